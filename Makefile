@@ -1,0 +1,52 @@
+# One command each; everything it needs is installed into .venv, once.
+
+PYTHON ?= python3
+PYTEST ?= .venv/bin/python -m pytest
+ARGS ?=
+
+.PHONY: test check lint wheel bench demo nightly clean
+
+test: .venv/.dev
+	$(PYTEST) $(ARGS)
+
+check: lint test wheel
+
+lint: .venv/.dev
+	.venv/bin/ruff check
+	.venv/bin/ruff format --check
+	.venv/bin/mypy
+
+# The tests against what users install, from a directory without embedlog/.
+wheel: .venv/.dev
+	rm -rf .wheel
+	mkdir -p .wheel/run
+	.venv/bin/python -m build --wheel --outdir .wheel/dist
+	$(PYTHON) -m venv .wheel/venv
+	.wheel/venv/bin/pip install --quiet "$$(ls .wheel/dist/*.whl)[dev]"
+	for each in tests bench docs examples README.md CHANGELOG.md Makefile pyproject.toml; do \
+		if [ -e $$each ]; then cp -r $$each .wheel/run/; fi; done
+	cd .wheel/run && ../venv/bin/python -m pytest $(ARGS)
+
+bench: .venv/.dev
+	$(PYTEST) bench --benchmark-only $(ARGS)
+
+nightly: .venv/.dev
+	$(PYTEST) -m "" $(ARGS)
+
+demo: .venv/.demo
+	.venv/bin/python examples/flights.py $(ARGS)
+
+clean:
+	rm -rf .venv .wheel build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache .benchmarks
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+.venv/bin/python:
+	$(PYTHON) -m venv .venv
+
+.venv/.dev: pyproject.toml | .venv/bin/python
+	.venv/bin/python -m pip install --quiet --editable '.[dev]'
+	touch $@
+
+.venv/.demo: pyproject.toml | .venv/bin/python
+	.venv/bin/python -m pip install --quiet --editable '.[demo]'
+	touch $@

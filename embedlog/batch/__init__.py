@@ -1,0 +1,51 @@
+"""The batch: records as Arrow columns, and as the bytes of a segment file.
+
+A batch is one encapsulated Arrow IPC message with a block of ours between the
+flatbuffer and the body (``docs/format.md`` has every byte).  `encode` and
+`encode_lists` do the expensive work without a lock; `EncodedBatch.stamp` fills
+in what is known under the lock only.  `parse` and `iterate` check the head and
+the block; a `Batch` checks and decodes the columns one asks for, no others.
+"""
+
+from __future__ import annotations
+
+from embedlog.batch.reading import Batch, head_length, iterate, message_length, parse
+from embedlog.batch.wire import (
+    COMPRESSED,
+    CONTROL,
+    END_OF_STREAM,
+    EXPLICIT_OFFSETS,
+    HEADERS,
+    LOG_APPEND_TIME,
+    MAX_BATCH_BYTES,
+    MAX_HEAD_BYTES,
+    MAX_MESSAGE_BYTES,
+    TIMESTAMP,
+    VERSION,
+    schema,
+)
+from embedlog.batch.writing import EncodedBatch, encode, encode_lists, from_lists
+
+__all__ = [
+    "COMPRESSED",
+    "CONTROL",
+    "END_OF_STREAM",
+    "EXPLICIT_OFFSETS",
+    "HEADERS",
+    "LOG_APPEND_TIME",
+    "MAX_BATCH_BYTES",
+    "MAX_HEAD_BYTES",
+    "MAX_MESSAGE_BYTES",
+    "TIMESTAMP",
+    "VERSION",
+    "Batch",
+    "EncodedBatch",
+    "encode",
+    "encode_lists",
+    "from_lists",
+    "head_length",
+    "iterate",
+    "message_length",
+    "parse",
+    "schema",
+]

@@ -1,0 +1,413 @@
+"""From the bytes of a batch to columns, checking what is looked at and nothing else."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Sequence
+from itertools import accumulate, pairwise
+from typing import Any, NoReturn
+
+import numpy as np
+import pyarrow as pa
+
+from embedlog.batch.wire import (
+    CONTINUATION,
+    END_MAGIC,
+    END_OF_STREAM,
+    ENTRY,
+    EXPLICIT_OFFSETS,
+    HEADER,
+    HEADERS,
+    I64,
+    LOG_APPEND_TIME,
+    MAGIC,
+    MAX_BATCH_BYTES,
+    MAX_HEAD_BYTES,
+    MAX_MESSAGE_BYTES,
+    MIN_BLOCK,
+    PREFIX,
+    TIMESTAMP,
+    TRAILER,
+    VERSION,
+    Layout,
+    Message,
+    Pick,
+    decoded_size,
+    find_message,
+    layout_of,
+)
+from embedlog.checksum import crc32c
+from embedlog.errors import CorruptBatchError, UnsupportedFormatError
+
+
+class _Source:
+    """The bytes batches are read from, and what to say about them in an error."""
+
+    __slots__ = ("buffer", "layout", "path", "shift", "view")
+
+    def __init__(self, buffer: Any, path: str, shift: int, layout: Layout) -> None:
+        self.buffer, self.path, self.shift, self.layout = buffer, path, shift, layout
+        self.view = memoryview(buffer)
+
+    def corrupt(self, start: int, reason: str) -> NoReturn:
+        raise _corrupt(reason, self.path, start + self.shift)
+
+
+def _corrupt(reason: str, path: str, position: int) -> CorruptBatchError:
+    return CorruptBatchError(
+        f"this is not the batch that was written: {reason}",
+        todo="Run verify, then repair, on the log",
+        path=path,
+        position=position,
+        reason=reason,
+    )
+
+
+class Batch:
+    """One batch in a buffer, its head and block checked; the columns are decoded on demand.
+
+    Offsets are ``[base_offset, next_offset)``; times are ms since 1970;
+    ``position`` is the place in the file.  The buffer stays alive as long as
+    the batch or an uncompressed column of it.
+    """
+
+    __slots__ = (
+        "_block",
+        "_body",
+        "_source",
+        "_start",
+        "base_offset",
+        "base_sequence",
+        "count",
+        "delete_horizon",
+        "flags",
+        "leader_epoch",
+        "max_timestamp",
+        "min_timestamp",
+        "next_offset",
+        "producer_epoch",
+        "producer_id",
+        "size",
+    )
+
+    base_offset: int
+    next_offset: int
+    count: int
+    size: int
+    flags: int
+    leader_epoch: int
+    min_timestamp: int
+    max_timestamp: int
+    producer_id: int | None
+    producer_epoch: int | None
+    base_sequence: int | None
+    delete_horizon: int | None
+
+    def __init__(self, source: _Source, start: int, limit: int) -> None:
+        view, room = source.view, limit - start
+        if room < 8:
+            source.corrupt(start, "truncated")
+        marker, extent = PREFIX.unpack_from(view, start)
+        if marker != CONTINUATION or not MIN_BLOCK < extent <= MAX_HEAD_BYTES or extent & 7:
+            source.corrupt(start, "no batch begins here")
+        if extent + 8 > room:
+            source.corrupt(start, "truncated")
+        end = start + 8 + extent
+        block_length, magic = TRAILER.unpack_from(view, end - 8)
+        if magic != END_MAGIC or not MIN_BLOCK <= block_length <= extent - 8:
+            source.corrupt(start, "the block has no end")
+        self._source, self._start, self._body = source, start, end
+        self._block = block = end - block_length
+        (magic, crc, metadata_crc, version, self.flags, self.count, columns, _, length,
+         self.size, self.base_offset, self.next_offset,
+         self.leader_epoch, epoch, _, sequence,
+         self.min_timestamp, self.max_timestamp, producer, horizon,
+        ) = HEADER.unpack_from(view, block)  # fmt: skip
+        slice_ = source.buffer.slice
+        if magic != MAGIC or crc != crc32c(slice_(block + 8, block_length - 8)):
+            source.corrupt(start, "the block's CRC is wrong")
+        if metadata_crc != crc32c(slice_(start, block - start)):
+            source.corrupt(start, "the metadata's CRC is wrong")
+        if producer < 0:
+            self.producer_id = self.producer_epoch = self.base_sequence = None
+        else:
+            self.producer_id, self.producer_epoch, self.base_sequence = producer, epoch, sequence
+        self.delete_horizon = None if horizon < 0 else horizon
+        fits = version == VERSION and length == block_length
+        fits = fits and columns == len(source.layout.names)
+        if not (fits and self._plausible(extent, block_length, columns)):
+            self._refuse(version, columns)
+        if self.size > room:
+            source.corrupt(start, "truncated")
+
+    def _plausible(self, extent: int, block_length: int, columns: int) -> bool:
+        """Say whether the numbers of the block can belong together."""
+        span = self.next_offset - self.base_offset
+        dense = self.count == span or (self.flags & EXPLICIT_OFFSETS and self.count <= span)
+        return (
+            bool(dense)
+            and self.base_offset >= 0
+            and block_length >= MIN_BLOCK + 16 * columns
+            and 8 + extent <= self.size <= MAX_MESSAGE_BYTES
+            and not self.size & 7
+        )
+
+    def _refuse(self, version: int, columns: int) -> NoReturn:
+        source = self._source
+        if version > VERSION:
+            raise UnsupportedFormatError(
+                f"a batch has format version {version}",
+                todo="Use a newer embedlog",
+                path=source.path,
+            )
+        if columns != len(source.layout.names):
+            reason = f"it has {columns} columns, its segment {len(source.layout.names)}"
+            source.corrupt(self._start, reason)
+        source.corrupt(self._start, "its counts and lengths contradict each other")
+
+    def __repr__(self) -> str:
+        place = f"{self._source.path} at byte {self.position}"
+        return f"<Batch [{self.base_offset}, {self.next_offset}) of {place}>"
+
+    @property
+    def position(self) -> int:
+        """Where the batch begins in its file."""
+        return self._start + self._source.shift
+
+    @property
+    def has_headers(self) -> bool:
+        """Whether the batch has the headers column."""
+        return bool(self.flags & HEADERS)
+
+    @property
+    def has_offsets(self) -> bool:
+        """Whether the last column holds the offsets (compacted segments)."""
+        return bool(self.flags & EXPLICIT_OFFSETS)
+
+    @property
+    def is_log_append_time(self) -> bool:
+        """Whether the log, not the producer, set the timestamps (A7)."""
+        return bool(self.flags & LOG_APPEND_TIME)
+
+    @property
+    def schema(self) -> Any:
+        """The columns as stored, without the segment's metadata."""
+        return self._source.layout.schema
+
+    def columns(self, names: Sequence[str] | None = None, verify: bool = True) -> Any:
+        """Return the columns named as a `pyarrow.RecordBatch`; None is all but the offsets.
+
+        Checks the CRC of these columns only, and decompresses no others; without
+        compression nothing is copied.
+
+        Raises:
+            CorruptBatchError: A column is not as written, or too large to decode.
+            ValueError: There is no such column.
+        """
+        flags = self.flags
+        chosen = not flags & EXPLICIT_OFFSETS if names is None else tuple(names)
+        pick = self._source.layout.pick(chosen)
+        if verify:
+            self._check(pick.indexes)
+        columns = self._decode(pick)
+        if flags & LOG_APPEND_TIME and self._source.layout.time in pick.indexes:
+            columns = self._with_append_time(columns, pick)
+        return columns
+
+    def _check(self, indexes: Sequence[int]) -> None:
+        view, table, body = self._source.view, self._block + 96, self._body
+        size, slice_ = self.size - (body - self._start), self._source.buffer.slice
+        for i in indexes:
+            end, crc, _ = ENTRY.unpack_from(view, table + 16 * i)
+            begin = ENTRY.unpack_from(view, table + 16 * i - 16)[0] if i else 0
+            if not begin <= end <= size:
+                self._source.corrupt(self._start, "its columns lie outside it")
+            if crc32c(slice_(body + begin, end - begin)) != crc:
+                name = self._source.layout.names[i]
+                self._source.corrupt(self._start, f"the CRC of column {name} is wrong")
+
+    def _decode(self, pick: Pick) -> Any:
+        source, start = self._source, self._start
+        layout = source.layout
+        try:
+            found = find_message(source.view[start : self._block])
+            if found.compressed:
+                columns = pa.ipc.read_record_batch(self._reduced(found, pick), pick.schema)
+            else:
+                message = source.buffer.slice(start, self.size)
+                columns = pa.ipc.read_record_batch(message, layout.schema)
+                if len(pick.indexes) != len(layout.names):
+                    columns = columns.select(pick.indexes)
+            columns.validate()
+        except (pa.ArrowException, OSError, struct.error, IndexError) as error:
+            source.corrupt(start, f"Arrow cannot read it: {error}")
+        if columns.num_rows != self.count:
+            source.corrupt(start, f"it has {columns.num_rows} rows, not {self.count}")
+        return columns
+
+    def _reduced(self, found: Message, pick: Pick) -> Any:
+        """Return the message with only the picked columns, so that only they are decompressed."""
+        layout, view = self._source.layout, self._source.view
+        if (found.node_count, found.buffer_count) != (layout.nodes[-1], layout.buffers[-1]):
+            raise struct.error("the number of buffers is not that of the schema")
+        head = bytearray(view[self._start : self._block])
+        ranges = struct.unpack_from(f"<{2 * found.buffer_count}q", head, found.buffers)
+        body = view[self._body : self._start + self.size]
+        if decoded_size(body, 0, ranges, pick.buffers, found) > MAX_BATCH_BYTES:
+            raise struct.error(f"it would decompress to more than {MAX_BATCH_BYTES} bytes")
+        pieces, place = [], 0
+        for new, old in enumerate(pick.buffers):
+            begin, length = ranges[2 * old], ranges[2 * old + 1]
+            struct.pack_into("<qq", head, found.buffers + 16 * new, place, length)
+            pieces += [body[begin : begin + length], bytes(-length & 7)]
+            place += length + 7 & ~7
+        nodes = [found.nodes + 16 * old for old in pick.nodes]
+        picked = b"".join([view[self._start + node : self._start + node + 16] for node in nodes])
+        head[found.nodes : found.nodes + len(picked)] = picked
+        struct.pack_into("<I", head, found.nodes - 4, len(pick.nodes))
+        struct.pack_into("<I", head, found.buffers - 4, len(pick.buffers))
+        if found.body_length:
+            I64.pack_into(head, found.body_length, place)
+        PREFIX.pack_into(head, 0, CONTINUATION, len(head) - 8)
+        return pa.py_buffer(b"".join([head, *pieces]))
+
+    def _with_append_time(self, columns: Any, pick: Pick) -> Any:
+        at = pick.indexes.index(self._source.layout.time)
+        kind = pick.schema.field(at).type
+        times = pa.array(np.full(self.count, self.max_timestamp, np.int64)).view(TIMESTAMP)
+        return columns.set_column(at, pick.schema.field(at), times.cast(kind))
+
+    def verify(self) -> None:
+        """Check every column's CRC and contents.
+
+        Raises:
+            CorruptBatchError: The batch is not as written.
+        """
+        layout = self._source.layout
+        self._check(range(len(layout.names)))
+        columns = self._decode(layout.pick(True))
+        self._validate(columns)
+        last = ENTRY.unpack_from(self._source.view, self._block + 80 + 16 * len(layout.names))[0]
+        if last != self.size - (self._body - self._start):
+            self._source.corrupt(self._start, "its columns do not fill it")
+
+    def _validate(self, columns: Any) -> None:
+        try:
+            columns.validate(full=True)
+        except pa.ArrowException as error:
+            self._source.corrupt(self._start, f"its columns contradict themselves: {error}")
+
+    def offsets(self) -> Any:
+        """Return each row's offset as a `pyarrow.Int64Array`."""
+        if self.flags & EXPLICIT_OFFSETS:
+            return self.columns(self._source.layout.names[-1:]).column(0)
+        rows = np.arange(self.base_offset, self.next_offset, dtype=np.int64)
+        return pa.Array.from_buffers(pa.int64(), self.count, [None, pa.py_buffer(rows)], 0)
+
+    def to_arrow(self, partition: int, names: Sequence[str] | None = None) -> Any:
+        """Return a `pyarrow.RecordBatch` with offset and partition before the columns."""
+        columns = self.columns(names)
+        prefix = "" if self._source.layout.names[0] == "timestamp" else "_"
+        where = pa.py_buffer(np.full(self.count, partition, np.int32))
+        arrays = [self.offsets(), pa.Array.from_buffers(pa.int32(), self.count, [None, where], 0)]
+        all_names = [prefix + "offset", prefix + "partition", *columns.schema.names]
+        return pa.RecordBatch.from_arrays([*arrays, *columns.columns], names=all_names)
+
+    def lists(
+        self,
+    ) -> tuple[
+        list[int],
+        list[bytes | None],
+        list[bytes | None],
+        list[list[tuple[str, bytes | None]]] | None,
+    ]:
+        """Return timestamps, keys, values and headers of a topic of bytes, one item a record."""
+        columns = self.columns()
+        self._validate(columns)
+        time, key, value = (columns.column(i) for i in range(3))
+        headers = _header_lists(columns.column(3)) if self.flags & HEADERS else None
+        return time.view(pa.int64()).to_pylist(), key.to_pylist(), value.to_pylist(), headers
+
+
+def _header_lists(column: Any) -> list[list[tuple[str, bytes | None]]]:
+    names, values = column.flatten().flatten()
+    pairs = list(zip(names.to_pylist(), values.to_pylist(), strict=True))
+    ends = [0, *accumulate(column.value_lengths().fill_null(0).to_pylist())]
+    return [pairs[begin:end] for begin, end in pairwise(ends)]
+
+
+def head_length(prefix: Any, *, path: str, position: int) -> int | None:
+    """Return how many bytes a batch has before its body; None is the end of the stream.
+
+    ``prefix`` is its first 8 bytes or more, ``position`` their place in the file.
+
+    Raises:
+        CorruptBatchError: No batch begins here, or the prefix is cut off.
+    """
+    if len(prefix) < 8:
+        raise _corrupt("truncated", path, position)
+    marker, extent = PREFIX.unpack_from(prefix)
+    if marker == CONTINUATION and extent == 0:
+        return None
+    if marker != CONTINUATION or not MIN_BLOCK < extent <= MAX_HEAD_BYTES or extent & 7:
+        raise _corrupt("no batch begins here", path, position)
+    return 8 + int(extent)
+
+
+def message_length(head: Any, *, path: str, position: int) -> int:
+    """Return how many bytes a batch takes in the file, from its bytes before the body.
+
+    Raises:
+        CorruptBatchError: The block is not as written, so its length cannot be believed.
+    """
+    extent = head_length(head, path=path, position=position)
+    if extent is None or len(head) < extent:
+        raise _corrupt("truncated", path, position)
+    block_length, magic = TRAILER.unpack_from(head, extent - 8)
+    if magic != END_MAGIC or not MIN_BLOCK <= block_length <= extent - 16:
+        raise _corrupt("the block has no end", path, position)
+    block = bytes(memoryview(head)[extent - block_length : extent])
+    fields = HEADER.unpack_from(block)
+    if fields[0] != MAGIC or fields[1] != crc32c(block[8:]):
+        raise _corrupt("the block's CRC is wrong", path, position)
+    size = int(fields[9])
+    if not extent <= size <= MAX_MESSAGE_BYTES:
+        raise _corrupt("its counts and lengths contradict each other", path, position)
+    return size
+
+
+def parse(buffer: Any, start: int, limit: int, *, path: str, position: int, schema: Any) -> Batch:
+    """Check and return the batch at ``buffer[start]``, which must end by ``limit``.
+
+    Args:
+        buffer: A `pyarrow.Buffer`.
+        start: Where the batch begins in the buffer.
+        limit: Where the bytes that may be read end.
+        path: The file, for errors.
+        position: Where ``buffer[start]`` is in the file.
+        schema: The segment's.
+
+    Raises:
+        CorruptBatchError: These bytes are not a batch as it was written; the
+            reason is ``"truncated"`` if it is cut off at ``limit``.
+        UnsupportedFormatError: A newer version of embedlog wrote it.
+    """
+    source = _Source(buffer, path, position - start, layout_of(schema))
+    return Batch(source, start, min(limit, buffer.size))
+
+
+def iterate(
+    buffer: Any, start: int, stop: int, *, path: str, position: int, schema: Any
+) -> Iterator[Batch]:
+    """Yield the batches of ``buffer[start:stop]``, up to ``stop`` or the end of the stream.
+
+    Arguments and errors are those of `parse`; each step looks at one head.
+    """
+    source = _Source(buffer, path, position - start, layout_of(schema))
+    view, stop = source.view, min(stop, buffer.size)
+    while start < stop:
+        if view[start : start + 8] == END_OF_STREAM:
+            return
+        batch = Batch(source, start, stop)
+        yield batch
+        start += batch.size

@@ -1,0 +1,213 @@
+"""The bytes of a batch: constants, structs, and where Arrow puts a schema's columns."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+
+from embedlog.errors import InvalidConfigError
+
+MAX_BATCH_BYTES = 64 << 20
+"""The most bytes the columns of a batch may take, decoded."""
+MAX_HEAD_BYTES = 1 << 20
+"""The most bytes before the body: flatbuffer and block."""
+MAX_MESSAGE_BYTES = MAX_BATCH_BYTES + MAX_BATCH_BYTES // 64 + MAX_HEAD_BYTES
+"""The most bytes a batch may take in a file; compression can make noise a little larger."""
+
+VERSION = 1
+COMPRESSED, HEADERS, EXPLICIT_OFFSETS, LOG_APPEND_TIME, CONTROL = 1, 2, 4, 8, 16
+END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
+
+PREFIX = struct.Struct("<Ii")
+HEADER = struct.Struct("<4sIIHHIHHIqqqIhhiqqqq")
+SEALED = struct.Struct("<IHHIHHIqqqIhhiqqqq")  # the header after the block's CRC
+SEAL = struct.Struct("<4sI")
+ENTRY = struct.Struct("<QII")
+TRAILER = struct.Struct("<I4s")
+_U16 = struct.Struct("<H").unpack_from
+_U32 = struct.Struct("<I").unpack_from
+_I32 = struct.Struct("<i").unpack_from
+I64 = struct.Struct("<q")
+CONTINUATION = 0xFFFFFFFF
+MAGIC, END_MAGIC = b"EMBL", b"embl"
+MIN_BLOCK = HEADER.size + TRAILER.size
+
+TIMESTAMP = pa.timestamp("ms", tz="UTC")
+HEADERS_TYPE = pa.list_(
+    pa.field(
+        "item", pa.struct([pa.field("key", pa.string(), nullable=False), ("value", pa.binary())])
+    )
+)
+
+
+def schema(
+    *, headers: bool = False, offsets: bool = False, metadata: Mapping[Any, Any] | None = None
+) -> Any:
+    """Return the schema of a segment whose keys and values are bytes."""
+    fields = [pa.field("timestamp", TIMESTAMP, nullable=False)]
+    fields += [pa.field("key", pa.binary()), pa.field("value", pa.binary())]
+    if headers:
+        fields.append(pa.field("headers", HEADERS_TYPE))
+    if offsets:
+        fields.append(pa.field("offset", pa.int64(), nullable=False))
+    return pa.schema(fields, metadata=metadata)
+
+
+# What a schema means for the bytes
+
+
+class Pick(NamedTuple):
+    """Some columns of a schema."""
+
+    indexes: tuple[int, ...]
+    schema: Any
+    nodes: tuple[int, ...]
+    buffers: tuple[int, ...]
+
+
+class Layout:
+    """Where each top-level column has its nodes and buffers in a flatbuffer."""
+
+    __slots__ = ("buffers", "names", "nodes", "original", "picks", "schema", "time")
+
+    def __init__(self, original: Any) -> None:
+        self.original, self.schema = original, original.remove_metadata()
+        self.names: list[str] = original.names
+        counts = [_count(kind) for kind in original.types]
+        self.nodes = [0, *accumulate(nodes for nodes, _ in counts)]
+        self.buffers = [0, *accumulate(buffers for _, buffers in counts)]
+        self.time = self._time_column()
+        self.picks: dict[tuple[str, ...] | bool, Pick] = {}
+
+    def _time_column(self) -> int:
+        told = (self.original.metadata or {}).get(b"embedlog.timestamp")
+        return 0 if told is None else self.names.index(told.decode())
+
+    def pick(self, names: tuple[str, ...] | bool) -> Pick:
+        """Return the columns named; all for True, all but the last (the offsets) for False."""
+        found = self.picks.get(names)
+        if found is None:
+            found = self.picks[names] = self._pick(names)
+        return found
+
+    def _pick(self, names: tuple[str, ...] | bool) -> Pick:
+        every = range(len(self.names))
+        if isinstance(names, bool):
+            indexes = tuple(every if names else every[:-1])
+        else:
+            indexes = tuple(self.names.index(name) for name in names)
+        fields = [self.schema.field(i) for i in indexes]
+        nodes = [n for i in indexes for n in range(self.nodes[i], self.nodes[i + 1])]
+        buffers = [n for i in indexes for n in range(self.buffers[i], self.buffers[i + 1])]
+        return Pick(indexes, pa.schema(fields), tuple(nodes), tuple(buffers))
+
+
+def _count(kind: Any) -> tuple[int, int]:
+    """Return how many nodes and buffers a column of this type has in an Arrow message."""
+    types = pa.types
+    if isinstance(kind, pa.BaseExtensionType):
+        return _count(kind.storage_type)
+    if types.is_null(kind):
+        return 1, 0
+    if types.is_struct(kind):
+        return _sum(1, [kind.field(i).type for i in range(kind.num_fields)])
+    if types.is_fixed_size_list(kind):
+        return _sum(1, [kind.value_type])
+    if types.is_map(kind):
+        return _sum(2, [pa.struct([kind.key_field, kind.item_field])])
+    if types.is_list(kind) or types.is_large_list(kind):
+        return _sum(2, [kind.value_type])
+    if any(is_type(kind) for is_type in (types.is_binary, types.is_string)):
+        return 1, 3
+    if types.is_large_binary(kind) or types.is_large_string(kind):
+        return 1, 3
+    if types.is_primitive(kind) or types.is_decimal(kind) or types.is_fixed_size_binary(kind):
+        return 1, 2
+    raise InvalidConfigError(f"a column of Arrow type {kind} cannot be stored")
+
+
+def _sum(own: int, children: list[Any]) -> tuple[int, int]:
+    counts = [_count(kind) for kind in children]
+    return 1 + sum(nodes for nodes, _ in counts), own + sum(buffers for _, buffers in counts)
+
+
+_layouts: dict[int, Layout] = {}
+_recent: list[Layout] = []
+
+
+def layout_of(given: Any) -> Layout:
+    """Return the layout of a schema, remembered by identity and then by equality."""
+    found = _layouts.get(id(given))
+    if found is not None and found.original is given:
+        return found
+    if _recent and _recent[-1].original.equals(given, True):
+        return _recent[-1]
+    found = next((one for one in _recent if one.original.equals(given, True)), None)
+    if found is None:
+        found = Layout(given)
+    # Bounded: a program that makes schemas all the time must not leak them.
+    if len(_layouts) >= 256:
+        _layouts.clear()
+    _layouts[id(found.original)] = found
+    _recent[:] = [*(one for one in _recent[-63:] if one is not found), found]
+    return found
+
+
+class Message(NamedTuple):
+    """Where the facts of an Arrow RecordBatch message stand in its head.
+
+    ``body_length`` and ``length`` are 0 if the flatbuffer leaves them out, which means zero.
+    """
+
+    body_length: int
+    length: int
+    nodes: int
+    node_count: int
+    buffers: int
+    buffer_count: int
+    compressed: bool
+
+
+def find_message(head: Any) -> Message:
+    """Find the tables of a flatbuffer; raise `struct.error` if they lie outside ``head``."""
+    root = 8 + _U32(head, 8)[0]
+    fields = root - _I32(head, root)[0]
+    size, _, _, kind, header, body_length = struct.unpack_from("<6H", head, fields)
+    if size < 12 or head[root + kind] != 3:
+        raise struct.error("the message is not a record batch")
+    table = root + header + _U32(head, root + header)[0]
+    fields = table - _I32(head, table)[0]
+    size, _, length, nodes, buffers = struct.unpack_from("<5H", head, fields)
+    nodes += table + _U32(head, table + nodes)[0]
+    buffers += table + _U32(head, table + buffers)[0]
+    return Message(
+        body_length and root + body_length,
+        length and table + length,
+        nodes + 4,
+        _U32(head, nodes)[0],
+        buffers + 4,
+        _U32(head, buffers)[0],
+        size >= 12 and _U16(head, fields + 10)[0] != 0,
+    )
+
+
+def decoded_size(
+    body: Any, start: int, ranges: Sequence[int], buffers: Sequence[int], found: Message
+) -> int:
+    """Return how many bytes the buffers take once decompressed; check that they lie in the body."""
+    total, room = 0, len(body) - start
+    for i in buffers:
+        begin, length = ranges[2 * i], ranges[2 * i + 1]
+        if begin < 0 or length < 0 or begin + length > room:
+            raise struct.error("a buffer lies outside the body")
+        if found.compressed and length:
+            raw = I64.unpack_from(body, start + begin)[0] if length >= 8 else -2
+            if raw < -1:
+                raise struct.error("a compressed buffer has no length")
+            length = length - 8 if raw == -1 else raw
+        total += length
+    return total

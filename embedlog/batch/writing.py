@@ -1,0 +1,431 @@
+"""From records to the bytes of a batch: the part before the lock, and the stamp under it."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import accumulate
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from embedlog.batch.wire import (
+    COMPRESSED,
+    CONTINUATION,
+    END_MAGIC,
+    END_OF_STREAM,
+    ENTRY,
+    EXPLICIT_OFFSETS,
+    HEADERS,
+    HEADERS_TYPE,
+    I64,
+    LOG_APPEND_TIME,
+    MAGIC,
+    MAX_BATCH_BYTES,
+    MIN_BLOCK,
+    PREFIX,
+    SEAL,
+    SEALED,
+    TIMESTAMP,
+    TRAILER,
+    VERSION,
+    Message,
+    decoded_size,
+    find_message,
+    layout_of,
+    schema,
+)
+from embedlog.checksum import crc32c
+from embedlog.errors import InvalidConfigError, RecordTooLargeError, SerializationError
+
+
+@dataclass(slots=True)
+class EncodedBatch:
+    """A batch that is ready to be written but for its offsets.
+
+    Timestamps are milliseconds since 1970.  ``size`` is what the batch takes
+    in the file.  Belongs to one thread at a time; may be stamped again.
+    """
+
+    head: bytes
+    table: bytes
+    body: tuple[Any, ...]
+    metadata_crc: int
+    count: int
+    size: int
+    flags: int
+    min_timestamp: int
+    max_timestamp: int
+    producer_id: int | None = None
+    producer_epoch: int | None = None
+    base_sequence: int | None = None
+    delete_horizon: int | None = None
+
+    @property
+    def has_headers(self) -> bool:
+        """Whether the schema has the headers column."""
+        return bool(self.flags & HEADERS)
+
+    def sequence(self, producer_id: int, producer_epoch: int, base_sequence: int) -> None:
+        """Say which producer's batch this is, and its place in that producer's order (G16)."""
+        self.producer_id, self.producer_epoch = producer_id, producer_epoch
+        self.base_sequence = base_sequence
+
+    def stamp(
+        self,
+        base_offset: int,
+        leader_epoch: int,
+        append_time: int | None = None,
+        *,
+        next_offset: int | None = None,
+    ) -> list[Any]:
+        """Return the buffers to write, now that the place in the log is known.
+
+        Args:
+            base_offset: The offset of the first record.
+            leader_epoch: Of the log, since its last recovery.
+            append_time: The log's clock, if the topic stamps records with it (A7).
+            next_offset: Where the next batch begins; only compaction leaves gaps (D11).
+        """
+        flags, low, high = self.flags, self.min_timestamp, self.max_timestamp
+        if append_time is not None:
+            flags, low, high = flags | LOG_APPEND_TIME, append_time, append_time
+        table, producer = self.table, self.producer_id
+        sealed = b"%b%b" % (
+            SEALED.pack(
+                self.metadata_crc,
+                VERSION,
+                flags,
+                self.count,
+                (len(table) - 8) // 16,
+                0,
+                len(table) + 96,
+                self.size,
+                base_offset,
+                base_offset + self.count if next_offset is None else next_offset,
+                leader_epoch,
+                -1 if producer is None else self.producer_epoch,
+                0,
+                -1 if producer is None else self.base_sequence,
+                low,
+                high,
+                -1 if producer is None else producer,
+                -1 if self.delete_horizon is None else self.delete_horizon,
+            ),
+            table,
+        )
+        return [self.head, SEAL.pack(MAGIC, crc32c(sealed)) + sealed, *self.body]
+
+
+def encode(
+    columns: Any,
+    compression: str = "none",
+    *,
+    offsets: bool = False,
+    timestamps: tuple[int, int] | None = None,
+) -> EncodedBatch:
+    """Encode a record batch that has the columns of its segment, in order.
+
+    Args:
+        columns: A `pyarrow.RecordBatch`.
+        compression: ``"none"``, ``"lz4"`` or ``"zstd"``.
+        offsets: Whether the last column is the explicit offset (compacted segments).
+        timestamps: Smallest and largest, in ms; looked up in the columns if not given.
+
+    Raises:
+        RecordTooLargeError: The columns take more than `MAX_BATCH_BYTES`.
+    """
+    layout = layout_of(columns.schema)
+    message = columns.serialize() if compression == "none" else _compressed(columns, compression)
+    extent = 8 + PREFIX.unpack_from(message)[1]
+    head = message.slice(0, extent).to_pybytes()
+    found = find_message(head)
+    ranges = struct.unpack_from(f"<{2 * found.buffer_count}q", head, found.buffers)
+    nodes = struct.unpack_from(f"<{2 * found.node_count}q", head, found.nodes)
+    if decoded_size(message, extent, ranges, range(found.buffer_count), found) > MAX_BATCH_BYTES:
+        raise _too_large(message.size)
+    body, table = message.slice(extent), b""
+    begin = 0
+    for i in range(len(layout.names)):
+        first = layout.buffers[i + 1]
+        end = ranges[2 * first] if first < found.buffer_count else body.size
+        crc = crc32c(body.slice(begin, end - begin))
+        table += ENTRY.pack(end, crc, nodes[2 * layout.nodes[i] + 1])
+        begin = end
+    low, high = timestamps or _time_range(columns.column(layout.time))
+    flags = (found.compressed and COMPRESSED) | (offsets and EXPLICIT_OFFSETS)
+    flags |= _has_headers(layout.names) and HEADERS
+    return _encoded(head[8:], table, (body,), columns.num_rows, body.size, flags, low, high)
+
+
+def _has_headers(names: list[str]) -> bool:
+    return "_headers" in names or ("headers" in names and names[0] == "timestamp")
+
+
+def _encoded(
+    flatbuffer: bytes,
+    table: bytes,
+    body: tuple[Any, ...],
+    count: int,
+    body_size: int,
+    flags: int,
+    low: int,
+    high: int,
+) -> EncodedBatch:
+    block_length = len(table) + MIN_BLOCK
+    extent = len(flatbuffer) + block_length
+    head = PREFIX.pack(CONTINUATION, extent) + flatbuffer
+    table += TRAILER.pack(block_length, END_MAGIC)
+    size = 8 + extent + body_size
+    return EncodedBatch(head, table, body, crc32c(head), count, size, flags, low, high)
+
+
+def _compressed(columns: Any, compression: str) -> Any:
+    """Return the IPC message of a batch with Arrow's body compression."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, columns.schema, options=_ipc_options(compression)) as writer:
+        writer.write_batch(columns)
+    stream = sink.getvalue()
+    begin = 8 + int(PREFIX.unpack_from(stream)[1])  # the schema has no body
+    return stream.slice(begin, stream.size - begin - len(END_OF_STREAM))
+
+
+@cache
+def _ipc_options(compression: str) -> Any:
+    if compression not in ("lz4", "zstd"):
+        raise InvalidConfigError(f"compression {compression!r} is not one of none, lz4, zstd")
+    # The thread pool costs more than it gains at the size of a batch.
+    return pa.ipc.IpcWriteOptions(compression=compression, use_threads=False)
+
+
+def _too_large(size: int) -> RecordTooLargeError:
+    return RecordTooLargeError(
+        f"a batch of {size} bytes is larger than {MAX_BATCH_BYTES}", todo="Send smaller batches"
+    )
+
+
+_PER_MS = {"ms": (1, 1), "s": (1000, 1), "us": (1, 1000), "ns": (1, 1_000_000)}
+
+
+def _time_range(column: Any) -> tuple[int, int]:
+    """Return the smallest and largest time of a column in ms; -1 if it has none."""
+    if len(column) == column.null_count:
+        return -1, -1
+    if column.null_count:
+        column = column.drop_null()
+    if not pa.types.is_timestamp(column.type):
+        column = column.cast(TIMESTAMP)
+    _, data = column.buffers()
+    times = np.frombuffer(data, np.int64, len(column), column.offset * 8)
+    up, down = _PER_MS[column.type.unit]
+    return int(times.min()) * up // down, int(times.max()) * up // down
+
+
+# From lists of bytes, without Arrow's builders: they cost more than the rest together
+
+
+def _validity(values: Sequence[bytes | None]) -> bytes:
+    """Return the bitmap of what is not None, padded to 8 bytes."""
+    bits = np.packbits([value is not None for value in values], bitorder="little").tobytes()
+    return bits + bytes(-len(bits) % 8)
+
+
+def _offsets(lengths: list[int]) -> tuple[bytes, int]:
+    """Return the running sums of lengths as int32, padded to 8 bytes, and the total."""
+    count = len(lengths)
+    if count <= 32:
+        ends = [0, *accumulate(lengths)]
+        total = ends[-1]
+        if total > MAX_BATCH_BYTES:
+            raise _too_large(total)
+        return struct.pack(f"<{count + 1}i" if count & 1 else f"<{count + 1}i4x", *ends), total
+    padded = np.zeros(count + 2 - (count & 1), np.int32)
+    ends = np.array(lengths, np.int64).cumsum()
+    total = int(ends[-1])
+    if total > MAX_BATCH_BYTES:
+        raise _too_large(total)
+    padded[1 : count + 1] = ends
+    return padded.tobytes(), total
+
+
+class _Binary(NamedTuple):
+    """A binary column as Arrow lays it out: validity, offsets and data, each padded to 8."""
+
+    chunk: bytes
+    nulls: int
+    validity: int
+    total: int
+
+
+def _binary(values: Sequence[bytes | None] | None, count: int) -> _Binary:
+    if values is None:
+        bitmap = count + 7 >> 3
+        return _Binary(bytes((bitmap + 7 & ~7) + (4 * count + 11 & ~7)), count, bitmap, 0)
+    try:
+        lengths = list(map(len, values))  # type: ignore[arg-type]
+    except TypeError:
+        return _nullable(values, count)
+    offsets, total = _offsets(lengths)
+    try:
+        chunk = b"".join([offsets, *values, bytes(-total & 7)])  # type: ignore[list-item]
+    except TypeError as error:
+        raise _not_bytes(values) from error
+    if len(chunk) != len(offsets) + total + (-total & 7):
+        raise _not_bytes(values)
+    return _Binary(chunk, 0, 0, total)
+
+
+def _nullable(values: Sequence[bytes | None], count: int) -> _Binary:
+    """Lay out a column that has a None."""
+    nulls = count - sum(value is not None for value in values)
+    if nulls in (0, count):
+        if nulls:
+            return _binary(None, count)
+        raise _not_bytes(values)
+    filled = _binary([b"" if value is None else value for value in values], count)
+    return _Binary(_validity(values) + filled.chunk, nulls, count + 7 >> 3, filled.total)
+
+
+def _not_bytes(values: Sequence[Any]) -> SerializationError:
+    strange = next((one for one in values if not isinstance(one, bytes | bytearray | None)), None)
+    return SerializationError(
+        f"a {type(strange).__name__} is not bytes", todo="Serialize it, or give a serializer"
+    )
+
+
+def _times(timestamps: Sequence[int] | int, count: int) -> tuple[bytes, int, int]:
+    """Return the timestamp column, its smallest and its largest."""
+    try:
+        if isinstance(timestamps, int):
+            return I64.pack(timestamps) * count, timestamps, timestamps
+        if count == 1:
+            return I64.pack(timestamps[0]), timestamps[0], timestamps[0]
+        chunk = struct.pack(f"<{count}q", *timestamps)
+    except struct.error as error:
+        raise SerializationError(f"timestamps are {count} integers in ms: {error}") from error
+    times = np.frombuffer(chunk, np.int64)
+    return chunk, int(times.min()), int(times.max())
+
+
+@cache
+def _template() -> tuple[bytes, Message]:
+    """Return the flatbuffer pyarrow makes for three plain columns, and where its facts stand."""
+    # Not of an empty batch: flatbuffers leave a field out that is zero.
+    message = from_lists([b""], None, 0).serialize()
+    head = message.slice(0, 8 + PREFIX.unpack_from(message)[1]).to_pybytes()
+    extent = len(head) - 8 + MIN_BLOCK + 3 * ENTRY.size
+    return PREFIX.pack(CONTINUATION, extent) + head[8:], find_message(head)
+
+
+_RANGES = struct.Struct("<16q")
+_NODES = struct.Struct("<6q")
+_TABLE3 = struct.Struct("<QIIQIIQIII4s")
+
+
+def encode_lists(
+    values: Sequence[bytes | None],
+    keys: Sequence[bytes | None] | None,
+    timestamps: Sequence[int] | int,
+    headers: Sequence[Sequence[tuple[str, bytes | None]] | None] | None = None,
+    compression: str = "none",
+) -> EncodedBatch:
+    """Encode lists, one item a record; the bytes are those of `encode(from_lists(...))`.
+
+    Raises:
+        SerializationError: Something is not bytes, or a timestamp is no int64.
+        RecordTooLargeError: All values, or all keys, take more than `MAX_BATCH_BYTES`.
+    """
+    if headers is not None or compression != "none":
+        return encode(from_lists(values, keys, timestamps, headers), compression)
+    count = len(values)
+    assert count and (keys is None or len(keys) == count)
+    time, low, high = _times(timestamps, count)
+    key, value = _binary(keys, count), _binary(values, count)
+    end1 = len(time)
+    end2 = end1 + len(key.chunk)
+    end3 = end2 + len(value.chunk)
+    if end3 > MAX_BATCH_BYTES:
+        raise _too_large(end3)
+    template, at = _template()
+    head = bytearray(template)
+    I64.pack_into(head, at.body_length, end3)
+    I64.pack_into(head, at.length, count)
+    step = 4 * count + 11 & ~7
+    key1, value1 = end1 + (key.validity + 7 & ~7), end2 + (value.validity + 7 & ~7)
+    _RANGES.pack_into(
+        head, at.buffers,
+        0, 0, 0, end1,
+        end1, key.validity, key1, 4 * count + 4, key1 + step, key.total,
+        end2, value.validity, value1, 4 * count + 4, value1 + step, value.total,
+    )  # fmt: skip
+    _NODES.pack_into(head, at.nodes, count, 0, count, key.nulls, count, value.nulls)
+    table = _TABLE3.pack(
+        end1, crc32c(time), 0,
+        end2, crc32c(key.chunk), key.nulls,
+        end3, crc32c(value.chunk), value.nulls,
+        MIN_BLOCK + 48, END_MAGIC,
+    )  # fmt: skip
+    done = bytes(head)
+    body = (time, key.chunk, value.chunk)
+    size = len(done) + MIN_BLOCK + 48 + end3
+    return EncodedBatch(done, table, body, crc32c(done), count, size, 0, low, high)
+
+
+def from_lists(
+    values: Sequence[bytes | None],
+    keys: Sequence[bytes | None] | None,
+    timestamps: Sequence[int] | int,
+    headers: Sequence[Sequence[tuple[str, bytes | None]] | None] | None = None,
+) -> Any:
+    """Return a `pyarrow.RecordBatch` of the columns of `schema`, one item a record.
+
+    Without ``keys`` all keys are null; without ``headers`` there is no such
+    column, and a record's None is the same as no headers.
+
+    Raises:
+        SerializationError: Something is not bytes, or a timestamp is no int64.
+    """
+    count = len(values)
+    assert count and (keys is None or len(keys) == count)
+    time = pa.py_buffer(_times(timestamps, count)[0])
+    arrays = [
+        pa.Array.from_buffers(TIMESTAMP, count, [None, time], 0),
+        _binary_array(keys, count),
+        _binary_array(values, count),
+    ]
+    if headers is not None:
+        assert len(headers) == count
+        arrays.append(_headers_array(headers))
+    return pa.RecordBatch.from_arrays(arrays, schema=_plain(headers is not None))
+
+
+@cache
+def _plain(headers: bool) -> Any:
+    return schema(headers=headers)
+
+
+def _binary_array(values: Sequence[bytes | None] | None, count: int) -> Any:
+    chunk, nulls, validity, total = _binary(values, count)
+    whole = pa.py_buffer(chunk)
+    first, step = validity + 7 & ~7, 4 * count + 11 & ~7
+    buffers = [whole.slice(0, validity) if nulls else None, whole.slice(first, 4 * count + 4)]
+    return pa.Array.from_buffers(
+        pa.binary(), count, [*buffers, whole.slice(first + step, total)], nulls
+    )
+
+
+def _headers_array(headers: Sequence[Sequence[tuple[str, bytes | None]] | None]) -> Any:
+    ends = [0, *accumulate(len(one) if one else 0 for one in headers)]
+    pairs = [pair for one in headers if one for pair in one]
+    try:
+        names = pa.array([name for name, _ in pairs], pa.string())
+        values = pa.array([value for _, value in pairs], pa.binary())
+    except (pa.ArrowException, TypeError, ValueError, UnicodeError) as error:
+        raise SerializationError(f"headers are pairs of str and bytes: {error}") from error
+    if names.null_count:
+        raise SerializationError("the key of a header is None", todo="Give it a name (A3)")
+    items = pa.StructArray.from_arrays([names, values], fields=list(HEADERS_TYPE.value_type))
+    return pa.ListArray.from_arrays(pa.array(ends, pa.int32()), items, type=HEADERS_TYPE)

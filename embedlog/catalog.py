@@ -1,0 +1,391 @@
+"""Topics, their settings, and the manifest: which segment files exist.
+
+The manifest in `state` is the only truth about files: a file it does not name
+is garbage, a named empty tail that is missing is created again, a named sealed
+file that is missing is an error.  Order of work: name it, create it; and
+backwards: drop the name, unlink it (design, section 3).
+
+Every function that takes a transaction is one step of somebody's transaction;
+the rows are described in docs/format.md.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+import struct
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from embedlog import kv
+from embedlog.config import TopicConfig
+from embedlog.errors import (
+    InvalidPartitionsError,
+    InvalidTopicError,
+    TopicAlreadyExistsError,
+    UnknownTopicOrPartitionError,
+)
+
+NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,199}")
+FORBIDDEN_ENDS = (".tmp", ".deleted")
+
+PARTITION_KEY = struct.Struct(">QI")
+_SEGMENT_KEY = struct.Struct(">QIQQ")
+_SEGMENT_ROW = struct.Struct(">BqqqQQB")
+_PARTITION = struct.Struct(">QQI")
+_PRODUCER = struct.Struct(">QH")
+_EPOCH = struct.Struct(">IQ")
+_U64 = struct.Struct(">Q")
+
+TOPIC, SEGMENT, PARTITION, INDEX, PRODUCERS, EPOCHS = b"T", b"S", b"L", b"X", b"P", b"E"
+PRODUCER_NAME, COUNTER, ROOT = b"Q", b"N", b"R"
+
+
+@dataclass(frozen=True, slots=True)
+class TopicInfo:
+    """A topic as the catalogue knows it; ``id`` keeps a re-created topic apart."""
+
+    name: str
+    id: int
+    partitions: int
+    created_ms: int
+    config: TopicConfig
+
+    @property
+    def directory(self) -> str:
+        """Where its partitions' segments are, from the root."""
+        return f"topics/{self.name}-{self.id}"
+
+    def key(self, partition: int) -> bytes:
+        """The key that the rows of one partition share."""
+        return PARTITION_KEY.pack(self.id, partition)
+
+    def pack(self) -> bytes:
+        """Return the row as stored."""
+        return json.dumps(
+            {
+                "id": self.id,
+                "partitions": self.partitions,
+                "created_ms": self.created_ms,
+                "config": self.config.overrides(),
+            }
+        ).encode()
+
+
+def unpack_topic(name: str, row: bytes) -> TopicInfo:
+    """Return a topic from its stored row."""
+    fields: dict[str, Any] = json.loads(kv.unseal(row, f"topic {name}"))
+    return TopicInfo(
+        name,
+        fields["id"],
+        fields["partitions"],
+        fields["created_ms"],
+        TopicConfig.parse(fields["config"]),
+    )
+
+
+class SegmentInfo(NamedTuple):
+    """One line of the manifest; the active segment has no ``next_offset`` yet."""
+
+    base_offset: int
+    id: int
+    created_ms: int
+    next_offset: int | None = None
+    size: int = 0
+    """Bytes of the file, with its end marker; only known once sealed."""
+    end_position: int = 0
+    """Where the batches end, and the end marker begins."""
+    max_timestamp: int | None = None
+    headers: bool = False
+
+    @property
+    def sealed(self) -> bool:
+        """Whether the file is complete and never written again."""
+        return self.next_offset is not None
+
+    @property
+    def file_name(self) -> str:
+        """Fixed-width base offset first, so that `ls` shows the order."""
+        return f"{self.base_offset:020d}-{self.id}.arrows"
+
+
+class PartitionInfo(NamedTuple):
+    """What is durable about a partition besides its segments."""
+
+    start_offset: int = 0
+    recovery_offset: int = 0
+    """Everything below was flushed: recovery need not look at it (A23)."""
+    leader_epoch: int = 0
+
+
+def check_topic_name(name: object) -> str:
+    """Return a legal topic name.
+
+    Raises:
+        InvalidTopicError: Kafka would refuse it, or a path could escape by it.
+    """
+    if not isinstance(name, str):
+        raise InvalidTopicError(f"a topic's name is a str, not {type(name).__name__}")
+    if not NAME.fullmatch(name) or name.endswith(FORBIDDEN_ENDS):
+        raise InvalidTopicError(
+            f"{name!r} is no topic name",
+            todo="use 1 to 200 letters, digits, '.', '_' or '-', starting with a letter or digit",
+        )
+    return name
+
+
+class Catalog:
+    """Reads and changes the catalogue; each call is one transaction on `state`."""
+
+    def __init__(self, state: kv.Store) -> None:
+        self._state = state
+        self._version = -1
+        self._cache: dict[str, TopicInfo] = {}
+
+    def version(self) -> int:
+        """A number that grows with every change of anything in `state`."""
+        return self._state.version()
+
+    def topics(self) -> dict[str, TopicInfo]:
+        """Return every topic by name, sorted."""
+        prefix = TOPIC
+
+        def step(txn: kv.Txn) -> dict[str, TopicInfo]:
+            return {
+                key[1:].decode(): unpack_topic(key[1:].decode(), row) for key, row in kv.rows(txn, prefix)
+            }
+
+        return self._state.read(step)
+
+    def topic(self, name: str) -> TopicInfo:
+        """Return one topic; from memory while nothing changed.
+
+        Raises:
+            UnknownTopicOrPartitionError: There is none; the nearest name is told.
+        """
+        version = self._state.version()
+        if version != self._version:
+            self._cache, self._version = {}, version
+        found = self._cache.get(name)
+        if found is None:
+            row = self._state.get(TOPIC + check_topic_name(name).encode())
+            if row is None:
+                raise self._unknown(name)
+            found = self._cache[name] = unpack_topic(name, row)
+        return found
+
+    def _unknown(self, name: str) -> UnknownTopicOrPartitionError:
+        near = difflib.get_close_matches(name, self.topics(), n=1)
+        hint = f"did you mean {near[0]!r}?" if near else "create it with create_topic"
+        return UnknownTopicOrPartitionError("there is no such topic", topic=name, todo=hint)
+
+    def create_topic(
+        self, name: str, partitions: int, config: TopicConfig, now_ms: int
+    ) -> TopicInfo:
+        """Add a topic with one empty segment in each partition; files come with first use."""
+        key = TOPIC + check_topic_name(name).encode()
+        _check_count(partitions)
+
+        def step(txn: kv.Txn) -> TopicInfo:
+            if txn.get(key) is not None:
+                raise TopicAlreadyExistsError("the topic exists already", topic=name)
+            info = TopicInfo(name, next_number(txn, b"topic"), partitions, now_ms, config)
+            txn.put(key, kv.seal(info.pack()))
+            for partition in range(partitions):
+                _new_partition(txn, info.key(partition), now_ms)
+            return info
+
+        return self._state.write(step)
+
+    def grow_topic(self, name: str, partitions: int, now_ms: int) -> TopicInfo:
+        """Give a topic more partitions; records already there stay where they are (G5)."""
+        _check_count(partitions)
+
+        def grown(txn: kv.Txn, info: TopicInfo) -> TopicInfo:
+            if partitions < info.partitions:
+                raise InvalidPartitionsError(
+                    f"{info.partitions} partitions cannot become {partitions}",
+                    topic=name,
+                    todo="a topic only grows",
+                )
+            for partition in range(info.partitions, partitions):
+                _new_partition(txn, info.key(partition), now_ms)
+            return TopicInfo(name, info.id, partitions, info.created_ms, info.config)
+
+        return self._change(name, grown)
+
+    def alter_topic(self, name: str, changes: Mapping[str, object]) -> TopicInfo:
+        """Change settings; None returns one to its default."""
+
+        def altered(txn: kv.Txn, info: TopicInfo) -> TopicInfo:
+            config = info.config.changed(changes)
+            return TopicInfo(name, info.id, info.partitions, info.created_ms, config)
+
+        return self._change(name, altered)
+
+    def _change(self, name: str, change: Callable[[kv.Txn, TopicInfo], TopicInfo]) -> TopicInfo:
+        key = TOPIC + check_topic_name(name).encode()
+
+        def step(txn: kv.Txn) -> TopicInfo:
+            row = txn.get(key)
+            if row is None:
+                raise UnknownTopicOrPartitionError("there is no such topic", topic=name)
+            info = change(txn, unpack_topic(name, row))
+            txn.put(key, kv.seal(info.pack()))
+            return info
+
+        return self._state.write(step)
+
+    def delete_topic(self, info: TopicInfo) -> None:
+        """Drop a topic's name and everything recorded of its partitions."""
+
+        def step(txn: kv.Txn) -> None:
+            txn.delete(TOPIC + info.name.encode())
+            for partition in range(info.partitions):
+                for kind in (SEGMENT, PARTITION, INDEX, PRODUCERS, EPOCHS):
+                    kv.remove(txn, kind + info.key(partition))
+
+        self._state.write(step)
+
+    def producer_identity(self, name: str | None) -> tuple[int, int]:
+        """Return a new producer's (id, epoch); a named one keeps its id, its epoch grows.
+
+        The epoch fences an older producer of the same name (G17, KIP-98).
+        """
+
+        def step(txn: kv.Txn) -> tuple[int, int]:
+            if name is None:
+                return next_number(txn, b"producer"), 0
+            key = PRODUCER_NAME + name.encode()
+            row = txn.get(key)
+            if row is None:
+                identity = (next_number(txn, b"producer"), 0)
+            else:
+                number, epoch = _PRODUCER.unpack(kv.unseal(row, f"producer {name}"))
+                # Kafka takes a new id when the epoch is used up (KIP-360).
+                used_up = epoch >= 0x7FFE
+                identity = (next_number(txn, b"producer"), 0) if used_up else (number, epoch + 1)
+            txn.put(key, kv.seal(_PRODUCER.pack(*identity)))
+            return identity
+
+        return self._state.write(step)
+
+
+def _check_count(partitions: object) -> None:
+    if not isinstance(partitions, int) or isinstance(partitions, bool) or partitions < 1:
+        raise InvalidPartitionsError(f"{partitions!r} is no number of partitions; it is 1 or more")
+
+
+def _new_partition(txn: kv.Txn, key: bytes, now_ms: int) -> None:
+    put_segment(txn, key, SegmentInfo(0, next_number(txn, b"segment"), now_ms))
+    put_partition(txn, key, PartitionInfo())
+
+
+# Steps of other rooms' transactions
+
+
+def next_number(txn: kv.Txn, name: bytes) -> int:
+    """Return a number that was never used before for ``name``; it starts at 1."""
+    row = txn.get(COUNTER + name)
+    number: int = 1 if row is None else _U64.unpack(kv.unseal(row, f"counter {name!r}"))[0] + 1
+    txn.put(COUNTER + name, kv.seal(_U64.pack(number)))
+    return number
+
+
+def raise_number(txn: kv.Txn, name: bytes, number: int) -> None:
+    """Make sure that ``number`` is not given out again."""
+    while next_number(txn, name) < number:
+        pass
+
+
+def segments(txn: kv.Txn, key: bytes) -> list[SegmentInfo]:
+    """Return a partition's part of the manifest, in offset order."""
+    return [_segment(row_key, row) for row_key, row in kv.rows(txn, SEGMENT + key)]
+
+
+def _segment(row_key: bytes, row: bytes) -> SegmentInfo:
+    _, _, base, number = _SEGMENT_KEY.unpack(row_key[1:])
+    flags, end, created, latest, size, end_position, headers = _SEGMENT_ROW.unpack(
+        kv.unseal(row, f"segment {base}-{number}")
+    )
+    next_offset = end if flags & 1 else None
+    max_timestamp = latest if flags & 2 else None
+    return SegmentInfo(
+        base, number, created, next_offset, size, end_position, max_timestamp, bool(headers)
+    )
+
+
+def put_segment(txn: kv.Txn, key: bytes, segment: SegmentInfo) -> None:
+    """Write one line of the manifest."""
+    flags = segment.sealed | (segment.max_timestamp is not None) << 1
+    row = _SEGMENT_ROW.pack(
+        flags,
+        segment.next_offset or 0,
+        segment.created_ms,
+        segment.max_timestamp or 0,
+        segment.size,
+        segment.end_position,
+        segment.headers,
+    )
+    txn.put(_segment_key(SEGMENT, key, segment), kv.seal(row))
+
+
+def drop_segment(txn: kv.Txn, key: bytes, segment: SegmentInfo) -> None:
+    """Take one line off the manifest, and its index; the caller unlinks the file after."""
+    txn.delete(_segment_key(SEGMENT, key, segment))
+    txn.delete(_segment_key(INDEX, key, segment))
+
+
+def _segment_key(kind: bytes, key: bytes, segment: SegmentInfo) -> bytes:
+    return kind + key + _U64.pack(segment.base_offset) + _U64.pack(segment.id)
+
+
+def partition(txn: kv.Txn, key: bytes) -> PartitionInfo | None:
+    """Return the durable row of a partition; None when its topic is gone."""
+    row = txn.get(PARTITION + key)
+    if row is None:
+        return None
+    return PartitionInfo(*_PARTITION.unpack(kv.unseal(row, "a partition")))
+
+
+def put_partition(txn: kv.Txn, key: bytes, info: PartitionInfo) -> None:
+    """Write the durable row of a partition."""
+    txn.put(PARTITION + key, kv.seal(_PARTITION.pack(*info)))
+
+
+def index_blob(txn: kv.Txn, key: bytes, segment: SegmentInfo) -> bytes | None:
+    """Return the index of a sealed segment, as `index` packed it."""
+    row = txn.get(_segment_key(INDEX, key, segment))
+    return None if row is None else kv.unseal(row, f"index of {segment.file_name}")
+
+
+def put_index_blob(txn: kv.Txn, key: bytes, segment: SegmentInfo, blob: bytes) -> None:
+    """Keep the index of a sealed segment: written once, at the roll."""
+    txn.put(_segment_key(INDEX, key, segment), kv.seal(blob))
+
+
+def producers_blob(txn: kv.Txn, key: bytes) -> bytes | None:
+    """Return the producers' sequences as of the recovery point (G18)."""
+    row = txn.get(PRODUCERS + key)
+    return None if row is None else kv.unseal(row, "the producers of a partition")
+
+
+def put_producers_blob(txn: kv.Txn, key: bytes, blob: bytes) -> None:
+    """Keep the producers' sequences; written with the recovery point they belong to."""
+    txn.put(PRODUCERS + key, kv.seal(blob))
+
+
+def epochs(txn: kv.Txn, key: bytes) -> list[tuple[int, int]]:
+    """Return (leader epoch, its first offset), both strictly increasing (A37)."""
+    row = txn.get(EPOCHS + key)
+    if row is None:
+        return [(0, 0)]
+    blob = kv.unseal(row, "the epochs of a partition")
+    return [(epoch, start) for epoch, start in _EPOCH.iter_unpack(blob)]
+
+
+def put_epochs(txn: kv.Txn, key: bytes, entries: list[tuple[int, int]]) -> None:
+    """Keep the epochs of a partition."""
+    txn.put(EPOCHS + key, kv.seal(b"".join(_EPOCH.pack(*entry) for entry in entries)))

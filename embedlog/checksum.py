@@ -1,0 +1,123 @@
+"""CRC-32C: one function, from the fastest library that computes it correctly.
+
+The only room that imports the CRC libraries.  A checksum goes to disk, so a
+library is used only if it gets the published check value right.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
+
+Extend: TypeAlias = Callable[[int, Any], int]
+"""``extend(value, data)`` continues the checksum ``value`` over ``data``."""
+
+CHECK_INPUT, CHECK_VALUE = b"123456789", 0xE3069283
+"""The check value every catalogue of CRCs gives for CRC-32C (Castagnoli)."""
+
+_COPY_BYTES = 1 << 20
+"""What a library will not read in place is copied in pieces of this size."""
+
+
+def _crc32c() -> Extend:
+    """Load the package ``crc32c``, which a user may have installed."""
+    import crc32c as library
+
+    compute = library.crc32c
+    return lambda value, data: int(compute(data, value))
+
+
+def _google_crc32c() -> Extend:
+    """Load google-crc32c, unless only its slow Python form is there."""
+    import google_crc32c
+
+    if google_crc32c.implementation != "c":
+        raise ImportError("google_crc32c was built without its C extension")
+    extend: Extend = google_crc32c.extend
+    return extend
+
+
+def _crcmod() -> Extend:
+    """Load crcmod: the reference, and the fallback where nothing else is built."""
+    from crcmod.predefined import mkPredefinedCrcFun
+
+    compute = mkPredefinedCrcFun("crc-32c")
+    return lambda value, data: int(compute(data, value))
+
+
+_LOADERS = {"crc32c": _crc32c, "google_crc32c": _google_crc32c, "crcmod": _crcmod}
+"""Fastest first."""
+
+
+def _load(name: str) -> Extend | None:
+    """Return the library's function, or None if it is absent or computes something else."""
+    try:
+        extend = _LOADERS[name]()
+    except ImportError:
+        return None
+    halves = extend(extend(0, CHECK_INPUT[:4]), CHECK_INPUT[4:])
+    return extend if halves == CHECK_VALUE else None
+
+
+def _choose() -> tuple[str, Extend]:
+    for name in _LOADERS:
+        if extend := _load(name):
+            return name, extend
+    raise ImportError("no library computes CRC-32C correctly: reinstall crcmod or google-crc32c")
+
+
+BACKEND, _extend = _choose()
+"""The name of the library in use."""
+
+
+def crc32c(data: ReadableBuffer, value: int = 0) -> int:
+    """Return the CRC-32C of ``data``, as an unsigned 32-bit number.
+
+    Reads bytes and Arrow buffers in place, anything else that offers a buffer
+    (bytearray, memoryview, mmap) through copies of 1 MiB at a time.
+
+    >>> hex(crc32c(b"123456789"))
+    '0xe3069283'
+    >>> hex(crc32c(b"456789", crc32c(b"123")))
+    '0xe3069283'
+
+    Args:
+        data: What to sum up.
+        value: The checksum of what comes before ``data``; 0 if nothing does.
+
+    Raises:
+        TypeError: ``data`` offers no buffer.
+    """
+    try:
+        return _extend(value, data)
+    except (TypeError, BufferError):
+        return _extend_by_copy(_extend, data, value)
+
+
+def _extend_by_copy(extend: Extend, data: ReadableBuffer, value: int) -> int:
+    """Feed a library that accepts nothing but bytes."""
+    with memoryview(data) as whole:
+        if not whole.c_contiguous:
+            return extend(value, whole.tobytes())
+        view = whole.cast("B")
+        for start in range(0, len(view), _COPY_BYTES):
+            value = extend(value, bytes(view[start : start + _COPY_BYTES]))
+    return value
+
+
+def backends() -> dict[str, Callable[..., int]]:
+    """Return every usable library as a function like `crc32c`, fastest first."""
+    return {name: _public(extend) for name in _LOADERS if (extend := _load(name))}
+
+
+def _public(extend: Extend) -> Callable[..., int]:
+    def compute(data: ReadableBuffer, value: int = 0) -> int:
+        try:
+            return extend(value, data)
+        except (TypeError, BufferError):
+            return _extend_by_copy(extend, data, value)
+
+    return compute

@@ -1,0 +1,207 @@
+"""Every error embedlog raises: what happened, where, and what to do about it.
+
+The names are Kafka's (as kafka-python spells them) where Kafka has the error.
+Each error carries the facts it has as fields, survives pickling (a Spark
+worker sends them home), and says through ``retriable`` whether the same call
+may succeed later.
+"""
+
+from __future__ import annotations
+
+import builtins
+from typing import Any, ClassVar
+
+
+class EmbedlogError(Exception):
+    """The root of all errors of embedlog.
+
+    Args:
+        what: What happened, as a sentence without the place.
+        todo: What the caller can do about it.
+        facts: Where it happened; unknown facts are left out.
+    """
+
+    retriable: ClassVar[bool] = False
+    """Whether the same call may succeed later without anything being changed."""
+
+    topic: str | None = None
+    partition: int | None = None
+    offset: int | None = None
+    path: str | None = None
+    position: int | None = None
+
+    def __init__(self, what: str, *, todo: str | None = None, **facts: Any) -> None:
+        super().__init__(what)
+        self.what, self.todo, self.facts = what, todo, facts
+        for name, fact in facts.items():
+            setattr(self, name, fact)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (type(self), self.what, self.todo, self.facts)
+
+    def __str__(self) -> str:
+        place = self._place()
+        told = f"{self.what} [{place}]" if place else self.what
+        return f"{told}. {self.todo}" if self.todo else told
+
+    def _place(self) -> str:
+        parts = []
+        if self.topic is not None:
+            parts.append(self.topic if self.partition is None else f"{self.topic}-{self.partition}")
+        if self.offset is not None:
+            parts.append(f"offset {self.offset}")
+        if self.path is not None:
+            parts.append(self.path)
+        if self.position is not None:
+            parts.append(f"byte {self.position}")
+        return ", ".join(parts)
+
+
+def _rebuild(
+    kind: type[EmbedlogError], what: str, todo: str | None, facts: dict[str, Any]
+) -> EmbedlogError:
+    return kind(what, todo=todo, **facts)
+
+
+# Usage
+
+
+class ClosedError(EmbedlogError):
+    """The log, producer or consumer was closed, perhaps by another thread."""
+
+
+class IllegalStateError(EmbedlogError):
+    """The call does not fit the state, such as polling without an assignment (E8)."""
+
+
+class ReadOnlyError(EmbedlogError):
+    """The log was opened with ``mode="r"``."""
+
+
+class InvalidTopicError(EmbedlogError, ValueError):
+    """A topic name Kafka would refuse: it must match ``[A-Za-z0-9][A-Za-z0-9._-]{0,199}``."""
+
+
+class InvalidConfigError(EmbedlogError, ValueError):
+    """A setting is unknown, has the wrong type, or contradicts another one."""
+
+
+class InvalidPartitionsError(EmbedlogError, ValueError):
+    """A partition count that is not positive, or would shrink a topic."""
+
+
+class InvalidRecordError(EmbedlogError, ValueError):
+    """A record the topic refuses, such as one without a key in a compacted topic (A6)."""
+
+
+class SerializationError(EmbedlogError, TypeError):
+    """A key, value or header is not bytes, and no serializer made it so."""
+
+
+class RecordTooLargeError(EmbedlogError, ValueError):
+    """A batch is larger than ``max.message.bytes`` (A4)."""
+
+
+class RecordBatchTooLargeError(RecordTooLargeError):
+    """A batch is larger than ``segment.bytes`` (A4)."""
+
+
+class TopicAlreadyExistsError(EmbedlogError):
+    """The topic to create is there already."""
+
+
+class UnknownTopicOrPartitionError(EmbedlogError, LookupError):
+    """There is no such topic, or it has fewer partitions."""
+
+
+class OffsetOutOfRangeError(EmbedlogError, LookupError):
+    """The offset is below the log start or past its end (A17)."""
+
+
+class NoOffsetForPartitionError(EmbedlogError, LookupError):
+    """There is no position, and ``auto_offset_reset`` is ``"none"`` (E1)."""
+
+
+class LogTruncatedError(EmbedlogError):
+    """The position lies past the end of an older leader epoch: records were lost in a power cut."""
+
+
+class RecordDeserializationError(EmbedlogError):
+    """A deserializer failed; ``key_bytes`` and ``value_bytes`` hold what it was given (E10)."""
+
+    key_bytes: bytes | None = None
+    value_bytes: bytes | None = None
+
+
+class WakeupError(EmbedlogError):
+    """``wakeup()`` was called while, or before, the consumer blocked (E12)."""
+
+
+# Producing
+
+
+class TimeoutError(EmbedlogError, builtins.TimeoutError):  # noqa: A001 - Kafka's name, and it is one
+    """The call did not finish in the time given; nothing is known to be wrong."""
+
+    retriable = True
+
+
+class BufferExhaustedError(TimeoutError):
+    """``buffer_memory`` stayed full for ``max_block_ms`` (G8)."""
+
+
+class OutOfOrderSequenceError(EmbedlogError):
+    """A producer skipped or repeated sequence numbers in part (G16)."""
+
+
+class InvalidProducerEpochError(EmbedlogError):
+    """A newer producer of the same name took over (G17)."""
+
+
+# Storage
+
+
+class StorageError(EmbedlogError):
+    """The file system refused an operation; ``errno`` is its number."""
+
+    errno: int | None = None
+    operation: str | None = None
+
+
+class DiskFullError(StorageError):
+    """No space is left, or a quota is used up; the log is as it was before the call."""
+
+    retriable = True
+
+
+class DurabilityError(StorageError):
+    """A flush failed: the partition is read-only until ``repair`` (a failed fsync is final)."""
+
+
+class LockTimeoutError(TimeoutError):
+    """Another process holds a lock for too long; ``pid`` and its ``state`` say which."""
+
+    pid: int | None = None
+    state: str | None = None
+
+
+class CorruptionError(EmbedlogError):
+    """Bytes below the recovery point are not those written; nothing was cut."""
+
+
+class CorruptBatchError(CorruptionError):
+    """The bytes of a batch are not those written; reading again will not help."""
+
+    reason: str | None = None
+
+
+class UnsupportedFilesystemError(EmbedlogError):
+    """A file system on which locks or shared maps cannot be trusted (NFS, SMB, 9p, FUSE)."""
+
+
+class UnsupportedFormatError(EmbedlogError):
+    """The root was written by a newer version of embedlog, or is no log root at all."""
+
+
+class NotALogError(EmbedlogError):
+    """The path is a file, or a directory that holds something else."""

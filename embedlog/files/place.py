@@ -1,0 +1,130 @@
+"""What `Files` needs to know about the place: paths, errors, file systems, other processes."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+from typing import Final
+
+from embedlog.errors import DiskFullError, NotALogError, StorageError
+
+OPEN_DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
+_FULL: Final = (errno.ENOSPC, errno.EDQUOT)
+
+FILESYSTEMS: Final = {
+    0xEF53: "ext4",
+    0x58465342: "xfs",
+    0x9123683E: "btrfs",
+    0x2FC12FC1: "zfs",
+    0xF2F52010: "f2fs",
+    0x01021994: "tmpfs",
+    0x794C7630: "overlay",
+}
+REMOTE_FILESYSTEMS: Final = {
+    0x6969: "nfs",
+    0x517B: "smb",
+    0xFF534D42: "cifs",
+    0xFE534D42: "smb2",
+    0x01021997: "9p",
+    0x65735546: "fuse",
+    0x00C36400: "ceph",
+    0x5346414F: "afs",
+    0x0BD00BD0: "lustre",
+}
+"""File systems by the magic number that statfs reports, from linux/magic.h."""
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def storage_error(
+    error: OSError, operation: str, path: str, kind: type[StorageError] | None = None
+) -> StorageError:
+    """Return the error to raise for one of the operating system, with its errno kept."""
+    number = error.errno or errno.EIO
+    if kind is None:
+        kind = DiskFullError if number in _FULL else StorageError
+    reason = error.strerror or os.strerror(number)
+    what = f"{operation} failed: {reason} ({errno.errorcode.get(number, number)})"
+    return kind(what, errno=number, operation=operation, path=path)
+
+
+def open_root(root: str) -> int:
+    """Open the directory of a log, from which everything in it is reached."""
+    try:
+        return os.open(root, OPEN_DIRECTORY)
+    except NotADirectoryError as error:
+        raise NotALogError("a log is a directory, and this is a file", path=root) from error
+    except OSError as error:
+        raise storage_error(error, "open the root", root) from error
+
+
+def sync_parent(path: str) -> None:
+    """Make the name of a new directory durable."""
+    directory = os.open(os.path.dirname(path), OPEN_DIRECTORY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
+
+
+def parts(path: str) -> list[str]:
+    """Split a path, refusing one that could leave the root."""
+    parts = path.split("/") if path else []
+    if any(part in ("", ".", "..") for part in parts):
+        raise OSError(errno.EINVAL, "not a path below the root")
+    return parts
+
+
+def without_first(views: list[memoryview], count: int) -> list[memoryview]:
+    """Return the views without their first `count` bytes."""
+    for index, view in enumerate(views):
+        if count < len(view):
+            return [view[count:], *views[index + 1 :]]
+        count -= len(view)
+    return []
+
+
+def lock_holder(fd: int) -> int | None:
+    """Return the process that holds the file's flock, or None if the kernel does not tell."""
+    status = os.fstat(fd)
+    device = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}"
+    inode = str(status.st_ino)
+    holder = None
+    for line in _proc("locks").splitlines():
+        # "1: FLOCK  ADVISORY  WRITE 123 08:01:456 0 EOF"; one that waits has "->" first.
+        fields = line.split()
+        if len(fields) < 6 or fields[1] != "FLOCK":
+            continue
+        where, _, number = fields[5].rpartition(":")
+        if number == inode:
+            holder = int(fields[4])
+            if where == device:
+                break
+    # Overlays report another device than stat does, so the inode alone must do then;
+    # a holder in a process namespace that is not ours has no number here.
+    return holder if holder is not None and holder > 0 else None
+
+
+def process_state(pid: int) -> str | None:
+    """Return the letter of proc(5) for what the process does ("T": stopped), None if gone."""
+    told = _proc(f"{pid}/stat")
+    return told.rpartition(")")[2].split()[0] if told else None
+
+
+def _proc(name: str) -> str:
+    try:
+        with open(f"/proc/{name}", encoding="utf-8", errors="replace") as file:
+            return file.read()
+    except OSError:
+        return ""
+
+
+def filesystem_magic(directory: int) -> int:
+    """Return the number statfs gives for the file system of an open directory."""
+    buffer = ctypes.create_string_buffer(256)
+    if _libc.fstatfs(directory, buffer) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+    # The first field is a long, and every magic number is one of 32 bits.
+    return ctypes.c_long.from_buffer(buffer).value & 0xFFFFFFFF

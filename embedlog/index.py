@@ -1,0 +1,98 @@
+"""The sparse index: which batch to start reading at, by offset or by time.
+
+It is derived: reads give the same answers with it whole, empty or missing,
+only slower (B5), and it is rebuilt from the segments on any doubt.  Entries of
+the active segment are rows in `live`; those of a sealed one are a single blob
+in `state`, written once at the roll.  An entry stands for the batch that
+begins at ``position``: its base offset, and the largest timestamp of all
+batches before it in the segment, which makes a time lookup a bisection (B8).
+"""
+
+from __future__ import annotations
+
+import struct
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from embedlog import kv
+
+_KEY = struct.Struct(">QQ")
+_ROW = struct.Struct(">Qq")
+_ENTRY = struct.Struct("<QQq")
+ROWS = b"I"
+
+
+class Entry(NamedTuple):
+    """One indexed batch of a segment."""
+
+    offset: int
+    position: int
+    timestamp_before: int
+    """The largest timestamp of the batches before this one; the index has no entry for the first."""
+
+
+def put(txn: kv.Txn, key: bytes, segment_id: int, entry: Entry) -> None:
+    """Add an entry of the active segment; offsets only grow (B3)."""
+    row = _ROW.pack(entry.position, entry.timestamp_before)
+    txn.put(ROWS + key + _KEY.pack(segment_id, entry.offset), row)
+
+
+def entries(txn: kv.Txn, key: bytes, segment_id: int) -> list[Entry]:
+    """Return the entries of the active segment, in offset order."""
+    prefix = ROWS + key + _KEY.pack(segment_id, 0)[:8]
+    return [
+        Entry(_KEY.unpack(row_key[-16:])[1], *_ROW.unpack(row))
+        for row_key, row in kv.rows(txn, prefix)
+    ]
+
+
+def remove(txn: kv.Txn, key: bytes, segment_id: int | None = None) -> None:
+    """Forget a segment's entries, or those of the whole partition."""
+    number = b"" if segment_id is None else _KEY.pack(segment_id, 0)[:8]
+    kv.remove(txn, ROWS + key + number)
+
+
+def pack(found: Iterable[Entry]) -> bytes:
+    """Return the entries of a segment as the blob that is kept at the roll."""
+    return b"".join(_ENTRY.pack(*entry) for entry in found)
+
+
+def unpack(blob: bytes) -> list[Entry]:
+    """Return the entries of a sealed segment; a blob of odd length counts as empty (B7)."""
+    whole = len(blob) // _ENTRY.size * _ENTRY.size
+    return [Entry(*fields) for fields in _ENTRY.iter_unpack(blob[:whole])]
+
+
+def position_of_offset(found: list[Entry], offset: int) -> int | None:
+    """Return where the last indexed batch at or below ``offset`` begins (B2)."""
+    place = bisect_right(found, offset, key=_offset)
+    return found[place - 1].position if place else None
+
+
+def position_of_time(found: list[Entry], timestamp: int) -> int | None:
+    """Return a position before which every record is older than ``timestamp`` (B9)."""
+    place = bisect_left(found, timestamp, key=_timestamp_before)
+    return found[place - 1].position if place else None
+
+
+def active_position_of_offset(
+    txn: kv.Txn, key: bytes, segment_id: int, offset: int
+) -> int | None:
+    """As `position_of_offset`, in the rows of the active segment, by one seek."""
+    prefix = ROWS + key + _KEY.pack(segment_id, 0)[:8]
+    with txn.cursor() as cursor:
+        found = cursor.set_range(ROWS + key + _KEY.pack(segment_id, offset + 1))
+        found = cursor.prev() if found else cursor.last()
+        if not found or not cursor.key().startswith(prefix):
+            return None
+        position: int = _ROW.unpack(cursor.value())[0]
+        return position
+
+
+def _offset(entry: Entry) -> int:
+    return entry.offset
+
+
+def _timestamp_before(entry: Entry) -> int:
+    return entry.timestamp_before

@@ -1,0 +1,413 @@
+"""The door of LMDB: two small databases per log root, shared by every process.
+
+`state` is synced at each commit and survives a power cut; `live` is not, and
+belongs to one boot (design, section 2, idea 6).  Here live the rules learnt
+about LMDB by experiment: one environment per process and path; transactions
+that never outlive a call; a timed lock in front of every write, because an
+LMDB writer that was stopped blocks everybody without a timeout; a map that
+grows by itself; and what a fork must drop.
+
+Lock order: the store's thread queue → its lock file → the LMDB transaction.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+import lmdb
+import lmdb.verify
+
+from embedlog.checksum import crc32c
+from embedlog.errors import (
+    CorruptionError,
+    DiskFullError,
+    LockTimeoutError,
+    StorageError,
+)
+from embedlog.files import Files
+
+T = TypeVar("T")
+Txn = Any  # lmdb.Transaction; py-lmdb ships no types
+Step = Callable[[Txn], T]
+
+MAX_READERS = 2048
+FIRST_MAP_BYTES = 64 << 20
+LARGEST_MAP_BYTES = 1 << 40
+LITTLE_SPACE = 16 << 20
+"""LMDB reports a full disk as an I/O error: below this much free space we call it full."""
+
+_environments: dict[str, _Environment] = {}
+_table_lock = threading.Lock()
+_stores: weakref.WeakSet[Store] = weakref.WeakSet()
+
+
+class _Environment:
+    """One LMDB environment, shared by all stores of this process on one real path."""
+
+    def __init__(self, path: str, durable: bool, writable: bool) -> None:
+        self.path, self.durable, self.writable = path, durable, writable
+        self.users = 0
+        # Every transaction holds one of these for its short life, so that the
+        # map can be resized, and a fork can happen, while none is open.
+        self.reading = threading.Lock()
+        self.writing = threading.Lock()
+        self.handle = self._open()
+
+    def _open(self) -> Any:
+        size = os.stat(os.path.join(self.path, "data.mdb")).st_size if self._exists() else 0
+        env = lmdb.open(
+            self.path,
+            map_size=max(FIRST_MAP_BYTES, size * 2),
+            sync=self.durable,
+            metasync=self.durable,
+            max_readers=MAX_READERS,
+            mode=0o600,
+            readonly=not self.writable,
+            lock=self.writable or os.access(self.path, os.W_OK),
+            create=self.writable,
+            meminit=False,
+        )
+        if self.writable:
+            env.reader_check()
+        return env
+
+    def _exists(self) -> bool:
+        return os.path.exists(os.path.join(self.path, "data.mdb"))
+
+    def grow(self) -> None:
+        """Double the map; no transaction of this process may be open (LMDB's rule)."""
+        with self.writing, self.reading:
+            size = self.handle.info()["map_size"] * 2
+            if size > LARGEST_MAP_BYTES:
+                raise StorageError(f"the map would grow past {LARGEST_MAP_BYTES}", path=self.path)
+            self.handle.set_mapsize(size)
+
+    def adopt_growth(self) -> None:
+        """Take the size that another process gave the map."""
+        with self.writing, self.reading:
+            self.handle.set_mapsize(0)
+
+
+class Store:
+    """One handle's view of `state` or `live`; cheap, pid-aware, closed with its log.
+
+    Args:
+        files: The seam; its lock file orders writers of all processes.
+        name: ``"state"`` or ``"live"``, the directory below the root.
+        durable: Sync every commit.
+        timeout: Seconds to wait for the lock of a write.
+    """
+
+    def __init__(self, files: Files, name: str, *, durable: bool, timeout: float) -> None:
+        self._files, self._name, self._durable, self._timeout = files, name, durable, timeout
+        self._queue = threading.Lock()
+        self._lock: int | None = None
+        self._shared: _Environment | None = None
+        self._closed = False
+        _stores.add(self)
+        self._attach()
+
+    # Reading
+
+    def get(self, key: bytes) -> bytes | None:
+        """Return one value, or None; about a microsecond."""
+        shared = self._shared or self._attach()
+        try:
+            with shared.reading, shared.handle.begin() as txn:
+                value: bytes | None = txn.get(key)
+                return value
+        except lmdb.Error:
+            return self.read(lambda txn: txn.get(key))
+
+    def read(self, step: Step[T]) -> T:
+        """Run ``step`` in one read transaction: a consistent view, never kept."""
+        shared = self._shared or self._attach()
+        for attempt in range(3):
+            try:
+                with shared.reading, shared.handle.begin() as txn:
+                    return step(txn)
+            except lmdb.MapResizedError:
+                shared.adopt_growth()
+            except lmdb.ReadersFullError as error:
+                # Slots of killed readers stay taken until somebody looks.
+                if attempt or not shared.handle.reader_check():
+                    raise self._storage(error, "read") from error
+            except lmdb.Error as error:
+                raise self._storage(error, "read") from error
+        raise StorageError("the map kept changing under a reader", path=self.path)
+
+    def version(self) -> int:
+        """A number that grows with each commit by any process; 0.7 µs."""
+        shared = self._shared or self._attach()
+        version: int = shared.handle.info()["last_txnid"]
+        return version
+
+    # Writing
+
+    def write(self, step: Step[T]) -> T:
+        """Run ``step`` in one write transaction and commit it.
+
+        ``step`` may run more than once (the map grows by itself), so it must
+        touch nothing but its transaction, and must not block.
+
+        Raises:
+            LockTimeoutError: Another process holds the write lock.
+            DiskFullError: No space; nothing was changed.
+            StorageError: LMDB refused; nothing was changed.
+        """
+        if not self._queue.acquire(timeout=self._timeout):
+            raise LockTimeoutError("another thread holds the lock", path=self._lock_path)
+        try:
+            lock = self._lock if self._lock is not None else self._open_lock()
+            self._files.lock(lock, self._timeout)
+            try:
+                return self._transact(step)
+            finally:
+                self._files.unlock(lock)
+        finally:
+            self._queue.release()
+
+    def _transact(self, step: Step[T]) -> T:
+        shared = self._shared or self._attach()
+        while True:
+            try:
+                with shared.writing, shared.handle.begin(write=True) as txn:
+                    return step(txn)
+            except lmdb.MapFullError:
+                shared.grow()
+            except lmdb.MapResizedError:
+                shared.adopt_growth()
+            except lmdb.Error as error:
+                raise self._storage(error, "commit") from error
+
+    def _storage(self, error: Exception, operation: str) -> StorageError:
+        kind = DiskFullError if self._files.free_bytes() < LITTLE_SPACE else StorageError
+        return kind(
+            f"the database refused to {operation}: {error}",
+            path=self.path,
+            operation=operation,
+            todo="nothing was changed; see `embedlog doctor`",
+        )
+
+    # Life
+
+    @property
+    def path(self) -> str:
+        """The directory of the environment."""
+        return self._files.path(self._name)
+
+    @property
+    def _lock_path(self) -> str:
+        return f"locks/{self._name}"
+
+    def _open_lock(self) -> int:
+        self._lock = self._files.open(self._lock_path, write=True, create=True)
+        return self._lock
+
+    def _attach(self) -> _Environment:
+        """Join this process's environment of that path, or open it."""
+        assert not self._closed
+        path = os.path.realpath(self.path)
+        with _table_lock:
+            shared = _environments.get(path)
+            if shared is None:
+                try:
+                    shared = _Environment(path, self._durable, self._files.writable)
+                except (lmdb.Error, OSError) as error:
+                    raise self._storage(error, "open") from error
+                _environments[path] = shared
+            shared.users += 1
+        self._shared = shared
+        return shared
+
+    def close(self) -> None:
+        """Leave the environment; the last user of this process closes it."""
+        if self._closed:
+            return
+        self._closed = True
+        _stores.discard(self)
+        if self._lock is not None:
+            self._files.close(self._lock)
+        if self._shared is not None:
+            _leave(self._shared)
+            self._shared = None
+
+    def sync(self) -> None:
+        """Write an unsynced environment to the disk."""
+        (self._shared or self._attach()).handle.sync(True)
+
+    def readers(self) -> tuple[int, int]:
+        """Return how many reader slots are taken, and how many there are."""
+        info = (self._shared or self._attach()).handle.info()
+        return info["num_readers"], info["max_readers"]
+
+    def check_readers(self) -> int:
+        """Free the reader slots of dead processes; return how many there were."""
+        freed: int = (self._shared or self._attach()).handle.reader_check()
+        return freed
+
+    def copy(self, target: str) -> None:
+        """Write a compact copy to the existing directory ``target`` (a real path)."""
+        (self._shared or self._attach()).handle.copy(target, compact=True)
+
+
+class Nothing:
+    """Stands for a `live` that may not be used or made: every partition counts as unknown."""
+
+    def get(self, key: bytes) -> bytes | None:
+        """There is nothing."""
+        return None
+
+    def read(self, step: Step[T]) -> T:
+        """Run ``step`` on nothing."""
+        return step(self)
+
+    def cursor(self) -> Nothing:
+        """As a transaction: a cursor over nothing."""
+        return self
+
+    def __enter__(self) -> Nothing:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return None
+
+    def set_range(self, key: bytes) -> bool:
+        """As a cursor: there is no such row."""
+        return False
+
+    def last(self) -> bool:
+        """As a cursor: there is no last row."""
+        return False
+
+    def close(self) -> None:
+        """Nothing to let go."""
+
+
+def _leave(shared: _Environment) -> None:
+    with _table_lock:
+        shared.users -= 1
+        if shared.users == 0 and _environments.get(shared.path) is shared:
+            del _environments[shared.path]
+            with shared.writing, shared.reading:
+                shared.handle.close()
+
+
+def create(files: Files, name: str, *, durable: bool, rows: dict[bytes, bytes]) -> None:
+    """Build an environment aside and move it into place: LMDB's own creation is not crash safe."""
+    aside = f"{name}.new"
+    discard(files, aside)
+    files.make_directory(aside)
+    env = lmdb.open(files.path(aside), map_size=FIRST_MAP_BYTES, mode=0o600, sync=durable)
+    try:
+        with env.begin(write=True) as txn:
+            for key, value in rows.items():
+                txn.put(key, value)
+    finally:
+        env.close()
+    if durable:
+        data = files.open(f"{aside}/data.mdb", write=True)
+        try:
+            files.sync(data)
+        finally:
+            files.close(data)
+        files.sync_directory(aside)
+    files.rename(aside, name)
+    if durable:
+        files.sync_directory("")
+
+
+def discard(files: Files, name: str) -> None:
+    """Remove an environment that nobody uses."""
+    if files.exists(name):
+        for entry in files.list(name):
+            files.unlink(f"{name}/{entry}")
+        files.remove_directory(name)
+
+
+def findings(path: str) -> list[str]:
+    """Check an environment that nobody uses without mapping it; ``[]`` is healthy."""
+    try:
+        found: list[str] = lmdb.verify.verify(path)
+    except (lmdb.verify.VerifyError, OSError, struct.error) as error:
+        return [str(error) or type(error).__name__]
+    return found
+
+
+# Durable values carry their own checksum: LMDB has none.
+
+
+def seal(value: bytes) -> bytes:
+    """Put a checksum before a durable value."""
+    return crc32c(value).to_bytes(4, "big") + value
+
+
+def unseal(sealed: bytes, what: str) -> bytes:
+    """Take the checksum off again.
+
+    Raises:
+        CorruptionError: The value is not the one written.
+    """
+    value = bytes(sealed[4:])
+    if len(sealed) < 4 or crc32c(value) != int.from_bytes(sealed[:4], "big"):
+        raise CorruptionError(
+            f"the state row of {what} is damaged", todo="run `embedlog repair`; it tells first"
+        )
+    return value
+
+
+def rows(txn: Txn, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
+    """Yield the rows of a transaction whose keys start with ``prefix``, in order."""
+    with txn.cursor() as cursor:
+        if not cursor.set_range(prefix):
+            return
+        for key, value in cursor:
+            if not key.startswith(prefix):
+                return
+            yield key, value
+
+
+def remove(txn: Txn, prefix: bytes) -> None:
+    """Delete the rows whose keys start with ``prefix``."""
+    for key in [key for key, _ in rows(txn, prefix)]:
+        txn.delete(key)
+
+
+# Forks: no transaction may be open while the process is copied, and the child
+# may neither use nor reopen what it inherited before it has closed it.
+
+
+def _before_fork() -> None:
+    _table_lock.acquire()
+    for shared in _environments.values():
+        shared.writing.acquire()
+        shared.reading.acquire()
+
+
+def _after_fork_in_parent() -> None:
+    for shared in _environments.values():
+        shared.reading.release()
+        shared.writing.release()
+    _table_lock.release()
+
+
+def _after_fork_in_child() -> None:
+    global _table_lock
+    _table_lock = threading.Lock()
+    for shared in _environments.values():
+        shared.handle.close()
+    _environments.clear()
+    for store in list(_stores):
+        store._shared, store._lock, store._queue = None, None, threading.Lock()
+
+
+os.register_at_fork(
+    before=_before_fork,
+    after_in_parent=_after_fork_in_parent,
+    after_in_child=_after_fork_in_child,
+)

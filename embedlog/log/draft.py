@@ -1,0 +1,116 @@
+"""What one append is about to write and publish, worked out before either."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from embedlog import index, kv
+from embedlog.batch import EncodedBatch
+from embedlog.index import Entry
+from embedlog.log import sequence
+from embedlog.log.sequence import Producer, Sent
+from embedlog.log.tail import Tail
+from embedlog.record import Appended
+
+if TYPE_CHECKING:
+    from embedlog.log.partition import PartitionLog
+
+
+class Draft:
+    """Batches stamped for their offsets, and the rows that will make them visible.
+
+    Lives under the partition's lock, for one append.
+
+    Args:
+        now: The tail the batches go after.
+        publish: Move the published end too; not while a flush is to come first.
+    """
+
+    def __init__(self, log: PartitionLog, now: Tail, *, publish: bool) -> None:
+        self._log, self._publish = log, publish
+        self.receipts: list[Appended] = []
+        self.begin(now)
+
+    def begin(self, now: Tail) -> None:
+        """Start anew at a tail: nothing is held yet."""
+        self.tail = now
+        self.position = now.position
+        self.buffers: list[Any] = []
+        self._entries: list[Entry] = []
+        self._producers: dict[int, Producer] = {}
+
+    def repeated(self, one: EncodedBatch) -> Appended | None:
+        """Return the first receipt of a batch that was sent before (G16).
+
+        Raises:
+            OutOfOrderSequenceError, InvalidProducerEpochError: G16, G17.
+        """
+        if one.producer_id is None:
+            return None
+        assert one.producer_epoch is not None and one.base_sequence is not None
+        known = self._known(one.producer_id)
+        sent = sequence.check(known, one.producer_epoch, one.base_sequence, one.count)
+        if sent is None:
+            return None
+        return Appended(sent.base_offset, sent.next_offset, None, True)
+
+    def _known(self, producer_id: int) -> Producer | None:
+        known = self._producers.get(producer_id)
+        if known is None:
+            row = self._log.context.live.get(sequence.key(self._log.key, producer_id))
+            known = None if row is None else sequence.unpack(row)
+        return known
+
+    def add(self, one: EncodedBatch) -> None:
+        """Put a batch at the end of the draft."""
+        log, now = self._log, self.tail
+        append_time = None
+        if log.config.message_timestamp_type == "LogAppendTime":
+            append_time = log.context.clock()
+        base, following = now.next_offset, now.next_offset + one.count
+        self.buffers += one.stamp(base, now.leader_epoch, append_time)
+        latest = one.max_timestamp if append_time is None else append_time
+        unindexed = now.unindexed
+        if unindexed > log.config.index_interval_bytes:
+            self._entries.append(Entry(base, now.position, now.max_timestamp))
+            unindexed = 0
+        if one.producer_id is not None:
+            self._note(one, base, following)
+        position = now.position + one.size
+        self.tail = Tail(
+            now.segment_id,
+            now.base_offset,
+            following,
+            position,
+            following if self._publish else now.end_offset,
+            position if self._publish else now.end_position,
+            now.durable_offset,
+            now.start_offset,
+            now.leader_epoch,
+            max(now.max_timestamp, latest),
+            latest if now.empty else now.first_timestamp,
+            now.created_ms,
+            unindexed + one.size,
+            now.flushed_ms,
+        )
+        self.receipts.append(Appended(base, following, append_time))
+
+    def _note(self, one: EncodedBatch, base: int, following: int) -> None:
+        assert one.producer_id is not None and one.producer_epoch is not None
+        assert one.base_sequence is not None
+        last = sequence.after(one.base_sequence, one.count - 1)
+        self._producers[one.producer_id] = sequence.note(
+            self._known(one.producer_id),
+            one.producer_epoch,
+            Sent(one.base_sequence, last, base, following),
+            self._log.context.clock(),
+        )
+
+    def publish(self, txn: kv.Txn) -> None:
+        """The step that makes the draft's batches part of the log."""
+        key = self._log.key
+        txn.put(self._log.tail_key, self.tail.pack())
+        for entry in self._entries:
+            index.put(txn, key, self.tail.segment_id, entry)
+        for producer_id, producer in self._producers.items():
+            txn.put(sequence.key(key, producer_id), producer.pack())

@@ -1,0 +1,245 @@
+"""What the first process does before it trusts a root: boots, damage, leftovers.
+
+Runs while nobody else is attached, so it may replace a database.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+
+from embedlog import catalog, kv
+from embedlog.checksum import crc32c
+from embedlog.errors import CorruptionError, StorageError
+from embedlog.files import Files
+
+BOOT_FILE = "live/boot"
+CLEAN_FILE = "closed"
+COPY = "state.copy"
+_SEGMENT_NAME = re.compile(r"\d{20}-\d+\.arrows")
+
+
+def mend(files: Files) -> list[str]:
+    """Make `state` and `live` trustworthy; returns what was done, in words.
+
+    Raises:
+        CorruptionError: `state` is damaged and there is no copy of it.
+    """
+    clean = _take_clean_mark(files)
+    for name in ("state", "live"):
+        # Nobody is attached: the slots and mutexes in it are of the dead.
+        if files.exists(f"{name}/lock.mdb"):
+            files.unlink(f"{name}/lock.mdb")
+    done = _mend_state(files, clean)
+    new = not files.exists("live")
+    if done or not live_is_valid(files) or not _live_is_whole(files, clean):
+        kv.discard(files, "live")
+        _create_live(files)
+        if not new:
+            done.append("live was of another boot, or damaged: it was built anew")
+    if clean is None and not new:
+        done += _sweep(files)
+    return done
+
+
+def _take_clean_mark(files: Files) -> dict[str, int] | None:
+    """Return what the last clean close noted, and remove the mark (A24)."""
+    if not files.exists(CLEAN_FILE):
+        return None
+    try:
+        mark: dict[str, int] = json.loads(files.read_file(CLEAN_FILE))
+    except ValueError:
+        mark = {}
+    files.unlink(CLEAN_FILE)
+    return mark
+
+
+def mark_clean(files: Files, state: kv.Store) -> None:
+    """Note how the databases were left, and keep a copy of `state`; everybody else is gone."""
+    digest = _digest(files, "state/data.mdb")
+    if not files.exists(COPY) or _copied(files) != digest:
+        aside = f"{COPY}.new"
+        kv.discard(files, aside)
+        files.make_directory(aside)
+        state.copy(files.path(aside))
+        files.write_file(f"{aside}/of", str(digest).encode())
+        data = files.open(f"{aside}/data.mdb", write=True)
+        files.sync(data)
+        files.close(data)
+        kv.discard(files, COPY)
+        files.rename(aside, COPY)
+        files.sync_directory("")
+    mark = {"state": digest, "live": _digest(files, "live/data.mdb")}
+    files.write_file(CLEAN_FILE, json.dumps(mark).encode())
+
+
+def _copied(files: Files) -> int | None:
+    if not files.exists(f"{COPY}/of"):
+        return None
+    text = files.read_file(f"{COPY}/of")
+    return int(text) if text.isdigit() else None
+
+
+def _digest(files: Files, path: str) -> int:
+    return crc32c(files.read_file(path))
+
+
+def _mend_state(files: Files, clean: dict[str, int] | None) -> list[str]:
+    kv.discard(files, "state.new")
+    if not files.exists("state/data.mdb"):
+        if files.exists("topics") and files.list("topics"):
+            return _restore_state(files, "it is missing")
+        kv.create(files, "state", durable=True, rows={})
+        return []
+    if clean is not None and clean.get("state") == _digest(files, "state/data.mdb"):
+        return []
+    found = kv.findings(files.path("state"))
+    return _restore_state(files, found[0]) if found else []
+
+
+def _restore_state(files: Files, reason: str) -> list[str]:
+    """Put the last copy in the place of a damaged `state`; the damaged one is kept aside.
+
+    Segments that the copy does not name are adopted, never removed: metadata
+    that looks odd deletes no data (reliability, rule 7).
+    """
+    path = files.path("state")
+    if not files.exists(f"{COPY}/data.mdb") or kv.findings(files.path(COPY)):
+        raise CorruptionError(
+            f"state is damaged ({reason}), and there is no good copy of it",
+            path=path,
+            todo="restore the directory `state` from a backup",
+        )
+    data = files.read_file(f"{COPY}/data.mdb")
+    if files.exists("state"):
+        kv.discard(files, "state.damaged")
+        files.rename("state", "state.damaged")
+    files.make_directory("state.new")
+    files.write_file("state.new/data.mdb", data)
+    files.rename("state.new", "state")
+    files.sync_directory("")
+    store = kv.Store(files, "state", durable=True, timeout=10)
+    try:
+        adopted = _adopt(files, store)
+    finally:
+        store.close()
+    return [f"state was damaged ({reason}) and restored from its last copy", *adopted]
+
+
+def _adopt(files: Files, store: kv.Store) -> list[str]:
+    """Name the segments that were made after the copy, as unsealed: recovery scans them."""
+    done: list[str] = []
+
+    def step(txn: kv.Txn) -> None:
+        done.clear()
+        for key, row in kv.rows(txn, catalog.TOPIC):
+            info = catalog.unpack_topic(key[1:].decode(), row)
+            for number in range(info.partitions):
+                done.extend(_adopt_partition(files, txn, info, number))
+
+    store.write(step)
+    return done
+
+
+def _adopt_partition(
+    files: Files, txn: kv.Txn, info: catalog.TopicInfo, number: int
+) -> list[str]:
+    directory = f"{info.directory}/{number}"
+    if not files.exists(directory):
+        return []
+    named = {segment.file_name: segment for segment in catalog.segments(txn, info.key(number))}
+    last = max(named.values())
+    done = []
+    found = sorted(name for name in files.list(directory) if _SEGMENT_NAME.fullmatch(name))
+    for name in found:
+        base, number_of_file = name.removesuffix(".arrows").split("-")
+        if name in named or int(base) < last.base_offset or int(number_of_file) <= last.id:
+            continue
+        _name_after(txn, info.key(number), last, int(base))
+        last = catalog.SegmentInfo(int(base), int(number_of_file), last.created_ms)
+        catalog.put_segment(txn, info.key(number), last)
+        catalog.raise_number(txn, b"segment", last.id)
+        done.append(f"adopted {directory}/{name}")
+    return done
+
+
+def _name_after(
+    txn: kv.Txn, key: bytes, before: catalog.SegmentInfo, next_offset: int
+) -> None:
+    """The one before an adopted segment was sealed; its size is found by the scan."""
+    if not before.sealed:
+        sealed = before._replace(next_offset=next_offset, size=0, end_position=1 << 62)
+        catalog.put_segment(txn, key, sealed)
+
+
+def live_is_valid(files: Files) -> bool:
+    """Whether `live` belongs to this boot of this root; decided without opening it.
+
+    After a power cut an unsynced LMDB can kill the process that opens it.
+    """
+    try:
+        return files.read_file(BOOT_FILE) == _boot(files)
+    except StorageError:
+        return False
+
+
+def _boot(files: Files) -> bytes:
+    device, inode = files.identity()
+    return f"{files.boot_id()} {device} {inode}\n".encode()
+
+
+def _live_is_whole(files: Files, clean: dict[str, int] | None) -> bool:
+    if not files.exists("live/data.mdb"):
+        return False
+    if clean is not None and clean.get("live") == _digest(files, "live/data.mdb"):
+        return True
+    return not kv.findings(files.path("live"))
+
+
+def _create_live(files: Files) -> None:
+    kv.create(files, "live", durable=False, rows={})
+    # Last: a live without it counts as another boot's.
+    files.write_file(BOOT_FILE, _boot(files))
+
+
+def _sweep(files: Files) -> list[str]:
+    """Remove files that the manifest does not name: what killed processes left."""
+    store = kv.Store(files, "state", durable=True, timeout=10)
+    try:
+        topics, named = store.read(_named)
+    finally:
+        store.close()
+    done = []
+    for directory in files.list("topics"):
+        if f"topics/{directory}" not in topics:
+            remove_tree(files, f"topics/{directory}")
+            done.append(f"removed topics/{directory}: its topic is gone")
+    for directory in sorted(named):
+        present = files.list(directory) if files.exists(directory) else []
+        for name in present:
+            if _SEGMENT_NAME.fullmatch(name) and name not in named[directory]:
+                files.unlink(f"{directory}/{name}")
+                done.append(f"removed {directory}/{name}: the manifest does not name it")
+    return done
+
+
+def _named(txn: kv.Txn) -> tuple[set[str], dict[str, set[str]]]:
+    topics, named = set(), {}
+    for key, row in kv.rows(txn, catalog.TOPIC):
+        info = catalog.unpack_topic(key[1:].decode(), row)
+        topics.add(info.directory)
+        for number in range(info.partitions):
+            found = catalog.segments(txn, info.key(number))
+            named[f"{info.directory}/{number}"] = {segment.file_name for segment in found}
+    return topics, named
+
+
+def remove_tree(files: Files, directory: str) -> None:
+    """Remove a topic's directory and what it holds."""
+    if not files.exists(directory):
+        return
+    for partition in files.list(directory):
+        for name in files.list(f"{directory}/{partition}"):
+            files.unlink(f"{directory}/{partition}/{name}", missing_ok=True)
+        files.remove_directory(f"{directory}/{partition}")
+    files.remove_directory(directory)

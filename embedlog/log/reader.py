@@ -1,0 +1,148 @@
+"""A position in one partition, and the batches from there on."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from embedlog.batch import Batch
+from embedlog.catalog import SegmentInfo
+from embedlog.errors import CorruptBatchError, OffsetOutOfRangeError, StorageError
+from embedlog.log import lookup
+from embedlog.log.tail import Tail
+from embedlog.segment import CHUNK_BYTES, SegmentFile
+
+if TYPE_CHECKING:
+    from embedlog.log.partition import PartitionLog
+
+
+class PartitionReader:
+    """Reads a partition batch by batch; cheap to ask again at the end.
+
+    Keeps its place in the file between calls.  Not for two threads at once.
+    """
+
+    def __init__(self, log: PartitionLog, offset: int) -> None:
+        self._log = log
+        self.offset = offset
+        """The next offset to return."""
+        self._info: SegmentInfo | None = None
+        self._file: SegmentFile | None = None
+        self._position = 0
+        log.refresh()
+        self._check_range(log.tail())
+
+    def _check_range(self, now: Tail) -> int:
+        end = self._log.visible_end(now)
+        if now.start_offset <= self.offset <= end:
+            return end
+        raise OffsetOutOfRangeError(
+            f"the log holds offsets {now.start_offset} to {end}",
+            topic=self._log.topic,
+            partition=self._log.partition,
+            offset=self.offset,
+            todo="seek to one of them",
+        )
+
+    def read(self, max_bytes: int = CHUNK_BYTES) -> list[Batch]:
+        """Return the next batches, about ``max_bytes`` of them; ``[]`` at the end.
+
+        The first may begin below `offset`, where that lies inside a batch.
+
+        Raises:
+            OffsetOutOfRangeError: Retention or a truncation overtook this reader.
+            CorruptBatchError: The next batch is damaged; a reader may
+                begin past it.
+        """
+        log = self._log
+        for attempt in range(3):
+            log.refresh()
+            now = log.tail()
+            end = self._check_range(now)
+            if self.offset == end:
+                return []
+            try:
+                found = self._read(now, end, max_bytes)
+            except CorruptBatchError as error:
+                raise self._located(error) from error
+            except StorageError:
+                # Retention unlinks after it drops the name: look again.
+                self._info = self._file = None
+                if attempt == 2:
+                    raise
+                continue
+            if found is not None:
+                return found
+        return []
+
+    def _read(self, now: Tail, end: int, max_bytes: int) -> list[Batch] | None:
+        """Read from the segment that holds the offset; None if it moved on meanwhile."""
+        self._find(now)
+        while True:
+            assert self._info is not None and self._file is not None
+            if self._info.sealed:
+                stop = self._info.end_position
+                found = self._file.mapped(self._position, stop, max_bytes)
+            elif self._info.id == now.segment_id:
+                found = self._file.read(self._position, now.end_position, max_bytes)
+            else:
+                return None
+            if not found:
+                if not self._info.sealed or not self._next_segment():
+                    return None
+                continue
+            wanted = self._take(found, end)
+            if wanted or found[-1].next_offset > end:
+                return wanted
+
+    def _take(self, found: list[Batch], end: int) -> list[Batch]:
+        """Move past what was found, and return the part that is asked for."""
+        wanted = [one for one in found if self.offset < one.next_offset <= end]
+        last = found[-1]
+        if last.next_offset <= end:
+            self._position = last.position + last.size
+        elif wanted:
+            self._position = wanted[-1].position + wanted[-1].size
+        if wanted:
+            self.offset = wanted[-1].next_offset
+        return wanted
+
+    def _find(self, now: Tail) -> None:
+        """Have the segment of `offset` open, at a position at or before it."""
+        segments = self._log.segments
+        info = self._info
+        if info is not None:
+            current = segments.get(info.base_offset)
+            if current == info:
+                return
+            if current is not None and current.id == info.id:
+                # It was sealed meanwhile: the same bytes, from now on mapped.
+                self._info, self._file = current, self._log.open_segment(current)
+                return
+        place = max(segments.bisect_right(self.offset) - 1, 0)
+        self._open(segments.peekitem(place)[1])
+        assert self._info is not None and self._file is not None
+        found = lookup.position_of_offset(self._log, self._info, self.offset)
+        self._position = self._file.start if found is None else found
+
+    def _open(self, info: SegmentInfo) -> None:
+        active = None if info.sealed else self._log.active_file(info.id)
+        self._info, self._file = info, active or self._log.open_segment(info)
+        self._position = self._file.start
+
+    def _next_segment(self) -> bool:
+        assert self._info is not None
+        segments = self._log.segments
+        place = segments.bisect_right(self._info.base_offset)
+        if place == len(segments):
+            return False
+        self._open(segments.peekitem(place)[1])
+        return True
+
+    def _located(self, error: CorruptBatchError) -> CorruptBatchError:
+        place = {
+            "topic": self._log.topic,
+            "partition": self._log.partition,
+            "offset": self.offset,
+        }
+        todo = "seek past it, and run `embedlog verify`"
+        return CorruptBatchError(error.what, todo=todo, **{**error.facts, **place})

@@ -1,0 +1,389 @@
+"""Finding the end of a partition again from its segments (design, section 7).
+
+Needed where `live` has no row for a partition: on first use, after a reboot,
+or when `live` was lost.  The scan begins at the recovery point.  Past it, the
+first bad block ends the log; below it damage is an error and nothing is cut
+(reliability, rule 7).  Everything here may be killed and done again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from embedlog import catalog, index, kv
+from embedlog.batch import Batch
+from embedlog.catalog import PartitionInfo, SegmentInfo
+from embedlog.errors import (
+    CorruptBatchError,
+    CorruptionError,
+    StorageError,
+    UnknownTopicOrPartitionError,
+)
+from embedlog.index import Entry
+from embedlog.log import sequence
+from embedlog.log.sequence import Producer, Sent
+from embedlog.log.tail import Tail
+from embedlog.segment import END_MARK, SegmentFile
+
+if TYPE_CHECKING:
+    from embedlog.log.partition import PartitionLog
+
+_NO_TIME = -(1 << 63)
+_NEVER = 1 << 63
+
+
+@dataclass(slots=True)
+class Survey:
+    """What the segments of a partition hold, found by scanning; nothing is changed by it."""
+
+    info: PartitionInfo
+    active: SegmentInfo
+    next_offset: int
+    """Where the log ends."""
+    position: int | None = None
+    """Where the active file ends; None when it has to be made again."""
+    start: int = 0
+    whole: list[SegmentInfo] = field(default_factory=list)
+    dropped: list[SegmentInfo] = field(default_factory=list)
+    unmarked: list[SegmentInfo] = field(default_factory=list)
+    """Sealed segments whose end mark a power cut took."""
+    reason: str | None = None
+    """Why the log ends here, if not because nothing follows."""
+    max_timestamp: int = _NO_TIME
+    first_timestamp: int = _NO_TIME
+    unindexed: int = 0
+    entries: list[Entry] = field(default_factory=list)
+    producers: dict[int, Producer] = field(default_factory=dict)
+    epoch: int = 0
+
+    def begin(self, segment: SegmentInfo) -> None:
+        """Start on another segment."""
+        self.active, self.position, self.start = segment, None, 0
+        self.max_timestamp = self.first_timestamp = _NO_TIME
+        self.unindexed, self.entries = 0, []
+
+    def add(self, one: Batch, interval: int, now_ms: int) -> None:
+        """Count a batch that is whole: index it as the append did (B1), note its producer."""
+        if self.unindexed > interval:
+            self.entries.append(Entry(one.base_offset, one.position, self.max_timestamp))
+            self.unindexed = 0
+        if self.first_timestamp == _NO_TIME:
+            self.first_timestamp = one.max_timestamp
+        self.max_timestamp = max(self.max_timestamp, one.max_timestamp)
+        self.unindexed += one.size
+        self.next_offset, self.epoch = one.next_offset, one.leader_epoch
+        self.position = one.position + one.size
+        if one.producer_id is not None and one.base_offset >= self.info.recovery_offset:
+            self._note(one, now_ms)
+
+    def _note(self, one: Batch, now_ms: int) -> None:
+        assert one.producer_id is not None and one.producer_epoch is not None
+        assert one.base_sequence is not None
+        last = sequence.after(one.base_sequence, one.count - 1)
+        sent = Sent(one.base_sequence, last, one.base_offset, one.next_offset)
+        known = self.producers.get(one.producer_id)
+        if known is None or sent not in known.batches:
+            noted = sequence.note(known, one.producer_epoch, sent, now_ms)
+            self.producers[one.producer_id] = noted
+
+
+def survey(log: PartitionLog, upto: int = _NEVER) -> Survey:
+    """Scan a partition from its recovery point.
+
+    Args:
+        upto: End the log at the batch that would go past this offset.
+
+    Raises:
+        CorruptionError: Damage below the recovery point.
+    """
+    info, segments, blob = log.context.state.read(
+        lambda txn: (
+            catalog.partition(txn, log.key),
+            catalog.segments(txn, log.key),
+            catalog.producers_blob(txn, log.key),
+        )
+    )
+    if info is None or not segments:
+        raise UnknownTopicOrPartitionError(
+            "the partition is gone", topic=log.topic, partition=log.partition
+        )
+    found = Survey(info, segments[0], segments[0].base_offset)
+    found.producers = sequence.unpack_all(blob) if blob else {}
+    for place, segment in enumerate(segments):
+        found.begin(segment)
+        if not _continues(log, found, segment, upto) or place == len(segments) - 1:
+            found.dropped = segments[place + 1 :]
+            break
+        found.whole.append(segment)
+    found.producers = {
+        number: sequence.below(one, found.next_offset) for number, one in found.producers.items()
+    }
+    return found
+
+
+def _continues(log: PartitionLog, found: Survey, segment: SegmentInfo, upto: int) -> bool:
+    """Look at one segment; True if it is whole, so that the log may go on after it."""
+    safe = segment.next_offset is not None and segment.next_offset <= found.info.recovery_offset
+    if safe and segment.next_offset is not None and segment.next_offset <= upto:
+        _check_there(log, segment)
+        found.next_offset = segment.next_offset
+        return True
+    found.next_offset = segment.base_offset
+    try:
+        file = log.open_segment(segment)
+        found.start = file.start
+    except (StorageError, CorruptionError) as error:
+        if segment.base_offset < found.info.recovery_offset:
+            raise _damaged(log, segment, 0, f"cannot be read: {error}") from error
+        found.reason = "the file is missing or empty"
+        return False
+    found.position = file.start
+    whole = _scan(log, found, file, segment, upto)
+    if not whole or segment.next_offset is None:
+        return False
+    if file.size() < segment.size:
+        found.unmarked.append(segment)
+    return True
+
+
+def _scan(
+    log: PartitionLog, found: Survey, file: SegmentFile, segment: SegmentInfo, upto: int
+) -> bool:
+    """Count the batches of a file until one is bad; True if a sealed one is all there."""
+    recovery, now_ms = found.info.recovery_offset, log.context.clock()
+    stop = file.size()
+    if segment.next_offset is not None:
+        stop = min(stop, segment.end_position)
+    try:
+        for one in file.scan(file.start, stop):
+            if one.next_offset > upto:
+                found.reason = f"cut at offset {upto}"
+                return False
+            if _stale(found, one):
+                raise CorruptBatchError(
+                    "a stale batch", reason="stale", path=file.path, position=one.position
+                )
+            if one.next_offset > recovery:
+                one.verify()
+            found.add(one, log.config.index_interval_bytes, now_ms)
+    except CorruptBatchError as error:
+        if found.next_offset < recovery:
+            raise _damaged(log, segment, error.position or 0, str(error)) from error
+        found.reason = str(error)
+    if found.next_offset < recovery and segment.next_offset is None:
+        raise _damaged(log, segment, stop, "the file ends early")
+    if segment.next_offset is None:
+        return False
+    if found.position == segment.end_position or found.next_offset == segment.next_offset:
+        found.next_offset = segment.next_offset
+        return True
+    return False
+
+
+def _stale(found: Survey, one: Batch) -> bool:
+    """Whether a batch was left behind in the file by a cut, and is no part of the log.
+
+    Offsets are dense where a scan verifies: only a truncation, which raises
+    the epoch, or a repair below the recovery point leaves a gap.
+    """
+    if one.base_offset < found.next_offset or one.leader_epoch < found.epoch:
+        return True
+    gap = one.base_offset > found.next_offset and one.leader_epoch == found.epoch
+    return gap and one.next_offset > found.info.recovery_offset
+
+
+def _check_there(log: PartitionLog, segment: SegmentInfo) -> None:
+    try:
+        size = log.open_segment(segment).size()
+    except StorageError as error:
+        raise _damaged(log, segment, 0, f"cannot be opened: {error}") from error
+    if size < segment.end_position:
+        raise _damaged(log, segment, size, f"{segment.size} bytes were flushed")
+
+
+def _damaged(
+    log: PartitionLog, segment: SegmentInfo, position: int, reason: str
+) -> CorruptionError:
+    return CorruptionError(
+        f"a segment is damaged below the recovery point: {reason}",
+        topic=log.topic,
+        partition=log.partition,
+        offset=segment.base_offset,
+        path=log.path_of(segment),
+        position=position,
+        todo="nothing was cut; run `embedlog repair`, which tells first what it would drop",
+    )
+
+
+def rebuild(log: PartitionLog, upto: int = _NEVER) -> Tail:
+    """Find the end, cut what is past it, and write the tail row; under the partition's lock.
+
+    The leader epoch grows, because records that somebody may have seen can be
+    gone (A37).  Idempotent: a recovery that was killed is done again (A26).
+    """
+    found = survey(log, upto)
+    new = found.position is None
+    if found.next_offset < found.info.start_offset or _starts_over(found, upto):
+        return _start_over(log, found, min(max(found.info.start_offset, 0), upto))
+    changed = not new or bool(found.whole) or found.next_offset > 0
+    active = found.active._replace(next_offset=None, size=0, end_position=0, max_timestamp=None)
+    epoch = _write_state(log, found, active) if changed else found.info.leader_epoch
+    log.refresh()
+    _mark_ends(log, found.unmarked)
+    file = log.create_segment(active, False) if new else log.open_segment(active, write=True)
+    position = file.start if found.position is None else found.position
+    if file.size() > position:
+        file.truncate(position)
+    if found.next_offset > found.info.recovery_offset or upto != _NEVER:
+        # What was found is kept from here on, and what was cut stays cut.
+        _sync(log, found, file)
+    _unlink(log, found.dropped)
+    end = found.next_offset if upto == _NEVER else max(found.next_offset, upto)
+    return _write_tail(log, found, active, position, end, epoch)
+
+
+def _starts_over(found: Survey, upto: int) -> bool:
+    """Whether a truncation leaves no record at all (A35)."""
+    return not found.whole and upto <= found.active.base_offset
+
+
+def _start_over(log: PartitionLog, found: Survey, offset: int) -> Tail:
+    """Drop every segment and begin an empty one at ``offset`` (A29, A35)."""
+    old = [*found.whole, found.active, *found.dropped]
+    epoch = found.info.leader_epoch + 1
+
+    def step(txn: kv.Txn) -> SegmentInfo:
+        for segment in old:
+            catalog.drop_segment(txn, log.key, segment)
+        number = catalog.next_number(txn, b"segment")
+        new = SegmentInfo(offset, number, log.context.clock())
+        catalog.put_segment(txn, log.key, new)
+        catalog.put_partition(txn, log.key, PartitionInfo(offset, offset, epoch))
+        _put_epoch(txn, log.key, epoch, offset)
+        return new
+
+    new = log.context.state.write(step)
+    log.refresh()
+    file = log.create_segment(new, log.context.durability == "fsync")
+    _unlink(log, old)
+    empty = Survey(PartitionInfo(offset, offset, epoch), new, offset)
+    return _write_tail(log, empty, new, file.start, offset, epoch)
+
+
+def _write_state(log: PartitionLog, found: Survey, active: SegmentInfo) -> int:
+    """Drop the names of what is past the end, before any file is touched."""
+    epoch = found.info.leader_epoch + 1
+
+    def step(txn: kv.Txn) -> None:
+        for segment in found.dropped:
+            catalog.drop_segment(txn, log.key, segment)
+        catalog.drop_segment(txn, log.key, found.active)
+        catalog.put_segment(txn, log.key, active)
+        recovery = min(found.info.recovery_offset, found.next_offset)
+        changed = found.info._replace(leader_epoch=epoch, recovery_offset=recovery)
+        catalog.put_partition(txn, log.key, changed)
+        _put_epoch(txn, log.key, epoch, found.next_offset)
+
+    log.context.state.write(step)
+    return epoch
+
+
+def _put_epoch(txn: kv.Txn, key: bytes, epoch: int, offset: int) -> None:
+    """Add an epoch; those that began at or past its start never had a record (A37)."""
+    kept = [entry for entry in catalog.epochs(txn, key) if entry[1] < offset]
+    catalog.put_epochs(txn, key, [*kept, (epoch, offset)])
+
+
+def _mark_ends(log: PartitionLog, unmarked: list[SegmentInfo]) -> None:
+    for segment in unmarked:
+        log.open_segment(segment, write=True).write([END_MARK], segment.end_position)
+
+
+def _sync(log: PartitionLog, found: Survey, file: SegmentFile) -> None:
+    for segment in found.whole:
+        if segment.next_offset is not None and segment.next_offset > found.info.recovery_offset:
+            log.open_segment(segment, write=True).sync()
+    file.sync()
+    log.sync_entries(found.active.id)
+
+
+def _unlink(log: PartitionLog, segments: list[SegmentInfo]) -> None:
+    for segment in segments:
+        log.context.files.unlink(log.path_of(segment), missing_ok=True)
+
+
+def _write_tail(
+    log: PartitionLog,
+    found: Survey,
+    active: SegmentInfo,
+    position: int,
+    end: int,
+    epoch: int,
+) -> Tail:
+    row = _tail_of(found, active, position, end, epoch)
+
+    def step(txn: kv.Txn) -> None:
+        index.remove(txn, log.key)
+        kv.remove(txn, sequence.ROWS + log.key)
+        for entry in found.entries:
+            index.put(txn, log.key, active.id, entry)
+        for producer_id, producer in found.producers.items():
+            txn.put(sequence.key(log.key, producer_id), producer.pack())
+        txn.put(log.tail_key, row.pack())
+
+    log.context.live.write(step)
+    return row
+
+
+def _tail_of(
+    found: Survey, active: SegmentInfo, position: int, end: int, epoch: int
+) -> Tail:
+    return Tail(
+        active.id,
+        active.base_offset,
+        end,
+        position,
+        end,
+        position,
+        end,
+        found.info.start_offset,
+        epoch,
+        found.max_timestamp,
+        found.first_timestamp,
+        active.created_ms,
+        found.unindexed,
+    )
+
+
+def preview(log: PartitionLog) -> Tail:
+    """Return the tail that `rebuild` would write, for a handle that may not write."""
+    found = survey(log)
+    active = found.active._replace(next_offset=None)
+    position = found.start if found.position is None else found.position
+    return _tail_of(found, active, position, found.next_offset, found.info.leader_epoch)
+
+
+def cut(log: PartitionLog, now: Tail, offset: int) -> Tail:
+    """Remove what is at or past ``offset``; under the partition's lock."""
+
+    def step(txn: kv.Txn) -> None:
+        info = catalog.partition(txn, log.key) or PartitionInfo()
+        lower = min(info.recovery_offset, offset)
+        start = min(info.start_offset, offset)
+        catalog.put_partition(txn, log.key, info._replace(recovery_offset=lower, start_offset=start))
+
+    log.context.state.write(step)
+    # From here on nobody trusts the old tail; if this process dies, the next
+    # one rebuilds, and finds the records still there or gone, but never half.
+    log.context.live.write(lambda txn: txn.delete(log.tail_key))
+    return rebuild(log, offset)
+
+
+def scan_all(log: PartitionLog, segment: SegmentInfo, stop: int) -> Iterator[Batch]:
+    """Yield every batch of a segment with all its checksums verified, for `verify`."""
+    file = log.open_segment(segment)
+    for one in file.scan(file.start, stop):
+        one.verify()
+        yield one

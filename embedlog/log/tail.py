@@ -1,0 +1,58 @@
+"""Where a partition ends: the one row in `live` that publishes."""
+
+from __future__ import annotations
+
+import struct
+from typing import NamedTuple
+
+ROWS = b"E"
+_ROW = struct.Struct(">QQQQQQQQIqqqQqB")
+_NO_TIME = -(1 << 63)
+
+
+class Tail(NamedTuple):
+    """The end of a partition as every process sees it, at one instant.
+
+    *Written* is where the next batch goes; *published* is how far anybody may
+    read; they differ only while an append with ``durability="fsync"`` waits
+    for its flush.  *Durable* is how far a power cut cannot reach.
+    """
+
+    segment_id: int
+    base_offset: int
+    next_offset: int
+    position: int
+    end_offset: int
+    end_position: int
+    durable_offset: int
+    start_offset: int
+    leader_epoch: int
+    max_timestamp: int = _NO_TIME
+    """The largest timestamp in the active segment."""
+    first_timestamp: int = _NO_TIME
+    """The largest timestamp of its first batch: its age counts from there (A12)."""
+    created_ms: int = 0
+    unindexed: int = 0
+    """Bytes since the last index entry (B1)."""
+    flushed_ms: int = 0
+    failed: bool = False
+    """A flush failed: nobody may append until `repair` (P9)."""
+
+    def pack(self) -> bytes:
+        """Return the row as stored."""
+        return _ROW.pack(*self)
+
+    @property
+    def timestamp(self) -> int | None:
+        """The largest timestamp of the active segment, if it has a batch."""
+        return None if self.max_timestamp == _NO_TIME else self.max_timestamp
+
+    @property
+    def empty(self) -> bool:
+        """Whether the active segment has no batch."""
+        return self.next_offset == self.base_offset
+
+
+def unpack(row: bytes) -> Tail:
+    """Return a stored row."""
+    return Tail._make(_ROW.unpack(row))

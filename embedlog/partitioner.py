@@ -1,0 +1,309 @@
+"""Which partition a record goes to: Kafka's murmur2 for keys, sticky or in turn without.
+
+A key lands where Kafka's Java client would put it, bit for bit (G1, G2), one
+key at a time or a whole Arrow column at once.
+"""
+
+from __future__ import annotations
+
+import struct
+from bisect import bisect_right
+from collections.abc import Sequence
+from itertools import accumulate
+from random import Random
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+    import pyarrow as pa
+
+    Bytes: TypeAlias = npt.NDArray[np.uint8]
+    Words: TypeAlias = npt.NDArray[np.uint32]
+    Hashes: TypeAlias = npt.NDArray[np.int32]
+    Offsets: TypeAlias = npt.NDArray[Any]
+
+_SEED, _MIX, _SHIFT, _MASK = 0x9747B28C, 0x5BD1E995, 24, 0xFFFFFFFF
+_TAIL_MASKS = np.array([0, 0xFF, 0xFFFF, 0xFFFFFF], np.uint32)
+"""What of the last word belongs to a key that ends with 0, 1, 2 or 3 bytes."""
+
+_CHUNK_KEYS = 8192
+"""So many keys at a time keep the passes over them inside the processor's cache."""
+
+_CHUNK_BYTES = 1 << 22
+"""A chunk's bytes are copied; this bounds the copy (a longer key is copied alone)."""
+
+_FEW = 16
+"""Fewer keys than this are hashed faster one by one than side by side."""
+
+
+_WORDS = [struct.Struct(f"<{count}I").unpack_from for count in range(17)]
+"""Ready-made readers of 0 to 16 words."""
+
+
+def murmur2(key: bytes) -> int:
+    """Return Kafka's hash of a key as a signed 32-bit number (G2).
+
+    >>> murmur2(b"foobar")
+    -790332482
+    """
+    # Literals and few masks: this runs once for every single `send` with a key.
+    length = len(key)
+    h = 0x9747B28C ^ length
+    words = _WORDS[length >> 2](key) if length < 68 else struct.unpack_from(f"<{length >> 2}I", key)
+    for k in words:
+        k = k * 0x5BD1E995 & 0xFFFFFFFF
+        h = (h * 0x5BD1E995 ^ (k ^ k >> 24) * 0x5BD1E995) & 0xFFFFFFFF
+    if length & 3:
+        tail = int.from_bytes(key[length & -4 :], "little")
+        h = (h ^ tail) * 0x5BD1E995 & 0xFFFFFFFF
+    h = (h ^ h >> 13) * 0x5BD1E995 & 0xFFFFFFFF
+    h ^= h >> 15
+    return h - 0x100000000 if h & 0x80000000 else h
+
+
+def partition_for_key(key: bytes, partitions: int) -> int:
+    """Return the partition of a key among so many; the empty key has one too (G1).
+
+    >>> partition_for_key(b"key-1", 12)
+    0
+    """
+    return (murmur2(key) & 0x7FFFFFFF) % partitions
+
+
+def murmur2_many(offsets: Offsets, data: Bytes) -> Hashes:
+    """Return `murmur2` of many keys that lie end to end, as in an Arrow binary column.
+
+    Works on all keys of a chunk at once, word by word; keys of one length are
+    the fastest.
+
+    Args:
+        offsets: Where each key starts in ``data``, and where the last ends:
+            one more than there are keys, never falling.
+        data: The bytes of the keys.
+    """
+    count = max(len(offsets) - 1, 0)
+    hashes = np.empty(count, np.uint32)
+    start = 0
+    while start < count:
+        stop = _chunk_stop(offsets, start, count)
+        hashes[start:stop] = _hash_chunk(offsets[start : stop + 1], data)
+        start = stop
+    return hashes.view(np.int32)
+
+
+def _chunk_stop(offsets: Offsets, start: int, count: int) -> int:
+    """Return where the chunk that begins with key ``start`` ends: a key later, or many."""
+    stop = min(start + _CHUNK_KEYS, count)
+    limit = int(offsets[start]) + _CHUNK_BYTES
+    if offsets[stop] > limit:
+        stop = start + int(np.searchsorted(offsets[start : stop + 1], limit, "right")) - 1
+    return max(stop, start + 1)
+
+
+def _hash_chunk(offsets: Offsets, data: Bytes) -> Words:
+    first, last = int(offsets[0]), int(offsets[-1])
+    # Four more bytes, so that the last key's tail can be read as a whole word.
+    padded = np.zeros(last - first + 4, np.uint8)
+    padded[:-4] = data[first:last]
+    lengths = np.diff(offsets)
+    if lengths.min() == lengths.max():
+        return _hash_equal(padded, len(lengths), int(lengths[0]))
+    return _hash_ragged(padded, (offsets[:-1] - first).astype(np.int64), lengths)
+
+
+def _hash_equal(data: Bytes, count: int, length: int) -> Words:
+    """Hash keys of one length: word ``i`` of all of them is one strided column."""
+    h = np.full(count, (_SEED ^ length) & _MASK, np.uint32)
+    k, spare = np.empty_like(h), np.empty_like(h)
+    words, tail = divmod(length, 4)
+    for i in range(words):
+        np.copyto(k, _column(data, count, length, 4 * i))
+        _mix(h, k, spare)
+    if tail:
+        np.copyto(k, _column(data, count, length, 4 * words))
+        k &= _TAIL_MASKS[tail]
+        h ^= k
+        h *= np.uint32(_MIX)
+    return _finish(h, spare)
+
+
+def _column(data: Bytes, count: int, length: int, start: int) -> Words:
+    return np.ndarray((count,), "<u4", data, start, (length,))
+
+
+def _hash_ragged(data: Bytes, starts: Offsets, lengths: Offsets) -> Words:
+    """Hash keys of any lengths: the longest first, so that those not yet done are a prefix."""
+    order = np.argsort(-lengths, kind="stable")
+    starts, lengths = starts[order], lengths[order]
+    words = lengths >> 2
+    h = lengths.astype(np.uint32) ^ np.uint32(_SEED)
+    k, spare = np.empty_like(h), np.empty_like(h)
+    # At every byte a word begins; this view lets one gather read words that overlap.
+    anywhere: Words = np.ndarray((len(data) - 3,), "<u4", data, 0, (1,))
+    # A few long keys among many short ones would cost a pass for each of their words.
+    rounds = int(words[_FEW - 1]) if len(words) >= _FEW else 0
+    unfinished = int(np.count_nonzero(words > rounds))
+    for i, active in enumerate(_active(words, rounds)):
+        k[:active] = anywhere[starts[:active] + 4 * i]
+        _mix(h[:active], k[:active], spare[:active])
+    _mix_tails(h, anywhere[starts + 4 * words], lengths & 3)
+    h = _finish(h, spare)
+    for i in range(unfinished):
+        h[i] = murmur2(data[starts[i] : starts[i] + lengths[i]].tobytes()) & _MASK
+    hashes = np.empty_like(h)
+    hashes[order] = h
+    return hashes
+
+
+def _active(words: Offsets, rounds: int) -> list[int]:
+    """Return how many keys have a word 0, a word 1, …; ``words`` falls."""
+    done = np.bincount(np.minimum(words, rounds), minlength=rounds + 1)
+    active: list[int] = (len(words) - np.cumsum(done)[:rounds]).tolist()
+    return active
+
+
+def _mix(h: Words, k: Words, spare: Words) -> None:
+    """Mix one word of each key into its hash, in place; ``k`` and ``spare`` are used up."""
+    k *= np.uint32(_MIX)
+    np.right_shift(k, np.uint32(_SHIFT), out=spare)
+    k ^= spare
+    k *= np.uint32(_MIX)
+    h *= np.uint32(_MIX)
+    h ^= k
+
+
+def _mix_tails(h: Words, last: Words, tails: Offsets) -> None:
+    mixed = (h ^ (last & _TAIL_MASKS[tails])) * np.uint32(_MIX)
+    np.copyto(h, mixed, where=tails > 0)
+
+
+def _finish(h: Words, spare: Words) -> Words:
+    np.right_shift(h, np.uint32(13), out=spare)
+    h ^= spare
+    h *= np.uint32(_MIX)
+    np.right_shift(h, np.uint32(15), out=spare)
+    h ^= spare
+    return h
+
+
+def partitions_for_keys(keys: pa.Array, partitions: int) -> Hashes:
+    """Return the partition of every key of an Arrow column; -1 where the key is null.
+
+    Args:
+        keys: A ``binary``, ``large_binary``, ``string`` or ``large_string`` array.
+        partitions: How many partitions there are, available or not (G1).
+
+    Raises:
+        TypeError: The array has another type, so there are no key bytes to hash.
+    """
+    width = _OFFSET_TYPES.get(str(keys.type))
+    if width is None:
+        raise TypeError(f"keys are {keys.type}, not binary or string")
+    if len(keys) == 0:
+        return np.empty(0, np.int32)
+    _, where, what = keys.buffers()
+    offsets = np.frombuffer(where, width, len(keys) + 1, keys.offset * np.dtype(width).itemsize)
+    data = np.frombuffer(b"" if what is None else what, np.uint8)
+    chosen = (murmur2_many(offsets, data) & np.int32(0x7FFFFFFF)) % np.int32(partitions)
+    if keys.null_count:
+        chosen[keys.is_null().to_numpy(zero_copy_only=False)] = -1
+    return chosen
+
+
+_OFFSET_TYPES: dict[str, type[np.signedinteger[Any]]] = {
+    "binary": np.int32,
+    "string": np.int32,
+    "large_binary": np.int64,
+    "large_string": np.int64,
+}
+
+
+class StickyPartitioner:
+    """Chooses for the keyless records of one topic: stays until a batch is full (G3).
+
+    Not locked: its caller holds the producer's lock.
+
+    >>> sticky = StickyPartitioner(batch_size=100, rng=Random(7))
+    >>> first = sticky.choose(4)
+    >>> sticky.added(99, batch_closed=True)
+    >>> sticky.choose(4) == first
+    True
+
+    Args:
+        batch_size: Stay for at least so many bytes.
+        adaptive: Prefer partitions with short queues, where the caller knows the queues.
+        rng: Where chance comes from.
+    """
+
+    __slots__ = ("_adaptive", "_batch_size", "_bytes", "_current", "_rng")
+
+    def __init__(self, batch_size: int, *, adaptive: bool = True, rng: Random | None = None):
+        self._batch_size, self._adaptive = batch_size, adaptive
+        self._rng = rng or Random()
+        self._current: int | None = None
+        self._bytes = 0
+
+    def choose(
+        self,
+        partitions: int,
+        *,
+        queues: Sequence[int] | None = None,
+        available: Sequence[int] | None = None,
+    ) -> int:
+        """Return the current partition, or the next one if it is time to change.
+
+        Args:
+            partitions: How many there are.
+            queues: For each partition, how many batches wait; a longer queue is chosen less.
+            available: Which of them can be written; None or nothing means any.
+        """
+        current = self._current
+        if current is None or current >= partitions:
+            current = self._current = self._next(partitions, queues, available)
+            self._bytes = 0
+        return current
+
+    def added(self, size: int, *, batch_closed: bool) -> None:
+        """Count bytes that went to the current partition, and leave it when it had its share.
+
+        It is left between batches; but one that never closes only holds it for
+        twice the batch size.
+        """
+        self._bytes += size
+        if self._bytes >= self._batch_size * (1 if batch_closed else 2):
+            self._current = None
+
+    def _next(
+        self, partitions: int, queues: Sequence[int] | None, available: Sequence[int] | None
+    ) -> int:
+        candidates = available or range(partitions)
+        if queues is None or not self._adaptive:
+            return candidates[self._rng.randrange(len(candidates))]
+        longest = max(queues[each] for each in candidates)
+        weights = list(accumulate(longest + 1 - queues[each] for each in candidates))
+        return candidates[bisect_right(weights, self._rng.randrange(weights[-1]))]
+
+
+class RoundRobinPartitioner:
+    """Chooses each partition of one topic in turn, record by record (G4).
+
+    The count advances once a record, never when a batch is opened: a Kafka of
+    old advanced on both and so filled only every second partition.
+
+    >>> turns = RoundRobinPartitioner()
+    >>> [turns.choose(3) for _ in range(4)]
+    [0, 1, 2, 0]
+    """
+
+    __slots__ = ("_turn",)
+
+    def __init__(self) -> None:
+        self._turn = 0
+
+    def choose(self, partitions: int, *, available: Sequence[int] | None = None) -> int:
+        """Return the next partition of the ``available`` ones, or of all if none is."""
+        candidates = available or range(partitions)
+        turn, self._turn = self._turn, self._turn + 1
+        return candidates[turn % len(candidates)]

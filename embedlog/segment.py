@@ -1,0 +1,193 @@
+"""A segment file: an Arrow IPC stream of batches, appended to, sealed, then only read.
+
+The active segment is read by `pread` and never mapped: it may be cut after a
+failed flush, and a mapping over a cut file is a SIGBUS.  A sealed one is
+mapped, so a batch becomes Arrow arrays without a copy, and stays readable
+after it was unlinked.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+
+from embedlog import batch as batches
+from embedlog.batch import Batch
+from embedlog.errors import CorruptBatchError, CorruptionError
+from embedlog.files import Files
+
+END_MARK = b"\xff\xff\xff\xff\x00\x00\x00\x00"
+CHUNK_BYTES = 1 << 20
+_LARGEST_SCHEMA = 1 << 20
+
+
+class SegmentFile:
+    """One open segment file.
+
+    It closes itself when nobody refers to it any more, so a reader may go on
+    with a segment that its log has let go (A21).  Not shared across a fork.
+    """
+
+    def __init__(self, files: Files, path: str, *, write: bool = False) -> None:
+        self.path = path
+        self._files, self._pid = files, os.getpid()
+        self.fd: int | None = files.open(path, write=write)
+        self._map: Any = None
+        self._schema: pa.Schema | None = None
+        self._start: int | None = None
+
+    def __del__(self) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the file; mappings that somebody reads stay."""
+        fd, self.fd = getattr(self, "fd", None), None
+        # After a fork the number belongs to the parent's file, or to another one.
+        if fd is not None and self._pid == os.getpid():
+            self._files.close(fd)
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns of its batches."""
+        if self._schema is None:
+            self._read_schema()
+        return self._schema
+
+    @property
+    def start(self) -> int:
+        """Where its first batch begins."""
+        if self._start is None:
+            self._read_schema()
+        assert self._start is not None
+        return self._start
+
+    def _read_schema(self) -> None:
+        head = self._files.read(self._open_fd(), 4096, 0)
+        length = 8 + int.from_bytes(head[4:8], "little") if len(head) >= 8 else 0
+        if head[:4] != END_MARK[:4] or not 8 < length <= _LARGEST_SCHEMA:
+            raise self._foreign("it does not begin with an Arrow schema")
+        if length > len(head):
+            head = self._files.read(self._open_fd(), length, 0)
+        try:
+            self._schema = pa.ipc.read_schema(pa.py_buffer(head[:length]))
+        except (pa.ArrowInvalid, OSError) as error:
+            raise self._foreign(f"its schema is damaged: {error}") from error
+        self._start = length
+
+    def _foreign(self, what: str) -> CorruptionError:
+        return CorruptionError(
+            f"not a segment of this log: {what}",
+            path=self.path,
+            position=0,
+            todo="run `embedlog verify`",
+        )
+
+    def _open_fd(self) -> int:
+        assert self.fd is not None, "the segment was closed"
+        return self.fd
+
+    # Writing; only under the partition's lock
+
+    def write(self, buffers: list[Any], position: int) -> int:
+        """Write at a known position; returns how many bytes."""
+        return self._files.write(self._open_fd(), buffers, position)
+
+    def size(self) -> int:
+        """The length of the file now."""
+        return self._files.size(self._open_fd())
+
+    def truncate(self, size: int) -> None:
+        """Cut what lies past ``size``."""
+        self._files.truncate(self._open_fd(), size)
+
+    def sync(self) -> None:
+        """Put what was written on the disk; a failure is final (reliability, rule 6)."""
+        self._files.sync(self._open_fd())
+
+    # Reading
+
+    def read(self, position: int, stop: int, max_bytes: int = CHUNK_BYTES) -> list[Batch]:
+        """Return whole batches from ``position``, at least one where there is one.
+
+        Args:
+            stop: Where the published batches end; nothing beyond is looked at.
+            max_bytes: About how much to read at once.
+
+        Raises:
+            CorruptBatchError: The first batch is damaged; a later one is left for
+                the next call, so that the good ones come first (E10).
+        """
+        want = min(max_bytes, stop - position)
+        while want > 0:
+            data = self._files.read(self._open_fd(), want, position)
+            found = self._whole(pa.py_buffer(data), position, last=want >= stop - position)
+            if found:
+                return found
+            want = min(max(want * 4, 1 << 16), stop - position)
+        return []
+
+    def _whole(self, data: pa.Buffer, position: int, last: bool) -> list[Batch]:
+        found: list[Batch] = []
+        try:
+            found.extend(
+                batches.iterate(
+                    data, 0, data.size, path=self.path, position=position, schema=self.schema
+                )
+            )
+        except CorruptBatchError as error:
+            if not found and (last or error.reason != "truncated"):
+                raise
+        return found
+
+    def mapped(self, position: int, stop: int, max_bytes: int = CHUNK_BYTES) -> list[Batch]:
+        """As `read`, over a map of the whole sealed file: no copies."""
+        if self._map is None:
+            schema = self.schema  # from the file, before it is let go
+            assert schema is not None
+            self._map = pa.py_buffer(self._files.map(self._open_fd(), self.size()))
+            self.close()
+        if stop > self._map.size:
+            raise CorruptionError(
+                f"the file ends at byte {self._map.size}, {stop} were published",
+                path=self.path,
+                position=self._map.size,
+            )
+        found: list[Batch] = []
+        try:
+            for one in batches.iterate(
+                self._map, position, stop, path=self.path, position=position, schema=self.schema
+            ):
+                found.append(one)
+                max_bytes -= one.size
+                if max_bytes <= 0:
+                    break
+        except CorruptBatchError:
+            if not found:
+                raise
+        return found
+
+    def scan(self, position: int, stop: int) -> Iterator[Batch]:
+        """Yield every batch of ``[position, stop)``, headers checked, bodies not."""
+        while position < stop:
+            for one in self.read(position, stop):
+                yield one
+                position += one.size
+
+
+def path_of(directory: str, partition: int, file_name: str) -> str:
+    """Return where a segment is, from the root."""
+    return f"{directory}/{partition}/{file_name}"
+
+
+def create(files: Files, path: str, schema: pa.Schema) -> SegmentFile:
+    """Make an empty segment: its schema and nothing else.  What was there is cut."""
+    fd = files.open(path, write=True, create=True)
+    try:
+        files.truncate(fd, 0)
+        files.write(fd, [schema.serialize()], 0)
+    finally:
+        files.close(fd)
+    return SegmentFile(files, path, write=True)

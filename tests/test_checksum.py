@@ -1,0 +1,87 @@
+"""CRC-32C: every library computes the same, over whatever holds bytes."""
+
+import mmap
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from embedlog import checksum
+from embedlog.checksum import BACKEND, backends, crc32c
+
+# RFC 3720, B.4, and the check value of the catalogues.
+VECTORS = [
+    (b"", 0),
+    (b"123456789", 0xE3069283),
+    (bytes(32), 0x8A9136AA),
+    (b"\xff" * 32, 0x62A8AB43),
+    (bytes(range(32)), 0x46DD794E),
+    (bytes(range(31, -1, -1)), 0x113FDB5C),
+]
+
+
+@pytest.mark.parametrize("name", backends())
+@pytest.mark.parametrize(("data", "expected"), VECTORS)
+def test_every_library_gets_the_published_values_right(name, data, expected):
+    """A checksum outlives the library that computed it."""
+    assert backends()[name](data) == expected
+
+
+@given(st.binary(max_size=300), st.integers(0, 300))
+def test_all_libraries_agree_and_continue_each_other(data, cut):
+    """Whichever library wrote a batch, any other one verifies it, in pieces too."""
+    whole = crc32c(data)
+
+    for first in backends().values():
+        for second in backends().values():
+            assert second(data[cut:], first(data[:cut])) == whole
+
+
+def test_crcmod_and_google_crc32c_are_both_there():
+    """The reference is always installed, and the fast one is what is used."""
+    assert {"crcmod", "google_crc32c"} <= set(backends())
+    assert next(iter(backends())) == BACKEND
+
+
+def mapped(data):
+    area = mmap.mmap(-1, len(data))
+    area[:] = data
+    return area
+
+
+HOLDERS = {
+    "bytearray": bytearray,
+    "memoryview": memoryview,
+    "writable memoryview": lambda data: memoryview(bytearray(data)),
+    "strided memoryview": lambda data: memoryview(bytes(b for c in data for b in (c, 0)))[::2],
+    "wide memoryview": lambda data: memoryview(data).cast("I"),
+    "arrow buffer": pa.py_buffer,
+    "arrow slice": lambda data: pa.py_buffer(b"12" + data).slice(2),
+    "mmap": mapped,
+}
+
+
+@pytest.mark.parametrize("name", backends())
+@pytest.mark.parametrize("holder", HOLDERS)
+def test_bytes_are_summed_wherever_they_are(name, holder, monkeypatch):
+    """Any buffer will do; what a library refuses goes through bounded copies."""
+    monkeypatch.setattr(checksum, "_COPY_BYTES", 7)
+    data = b"a batch of records, written"[:24]
+
+    assert backends()[name](HOLDERS[holder](data), 5) == crc32c(data, 5)
+
+
+def test_what_is_no_buffer_is_refused():
+    """A number is not a count of zero bytes."""
+    for wrong in (5, "text", None):
+        with pytest.raises(TypeError):
+            crc32c(wrong)
+
+
+def test_a_library_that_computes_something_else_is_not_used(monkeypatch):
+    """The check value decides, not the name."""
+    monkeypatch.setitem(checksum._LOADERS, "crc32c", lambda: lambda value, data: 1)
+
+    assert "crc32c" not in backends()
+    assert checksum._choose()[0] != "crc32c"

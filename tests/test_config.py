@@ -1,0 +1,206 @@
+"""Settings: Kafka's names, units and defaults, checked once and by name."""
+
+import dataclasses
+import math
+import pickle
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from embedlog.config import LONG_MAX, ConsumerConfig, ProducerConfig, TopicConfig
+from embedlog.errors import InvalidConfigError
+
+CONFIGS = [TopicConfig, ProducerConfig, ConsumerConfig]
+
+
+def test_a_topic_keeps_records_as_kafka_does_by_default():
+    """Section 3 of the semantics; only what fits columns better differs."""
+    config = TopicConfig()
+
+    assert (config.segment_bytes, config.segment_ms) == (1073741824, 604800000)
+    assert (config.retention_ms, config.retention_bytes) == (604800000, -1)
+    assert (config.max_message_bytes, config.cleanup_policy) == (1048588, "delete")
+    assert (config.flush_messages, config.flush_ms) == (LONG_MAX, LONG_MAX)
+    assert (config.index_interval_bytes, config.compression_type) == (65536, "none")
+    assert config.message_timestamp_type == "CreateTime"
+
+
+def test_a_producer_and_a_consumer_behave_as_kafkas_by_default():
+    """Section 3 of the semantics."""
+    producer, consumer = ProducerConfig(), ConsumerConfig()
+
+    assert (producer.acks, producer.enable_idempotence, producer.retries) == (
+        "all",
+        True,
+        2**31 - 1,
+    )
+    assert (producer.batch_size, producer.linger_ms) == (262144, 0)
+    assert (producer.buffer_memory, producer.max_block_ms) == (33554432, 60000)
+    assert (producer.delivery_timeout_ms, producer.request_timeout_ms) == (120000, 30000)
+    assert (consumer.auto_offset_reset, consumer.enable_auto_commit) == ("latest", True)
+    assert (consumer.max_poll_records, consumer.max_poll_interval_ms) == (500, 300000)
+    assert (consumer.session_timeout_ms, consumer.heartbeat_interval_ms) == (45000, 3000)
+    assert consumer.consumer_timeout_ms is None
+
+
+@pytest.mark.parametrize("spelling", ["retention.ms", "retention_ms"])
+@pytest.mark.parametrize("value", [60000, "60000", " 60000 ", 60000.0])
+def test_both_spellings_and_text_are_accepted(spelling, value):
+    """A topic's configuration may come from a shell, from Kafka, or from Python."""
+    assert TopicConfig.parse({spelling: value}).retention_ms == 60000
+
+
+@pytest.mark.parametrize(
+    ("given", "field", "expected"),
+    [
+        ({"preallocate": "TRUE"}, "preallocate", True),
+        ({"cleanup.policy": "delete, compact"}, "cleanup_policy", "compact,delete"),
+        ({"cleanup.policy": ["compact"]}, "cleanup_policy", "compact"),
+        ({"compression.type": "uncompressed"}, "compression_type", "none"),
+        ({"compression.type": "producer"}, "compression_type", "producer"),
+        ({"min.cleanable.dirty.ratio": "0.1"}, "min_cleanable_dirty_ratio", 0.1),
+        ({"flush.ms": str(LONG_MAX)}, "flush_ms", LONG_MAX),
+        ({"retention.ms": None}, "retention_ms", 604800000),
+    ],
+)
+def test_values_become_what_the_code_compares(given, field, expected):
+    """One form inside, whatever the form outside."""
+    assert getattr(TopicConfig.parse(given), field) == expected
+
+
+@pytest.mark.parametrize(
+    ("kind", "given", "told"),
+    [
+        (TopicConfig, {"retention.mss": 1}, "Did you mean retention.ms?"),
+        (TopicConfig, {"segment_byte": 1}, "Did you mean segment_bytes?"),
+        (TopicConfig, {"retention.ms": 1, "retention_ms": 1}, "given twice"),
+        (TopicConfig, {"retention.ms": "soon"}, "retention_ms 'soon' is not a whole number"),
+        (TopicConfig, {"retention.ms": 1.5}, "not a whole number"),
+        (TopicConfig, {"retention.ms": True}, "not a whole number"),
+        (TopicConfig, {"retention.ms": -2}, r"-2 is not in -1\.\."),
+        (TopicConfig, {"segment.bytes": 0}, "segment_bytes 0 is not in 1"),
+        (TopicConfig, {"min.cleanable.dirty.ratio": math.nan}, "not in 0..1"),
+        (TopicConfig, {"min.cleanable.dirty.ratio": math.inf}, "not in 0..1"),
+        (TopicConfig, {"preallocate": "maybe"}, "neither true nor false"),
+        (TopicConfig, {"cleanup.policy": "archive"}, "not one of delete, compact"),
+        (TopicConfig, {"cleanup.policy": ""}, "not one of delete, compact"),
+        (TopicConfig, {"compression.type": "snappy"}, "none, lz4, zstd"),
+        (TopicConfig, {"message.timestamp.type": "createtime"}, "CreateTime, LogAppendTime"),
+        (TopicConfig, {"segment.ms": 5, "segment.jitter.ms": 6}, "6 is more than segment_ms 5"),
+        (
+            TopicConfig,
+            {"min.compaction.lag.ms": 9, "max.compaction.lag.ms": 8},
+            "min_compaction_lag_ms 9 is more than max_compaction_lag_ms 8",
+        ),
+        (ProducerConfig, {"acks": 2}, "acks 2 is not one of 0, 1, all"),
+        (ProducerConfig, {"acks": True}, "not one of 0, 1, all"),
+        (ProducerConfig, {"producer_name": ""}, "at least one character"),
+        (ProducerConfig, {"key_serializer": "json"}, "neither callable"),
+        (ProducerConfig, {"partitioner": "sticky"}, "round_robin"),
+        (ProducerConfig, {"client_id": 5}, "not a text"),
+        (
+            ProducerConfig,
+            {"delivery_timeout_ms": 10, "request_timeout_ms": 9, "linger_ms": 2},
+            "delivery_timeout_ms 10 is less than linger_ms 2 and request_timeout_ms 9",
+        ),
+        (ConsumerConfig, {"auto_offset_reset": "smallest"}, "latest, earliest, none"),
+        (ConsumerConfig, {"value_deserializer": 5}, "neither callable"),
+        (ConsumerConfig, {"consumer_timeout_ms": -5}, "not None or at least 0"),
+        (ConsumerConfig, {"group_instance_id": "a"}, "'a' needs a group"),
+        (
+            ConsumerConfig,
+            {"session_timeout_ms": 3000},
+            "heartbeat_interval_ms 3000 is not less than session_timeout_ms 3000",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_refused_by_name(kind, given, told):
+    """The message names the setting and its value, or both values, or the nearest name."""
+    with pytest.raises(InvalidConfigError, match=told):
+        kind.parse(given)
+
+
+@pytest.mark.parametrize("kind", [ProducerConfig, ConsumerConfig])
+@pytest.mark.parametrize(
+    "name", ["bootstrap_servers", "bootstrap.servers", "security_protocol", "sasl_mechanism"]
+)
+def test_there_are_no_brokers_to_connect_to(kind, name):
+    """A program that comes from Kafka is told what to leave out, and why."""
+    with pytest.raises(InvalidConfigError, match=r"no brokers.*Leave it out"):
+        kind.parse({name: "localhost:9092"})
+
+
+@pytest.mark.parametrize(
+    "conflict", [{"acks": 1}, {"retries": 0}, {"max_in_flight_requests_per_connection": 6}]
+)
+def test_idempotence_gives_way_unless_it_was_asked_for(conflict):
+    """G20: an implicit conflict turns it off, an explicit one is an error with both values."""
+    assert ProducerConfig.parse(conflict).enable_idempotence is False
+    assert ProducerConfig.parse(conflict | {"enable_idempotence": False}).acks is not None
+    (name,) = conflict
+    for asked in ({"enable_idempotence": True}, {"producer_name": "sensor"}):
+        with pytest.raises(InvalidConfigError, match=rf"{next(iter(asked))} .* {name} "):
+            ProducerConfig.parse(conflict | asked)
+
+
+def test_a_named_producer_is_idempotent():
+    """G17, G20: a name asks for what makes it an identity."""
+    assert ProducerConfig(producer_name="sensor").enable_idempotence is True
+    with pytest.raises(InvalidConfigError, match="producer_name 'sensor' does not go with"):
+        ProducerConfig(producer_name="sensor", enable_idempotence=False)
+
+
+def test_a_longer_wait_makes_delivery_wait_longer():
+    """G11: the delivery timeout is never less than linger and request timeout, unless said so."""
+    assert ProducerConfig(linger_ms=100_000).delivery_timeout_ms == 130_000
+
+
+@pytest.mark.parametrize("value", [None, -1, "-1", math.inf])
+def test_for_ever_has_many_spellings(value):
+    """kafka-python says infinity, Kafka 0.8 said -1."""
+    assert ConsumerConfig.parse({"consumer_timeout_ms": value}).consumer_timeout_ms is None
+    assert ProducerConfig.parse({"retries": math.inf}).retries == 2**31 - 1
+
+
+def test_changing_a_config_makes_a_new_one():
+    """Overrides add up; None takes one back; the old config stays as it was."""
+    old = TopicConfig.parse({"retention.ms": 5, "segment.ms": 7})
+
+    new = old.changed({"retention_ms": None, "segment.bytes": 100})
+
+    assert new.overrides() == {"segment.bytes": 100, "segment.ms": 7}
+    assert old.overrides() == {"segment.ms": 7, "retention.ms": 5}
+    with pytest.raises(InvalidConfigError, match="segment_ms 7"):
+        old.changed({"segment.jitter.ms": 8})
+    with pytest.raises(InvalidConfigError, match="twice"):
+        old.changed({"segment.ms": 8, "segment_ms": 8})
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        old.retention_ms = 6
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_a_config_survives_being_written_down_and_pickled(kind):
+    """`to_dict` and `overrides` parse back to the same config; Spark workers get it too."""
+    config = kind()
+
+    assert config.overrides() == {}
+    assert kind.parse(config.to_dict()) == config
+    assert pickle.loads(pickle.dumps(config)) == config
+
+
+@given(st.integers(-1, LONG_MAX), st.integers(1, LONG_MAX), st.sampled_from(["compact", "delete"]))
+def test_overrides_are_all_that_differs(retention, segment, policy):
+    """A topic stores its overrides only, and they are enough."""
+    config = TopicConfig(retention_ms=retention, segment_bytes=segment, cleanup_policy=policy)
+
+    assert TopicConfig.parse(config.overrides()) == config
+    assert TopicConfig.parse({k: str(v) for k, v in config.overrides().items()}) == config
+
+
+def test_the_policies_can_be_asked_for():
+    """C6: compaction and deletion are two questions."""
+    both = TopicConfig.parse({"cleanup.policy": "compact,delete"})
+
+    assert (both.compacts, both.deletes) == (True, True)
+    assert (TopicConfig().compacts, TopicConfig().deletes) == (False, True)

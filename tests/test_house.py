@@ -1,0 +1,236 @@
+"""The house rules, as tests: who may import whom, and how long things may be."""
+
+import ast
+import functools
+import importlib.util
+import statistics
+import subprocess
+import sys
+from itertools import chain
+from pathlib import Path
+
+import pytest
+
+FLOORS = (
+    {"errors"},
+    {"record", "config", "checksum", "files"},
+    {"batch", "schema", "kv", "partitioner", "assignor"},
+    {"segment", "index", "catalog"},
+    {"log", "group"},
+    {"retention", "compaction", "producer", "consumer"},
+    {"maintenance"},
+    {"engine"},
+    {"spark", "notebook", "cli", "testing", "kafka"},
+)
+FLOOR = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
+DOORS = {
+    "lmdb": {"kv"},
+    "sortedcontainers": {"log"},
+    "pyspark": {"spark"},
+    "numpy": {"batch", "compaction", "index", "partitioner"},
+    "pandas": {"notebook", "spark"},
+    "IPython": {"notebook"},
+    "pyarrow": {
+        *("batch", "schema", "segment", "log", "compaction"),
+        *("producer", "consumer", "engine", "spark", "notebook"),
+    },
+    **{library: {"checksum"} for library in ("crc32c", "crcmod", "google_crc32c")},
+    **{module: {"files"} for module in ("fcntl", "mmap", "ctypes")},
+    **{module: {"files", "cli", "testing"} for module in ("glob", "pathlib", "shutil", "tempfile")},
+}
+# What of `os` is about the process, not about files.
+OS_FOR_ALL = {
+    *("PathLike", "cpu_count", "environ", "fsdecode", "fspath", "getpid", "kill", "path"),
+    *("register_at_fork", "sched_getaffinity", "urandom"),
+}
+TOP_FLOORS = {"engine", *FLOORS[-1]}
+PACKAGE = Path(next(iter(importlib.util.find_spec("embedlog").submodule_search_locations)))
+FILES = {
+    path.relative_to(PACKAGE).as_posix(): ast.parse(path.read_text(), str(path))
+    for path in sorted(PACKAGE.rglob("*.py"))
+}
+ROOM_FILES = [name for name in FILES if not name.startswith("__")]
+
+each_file = pytest.mark.parametrize("name", FILES)
+each_room_file = pytest.mark.parametrize("name", ROOM_FILES)
+
+
+def room_of(name):
+    """Name the room that a file is, or that its folder is."""
+    return name.split("/")[0].removesuffix(".py")
+
+
+def imported(tree):
+    """Yield every dotted name a file imports, at the top or inside a function."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "write imports in full"
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def for_types_only(tree):
+    """Yield what is imported under TYPE_CHECKING, which nobody runs."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING"):
+            yield from chain.from_iterable(imported(each) for each in node.body)
+
+
+def mentioned(tree):
+    """Yield every dotted name in a file, written out or imported."""
+    yield from imported(tree)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute | ast.Name):
+            name = ast.unparse(node)
+            if name.replace(".", "").isidentifier():
+                yield name
+
+
+@functools.cache
+def functions(name):
+    """Return the functions of a file with their lines, docstring and blank lines not counted."""
+    lines = (PACKAGE / name).read_text().splitlines()
+    found = []
+    for node in ast.walk(FILES[name]):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            own = set(range(node.lineno, node.end_lineno + 1))
+            if ast.get_docstring(node) is not None:
+                own -= set(range(node.body[0].lineno, node.body[0].end_lineno + 1))
+            found.append((node.name, sum(bool(lines[number - 1].strip()) for number in own)))
+    return found
+
+
+@each_room_file
+def test_a_file_belongs_to_a_room_of_the_plan(name):
+    """A new room is a decision: it goes into the table first."""
+    assert room_of(name) in FLOOR
+
+
+@each_room_file
+def test_a_room_imports_only_rooms_below_it(name):
+    """Floors, so that each room can be read without those above it."""
+    room = room_of(name)
+    for other in imported(FILES[name]):
+        if other.startswith("embedlog."):
+            below = other.split(".")[1]
+            assert below == room or FLOOR.get(below, 99) < FLOOR[room], f"{room} imports {other}"
+
+
+@each_file
+def test_a_third_party_package_enters_through_its_door(name):
+    """One room to change when a library changes."""
+    for other in set(imported(FILES[name])) - set(for_types_only(FILES[name])):
+        doors = DOORS.get(other.split(".")[0])
+        assert doors is None or room_of(name) in doors, f"{name} imports {other}"
+
+
+@each_file
+def test_a_package_from_outside_is_in_the_plan(name):
+    """Nothing is depended upon without a door."""
+    known = {*DOORS, *sys.stdlib_module_names, "embedlog", "_typeshed"}
+    assert {other.split(".")[0] for other in imported(FILES[name])} <= known
+
+
+@each_room_file
+def test_only_files_touches_the_file_system(name):
+    """One seam to the outside, with a cruel twin in the tests."""
+    if room_of(name) in {"files", *FLOORS[-1]}:
+        return
+    for mention in mentioned(FILES[name]):
+        first, _, rest = mention.partition(".")
+        assert mention not in {"open", "io.open"}, f"{name} opens files"
+        if first == "os" and rest:
+            attribute = rest.split(".")[0]
+            assert attribute in OS_FOR_ALL, f"{name} uses os.{attribute}"
+            assert not rest.startswith(("path.exists", "path.get", "path.is", "path.real"))
+
+
+WALL_CLOCKS = {
+    *("time.time", "time.time_ns", "time.localtime", "time.gmtime", "time.ctime"),
+    *("datetime.now", "datetime.utcnow", "datetime.today", "date.today"),
+    *("datetime.datetime.now", "datetime.datetime.utcnow", "datetime.date.today"),
+}
+
+
+@each_room_file
+def test_nobody_below_the_engine_looks_at_the_wall_clock(name):
+    """Time is passed in, so that retention and sessions are ordinary unit tests."""
+    if room_of(name) not in TOP_FLOORS:
+        assert not WALL_CLOCKS & set(mentioned(FILES[name]))
+
+
+@each_room_file
+def test_nobody_sleeps_but_on_a_lock(name):
+    """Waiting is for an event, with a timeout, so that close() need not wait."""
+    if room_of(name) != "files":
+        assert "time.sleep" not in set(mentioned(FILES[name]))
+
+
+@each_room_file
+def test_chance_comes_from_a_generator_that_can_be_seeded(name):
+    """`random.Random`, passed in; never the one that all share."""
+    used = {mention for mention in mentioned(FILES[name]) if mention.startswith("random.")}
+    assert used <= {"random.Random", "random.SystemRandom"}
+
+
+@each_room_file
+def test_a_library_does_not_configure_logging(name):
+    """Handlers and levels belong to the program."""
+    forbidden = {"logging.basicConfig", "logging.StreamHandler", "logging.config"}
+    assert room_of(name) == "cli" or not forbidden & set(mentioned(FILES[name]))
+
+
+@each_file
+def test_a_file_has_a_name_that_says_something(name):
+    """There is no drawer for what has no place."""
+    drawers = {"utils", "util", "base", "helpers", "helper", "common", "misc", "core", "shared"}
+    assert Path(name).stem not in drawers
+
+
+@each_file
+def test_a_file_says_what_it_is_for_and_is_short(name):
+    """A docstring, and at most 600 lines; a room that outgrows them becomes a folder."""
+    source = (PACKAGE / name).read_text()
+
+    assert ast.get_docstring(FILES[name])
+    assert len(source.splitlines()) <= 600
+
+
+@each_file
+def test_no_function_is_longer_than_a_screen(name):
+    """At most 60 lines."""
+    assert [each for each in functions(name) if each[1] > 60] == []
+
+
+def test_most_functions_are_short():
+    """The median is at most 8 lines, the 90th percentile at most 25."""
+    sizes = [lines for name in FILES for _, lines in functions(name)]
+
+    assert statistics.median(sizes) <= 8
+    assert statistics.quantiles(sizes, n=10)[-1] <= 25
+
+
+IMPORT = """
+import sys, time
+start = time.perf_counter()
+import embedlog
+print(time.perf_counter() - start)
+print(*sys.modules)
+"""
+
+
+def imported_alone():
+    """Import embedlog in a process of its own: the seconds, and what was loaded."""
+    command = [sys.executable, "-c", IMPORT]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    seconds, modules = done.stdout.splitlines()
+    return float(seconds), set(modules.split())
+
+
+def test_importing_embedlog_is_cheap():
+    """Under 60 ms, and none of the heavy libraries; they load when first needed."""
+    seconds, modules = zip(*(imported_alone() for _ in range(5)), strict=True)
+
+    assert not {"pyarrow", "pyspark", "numpy", "pandas"} & modules[0]
+    assert min(seconds) < 0.06
