@@ -1,5 +1,78 @@
-"""Kafka's log as a Python library: a directory, and any number of processes."""
+"""Kafka's log as a Python library: a directory, and any number of processes.
+
+>>> import embedlog, tempfile
+>>> log = embedlog.open(tempfile.mkdtemp())
+>>> with log.producer() as producer:
+...     producer.send("greetings", b"hello", key=b"you").result().offset
+0
+>>> log.topic("greetings")[0].value
+b'hello'
+>>> log.close()
+
+Importing it loads nothing heavy: pyarrow comes with the first log.
+"""
 
 from __future__ import annotations
 
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from embedlog import errors
+    from embedlog.config import TopicConfig
+    from embedlog.consumer import Consumer
+    from embedlog.engine import Log, Topic, open
+    from embedlog.producer import Producer
+    from embedlog.record import (
+        OffsetAndMetadata,
+        OffsetAndTimestamp,
+        Record,
+        RecordMetadata,
+        TopicPartition,
+    )
+
 __version__ = "0.1.0"
+
+_HOMES = {
+    "open": "engine",
+    "Log": "engine",
+    "Topic": "engine",
+    "Producer": "producer",
+    "Consumer": "consumer",
+    "TopicConfig": "config",
+    "Record": "record",
+    "RecordMetadata": "record",
+    "TopicPartition": "record",
+    "OffsetAndMetadata": "record",
+    "OffsetAndTimestamp": "record",
+}
+
+__all__ = [
+    "Consumer",
+    "Log",
+    "OffsetAndMetadata",
+    "OffsetAndTimestamp",
+    "Producer",
+    "Record",
+    "RecordMetadata",
+    "Topic",
+    "TopicConfig",
+    "TopicPartition",
+    "errors",
+    "open",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Load a public name when it is first used (PEP 562)."""
+    if name == "errors":
+        return importlib.import_module("embedlog.errors")
+    if name not in _HOMES:
+        raise AttributeError(f"module 'embedlog' has no attribute {name!r}")
+    found = getattr(importlib.import_module(f"embedlog.{_HOMES[name]}"), name)
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

@@ -87,6 +87,14 @@ class _Environment:
                 raise StorageError(f"the map would grow past {LARGEST_MAP_BYTES}", path=self.path)
             self.handle.set_mapsize(size)
 
+    def make_writable(self) -> None:
+        """A handle that reads opened it first, one that writes joins: py-lmdb allows one only."""
+        with self.writing, self.reading:
+            if not self.writable:
+                self.handle.close()
+                self.writable = True
+                self.handle = self._open()
+
     def adopt_growth(self) -> None:
         """Take the size that another process gave the map."""
         with self.writing, self.reading:
@@ -221,6 +229,8 @@ class Store:
                 except (lmdb.Error, OSError) as error:
                     raise self._storage(error, "open") from error
                 _environments[path] = shared
+            elif self._files.writable:
+                shared.make_writable()
             shared.users += 1
         self._shared = shared
         return shared

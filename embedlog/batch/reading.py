@@ -26,6 +26,7 @@ from embedlog.batch.wire import (
     MAX_MESSAGE_BYTES,
     MIN_BLOCK,
     PREFIX,
+    SKELETON,
     TIMESTAMP,
     TRAILER,
     VERSION,
@@ -133,24 +134,35 @@ class Batch:
         else:
             self.producer_id, self.producer_epoch, self.base_sequence = producer, epoch, sequence
         self.delete_horizon = None if horizon < 0 else horizon
-        fits = version == VERSION and length == block_length
-        fits = fits and columns == len(source.layout.names)
-        if not (fits and self._plausible(extent, block_length, columns)):
-            self._refuse(version, columns)
-        if self.size > room:
-            source.corrupt(start, "truncated")
-
-    def _plausible(self, extent: int, block_length: int, columns: int) -> bool:
-        """Say whether the numbers of the block can belong together."""
-        span = self.next_offset - self.base_offset
-        dense = self.count == span or (self.flags & EXPLICIT_OFFSETS and self.count <= span)
-        return (
-            bool(dense)
-            and self.base_offset >= 0
+        ordinary = (
+            version == VERSION
+            and length == block_length
+            and columns == len(source.layout.names)
             and block_length >= MIN_BLOCK + 16 * columns
+            and self.count == self.next_offset - self.base_offset > 0 <= self.base_offset
             and 8 + extent <= self.size <= MAX_MESSAGE_BYTES
             and not self.size & 7
         )
+        if not ordinary:
+            self._judge(version, length, columns, end - start)
+        if self.size > room:
+            source.corrupt(start, "truncated")
+
+    def _judge(self, version: int, length: int, columns: int, extent: int) -> None:
+        """Accept the rare kind of batch (with gaps, or empty: D11), and refuse all others."""
+        span = self.next_offset - self.base_offset
+        plausible = (
+            version == VERSION
+            and length >= MIN_BLOCK + 16 * columns
+            and length == self._body - self._block
+            and columns == len(self._source.layout.names)
+            and (self.count == span or (self.flags & EXPLICIT_OFFSETS and self.count <= span))
+            and self.base_offset >= 0
+            and extent <= self.size <= MAX_MESSAGE_BYTES
+            and not self.size & 7
+        )
+        if not plausible:
+            self._refuse(version, columns)
 
     def _refuse(self, version: int, columns: int) -> NoReturn:
         source = self._source
@@ -215,28 +227,30 @@ class Batch:
         return columns
 
     def _check(self, indexes: Sequence[int]) -> None:
-        view, table, body = self._source.view, self._block + 96, self._body
-        size, slice_ = self.size - (body - self._start), self._source.buffer.slice
+        source, body = self._source, self._body
+        table = source.layout.table.unpack_from(source.view, self._block + HEADER.size)
+        size, slice_ = self.size - (body - self._start), source.buffer.slice
         for i in indexes:
-            end, crc, _ = ENTRY.unpack_from(view, table + 16 * i)
-            begin = ENTRY.unpack_from(view, table + 16 * i - 16)[0] if i else 0
+            end, crc = table[3 * i], table[3 * i + 1]
+            begin = table[3 * i - 3] if i else 0
             if not begin <= end <= size:
-                self._source.corrupt(self._start, "its columns lie outside it")
+                source.corrupt(self._start, "its columns lie outside it")
             if crc32c(slice_(body + begin, end - begin)) != crc:
-                name = self._source.layout.names[i]
-                self._source.corrupt(self._start, f"the CRC of column {name} is wrong")
+                source.corrupt(self._start, f"the CRC of column {source.layout.names[i]} is wrong")
 
     def _decode(self, pick: Pick) -> Any:
         source, start = self._source, self._start
         layout = source.layout
         try:
-            found = find_message(source.view[start : self._block])
-            if found.compressed:
+            found = None
+            if SKELETON.unpack_from(source.view, start + 8) != layout.plain:
+                found = find_message(source.view[start : self._block])
+            if found is not None and found.compressed:
                 columns = pa.ipc.read_record_batch(self._reduced(found, pick), pick.schema)
             else:
                 message = source.buffer.slice(start, self.size)
                 columns = pa.ipc.read_record_batch(message, layout.schema)
-                if len(pick.indexes) != len(layout.names):
+                if pick.indexes != layout.every:
                     columns = columns.select(pick.indexes)
             columns.validate()
         except (pa.ArrowException, OSError, struct.error, IndexError) as error:
@@ -255,7 +269,8 @@ class Batch:
         body = view[self._body : self._start + self.size]
         if decoded_size(body, 0, ranges, pick.buffers, found) > MAX_BATCH_BYTES:
             raise struct.error(f"it would decompress to more than {MAX_BATCH_BYTES} bytes")
-        pieces, place = [], 0
+        pieces: list[Any] = []
+        place = 0
         for new, old in enumerate(pick.buffers):
             begin, length = ranges[2 * old], ranges[2 * old + 1]
             struct.pack_into("<qq", head, found.buffers + 16 * new, place, length)

@@ -31,6 +31,8 @@ TRAILER = struct.Struct("<I4s")
 _U16 = struct.Struct("<H").unpack_from
 _U32 = struct.Struct("<I").unpack_from
 _I32 = struct.Struct("<i").unpack_from
+_FIVE = struct.Struct("<5H").unpack_from
+_SIX = struct.Struct("<6H").unpack_from
 I64 = struct.Struct("<q")
 CONTINUATION = 0xFFFFFFFF
 MAGIC, END_MAGIC = b"EMBL", b"embl"
@@ -72,7 +74,18 @@ class Pick(NamedTuple):
 class Layout:
     """Where each top-level column has its nodes and buffers in a flatbuffer."""
 
-    __slots__ = ("buffers", "names", "nodes", "original", "picks", "schema", "time")
+    __slots__ = (
+        "buffers",
+        "every",
+        "names",
+        "nodes",
+        "original",
+        "picks",
+        "plain",
+        "schema",
+        "table",
+        "time",
+    )
 
     def __init__(self, original: Any) -> None:
         self.original, self.schema = original, original.remove_metadata()
@@ -81,6 +94,9 @@ class Layout:
         self.nodes = [0, *accumulate(nodes for nodes, _ in counts)]
         self.buffers = [0, *accumulate(buffers for _, buffers in counts)]
         self.time = self._time_column()
+        self.plain = _plain_skeleton(list(original))
+        self.table = struct.Struct("<" + "QII" * len(counts))
+        self.every = tuple(range(len(counts)))
         self.picks: dict[tuple[str, ...] | bool, Pick] = {}
 
     def _time_column(self) -> int:
@@ -95,11 +111,10 @@ class Layout:
         return found
 
     def _pick(self, names: tuple[str, ...] | bool) -> Pick:
-        every = range(len(self.names))
         if isinstance(names, bool):
-            indexes = tuple(every if names else every[:-1])
+            indexes = self.every if names else self.every[:-1]
         else:
-            indexes = tuple(self.names.index(name) for name in names)
+            indexes = tuple(self.names.index(name) for name in dict.fromkeys(names))
         fields = [self.schema.field(i) for i in indexes]
         nodes = [n for i in indexes for n in range(self.nodes[i], self.nodes[i + 1])]
         buffers = [n for i in indexes for n in range(self.buffers[i], self.buffers[i + 1])]
@@ -172,20 +187,27 @@ class Message(NamedTuple):
     compressed: bool
 
 
-def find_message(head: Any) -> Message:
-    """Find the tables of a flatbuffer; raise `struct.error` if they lie outside ``head``."""
+def _tables(head: Any) -> tuple[int, int, int, int, int]:
+    """Return where the message and the record batch in it have their fields, and how many."""
     root = 8 + _U32(head, 8)[0]
     fields = root - _I32(head, root)[0]
-    size, _, _, kind, header, body_length = struct.unpack_from("<6H", head, fields)
+    size, _, _, kind, header, body_length = _SIX(head, fields)
     if size < 12 or head[root + kind] != 3:
         raise struct.error("the message is not a record batch")
     table = root + header + _U32(head, root + header)[0]
-    fields = table - _I32(head, table)[0]
-    size, _, length, nodes, buffers = struct.unpack_from("<5H", head, fields)
+    body_length = body_length and root + body_length
+    inner = table - _I32(head, table)[0]
+    return fields, body_length, table, inner, _U16(head, inner)[0]
+
+
+def find_message(head: Any) -> Message:
+    """Find the facts of a flatbuffer; raise `struct.error` if they lie outside ``head``."""
+    _, body_length, table, fields, size = _tables(head)
+    _, _, length, nodes, buffers = _FIVE(head, fields)
     nodes += table + _U32(head, table + nodes)[0]
     buffers += table + _U32(head, table + buffers)[0]
     return Message(
-        body_length and root + body_length,
+        body_length,
         length and table + length,
         nodes + 4,
         _U32(head, nodes)[0],
@@ -193,6 +215,26 @@ def find_message(head: Any) -> Message:
         _U32(head, buffers)[0],
         size >= 12 and _U16(head, fields + 10)[0] != 0,
     )
+
+
+SKELETON = struct.Struct("<32s8x24s")
+"""Of a head, from byte 8: the tables' shape as pyarrow writes them, around the body's length."""
+
+
+def _plain_skeleton(fields: list[Any]) -> tuple[bytes, bytes] | None:
+    """Return the skeleton that says "not compressed", if pyarrow still writes it like that.
+
+    A batch that has it needs no look at its flatbuffer: a compressed one would differ.
+    """
+    arrays = [pa.nulls(1, field.type) for field in fields]
+    head = pa.RecordBatch.from_arrays(arrays, names=[field.name for field in fields]).serialize()
+    view = memoryview(head)
+    outer, body_length, table, inner, size = _tables(view)
+    shape_is_inside = outer >= 8 and body_length == 40 and inner + size <= 72 and table + 4 <= 72
+    if not shape_is_inside or find_message(view).compressed:
+        return None
+    first, second = SKELETON.unpack_from(view, 8)
+    return first, second
 
 
 def decoded_size(

@@ -206,21 +206,46 @@ def _sweep(files: Files) -> list[str]:
     """Remove files that the manifest does not name: what killed processes left."""
     store = kv.Store(files, "state", durable=True, timeout=10)
     try:
-        topics, named = store.read(_named)
+        found = strays(files, store)
     finally:
         store.close()
-    done = []
-    for directory in files.list("topics"):
-        if f"topics/{directory}" not in topics:
-            remove_tree(files, f"topics/{directory}")
-            done.append(f"removed topics/{directory}: its topic is gone")
-    for directory in sorted(named):
-        present = files.list(directory) if files.exists(directory) else []
-        for name in present:
-            if _SEGMENT_NAME.fullmatch(name) and name not in named[directory]:
-                files.unlink(f"{directory}/{name}")
-                done.append(f"removed {directory}/{name}: the manifest does not name it")
-    return done
+    for path in found:
+        remove_stray(files, path)
+    return [f"removed {path}: the manifest does not name it" for path in found]
+
+
+def strays(files: Files, state: kv.Store) -> list[str]:
+    """Return the segment files, and the topics' directories, that the manifest does not name.
+
+    Other files are not ours: they are left alone (A28).
+    """
+    # Files before names: what is created meanwhile is named before it is there.
+    present = {
+        f"topics/{topic}": {
+            f"topics/{topic}/{number}": files.list(f"topics/{topic}/{number}")
+            for number in files.list(f"topics/{topic}")
+        }
+        for topic in (files.list("topics") if files.exists("topics") else [])
+    }
+    topics, named = state.read(_named)
+    found = [topic for topic in present if topic not in topics]
+    for topic in sorted(topics & present.keys()):
+        for directory, names in present[topic].items():
+            known = named.get(directory, set())
+            found += [
+                f"{directory}/{name}"
+                for name in names
+                if _SEGMENT_NAME.fullmatch(name) and name not in known
+            ]
+    return found
+
+
+def remove_stray(files: Files, path: str) -> None:
+    """Remove one of `strays`: a topic's directory, or a segment file."""
+    if path.count("/") == 1:
+        remove_tree(files, path)
+    else:
+        files.unlink(path, missing_ok=True)
 
 
 def _named(txn: kv.Txn) -> tuple[set[str], dict[str, set[str]]]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from typing import Any
 
 from sortedcontainers import SortedDict
 
@@ -79,7 +80,7 @@ class PartitionLog:
             return recovery.preview(self)
         self.acquire()
         try:
-            return self._tail_locked()
+            return self.tail_locked()
         finally:
             self.release()
 
@@ -250,7 +251,7 @@ class PartitionLog:
             limit -= info.id * 2654435761 % (config.segment_jitter_ms + 1)
         return one.max_timestamp - now.first_timestamp > limit
 
-    def _tail_locked(self) -> Tail:
+    def tail_locked(self) -> Tail:
         """The tail, with a roll finished that its process did not live to finish."""
         self.refresh()
         row = self.context.live.get(self.tail_key)
@@ -266,7 +267,7 @@ class PartitionLog:
         return recovery.rebuild(self)
 
     def _tail_for_append_locked(self) -> Tail:
-        now = self._tail_locked()
+        now = self.tail_locked()
         if now.failed:
             raise self._failed()
         file = self._active_file()
@@ -321,11 +322,15 @@ class PartitionLog:
             now = self._tail_for_append_locked()
             if now.empty:
                 return False
-            headers = self.segments.peekitem(-1)[1].headers
-            self._roll_locked(now, headers, self.context.durability == "fsync")
+            self.roll_locked(now)
             return True
         finally:
             self.release()
+
+    def roll_locked(self, now: Tail) -> Tail:
+        """As `roll`, for somebody who has the lock and the tail."""
+        headers = self.segments.peekitem(-1)[1].headers
+        return self._roll_locked(now, headers, self.context.durability == "fsync")
 
     def _roll_locked(self, now: Tail, headers: bool, synced: bool) -> Tail:
         """Seal the active segment and open the next one after it (A14, A15)."""
@@ -396,19 +401,22 @@ class PartitionLog:
         files = self.context.files
         files.make_directory(self.directory)
         files.make_directory(f"{self.directory}/{self.partition}")
+        file = create(files, self.path_of(info), self.schema_of(info))
+        self._active = info.id, file
+        if synced:
+            file.sync()
+            self.sync_entries(info.id)
+        return file
+
+    def schema_of(self, info: SegmentInfo) -> Any:
+        """Return the Arrow schema that a segment file of this partition begins with."""
         metadata = {
             b"embedlog.version": b"1",
             b"embedlog.topic": self.topic.encode(),
             b"embedlog.partition": str(self.partition).encode(),
             b"embedlog.base_offset": str(info.base_offset).encode(),
         }
-        schema = batches.schema(headers=info.headers, metadata=metadata)
-        file = create(files, self.path_of(info), schema)
-        self._active = info.id, file
-        if synced:
-            file.sync()
-            self.sync_entries(info.id)
-        return file
+        return batches.schema(headers=info.headers, metadata=metadata)
 
     # Flushing
 
@@ -422,7 +430,7 @@ class PartitionLog:
         self._flush_to(now)
         self.acquire()
         try:
-            current = self._tail_locked()
+            current = self.tail_locked()
             # A truncation in between raised the epoch: then the point stays.
             if current.leader_epoch == now.leader_epoch:
                 producers = self._producers()
@@ -549,7 +557,7 @@ class PartitionLog:
         self.context.check_writable()
         self.acquire()
         try:
-            now = self._tail_locked()
+            now = self.tail_locked()
             if offset >= now.next_offset:
                 return False
             recovery.cut(self, now, offset)

@@ -8,7 +8,6 @@ first bad block ends the log; below it damage is an error and nothing is cut
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -380,10 +379,3 @@ def cut(log: PartitionLog, now: Tail, offset: int) -> Tail:
     log.context.live.write(lambda txn: txn.delete(log.tail_key))
     return rebuild(log, offset)
 
-
-def scan_all(log: PartitionLog, segment: SegmentInfo, stop: int) -> Iterator[Batch]:
-    """Yield every batch of a segment with all its checksums verified, for `verify`."""
-    file = log.open_segment(segment)
-    for one in file.scan(file.start, stop):
-        one.verify()
-        yield one

@@ -12,6 +12,7 @@ The record is that of one process; its threads may write at once.
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import struct
@@ -19,6 +20,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 
 from embedlog.errors import DurabilityError, StorageError
@@ -39,6 +41,7 @@ from support.power import (
     SyncDirectory,
     Tree,
     Truncate,
+    World,
     Write,
     materialise,
     scratch_directory,
@@ -47,6 +50,9 @@ from support.power import (
 __all__ = ["OPERATIONS", "CruelFiles", "Image", "materialise", "scratch_directory"]
 
 Result = TypeVar("Result")
+
+TXNID = 144
+"""Where an LMDB meta page has the number of its transaction; pages 0 and 1 are the meta pages."""
 
 CHANGES = frozenset(
     {"create", "write", "truncate", "sync", "sync_directory", "rename", "unlink", "mkdir", "rmdir"}
@@ -68,6 +74,200 @@ class Fault:
     what: str
     number: int = 0
     forever: bool = False
+
+
+@dataclass(slots=True)
+class Environment:
+    """An LMDB file as it was after its last commit; the descriptor follows it through renames."""
+
+    fd: int
+    inode: int
+    content: bytes
+    transaction: int
+
+    def now(self) -> int:
+        """The number of the last transaction that is in the file, -1 before the first."""
+        found = [os.pread(self.fd, 8, page * PAGE + TXNID) for page in (0, 1)]
+        return max((struct.unpack("<Q", each)[0] for each in found if len(each) == 8), default=-1)
+
+    def commit(self, now: int) -> Commit:
+        """What changed since the last commit that was seen."""
+        old, new = self.content, os.pread(self.fd, os.fstat(self.fd).st_size, 0)
+        pages = {
+            start // PAGE: new[start : start + PAGE]
+            for start in range(0, len(new), PAGE)
+            if new[start : start + PAGE] != old[start : start + PAGE]
+        }
+        # LMDB keeps the pages of a transaction from the next two only.
+        skipped = now - self.transaction > 2 and self.transaction >= 0
+        self.content, self.transaction = new, now
+        return Commit(self.inode, pages, len(new), skipped)
+
+
+class Record:
+    """The names as they are now, and all that happened to them and to the bytes of the files."""
+
+    def __init__(self, root: str) -> None:
+        self.root = root
+        self.events: list[Any] = []
+        self.volatile: set[str] = set()
+        self.inodes: dict[int, int] = {}
+        self.tree: Tree = {ROOT: {}}
+        self.first_contents: dict[int, bytes] = {}
+        self._numbers = itertools.count(ROOT + 1)
+        self._environments: dict[int, Environment] = {}
+        self._load(ROOT, "")
+        self.first_tree: Tree = {inode: dict(names) for inode, names in self.tree.items()}
+        self.poll()
+
+    def _load(self, directory: int, prefix: str) -> None:
+        for entry in sorted(os.scandir(f"{self.root}/{prefix}"), key=lambda entry: entry.name):
+            path = prefix + entry.name
+            if is_volatile(path):
+                self._load_volatile(path)
+                continue
+            inode = self.tree[directory][entry.name] = next(self._numbers)
+            if entry.is_dir(follow_symlinks=False):
+                self.tree[inode] = {}
+                self._load(inode, f"{path}/")
+            elif entry.name != "lock.mdb":
+                self.first_contents[inode] = Path(entry.path).read_bytes()
+            else:
+                del self.tree[directory][entry.name]
+
+    def _load_volatile(self, path: str) -> None:
+        if path == "locks":
+            self.volatile.update(f"locks/{name}" for name in os.listdir(f"{self.root}/locks"))
+        elif path == "wake":
+            self.volatile.add(path)
+
+    # Names
+
+    def find(self, path: str) -> int | None:
+        """Return the inode of a path, None if the record does not know it."""
+        inode: int | None = ROOT
+        for part in path.split("/") if path else ():
+            inode = self.tree.get(inode, {}).get(part) if inode is not None else None
+        return inode
+
+    def _adopt(self, path: str) -> int:
+        """Return the inode of a path; what others made is entered now, and not synced."""
+        inode = self.find(path)
+        if inode is not None:
+            return inode
+        parent, _, name = path.rpartition("/")
+        directory = self._adopt(parent)
+        inode = self.tree[directory][name] = next(self._numbers)
+        real = f"{self.root}/{path}"
+        self.events.append(Enter(directory, name, inode, os.path.isdir(real)))
+        if os.path.isdir(real):
+            self.tree[inode] = {}
+        elif data := Path(real).read_bytes():
+            self.events.append(Write(inode, 0, data))
+        return inode
+
+    def opened(self, fd: int, path: str) -> None:
+        if not is_volatile(path):
+            self.inodes[fd] = self._adopt(path)
+        elif not path.startswith("live"):
+            self.volatile.add(path)
+
+    def made_directory(self, path: str) -> None:
+        if not is_volatile(path):
+            self._adopt(path)
+
+    def removed(self, path: str) -> None:
+        inode = self.find(path)
+        if inode is not None:
+            parent, _, name = path.rpartition("/")
+            directory = self._adopt(parent)
+            del self.tree[directory][name]
+            self.events.append(Remove(directory, name, inode))
+
+    def renamed(self, old: str, new: str) -> None:
+        if is_volatile(new):
+            self.removed(old)
+            return
+        inode = self.find(old)
+        if inode is None:
+            self._adopt(new)
+            return
+        parent, _, name = old.rpartition("/")
+        new_parent, _, new_name = new.rpartition("/")
+        directory, new_directory = self._adopt(parent), self._adopt(new_parent)
+        del self.tree[directory][name]
+        self.tree[new_directory][new_name] = inode
+        self.events.append(Rename(directory, name, new_directory, new_name, inode))
+
+    # Bytes
+
+    def changed(self, fd: int, kind: Callable[..., Any], *what: Any) -> None:
+        inode = self.inodes.get(fd)
+        if inode is not None:
+            self.events.append(kind(inode, *what))
+
+    def forget(self, fd: int) -> None:
+        """Lose what a failed sync left in doubt: the file itself reads as zeros there."""
+        inode = self.inodes.get(fd)
+        if inode is None or not any(
+            isinstance(event, FailedSync) and event.inode == inode for event in self.events
+        ):
+            return
+        self.events.append(Forgotten(inode))
+        world = World({}, dict(self.first_contents))
+        for index, event in enumerate(self.events):
+            if getattr(event, "inode", None) == inode and not isinstance(event, Enter | Rename):
+                world.play(index, event)
+        content = world.content(inode)
+        real = os.open(f"/proc/self/fd/{fd}", os.O_RDWR | os.O_CLOEXEC)
+        os.pwrite(real, content, 0)
+        os.close(real)
+
+    # LMDB
+
+    def now(self) -> int:
+        """How many events there are, with the commits that LMDB has made."""
+        self.poll()
+        return len(self.events)
+
+    def poll(self) -> None:
+        """Record the commits that LMDB has made since the last look."""
+        for name, directory in list(self.tree[ROOT].items()):
+            if name.startswith("state") and directory in self.tree:
+                environment = self._environment(directory, f"{self.root}/{name}/data.mdb")
+                if environment:
+                    now = environment.now()
+                    if now != environment.transaction:
+                        self.events.append(environment.commit(now))
+
+    def _environment(self, directory: int, path: str) -> Environment | None:
+        known = self._environments.get(directory)
+        inode = self.tree[directory].get("data.mdb")
+        if known and known.inode == inode:
+            return known
+        try:
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return None
+        if inode is None:
+            inode = self.tree[directory]["data.mdb"] = next(self._numbers)
+            self.events.append(Enter(directory, "data.mdb", inode))
+            found = Environment(fd, inode, b"", -1)
+        else:
+            found = Environment(fd, inode, os.pread(fd, os.fstat(fd).st_size, 0), -1)
+            found.transaction = found.now()
+        self._environments[directory] = found
+        return found
+
+    def close(self) -> None:
+        """Close the LMDB files; not before LMDB did, which would lose its locks."""
+        while self._environments:
+            os.close(self._environments.popitem()[1].fd)
+
+
+def is_volatile(path: str) -> bool:
+    first = path.partition("/")[0]
+    return first.replace("-", ".").partition(".")[0] in VOLATILE
 
 
 class CruelFiles(Files):
@@ -272,7 +472,7 @@ class CruelFiles(Files):
         record = self._record
         # What other threads write while the sync runs is not covered by it.
         with self._mutex:
-            upto = len(record.events) if record else 0
+            upto = record.now() if record else 0
             inode = record.inodes.get(fd) if record else None
         try:
             self._do("sync", fd, lambda: self._sync_if_real(base.sync, fd))
@@ -292,9 +492,13 @@ class CruelFiles(Files):
         base = super()
         record = self._record
         with self._mutex:
-            upto = len(record.events) if record else 0
+            upto = record.now() if record else 0
             inode = record.find(path) if record else None
-        self._do("sync_directory", path, lambda: base.list(path) if record else base_sync(path))
+        self._do(
+            "sync_directory",
+            path,
+            lambda: base.list(path) and None if record else base.sync_directory(path),
+        )
         if record and inode is not None:
             record.events.append(SyncDirectory(inode, upto))
 
@@ -348,8 +552,10 @@ class CruelFiles(Files):
         )
 
     def lock(self, fd: int, timeout: float, shared: bool = False) -> None:
-        self._fault("lock")
+        fault = self._fault("lock")
         super().lock(fd, timeout, shared)
+        if fault and fault.what == "after":
+            os.kill(os.getpid(), signal.SIGKILL)
 
     def unlock(self, fd: int) -> None:
         # Not under the record's mutex: whoever waits for the lock may hold it.
@@ -357,6 +563,13 @@ class CruelFiles(Files):
         super().unlock(fd)
         if fault and fault.what == "after":
             os.kill(os.getpid(), signal.SIGKILL)
+
+    def close_all(self) -> None:
+        super().close_all()
+        # The constructor of the parent class may call this one before it is done.
+        record = getattr(self, "_record", None)
+        if record:
+            record.close()
 
     def after_fork(self) -> None:
         self._record = None

@@ -16,7 +16,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import product
+from itertools import pairwise, product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -66,6 +66,7 @@ class Enter(NamedTuple):
     directory: int
     name: str
     inode: int
+    is_directory: bool = False
 
 
 class Remove(NamedTuple):
@@ -100,6 +101,17 @@ Tree = dict[int, dict[str, int]]
 """Directories by inode: the names in each, and their inodes."""
 
 
+class Choice(NamedTuple):
+    """What became of one pending event; a mask says which sectors or pages arrived."""
+
+    kept: bool
+    mask: int | None = None
+    grow: bool = False
+
+
+LOST, KEPT = Choice(False), Choice(True)
+
+
 @dataclass(slots=True)
 class Image:
     """One state of the disk after a power cut, and what the program had been told before."""
@@ -110,10 +122,26 @@ class Image:
     """The notes that preceded the cut, in order; shared by all images of one cut."""
     cut: int
     """How many recorded events preceded the cut."""
-    choices: list[str]
+    choices: list[tuple[Any, Choice]]
     """What became of each event that was not certain."""
     key: int
     """Equal for equal disks (of one process)."""
+
+    def explain(self) -> str:
+        """Say in a few lines what this state is, for the message of a failed check."""
+        lines = [f"cut after event {self.cut}, {len(self.notes)} notes before it"]
+        lines.extend(f"  {tell(event)}: {choice}" for event, choice in self.choices)
+        lines.extend(f"  {name}: {len(data)} bytes" for name, data in self.files.items())
+        return "\n".join(lines)
+
+
+def tell(event: Any) -> str:
+    """One event in one line, without its bytes."""
+    if isinstance(event, Write):
+        return f"Write(inode={event.inode}, {event.position}+{len(event.data)})"
+    if isinstance(event, Commit):
+        return f"Commit(inode={event.inode}, pages={sorted(event.pages)})"
+    return repr(event)
 
 
 @dataclass(slots=True)
@@ -122,17 +150,6 @@ class Pending:
     event: Any
     certain: bool = False
     doomed: bool = False
-
-
-class Choice(NamedTuple):
-    """What became of one pending event; a mask says which sectors or pages arrived."""
-
-    kept: bool
-    mask: int | None = None
-    grow: bool = False
-
-
-LOST, KEPT = Choice(False), Choice(True)
 
 
 @dataclass(slots=True)
@@ -202,6 +219,11 @@ class World:
         while self.names and self.names[0].certain:
             change(self.tree, self.names.pop(0).event, certain=True)
 
+    def content(self, inode: int) -> bytes:
+        """The file as the running system sees it: everything arrived."""
+        chosen = {each.index: KEPT for each in self.data.get(inode, ())}
+        return self._content(inode, chosen, {})
+
     # Images
 
     def uncertain(self) -> list[Pending]:
@@ -263,7 +285,9 @@ def change(tree: Tree, event: Enter | Remove | Rename, certain: bool) -> None:
     """Apply a change of names; one that hangs on a change that was lost is lost too."""
     names = tree.setdefault(event.directory, {})
     match event:
-        case Enter(_, name, inode):
+        case Enter(_, name, inode, is_directory):
+            if is_directory:
+                tree.setdefault(inode, {})
             if certain or name not in names:
                 names[name] = inode
         case Remove(_, name, inode):
@@ -280,7 +304,7 @@ def sectors(event: Write) -> list[tuple[int, int]]:
     """The byte ranges of a write, cut at the sectors of the disk."""
     start, end = event.position, event.position + len(event.data)
     edges = [start, *range(start - start % SECTOR + SECTOR, end, SECTOR), end]
-    return list(zip(edges, edges[1:], strict=False))
+    return list(pairwise(edges))
 
 
 def apply(content: bytearray, event: Write | Truncate, choice: Choice) -> None:
@@ -420,7 +444,9 @@ class Recording:
             before = len(seen)
             wanted = len(cuts) * per_cut if limit is None else limit - before
             yield from self._round(cuts, wanted, rng, seen)
-            if limit is None or len(seen) >= limit or len(seen) == before:
+            gained = len(seen) - before
+            # The last few of a space that is nearly used up are not worth another round.
+            if limit is None or len(seen) >= limit or gained <= limit // 1000:
                 return
 
     def _round(
@@ -460,7 +486,7 @@ class Recording:
             if key not in seen:
                 seen.add(key)
                 budget -= 1
-                told = [f"{p.event!r:.60} {chosen[p.index]}" for p in pending[-12:]]
+                told = [(each.event, chosen[each.index]) for each in pending]
                 self._add_volatile(files, directories, rng)
                 yield Image(files, directories, world.notes, cut, told, disk)
 

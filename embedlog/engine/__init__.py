@@ -1,0 +1,8 @@
+"""What `embedlog.open` returns: a log, and views of its topics."""
+
+from __future__ import annotations
+
+from embedlog.engine.log import Log, open
+from embedlog.engine.topic import Topic, View
+
+__all__ = ["Log", "Topic", "View", "open"]

@@ -1,0 +1,306 @@
+"""A log root as its user sees it."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import time
+import weakref
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from embedlog.config import TopicConfig
+from embedlog.errors import InvalidConfigError, NotALogError
+from embedlog.files import Files
+from embedlog.log import DURABILITIES, VISIBILITIES, PartitionLog
+from embedlog.log.checking import Finding, rebuild_index, verify_root
+from embedlog.log.repairing import repair_root
+from embedlog.log.root import Root
+
+Progress = Callable[[int, int], None]
+"""Called with how much of a long work is done, and how much there is, in bytes."""
+
+_open_logs: weakref.WeakSet[Log] = weakref.WeakSet()
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+class Log:
+    """A log root: topics to write to, to read from, and to look at.
+
+    Any thread may use it; a forked child may go on with it; it pickles as its
+    path and options.  Made by `open`.
+    """
+
+    def __init__(self, root: Root, options: Mapping[str, Any]) -> None:
+        self.root = root
+        self._options = dict(options)
+        self._children: weakref.WeakSet[Any] = weakref.WeakSet()
+        _open_logs.add(self)
+
+    @property
+    def path(self) -> str:
+        """The directory."""
+        return self.root.path
+
+    @property
+    def durability(self) -> str:
+        """What an acknowledged record survives; see `open`."""
+        return self.root.durability
+
+    # Topics
+
+    def create_topic(
+        self,
+        name: str,
+        partitions: int = 1,
+        config: Mapping[str, object] | None = None,
+        *,
+        exist_ok: bool = False,
+    ) -> Any:
+        """Add a topic and return a view of it.
+
+        Args:
+            name: Letters, digits, '.', '_' and '-'; at most 200.
+            partitions: How many; a topic can grow later, but not shrink.
+            config: Kafka's topic settings, dotted or with underscores.
+            exist_ok: Return the topic that is there, whatever its settings.
+
+        Raises:
+            InvalidTopicError, InvalidPartitionsError, InvalidConfigError: Nothing was made.
+            TopicAlreadyExistsError: Unless ``exist_ok``.
+        """
+        parsed = TopicConfig.parse(config or {})
+        if not (exist_ok and name in self.root.topics()):
+            self.root.create_topic(name, partitions, parsed)
+        return self.topic(name)
+
+    def delete_topic(self, name: str) -> None:
+        """Remove a topic and its records; readers finish with the files they hold (A38)."""
+        self.root.delete_topic(name)
+
+    def create_partitions(self, name: str, total: int) -> None:
+        """Let a topic have ``total`` partitions; keys may move to other ones (G5)."""
+        self.root.grow_topic(name, total)
+
+    def alter_topic(self, name: str, config: Mapping[str, object]) -> None:
+        """Change settings of a topic; None returns one to its default."""
+        self.root.alter_topic(name, config)
+
+    def topics(self) -> list[str]:
+        """Return the names of all topics, sorted."""
+        return list(self.root.topics())
+
+    def describe_topic(self, name: str) -> dict[str, Any]:
+        """Return a topic's id, settings, and per partition its offsets, bytes and segments."""
+        info = self.root.topic(name)
+        return {
+            "name": info.name,
+            "id": info.id,
+            "created_ms": info.created_ms,
+            "config": info.config.to_dict(),
+            "overrides": info.config.overrides(),
+            "partitions": [
+                _describe(self.root.partition(name, number)) for number in range(info.partitions)
+            ],
+        }
+
+    def topic(self, name: str) -> Any:
+        """Return a view of a topic, to slice, count and turn into tables.
+
+        Raises:
+            UnknownTopicOrPartitionError: There is none; the nearest name is told.
+        """
+        from embedlog.engine.topic import Topic
+
+        self.root.topic(name)
+        return Topic(self.root, name)
+
+    def __getitem__(self, name: str) -> Any:
+        """The same as `topic`."""
+        return self.topic(name)
+
+    def __contains__(self, name: object) -> bool:
+        """Whether there is such a topic."""
+        return name in self.root.topics()
+
+    def partition(self, topic: str, number: int) -> PartitionLog:
+        """Return the log of one partition, the floor below producers and consumers."""
+        return self.root.partition(topic, number)
+
+    # Writing and reading
+
+    def producer(self, **config: Any) -> Any:
+        """Return a producer; see `embedlog.Producer` for its settings (kafka-python's names)."""
+        from embedlog.producer import Producer
+
+        made = Producer(self.root, **config)
+        self._children.add(made)
+        return made
+
+    def consumer(self, *topics: str, **config: Any) -> Any:
+        """Return a consumer; see `embedlog.Consumer` for its settings (kafka-python's names)."""
+        from embedlog.consumer import Consumer
+
+        made = Consumer(self.root, *topics, **config)
+        self._children.add(made)
+        return made
+
+    def flush(self) -> None:
+        """Put everything this handle appended on the disk."""
+        for child in list(self._children):
+            if hasattr(child, "flush"):
+                child.flush()
+        self.root.flush()
+
+    # Health
+
+    def verify(self, *, progress: Progress | None = None) -> list[Finding]:
+        """Read everything and check every checksum; ``[]`` is healthy.  Changes nothing."""
+        return verify_root(self.root, progress)
+
+    def repair(self, *, dry_run: bool = True, progress: Progress | None = None) -> list[str]:
+        """Mend what `verify` finds; returns in words what is dropped, before or after.
+
+        Damaged records are left out, the files that held them are kept in
+        ``quarantine/``, and the records around them stay at their offsets.
+
+        Args:
+            dry_run: Only tell.
+        """
+        return repair_root(self.root, dry_run, progress)
+
+    def rebuild_index(self, topic: str | None = None) -> int:
+        """Make the sparse index anew from the segments; returns how many entries it has."""
+        return rebuild_index(self.root, topic)
+
+    # Life
+
+    def close(self) -> None:
+        """Flush and close producers and consumers, then the log; later calls raise ClosedError."""
+        if self.root.closed:
+            return
+        try:
+            for child in list(self._children):
+                child.close()
+        finally:
+            self.root.close()
+            _open_logs.discard(self)
+
+    def __enter__(self) -> Log:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _reopen, (self.path, self._options)
+
+    def __repr__(self) -> str:
+        if self.root.closed:
+            return f"<Log {self.path}: closed>"
+        names = self.topics()
+        shown = ", ".join(names[:5]) + (", …" if len(names) > 5 else "")
+        told = f"{len(names)} topics: {shown}" if names else "no topics"
+        return f"<Log {self.path}: {told}; durability={self.durability!r}, mode={self.root.mode!r}>"
+
+
+def _describe(log: PartitionLog) -> dict[str, int]:
+    return {
+        "partition": log.partition,
+        "start_offset": log.start_offset(),
+        "end_offset": log.end_offset(),
+        "bytes": log.size_bytes(),
+        "segments": len(log.segments),
+        "leader_epoch": log.tail().leader_epoch,
+    }
+
+
+def open(  # noqa: A001 - as in `embedlog.open`, like `shelve.open` and `lmdb.open`
+    path: str | os.PathLike[str],
+    *,
+    mode: str = "rw",
+    durability: str = "os",
+    visibility: str = "append",
+    clock: Callable[[], int] | None = None,
+    auto_create_topics: bool = True,
+    lock_timeout: float = 10.0,
+    unsafe_filesystem: bool = False,
+    files: Callable[..., Files] = Files,
+) -> Log:
+    """Open a log, or make one; any number of processes may have it open.
+
+    Args:
+        path: A directory on a local disk.
+        mode: ``"rw"``, or ``"r"`` to read what is there and change nothing.
+        durability: What an acknowledged record survives: ``"os"`` the death of any
+            process at any instant, ``"fsync"`` also a power cut.
+        visibility: When consumers of this handle see a record: ``"append"`` once it
+            is published, ``"durable"`` once it would survive a power cut.
+        clock: Returns milliseconds since 1970; the system's unless given.
+        auto_create_topics: Make a topic with the defaults when it is first written to.
+        lock_timeout: Seconds to wait for another process before `LockTimeoutError`.
+        unsafe_filesystem: Write even on NFS, SMB, 9p or FUSE.
+        files: The seam to the file system; for tests.
+
+    Raises:
+        NotALogError: The path is a file, or holds something else.
+        UnsupportedFormatError: A newer embedlog wrote it.
+        UnsupportedFilesystemError: Locks cannot be trusted there.
+        CorruptionError: The catalogue is damaged and has no copy.
+        StorageError: The file system refused; ``errno`` says why.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as directory, open(directory) as log:
+    ...     log.create_topic("flights", partitions=4)
+    ...     log.topics()
+    <Topic flights: 4 partitions, 0 records>
+    ['flights']
+    """
+    options = {
+        "mode": _one_of("mode", mode, ("rw", "r")),
+        "durability": _one_of("durability", durability, DURABILITIES),
+        "visibility": _one_of("visibility", visibility, VISIBILITIES),
+        "clock": clock,
+        "auto_create_topics": auto_create_topics,
+        "lock_timeout": lock_timeout,
+        "unsafe_filesystem": unsafe_filesystem,
+        "files": files,
+    }
+    return _reopen(_checked_path(path), options)
+
+
+def _reopen(path: str, options: dict[str, Any]) -> Log:
+    root = Root(
+        path,
+        mode=options["mode"],
+        durability=options["durability"],
+        visibility=options["visibility"],
+        clock=options["clock"] or _now_ms,
+        lock_timeout=options["lock_timeout"],
+        auto_create=options["auto_create_topics"],
+        unsafe_filesystem=options["unsafe_filesystem"],
+        files=options["files"],
+    )
+    return Log(root, options)
+
+
+def _checked_path(path: str | os.PathLike[str]) -> str:
+    text = os.path.abspath(os.path.expanduser(os.fspath(path)))
+    if os.path.exists(text) and not os.path.isdir(text):
+        raise NotALogError("the path is a file", path=text, todo="name a directory")
+    return text
+
+
+def _one_of(name: str, value: str, known: tuple[str, ...]) -> str:
+    if value not in known:
+        raise InvalidConfigError(f"{name} is {value!r}", todo=f"use one of {', '.join(known)}")
+    return value
+
+
+@atexit.register
+def _close_all() -> None:
+    for log in list(_open_logs):
+        log.close()

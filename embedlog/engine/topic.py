@@ -1,0 +1,302 @@
+"""Looking at a topic: slices, counts and tables, as one would with a data frame."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from itertools import repeat
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from embedlog.errors import EmbedlogError
+from embedlog.log import PartitionLog
+from embedlog.log.root import Root
+from embedlog.record import Record
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_READ_BYTES = 4 << 20
+_SHOWN = 5
+
+
+class Range(NamedTuple):
+    """Offsets ``[start, stop)`` of one partition."""
+
+    partition: int
+    start: int
+    stop: int
+
+
+class View:
+    """Some records of a topic, not read yet; rows are in order of (partition, offset).
+
+    ``len`` counts offsets, ``[100:200]`` and ``[-10:]`` select rows as in a
+    list, ``[7]`` is one record.  Every read stops at the end as of the call.
+    """
+
+    def __init__(self, root: Root, name: str, ranges: Sequence[Range]) -> None:
+        self._root, self.name = root, name
+        self._fixed = list(ranges)
+
+    def ranges(self) -> list[Range]:
+        """Return what the view covers now."""
+        return self._fixed
+
+    def __len__(self) -> int:
+        return sum(part.stop - part.start for part in self.ranges())
+
+    def __getitem__(self, rows: int | slice) -> Any:
+        if isinstance(rows, slice):
+            start, stop, step = rows.indices(len(self))
+            if step != 1:
+                raise ValueError("a view is sliced without a step; use to_arrow() for that")
+            return View(self._root, self.name, _cut(self.ranges(), start, stop))
+        count = len(self)
+        place = rows + count if rows < 0 else rows
+        if not 0 <= place < count:
+            raise IndexError(f"row {rows} of {count}")
+        return next(iter(View(self._root, self.name, _cut(self.ranges(), place, place + 1))))
+
+    def __iter__(self) -> Iterator[Record]:
+        """Yield every record as an object."""
+        for batch, part, first, last in self._batches():
+            times, keys, values, headers = batch.lists()
+            rows = zip(
+                repeat(self.name),
+                repeat(part.partition),
+                batch.offsets().to_pylist(),
+                times,
+                repeat(int(batch.is_log_append_time)),
+                keys,
+                values,
+                repeat([]) if headers is None else headers,
+                repeat(batch.leader_epoch),
+                strict=False,
+            )
+            yield from list(map(Record._make, rows))[first:last]
+
+    # Tables
+
+    def batches(self, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
+        """Yield Arrow batches without copies, with the columns of `schema`, or just some of them.
+
+        Memory stays that of a few batches, whatever the size of the topic.
+        """
+        schema = self.schema(columns)
+        names = [name for name in schema.names if name not in ("offset", "partition")]
+        for batch, part, first, last in self._batches():
+            table = batch.to_arrow(part.partition, _present(names, batch))
+            yield _fitted(table.slice(first, last - first), schema)
+
+    def schema(self, columns: Sequence[str] | None = None) -> pa.Schema:
+        """Return the columns: offset, partition, timestamp, key, value, and headers if any."""
+        import pyarrow as pa
+
+        from embedlog.batch import schema
+
+        stored = schema(headers=self._has_headers())
+        fields = [pa.field("offset", pa.int64()), pa.field("partition", pa.int32()), *stored]
+        wanted = [field.name for field in fields] if columns is None else list(columns)
+        known = {field.name: field for field in fields}
+        unknown = [name for name in wanted if name not in known]
+        if unknown:
+            raise KeyError(f"no column {unknown[0]!r}; there are {', '.join(known)}")
+        return pa.schema([known[name].with_nullable(True) for name in wanted])
+
+    def to_arrow(self, columns: Sequence[str] | None = None) -> pa.Table:
+        """Return a table over the segments' own memory: nothing is copied unless compressed."""
+        import pyarrow as pa
+
+        return pa.Table.from_batches(self.batches(columns), self.schema(columns))
+
+    def to_pandas(self, columns: Sequence[str] | None = None) -> Any:
+        """Return a pandas DataFrame."""
+        _need("pandas")
+        return self.to_arrow(columns).to_pandas()
+
+    def to_polars(self, columns: Sequence[str] | None = None) -> Any:
+        """Return a Polars DataFrame."""
+        return _need("polars").from_arrow(self.to_arrow(columns))
+
+    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
+        """The Arrow PyCapsule stream: DuckDB, Polars, pandas and others take the view as it is."""
+        import pyarrow as pa
+
+        reader = pa.RecordBatchReader.from_batches(self.schema(), self.batches())
+        return reader.__arrow_c_stream__(requested_schema)
+
+    # Pictures of it
+
+    def __repr__(self) -> str:
+        return f"<{self._title()}>"
+
+    def _title(self) -> str:
+        parts = ", ".join(f"{part.partition}[{part.start}:{part.stop}]" for part in self.ranges())
+        return f"View of {self.name}: {len(self):,} records, {parts or 'nothing'}"
+
+    def _repr_html_(self) -> str:
+        """For notebooks: the title and the last records."""
+        heads = ("partition", "offset", "timestamp", "key", "value")
+        rows = [_cells(record) for record in self[-_SHOWN:]]
+        head = "".join(f"<th>{name}</th>" for name in heads)
+        body = "".join(
+            "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>"
+            for row in rows
+        )
+        title = html.escape(self._title())
+        return f"<b>{title}</b><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+    # Reading
+
+    def _has_headers(self) -> bool:
+        for number in {part.partition for part in self.ranges()}:
+            log = self._log(number)
+            log.refresh()
+            if any(info.headers for info in log.segments.values()):
+                return True
+        return False
+
+    def _log(self, partition: int) -> PartitionLog:
+        return self._root.partition(self.name, partition)
+
+    def _batches(self) -> Iterator[tuple[Any, Range, int, int]]:
+        """Yield batches with the rows of them that the view covers."""
+        for part in self.ranges():
+            if part.start >= part.stop:
+                continue
+            reader = self._log(part.partition).reader(part.start)
+            while reader.offset < part.stop:
+                found = reader.read(_READ_BYTES)
+                if not found:
+                    break
+                for batch in found:
+                    if batch.base_offset >= part.stop:
+                        break
+                    first, last = _rows(batch, part)
+                    if first < last:
+                        yield batch, part, first, last
+
+
+class Topic(View):
+    """A whole topic, as it is at each call."""
+
+    def __init__(self, root: Root, name: str) -> None:
+        super().__init__(root, name, ())
+
+    def ranges(self) -> list[Range]:
+        """Return every partition with its offsets now."""
+        return [self._range(number) for number in range(self._root.partitions(self.name))]
+
+    def _range(self, number: int) -> Range:
+        log = self._log(number)
+        return Range(number, log.start_offset(), log.end_offset())
+
+    @property
+    def partitions(self) -> int:
+        """How many partitions it has."""
+        return self._root.partitions(self.name)
+
+    def partition(self, number: int) -> View:
+        """Return one partition, as of now."""
+        return View(self._root, self.name, [self._range(number)])
+
+    def head(self, count: int = _SHOWN) -> View:
+        """Return the first ``count`` records of each partition."""
+        return self._ends(count, first=True)
+
+    def tail(self, count: int = _SHOWN) -> View:
+        """Return the last ``count`` records of each partition."""
+        return self._ends(count, first=False)
+
+    def _ends(self, count: int, first: bool) -> View:
+        parts = []
+        for part in self.ranges():
+            some = min(count, part.stop - part.start)
+            start = part.start if first else part.stop - some
+            parts.append(Range(part.partition, start, start + some))
+        return View(self._root, self.name, parts)
+
+    @property
+    def config(self) -> dict[str, object]:
+        """Its settings, by Kafka's names."""
+        return self._root.topic(self.name).config.to_dict()
+
+    def size_bytes(self) -> int:
+        """Bytes of its segment files."""
+        return sum(self._log(number).size_bytes() for number in range(self.partitions))
+
+    def _title(self) -> str:
+        count = self.partitions
+        parts = f"{count} partition{'s' * (count != 1)}"
+        records = len(self)
+        size = f", {self.size_bytes() / 1e6:.1f} MB" if records else ""
+        return f"Topic {self.name}: {parts}, {records:,} records{size}"
+
+
+def _cut(ranges: Sequence[Range], start: int, stop: int) -> list[Range]:
+    """Return rows ``[start, stop)`` of consecutive ranges."""
+    found, before = [], 0
+    for part in ranges:
+        first = part.start + max(start - before, 0)
+        last = min(part.stop, part.start + stop - before)
+        if first < last:
+            found.append(Range(part.partition, first, last))
+        before += part.stop - part.start
+    return found
+
+
+def _rows(batch: Any, part: Range) -> tuple[int, int]:
+    """Return which rows of a batch lie in a range."""
+    if not batch.has_offsets:
+        first = max(part.start - batch.base_offset, 0)
+        return first, min(part.stop - batch.base_offset, batch.count)
+    import numpy as np
+
+    offsets = batch.offsets().to_numpy()
+    first, last = np.searchsorted(offsets, [part.start, part.stop])
+    return int(first), int(last)
+
+
+def _present(names: Sequence[str], batch: Any) -> list[str]:
+    return [name for name in names if name != "headers" or batch.has_headers]
+
+
+def _fitted(table: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """Put the columns in the order of the schema; segments without headers have none."""
+    import pyarrow as pa
+
+    columns = [
+        table.column(field.name)
+        if field.name in table.schema.names
+        else pa.nulls(table.num_rows, field.type)
+        for field in schema
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _cells(record: Record) -> tuple[str, ...]:
+    moment = datetime.fromtimestamp(record.timestamp / 1000, UTC)
+    return (
+        str(record.partition),
+        str(record.offset),
+        moment.isoformat(sep=" ", timespec="milliseconds"),
+        _short(record.key),
+        _short(record.value),
+    )
+
+
+def _short(data: bytes | None) -> str:
+    if data is None:
+        return "None"
+    text = data[:80].decode("utf-8", "replace")
+    return text + "…" if len(data) > 80 else text
+
+
+def _need(package: str) -> Any:
+    import importlib
+
+    try:
+        return importlib.import_module(package)
+    except ImportError as error:
+        raise EmbedlogError(f"{package} is not installed", todo=f"pip install {package}") from error

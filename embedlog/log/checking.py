@@ -1,0 +1,207 @@
+"""Walking a whole root and telling what is not as it should be; nothing is changed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, NamedTuple
+
+from embedlog import catalog, index
+from embedlog.catalog import SegmentInfo
+from embedlog.errors import EmbedlogError
+from embedlog.index import Entry
+from embedlog.log import lookup, mending
+from embedlog.log.partition import PartitionLog
+from embedlog.log.tail import Tail
+from embedlog.segment import END_MARK, SegmentFile
+
+if TYPE_CHECKING:
+    from embedlog.log.root import Root
+
+Progress = Callable[[int, int], None]
+
+
+class Finding(NamedTuple):
+    """One thing that is wrong, and where."""
+
+    topic: str
+    partition: int
+    path: str
+    position: int
+    what: str
+
+    def __str__(self) -> str:
+        return f"{self.topic}-{self.partition}: {self.path} at byte {self.position}: {self.what}"
+
+
+def verify_root(root: Root, progress: Progress | None = None) -> list[Finding]:
+    """Check every partition of every topic, and that no other files are there."""
+    try:
+        infos = root.topics().values()
+        logs = [
+            root.partition(info.name, number) for info in infos for number in range(info.partitions)
+        ]
+    except EmbedlogError as error:
+        return [Finding("", 0, error.path or root.path, error.position or 0, str(error))]
+    total, done = sum(_bytes_of(log) for log in logs) if progress else 0, 0
+    found: list[Finding] = []
+    for log in logs:
+        for step in verify_partition(log):
+            if isinstance(step, Finding):
+                found.append(step)
+            elif progress:
+                done += step
+                progress(done, total)
+    return found + list(_strays(root))
+
+
+def _bytes_of(log: PartitionLog) -> int:
+    try:
+        return log.size_bytes()
+    except EmbedlogError:
+        return 0
+
+
+def verify_partition(log: PartitionLog) -> Iterator[Finding | int]:
+    """Yield findings, and between them how many bytes were read since the last yield."""
+    try:
+        # The tail first: a segment that is rolled after it is looked at as sealed.
+        now = log.tail()
+        log.refresh()
+        segments = list(log.segments.values())
+    except EmbedlogError as error:
+        yield _finding(log, error.path or log.directory, error.position or 0, str(error))
+        return
+    if now.failed:
+        yield _finding(log, log.directory, 0, "a flush failed; the partition is read-only")
+    for place, segment in enumerate(segments):
+        yield from _verify_order(log, segments, place, now)
+        try:
+            yield from _verify_segment(log, segment, now)
+        except EmbedlogError as error:
+            yield _finding(log, log.path_of(segment), error.position or 0, str(error))
+
+
+def _verify_order(
+    log: PartitionLog, segments: list[SegmentInfo], place: int, now: Tail
+) -> Iterator[Finding]:
+    segment, path = segments[place], log.path_of(segments[place])
+    last = place == len(segments) - 1
+    if segment.sealed is last:
+        yield _finding(log, path, 0, "only the last segment of a partition is active")
+    if not last and segment.next_offset is not None:
+        following = segments[place + 1].base_offset
+        if segment.next_offset != following:
+            what = f"ends at offset {segment.next_offset}, the next begins at {following}"
+            yield _finding(log, path, 0, what)
+    if last and segment.id != now.segment_id:
+        yield _finding(log, path, 0, f"the tail is in segment {now.segment_id}")
+
+
+def _verify_segment(log: PartitionLog, segment: SegmentInfo, now: Tail) -> Iterator[Finding | int]:
+    file, path = log.open_segment(segment), log.path_of(segment)
+    size = file.size()
+    stop = segment.end_position if segment.sealed else now.end_position
+    if size < stop:
+        yield _finding(log, path, size, f"the file is cut short: {stop} bytes were written")
+        return
+    if segment.sealed and size != segment.size:
+        yield _finding(log, path, size, f"the file was sealed with {segment.size} bytes")
+    if segment.sealed and log.context.files.read_file(path)[stop : stop + 8] != END_MARK:
+        yield _finding(log, path, stop, "the end mark is missing")
+    entries = {entry.position: entry for entry in lookup.entries(log, segment)}
+    yield from _verify_batches(log, segment, file, stop, entries)
+    for entry in entries.values():
+        what = f"the index has offset {entry.offset} where no batch begins"
+        yield _finding(log, path, entry.position, what)
+
+
+def _verify_batches(
+    log: PartitionLog,
+    segment: SegmentInfo,
+    file: SegmentFile,
+    stop: int,
+    entries: dict[int, Entry],
+) -> Iterator[Finding | int]:
+    path, expected, latest = log.path_of(segment), segment.base_offset, None
+    position = file.start
+    for one in file.scan(position, stop):
+        one.verify()
+        position = one.position + one.size
+        if one.base_offset < expected:
+            what = f"offset {one.base_offset} follows offset {expected - 1}"
+            yield _finding(log, path, one.position, what)
+        entry = entries.pop(one.position, None)
+        if entry is not None and entry != (one.base_offset, one.position, latest):
+            yield _finding(log, path, one.position, f"the index is wrong here: {entry}")
+        expected = one.next_offset
+        latest = one.max_timestamp if latest is None else max(latest, one.max_timestamp)
+        yield one.size
+    if segment.next_offset is not None and expected > segment.next_offset:
+        what = f"holds offset {expected - 1}, the manifest says {segment.next_offset}"
+        yield _finding(log, path, position, what)
+    if segment.sealed and latest != segment.max_timestamp:
+        what = f"its largest timestamp is {latest}, the manifest says {segment.max_timestamp}"
+        yield _finding(log, path, 0, what)
+
+
+def _strays(root: Root) -> Iterator[Finding]:
+    for path in mending.strays(root.context.files, root.context.state):
+        yield Finding("", 0, path, 0, "the manifest does not name it")
+
+
+def _finding(log: PartitionLog, path: str, position: int, what: str) -> Finding:
+    return Finding(log.topic, log.partition, path, position, what)
+
+
+def rebuild_index(root: Root, topic: str | None = None) -> int:
+    """Make the index of a topic, or of all, from its segments (A28, B5)."""
+    root.context.check_writable()
+    count = 0
+    for info in root.topics().values():
+        if topic in (None, info.name):
+            for number in range(info.partitions):
+                count += _rebuild_partition(root.partition(info.name, number))
+    return count
+
+
+def _rebuild_partition(log: PartitionLog) -> int:
+    log.acquire()
+    try:
+        now = log.tail_locked()
+        count = 0
+        for segment in log.segments.values():
+            found = index_of(log, segment, segment.end_position or now.position)
+            _store(log, segment, found)
+            count += len(found)
+        return count
+    finally:
+        log.release()
+
+
+def index_of(log: PartitionLog, segment: SegmentInfo, stop: int) -> list[Entry]:
+    """Return the entries that appending the segment's batches would have made (B1)."""
+    file = log.open_segment(segment)
+    found: list[Entry] = []
+    unindexed, latest = 0, -(1 << 63)
+    for one in file.scan(file.start, stop):
+        if unindexed > log.config.index_interval_bytes:
+            found.append(Entry(one.base_offset, one.position, latest))
+            unindexed = 0
+        unindexed += one.size
+        latest = max(latest, one.max_timestamp)
+    return found
+
+
+def _store(log: PartitionLog, segment: SegmentInfo, found: list[Entry]) -> None:
+    key = log.key
+    if segment.sealed:
+        blob = index.pack(found)
+        log.context.state.write(lambda txn: catalog.put_index_blob(txn, key, segment, blob))
+        return
+
+    def step(txn: object) -> None:
+        index.remove(txn, key)
+        for entry in found:
+            index.put(txn, key, segment.id, entry)
+
+    log.context.live.write(step)

@@ -1,0 +1,201 @@
+"""Making a damaged partition whole again without what is damaged.
+
+Good records keep their offsets; the damaged file is kept in ``quarantine/``.
+Like compaction, a repair writes a new file under a new id and swaps the
+manifest in one transaction: killed before it, nothing happened; after it, all.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from embedlog import batch as batches
+from embedlog import catalog, kv
+from embedlog.batch import Batch
+from embedlog.catalog import PartitionInfo, SegmentInfo
+from embedlog.errors import CorruptionError, EmbedlogError, StorageError
+from embedlog.log import checking, mending, recovery
+from embedlog.log.checking import Finding, Progress
+from embedlog.log.partition import PartitionLog
+from embedlog.segment import END_MARK, SegmentFile, create
+
+if TYPE_CHECKING:
+    from embedlog.log.root import Root
+
+QUARANTINE = "quarantine"
+_BEGINNING = b"\xff\xff\xff\xff"
+
+
+@dataclass(slots=True)
+class Salvage:
+    """What is good in a segment file, and what is not."""
+
+    segment: SegmentInfo
+    schema: pa.Schema
+    good: list[Batch] = field(default_factory=list)
+    told: list[str] = field(default_factory=list)
+
+
+def repair_root(root: Root, dry_run: bool, progress: Progress | None = None) -> list[str]:
+    """Mend every partition that `verify_root` complains about, and remove stray files."""
+    if not dry_run:
+        root.context.check_writable()
+    found = checking.verify_root(root, progress)
+    told = []
+    for topic, number in sorted({(one.topic, one.partition) for one in found if one.topic}):
+        log = root.partition(topic, number)
+        told += _repair_partition(log, dry_run)
+    files, strays = root.context.files, [one.path for one in found if not one.topic]
+    for path in strays:
+        told.append(f"{path}: removed, the manifest does not name it")
+        if not dry_run:
+            mending.remove_stray(files, path)
+    return told
+
+
+def _repair_partition(log: PartitionLog, dry_run: bool) -> list[str]:
+    log.acquire()
+    try:
+        told = _cut_unflushed(log, dry_run)
+        log.refresh()
+        for segment in list(log.segments.values()):
+            if any(_complaints(log, segment)):
+                salvage = _salvage(log, segment)
+                told += salvage.told
+                if not dry_run:
+                    _replace(log, salvage)
+        if not dry_run:
+            # Nobody trusts the old tail: it is found again by scanning.
+            log.context.live.write(lambda txn: txn.delete(log.tail_key))
+            recovery.rebuild(log)
+        return told
+    finally:
+        log.release()
+
+
+def _cut_unflushed(log: PartitionLog, dry_run: bool) -> list[str]:
+    """After a failed flush: drop the page cache, so that the disk's own bytes are scanned (P9)."""
+    try:
+        now = log.tail()
+    except CorruptionError:
+        return []
+    if not now.failed:
+        return []
+    told = f"{log.topic}-{log.partition}: offsets from {now.durable_offset} on were not flushed"
+    if not dry_run:
+        for segment in log.segments.values():
+            if segment.next_offset is None or segment.next_offset > now.durable_offset:
+                file = log.open_segment(segment, write=True)
+                log.context.files.drop_cache(file.fd)
+        log.context.live.write(lambda txn: txn.delete(log.tail_key))
+        after = recovery.rebuild(log)
+        log.roll_locked(after)
+        told += f"; {now.next_offset - after.next_offset} records were lost"
+    return [told]
+
+
+def _complaints(log: PartitionLog, segment: SegmentInfo) -> list[Finding | str]:
+    """Return what is wrong with the bytes of one segment."""
+    stop = segment.end_position
+    try:
+        file = log.open_segment(segment)
+        stop = stop or file.size()
+        found: list[Finding | str] = []
+        if file.size() < segment.size:
+            found.append("cut short")
+        for one in file.scan(file.start, min(stop, file.size())):
+            one.verify()
+        return found
+    except EmbedlogError as error:
+        return [str(error)]
+
+
+def _salvage(log: PartitionLog, segment: SegmentInfo) -> Salvage:
+    path = log.path_of(segment)
+    schema = log.schema_of(segment)
+    try:
+        data = pa.py_buffer(log.context.files.read_file(path))
+    except StorageError as error:
+        salvage = Salvage(segment, schema)
+        salvage.told.append(f"{path}: dropped whole, it cannot be read: {error}")
+        return salvage
+    salvage = Salvage(segment, schema)
+    position, expected = _start(data), segment.base_offset
+    while position < data.size and data[position : position + 8] != END_MARK:
+        one = _batch_at(data, position, path, schema)
+        if one is not None and one.base_offset >= expected:
+            if one.base_offset > expected:
+                salvage.told.append(f"{path}: offsets {expected} to {one.base_offset - 1} dropped")
+            salvage.good.append(one)
+            position, expected = position + one.size, one.next_offset
+        else:
+            position = data.to_pybytes().find(_BEGINNING, position + 1)
+            if position < 0:
+                break
+    if segment.next_offset is not None and expected < segment.next_offset:
+        told = f"{path}: offsets {expected} to {segment.next_offset - 1} dropped"
+        salvage.told.append(told)
+    return salvage
+
+
+def _start(data: pa.Buffer) -> int:
+    head = bytes(data[:8])
+    length = 8 + int.from_bytes(head[4:8], "little")
+    return length if head[:4] == _BEGINNING and length < data.size else 0
+
+
+def _batch_at(data: pa.Buffer, position: int, path: str, schema: pa.Schema) -> Batch | None:
+    try:
+        one = batches.parse(data, position, data.size, path=path, position=position, schema=schema)
+        one.verify()
+        return one
+    except EmbedlogError:
+        return None
+
+
+def _replace(log: PartitionLog, salvage: Salvage) -> None:
+    """Write the good batches to a new file and swap it for the old one."""
+    old, files = salvage.segment, log.context.files
+    number = log.context.state.write(lambda txn: catalog.next_number(txn, b"segment"))
+    new = old._replace(id=number)
+    file = create(files, log.path_of(new), salvage.schema)
+    position = _write_good(log, old, file, salvage.good)
+    latest = max((one.max_timestamp for one in salvage.good), default=None)
+    if old.sealed:
+        file.write([END_MARK], position)
+        size = position + len(END_MARK)
+        new = new._replace(size=size, end_position=position, max_timestamp=latest)
+    file.sync()
+    files.sync_directory(f"{log.directory}/{log.partition}")
+    end = salvage.good[-1].next_offset if salvage.good else old.base_offset
+    _swap(log, old, new, old.next_offset if old.next_offset is not None else end)
+    if files.exists(log.path_of(old)):
+        files.make_directory(QUARANTINE)
+        files.rename(log.path_of(old), f"{QUARANTINE}/{log.topic}-{log.partition}-{old.file_name}")
+    log.refresh()
+    if new.sealed:
+        blob = checking.index.pack(checking.index_of(log, new, new.end_position))
+        log.context.state.write(lambda txn: catalog.put_index_blob(txn, log.key, new, blob))
+
+
+def _write_good(log: PartitionLog, old: SegmentInfo, file: SegmentFile, good: list[Batch]) -> int:
+    position = file.start
+    if good:
+        source = log.context.files.read_file(log.path_of(old))
+        for one in good:
+            position += file.write([source[one.position : one.position + one.size]], position)
+    return position
+
+
+def _swap(log: PartitionLog, old: SegmentInfo, new: SegmentInfo, flushed: int) -> None:
+    def step(txn: kv.Txn) -> None:
+        catalog.drop_segment(txn, log.key, old)
+        catalog.put_segment(txn, log.key, new)
+        info = catalog.partition(txn, log.key) or PartitionInfo()
+        recovery_offset = max(info.recovery_offset, flushed) if old.sealed else flushed
+        catalog.put_partition(txn, log.key, info._replace(recovery_offset=recovery_offset))
+
+    log.context.state.write(step)
