@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from embedlog import errors
     from embedlog.config import TopicConfig
     from embedlog.consumer import Consumer
-    from embedlog.engine import Log, Topic, open
+    from embedlog.engine import Log, Topic, open  # noqa: A004 - like `shelve.open`
     from embedlog.producer import Producer
     from embedlog.record import (
         OffsetAndMetadata,

@@ -154,7 +154,8 @@ class Catalog:
 
         def step(txn: kv.Txn) -> dict[str, TopicInfo]:
             return {
-                key[1:].decode(): unpack_topic(key[1:].decode(), row) for key, row in kv.rows(txn, prefix)
+                key[1:].decode(): unpack_topic(key[1:].decode(), row)
+                for key, row in kv.rows(txn, prefix)
             }
 
         return self._state.read(step)

@@ -29,7 +29,7 @@ class Entry(NamedTuple):
     offset: int
     position: int
     timestamp_before: int
-    """The largest timestamp of the batches before this one; the index has no entry for the first."""
+    """The largest timestamp of the batches before this one; a first batch has no entry."""
 
 
 def put(txn: kv.Txn, key: bytes, segment_id: int, entry: Entry) -> None:
@@ -76,9 +76,7 @@ def position_of_time(found: list[Entry], timestamp: int) -> int | None:
     return found[place - 1].position if place else None
 
 
-def active_position_of_offset(
-    txn: kv.Txn, key: bytes, segment_id: int, offset: int
-) -> int | None:
+def active_position_of_offset(txn: kv.Txn, key: bytes, segment_id: int, offset: int) -> int | None:
     """As `position_of_offset`, in the rows of the active segment, by one seek."""
     prefix = ROWS + key + _KEY.pack(segment_id, 0)[:8]
     with txn.cursor() as cursor:

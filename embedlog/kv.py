@@ -59,25 +59,30 @@ class _Environment:
         self.handle = self._open()
 
     def _open(self) -> Any:
-        size = os.stat(os.path.join(self.path, "data.mdb")).st_size if self._exists() else 0
-        env = lmdb.open(
+        try:
+            env = self._lmdb(lock=True)
+        except lmdb.Error:
+            if self.writable:
+                raise
+            # Where nothing may be written, there is no slot for a reader either.
+            env = self._lmdb(lock=False)
+        if self.writable:
+            env.reader_check()
+        return env
+
+    def _lmdb(self, lock: bool) -> Any:
+        return lmdb.open(
             self.path,
-            map_size=max(FIRST_MAP_BYTES, size * 2),
+            map_size=FIRST_MAP_BYTES,
             sync=self.durable,
             metasync=self.durable,
             max_readers=MAX_READERS,
             mode=0o600,
             readonly=not self.writable,
-            lock=self.writable or os.access(self.path, os.W_OK),
+            lock=lock,
             create=self.writable,
             meminit=False,
         )
-        if self.writable:
-            env.reader_check()
-        return env
-
-    def _exists(self) -> bool:
-        return os.path.exists(os.path.join(self.path, "data.mdb"))
 
     def grow(self) -> None:
         """Double the map; no transaction of this process may be open (LMDB's rule)."""
@@ -128,9 +133,9 @@ class Store:
         try:
             with shared.reading, shared.handle.begin() as txn:
                 value: bytes | None = txn.get(key)
-                return value
         except lmdb.Error:
-            return self.read(lambda txn: txn.get(key))
+            value = self.read(lambda txn: txn.get(key))
+        return value
 
     def read(self, step: Step[T]) -> T:
         """Run ``step`` in one read transaction: a consistent view, never kept."""
@@ -220,7 +225,7 @@ class Store:
     def _attach(self) -> _Environment:
         """Join this process's environment of that path, or open it."""
         assert not self._closed
-        path = os.path.realpath(self.path)
+        path = self.path
         with _table_lock:
             shared = _environments.get(path)
             if shared is None:
@@ -343,7 +348,7 @@ def discard(files: Files, name: str) -> None:
 def findings(path: str) -> list[str]:
     """Check an environment that nobody uses without mapping it; ``[]`` is healthy."""
     try:
-        found: list[str] = lmdb.verify.verify(path)
+        found: list[str] = lmdb.verify.verify(path)  # type: ignore[no-untyped-call]
     except (lmdb.verify.VerifyError, OSError, struct.error) as error:
         return [str(error) or type(error).__name__]
     return found

@@ -29,15 +29,18 @@ class SegmentFile:
 
     It closes itself when nobody refers to it any more, so a reader may go on
     with a segment that its log has let go (A21).  Not shared across a fork.
+    A ``schema`` that is given is believed in place of the file's own, damaged one.
     """
 
-    def __init__(self, files: Files, path: str, *, write: bool = False) -> None:
+    def __init__(
+        self, files: Files, path: str, *, write: bool = False, schema: pa.Schema | None = None
+    ) -> None:
         self.path = path
         self._files, self._pid = files, os.getpid()
         self.fd: int | None = files.open(path, write=write)
         self._map: Any = None
-        self._schema: pa.Schema | None = None
-        self._start: int | None = None
+        self._schema = schema
+        self._start: int | None = None if schema is None else 0
 
     def __del__(self) -> None:
         self.close()
@@ -107,6 +110,10 @@ class SegmentFile:
         """Put what was written on the disk; a failure is final (reliability, rule 6)."""
         self._files.sync(self._open_fd())
 
+    def drop_cache(self) -> None:
+        """Let the kernel forget what it has of the file, to see what the disk has (P9)."""
+        self._files.drop_cache(self._open_fd())
+
     # Reading
 
     def read(self, position: int, stop: int, max_bytes: int = CHUNK_BYTES) -> list[Batch]:
@@ -126,8 +133,20 @@ class SegmentFile:
             found = self._whole(pa.py_buffer(data), position, last=want >= stop - position)
             if found:
                 return found
+            if want >= stop - position or data[:8] == END_MARK:
+                raise self._ended(position)
             want = min(max(want * 4, 1 << 16), stop - position)
         return []
+
+    def _ended(self, position: int) -> CorruptBatchError:
+        """An end mark below the end: to take it for the end would skip records silently."""
+        return CorruptBatchError(
+            "this is not the batch that was written: the stream ends here",
+            todo="Run verify, then repair, on the log",
+            path=self.path,
+            position=position,
+            reason="an end mark before the end",
+        )
 
     def _whole(self, data: pa.Buffer, position: int, last: bool) -> list[Batch]:
         found: list[Batch] = []
@@ -167,6 +186,8 @@ class SegmentFile:
         except CorruptBatchError:
             if not found:
                 raise
+        if not found and position < stop:
+            raise self._ended(position)
         return found
 
     def scan(self, position: int, stop: int) -> Iterator[Batch]:

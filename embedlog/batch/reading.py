@@ -48,7 +48,7 @@ class _Source:
 
     def __init__(self, buffer: Any, path: str, shift: int, layout: Layout) -> None:
         self.buffer, self.path, self.shift, self.layout = buffer, path, shift, layout
-        self.view = memoryview(buffer)
+        self.view = memoryview(buffer).cast("B")  # Arrow says "b", which equals no bytes
 
     def corrupt(self, start: int, reason: str) -> NoReturn:
         raise _corrupt(reason, self.path, start + self.shift)

@@ -77,6 +77,7 @@ class Layout:
     __slots__ = (
         "buffers",
         "every",
+        "in_ms",
         "names",
         "nodes",
         "original",
@@ -94,6 +95,7 @@ class Layout:
         self.nodes = [0, *accumulate(nodes for nodes, _ in counts)]
         self.buffers = [0, *accumulate(buffers for _, buffers in counts)]
         self.time = self._time_column()
+        self.in_ms = original.types[self.time] == TIMESTAMP
         self.plain = _plain_skeleton(list(original))
         self.table = struct.Struct("<" + "QII" * len(counts))
         self.every = tuple(range(len(counts)))

@@ -153,7 +153,7 @@ def encode(
     nodes = struct.unpack_from(f"<{2 * found.node_count}q", head, found.nodes)
     if decoded_size(message, extent, ranges, range(found.buffer_count), found) > MAX_BATCH_BYTES:
         raise _too_large(message.size)
-    body, table = message.slice(extent), b""
+    body, table, count = message.slice(extent), b"", columns.num_rows
     begin = 0
     for i in range(len(layout.names)):
         first = layout.buffers[i + 1]
@@ -161,10 +161,21 @@ def encode(
         crc = crc32c(body.slice(begin, end - begin))
         table += ENTRY.pack(end, crc, nodes[2 * layout.nodes[i] + 1])
         begin = end
-    low, high = timestamps or _time_range(columns.column(layout.time))
+    if timestamps is not None:
+        low, high = timestamps
+    elif (
+        layout.in_ms
+        and count
+        and not (found.compressed or nodes[2 * layout.nodes[layout.time] + 1])
+    ):
+        place = ranges[2 * layout.buffers[layout.time] + 2]
+        times = np.frombuffer(message, np.int64, count, extent + place)
+        low, high = int(times.min()), int(times.max())
+    else:
+        low, high = _time_range(columns.column(layout.time))
     flags = (found.compressed and COMPRESSED) | (offsets and EXPLICIT_OFFSETS)
     flags |= _has_headers(layout.names) and HEADERS
-    return _encoded(head[8:], table, (body,), columns.num_rows, body.size, flags, low, high)
+    return _encoded(head[8:], table, (body,), count, body.size, flags, low, high)
 
 
 def _has_headers(names: list[str]) -> bool:
@@ -331,10 +342,11 @@ def _times(timestamps: Sequence[int] | int, count: int) -> tuple[bytes, int, int
         if isinstance(timestamps, int):
             return I64.pack(timestamps) * count, timestamps, timestamps
         if count == 1:
-            return I64.pack(timestamps[0]), timestamps[0], timestamps[0]
+            (only,) = timestamps
+            return I64.pack(only), only, only
         # "n" is an int64 here, read faster than "q"; it wants exactly `count` of them.
         chunk = struct.pack(f"{count}n", *timestamps)
-    except (struct.error, TypeError, OverflowError) as error:
+    except (struct.error, TypeError, ValueError, OverflowError) as error:
         raise SerializationError(f"timestamps are {count} integers in ms: {error}") from error
     times = np.frombuffer(chunk, np.int64)
     return chunk, int(times.min()), int(times.max())

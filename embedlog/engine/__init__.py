@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from embedlog.engine.log import Log, open
+from embedlog.engine.log import Log, open  # noqa: A004 - like `shelve.open`
 from embedlog.engine.topic import Topic, View
 
 __all__ = ["Log", "Topic", "View", "open"]

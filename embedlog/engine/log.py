@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from embedlog.config import TopicConfig
-from embedlog.errors import InvalidConfigError, NotALogError
+from embedlog.errors import InvalidConfigError
 from embedlog.files import Files
 from embedlog.log import DURABILITIES, VISIBILITIES, PartitionLog
 from embedlog.log.checking import Finding, rebuild_index, verify_root
@@ -288,10 +288,7 @@ def _reopen(path: str, options: dict[str, Any]) -> Log:
 
 
 def _checked_path(path: str | os.PathLike[str]) -> str:
-    text = os.path.abspath(os.path.expanduser(os.fspath(path)))
-    if os.path.exists(text) and not os.path.isdir(text):
-        raise NotALogError("the path is a file", path=text, todo="name a directory")
-    return text
+    return os.path.abspath(os.path.expanduser(os.fspath(path)))
 
 
 def _one_of(name: str, value: str, known: tuple[str, ...]) -> str:

@@ -251,11 +251,11 @@ def _rows(batch: Any, part: Range) -> tuple[int, int]:
     if not batch.has_offsets:
         first = max(part.start - batch.base_offset, 0)
         return first, min(part.stop - batch.base_offset, batch.count)
-    import numpy as np
+    import pyarrow.compute as pc
 
-    offsets = batch.offsets().to_numpy()
-    first, last = np.searchsorted(offsets, [part.start, part.stop])
-    return int(first), int(last)
+    offsets = batch.offsets()
+    below = [pc.sum(pc.less(offsets, edge)).as_py() for edge in (part.start, part.stop)]
+    return below[0], below[1]
 
 
 def _present(names: Sequence[str], batch: Any) -> list[str]:

@@ -122,7 +122,8 @@ def _verify_batches(
     stop: int,
     entries: dict[int, Entry],
 ) -> Iterator[Finding | int]:
-    path, expected, latest = log.path_of(segment), segment.base_offset, None
+    path, expected = log.path_of(segment), segment.base_offset
+    latest: int | None = None
     position = file.start
     for one in file.scan(position, stop):
         one.verify()
@@ -131,7 +132,10 @@ def _verify_batches(
             what = f"offset {one.base_offset} follows offset {expected - 1}"
             yield _finding(log, path, one.position, what)
         entry = entries.pop(one.position, None)
-        if entry is not None and entry != (one.base_offset, one.position, latest):
+        if entry is not None and (entry.offset, entry.timestamp_before) != (
+            one.base_offset,
+            latest,
+        ):
             yield _finding(log, path, one.position, f"the index is wrong here: {entry}")
         expected = one.next_offset
         latest = one.max_timestamp if latest is None else max(latest, one.max_timestamp)

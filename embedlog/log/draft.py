@@ -47,7 +47,8 @@ class Draft:
         """
         if one.producer_id is None:
             return None
-        assert one.producer_epoch is not None and one.base_sequence is not None
+        assert one.producer_epoch is not None
+        assert one.base_sequence is not None
         known = self._known(one.producer_id)
         sent = sequence.check(known, one.producer_epoch, one.base_sequence, one.count)
         if sent is None:
@@ -96,7 +97,8 @@ class Draft:
         self.receipts.append(Appended(base, following, append_time))
 
     def _note(self, one: EncodedBatch, base: int, following: int) -> None:
-        assert one.producer_id is not None and one.producer_epoch is not None
+        assert one.producer_id is not None
+        assert one.producer_epoch is not None
         assert one.base_sequence is not None
         last = sequence.after(one.base_sequence, one.count - 1)
         self._producers[one.producer_id] = sequence.note(

@@ -36,9 +36,7 @@ def position_of_offset(log: PartitionLog, info: SegmentInfo, offset: int) -> int
     )
 
 
-def offset_for_timestamp(
-    log: PartitionLog, now: Tail, timestamp: int
-) -> OffsetAndTimestamp | None:
+def offset_for_timestamp(log: PartitionLog, now: Tail, timestamp: int) -> OffsetAndTimestamp | None:
     """Return the first record in offset order at or after a time (B10)."""
     end = log.visible_end(now)
     for info in list(log.segments.values()):

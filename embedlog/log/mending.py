@@ -54,30 +54,28 @@ def _take_clean_mark(files: Files) -> dict[str, int] | None:
     return mark
 
 
-def mark_clean(files: Files, state: kv.Store) -> None:
-    """Note how the databases were left, and keep a copy of `state`; everybody else is gone."""
-    digest = _digest(files, "state/data.mdb")
-    if not files.exists(COPY) or _copied(files) != digest:
-        aside = f"{COPY}.new"
-        kv.discard(files, aside)
-        files.make_directory(aside)
-        state.copy(files.path(aside))
-        files.write_file(f"{aside}/of", str(digest).encode())
-        data = files.open(f"{aside}/data.mdb", write=True)
-        files.sync(data)
-        files.close(data)
-        kv.discard(files, COPY)
-        files.rename(aside, COPY)
-        files.sync_directory("")
-    mark = {"state": digest, "live": _digest(files, "live/data.mdb")}
+def copy_state(files: Files, state: kv.Store) -> None:
+    """Keep a copy of `state`, unless it did not change since the last one."""
+    version = str(state.version()).encode()
+    if files.exists(f"{COPY}/of") and files.read_file(f"{COPY}/of") == version:
+        return
+    aside = f"{COPY}.new"
+    kv.discard(files, aside)
+    files.make_directory(aside)
+    state.copy(files.path(aside))
+    data = files.open(f"{aside}/data.mdb", write=True)
+    files.sync(data)
+    files.close(data)
+    files.write_file(f"{aside}/of", version)
+    kv.discard(files, COPY)
+    files.rename(aside, COPY)
+    files.sync_directory("")
+
+
+def mark_clean(files: Files) -> None:
+    """Note how the databases were left; everybody has closed them."""
+    mark = {name: _digest(files, f"{name}/data.mdb") for name in ("state", "live")}
     files.write_file(CLEAN_FILE, json.dumps(mark).encode())
-
-
-def _copied(files: Files) -> int | None:
-    if not files.exists(f"{COPY}/of"):
-        return None
-    text = files.read_file(f"{COPY}/of")
-    return int(text) if text.isdigit() else None
 
 
 def _digest(files: Files, path: str) -> int:
@@ -114,6 +112,8 @@ def _restore_state(files: Files, reason: str) -> list[str]:
     if files.exists("state"):
         kv.discard(files, "state.damaged")
         files.rename("state", "state.damaged")
+    # The numbers of its versions begin anew: the next close makes a new copy.
+    files.unlink(f"{COPY}/of", missing_ok=True)
     files.make_directory("state.new")
     files.write_file("state.new/data.mdb", data)
     files.rename("state.new", "state")
@@ -141,9 +141,7 @@ def _adopt(files: Files, store: kv.Store) -> list[str]:
     return done
 
 
-def _adopt_partition(
-    files: Files, txn: kv.Txn, info: catalog.TopicInfo, number: int
-) -> list[str]:
+def _adopt_partition(files: Files, txn: kv.Txn, info: catalog.TopicInfo, number: int) -> list[str]:
     directory = f"{info.directory}/{number}"
     if not files.exists(directory):
         return []
@@ -163,9 +161,7 @@ def _adopt_partition(
     return done
 
 
-def _name_after(
-    txn: kv.Txn, key: bytes, before: catalog.SegmentInfo, next_offset: int
-) -> None:
+def _name_after(txn: kv.Txn, key: bytes, before: catalog.SegmentInfo, next_offset: int) -> None:
     """The one before an adopted segment was sealed; its size is found by the scan."""
     if not before.sealed:
         sealed = before._replace(next_offset=next_offset, size=0, end_position=1 << 62)

@@ -13,33 +13,29 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from typing import Any
 
 from sortedcontainers import SortedDict
 
-from embedlog import catalog, index, kv
-from embedlog import batch as batches
+from embedlog import catalog
 from embedlog.batch import EncodedBatch
-from embedlog.catalog import PartitionInfo, SegmentInfo, TopicInfo
+from embedlog.catalog import SegmentInfo, TopicInfo
 from embedlog.config import TopicConfig
 from embedlog.errors import (
     CorruptionError,
-    DurabilityError,
     InvalidRecordError,
     LockTimeoutError,
-    OffsetOutOfRangeError,
     RecordBatchTooLargeError,
     RecordTooLargeError,
     StorageError,
     UnknownTopicOrPartitionError,
 )
-from embedlog.log import lookup, recovery, sequence, tail
+from embedlog.log import flushing, lookup, recovery, rolling, tail
 from embedlog.log.context import Context
 from embedlog.log.draft import Draft
 from embedlog.log.reader import PartitionReader
 from embedlog.log.tail import Tail
 from embedlog.record import Appended, OffsetAndTimestamp
-from embedlog.segment import END_MARK, SegmentFile, create, path_of
+from embedlog.segment import SegmentFile, path_of
 
 
 class PartitionLog:
@@ -55,15 +51,16 @@ class PartitionLog:
         self.topic_id = topic.id
         self.tail_key = tail.ROWS + self.key
         self._lock = threading.Lock()
-        self._flush_lock = threading.Lock()
+        self.flush_lock = threading.Lock()
         self._lock_fd: int | None = None
         # A snapshot of the manifest and the settings, replaced whole when the
         # catalogue's version moves; readers take what they need from one.
         self._version = -1
         self.config: TopicConfig = topic.config
         self.segments: SortedDict[int, SegmentInfo] = SortedDict()
-        self._active: tuple[int, SegmentFile] | None = None
-        self._entry_synced: int | None = None
+        self.last: SegmentInfo
+        self.active: tuple[int, SegmentFile] | None = None
+        self.entry_synced: int | None = None
         self.dirty = False
 
     def __repr__(self) -> str:
@@ -102,7 +99,7 @@ class PartitionLog:
     def size_bytes(self) -> int:
         """Bytes of all its segment files."""
         self.refresh()
-        sealed = sum(info.size for info in self.segments.values() if info.sealed)
+        sealed: int = sum(info.size for info in self.segments.values() if info.sealed)
         return sealed + self.tail().end_position
 
     def refresh(self) -> None:
@@ -124,12 +121,17 @@ class PartitionLog:
             )
         found = self.context.state.read(lambda txn: catalog.segments(txn, self.key))
         self.segments = SortedDict({info.base_offset: info for info in found})
+        self.last = found[-1]
         self.config, self._version = topic.config, version
 
     # Appending
 
     def append(
-        self, encoded: Sequence[EncodedBatch], *, durability: str | None = None
+        self,
+        encoded: Sequence[EncodedBatch],
+        *,
+        durability: str | None = None,
+        timeout: float | None = None,
     ) -> list[Appended]:
         """Write batches at the end, publish them, and return their offsets.
 
@@ -137,7 +139,8 @@ class PartitionLog:
         call's at a time.  Returns once ``durability`` holds.  When a roll falls
         between two of them, those before it may be published although the call
         fails later; repeating the call with the same sequences is answered
-        with the offsets they got (G16).
+        with the offsets they got (G16).  Waits ``timeout`` seconds for the
+        partition, or as long as for any lock.
 
         Raises:
             RecordTooLargeError: A batch over ``max.message.bytes`` (A4).
@@ -149,18 +152,17 @@ class PartitionLog:
         if not encoded:
             return []
         self.context.check_writable()
-        self.refresh()
-        self._check(encoded)
         synced = (durability or self.context.durability) == "fsync"
-        self.acquire()
+        self.acquire(timeout)
         try:
             now = self._tail_for_append_locked()
+            self._check(encoded)
             receipts, now = self._append_locked(now, encoded, synced)
         finally:
             self.release()
         self.dirty = True
-        if synced or self._flush_due(now):
-            self._flush_to(now)
+        if synced or flushing.due(self, now):
+            flushing.flush_to(self, now)
         self.context.wake.advance()
         return receipts
 
@@ -212,7 +214,7 @@ class PartitionLog:
                 continue
             if self._roll_due(draft.tail, one):
                 self._commit_locked(draft)
-                draft.begin(self._roll_locked(draft.tail, one.has_headers, synced))
+                draft.begin(rolling.roll(self, draft.tail, one.has_headers, synced))
             draft.add(one)
         self._commit_locked(draft)
         return draft.receipts, draft.tail
@@ -221,7 +223,7 @@ class PartitionLog:
         """Write what the draft holds and publish it; on any failure cut it back off."""
         if not draft.buffers:
             return
-        file = self._active_file()
+        file = self.active_file()
         try:
             file.write(draft.buffers, draft.position)
             self.context.live.write(draft.publish)
@@ -236,12 +238,12 @@ class PartitionLog:
 
     def _roll_due(self, now: Tail, one: EncodedBatch) -> bool:
         config = self.config
-        info = self.segments.peekitem(-1)[1]
+        info = self.last
         if one.has_headers and not info.headers:
             return True
         if now.timestamp is None:
             return False
-        if now.position - self._active_file().start + one.size > config.segment_bytes:
+        if now.position - self.active_file().start + one.size > config.segment_bytes:
             return True
         limit = config.segment_ms
         if "compact" in config.cleanup_policy:
@@ -258,19 +260,19 @@ class PartitionLog:
         if row is None:
             return recovery.rebuild(self)
         now = tail.unpack(row)
-        active = self.segments.peekitem(-1)[1]
+        active = self.last
         if now.segment_id == active.id:
             return now
         before = self.segments.get(now.base_offset)
         if before is not None and before.id == now.segment_id and before.sealed:
-            return self._start_segment_locked(now, active)
+            return rolling.start_segment(self, now, active)
         return recovery.rebuild(self)
 
     def _tail_for_append_locked(self) -> Tail:
         now = self.tail_locked()
         if now.failed:
-            raise self._failed()
-        file = self._active_file()
+            raise flushing.failed(self)
+        file = self.active_file()
         size = file.size()
         if size > now.position:
             file.truncate(now.position)
@@ -285,23 +287,17 @@ class PartitionLog:
             )
         return now
 
-    def _failed(self) -> DurabilityError:
-        return DurabilityError(
-            "a flush failed; what was written since the last good one may be lost",
-            topic=self.topic,
-            partition=self.partition,
-            todo="check the disk, then run `embedlog repair`",
-        )
+    def active_file(self) -> SegmentFile:
+        """The active segment, open for writing where that is allowed."""
+        active, last = self.active, self.last
+        if active is None or active[0] != last.id:
+            file = self.open_segment(last, write=self.context.files.writable)
+            active = self.active = last.id, file
+        return active[1]
 
-    def _active_file(self) -> SegmentFile:
-        info = self.segments.peekitem(-1)[1]
-        if self._active is None or self._active[0] != info.id:
-            self._active = info.id, self.open_segment(info, write=self.context.files.writable)
-        return self._active[1]
-
-    def active_file(self, segment_id: int) -> SegmentFile | None:
-        """The open active segment, if it is that one."""
-        active = self._active
+    def open_active(self, segment_id: int) -> SegmentFile | None:
+        """The active segment, if it is open and that one."""
+        active = self.active
         return active[1] if active is not None and active[0] == segment_id else None
 
     def open_segment(self, info: SegmentInfo, *, write: bool = False) -> SegmentFile:
@@ -329,217 +325,13 @@ class PartitionLog:
 
     def roll_locked(self, now: Tail) -> Tail:
         """As `roll`, for somebody who has the lock and the tail."""
-        headers = self.segments.peekitem(-1)[1].headers
-        return self._roll_locked(now, headers, self.context.durability == "fsync")
-
-    def _roll_locked(self, now: Tail, headers: bool, synced: bool) -> Tail:
-        """Seal the active segment and open the next one after it (A14, A15)."""
-        assert self._lock.locked()
-        old = self.segments.peekitem(-1)[1]
-        file = self._active_file()
-        found = self.context.live.read(lambda txn: index.entries(txn, self.key, old.id))
-        if not now.empty:
-            file.write([END_MARK], now.position)
-        if synced:
-            self._sync_files(now, file)
-        producers = self._producers() if synced else {}
-        sealed = old._replace(
-            next_offset=now.next_offset,
-            size=now.position + len(END_MARK),
-            end_position=now.position,
-            max_timestamp=now.timestamp,
-        )
-
-        def step(txn: kv.Txn) -> SegmentInfo:
-            number = catalog.next_number(txn, b"segment")
-            new = SegmentInfo(now.next_offset, number, self.context.clock(), headers=headers)
-            if now.empty:
-                catalog.drop_segment(txn, self.key, old)
-            else:
-                catalog.put_segment(txn, self.key, sealed)
-                catalog.put_index_blob(txn, self.key, sealed, index.pack(found))
-            catalog.put_segment(txn, self.key, new)
-            if synced:
-                self._put_recovery_point(txn, now.next_offset, producers)
-            return new
-
-        # Name it first, create it second: a missing empty tail can be made
-        # again, but a file that the manifest does not name is garbage.
-        new = self.context.state.write(step)
-        self.refresh()
-        after = self._start_segment_locked(now, new, synced)
-        if now.empty:
-            self.context.files.unlink(self.path_of(old), missing_ok=True)
-        return after
-
-    def _start_segment_locked(self, now: Tail, new: SegmentInfo, synced: bool = False) -> Tail:
-        """Create the file the manifest names and move the tail into it."""
-        file = self.create_segment(new, synced)
-        after = Tail(
-            new.id,
-            new.base_offset,
-            now.next_offset,
-            file.start,
-            now.next_offset,
-            file.start,
-            now.next_offset if synced else now.durable_offset,
-            now.start_offset,
-            now.leader_epoch,
-            created_ms=new.created_ms,
-            flushed_ms=now.flushed_ms,
-        )
-
-        def step(txn: kv.Txn) -> None:
-            txn.put(self.tail_key, after.pack())
-            index.remove(txn, self.key, now.segment_id)
-
-        self.context.live.write(step)
-        return after
-
-    def create_segment(self, info: SegmentInfo, synced: bool) -> SegmentFile:
-        """Make the empty file of a segment that the manifest names."""
-        files = self.context.files
-        files.make_directory(self.directory)
-        files.make_directory(f"{self.directory}/{self.partition}")
-        file = create(files, self.path_of(info), self.schema_of(info))
-        self._active = info.id, file
-        if synced:
-            file.sync()
-            self.sync_entries(info.id)
-        return file
-
-    def schema_of(self, info: SegmentInfo) -> Any:
-        """Return the Arrow schema that a segment file of this partition begins with."""
-        metadata = {
-            b"embedlog.version": b"1",
-            b"embedlog.topic": self.topic.encode(),
-            b"embedlog.partition": str(self.partition).encode(),
-            b"embedlog.base_offset": str(info.base_offset).encode(),
-        }
-        return batches.schema(headers=info.headers, metadata=metadata)
-
-    # Flushing
+        return rolling.roll(self, now, self.last.headers, self.context.durability == "fsync")
 
     def flush(self) -> None:
         """Put everything written so far on the disk and move the recovery point (A22)."""
         self.context.check_writable()
-        self.refresh()
-        now = self.tail()
-        if now.failed:
-            raise self._failed()
-        self._flush_to(now)
-        self.acquire()
-        try:
-            current = self.tail_locked()
-            # A truncation in between raised the epoch: then the point stays.
-            if current.leader_epoch == now.leader_epoch:
-                producers = self._producers()
-                self.context.state.write(
-                    lambda txn: self._put_recovery_point(txn, now.next_offset, producers)
-                )
-        finally:
-            self.release()
+        flushing.flush(self)
         self.dirty = False
-
-    def _flush_due(self, now: Tail) -> bool:
-        config = self.config
-        waiting = now.next_offset - now.durable_offset
-        if waiting >= config.flush_messages:
-            return True
-        if config.flush_ms >= (1 << 63) - 1:
-            return False
-        return self.context.clock() - now.flushed_ms >= config.flush_ms
-
-    def _flush_to(self, mine: Tail) -> None:
-        """Return once everything up to ``mine`` is on the disk, and published.
-
-        The first of several waiting threads flushes for all of them: what they
-        wrote before its flush began is covered by it (group commit).
-        """
-        with self._flush_lock:
-            current = self.tail()
-            if current.durable_offset >= mine.next_offset:
-                return
-            if current.failed:
-                raise self._failed()
-            # The segment may have been sealed meanwhile, by a process that
-            # does not flush: then its file is among the older ones.
-            try:
-                self._sync_files(current, self._file_of(current))
-            except StorageError as error:
-                self._fail(current)
-                raise self._failed() from error
-            self.context.live.write(lambda txn: self._publish_durable(txn, current))
-
-    def _file_of(self, current: Tail) -> SegmentFile:
-        self.refresh()
-        file = self.active_file(current.segment_id)
-        if file is not None:
-            return file
-        info = self.segments.get(current.base_offset)
-        if info is None or info.id != current.segment_id:
-            raise OffsetOutOfRangeError(
-                "the log was cut while it was flushed", topic=self.topic, partition=self.partition
-            )
-        return self.open_segment(info, write=True)
-
-    def _sync_files(self, now: Tail, file: SegmentFile) -> None:
-        """Flush the older segments that nobody flushed, the active one, and their names."""
-        if now.durable_offset < now.base_offset:
-            for info in list(self.segments.values()):
-                if info.sealed and now.durable_offset < info.next_offset <= now.base_offset:
-                    self.open_segment(info, write=True).sync()
-        file.sync()
-        if self._entry_synced != now.segment_id:
-            self.sync_entries(now.segment_id)
-
-    def sync_entries(self, segment_id: int) -> None:
-        """Flush the names of new files: without it a power cut loses the whole file."""
-        for directory in (f"{self.directory}/{self.partition}", self.directory, "topics"):
-            self.context.files.sync_directory(directory)
-        self._entry_synced = segment_id
-
-    def _publish_durable(self, txn: kv.Txn, flushed: Tail) -> None:
-        row = txn.get(self.tail_key)
-        if row is None:
-            return
-        now = tail.unpack(row)
-        if now.leader_epoch != flushed.leader_epoch or now.failed:
-            return
-        durable = max(now.durable_offset, flushed.next_offset)
-        now = now._replace(durable_offset=durable, flushed_ms=self.context.clock())
-        if now.segment_id == flushed.segment_id and now.end_offset < flushed.next_offset:
-            now = now._replace(end_offset=flushed.next_offset, end_position=flushed.position)
-        txn.put(self.tail_key, now.pack())
-
-    def _fail(self, seen: Tail) -> None:
-        """Make the partition read-only for every process, up to the durable end (P9)."""
-
-        def step(txn: kv.Txn) -> None:
-            row = txn.get(self.tail_key)
-            if row is not None:
-                txn.put(self.tail_key, tail.unpack(row)._replace(failed=True).pack())
-
-        self.context.live.write(step)
-
-    def _producers(self) -> dict[int, sequence.Producer]:
-        prefix = sequence.ROWS + self.key
-
-        def step(txn: kv.Txn) -> dict[int, sequence.Producer]:
-            return {
-                int.from_bytes(row_key[-8:], "big"): sequence.unpack(row)
-                for row_key, row in kv.rows(txn, prefix)
-            }
-
-        return self.context.live.read(step)
-
-    def _put_recovery_point(
-        self, txn: kv.Txn, offset: int, producers: dict[int, sequence.Producer]
-    ) -> None:
-        info = catalog.partition(txn, self.key) or PartitionInfo()
-        if offset > info.recovery_offset:
-            catalog.put_partition(txn, self.key, info._replace(recovery_offset=offset))
-            catalog.put_producers_blob(txn, self.key, sequence.pack_all(producers))
 
     # Cutting
 
@@ -583,8 +375,10 @@ class PartitionLog:
 
     # The lock
 
-    def acquire(self) -> None:
-        timeout = self.context.lock_timeout
+    def acquire(self, timeout: float | None = None) -> None:
+        """Take the right to append, before every other process and thread."""
+        if timeout is None:
+            timeout = self.context.lock_timeout
         if not self._lock.acquire(timeout=timeout):
             raise LockTimeoutError("another thread holds the partition", path=self._lock_path)
         try:
@@ -596,6 +390,7 @@ class PartitionLog:
             raise
 
     def release(self) -> None:
+        """Give it back."""
         assert self._lock_fd is not None
         self.context.files.unlock(self._lock_fd)
         self._lock.release()
@@ -606,9 +401,7 @@ class PartitionLog:
 
     def close(self) -> None:
         """Let the files go; readers that have one keep it."""
-        self._active = None
+        self.active = None
         fd, self._lock_fd = self._lock_fd, None
         if fd is not None:
             self.context.files.close(fd)
-
-

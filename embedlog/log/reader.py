@@ -78,7 +78,8 @@ class PartitionReader:
         """Read from the segment that holds the offset; None if it moved on meanwhile."""
         self._find(now)
         while True:
-            assert self._info is not None and self._file is not None
+            assert self._info is not None
+            assert self._file is not None
             if self._info.sealed:
                 stop = self._info.end_position
                 found = self._file.mapped(self._position, stop, max_bytes)
@@ -120,12 +121,13 @@ class PartitionReader:
                 return
         place = max(segments.bisect_right(self.offset) - 1, 0)
         self._open(segments.peekitem(place)[1])
-        assert self._info is not None and self._file is not None
+        assert self._info is not None
+        assert self._file is not None
         found = lookup.position_of_offset(self._log, self._info, self.offset)
         self._position = self._file.start if found is None else found
 
     def _open(self, info: SegmentInfo) -> None:
-        active = None if info.sealed else self._log.active_file(info.id)
+        active = None if info.sealed else self._log.open_active(info.id)
         self._info, self._file = info, active or self._log.open_segment(info)
         self._position = self._file.start
 

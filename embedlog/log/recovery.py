@@ -21,7 +21,7 @@ from embedlog.errors import (
     UnknownTopicOrPartitionError,
 )
 from embedlog.index import Entry
-from embedlog.log import sequence
+from embedlog.log import flushing, rolling, sequence
 from embedlog.log.sequence import Producer, Sent
 from embedlog.log.tail import Tail
 from embedlog.segment import END_MARK, SegmentFile
@@ -78,7 +78,8 @@ class Survey:
             self._note(one, now_ms)
 
     def _note(self, one: Batch, now_ms: int) -> None:
-        assert one.producer_id is not None and one.producer_epoch is not None
+        assert one.producer_id is not None
+        assert one.producer_epoch is not None
         assert one.base_sequence is not None
         last = sequence.after(one.base_sequence, one.count - 1)
         sent = Sent(one.base_sequence, last, one.base_offset, one.next_offset)
@@ -231,7 +232,9 @@ def rebuild(log: PartitionLog, upto: int = _NEVER) -> Tail:
     epoch = _write_state(log, found, active) if changed else found.info.leader_epoch
     log.refresh()
     _mark_ends(log, found.unmarked)
-    file = log.create_segment(active, False) if new else log.open_segment(active, write=True)
+    file = (
+        rolling.create_segment(log, active, False) if new else log.open_segment(active, write=True)
+    )
     position = file.start if found.position is None else found.position
     if file.size() > position:
         file.truncate(position)
@@ -265,7 +268,7 @@ def _start_over(log: PartitionLog, found: Survey, offset: int) -> Tail:
 
     new = log.context.state.write(step)
     log.refresh()
-    file = log.create_segment(new, log.context.durability == "fsync")
+    file = rolling.create_segment(log, new, log.context.durability == "fsync")
     _unlink(log, old)
     empty = Survey(PartitionInfo(offset, offset, epoch), new, offset)
     return _write_tail(log, empty, new, file.start, offset, epoch)
@@ -305,7 +308,7 @@ def _sync(log: PartitionLog, found: Survey, file: SegmentFile) -> None:
         if segment.next_offset is not None and segment.next_offset > found.info.recovery_offset:
             log.open_segment(segment, write=True).sync()
     file.sync()
-    log.sync_entries(found.active.id)
+    flushing.sync_entries(log, found.active.id)
 
 
 def _unlink(log: PartitionLog, segments: list[SegmentInfo]) -> None:
@@ -336,9 +339,7 @@ def _write_tail(
     return row
 
 
-def _tail_of(
-    found: Survey, active: SegmentInfo, position: int, end: int, epoch: int
-) -> Tail:
+def _tail_of(found: Survey, active: SegmentInfo, position: int, end: int, epoch: int) -> Tail:
     return Tail(
         active.id,
         active.base_offset,
@@ -371,11 +372,12 @@ def cut(log: PartitionLog, now: Tail, offset: int) -> Tail:
         info = catalog.partition(txn, log.key) or PartitionInfo()
         lower = min(info.recovery_offset, offset)
         start = min(info.start_offset, offset)
-        catalog.put_partition(txn, log.key, info._replace(recovery_offset=lower, start_offset=start))
+        catalog.put_partition(
+            txn, log.key, info._replace(recovery_offset=lower, start_offset=start)
+        )
 
     log.context.state.write(step)
     # From here on nobody trusts the old tail; if this process dies, the next
     # one rebuilds, and finds the records still there or gone, but never half.
     log.context.live.write(lambda txn: txn.delete(log.tail_key))
     return rebuild(log, offset)
-

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from embedlog import batch as batches
-from embedlog import catalog, kv
+from embedlog import catalog, index, kv
 from embedlog.batch import Batch
 from embedlog.catalog import PartitionInfo, SegmentInfo
 from embedlog.errors import CorruptionError, EmbedlogError, StorageError
-from embedlog.log import checking, mending, recovery
+from embedlog.log import checking, mending, recovery, rolling
 from embedlog.log.checking import Finding, Progress
 from embedlog.log.partition import PartitionLog
 from embedlog.segment import END_MARK, SegmentFile, create
@@ -89,7 +89,7 @@ def _cut_unflushed(log: PartitionLog, dry_run: bool) -> list[str]:
         for segment in log.segments.values():
             if segment.next_offset is None or segment.next_offset > now.durable_offset:
                 file = log.open_segment(segment, write=True)
-                log.context.files.drop_cache(file.fd)
+                file.drop_cache()
         log.context.live.write(lambda txn: txn.delete(log.tail_key))
         after = recovery.rebuild(log)
         log.roll_locked(after)
@@ -115,7 +115,7 @@ def _complaints(log: PartitionLog, segment: SegmentInfo) -> list[Finding | str]:
 
 def _salvage(log: PartitionLog, segment: SegmentInfo) -> Salvage:
     path = log.path_of(segment)
-    schema = log.schema_of(segment)
+    schema = rolling.schema_of(log, segment)
     try:
         data = pa.py_buffer(log.context.files.read_file(path))
     except StorageError as error:
@@ -177,7 +177,7 @@ def _replace(log: PartitionLog, salvage: Salvage) -> None:
         files.rename(log.path_of(old), f"{QUARANTINE}/{log.topic}-{log.partition}-{old.file_name}")
     log.refresh()
     if new.sealed:
-        blob = checking.index.pack(checking.index_of(log, new, new.end_position))
+        blob = index.pack(checking.index_of(log, new, new.end_position))
         log.context.state.write(lambda txn: catalog.put_index_blob(txn, log.key, new, blob))
 
 

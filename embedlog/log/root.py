@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from embedlog import __version__, kv
-from embedlog.catalog import Catalog, TopicInfo, check_topic_name
+from embedlog.catalog import Catalog, TopicInfo
 from embedlog.config import TopicConfig
 from embedlog.errors import (
     ClosedError,
@@ -201,11 +201,7 @@ class Root:
                 return self._context
             writable = self.mode == "rw"
             if writable:
-                self._make_files.create_root(self.path) if isinstance(
-                    self._make_files, type
-                ) else Files.create_root(self.path)
-            elif not os.path.isdir(self.path):
-                raise NotALogError("there is no log here", path=self.path)
+                Files.create_root(self.path)
             files = self._make_files(
                 self.path, writable=writable, unsafe_filesystem=self._unsafe_filesystem
             )
@@ -298,7 +294,9 @@ class Root:
         files.lock(door, self._lock_timeout)
         files.unlock(self._attached)
         if files.try_lock(self._attached):
-            mending.mark_clean(files, context.state)
+            mending.copy_state(files, context.state)
+            context.state.close()
+            mending.mark_clean(files)
 
     def after_fork(self) -> None:
         """In the child: drop what is the parent's; the next call attaches anew."""

@@ -59,7 +59,7 @@ def check(known: Producer | None, epoch: int, sequence: int, count: int) -> Sent
         InvalidProducerEpochError: A newer producer of that name took over.
         OutOfOrderSequenceError: A gap, a partial repeat, or older than remembered.
     """
-    if known is None or not known.batches and epoch == known.epoch:
+    if known is None or (not known.batches and epoch == known.epoch):
         return None
     if epoch < known.epoch:
         raise InvalidProducerEpochError(
@@ -84,8 +84,14 @@ def check(known: Producer | None, epoch: int, sequence: int, count: int) -> Sent
 
 
 def note(known: Producer | None, epoch: int, sent: Sent, now_ms: int) -> Producer:
-    """Return what is known of a producer after it sent a batch."""
-    kept = known.batches if known is not None and known.epoch == epoch else ()
+    """Return what is known of a producer after it sent a batch.
+
+    A new epoch that goes on counting remembers what the one before it sent; one
+    that starts again at 0 (Kafka's way) must not mistake its batches for those.
+    """
+    kept = known.batches if known is not None else ()
+    if kept and known is not None and known.epoch != epoch:
+        kept = kept if sent.first_sequence == after(kept[-1].last_sequence, 1) else ()
     return Producer(epoch, now_ms, (*kept, sent)[-REMEMBERED:])
 
 

@@ -1,0 +1,84 @@
+"""The command line: `embedlog topics|produce|consume|tail|dump|verify|repair|doctor`.
+
+Records go to stdout, all else to stderr; an error is one line, never a
+traceback; the exit codes are in `embedlog --help`.  A command's module is
+imported when it runs, so that those which need no columns load no pyarrow.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+
+from embedlog import errors
+from embedlog.cli.arguments import FAILED, INTERRUPTED, NOT_FOUND, PIPE_CLOSED, STORAGE, USAGE
+from embedlog.cli.arguments import parser as make_parser
+
+__all__ = ["main"]
+
+_CODES: tuple[tuple[int, tuple[type[Exception], ...]], ...] = (
+    (
+        USAGE,
+        (errors.InvalidConfigError, errors.InvalidTopicError, errors.InvalidPartitionsError),
+    ),
+    (
+        NOT_FOUND,
+        (
+            errors.UnknownTopicOrPartitionError,
+            errors.OffsetOutOfRangeError,
+            errors.NotALogError,
+            FileNotFoundError,
+        ),
+    ),
+    (
+        STORAGE,
+        (
+            errors.StorageError,
+            errors.LockTimeoutError,
+            errors.CorruptionError,
+            errors.ReadOnlyError,
+            errors.UnsupportedFilesystemError,
+            errors.UnsupportedFormatError,
+            OSError,
+        ),
+    ),
+)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code.
+
+    >>> main(["--version"])
+    embedlog 0.1.0
+    0
+    """
+    try:
+        code = _run(make_parser().parse_args(argv))
+        sys.stdout.flush()
+        return code
+    except SystemExit as stop:  # argparse: 0 after --help, 2 after a wrong word
+        return stop.code if isinstance(stop.code, int) else 0
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        _forget_output()
+        return PIPE_CLOSED
+    except (errors.EmbedlogError, OSError) as error:
+        sys.stderr.write(f"embedlog: {error}\n")
+        return next((code for code, kinds in _CODES if isinstance(error, kinds)), FAILED)
+
+
+def _run(args: argparse.Namespace) -> int:
+    room, _, name = args.run.partition(":")
+    code: int = getattr(importlib.import_module(f"embedlog.cli.{room}"), name)(args)
+    return code
+
+
+def _forget_output() -> None:
+    """Let the last flush of stdout, at exit, go nowhere: its reader is gone (`| head`)."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 1)
+    os.close(nowhere)

@@ -1,0 +1,106 @@
+"""`embedlog consume` and `embedlog tail`: records to stdout."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import islice
+
+from embedlog.cli.arguments import OK
+from embedlog.cli.formats import writer
+from embedlog.cli.opening import to_follow, to_read
+from embedlog.engine import Log, View
+from embedlog.engine.topic import Range
+from embedlog.errors import InvalidConfigError, OffsetOutOfRangeError
+
+_PRINT_AT_ONCE = 1000
+_WAIT_SECONDS = 60.0
+
+Place = Callable[[Range], Range]
+"""Where in a partition to begin, of what it holds."""
+
+
+def consume(args: argparse.Namespace) -> int:
+    """Print records from a place on."""
+    return _run(args, _place(args), args.max)
+
+
+def tail(args: argparse.Namespace) -> int:
+    """Print the last records, and those that come."""
+    return _run(args, _before_end(args.last), None)
+
+
+def _place(args: argparse.Namespace) -> Place:
+    word = args.offset or ("latest" if args.follow and not args.from_beginning else "earliest")
+    if word in ("earliest", "latest"):
+        return _whole if word == "earliest" else _before_end(0)
+    try:
+        number = int(word)
+    except ValueError:
+        todo = "Use a number, -number, earliest or latest"
+        raise InvalidConfigError(f"{word!r} is no offset", todo=todo) from None
+    if number < 0 or word.startswith("-"):
+        return _before_end(-number)
+    if args.partition is not None:
+        return partial(_exactly, args.topic, number)
+    # One number for many partitions: those that do not have it begin as near as they can.
+    return lambda part: part._replace(start=min(max(number, part.start), part.stop))
+
+
+def _whole(part: Range) -> Range:
+    return part
+
+
+def _before_end(count: int) -> Place:
+    return lambda part: part._replace(start=max(part.start, part.stop - count))
+
+
+def _exactly(topic: str, number: int, part: Range) -> Range:
+    if not part.start <= number <= part.stop:
+        what = f"the log holds offsets {part.start} to {part.stop}"
+        raise OffsetOutOfRangeError(what, topic=topic, partition=part.partition, offset=number)
+    return part._replace(start=number)
+
+
+def _run(args: argparse.Namespace, place: Place, most: int | None) -> int:
+    write, out, printed = writer(args.format, args.json), sys.stdout.buffer, 0
+    with to_follow(args) if args.follow else to_read(args) as log:
+        for view in _views(log, args, place):
+            records = islice(view, None if most is None else most - printed)
+            while chunk := list(islice(records, _PRINT_AT_ONCE)):
+                out.write(write(chunk))
+                printed += len(chunk)
+            out.flush()
+            if printed == most:
+                break
+    return OK
+
+
+def _views(log: Log, args: argparse.Namespace, place: Place) -> Iterator[View]:
+    """Yield what is there, and with ``--follow`` for ever what has come since."""
+    done: dict[int, int] = {}
+    while True:
+        seen = log.root.wake.value()
+        parts = [_next(part, done, place) for part in _ranges(log, args)]
+        yield View(log.root, args.topic, parts)
+        if not args.follow:
+            return
+        done = {part.partition: part.stop for part in parts}
+        # A partition that is added from now on is shown from its beginning.
+        place = _whole
+        log.root.wake.wait(seen, _WAIT_SECONDS)
+
+
+def _ranges(log: Log, args: argparse.Namespace) -> list[Range]:
+    topic = log.topic(args.topic)
+    found: list[Range] = (
+        topic.ranges() if args.partition is None else topic.partition(args.partition).ranges()
+    )
+    return found
+
+
+def _next(part: Range, done: dict[int, int], place: Place) -> Range:
+    start = done.get(part.partition)
+    return place(part) if start is None else part._replace(start=max(start, part.start))

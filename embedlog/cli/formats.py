@@ -1,0 +1,84 @@
+"""How a record looks on a line: kcat's format, or JSON."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from embedlog.cli.output import readable
+from embedlog.errors import InvalidConfigError
+from embedlog.record import Record
+
+Writer = Callable[[Sequence[Record]], bytes]
+"""Makes the bytes to print of some records."""
+
+_TOKENS = re.compile(r"%(.?)|\\x([0-9A-Fa-f]{2})|\\(.?)|([^%\\]+)", re.DOTALL)
+_ESCAPES = {"n": b"\n", "t": b"\t", "r": b"\r", "0": b"\0", "\\": b"\\"}
+_FIELDS: dict[str, Callable[[Record], bytes]] = {
+    "t": lambda record: record.topic.encode(),
+    "p": lambda record: b"%d" % record.partition,
+    "o": lambda record: b"%d" % record.offset,
+    "T": lambda record: b"%d" % record.timestamp,
+    "k": lambda record: record.key or b"",
+    "s": lambda record: record.value or b"",
+    "K": lambda record: b"%d" % _length(record.key),
+    "S": lambda record: b"%d" % _length(record.value),
+    "h": lambda record: b",".join(
+        name.encode() + b"=" + (value or b"") for name, value in record.headers
+    ),
+}
+
+
+def _length(data: bytes | None) -> int:
+    return -1 if data is None else len(data)
+
+
+def writer(text: str, as_json: bool) -> Writer:
+    """Return what prints records.
+
+    Raises:
+        InvalidConfigError: The format has a letter that stands for nothing.
+    """
+    if as_json:
+        return lambda records: b"".join([_json_line(record) for record in records])
+    if text == "%s\\n":
+        return lambda records: b"".join([(one.value or b"") + b"\n" for one in records])
+    parts = list(_parts(text))
+    return lambda records: b"".join([part(one) for one in records for part in parts])
+
+
+def _parts(text: str) -> Iterable[Callable[[Record], bytes]]:
+    for field, code, escape, plain in _TOKENS.findall(text):
+        if field in _FIELDS:
+            yield _FIELDS[field]
+        elif field == "%":
+            yield _constant(b"%")
+        elif code:
+            yield _constant(bytes([int(code, 16)]))
+        elif escape in _ESCAPES:
+            yield _constant(_ESCAPES[escape])
+        elif plain:
+            yield _constant(plain.encode("utf-8", "surrogateescape"))
+        else:
+            wrong = f"\\{escape}" if escape else f"%{field}"
+            raise InvalidConfigError(f"the format has {wrong!r}, which stands for nothing")
+
+
+def _constant(data: bytes) -> Callable[[Record], bytes]:
+    return lambda _: data
+
+
+def _json_line(record: Record) -> bytes:
+    fields: dict[str, Any] = {
+        "topic": record.topic,
+        "partition": record.partition,
+        "offset": record.offset,
+        "timestamp": record.timestamp,
+        "timestamp_type": record.timestamp_type,
+        "key": readable(record.key),
+        "value": readable(record.value),
+        "headers": [[name, readable(value)] for name, value in record.headers],
+    }
+    return json.dumps(fields, ensure_ascii=False).encode() + b"\n"

@@ -1,0 +1,126 @@
+"""`embedlog topics`: what there is, and what it is set to."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from typing import Any
+
+from embedlog.cli.arguments import OK
+from embedlog.cli.opening import FORMAT_FILE, root_of, to_read, to_write
+from embedlog.cli.output import mega, note, say, say_json
+from embedlog.errors import InvalidConfigError
+
+
+def create(args: argparse.Namespace) -> int:
+    """Add a topic, and the log if need be."""
+    with to_write(args, create=True) as log:
+        log.create_topic(
+            args.topic, args.partitions, _settings(args.config), exist_ok=args.if_not_exists
+        )
+        if args.json:
+            say_json(log.describe_topic(args.topic))
+    return OK
+
+
+def _settings(given: list[str]) -> dict[str, str]:
+    found = {}
+    for each in given:
+        name, separator, value = each.partition("=")
+        if not separator:
+            raise InvalidConfigError(f"{each!r} is not NAME=VALUE")
+        found[name.strip()] = value.strip()
+    return found
+
+
+def show_names(args: argparse.Namespace) -> int:
+    """Print the names of all topics; needs no columns, so it loads no pyarrow."""
+    names = _names(args)
+    if args.json:
+        say_json(names)
+    else:
+        say(*names)
+    return OK
+
+
+def _names(args: argparse.Namespace) -> list[str]:
+    root = root_of(args)
+    if not _is_ordinary(root):
+        with to_read(args) as log:  # which says what is wrong with it
+            return log.topics()
+    from embedlog import kv
+    from embedlog.catalog import Catalog
+    from embedlog.files import Files
+
+    files = Files(root, writable=False)
+    try:
+        state = kv.Store(files, "state", durable=True, timeout=10)
+        try:
+            return list(Catalog(state).topics())
+        finally:
+            state.close()
+    finally:
+        files.close_all()
+
+
+def _is_ordinary(root: str) -> bool:
+    """Whether this is a log in the format that the catalogue's room knows."""
+    try:
+        with open(os.path.join(root, FORMAT_FILE), encoding="utf-8", errors="replace") as file:
+            return "format = 1\n" in file and os.path.isdir(os.path.join(root, "state"))
+    except OSError:
+        return False
+
+
+def describe(args: argparse.Namespace) -> int:
+    """Print settings that are not the defaults, and the partitions."""
+    with to_read(args) as log:
+        found = [log.describe_topic(name) for name in args.topics or log.topics()]
+    if args.json:
+        say_json(found)
+    else:
+        for topic in found:
+            _say_topic(topic)
+    return OK
+
+
+def _say_topic(topic: dict[str, Any]) -> None:
+    parts = topic["partitions"]
+    records = sum(part["end_offset"] - part["start_offset"] for part in parts)
+    size = mega(sum(part["bytes"] for part in parts))
+    say(f"{topic['name']}  id {topic['id']}, {len(parts)} partitions, {records} records, {size}")
+    say(*(f"  {name}={value}" for name, value in topic["overrides"].items()))
+    for part in parts:
+        say(
+            f"  partition {part['partition']}: offsets {part['start_offset']} to "
+            f"{part['end_offset']}, {mega(part['bytes'])} in {part['segments']} segments, "
+            f"leader epoch {part['leader_epoch']}"
+        )
+
+
+def alter(args: argparse.Namespace) -> int:
+    """Change settings, then grow."""
+    changes: dict[str, Any] = {**_settings(args.config), **dict.fromkeys(args.reset)}
+    if not changes and args.partitions is None:
+        raise InvalidConfigError("nothing to alter", todo="Use --config, --reset or --partitions")
+    with to_write(args) as log:
+        if changes:
+            log.alter_topic(args.topic, changes)
+        if args.partitions is not None:
+            log.create_partitions(args.topic, args.partitions)
+        if args.json:
+            say_json(log.describe_topic(args.topic))
+    return OK
+
+
+def delete(args: argparse.Namespace) -> int:
+    """Remove topics; none of them if one is not there."""
+    with to_write(args) as log:
+        for name in args.topics:
+            log.topic(name)
+        for name in args.topics:
+            log.delete_topic(name)
+            note(f"deleted {name}")
+        if args.json:
+            say_json({"deleted": args.topics})
+    return OK

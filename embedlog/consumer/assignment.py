@@ -1,0 +1,283 @@
+"""What a consumer was given to read, and how far it has got in each partition."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from embedlog.batch import CONTROL, Batch
+from embedlog.consumer.decode import Decoder, Run, located, rows_between
+from embedlog.errors import (
+    CorruptBatchError,
+    IllegalStateError,
+    NoOffsetForPartitionError,
+    OffsetOutOfRangeError,
+    UnknownTopicOrPartitionError,
+)
+from embedlog.log.partition import PartitionLog
+from embedlog.log.reader import PartitionReader
+from embedlog.log.root import Root
+from embedlog.record import TopicPartition
+
+_log = logging.getLogger(__name__)
+
+
+class Feed:
+    """One partition of an assignment: its position, and what was read and not returned yet.
+
+    The position is the offset of the next record to return.  None is one that
+    is still to be found: at the start or the end, as ``reset`` says (E1, E5).
+    """
+
+    def __init__(self, root: Root, decoder: Decoder, where: TopicPartition, reset: str) -> None:
+        self._root, self._decoder, self.where = root, decoder, where
+        self._reset = reset
+        """What to do about a position that is not there (auto.offset.reset)."""
+        self._wanted = reset
+        """What to do about a position that was not found yet."""
+        self.topic_id = root.partition(*where).topic_id
+        self.paused = False
+        self._position: int | None = None
+        self._batches: deque[Batch] = deque()
+        self._run: Run | None = None
+        self._reader: PartitionReader | None = None
+        self._generation = root.generation
+
+    @property
+    def log(self) -> PartitionLog:
+        """The log of the partition that was assigned, not of a later one of the same name."""
+        log = self._root.partition(*self.where)
+        if log.topic_id != self.topic_id:
+            raise UnknownTopicOrPartitionError(
+                "the topic was deleted and created again",
+                topic=self.where.topic,
+                partition=self.where.partition,
+                todo="assign it anew; its offsets begin at 0",
+            )
+        return log
+
+    # The position
+
+    @property
+    def place(self) -> int | None:
+        """The position, if it is known."""
+        return self._position if self._run is None else self._run.position
+
+    def position(self) -> int:
+        """Return the position; finds it first, if need be (E3)."""
+        place = self.place
+        if place is None:
+            place = self._position = self._find(self._wanted)
+        return place
+
+    def _find(self, wanted: str) -> int:
+        if wanted == "none":
+            raise NoOffsetForPartitionError(
+                "there is no position, and auto_offset_reset is 'none'",
+                topic=self.where.topic,
+                partition=self.where.partition,
+                todo="seek, or set auto_offset_reset",
+            )
+        return self.log.start_offset() if wanted == "earliest" else self.log.end_offset()
+
+    def seek(self, offset: int) -> None:
+        """Go on from there; what was read ahead is thrown away (E5)."""
+        self.forget()
+        self._position = offset
+
+    def seek_lazily(self, wanted: str) -> None:
+        """Go on from the start or the end as they are when the position is next needed."""
+        self.forget()
+        self._position, self._wanted = None, wanted
+
+    def withdraw(self) -> None:
+        """Take back the records that an iteration still holds; they are returned again later."""
+        if self._run is not None:
+            self._position = self._run.position
+            self._run.withdraw()
+            self._run = None
+
+    def forget(self) -> None:
+        """Throw away what was read ahead; the position stays."""
+        self.withdraw()
+        self._batches.clear()
+        self._reader = None
+
+    # Reading
+
+    @property
+    def buffered(self) -> int:
+        """Bytes read and not returned yet."""
+        return sum(one.size for one in self._batches)
+
+    def fetch(self, max_bytes: int) -> int:
+        """Read on from what was read before; return how many bytes came.
+
+        Raises:
+            OffsetOutOfRangeError: The position is gone and auto_offset_reset is "none".
+            CorruptBatchError: The next batch is damaged.
+            UnknownTopicOrPartitionError: The topic was deleted.
+        """
+        while True:
+            try:
+                found = self._reading().read(max_bytes)
+            except OffsetOutOfRangeError as error:
+                self._recover(error)
+                continue
+            self._batches += found
+            return sum(one.size for one in found)
+
+    def _reading(self) -> PartitionReader:
+        # What was taken from the root before a fork is void in the child.
+        if self._generation != self._root.generation:
+            self._reader, self._generation = None, self._root.generation
+        if self._reader is None:
+            offset = self._batches[-1].next_offset if self._batches else self.position()
+            self._reader = self.log.reader(offset)
+        return self._reader
+
+    def _recover(self, error: OffsetOutOfRangeError) -> None:
+        """The position is not in the log any more: find another, if that is wanted (E1)."""
+        self._reader = None
+        if self._batches:
+            # What was read before is still good: come back when it was returned.
+            raise error
+        if self._reset == "none":
+            raise error
+        before, self._position = self._position, self._find(self._reset)
+        _log.warning(
+            "%s-%d: offset %s is out of range, going on at %d (auto_offset_reset=%s)",
+            *(*self.where, before, self._position, self._reset),
+        )
+
+    def _head(self) -> Batch | None:
+        """The batch that the position is in; lets those go that are behind it."""
+        place = self.place
+        while self._batches:
+            head = self._batches[0]
+            if head.next_offset > (place or 0) and not head.flags & CONTROL:
+                return head
+            self._batches.popleft()
+            self._run = None
+            self._position = place = max(head.next_offset, place or 0)
+        return None
+
+    def run(self) -> Run | None:
+        """Return the records of the batch at the position; None if nothing was read (E10, E14)."""
+        while (head := self._head()) is not None:
+            if self._run is None or self._run.position >= self._run.next_offset:
+                position = self.position()
+                self._run = None
+                self._position = position
+                self._run = self._decoder.run(head, self.where, position)
+            if self._run.position < head.next_offset:
+                return self._run
+        return None
+
+    def arrow(self, names: Sequence[str] | None, most: int, stop: int | None) -> Any:
+        """Return up to ``most`` rows of the batch at the position; None if nothing was read."""
+        self.withdraw()
+        while (head := self._head()) is not None:
+            end = head.next_offset if stop is None else min(stop, head.next_offset)
+            try:
+                rows = rows_between(head, self.position(), end)
+            except CorruptBatchError as error:
+                raise located(error, head, self.where, self.position()) from error
+            if rows.stop <= rows.start:
+                if end < head.next_offset:
+                    return None
+                self._position = head.next_offset
+                continue
+            if rows.stop - rows.start > most:
+                rows, end = slice(rows.start, rows.start + most), -1
+            found = self._decoder.arrow(head, self.where, rows, names)
+            self._position = end if end >= 0 else _offset_of(head, rows.stop)
+            return found
+        return None
+
+
+def _offset_of(batch: Batch, row: int) -> int:
+    """Return the offset of one row."""
+    if batch.has_offsets:
+        return int(batch.offsets()[row].as_py())
+    return batch.base_offset + row
+
+
+class Assignment:
+    """The partitions of one consumer, in the order of whose turn it is (E9).
+
+    Who decides what is in it is somebody else: the program, the topics it
+    named, later its group.
+    """
+
+    def __init__(self, root: Root, decoder: Decoder) -> None:
+        self._root, self._decoder = root, decoder
+        self._feeds: dict[TopicPartition, Feed] = {}
+        self._turn: deque[Feed] = deque()
+
+    def __iter__(self) -> Iterator[Feed]:
+        """Go through the partitions, the one served longest ago first."""
+        return iter(list(self._turn))
+
+    def __len__(self) -> int:
+        return len(self._feeds)
+
+    def partitions(self) -> set[TopicPartition]:
+        """Return what is assigned."""
+        return set(self._feeds)
+
+    def feed(self, where: TopicPartition) -> Feed:
+        """Return one partition of it.
+
+        Raises:
+            IllegalStateError: It is not assigned.
+        """
+        found = self._feeds.get(where)
+        if found is None:
+            raise IllegalStateError(
+                "the partition is not assigned to this consumer",
+                topic=where[0],
+                partition=where[1],
+                todo="assign it first",
+            )
+        return found
+
+    def replace(self, wanted: Iterable[TopicPartition], reset: str) -> list[Feed]:
+        """Make these the partitions; those kept keep position and pause.  Returns the new ones.
+
+        A partition of a topic that was deleted and created again is a new one.
+
+        Raises:
+            UnknownTopicOrPartitionError: There is no such partition; nothing was changed.
+        """
+        feeds: dict[TopicPartition, Feed] = {}
+        for where in wanted:
+            kept = self._feeds.get(where)
+            if kept is None or kept.topic_id != self._root.partition(*where).topic_id:
+                kept = Feed(self._root, self._decoder, where, reset)
+            feeds[where] = kept
+        old = set(map(id, self._feeds.values()))
+        for where in [where for where in self._feeds if self._feeds[where] is not feeds.get(where)]:
+            self.remove(where)
+        added = [feed for feed in feeds.values() if id(feed) not in old]
+        self._feeds = feeds
+        self._turn.extend(added)
+        return added
+
+    def remove(self, where: TopicPartition) -> None:
+        """Take one partition away; what was read ahead of it is thrown away."""
+        feed = self._feeds.pop(where)
+        feed.forget()
+        self._turn.remove(feed)
+
+    def served(self, feed: Feed) -> None:
+        """Put a partition last: it had its turn."""
+        self._turn.remove(feed)
+        self._turn.append(feed)
+
+    def first(self, feed: Feed) -> None:
+        """Put a partition first: it has an error to tell (E10)."""
+        self._turn.remove(feed)
+        self._turn.appendleft(feed)

@@ -1,0 +1,55 @@
+"""Taking over a producer's numbering in one partition, and asking how far it is.
+
+A named producer that comes back goes on where its numbers ended, so that a
+batch it sends again can be told from a new one.  To read that end safely it
+must first fence whoever still has the name (G17): both are one step here.
+"""
+
+from __future__ import annotations
+
+from embedlog.errors import InvalidProducerEpochError
+from embedlog.log import sequence
+from embedlog.log.partition import PartitionLog
+from embedlog.log.sequence import Producer
+
+
+def known(log: PartitionLog, producer_id: int) -> Producer | None:
+    """Return what the partition remembers of a producer."""
+    log.tail()  # which recovers the partition, if nobody did since the reboot
+    row = log.context.live.get(sequence.key(log.key, producer_id))
+    return None if row is None else sequence.unpack(row)
+
+
+def claim(log: PartitionLog, producer_id: int, epoch: int) -> Producer:
+    """Fence every older epoch of a producer here, and return what it sent so far.
+
+    Raises:
+        InvalidProducerEpochError: A newer producer of that name was faster.
+        LockTimeoutError, StorageError: Nothing was changed.
+    """
+    log.acquire()
+    try:
+        found = known_locked(log, producer_id)
+        if found is not None and found.epoch > epoch:
+            raise InvalidProducerEpochError(
+                f"epoch {epoch} was fenced by epoch {found.epoch}",
+                topic=log.topic,
+                partition=log.partition,
+                todo="a newer producer has this name; close this one",
+            )
+        if found is None or found.epoch < epoch:
+            batches = () if found is None else found.batches
+            found = Producer(epoch, log.context.clock(), batches)
+            row = found.pack()
+            key = sequence.key(log.key, producer_id)
+            log.context.live.write(lambda txn: txn.put(key, row))
+        return found
+    finally:
+        log.release()
+
+
+def known_locked(log: PartitionLog, producer_id: int) -> Producer | None:
+    """Return what the partition remembers of a producer, under its lock."""
+    log.tail_locked()
+    row = log.context.live.get(sequence.key(log.key, producer_id))
+    return None if row is None else sequence.unpack(row)

@@ -1,0 +1,161 @@
+"""Putting a partition on the disk: group commit, and what a failed flush means.
+
+A failed fsync is final: the kernel reports it once and forgets, and a retry
+reports success while the data is gone (reliability, rule 6).  So the partition
+becomes read-only for every process until `repair`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from embedlog import catalog, kv
+from embedlog.catalog import PartitionInfo
+from embedlog.errors import DurabilityError, OffsetOutOfRangeError, StorageError
+from embedlog.log import sequence, tail
+from embedlog.log.sequence import Producer
+from embedlog.log.tail import Tail
+from embedlog.segment import SegmentFile
+
+if TYPE_CHECKING:
+    from embedlog.log.partition import PartitionLog
+
+_NEVER_MS = (1 << 63) - 1
+
+
+def due(log: PartitionLog, now: Tail) -> bool:
+    """Whether flush.messages or flush.ms asks for a flush (A22)."""
+    config = log.config
+    if now.next_offset - now.durable_offset >= config.flush_messages:
+        return True
+    if config.flush_ms >= _NEVER_MS:
+        return False
+    return log.context.clock() - now.flushed_ms >= config.flush_ms
+
+
+def flush(log: PartitionLog) -> None:
+    """Put everything written so far on the disk and move the recovery point (A22)."""
+    log.refresh()
+    now = log.tail()
+    if now.failed:
+        raise failed(log)
+    flush_to(log, now)
+    log.acquire()
+    try:
+        current = log.tail_locked()
+        # A truncation in between raised the epoch: then the point stays.
+        if current.leader_epoch == now.leader_epoch:
+            known = producers(log)
+            log.context.state.write(
+                lambda txn: put_recovery_point(txn, log.key, now.next_offset, known)
+            )
+    finally:
+        log.release()
+
+
+def flush_to(log: PartitionLog, mine: Tail) -> None:
+    """Return once everything up to ``mine`` is on the disk, and published.
+
+    The first of several waiting threads flushes for all of them: what they
+    wrote before its flush began is covered by it (group commit).
+    """
+    with log.flush_lock:
+        current = log.tail()
+        if current.durable_offset >= mine.next_offset:
+            return
+        if current.failed:
+            raise failed(log)
+        sync_files(log, current, _file_of(log, current))
+        log.context.live.write(lambda txn: _publish(log, txn, current))
+
+
+def _file_of(log: PartitionLog, current: Tail) -> SegmentFile:
+    log.refresh()
+    file = log.open_active(current.segment_id)
+    if file is not None:
+        return file
+    # Sealed meanwhile, by a process that does not flush; or cut.
+    info = log.segments.get(current.base_offset)
+    if info is None or info.id != current.segment_id:
+        raise OffsetOutOfRangeError(
+            "the log was cut while it was flushed", topic=log.topic, partition=log.partition
+        )
+    return log.open_segment(info, write=True)
+
+
+def sync_files(log: PartitionLog, now: Tail, file: SegmentFile) -> None:
+    """Flush the older segments that nobody flushed, the active one, and their names.
+
+    Raises:
+        DurabilityError: A flush failed; the partition is read-only from now on (P9).
+    """
+    try:
+        if now.durable_offset < now.base_offset:
+            for info in list(log.segments.values()):
+                if info.sealed and now.durable_offset < info.next_offset <= now.base_offset:
+                    log.open_segment(info, write=True).sync()
+        file.sync()
+        if log.entry_synced != now.segment_id:
+            sync_entries(log, now.segment_id)
+    except StorageError as error:
+        log.context.live.write(lambda txn: _fail(log, txn))
+        raise failed(log, error.errno) from error
+
+
+def sync_entries(log: PartitionLog, segment_id: int) -> None:
+    """Flush the names of new files: without it a power cut loses the whole file."""
+    for directory in (f"{log.directory}/{log.partition}", log.directory, "topics"):
+        log.context.files.sync_directory(directory)
+    log.entry_synced = segment_id
+
+
+def _publish(log: PartitionLog, txn: kv.Txn, flushed: Tail) -> None:
+    row = txn.get(log.tail_key)
+    if row is None:
+        return
+    now = tail.unpack(row)
+    if now.leader_epoch != flushed.leader_epoch or now.failed:
+        return
+    durable = max(now.durable_offset, flushed.next_offset)
+    now = now._replace(durable_offset=durable, flushed_ms=log.context.clock())
+    if now.segment_id == flushed.segment_id and now.end_offset < flushed.next_offset:
+        now = now._replace(end_offset=flushed.next_offset, end_position=flushed.position)
+    txn.put(log.tail_key, now.pack())
+
+
+def _fail(log: PartitionLog, txn: kv.Txn) -> None:
+    row = txn.get(log.tail_key)
+    if row is not None:
+        txn.put(log.tail_key, tail.unpack(row)._replace(failed=True).pack())
+
+
+def failed(log: PartitionLog, errno: int | None = None) -> DurabilityError:
+    """Return the error of a partition that a failed flush made read-only."""
+    return DurabilityError(
+        "a flush failed; what was written since the last good one may be lost",
+        topic=log.topic,
+        partition=log.partition,
+        errno=errno,
+        todo="check the disk, then run `embedlog repair`",
+    )
+
+
+def producers(log: PartitionLog) -> dict[int, Producer]:
+    """Return what the partition remembers of its producers, now."""
+    prefix = sequence.ROWS + log.key
+
+    def step(txn: kv.Txn) -> dict[int, Producer]:
+        return {
+            int.from_bytes(row_key[-8:], "big"): sequence.unpack(row)
+            for row_key, row in kv.rows(txn, prefix)
+        }
+
+    return log.context.live.read(step)
+
+
+def put_recovery_point(txn: kv.Txn, key: bytes, offset: int, known: dict[int, Producer]) -> None:
+    """Note that everything below ``offset`` is on the disk; it only grows (A23)."""
+    info = catalog.partition(txn, key) or PartitionInfo()
+    if offset > info.recovery_offset:
+        catalog.put_partition(txn, key, info._replace(recovery_offset=offset))
+        catalog.put_producers_blob(txn, key, sequence.pack_all(known))

@@ -1,0 +1,115 @@
+"""Sealing the active segment and beginning the next; under the partition's lock."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from embedlog import batch as batches
+from embedlog import catalog, index, kv
+from embedlog.catalog import SegmentInfo
+from embedlog.log import flushing
+from embedlog.log.tail import Tail
+from embedlog.segment import END_MARK, SegmentFile, create
+
+if TYPE_CHECKING:
+    from embedlog.log.partition import PartitionLog
+
+
+def roll(log: PartitionLog, now: Tail, headers: bool, synced: bool) -> Tail:
+    """Seal the active segment and open the next one after it (A14, A15).
+
+    Args:
+        headers: Whether the next one has a column for headers.
+        synced: Flush what is sealed first, and move the recovery point past it.
+    """
+    old, file = log.last, log.active_file()
+    if not now.empty:
+        file.write([END_MARK], now.position)
+    if synced:
+        flushing.sync_files(log, now, file)
+    # Name it first, create it second: a missing empty tail can be made again,
+    # but a file that the manifest does not name is garbage.
+    new = _name(log, now, old, headers, synced)
+    log.refresh()
+    after = start_segment(log, now, new, synced)
+    if now.empty:
+        log.context.files.unlink(log.path_of(old), missing_ok=True)
+    return after
+
+
+def _name(
+    log: PartitionLog, now: Tail, old: SegmentInfo, headers: bool, synced: bool
+) -> SegmentInfo:
+    """Seal the old segment in the manifest and name the new one, in one transaction."""
+    found = log.context.live.read(lambda txn: index.entries(txn, log.key, old.id))
+    producers = flushing.producers(log) if synced else {}
+    sealed = old._replace(
+        next_offset=now.next_offset,
+        size=now.position + len(END_MARK),
+        end_position=now.position,
+        max_timestamp=now.timestamp,
+    )
+
+    def step(txn: kv.Txn) -> SegmentInfo:
+        number = catalog.next_number(txn, b"segment")
+        new = SegmentInfo(now.next_offset, number, log.context.clock(), headers=headers)
+        if now.empty:
+            catalog.drop_segment(txn, log.key, old)
+        else:
+            catalog.put_segment(txn, log.key, sealed)
+            catalog.put_index_blob(txn, log.key, sealed, index.pack(found))
+        catalog.put_segment(txn, log.key, new)
+        if synced:
+            flushing.put_recovery_point(txn, log.key, now.next_offset, producers)
+        return new
+
+    return log.context.state.write(step)
+
+
+def start_segment(log: PartitionLog, now: Tail, new: SegmentInfo, synced: bool = False) -> Tail:
+    """Create the file the manifest names and move the tail into it."""
+    file = create_segment(log, new, synced)
+    after = Tail(
+        new.id,
+        new.base_offset,
+        now.next_offset,
+        file.start,
+        now.next_offset,
+        file.start,
+        now.next_offset if synced else now.durable_offset,
+        now.start_offset,
+        now.leader_epoch,
+        created_ms=new.created_ms,
+        flushed_ms=now.flushed_ms,
+    )
+
+    def step(txn: kv.Txn) -> None:
+        txn.put(log.tail_key, after.pack())
+        index.remove(txn, log.key, now.segment_id)
+
+    log.context.live.write(step)
+    return after
+
+
+def create_segment(log: PartitionLog, info: SegmentInfo, synced: bool) -> SegmentFile:
+    """Make the empty file of a segment that the manifest names."""
+    files = log.context.files
+    files.make_directory(log.directory)
+    files.make_directory(f"{log.directory}/{log.partition}")
+    file = create(files, log.path_of(info), schema_of(log, info))
+    log.active = info.id, file
+    if synced:
+        file.sync()
+        flushing.sync_entries(log, info.id)
+    return file
+
+
+def schema_of(log: PartitionLog, info: SegmentInfo) -> Any:
+    """Return the Arrow schema that a segment file of this partition begins with."""
+    metadata = {
+        b"embedlog.version": b"1",
+        b"embedlog.topic": log.topic.encode(),
+        b"embedlog.partition": str(log.partition).encode(),
+        b"embedlog.base_offset": str(info.base_offset).encode(),
+    }
+    return batches.schema(headers=info.headers, metadata=metadata)

@@ -1,0 +1,241 @@
+"""From tables and lists to batches of a fitting size, without touching single records."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+
+from embedlog import batch
+from embedlog.batch import TIMESTAMP, EncodedBatch, encode, encode_lists
+from embedlog.errors import SerializationError
+
+ROW_BYTES = 16
+"""What a record takes besides key and value: its timestamp, and two Arrow offsets."""
+
+PIECE_BYTES = 16 << 20
+"""Work on lists in pieces of this size, so that memory stays small and Arrow's int32 large."""
+
+
+class Rows(NamedTuple):
+    """Records as lists; ``keys`` and ``headers`` may be absent, one time may be for all."""
+
+    values: Sequence[bytes | None]
+    keys: Sequence[bytes | None] | None
+    timestamps: Sequence[int] | int
+    headers: Sequence[Any] | None = None
+
+    def slice(self, start: int, stop: int) -> Rows:
+        """Return some of them."""
+        if start == 0 and stop == len(self.values):
+            return self
+        times = self.timestamps
+        return Rows(
+            self.values[start:stop],
+            None if self.keys is None else self.keys[start:stop],
+            times if isinstance(times, int) else times[start:stop],
+            None if self.headers is None else self.headers[start:stop],
+        )
+
+    def columns(self) -> Any:
+        """Return them as an Arrow record batch."""
+        return batch.from_lists(self.values, self.keys, self.timestamps, self.headers)
+
+
+def size_of(rows: Rows) -> int:
+    """Return about how many bytes rows will take."""
+    return ROW_BYTES * len(rows.values) + _sum(rows.values) + _sum(rows.keys)
+
+
+def _sum(items: Sequence[Any] | None) -> int:
+    if items is None:
+        return 0
+    try:
+        return sum(map(len, items))
+    except TypeError:
+        return sum(_lengths(items))
+
+
+def _lengths(items: Sequence[Any]) -> list[int]:
+    try:
+        return list(map(len, items))
+    except TypeError:
+        pass
+    try:
+        return [0 if item is None else len(item) for item in items]
+    except TypeError as error:
+        raise SerializationError(f"not bytes: {error}", todo="Serialize it first") from error
+
+
+def pieces(rows: Rows, limit: int, size: int | None = None) -> Iterator[Rows]:
+    """Split rows so that each piece has at most ``limit`` bytes, but at least one row."""
+    count = len(rows.values)
+    if (size_of(rows) if size is None else size) <= limit:
+        yield rows
+        return
+    lengths = _lengths(rows.values)
+    if rows.keys is not None:
+        lengths = list(map(int.__add__, lengths, _lengths(rows.keys)))
+    ends = list(accumulate(length + ROW_BYTES for length in lengths))
+    start = used = 0
+    while start < count:
+        stop = max(bisect_right(ends, used + limit, start), start + 1)
+        yield rows.slice(start, stop)
+        start, used = stop, ends[stop - 1]
+
+
+def cuts(columns: Any, limit: int) -> Iterator[tuple[int, int]]:
+    """Split columns likewise; yield (start, stop).  Reads Arrow's offsets, copies nothing."""
+    rows = columns.num_rows
+    keys, values = _ends(columns.column(1)), _ends(columns.column(2))
+
+    def used(row: int) -> int:
+        return keys[row] + values[row] + ROW_BYTES * row
+
+    start = 0
+    while start < rows:
+        most = min(rows, start + limit // ROW_BYTES)
+        candidates = range(start + 1, most + 1)
+        fit = bisect_right(candidates, used(start) + limit, key=used)
+        stop = start + max(fit, 1)
+        yield start, stop
+        start = stop
+
+
+def _ends(array: Any) -> Any:
+    """Return where the items of a binary column end, as Arrow keeps it."""
+    offsets = array.buffers()[1]
+    return memoryview(offsets).cast("i")[array.offset : array.offset + len(array) + 1]
+
+
+def encode_rows(rows: Rows, compression: str, most: int) -> Iterator[EncodedBatch]:
+    """Encode rows as one batch; as more, if one would be larger than ``most`` (G13)."""
+    one = encode_lists(rows.values, rows.keys, rows.timestamps, rows.headers, compression)
+    if one.size <= most or one.count == 1:
+        yield one
+        return
+    half = one.count // 2
+    yield from encode_rows(rows.slice(0, half), compression, most)
+    yield from encode_rows(rows.slice(half, one.count), compression, most)
+
+
+def encode_columns(
+    columns: Any, compression: str, most: int, timestamps: tuple[int, int] | None = None
+) -> Iterator[EncodedBatch]:
+    """Encode columns likewise; ``timestamps`` are the smallest and largest, if known."""
+    one = encode(columns, compression, timestamps=timestamps)
+    if one.size <= most or one.count == 1:
+        yield one
+        return
+    half = one.count // 2
+    yield from encode_columns(columns.slice(0, half), compression, most, timestamps)
+    yield from encode_columns(columns.slice(half), compression, most, timestamps)
+
+
+# Tables
+
+
+class Source(NamedTuple):
+    """A table in the columns of a topic, and the one time of all rows if they have none."""
+
+    table: Any
+    now: int | None
+
+
+def source_of(
+    given: Any, key: str | None, value: str | None, timestamp: str | None, now: int
+) -> Source:
+    """Return a table's columns in the types and order of a batch.
+
+    Text becomes its UTF-8 bytes, without a copy where Arrow lays it out alike.
+
+    Raises:
+        SerializationError: No table, no such column, or a column of another type.
+    """
+    table = _table(given)
+    rows = table.num_rows
+    columns = [
+        _times(table, timestamp, now),
+        _binary(table, "key", key),
+        _binary(table, "value", value),
+    ]
+    if columns[1] is None:
+        columns[1] = pa.nulls(rows, pa.binary())
+    if columns[2] is None:
+        raise SerializationError(
+            f"no column is called value; there are {', '.join(table.column_names)}",
+            todo="Name one: append_table(..., value='…')",
+        )
+    own_time = columns[0] is not None
+    if not own_time:
+        columns[0] = pa.repeat(pa.scalar(now, TIMESTAMP), rows)
+    headers = "headers" in table.column_names
+    schema = batch.schema(headers=headers)
+    if headers:
+        columns.append(_cast(table.column("headers"), schema.field("headers").type, "headers"))
+    return Source(pa.table(columns, schema=schema), None if own_time else now)
+
+
+def _table(given: Any) -> Any:
+    if isinstance(given, pa.Table):
+        return given
+    if isinstance(given, pa.RecordBatchReader):
+        return given.read_all()
+    if isinstance(given, pa.RecordBatch):
+        return pa.Table.from_batches([given])
+    if hasattr(given, "__arrow_c_stream__") or hasattr(given, "__arrow_c_array__"):
+        return pa.table(given)
+    raise SerializationError(
+        f"a {type(given).__name__} is no table",
+        todo="give a pyarrow Table or RecordBatch, or a pandas or Polars DataFrame",
+    )
+
+
+def _column(table: Any, usual: str, name: str | None) -> Any:
+    wanted = usual if name is None else name
+    if wanted in table.column_names:
+        return table.column(wanted)
+    if name is None:
+        return None
+    raise SerializationError(
+        f"no column is called {name}; there are {', '.join(table.column_names)}"
+    )
+
+
+def _binary(table: Any, usual: str, name: str | None) -> Any:
+    column = _column(table, usual, name)
+    return None if column is None else _cast(column, pa.binary(), name or usual)
+
+
+def _times(table: Any, name: str | None, now: int) -> Any:
+    column = _column(table, "timestamp", name)
+    if column is None:
+        return None
+    if pa.types.is_integer(column.type):
+        column = column.cast(pa.int64())
+    column = _cast(column, TIMESTAMP, name or "timestamp")
+    return column.fill_null(pa.scalar(now, TIMESTAMP)) if column.null_count else column
+
+
+def _cast(column: Any, wanted: Any, name: str) -> Any:
+    kind = column.type
+    if kind == wanted:
+        return column
+    types = pa.types
+    if wanted == pa.binary():
+        if types.is_dictionary(kind):
+            return _cast(column.cast(kind.value_type), wanted, name)
+        if types.is_string_view(kind) or types.is_large_string(kind):
+            column = column.cast(pa.string())
+        elif not (types.is_string(kind) or "binary" in str(kind) or types.is_null(kind)):
+            raise SerializationError(
+                f"column {name} is {kind}, not binary or text", todo="Cast it first"
+            )
+    try:
+        # Nanoseconds are cut to milliseconds: that is what a record's time has.
+        return column.cast(wanted, safe=not types.is_temporal(kind))
+    except pa.ArrowException as error:
+        raise SerializationError(f"column {name} is {kind}: {error}") from error

@@ -1,0 +1,50 @@
+"""What all tests share: roots that are checked when a test is done with them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, Phase, settings
+
+from embedlog.log import PartitionLog
+from embedlog.log.root import Root
+from support.clock import ManualClock
+from support.roots import healthy, make_log, open_root
+
+_COMMON = {"deadline": None, "suppress_health_check": list(HealthCheck), "print_blob": True}
+# The same examples each time, so that a red test is red for everybody.
+settings.register_profile("ci", max_examples=200, derandomize=True, database=None, **_COMMON)
+settings.register_profile("nightly", max_examples=2_000, **_COMMON)
+settings.register_profile("debug", max_examples=50, phases=[Phase.generate], **_COMMON)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Choose how many examples property tests try: by environment, or by `make nightly`."""
+    everything = config.getoption("markexpr") == ""
+    chosen = os.environ.get("HYPOTHESIS_PROFILE") or ("nightly" if everything else "ci")
+    settings.load_profile(chosen)
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    """A clock that stands still until a test moves it."""
+    return ManualClock()
+
+
+@pytest.fixture
+def root(tmp_path: Path, clock: ManualClock) -> Iterator[Root]:
+    """A new root; healthy when the test is done."""
+    root = open_root(tmp_path / "root", clock=clock)
+    yield root
+    if not root.closed:
+        assert healthy(root)
+        root.close()
+
+
+@pytest.fixture
+def log(root: Root) -> PartitionLog:
+    """The log of a partition with Kafka's defaults, in a root that is checked."""
+    return make_log(root)

@@ -1,0 +1,126 @@
+"""Roots for tests: made in one line, filled in one line, abandoned as a crash would."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from embedlog import batch
+from embedlog.batch import EncodedBatch
+from embedlog.config import TopicConfig
+from embedlog.files import Files
+from embedlog.log import PartitionLog
+from embedlog.log.checking import verify_root
+from embedlog.log.root import Root
+from support.clock import START, ManualClock
+
+
+def open_root(path: str | os.PathLike[str], **overrides: Any) -> Root:
+    """Open a root with the defaults of `embedlog.open`, but a clock that stands still."""
+    options: dict[str, Any] = {
+        "mode": "rw",
+        "durability": "os",
+        "visibility": "append",
+        "clock": ManualClock(),
+        "lock_timeout": 10.0,
+        "auto_create": True,
+        "unsafe_filesystem": False,
+        "files": Files,
+    }
+    return Root(os.fspath(path), **{**options, **overrides})
+
+
+def make_log(root: Root, config: dict[str, object] | None = None, topic: str = "t") -> PartitionLog:
+    """Create a topic of one partition and return its log."""
+    root.create_topic(topic, 1, TopicConfig.parse(config or {}))
+    return root.partition(topic, 0)
+
+
+def encoded(
+    *values: bytes | None,
+    keys: list[bytes | None] | None = None,
+    at: int | list[int] = START,
+    headers: Any = None,
+    producer: tuple[int, int, int] | None = None,
+    compression: str = "none",
+) -> EncodedBatch:
+    """Return a batch of values; ``producer`` is (id, epoch, base sequence)."""
+    one = batch.encode_lists(list(values), keys, at, headers, compression)
+    if producer is not None:
+        one.sequence(*producer)
+    return one
+
+
+def fill(log: PartitionLog, count: int, *, first: int = 0, size: int = 1, **options: Any) -> None:
+    """Append ``count`` batches of ``size`` records, each its own append: v0, v1, …"""
+    for number in range(first, first + count):
+        values = [b"v%d" % (number * size + row) for row in range(size)]
+        log.append([encoded(*values, at=START + number)], **options)
+
+
+Row = tuple[int, int, bytes | None, bytes | None, list[tuple[str, bytes | None]]]
+
+
+def rows(log: PartitionLog, offset: int | None = None, max_bytes: int = 1 << 20) -> list[Row]:
+    """Read everything from an offset: (offset, timestamp, key, value, headers) of each record."""
+    reader = log.reader(log.start_offset() if offset is None else offset)
+    found: list[Row] = []
+    wanted = reader.offset
+    while got := reader.read(max_bytes):
+        for one in got:
+            found += [row for row in batch_rows(one) if row[0] >= wanted]
+    return found
+
+
+def batch_rows(one: batch.Batch) -> list[Row]:
+    times, keys, values, headers = one.lists()
+    offsets = one.offsets().to_pylist()
+    heads = headers or [[]] * len(times)
+    return [
+        (offset, time, key, value, [(name, data) for name, data in (head or [])])
+        for offset, time, key, value, head in zip(
+            offsets, times, keys, values, heads, strict=True
+        )
+    ]
+
+
+def values(log: PartitionLog, offset: int | None = None) -> list[bytes | None]:
+    """Read the values from an offset on."""
+    return [row[3] for row in rows(log, offset)]
+
+
+def offsets(log: PartitionLog, offset: int | None = None) -> list[int]:
+    """Read the offsets from an offset on."""
+    return [row[0] for row in rows(log, offset)]
+
+
+def bases(log: PartitionLog) -> list[int]:
+    """The base offsets of the segments."""
+    log.refresh()
+    return list(log.segments)
+
+
+def abandon(root: Root) -> None:
+    """Leave as a killed process does: nothing flushed, nothing marked clean."""
+    context, root._context, root.closed = root._context, None, True
+    if context is None:
+        return
+    for log in root._partitions.values():
+        log.close()
+    root._partitions.clear()
+    context.live.close()
+    context.wake.close()
+    context.state.close()
+    context.files.close_all()
+
+
+def segment_files(root: str | os.PathLike[str]) -> list[Path]:
+    """The segment files of a root, in the order of names."""
+    return sorted(Path(root).glob("topics/*/*/*.arrows"))
+
+
+def healthy(root: Root) -> bool:
+    """Whether nothing is wrong with a root; fails with what is."""
+    assert verify_root(root) == []
+    return True

@@ -1,0 +1,541 @@
+"""The door of LMDB: what happens when processes share, grow, stop, fork and die."""
+
+import os
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from embedlog import kv
+from embedlog.errors import CorruptionError, LockTimeoutError, StorageError
+from embedlog.files import Files
+from support.children import Held, in_child, killed_in
+from support.cruel import CruelFiles
+
+
+def make_store(path: Path, name: str = "live", **options) -> kv.Store:
+    """Open a store, and create its environment the first time."""
+    Files.create_root(path)
+    files = Files(path)
+    files.make_directory("locks")
+    if not files.exists(name):
+        kv.create(files, name, durable=name == "state", rows={b"first": b"row"})
+    return kv.Store(files, name, **{"durable": name == "state", "timeout": 5.0, **options})
+
+
+@pytest.fixture
+def store(tmp_path):
+    store = make_store(tmp_path)
+    yield store
+    store.close()
+
+
+def put(store: kv.Store, key: bytes, value: bytes) -> None:
+    store.write(lambda txn: txn.put(key, value))
+
+
+# Reading and writing
+
+
+def test_a_row_that_was_written_can_be_read(store):
+    """What `write` committed, `get` and `read` see; what is not there is None."""
+    put(store, b"key", b"value")
+
+    assert store.get(b"key") == b"value"
+    assert store.read(lambda txn: txn.get(b"first")) == b"row"
+    assert store.get(b"missing") is None
+
+
+def test_a_step_that_raises_changes_nothing(store):
+    """A transaction is all or nothing, and the error is the step's own."""
+
+    def step(txn):
+        txn.put(b"half", b"done")
+        raise ValueError("no")
+
+    with pytest.raises(ValueError, match="no"):
+        store.write(step)
+
+    assert store.get(b"half") is None
+    put(store, b"after", b"fine")
+
+
+def test_the_version_grows_with_each_commit_of_any_process(store):
+    """`version` tells whether anything changed, whoever changed it."""
+    before = store.version()
+    put(store, b"here", b"1")
+    here = store.version()
+    in_child(lambda: put(store, b"there", b"1"))
+
+    assert before < here < store.version()
+
+
+def test_rows_are_found_and_removed_by_their_prefix(store):
+    """`rows` and `remove` touch the keys of a prefix and no others."""
+    for key in (b"a1", b"a2", b"b1", b"\xff"):
+        put(store, key, key)
+
+    assert store.read(lambda txn: [key for key, _ in kv.rows(txn, b"a")]) == [b"a1", b"a2"]
+    store.write(lambda txn: kv.remove(txn, b"a"))
+    assert store.read(lambda txn: list(kv.rows(txn, b"a"))) == []
+    assert store.read(lambda txn: list(kv.rows(txn, b"\xff"))) == [(b"\xff", b"\xff")]
+    assert store.get(b"b1") == b"b1"
+
+
+# One environment per path and process
+
+
+def test_two_stores_on_one_path_share_an_environment(store, tmp_path):
+    """LMDB forbids to open a path twice in one process, so the second store joins (A31)."""
+    other = make_store(tmp_path)
+    put(other, b"key", b"value")
+
+    assert other._shared is store._shared
+    assert store.get(b"key") == b"value"
+    other.close()
+    put(store, b"still", b"open")
+    assert store.get(b"still") == b"open"
+
+
+def test_a_path_through_a_link_is_the_same_environment(store, tmp_path):
+    """The real path counts, not the one that was typed."""
+    link = tmp_path.parent / f"{tmp_path.name}-link"
+    link.symlink_to(tmp_path)
+    other = kv.Store(Files(link), "live", durable=False, timeout=5)
+
+    assert other._shared is store._shared
+    other.close()
+
+
+def test_the_last_store_to_close_closes_the_environment(tmp_path):
+    """Closing is counted, and closing twice is closing once."""
+    one, two = make_store(tmp_path), make_store(tmp_path)
+    path = os.path.realpath(one.path)
+    one.close()
+    one.close()
+    assert path in kv._environments
+    two.close()
+    assert path not in kv._environments
+
+
+def test_a_handle_that_writes_may_join_one_that_reads(tmp_path):
+    """Read-only first, writable second, in one process: both work, and see the same."""
+    make_store(tmp_path).close()
+    reading = kv.Store(Files(tmp_path, writable=False), "live", durable=False, timeout=5)
+    assert reading.get(b"first") == b"row"
+    writing = make_store(tmp_path)
+    put(writing, b"key", b"value")
+
+    assert reading.get(b"key") == b"value"
+    writing.close()
+    assert reading.get(b"key") == b"value"
+    reading.close()
+
+
+# Growing
+
+
+@pytest.fixture
+def small_map(monkeypatch):
+    """An environment begins with a map of 1 MiB."""
+    monkeypatch.setattr(kv, "FIRST_MAP_BYTES", 1 << 20)
+
+
+def test_a_full_map_grows_by_itself(small_map, tmp_path):
+    """MapFull is no error: the map doubles and the step runs again (P21)."""
+    store = make_store(tmp_path)
+    for number in range(12):
+        put(store, b"%d" % number, bytes(300_000))
+
+    assert [len(store.get(b"%d" % number)) for number in range(12)] == [300_000] * 12
+    store.close()
+
+
+def test_one_transaction_may_be_larger_than_the_map(small_map, tmp_path):
+    """The map doubles as often as it takes."""
+    store = make_store(tmp_path)
+
+    def step(txn):
+        for number in range(10):
+            txn.put(b"%d" % number, bytes(1 << 20))
+
+    store.write(step)
+
+    assert len(store.get(b"9")) == 1 << 20
+    store.close()
+
+
+def test_a_map_that_another_process_grew_is_adopted(small_map, tmp_path):
+    """MapResized is no error, neither for `get` nor `read` nor `write` (P21)."""
+    for use in (
+        lambda store: store.get(b"9"),
+        lambda store: store.read(lambda txn: txn.get(b"9")),
+        lambda store: store.write(lambda txn: txn.get(b"9")),
+    ):
+        store = make_store(tmp_path / str(id(use)))
+        assert store.get(b"first") == b"row"
+
+        def fill(store=store):
+            for number in range(10):
+                put(store, b"%d" % number, bytes(500_000))
+
+        in_child(fill)
+        assert len(use(store)) == 500_000
+        store.close()
+
+
+def test_a_map_grows_while_other_threads_read(small_map, tmp_path):
+    """No transaction of the process is open while the map is resized: nothing crashes."""
+    store = make_store(tmp_path)
+    done, errors = threading.Event(), []
+
+    def look():
+        while not done.is_set():
+            try:
+                assert store.get(b"first") == b"row"
+            except BaseException as error:
+                errors.append(error)
+
+    threads = [threading.Thread(target=look) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for number in range(20):
+        put(store, b"%d" % number, bytes(200_000))
+    done.set()
+    for thread in threads:
+        thread.join()
+
+    assert errors == []
+    store.close()
+
+
+# Readers that died
+
+
+def test_reader_slots_of_killed_processes_are_freed(store):
+    """A reader that was killed takes no slot for ever (P21)."""
+
+    def read_and_stay(ready):
+        store.read(lambda txn: ready())
+
+    with Held(read_and_stay) as child:
+        assert store.check_readers() == 0
+        child.kill()
+
+    assert store.readers() == (1, kv.MAX_READERS)
+    assert store.check_readers() == 1
+    assert store.check_readers() == 0
+
+
+def test_a_full_table_of_dead_readers_does_not_stop_reading(tmp_path, monkeypatch):
+    """ReadersFull looks for dead readers once, and tries again (P21)."""
+    monkeypatch.setattr(kv, "MAX_READERS", 2)
+    store = make_store(tmp_path)
+    store.close()
+    store = make_store(tmp_path)
+    for _ in range(2):
+        with Held(lambda ready: store.read(lambda txn: ready())):
+            pass
+
+    assert store.get(b"first") == b"row"
+    store.close()
+
+
+# The lock of a write
+
+
+def hold_the_write_lock(store):
+    """Return work that stays inside a write transaction."""
+
+    def work(ready):
+        store.write(lambda txn: ready())
+
+    return work
+
+
+def test_a_stopped_writer_is_named_after_the_timeout(tmp_path):
+    """Nobody blocks for ever behind a stopped process: pid and state are told (P16)."""
+    store = make_store(tmp_path, timeout=0.2)
+    with Held(hold_the_write_lock(store)) as child:
+        child.stop()
+        began = time.monotonic()
+        with pytest.raises(LockTimeoutError) as caught:
+            put(store, b"key", b"value")
+
+        assert 0.15 < time.monotonic() - began < 2
+        assert caught.value.pid == child.pid
+        assert caught.value.state.startswith("T")
+        assert caught.value.retriable
+        assert store.get(b"first") == b"row"
+    store.close()
+
+
+def test_a_killed_writer_gives_the_lock_back_at_once(store):
+    """The lock is the kernel's, and what the dead one had not committed is gone."""
+    with Held(hold_the_write_lock(store)) as child:
+        child.kill()
+        put(store, b"key", b"value")
+
+    assert store.get(b"key") == b"value"
+
+
+def test_a_thread_that_waits_too_long_is_told(tmp_path):
+    """The queue of threads has the same timeout as the lock of processes."""
+    store = make_store(tmp_path, timeout=0.1)
+    inside, leave = threading.Event(), threading.Event()
+
+    def step(txn):
+        inside.set()
+        leave.wait(5)
+
+    thread = threading.Thread(target=store.write, args=(step,))
+    thread.start()
+    inside.wait(5)
+    with pytest.raises(LockTimeoutError, match="thread"):
+        put(store, b"key", b"value")
+    leave.set()
+    thread.join()
+    store.close()
+
+
+def test_threads_and_processes_write_without_losing_each_others_rows(store):
+    """Increments of one counter by many are all there."""
+
+    def step(txn):
+        txn.put(b"count", b"%d" % (int(txn.get(b"count") or 0) + 1))
+
+    def work():
+        threads = [
+            threading.Thread(target=lambda: [store.write(step) for _ in range(50)])
+            for _ in range(2)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    others = [threading.Thread(target=in_child, args=(work,)) for _ in range(2)]
+    for other in others:
+        other.start()
+    work()
+    for other in others:
+        other.join()
+
+    assert store.get(b"count") == b"300"
+
+
+# Forks
+
+
+def test_a_forked_child_uses_the_store_and_the_parent_is_not_disturbed(store):
+    """The child opens its own environment; both go on, in any order."""
+    put(store, b"before", b"1")
+
+    def child():
+        put(store, b"child", b"2")
+        return store.get(b"before")
+
+    assert in_child(child) == b"1"
+    assert store.get(b"child") == b"2"
+    put(store, b"after", b"3")
+    assert in_child(lambda: store.get(b"after")) == b"3"
+
+
+def test_a_fork_waits_until_no_transaction_is_open(store):
+    """Threads read and write while others fork: no child inherits half a transaction."""
+    done, errors = threading.Event(), []
+
+    def busy():
+        number = 0
+        while not done.is_set():
+            try:
+                put(store, b"busy", b"%d" % number)
+                store.get(b"busy")
+            except BaseException as error:
+                errors.append(error)
+            number += 1
+
+    thread = threading.Thread(target=busy)
+    thread.start()
+    for number in range(20):
+        in_child(lambda number=number: put(store, b"child", b"%d" % number))
+    done.set()
+    thread.join()
+
+    assert errors == []
+    assert store.get(b"child") == b"19"
+
+
+def test_a_child_that_exits_leaves_the_parents_lock_alone(tmp_path):
+    """The child closes what it inherited and never unlocks it."""
+    store = make_store(tmp_path, timeout=0.2)
+    other = make_store(tmp_path, timeout=0.2)
+    held = []
+
+    def step(txn):
+        in_pid = os.fork()
+        if in_pid == 0:
+            os._exit(0)
+        os.waitpid(in_pid, 0)
+        held.append(other._files.try_lock(other._lock or other._open_lock()))
+
+    # A fork inside a transaction would wait for it: only the lock file is held here.
+    lock = store._open_lock()
+    store._files.lock(lock, 1)
+    step(None)
+    store._files.unlock(lock)
+
+    assert held == [False]
+    store.close()
+    other.close()
+
+
+def test_a_grandchild_works_as_well(store):
+    """Forks nest."""
+    assert in_child(lambda: in_child(lambda: store.get(b"first"))) == b"row"
+
+
+# Durable values
+
+
+def test_a_sealed_value_comes_back(store):
+    """`unseal` takes off what `seal` put on."""
+    assert kv.unseal(kv.seal(b"value"), "it") == b"value"
+    assert kv.unseal(kv.seal(b""), "it") == b""
+
+
+@pytest.mark.parametrize("place", range(4 + 5))
+def test_a_sealed_value_with_any_byte_changed_is_refused(place):
+    """LMDB has no checksums: a durable value carries its own."""
+    sealed = bytearray(kv.seal(b"value"))
+    sealed[place] ^= 1
+
+    with pytest.raises(CorruptionError, match="row of topic x is damaged"):
+        kv.unseal(bytes(sealed), "topic x")
+
+
+@pytest.mark.parametrize("length", range(4))
+def test_a_sealed_value_that_was_cut_is_refused(length):
+    """Too short for a checksum is damage, not an empty value."""
+    with pytest.raises(CorruptionError):
+        kv.unseal(kv.seal(b"")[:length], "it")
+
+
+# Creation and damage
+
+
+def test_an_environment_nobody_damaged_has_no_findings(tmp_path):
+    """`findings` of a healthy environment is ``[]``."""
+    store = make_store(tmp_path, "state")
+    for number in range(200):
+        put(store, b"%05d" % number, bytes(500))
+    store.close()
+
+    assert kv.findings(str(tmp_path / "state")) == []
+
+
+def no_file(data: Path) -> None:
+    data.unlink()
+
+
+def empty_file(data: Path) -> None:
+    data.write_bytes(b"")
+
+
+def one_byte(data: Path) -> None:
+    data.write_bytes(b"x")
+
+
+def cut_in_half(data: Path) -> None:
+    os.truncate(data, data.stat().st_size // 2)
+
+
+def zeros(data: Path) -> None:
+    data.write_bytes(bytes(data.stat().st_size))
+
+
+def noise(data: Path) -> None:
+    data.write_bytes(os.urandom(data.stat().st_size))
+
+
+def no_meta_pages(data: Path) -> None:
+    with data.open("r+b") as file:
+        file.write(bytes(8192))
+
+
+@pytest.mark.parametrize(
+    "damage", [no_file, empty_file, one_byte, cut_in_half, zeros, noise, no_meta_pages]
+)
+def test_findings_tell_damage_without_opening_the_environment(tmp_path, damage):
+    """A damaged LMDB kills who maps it: it is looked at as a file first."""
+    store = make_store(tmp_path, "state")
+    for number in range(200):
+        put(store, b"%05d" % number, bytes(500))
+    store.close()
+    damage(tmp_path / "state" / "data.mdb")
+
+    assert kv.findings(str(tmp_path / "state"))
+
+
+@pytest.mark.parametrize("name", ["state", "live"])
+def test_creation_is_all_or_nothing(tmp_path, name):
+    """Killed at any operation, there is no environment, or a whole one (reliability, rule 5)."""
+    count = CruelFiles(_rooted(tmp_path / "count"))
+    kv.create(count, name, durable=name == "state", rows={b"key": b"value"})
+    for number in range(count.count()):
+        path = _rooted(tmp_path / str(number))
+        files = CruelFiles(path)
+        files.kill_at(number)
+        killed_in(lambda files=files: kv.create(files, name, durable=True, rows={b"key": b"v"}))
+        again = Files(path)
+        if not again.exists(name):
+            kv.create(again, name, durable=True, rows={b"key": b"v"})
+        again.make_directory("locks")
+        store = kv.Store(again, name, durable=True, timeout=1)
+        assert store.get(b"key") == b"v"
+        store.close()
+
+
+def _rooted(path: Path) -> Path:
+    Files.create_root(path)
+    return path
+
+
+def test_discard_removes_an_environment_and_minds_no_missing_one(tmp_path):
+    """What is not there is discarded already."""
+    make_store(tmp_path, "state").close()
+    files = Files(tmp_path)
+    kv.discard(files, "state")
+    kv.discard(files, "state")
+
+    assert not files.exists("state")
+
+
+def test_a_copy_holds_what_was_committed(store, tmp_path):
+    """`copy` may run while others write."""
+    put(store, b"key", b"value")
+    (tmp_path / "copy").mkdir()
+    store.copy(str(tmp_path / "copy"))
+    copied = kv.Store(store._files, "copy", durable=True, timeout=1)
+
+    assert copied.get(b"key") == b"value"
+    copied.close()
+
+
+def test_a_missing_environment_is_an_error_that_names_the_path(tmp_path):
+    """A handle that reads creates nothing."""
+    Files.create_root(tmp_path / "r")
+    with pytest.raises(StorageError) as caught:
+        kv.Store(Files(tmp_path / "r", writable=False), "state", durable=True, timeout=1)
+
+    assert str(tmp_path / "r" / "state") in str(caught.value)
+
+
+def test_nothing_stands_for_an_environment_without_rows():
+    """A reader of another boot's `live` sees no rows and writes none."""
+    nothing = kv.Nothing()
+
+    assert nothing.get(b"key") is None
+    assert nothing.read(lambda txn: list(kv.rows(txn, b""))) == []
+    nothing.close()
