@@ -24,6 +24,7 @@ from embedlog.batch.wire import (
     VERSION,
     schema,
 )
+from embedlog.batch.widening import with_headers
 from embedlog.batch.writing import EncodedBatch, encode, encode_lists, from_lists
 
 __all__ = [
@@ -48,4 +49,5 @@ __all__ = [
     "message_length",
     "parse",
     "schema",
+    "with_headers",
 ]

@@ -45,7 +45,8 @@ class Dumped:
         self._files, self._name = files, name
         self._file = SegmentFile(files, name)
         self.size, self.sealed = self._file.size(), False
-        self._start, self._damage = 0, None
+        self._start = 0
+        self._damage: Damage | None = None
         try:
             self._start = self._file.start
         except CorruptionError as error:

@@ -18,7 +18,7 @@ def verify(args: argparse.Namespace) -> int:
         say_json({"findings": [one._asdict() for one in found]})
         return FAILED if found else OK
     say(*map(str, found))
-    note(f"{len(found)} findings" if found else f"healthy: {topics} topics")
+    note(f"findings: {len(found)}" if found else f"healthy; topics: {topics}")
     return FAILED if found else OK
 
 

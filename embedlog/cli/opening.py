@@ -19,8 +19,8 @@ _NOT_OURS = (errno.EACCES, errno.EPERM, errno.EROFS)
 def root_of(args: argparse.Namespace) -> str:
     """Return the directory that was named."""
     if not args.root:
-        raise InvalidConfigError("which log?", todo="Name it with --root DIR or EMBEDLOG_ROOT")
-    return os.path.abspath(os.path.expanduser(args.root))
+        raise InvalidConfigError("no log is named", todo="Use --root DIR, or set EMBEDLOG_ROOT")
+    return os.path.abspath(os.path.expanduser(str(args.root)))
 
 
 def is_log(root: str) -> bool:
@@ -32,17 +32,24 @@ def to_read(args: argparse.Namespace) -> Log:
     """Open a log that exists, changing nothing."""
     import embedlog
 
-    return embedlog.open(root_of(args), mode="r")
+    return embedlog.open(_existing(args), mode="r")
 
 
 def to_write(args: argparse.Namespace, *, create: bool = False, durability: str = "os") -> Log:
     """Open a log to change it; only ``create`` makes one that is not there."""
     import embedlog
 
-    root = root_of(args)
-    if not create and not is_log(root):
-        raise NotALogError("there is no log here", path=root)
+    root = root_of(args) if create else _existing(args)
     return embedlog.open(root, durability=durability)
+
+
+def _existing(args: argparse.Namespace) -> str:
+    root = root_of(args)
+    if not os.path.isdir(root):
+        raise NotALogError("there is no log here", path=root)
+    if not is_log(root) and os.access(root, os.R_OK | os.X_OK):
+        raise NotALogError("there is no log in this directory", path=root)
+    return root
 
 
 def to_follow(args: argparse.Namespace) -> Log:

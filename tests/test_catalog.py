@@ -1,0 +1,296 @@
+"""The catalogue: names, settings, and the manifest of segment files."""
+
+import pytest
+
+from embedlog import catalog, kv
+from embedlog.catalog import Catalog, PartitionInfo, SegmentInfo
+from embedlog.config import TopicConfig
+from embedlog.errors import (
+    CorruptionError,
+    InvalidPartitionsError,
+    InvalidTopicError,
+    TopicAlreadyExistsError,
+    UnknownTopicOrPartitionError,
+)
+from embedlog.files import Files
+from support.children import in_child
+
+NOW = 1_700_000_000_000
+
+
+@pytest.fixture
+def state(tmp_path):
+    files = Files(tmp_path)
+    files.make_directory("locks")
+    kv.create(files, "state", durable=True, rows={})
+    state = kv.Store(files, "state", durable=True, timeout=5)
+    yield state
+    state.close()
+
+
+@pytest.fixture
+def topics(state):
+    return Catalog(state)
+
+
+def make(topics, name="t", partitions=1, **config):
+    return topics.create_topic(name, partitions, TopicConfig.parse(config), NOW)
+
+
+# Topics
+
+
+def test_a_new_topic_is_found_with_its_settings(topics):
+    """What was created is what is read, also by a catalogue that did not create it."""
+    made = make(topics, "flights", 3, segment_bytes=1000)
+
+    assert topics.topic("flights") == made
+    assert topics.topics() == {"flights": made}
+    assert (made.partitions, made.created_ms, made.config.segment_bytes) == (3, NOW, 1000)
+
+
+def test_a_new_topic_has_one_empty_segment_in_each_partition(topics, state):
+    """The manifest names the first segment before there is a file."""
+    made = make(topics, partitions=2)
+
+    found = [state.read(lambda txn, n=n: catalog.segments(txn, made.key(n))) for n in (0, 1)]
+    assert [[segment.base_offset for segment in each] for each in found] == [[0], [0]]
+    assert found[0][0].id != found[1][0].id
+    assert not found[0][0].sealed
+    assert state.read(lambda txn: catalog.partition(txn, made.key(1))) == PartitionInfo()
+
+
+def test_a_topic_cannot_be_created_twice(topics):
+    """The second one is told, and the first one stays as it is."""
+    first = make(topics)
+    with pytest.raises(TopicAlreadyExistsError, match=r"\[t\]"):
+        make(topics, partitions=5)
+
+    assert topics.topic("t") == first
+
+
+def test_an_unknown_topic_names_the_nearest_one(topics):
+    """A slip of the pen is answered with what was meant."""
+    make(topics, "flights")
+
+    with pytest.raises(UnknownTopicOrPartitionError, match="did you mean 'flights'"):
+        topics.topic("fligths")
+    with pytest.raises(UnknownTopicOrPartitionError, match="create_topic"):
+        topics.topic("zzz")
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["", ".", "..", "../x", "/etc", "a/b", "a\n", "-a", ".a", "ä", "a b", "a" * 201, "a.tmp",
+     "a.deleted", "a\0", None, 3, b"a"],
+)  # fmt: skip
+def test_a_name_that_kafka_or_a_path_would_not_take_is_refused(topics, name):
+    """No name of a topic can escape from the root (P22)."""
+    with pytest.raises(InvalidTopicError):
+        make(topics, name)
+    assert topics.topics() == {}
+
+
+@pytest.mark.parametrize("name", ["a", "A.b_c-9", "_x", "9", "a" * 200, "__consumer_offsets"])
+def test_a_name_that_kafka_takes_is_taken(topics, name):
+    """Letters, digits, dots, underscores and dashes, up to 200."""
+    assert make(topics, name).name == name
+
+
+@pytest.mark.parametrize("partitions", [0, -1, 1.5, "2", None, True])
+def test_a_number_of_partitions_is_a_positive_int(topics, partitions):
+    """Everything else is refused before anything is written."""
+    with pytest.raises(InvalidPartitionsError):
+        make(topics, partitions=partitions)
+    assert topics.topics() == {}
+
+
+def test_a_topic_grows_but_does_not_shrink(topics, state):
+    """New partitions get their first segment; the old ones keep theirs (G5)."""
+    made = make(topics, partitions=2)
+    grown = topics.grow_topic("t", 4, NOW)
+
+    assert (grown.id, grown.partitions) == (made.id, 4)
+    assert len(state.read(lambda txn: catalog.segments(txn, made.key(3)))) == 1
+    with pytest.raises(InvalidPartitionsError, match="4 partitions cannot become 3"):
+        topics.grow_topic("t", 3, NOW)
+    assert topics.topic("t").partitions == 4
+
+
+def test_a_setting_is_changed_and_taken_back(topics):
+    """None returns a setting to its default; the others stay."""
+    make(topics, segment_bytes=1000)
+    topics.alter_topic("t", {"retention.ms": 5})
+    changed = topics.alter_topic("t", {"segment.bytes": None})
+
+    assert changed.config.overrides() == {"retention.ms": 5}
+    assert topics.topic("t") == changed
+
+
+def test_a_topic_made_again_has_another_id_and_directory(topics, state):
+    """Files and commits of the old one can never be taken for the new one's (A38)."""
+    old = make(topics)
+    topics.delete_topic(old)
+    with pytest.raises(UnknownTopicOrPartitionError):
+        topics.topic("t")
+    new = make(topics)
+
+    assert new.id > old.id
+    assert new.directory != old.directory
+    assert state.read(lambda txn: catalog.segments(txn, old.key(0))) == []
+    assert state.read(lambda txn: catalog.partition(txn, old.key(0))) is None
+
+
+def test_a_change_of_another_process_is_seen_at_once(topics):
+    """The memory of a catalogue lasts until anybody commits."""
+    make(topics)
+    assert topics.topic("t").config.retention_ms == TopicConfig().retention_ms
+    in_child(lambda: topics.alter_topic("t", {"retention.ms": 5}) and None)
+
+    assert topics.topic("t").config.retention_ms == 5
+
+
+# Numbers
+
+
+def test_numbers_are_never_given_out_twice(state):
+    """Segment ids, topic ids and producer ids are unique for the life of the root."""
+    seen = [state.write(lambda txn: catalog.next_number(txn, b"segment")) for _ in range(3)]
+    state.write(lambda txn: catalog.raise_number(txn, b"segment", 10))
+    seen.append(state.write(lambda txn: catalog.next_number(txn, b"segment")))
+    state.write(lambda txn: catalog.raise_number(txn, b"segment", 4))
+    seen.append(state.write(lambda txn: catalog.next_number(txn, b"segment")))
+
+    assert seen[:4] == [1, 2, 3, 11]
+    assert seen[4] > 11
+
+
+def test_a_producer_without_a_name_is_new_each_time(topics):
+    """An anonymous producer has its own id and epoch 0."""
+    (one, first), (two, second) = topics.producer_identity(None), topics.producer_identity(None)
+
+    assert one != two
+    assert (first, second) == (0, 0)
+
+
+def test_a_producer_with_a_name_keeps_its_id_and_its_epoch_grows(topics):
+    """The epoch fences the older producer of that name (G17)."""
+    identities = [topics.producer_identity("importer") for _ in range(3)]
+
+    assert identities == [(identities[0][0], epoch) for epoch in (0, 1, 2)]
+    assert topics.producer_identity("other")[0] != identities[0][0]
+
+
+def test_a_producer_whose_epochs_are_used_up_gets_a_new_id(topics, state):
+    """An epoch is 16 bits (KIP-360)."""
+    number, _ = topics.producer_identity("p")
+    row = kv.seal(catalog._PRODUCER.pack(number, 0x7FFE))
+    state.write(lambda txn: txn.put(catalog.PRODUCER_NAME + b"p", row))
+
+    new, epoch = topics.producer_identity("p")
+
+    assert new != number
+    assert epoch == 0
+
+
+# The manifest
+
+SEGMENTS = [
+    SegmentInfo(0, 1, NOW, 10, 500, 492, NOW + 5),
+    SegmentInfo(10, 2, NOW, 20, 600, 592, -3, True),
+    SegmentInfo(20, 7, NOW, 30, 600, 592, None),
+    SegmentInfo(30, 3, NOW),
+]
+KEY = catalog.PARTITION_KEY.pack(1, 0)
+
+
+def test_segments_come_back_in_offset_order(state):
+    """Every field survives, None stays None, and ids do not order."""
+
+    def step(txn):
+        for segment in reversed(SEGMENTS):
+            catalog.put_segment(txn, KEY, segment)
+
+    state.write(step)
+
+    assert state.read(lambda txn: catalog.segments(txn, KEY)) == SEGMENTS
+    assert [segment.sealed for segment in SEGMENTS] == [True, True, True, False]
+    assert SEGMENTS[1].file_name == "00000000000000000010-2.arrows"
+
+
+def test_a_partition_does_not_see_its_neighbours_segments(state):
+    """Partitions 1 and 256, topics 1 and 256: keys are fixed-width and big-endian."""
+    keys = [catalog.PARTITION_KEY.pack(*each) for each in ((1, 1), (1, 256), (256, 1), (257, 1))]
+
+    def step(txn):
+        for number, key in enumerate(keys):
+            catalog.put_segment(txn, key, SegmentInfo(number, number, NOW))
+
+    state.write(step)
+
+    for number, key in enumerate(keys):
+        found = state.read(lambda txn, key=key: catalog.segments(txn, key))
+        assert [segment.id for segment in found] == [number]
+
+
+def test_dropping_a_segment_drops_its_index(state):
+    """No index without a segment (A28)."""
+    segment = SEGMENTS[0]
+
+    def step(txn):
+        catalog.put_segment(txn, KEY, segment)
+        catalog.put_index_blob(txn, KEY, segment, b"entries")
+
+    state.write(step)
+    assert state.read(lambda txn: catalog.index_blob(txn, KEY, segment)) == b"entries"
+    state.write(lambda txn: catalog.drop_segment(txn, KEY, segment))
+
+    assert state.read(lambda txn: catalog.segments(txn, KEY)) == []
+    assert state.read(lambda txn: catalog.index_blob(txn, KEY, segment)) is None
+
+
+def test_a_partitions_row_its_producers_and_epochs_come_back(state):
+    """The other durable rows of a partition."""
+    info = PartitionInfo(5, 1 << 40, 3)
+
+    def step(txn):
+        catalog.put_partition(txn, KEY, info)
+        catalog.put_producers_blob(txn, KEY, b"blob")
+        catalog.put_epochs(txn, KEY, [(0, 0), (2, 10)])
+
+    assert state.read(lambda txn: catalog.epochs(txn, KEY)) == [(0, 0)]
+    state.write(step)
+
+    assert state.read(lambda txn: catalog.partition(txn, KEY)) == info
+    assert state.read(lambda txn: catalog.producers_blob(txn, KEY)) == b"blob"
+    assert state.read(lambda txn: catalog.epochs(txn, KEY)) == [(0, 0), (2, 10)]
+
+
+@pytest.mark.parametrize("kind", ["TOPIC", "SEGMENT", "PARTITION", "PRODUCERS", "EPOCHS", "INDEX"])
+def test_a_row_with_a_changed_byte_is_corruption_not_nonsense(topics, state, kind):
+    """Every durable row has its own checksum: LMDB has none."""
+    info = make(topics)
+    key = info.key(0)
+
+    def fill(txn):
+        catalog.put_producers_blob(txn, key, b"blob")
+        catalog.put_epochs(txn, key, [(0, 0)])
+        catalog.put_index_blob(txn, key, catalog.segments(txn, key)[0], b"entries")
+
+    def harm(txn):
+        for row_key, row in list(kv.rows(txn, getattr(catalog, kind))):
+            txn.put(row_key, row[:-1] + bytes([row[-1] ^ 1]))
+
+    def read(txn):
+        segment = catalog.segments(txn, key)[0]
+        catalog.partition(txn, key)
+        catalog.producers_blob(txn, key)
+        catalog.epochs(txn, key)
+        catalog.index_blob(txn, key, segment)
+
+    state.write(fill)
+    state.read(read)
+    state.write(harm)
+
+    with pytest.raises(CorruptionError, match="damaged"):
+        (topics.topics() if kind == "TOPIC" else state.read(read))
