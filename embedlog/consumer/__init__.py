@@ -7,7 +7,6 @@ advances: it uses no CPU and sees a record within microseconds.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain, islice
@@ -23,7 +22,6 @@ from embedlog.errors import (
     ClosedError,
     EmbedlogError,
     IllegalStateError,
-    InvalidConfigError,
     UnknownTopicOrPartitionError,
     WakeupError,
 )
@@ -394,11 +392,15 @@ class Consumer:
 
     def _next(self, take: Callable[[Feed, int | None], T | None], ends: Ends | None) -> T | None:
         """Return what one partition gives in its turn; None ends the iteration."""
-        if self._guard.closed:
-            return None
-        with self._guard:
-            step = lambda: self._first(take, ends)  # noqa: E731
-            return self._await(step, self.config.consumer_timeout_ms if ends is None else 0)
+        timeout_ms = self.config.consumer_timeout_ms if ends is None else 0
+        try:
+            with self._guard:
+                return self._await(lambda: self._first(take, ends), timeout_ms)
+        except ClosedError:
+            # To close the consumer is a way to leave its loop.
+            if self._guard.closed:
+                return None
+            raise
 
     def _first(self, take: Callable[[Feed, int | None], T | None], ends: Ends | None) -> T | None:
         most = self.config.max_partition_fetch_bytes
@@ -490,6 +492,8 @@ class Consumer:
         """
         deadline = inf if timeout_ms is None else monotonic() + timeout_ms / 1000
         while True:
+            if self._guard.closed:
+                raise ClosedError("the consumer was closed")
             if self._woken:
                 self._woken = False
                 raise WakeupError("wakeup() was called", todo="poll again to go on")
@@ -517,18 +521,26 @@ class Consumer:
         From any thread, and from a signal handler.
         """
         self._woken = True
+        self._ring()
+
+    def _ring(self) -> None:
         if self._root.context.files.writable:
             self._root.wake.advance()
 
     # Leaving
 
     def close(self) -> None:
-        """Stop reading; an iteration that is under way ends, any other call raises ClosedError."""
+        """Stop reading: an iteration under way ends, any other call raises ClosedError.
+
+        From any thread; a call that waits in another one is woken.
+        """
         if self._guard.closed:
             return
-        with self._guard:
+        self._guard.closed = True
+        if self._guard.taken():
+            self._ring()
+        else:
             self._assignment.replace([], "none")
-            self._guard.closed = True
 
     def __enter__(self) -> Self:
         return self

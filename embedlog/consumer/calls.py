@@ -27,6 +27,13 @@ class Guard:
             self._lock.release()
             raise ClosedError("the consumer was closed")
 
+    def taken(self) -> bool:
+        """Whether another thread is in."""
+        if not self._lock.acquire(blocking=False):
+            return True
+        self._lock.release()
+        return False
+
     def __exit__(self, *_: object) -> None:
         self._lock.release()
 

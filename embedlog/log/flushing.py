@@ -89,23 +89,34 @@ def sync_files(log: PartitionLog, now: Tail, file: SegmentFile) -> None:
     Raises:
         DurabilityError: A flush failed; the partition is read-only from now on (P9).
     """
+    if now.durable_offset < now.base_offset:
+        for info in list(log.segments.values()):
+            if info.sealed and now.durable_offset < info.next_offset <= now.base_offset:
+                sync(log, log.open_segment(info, write=True))
+    sync(log, file)
+    if log.entry_synced != now.segment_id:
+        sync_entries(log, now.segment_id)
+
+
+def sync(log: PartitionLog, file: SegmentFile) -> None:
+    """Flush one file.
+
+    Raises:
+        DurabilityError: It failed; the partition is read-only from now on (P9).
+    """
     try:
-        if now.durable_offset < now.base_offset:
-            for info in list(log.segments.values()):
-                if info.sealed and now.durable_offset < info.next_offset <= now.base_offset:
-                    log.open_segment(info, write=True).sync()
         file.sync()
-        if log.entry_synced != now.segment_id:
-            sync_entries(log, now.segment_id)
     except StorageError as error:
-        log.context.live.write(lambda txn: _fail(log, txn))
-        raise failed(log, error.errno) from error
+        raise _fail(log, error) from error
 
 
 def sync_entries(log: PartitionLog, segment_id: int) -> None:
     """Flush the names of new files: without it a power cut loses the whole file."""
-    for directory in (f"{log.directory}/{log.partition}", log.directory, "topics"):
-        log.context.files.sync_directory(directory)
+    try:
+        for directory in (f"{log.directory}/{log.partition}", log.directory, "topics"):
+            log.context.files.sync_directory(directory)
+    except StorageError as error:
+        raise _fail(log, error) from error
     log.entry_synced = segment_id
 
 
@@ -123,10 +134,16 @@ def _publish(log: PartitionLog, txn: kv.Txn, flushed: Tail) -> None:
     txn.put(log.tail_key, now.pack())
 
 
-def _fail(log: PartitionLog, txn: kv.Txn) -> None:
-    row = txn.get(log.tail_key)
-    if row is not None:
-        txn.put(log.tail_key, tail.unpack(row)._replace(failed=True).pack())
+def _fail(log: PartitionLog, error: StorageError) -> DurabilityError:
+    """Make the partition read-only for every process, and return the error to raise."""
+
+    def step(txn: kv.Txn) -> None:
+        row = txn.get(log.tail_key)
+        if row is not None:
+            txn.put(log.tail_key, tail.unpack(row)._replace(failed=True).pack())
+
+    log.context.live.write(step)
+    return failed(log, error.errno)
 
 
 def failed(log: PartitionLog, errno: int | None = None) -> DurabilityError:

@@ -285,6 +285,8 @@ class PartitionLog:
         size = file.size()
         if size > now.position:
             file.truncate(now.position)
+            # Or a power cut could bring it back, behind what is written next.
+            flushing.sync(self, file)
         elif size < now.position:
             raise CorruptionError(
                 f"the file ends at byte {size}, {now.position} were written",

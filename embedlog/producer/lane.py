@@ -1,0 +1,223 @@
+"""One producer's way to one partition: batches in order, numbered, and tried again.
+
+Everything here runs under the drain lock of the topic's queue.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from time import monotonic
+from typing import TYPE_CHECKING
+
+from embedlog.errors import (
+    ClosedError,
+    DurabilityError,
+    EmbedlogError,
+    InvalidProducerEpochError,
+    StorageError,
+    TimeoutError,
+)
+from embedlog.log import PartitionLog, sequence
+from embedlog.log.claim import claim, known
+from embedlog.log.sequence import REMEMBERED, Sent
+from embedlog.producer.future import Parcel
+from embedlog.record import Appended
+
+if TYPE_CHECKING:
+    from embedlog.log.sequence import Producer as Known
+    from embedlog.producer import Producer
+
+MAX_BACKOFF = 1.0
+
+
+class Lane:
+    """Batches that wait for one partition, and the producer's numbering there.
+
+    A number is given to a batch when it is first tried, and kept when it is
+    tried again (G12): so the log can tell whether it has it.  After a failure
+    for good the log is asked what it has, and the next batch goes on there, so
+    no gap is left.
+    """
+
+    def __init__(self, producer: Producer, log: PartitionLog) -> None:
+        self.log = log
+        self.waiting: deque[Parcel] = deque()
+        self.retry_at = 0.0
+        self._producer = producer
+        self._identity: tuple[int, int] | None = None
+        self._next: int | None = None
+        self._tries = 0
+        self._singly = 0
+        """How many batches to append one by one, to find the one that is refused."""
+
+    # Numbers
+
+    def begin(self) -> Known | None:
+        """Take the numbering over, or up again; return what the log knows of it (G15, G17)."""
+        identity = self._producer.identity()
+        found = None
+        if self._identity != identity:
+            if self._producer.config.producer_name is not None:
+                found = claim(self.log, *identity)
+            self._identity = identity
+        else:
+            found = known(self.log, identity[0])
+        last = found.batches[-1].last_sequence if found is not None and found.batches else None
+        self._next = 0 if last is None else sequence.after(last, 1)
+        return found
+
+    def _number(self, group: list[Parcel]) -> None:
+        if not self._producer.config.enable_idempotence:
+            return
+        if self._next is None or self._identity is None:
+            self.begin()
+        assert self._next is not None and self._identity is not None
+        for parcel in group:
+            if parcel.sequence is None:
+                parcel.sequence = self._next
+            self._next = sequence.after(parcel.sequence, parcel.count)
+            assert parcel.encoded is not None
+            parcel.encoded.sequence(*self._identity, parcel.sequence)
+
+    def _recall(self, group: list[Parcel]) -> dict[int, Sent]:
+        """Ask the log which of a group it has (by sequence); the others get new numbers."""
+        self._next = None
+        try:
+            found = None if self._identity is None else known(self.log, self._identity[0])
+        except EmbedlogError:
+            # A new identity instead: nothing can be mistaken for a repeat then.
+            self._producer.forget_identity()
+            self._identity, found = None, None
+        theirs = {} if found is None else {sent.first_sequence: sent for sent in found.batches}
+        sent_now: dict[int, Sent] = {}
+        for parcel in group:
+            sent = theirs.get(-1 if parcel.sequence is None else parcel.sequence)
+            if sent is not None and sequence.after(sent.first_sequence, parcel.count - 1) == (
+                sent.last_sequence
+            ):
+                sent_now[sent.first_sequence] = sent
+            elif not parcel.explicit:
+                parcel.sequence = None
+        return sent_now
+
+    # Appending
+
+    def ship(self, patience: float | None = None) -> None:
+        """Append what waits, in order, until done or something must be tried again later.
+
+        Args:
+            patience: Seconds to wait for the partition's lock; None: the log's own.
+        """
+        while self.waiting and monotonic() >= self.retry_at:
+            group = self._group()
+            try:
+                self._number(group)
+                receipts = self.log.append(
+                    [parcel.encoded for parcel in group if parcel.encoded is not None],
+                    durability=self._producer.durability,
+                    timeout=patience,
+                )
+            except Exception as error:  # noqa: BLE001 - kept, and raised by the futures
+                self._failed(group, error)
+            else:
+                self._written(group, receipts)
+
+    def _group(self) -> list[Parcel]:
+        """Return the batches for one append: no more than the log remembers, for a repeat."""
+        most = 1
+        if self._singly:
+            self._singly -= 1
+        elif self._producer.config.enable_idempotence:
+            most = REMEMBERED
+        if most == 1 or len(self.waiting) == 1:
+            return [self.waiting[0]]
+        return [self.waiting[i] for i in range(min(most, len(self.waiting)))]
+
+    def _written(self, group: list[Parcel], receipts: list[Appended]) -> None:
+        self._tries = 0
+        for parcel, receipt in zip(group, receipts, strict=True):
+            parcel.receipt = receipt
+            self._settle()
+
+    def _settle(self) -> None:
+        """The first of the waiting is written, or failed: let it go."""
+        parcel = self.waiting.popleft()
+        parcel.encoded = None
+        self._producer.settled(parcel)
+
+    # Failing
+
+    def _failed(self, group: list[Parcel], error: Exception) -> None:
+        if isinstance(error, InvalidProducerEpochError):
+            self._producer.fenced = error
+            self.give_up(error)
+        elif getattr(error, "retriable", False):
+            self._try_later(group, error)
+        elif len(group) > 1 and not isinstance(error, DurabilityError):
+            self._recall(group)
+            self._singly = len(group)
+        else:
+            if self._producer.config.enable_idempotence:
+                self._recall(list(self.waiting))
+            self._drop(group, error)
+
+    def _try_later(self, group: list[Parcel], error: Exception) -> None:
+        config, now = self._producer.config, monotonic()
+        if self._tries < config.retries and now < group[0].deadline:
+            pause = min(config.retry_backoff_ms / 1000 * 2**self._tries, MAX_BACKOFF)
+            self._tries = min(self._tries + 1, 30)
+            self.retry_at = min(now + pause, group[0].deadline)
+            self._producer.retried()
+            return
+        late = [parcel for parcel in group if now >= parcel.deadline] or group
+        self._tries = 0
+        self._expire(late, error)
+
+    def _expire(self, late: list[Parcel], error: Exception) -> None:
+        """Fail what is not in the log, so that it never will be (G11)."""
+        config = self._producer.config
+        sent = self._recall(list(self.waiting)) if config.enable_idempotence else {}
+        for parcel in late:
+            found = sent.get(-1 if parcel.sequence is None else parcel.sequence)
+            # With "fsync" being in the log is not enough, and nobody said more.
+            if found is not None and not self._producer.synced:
+                parcel.receipt = Appended(found.base_offset, found.next_offset, None, True)
+                self._settle()
+            else:
+                self._drop([parcel], self._expired(error))
+
+    def _expired(self, error: Exception) -> TimeoutError:
+        timeout = self._producer.config.delivery_timeout_ms
+        expired = TimeoutError(
+            f"not written within delivery_timeout_ms {timeout}: {error}",
+            topic=self.log.topic,
+            partition=self.log.partition,
+            todo="it will not appear later; send it again",
+        )
+        expired.__cause__ = error
+        return expired
+
+    def _drop(self, group: list[Parcel], error: BaseException) -> None:
+        """Fail some batches, and what was to follow them without a gap."""
+        for parcel in group:
+            parcel.error = error
+            self._settle()
+        if not group[-1].explicit:
+            return
+        while self.waiting and self.waiting[0].delivery is group[-1].delivery:
+            self.waiting[0].error = error
+            self._settle()
+
+    def give_up(self, error: BaseException) -> None:
+        """Fail everything that waits."""
+        while self.waiting:
+            self.waiting[0].error = error
+            self._settle()
+
+
+def closed_early(topic: str) -> ClosedError:
+    """Say that a record was not written because the producer was closed first."""
+    return ClosedError("the producer was closed before the record was written", topic=topic)
+
+
+__all__ = ["Lane", "StorageError", "closed_early"]

@@ -1,0 +1,480 @@
+"""One topic's records between `send` and the log: gathered, split by partition, handed on."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Iterable, Iterator
+from time import monotonic
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from embedlog.batch import EncodedBatch
+from embedlog.catalog import TopicInfo
+from embedlog.errors import (
+    EmbedlogError,
+    InvalidRecordError,
+    OutOfOrderSequenceError,
+    RecordTooLargeError,
+    TimeoutError,
+)
+from embedlog.log import sequence
+from embedlog.log.sequence import REMEMBERED
+from embedlog.partitioner import (
+    RoundRobinPartitioner,
+    StickyPartitioner,
+    partition_for_key,
+    partitions_for_keys,
+)
+from embedlog.producer.columns import (
+    PIECE_BYTES,
+    ROW_BYTES,
+    Rows,
+    Source,
+    cuts,
+    encode_columns,
+    encode_rows,
+    pieces,
+)
+from embedlog.producer.future import Callback, Delivery, Parcel
+from embedlog.producer.lane import Lane, closed_early
+from embedlog.record import Appended
+
+if TYPE_CHECKING:
+    from embedlog.producer import Producer
+
+Batches = Iterator[tuple[int, EncodedBatch]]
+HEAD_BYTES = 1024
+"""More than a batch takes besides its records."""
+
+
+class Gathering(Delivery):
+    """Records that `send` collects, column by column, until they are drained."""
+
+    __slots__ = ("chosen", "headers", "keyed", "keys", "opened", "size", "values")
+
+    def __init__(self, queue: TopicQueue) -> None:
+        super().__init__(queue, 0.0)
+        self.values: list[bytes | None] = []
+        self.keys: list[bytes | None] = []
+        self.headers: dict[int, Any] = {}
+        self.chosen: dict[int, int] = {}
+        self.keyed = False
+        self.size = 0
+        self.opened = 0.0
+
+    def rows(self) -> Rows:
+        """Return what was gathered."""
+        headers = None
+        if self.headers:
+            headers = [self.headers.get(row) for row in range(len(self.values))]
+        keys = self.keys if self.keyed else None
+        return Rows(self.values, keys, self.timestamps, headers)
+
+    def seal(self) -> None:
+        """Forget the records: they are in batches now."""
+        self.values, self.keys, self.headers, self.chosen = [], [], {}, {}
+        self.sealed = True
+
+
+class TopicQueue:
+    """What one producer has to say to one topic.
+
+    ``open`` is guarded by the producer's lock; everything else by ``draining``,
+    under which batches are made and appended, so that they stay in order.
+    """
+
+    def __init__(self, producer: Producer, topic: str) -> None:
+        self.producer, self.topic = producer, topic
+        self.draining = threading.Lock()
+        self.full: deque[Gathering] = deque()
+        self.open: Gathering | None = Gathering(self)
+        self.lanes: dict[int, Lane] = {}
+        config = producer.config
+        adaptive = config.partitioner_adaptive_partitioning_enable
+        self._sticky = StickyPartitioner(max(config.batch_size, 1), adaptive=adaptive)
+        self.turns = RoundRobinPartitioner()
+        self._retry_at = 0.0
+        self.info: TopicInfo
+        self.full_at = self.limit = self.most = 0
+        self.look()
+
+    def look(self) -> TopicInfo:
+        """Read the topic's settings and partitions anew; cheap while nothing changed (G5)."""
+        info = self.producer.root.ensure_topic(self.topic)
+        before = getattr(self, "info", None)
+        if info is before:
+            return info
+        if before is not None and before.partitions != info.partitions:
+            logging.getLogger(__name__).warning(
+                "%s has %d partitions instead of %d: keys go elsewhere from now on",
+                *(self.topic, info.partitions, before.partitions),
+            )
+        self.info, config = info, info.config
+        self.compacts = config.compacts
+        self.most = min(config.max_message_bytes, config.segment_bytes)
+        # A topic may refuse batches as large as the producer would make them.
+        self.limit = max(min(self.producer.config.batch_size, self.most - HEAD_BYTES), 1)
+        self.full_at = min(self.limit * info.partitions, PIECE_BYTES)
+        return info
+
+    # Draining
+
+    def pending(self) -> bool:
+        """Whether anything is on its way; a guess unless under ``draining``."""
+        gathering = self.open
+        if self.full or (gathering is not None and gathering.values):
+            return True
+        return any(lane.waiting for lane in list(self.lanes.values()))
+
+    def due_at(self) -> float | None:
+        """When there is something to drain, on the monotonic clock; None: nothing."""
+        times = [lane.retry_at for lane in list(self.lanes.values()) if lane.waiting]
+        gathering = self.open
+        if gathering is not None and gathering.values:
+            times.append(gathering.opened + self.producer.linger)
+        if self.full:
+            times.append(self._retry_at)
+        return min(times, default=None)
+
+    def drain(self, deadline: float | None = None) -> bool:
+        """Write what was gathered, in this thread; False if another one kept at it too long."""
+        left = None if deadline is None else max(deadline - monotonic(), 0.0)
+        if not self.draining.acquire(timeout=-1 if left is None else left):
+            return False
+        try:
+            self.drain_locked(left)
+        finally:
+            self.draining.release()
+        self.producer.after_drain()
+        return True
+
+    def drain_if_free(self, patience: float) -> None:
+        """Drain, unless another thread is at it, or writes have to wait."""
+        if not self.draining.acquire(blocking=False):
+            return
+        try:
+            self.drain_locked(patience)
+        finally:
+            self.draining.release()
+        self.producer.after_drain()
+
+    def drain_locked(self, patience: float | None) -> None:
+        """Pack what was gathered into batches, and append them."""
+        if monotonic() >= self._retry_at:
+            for gathering in self._take():
+                self._pack(gathering)
+        for lane in list(self.lanes.values()):
+            if lane.waiting:
+                lane.ship(patience)
+        abandoned = self.producer.abandoned
+        if abandoned:
+            self.abandon_locked()
+
+    def _take(self) -> list[Gathering]:
+        with self.producer.lock:
+            taken = list(self.full)
+            self.full.clear()
+            if self.open is not None and self.open.values:
+                taken.append(self.open)
+                self.open = Gathering(self)
+        return taken
+
+    def _pack(self, gathering: Gathering) -> None:
+        """Make batches of what was gathered; what cannot be made one fails."""
+        try:
+            info = self.look()
+            rows = gathering.rows()
+            self.check_keys(rows.keys, len(rows.values))
+            gathering.order, batches = self._split(rows, gathering.size, gathering.chosen)
+            found = list(batches)
+            lanes = {partition: self.lane(info, partition) for partition, _ in found}
+        except Exception as error:  # noqa: BLE001 - kept, and raised by the futures
+            self._not_packed(gathering, error)
+            return
+        written = 0
+        for partition, encoded in found:
+            parcel = gathering.add(partition, encoded)
+            lanes[partition].waiting.append(parcel)
+            written += parcel.size
+        self.producer.release(gathering.size - written)
+        gathering.seal()
+
+    def _not_packed(self, gathering: Gathering, error: Exception) -> None:
+        if getattr(error, "retriable", False) and monotonic() < gathering.deadline:
+            self.full.append(gathering)
+            self._retry_at = monotonic() + self.producer.config.retry_backoff_ms / 1000
+            return
+        count = len(gathering.values)
+        gathering.error = error
+        gathering.seal()
+        self.producer.refused(gathering, count, error)
+
+    def lane(self, info: TopicInfo, partition: int) -> Lane:
+        """Return the way to one partition."""
+        log = self.producer.root.partition(self.topic, partition)
+        lane = self.lanes.get(partition)
+        if lane is None or lane.log is not log:
+            if lane is not None:
+                lane.ship()
+                lane.give_up(closed_early(self.topic))
+            lane = self.lanes[partition] = Lane(self.producer, log)
+        return lane
+
+    def check_keys(self, keys: Any, count: int) -> None:
+        """Refuse records without a key where only the last of each key is kept (A6).
+
+        Raises:
+            InvalidRecordError: ``indices`` are the records at fault.
+        """
+        if not self.info.config.compacts or (keys is not None and None not in keys):
+            return
+        indices = [row for row in range(count) if keys is None or keys[row] is None]
+        raise no_key(self.topic, indices)
+
+    # Splitting
+
+    def _split(self, rows: Rows, size: int, chosen: dict[int, int]) -> tuple[Any, Batches]:
+        """Return the order of the rows in the batches (None: as they are), and the batches."""
+        only = self._only(rows, chosen)
+        if only is not None:
+            return None, self._to_one(rows, size, only)
+        config = self.producer.config
+        if not chosen and (rows.keys is None or config.partitioner_ignore_keys):
+            return None, self._stick(rows, size)
+        return self._scatter(rows.columns(), chosen)
+
+    def _only(self, rows: Rows, chosen: dict[int, int]) -> int | None:
+        """Return the partition that all rows go to, if that is easily seen."""
+        partitions = self.info.partitions
+        if partitions == 1:
+            return 0
+        count = len(rows.values)
+        if len(chosen) == count:
+            different = set(chosen.values())
+            return different.pop() if len(different) == 1 else None
+        if count > 1 or rows.keys is None or rows.keys[0] is None:
+            return None
+        if self.producer.config.partitioner_ignore_keys:
+            return None
+        return partition_for_key(rows.keys[0], partitions)
+
+    def _to_one(self, rows: Rows, size: int, partition: int) -> Batches:
+        compression = self.producer.config.compression_type
+        for piece in pieces(rows, self.limit, size):
+            for encoded in encode_rows(piece, compression, self.most):
+                yield partition, encoded
+
+    def _stick(self, rows: Rows, size: int) -> Batches:
+        compression = self.producer.config.compression_type
+        for piece in pieces(rows, self.limit, size):
+            partition = self._stay()
+            for encoded in encode_rows(piece, compression, self.most):
+                yield partition, encoded
+                self._sticky.added(encoded.size, batch_closed=True)
+
+    def _stay(self) -> int:
+        partitions, lanes = self.info.partitions, self.lanes
+        queues = None
+        if any(lane.waiting for lane in lanes.values()):
+            queues = [len(lanes[i].waiting) if i in lanes else 0 for i in range(partitions)]
+        return self._sticky.choose(partitions, queues=queues)
+
+    def _scatter(self, columns: Any, chosen: dict[int, int]) -> tuple[Any, Batches]:
+        """Hash the keys of whole columns, and bring the rows of each partition together."""
+        partitions, rows = self.info.partitions, columns.num_rows
+        keys = columns.column(1)
+        if self.producer.config.partitioner_ignore_keys:
+            keys = pa.nulls(rows, pa.binary())
+        where = partitions_for_keys(keys, partitions)
+        where = where.astype("int16" if partitions < 1 << 15 else "int32")
+        if chosen:
+            where[list(chosen)] = list(chosen.values())
+        keyless = where < 0
+        if keyless.any():
+            where[keyless] = self._stay()
+            share = columns.nbytes * int(keyless.sum()) // rows
+            self._sticky.added(share, batch_closed=True)
+        order = where.argsort(kind="stable")
+        bounds = where[order].searchsorted(range(partitions + 1)).tolist()
+        return order, self._parts(columns.take(pa.array(order)), bounds)
+
+    def _parts(self, columns: Any, bounds: list[int]) -> Batches:
+        for partition in range(len(bounds) - 1):
+            start, stop = bounds[partition], bounds[partition + 1]
+            if start < stop:
+                for encoded in self._cut(columns.slice(start, stop - start), None):
+                    yield partition, encoded
+
+    def _cut(self, columns: Any, times: tuple[int, int] | None) -> Iterator[EncodedBatch]:
+        compression = self.producer.config.compression_type
+        for start, stop in cuts(columns, self.limit):
+            piece = columns.slice(start, stop - start)
+            yield from encode_columns(piece, compression, self.most, times)
+
+    # Whole batches
+
+    def split_rows(self, rows: Rows, size: int, partition: int | None) -> Batches:
+        """Return the batches of rows that came as lists, made as they are asked for."""
+        if partition is not None:
+            yield from self._to_one(rows, size, partition)
+            return
+        many = self.info.partitions > 1 and rows.keys is not None
+        for piece in pieces(rows, PIECE_BYTES, size) if many else (rows,):
+            yield from self._split(piece, size, {})[1]
+
+    def split_source(self, source: Source, partition: int | None) -> Batches:
+        """Return the batches of a table, made as they are asked for."""
+        times = None if source.now is None else (source.now, source.now)
+        for columns in source.table.to_batches():
+            keyless = columns.column(1).null_count == columns.num_rows
+            if partition is not None or self.info.partitions == 1:
+                for encoded in self._cut(columns, times):
+                    yield partition or 0, encoded
+            elif keyless or self.producer.config.partitioner_ignore_keys:
+                for encoded in self._cut(columns, times):
+                    yield self._stay(), encoded
+                    self._sticky.added(encoded.size, batch_closed=True)
+            else:
+                yield from self._scatter(columns, {})[1]
+
+    def deliver(self, batches: Iterable[tuple[int, EncodedBatch]], first: int | None) -> Delivery:
+        """Append batches now, in this thread, after what was gathered before them.
+
+        Args:
+            batches: With the partition of each.
+            first: The number of the first record, if the application counts them.
+        """
+        delivery = Delivery(self, monotonic() + self.producer.patience)
+        with self.draining:
+            self.drain_locked(None)
+            try:
+                self._hand_on(delivery, batches, first)
+            finally:
+                delivery.sealed = True
+        self.producer.after_drain()
+        return delivery
+
+    def _hand_on(
+        self, delivery: Delivery, batches: Iterable[tuple[int, EncodedBatch]], first: int | None
+    ) -> None:
+        for partition, encoded in batches:
+            lane = self.lane(self.info, partition)
+            parcel = delivery.add(partition, encoded)
+            if first is not None:
+                parcel.sequence, parcel.explicit = first, True
+                first = sequence.after(first, parcel.count)
+            self.producer.hold(parcel.size)
+            lane.waiting.append(parcel)
+            if len(lane.waiting) >= REMEMBERED:
+                self._ship_all(lane)
+                if _hopeless(parcel):
+                    return
+        for lane in self.lanes.values():
+            if lane.waiting:
+                lane.ship()
+
+    def _ship_all(self, lane: Lane) -> None:
+        """Append what waits before more is encoded: memory stays small."""
+        lane.ship()
+        while lane.waiting:
+            self.producer.pause(lane.retry_at - monotonic())
+            lane.ship()
+
+    def begin_counted(
+        self, partition: int, first: int, batches: Batches
+    ) -> Iterator[tuple[int, EncodedBatch | Parcel]]:
+        """Skip batches that the log has but no longer remembers one by one (G16).
+
+        Only those before a batch that it does remember: then this is the call
+        whose answer was lost, and not another one that begins at a low number.
+        """
+        raise NotImplementedError
+
+    # Waiting and giving up
+
+    def progress(self, deadline: float | None) -> None:
+        """Wait until it may be worth trying again."""
+        due = self.due_at()
+        now = monotonic()
+        until = now + 0.05 if due is None else due
+        if deadline is not None:
+            until = min(until, deadline)
+        self.producer.pause(until - now)
+
+    def settle_all(self, deadline: float | None) -> None:
+        """Return once all that was sent before is written or failed (G10).
+
+        Raises:
+            TimeoutError: The deadline passed before.
+        """
+        with self.producer.lock:
+            mine: list[Any] = [*self.full]
+            if self.open is not None and self.open.values:
+                mine.append(self.open)
+        drained = self.drain(deadline)
+        mine += [parcel for lane in list(self.lanes.values()) for parcel in tuple(lane.waiting)]
+        while not (drained and all(_settled(each) for each in mine)):
+            if deadline is not None and monotonic() >= deadline:
+                raise TimeoutError(
+                    "not everything was written in time",
+                    topic=self.topic,
+                    todo="it is still on its way; flush again",
+                )
+            self.progress(deadline)
+            drained = self.drain(deadline)
+
+    def register(self, callback: Callback) -> bool:
+        """Keep a callback for later; False if its record is done."""
+        future = callback[0]
+        with self.producer.lock:
+            if future._delivery.outcome(future._row) is not None:
+                return False
+            future._delivery.callbacks.append(callback)
+            return True
+
+    def abandon_locked(self) -> None:
+        """Fail everything that is not written (close without patience)."""
+        error = closed_early(self.topic)
+        with self.producer.lock:
+            left = [*self.full, *([self.open] if self.open is not None else [])]
+            self.full.clear()
+            self.open = None
+        for gathering in left:
+            if gathering.values:
+                count = len(gathering.values)
+                gathering.error = error
+                gathering.seal()
+                self.producer.refused(gathering, count, error)
+        for lane in self.lanes.values():
+            lane.give_up(error)
+
+
+def no_key(topic: str, indices: list[int]) -> InvalidRecordError:
+    """Say which records cannot be compacted (A6)."""
+    return InvalidRecordError(
+        f"records {indices[:20]}{'…' if len(indices) > 20 else ''} have no key, "
+        "and the topic keeps the last record of each key",
+        todo="Give them keys",
+        topic=topic,
+        indices=indices,
+    )
+
+
+def _settled(one: Any) -> bool:
+    settled = one.settled
+    return bool(settled() if callable(settled) else settled)
+
+
+def _hopeless(parcel: Parcel) -> bool:
+    """Whether what follows a batch need not be tried: it failed, and not by itself alone."""
+    own = (RecordTooLargeError, InvalidRecordError)
+    return any(
+        each.error is not None and (each.explicit or not isinstance(each.error, own))
+        for each in parcel.delivery.parcels
+    )
+
+
+__all__ = ["Appended", "EmbedlogError", "Gathering", "OutOfOrderSequenceError", "TopicQueue"]

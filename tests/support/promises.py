@@ -1,0 +1,229 @@
+"""What a log promised up to a moment, and whether a root found after a power cut keeps it.
+
+A workload tells what it is about to do and what was acknowledged (`notes`); a
+`Promise` is what follows from the notes that preceded the cut.  The oracle
+asks for a prefix: no hole, no duplicate, nothing else, and at least what was
+flushed.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, NamedTuple
+
+from embedlog.errors import OutOfOrderSequenceError
+from embedlog.files import Files
+from embedlog.log.checking import verify_root
+from embedlog.log.partition import PartitionLog
+from embedlog.log.root import Root
+from support.roots import abandon, encoded, open_root, rows
+
+
+class Sent(NamedTuple):
+    """One batch as it was handed to the log."""
+
+    base: int
+    values: tuple[bytes, ...]
+    producer: tuple[int, int, int] | None = None
+
+    @property
+    def next(self) -> int:
+        return self.base + len(self.values)
+
+    def encode(self) -> Any:
+        return encoded(*self.values, producer=self.producer)
+
+
+@dataclass
+class Part:
+    """A partition: what was sent, in order, and how many of those batches must be there."""
+
+    sent: list[Sent] = field(default_factory=list)
+    floor: int = 0
+
+    def expected(self, count: int) -> list[tuple[int, bytes]]:
+        return [
+            (batch.base + row, value)
+            for batch in self.sent[:count]
+            for row, value in enumerate(batch.values)
+        ]
+
+
+@dataclass
+class Promise:
+    """The topics that may be there, and those that must."""
+
+    topics: dict[str, list[Part]] = field(default_factory=dict)
+    must: set[str] = field(default_factory=set)
+
+    def part(self, topic: str, number: int) -> Part:
+        return self.topics[topic][number]
+
+
+def promised(notes: list[Any]) -> Promise:
+    """Work out what follows from the notes of a workload."""
+    promise = Promise()
+    for kind, *facts in notes:
+        _FOLD[kind](promise, *facts)
+    return promise
+
+
+def _create(promise: Promise, topic: str, count: int) -> None:
+    promise.topics[topic] = [Part() for _ in range(count)]
+
+
+def _created(promise: Promise, topic: str) -> None:
+    promise.must.add(topic)
+
+
+def _delete(promise: Promise, topic: str) -> None:
+    promise.must.discard(topic)
+
+
+def _deleted(promise: Promise, topic: str) -> None:
+    del promise.topics[topic]
+
+
+def _append(promise: Promise, topic: str, number: int, batches: list[Sent]) -> None:
+    promise.part(topic, number).sent += batches
+
+
+def _durable(promise: Promise, topic: str, number: int) -> None:
+    part = promise.part(topic, number)
+    part.floor = len(part.sent)
+
+
+def _cut(promise: Promise, topic: str, number: int, kept: int) -> None:
+    part = promise.part(topic, number)
+    part.floor = min(part.floor, kept)
+
+
+def _was_cut(promise: Promise, topic: str, number: int, kept: int) -> None:
+    del promise.part(topic, number).sent[kept:]
+
+
+def _closed(promise: Promise) -> None:
+    for parts in promise.topics.values():
+        for part in parts:
+            part.floor = len(part.sent)
+
+
+def _recovered(promise: Promise, counts: dict[tuple[str, int], int]) -> None:
+    """Somebody opened the log and saw where it ends: that is kept, and the rest is gone."""
+    promise.topics = {name: promise.topics[name] for name in {name for name, _ in counts}}
+    promise.must = set(promise.topics)
+    for (topic, number), count in counts.items():
+        part = promise.part(topic, number)
+        del part.sent[count:]
+        part.floor = count
+
+
+_FOLD = {
+    "create": _create,
+    "created": _created,
+    "delete": _delete,
+    "deleted": _deleted,
+    "append": _append,
+    "durable": _durable,
+    "cut": _cut,
+    "was cut": _was_cut,
+    "closed": _closed,
+    "recovered": _recovered,
+}
+
+
+class Rebooted(Files):
+    """Files after a reboot: another boot id."""
+
+    def __init__(self, root: str | os.PathLike[str], *, boot: str, **options: Any) -> None:
+        self._boot = boot
+        super().__init__(root, **options)
+
+    def boot_id(self) -> str:
+        return self._boot
+
+
+def check(directory: str | os.PathLike[str], notes: list[Any], number: int) -> None:
+    """Open what a power cut left, and hold it against what was promised; raises what is wrong."""
+    promise = promised(notes)
+    boot = f"boot {number}"
+    root = open_root(directory, files=partial(Rebooted, boot=boot))
+    try:
+        assert verify_root(root) == []
+        kept = recovered(root, promise)
+        for topic, place in kept:
+            _check_resending(root.partition(topic, place), promise.part(topic, place))
+        ends = {key: _append_one(root, *key) for key in kept}
+    finally:
+        abandon(root)
+    if number % 4 == 0:
+        _check_again(directory, boot if number % 8 else f"{boot} again", ends, number)
+
+
+def recovered(root: Root, promise: Promise) -> dict[tuple[str, int], int]:
+    """Check every partition; return how many of the batches sent each one still has."""
+    present = set(root.topics())
+    assert present <= set(promise.topics), f"topics {present - set(promise.topics)} came back"
+    assert promise.must <= present, f"topics {promise.must - present} are lost"
+    return {
+        (topic, number): _count_kept(root.partition(topic, number), part)
+        for topic in present
+        for number, part in enumerate(promise.topics[topic])
+    }
+
+
+def _count_kept(log: PartitionLog, part: Part) -> int:
+    found = [(row[0], row[3]) for row in rows(log)]
+    count = next(
+        (n for n, sent in enumerate(part.sent) if not found or sent.base > found[-1][0]),
+        len(part.sent),
+    )
+    assert found == part.expected(count), (
+        f"{log}: not a prefix of what was sent: {found[-3:]} against {part.expected(count)[-3:]}"
+    )
+    assert count >= part.floor, f"{log}: {part.floor - count} acknowledged batches are lost"
+    return count
+
+
+def _check_resending(log: PartitionLog, part: Part) -> None:
+    """A producer that repeats its last batches gets each of them once into the log (G16)."""
+    end = log.end_offset()
+    again = [sent for sent in part.sent if sent.producer][-4:]
+    for sent in again:
+        try:
+            receipt = log.append([sent.encode()])[0]
+        except OutOfOrderSequenceError:
+            # More than one append was lost: the producer has to go on from where the log ends.
+            assert sent.next > end, f"{log}: {sent} is there, and its repetition was refused"
+            return
+        if sent.next <= end:
+            assert receipt.duplicate, f"{log}: {sent} is there twice"
+            assert receipt.base_offset == sent.base, f"{log}: {receipt} for {sent}"
+        else:
+            assert not receipt.duplicate, f"{log}: {sent} was lost, and is said to be there"
+
+
+def _append_one(root: Root, topic: str, number: int) -> tuple[int, bytes]:
+    log = root.partition(topic, number)
+    end, value = log.end_offset(), f"after {topic} {number}".encode()
+    receipt = log.append([encoded(value)])[0]
+    assert receipt.base_offset == end, f"{log}: got offset {receipt.base_offset}, not {end}"
+    last = rows(log, end)
+    assert [(row[0], row[3]) for row in last] == [(end, value)], f"{log}: {last} after an append"
+    return end, value
+
+
+def _check_again(
+    directory: Any, boot: str, ends: dict[tuple[str, int], tuple[int, bytes]], number: int
+) -> None:
+    """The next process, and the one after a clean close, finds the same."""
+    root = open_root(directory, files=partial(Rebooted, boot=boot))
+    try:
+        assert verify_root(root) == []
+        for (topic, place), (end, value) in ends.items():
+            last = rows(root.partition(topic, place), end)
+            assert [(row[0], row[3]) for row in last] == [(end, value)], f"{topic}-{place}: {last}"
+    finally:
+        abandon(root) if number % 16 else root.close()

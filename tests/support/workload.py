@@ -1,0 +1,205 @@
+"""A seeded life of a log, recorded: topics, appends, rolls, truncations, closes, recoveries."""
+
+from __future__ import annotations
+
+import os
+import random
+from typing import Any
+
+from embedlog.config import TopicConfig
+from embedlog.log.root import Root
+from support.clock import ManualClock
+from support.cruel import CruelFiles
+from support.power import Recording
+from support.promises import Part, Promise, Sent, promised
+from support.roots import abandon, open_root
+
+MOST_PARTITIONS = 4
+
+
+class Recorder:
+    """Makes the seams of one recording, in which a log may be closed and opened again."""
+
+    def __init__(self, boot: str = "the first") -> None:
+        self.boot = boot
+        self.notes: list[Any] = []
+        self._files: CruelFiles | None = None
+
+    def __call__(self, path: str | os.PathLike[str], **options: Any) -> CruelFiles:
+        before = self._files
+        files = CruelFiles(path, boot=self.boot, record=before is None, **options)
+        if before is not None:
+            files._record = before._record
+            # Numbers of descriptors that are closed now belong to other files.
+            files._recorded().inodes.clear()
+        self._files = files
+        return files
+
+    def note(self, *what: Any) -> None:
+        assert self._files is not None
+        self.notes.append(what)
+        self._files.note(what)
+
+    def recording(self) -> Recording:
+        assert self._files is not None
+        return self._files.recording()
+
+
+class Workload:
+    """Does at random what users do, and notes what it was promised.
+
+    Args:
+        synced: The share of appends with ``durability="fsync"``.
+    """
+
+    def __init__(
+        self, path: str | os.PathLike[str], recorder: Recorder, seed: int, synced: float
+    ) -> None:
+        self._path, self._recorder, self._synced = path, recorder, synced
+        self._rng = random.Random(seed)
+        self._seed, self._count, self._names = seed, 0, 0
+        self._sequences: dict[tuple[str, int], int] = {}
+        self._clock = ManualClock()
+        self.root = self._open()
+        self.promise = Promise()
+
+    def _open(self) -> Root:
+        return open_root(self._path, files=self._recorder, clock=self._clock)
+
+    def _note(self, *what: Any) -> None:
+        self._recorder.note(*what)
+
+    def run(self, steps: int) -> None:
+        """Make a topic, and do so many things."""
+        self.create()
+        for _ in range(steps):
+            self.step()
+
+    def resume(self, promise: Promise) -> None:
+        """Go on in a root that somebody else filled."""
+        self._names = max((int(name[1:]) for name in promise.topics), default=0)
+        for topic, parts in promise.topics.items():
+            sent = [one for one in parts[0].sent if one.producer]
+            self._sequences[topic, 0] = sum(len(one.values) for one in sent)
+
+    def step(self) -> None:
+        self._clock.advance(7)
+        self.promise = promised(self._recorder.notes)
+        room = MOST_PARTITIONS - sum(len(parts) for parts in self.promise.topics.values())
+        dice = self._rng.random()
+        if dice < 0.06 and room > 0 or not self.promise.topics:
+            self.create()
+        elif dice < 0.09 and len(self.promise.topics) > 1:
+            self.delete()
+        elif dice < 0.15:
+            self.truncate()
+        elif dice < 0.19:
+            self.reopen()
+        elif dice < 0.27:
+            self.flush()
+        elif dice < 0.31:
+            self.roll()
+        else:
+            self.append()
+
+    # The things that are done
+
+    def create(self) -> None:
+        self._names += 1
+        name, count = f"t{self._names}", self._rng.randint(1, 2) + (self._names == 1)
+        config = TopicConfig.parse({"segment.bytes": 3000, "index.interval.bytes": 700})
+        self._note("create", name, count)
+        self.root.create_topic(name, count, config)
+        self._note("created", name)
+
+    def delete(self) -> None:
+        name = self._rng.choice(sorted(self.promise.topics))
+        self._note("delete", name)
+        self.root.delete_topic(name)
+        self._note("deleted", name)
+
+    def append(self) -> None:
+        topic, number, part = self._choose()
+        log = self.root.partition(topic, number)
+        synced = self._rng.random() < self._synced
+        base, batches = log.tail().next_offset, []
+        for _ in range(self._rng.choice((1, 1, 1, 2))):
+            batches.append(self._batch(base, topic, number))
+            base = batches[-1].next
+        self._note("append", topic, number, batches)
+        durability = "fsync" if synced else "os"
+        receipts = log.append([one.encode() for one in batches], durability=durability)
+        assert [one.base_offset for one in receipts] == [one.base for one in batches]
+        if synced:
+            self._note("durable", topic, number)
+
+    def _batch(self, base: int, topic: str, number: int) -> Sent:
+        values = []
+        for _ in range(self._rng.choice((1, 1, 2, 5))):
+            self._count += 1
+            text = b"%d/%d/%s/%d " % (self._seed, self._count, topic.encode(), number)
+            values.append(text.ljust(self._rng.choice((20, 60, 400)), b"."))
+        producer = None
+        if number == 0:
+            sequence = self._sequences.get((topic, number), 0)
+            self._sequences[topic, number] = sequence + len(values)
+            producer = (77, 0, sequence)
+        return Sent(base, tuple(values), producer)
+
+    def truncate(self) -> None:
+        topic, number, part = self._choose()
+        if not part.sent:
+            return
+        kept = self._rng.randrange(max(len(part.sent) - 3, 0), len(part.sent))
+        first = part.sent[kept]
+        offset = self._rng.randrange(first.base, first.next)
+        self._note("cut", topic, number, kept)
+        assert self.root.partition(topic, number).truncate_to(offset)
+        if number == 0:
+            # What was cut may be sent again: numbers go on after what is there.
+            ends = [one.producer[2] + len(one.values) for one in part.sent[:kept] if one.producer]
+            self._sequences[topic, number] = ends[-1] if ends else 0
+        self._note("was cut", topic, number, kept)
+
+    def flush(self) -> None:
+        topic, number, _ = self._choose()
+        self.root.partition(topic, number).flush()
+        self._note("durable", topic, number)
+
+    def roll(self) -> None:
+        topic, number, _ = self._choose()
+        self.root.partition(topic, number).roll()
+
+    def reopen(self) -> None:
+        """Leave cleanly or as a killed process does, and come back in this boot or another."""
+        if self._rng.random() < 0.5:
+            self.root.close()
+            self.root = self._open()
+            self._note("closed")
+        else:
+            abandon(self.root)
+            if self._rng.random() < 0.3:
+                self._recorder.boot += "'"
+            self.root = self._open()
+        if self._rng.random() < 0.5:
+            for topic, parts in self.promise.topics.items():
+                for number in range(len(parts)):
+                    self.root.partition(topic, number).tail()
+
+    def _choose(self) -> tuple[str, int, Part]:
+        topic = self._rng.choice(sorted(self.promise.topics))
+        number = self._rng.randrange(len(self.promise.topics[topic]))
+        return topic, number, self.promise.part(topic, number)
+
+
+def record(path: str | os.PathLike[str], seed: int, steps: int, synced: float) -> Recording:
+    """Record a workload in an empty directory."""
+    recorder = Recorder()
+    workload = Workload(path, recorder, seed, synced)
+    try:
+        workload.run(steps)
+        return recorder.recording()
+    finally:
+        abandon(workload.root)
+
+

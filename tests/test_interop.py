@@ -1,0 +1,177 @@
+"""A segment file is an Arrow stream: who knows Arrow reads it, without embedlog."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+import embedlog
+from support.clock import START
+from support.roots import encoded, segment_files
+
+HEADERS = [[("a", b"1"), ("b", None)], [], [("ä", b"")]]
+VALUES = [b"plain", None, bytes(range(256))]
+KEYS = [b"k", b"", None]
+
+
+def fill(path, compression, headers, sealed):
+    """Write two batches to one segment, and end it if asked to."""
+    with embedlog.open(path) as log:
+        log.create_topic("t")
+        part = log.partition("t", 0)
+        for number in range(2):
+            heads = HEADERS if headers else None
+            part.append(
+                [
+                    encoded(
+                        *VALUES,
+                        keys=KEYS,
+                        at=START + number,
+                        headers=heads,
+                        compression=compression,
+                    )
+                ]
+            )
+        if sealed:
+            part.roll()
+    files = [file for file in segment_files(path) if file.stat().st_size > 1000]
+    assert len(files) == 1
+    return files[0]
+
+
+def expected(headers):
+    """The columns as other programs see them: bytes as hex, headers as pairs."""
+    found = {
+        "timestamp": [START] * 3 + [START + 1] * 3,
+        "key": [None if key is None else key.hex() for key in KEYS * 2],
+        "value": [None if value is None else value.hex() for value in VALUES * 2],
+    }
+    if headers:
+        found["headers"] = [
+            [[name, None if value is None else value.hex()] for name, value in pairs]
+            for pairs in HEADERS * 2
+        ]
+    return found
+
+
+SHOW = """
+    import json, sys
+    def hexed(items):
+        return [None if item is None else bytes(item).hex() for item in items]
+    def pairs(items):
+        return [[[h["key"], None if h["value"] is None else bytes(h["value"]).hex()]
+                 for h in row or []] for row in items]
+    def show(columns, times):
+        found = {"timestamp": times, "key": hexed(columns["key"]), "value": hexed(columns["value"])}
+        if "headers" in columns:
+            found["headers"] = pairs(columns["headers"])
+        assert "embedlog" not in sys.modules
+        print(json.dumps(found))
+"""
+PYARROW = """
+    import pyarrow as pa
+    with pa.ipc.open_stream(sys.argv[1]) as stream:
+        table = stream.read_all()
+    table.validate(full=True)
+    assert table.schema.metadata[b"embedlog.topic"] == b"t"
+    show(table.to_pydict(), table["timestamp"].cast("int64").to_pylist())
+"""
+POLARS = """
+    import polars as pl
+    frame = pl.read_ipc_stream(sys.argv[1])
+    show(frame.to_dict(as_series=False), frame["timestamp"].dt.epoch("ms").to_list())
+"""
+DUCKDB = """
+    import duckdb, pyarrow as pa
+    stream = pa.ipc.open_stream(sys.argv[1])
+    found = duckdb.sql("select *, epoch_ms(timestamp) as ms from stream").to_arrow_table()
+    show(found.to_pydict(), found["ms"].to_pylist())
+"""
+PROGRAMS = {"pyarrow": PYARROW, "polars": POLARS, "duckdb": DUCKDB}
+
+
+def read_by(program, file):
+    """Run a program in a process that does not know embedlog, and return what it saw."""
+    code = textwrap.dedent(SHOW) + textwrap.dedent(PROGRAMS[program])
+    command = [sys.executable, "-P", "-c", code, str(file)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd="/", check=False)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("sealed", [True, False], ids=["sealed", "active"])
+@pytest.mark.parametrize("headers", [False, True], ids=["plain", "headers"])
+@pytest.mark.parametrize("compression", ["none", "lz4", "zstd"])
+def test_arrow_reads_a_segment_without_embedlog(tmp_path, compression, headers, sealed):
+    """`pyarrow.ipc.open_stream` on the file itself gives every record (design, section 4)."""
+    file = fill(tmp_path / "log", compression, headers, sealed)
+
+    assert read_by("pyarrow", file) == expected(headers)
+
+
+@pytest.mark.parametrize("sealed", [True, False], ids=["sealed", "active"])
+@pytest.mark.parametrize("compression", ["none", "lz4", "zstd"])
+@pytest.mark.parametrize("program", ["polars", "duckdb"])
+def test_other_programs_read_a_segment(tmp_path, program, compression, sealed):
+    """Polars with a reader of its own, DuckDB over Arrow; headers and all."""
+    file = fill(tmp_path / "log", compression, True, sealed)
+
+    assert read_by(program, file) == expected(True)
+
+
+@pytest.fixture
+def topic(tmp_path):
+    """A topic of two partitions and two kinds of segments."""
+    with embedlog.open(tmp_path / "log") as log:
+        log.create_topic("t", partitions=2)
+        log.partition("t", 0).append([encoded(*VALUES, keys=KEYS)])
+        log.partition("t", 1).append([encoded(*VALUES, headers=HEADERS, compression="zstd")])
+        yield log.topic("t")
+        assert log.verify() == []
+
+
+def test_duckdb_queries_a_topic_as_it_is(topic):
+    """A topic is an Arrow stream: no conversion, no copy, and every query reads it anew."""
+    import duckdb
+
+    query = (
+        'select partition, count(*), max("offset"), count(value) from topic group by 1 order by 1'
+    )
+
+    assert duckdb.sql(query).fetchall() == [(0, 3, 2, 2), (1, 3, 2, 2)]
+    last = topic[-1:]
+    assert duckdb.sql("select value from last").fetchall() == [(VALUES[2],)]
+    assert len(duckdb.sql(query).fetchall()) == 2
+
+
+def test_polars_takes_a_topic_as_it_is(topic):
+    """`pl.DataFrame(topic)` through the same stream."""
+    import polars as pl
+
+    frame = pl.DataFrame(topic)
+
+    assert frame["value"].to_list() == VALUES * 2
+    assert frame["offset"].to_list() == [0, 1, 2] * 2
+
+
+def test_pandas_takes_a_topic_as_it_is(topic):
+    """`pandas.DataFrame.from_arrow`, or by way of a table in pandas older than 3."""
+    import pandas as pd
+    import pyarrow as pa
+
+    make = getattr(pd.DataFrame, "from_arrow", lambda view: pa.table(view).to_pandas())
+
+    assert make(topic)["value"].tolist() == VALUES * 2
+
+
+def test_arrow_takes_a_topic_as_it_is(topic):
+    """`pa.table(topic)` and a reader batch by batch."""
+    import pyarrow as pa
+
+    assert pa.table(topic).equals(topic.to_arrow())
+    stream = pa.RecordBatchReader.from_stream(topic)
+    assert [batch.num_rows for batch in stream] == [3, 3]

@@ -1,0 +1,255 @@
+"""Looking at a topic: a list of records that is not read before it is needed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+
+import pyarrow as pa
+import pytest
+
+import embedlog
+from embedlog.errors import UnknownTopicOrPartitionError
+from support.clock import START
+from support.roots import encoded
+
+ROWS = 100
+
+
+@pytest.fixture
+def log(tmp_path):
+    """A log that is healthy when the test is done."""
+    log = embedlog.open(tmp_path / "log")
+    yield log
+    assert log.verify() == []
+    log.close()
+
+
+@pytest.fixture
+def topic(log):
+    """Two partitions of 100 and 3 records, in batches of ten, and many small segments."""
+    log.create_topic("t", partitions=2, config={"segment.bytes": 3000})
+    for base in range(0, ROWS, 10):
+        values = [b"v%d" % row for row in range(base, base + 10)]
+        keys = [b"k%d" % row for row in range(base, base + 10)]
+        log.partition("t", 0).append([encoded(*values, keys=keys, at=START + base)])
+    log.partition("t", 1).append([encoded(b"x", None, b"<b>", at=START)])
+    return log.topic("t")
+
+
+def offsets(view):
+    return [(record.partition, record.offset) for record in view]
+
+
+def test_a_topic_has_as_many_rows_as_records(topic, log):
+    """`len` is today's number of offsets, over all partitions."""
+    assert len(topic) == 103
+    assert len(topic.partition(1)) == 3
+
+    log.partition("t", 1).append([encoded(b"new")])
+
+    assert len(topic) == 104
+
+
+def test_a_slice_is_a_slice_of_a_list(topic):
+    """Every slice gives the rows that the same slice of all rows gives, negative ones too."""
+    everything = list(topic)
+    bounds = [None, 0, 1, 9, 10, 55, 99, 100, 102, 103, 200, -1, -3, -4, -103, -200]
+
+    for start in bounds:
+        for stop in bounds:
+            assert list(topic[start:stop]) == everything[start:stop], (start, stop)
+            assert len(topic[start:stop]) == len(everything[start:stop])
+
+
+def test_a_slice_of_a_slice_counts_from_it(topic):
+    """Views nest; they are cut, not read."""
+    assert offsets(topic[10:90][5:-70]) == [(0, 15), (0, 16), (0, 17), (0, 18), (0, 19)]
+    assert offsets(topic[95:][3:]) == [(0, 98), (0, 99), (1, 0), (1, 1), (1, 2)]
+
+
+def test_one_row_is_a_record(topic):
+    """As with a list, from both ends; and no row is an IndexError."""
+    assert topic[42].value == b"v42"
+    assert (topic[-1].value, topic[-1].partition, topic[-1].offset) == (b"<b>", 1, 2)
+    assert topic[101].value is None
+    assert topic[42].timestamp == START + 40
+    for row in (103, -104):
+        with pytest.raises(IndexError):
+            topic[row]
+    with pytest.raises(IndexError):
+        topic[5:5][0]
+    with pytest.raises(ValueError, match="step"):
+        topic[::2]
+
+
+def test_a_view_stays_what_it_was(topic, log):
+    """A slice names offsets: what comes later does not move it; a topic grows."""
+    last = topic[-2:]
+
+    log.partition("t", 1).append([encoded(b"new")])
+
+    assert offsets(last) == [(1, 1), (1, 2)]
+    assert offsets(topic[-2:]) == [(1, 2), (1, 3)]
+
+
+def test_head_and_tail_are_of_each_partition(topic):
+    """A topic has as many beginnings as partitions; fewer records are all of them."""
+    assert offsets(topic.head(2)) == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    assert offsets(topic.tail(2)) == [(0, 98), (0, 99), (1, 1), (1, 2)]
+    assert len(topic.head(50)) == 53
+    assert len(topic.tail(0)) == 0
+    assert len(topic.head()) == 5 + 3
+
+
+def test_an_empty_topic_is_an_empty_list(log):
+    """Nothing to read is no error."""
+    empty = log.create_topic("empty", partitions=3)
+
+    assert len(empty) == 0
+    assert list(empty) == list(empty.tail(5)) == []
+    assert empty.to_arrow().num_rows == 0
+    assert empty.to_arrow().schema.names == ["offset", "partition", "timestamp", "key", "value"]
+    assert repr(empty) == "<Topic empty: 3 partitions, 0 records>"
+    assert "<table>" in empty._repr_html_()
+
+
+def test_a_table_has_the_records_in_columns(topic):
+    """`to_arrow`, with offset and partition before what is stored."""
+    table = topic.to_arrow()
+
+    assert table.schema.field("timestamp").type == pa.timestamp("ms", tz="UTC")
+    assert table["offset"].to_pylist() == [*range(100), 0, 1, 2]
+    assert table["partition"].to_pylist() == [0] * 100 + [1] * 3
+    assert table["value"].to_pylist()[98:] == [b"v98", b"v99", b"x", None, b"<b>"]
+    assert table["key"].to_pylist()[99:101] == [b"k99", None]
+    table.validate(full=True)
+
+
+def test_a_table_has_the_columns_that_are_asked_for(topic):
+    """In the order asked; a wrong name tells the right ones."""
+    assert topic[7:9].to_arrow(["value", "offset"]).to_pydict() == {
+        "value": [b"v7", b"v8"],
+        "offset": [7, 8],
+    }
+    assert topic.to_arrow(["offset"]).num_rows == 103
+    with pytest.raises(KeyError, match="no column 'values'"):
+        topic.to_arrow(["values"])
+
+
+def test_headers_are_a_column_where_there_are_any(topic, log):
+    """Segments without headers have none: their rows are null."""
+    assert "headers" not in topic.schema().names
+
+    log.partition("t", 1).append([encoded(b"h", headers=[[("a", b"1"), ("b", None)]])])
+
+    assert topic.to_arrow(["headers"])["headers"].to_pylist() == [None] * 103 + [
+        [{"key": "a", "value": b"1"}, {"key": "b", "value": None}]
+    ]
+    assert [record.headers for record in topic[-2:]] == [[], [("a", b"1"), ("b", None)]]
+
+
+def test_pandas_and_polars_get_their_own_frames(topic):
+    """`to_pandas` and `to_polars` hold what `to_arrow` holds."""
+    table = topic.to_arrow()
+
+    frame, polars = topic.to_pandas(), topic.to_polars()
+
+    assert frame["value"].tolist() == table["value"].to_pylist()
+    assert str(frame["timestamp"].dtype) == "datetime64[ms, UTC]"
+    assert polars["value"].to_list() == table["value"].to_pylist()
+    assert polars["offset"].to_list() == table["offset"].to_pylist()
+    assert topic[:2].to_pandas(["offset"])["offset"].tolist() == [0, 1]
+
+
+def test_a_table_outlives_the_deletion_of_its_topic(topic, log):
+    """Columns lie over the mapped files, and a deleted file stays while it is mapped (A21)."""
+    table = topic.to_arrow()
+    before = table.to_pydict()
+
+    log.delete_topic("t")
+
+    assert table.to_pydict() == before
+
+
+def test_a_topic_shows_what_it_is(topic):
+    """`repr` is one line; a view shows its offsets."""
+    assert repr(topic).startswith("<Topic t: 2 partitions, 103 records, 0.0 MB>")
+    assert repr(topic[98:101]) == "<View of t: 3 records, 0[98:100], 1[0:1]>"
+    assert repr(topic[3:3]) == "<View of t: 0 records, nothing>"
+    assert topic.partitions == 2
+    assert topic.config["segment.bytes"] == 3000
+    assert topic.size_bytes() > 3000
+
+
+def test_a_notebook_sees_the_last_records_escaped(topic):
+    """Values are anybody's bytes: none of them is markup."""
+    shown = topic._repr_html_()
+
+    assert "<td>&lt;b&gt;</td>" in shown
+    assert "<b></td>" not in shown
+    assert "<td>v99</td>" in shown
+    assert "2023-11-14 22:13:20.000+00:00" in shown
+
+
+@pytest.mark.parametrize("moment", [-1, 1 << 62, -(1 << 62)])
+def test_a_notebook_shows_any_timestamp(log, moment):
+    """A producer may write any 64 bits as a time; looking at it must not fail."""
+    view = log.create_topic("odd")
+    log.partition("odd", 0).append([encoded(b"x", at=moment)])
+
+    assert "<td>x</td>" in view._repr_html_()
+
+
+def test_a_topic_that_is_gone_says_so(topic, log):
+    """A view does not outlive its topic."""
+    log.delete_topic("t")
+
+    with pytest.raises(UnknownTopicOrPartitionError):
+        len(topic)
+    with pytest.raises(UnknownTopicOrPartitionError, match="no such topic"):
+        log.topic("t")
+
+
+def test_an_index_above_all_names_the_partitions(topic):
+    """`partition(9)` of two is an error that tells how many there are."""
+    with pytest.raises(UnknownTopicOrPartitionError, match="0 to 1"):
+        topic.partition(9)
+
+
+MEMORY = """
+    import sys, resource, embedlog
+    from embedlog import batch
+    log = embedlog.open(sys.argv[1])
+    log.create_topic("big", config={"segment.bytes": 16 << 20})
+    part = log.partition("big", 0)
+    one = batch.encode_lists([bytes(1000)] * 1000, None, 5, None, sys.argv[2])
+    for _ in range(200):
+        part.append([one])
+    topic = log.topic("big")
+
+    def private():
+        kinds = dict(line.split(":") for line in open("/proc/self/status") if ":" in line)
+        return int(kinds["RssAnon"].split()[0])
+
+    next(topic.batches())
+    most = before = private()
+    rows = 0
+    for each in topic.batches():
+        rows += each.num_rows
+        most = max(most, private())
+    log.close()
+    assert rows == 200_000, rows
+    print(most - before)
+"""
+
+
+@pytest.mark.parametrize("compression", ["none", "lz4"])
+def test_scanning_a_big_topic_takes_the_memory_of_a_few_batches(tmp_path, compression):
+    """200 MB go through `batches()` in less than 25 MB: memory is O(batch)."""
+    command = [sys.executable, "-c", textwrap.dedent(MEMORY), str(tmp_path / "log"), compression]
+
+    grown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+    assert int(grown) < 25_000
