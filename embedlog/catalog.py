@@ -131,7 +131,7 @@ def check_topic_name(name: object) -> str:
     if not NAME.fullmatch(name) or name.endswith(FORBIDDEN_ENDS):
         raise InvalidTopicError(
             f"{name!r} is no topic name",
-            todo="use 1 to 200 letters, digits, '.', '_' or '-', starting with a letter or digit",
+            todo="use 1 to 200 letters, digits, '.', '_' or '-', not starting with '.' or '-'",
         )
     return name
 
@@ -280,7 +280,7 @@ def _check_count(partitions: object) -> None:
 
 
 def _new_partition(txn: kv.Txn, key: bytes, now_ms: int) -> None:
-    put_segment(txn, key, SegmentInfo(0, next_number(txn, b"segment"), now_ms))
+    new_segment(txn, key, now_ms)
     put_partition(txn, key, PartitionInfo())
 
 
@@ -289,16 +289,41 @@ def _new_partition(txn: kv.Txn, key: bytes, now_ms: int) -> None:
 
 def next_number(txn: kv.Txn, name: bytes) -> int:
     """Return a number that was never used before for ``name``; it starts at 1."""
-    row = txn.get(COUNTER + name)
-    number: int = 1 if row is None else _U64.unpack(kv.unseal(row, f"counter {name!r}"))[0] + 1
+    number = last_number(txn, name) + 1
     txn.put(COUNTER + name, kv.seal(_U64.pack(number)))
     return number
 
 
+def last_number(txn: kv.Txn, name: bytes) -> int:
+    """Return the last number that was given out for ``name``; 0 if none was."""
+    row = txn.get(COUNTER + name)
+    return 0 if row is None else int(_U64.unpack(kv.unseal(row, f"counter {name!r}"))[0])
+
+
 def raise_number(txn: kv.Txn, name: bytes, number: int) -> None:
     """Make sure that ``number`` is not given out again."""
-    while next_number(txn, name) < number:
-        pass
+    if last_number(txn, name) < number:
+        txn.put(COUNTER + name, kv.seal(_U64.pack(number)))
+
+
+def new_segment(txn: kv.Txn, key: bytes, now_ms: int) -> None:
+    """Name the first segment of a partition."""
+    put_segment(txn, key, SegmentInfo(0, next_number(txn, b"segment"), now_ms))
+
+
+def adopt_topic(txn: kv.Txn, name: str, number: int, partitions: int) -> bool:
+    """Name a topic whose row was lost, but whose files are there; False if the name is taken.
+
+    The caller names its segments.
+    """
+    info = TopicInfo(name, number, partitions, 0, TopicConfig())
+    raise_number(txn, b"topic", number)
+    if txn.get(TOPIC + name.encode()) is not None:
+        return False
+    txn.put(TOPIC + name.encode(), kv.seal(info.pack()))
+    for each in range(partitions):
+        put_partition(txn, info.key(each), PartitionInfo())
+    return True
 
 
 def segments(txn: kv.Txn, key: bytes) -> list[SegmentInfo]:

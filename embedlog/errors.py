@@ -79,7 +79,7 @@ class ReadOnlyError(EmbedlogError):
 
 
 class InvalidTopicError(EmbedlogError, ValueError):
-    """A topic name Kafka would refuse: it must match ``[A-Za-z0-9][A-Za-z0-9._-]{0,199}``."""
+    """A topic name Kafka would refuse: it must match ``[A-Za-z0-9_][A-Za-z0-9._-]{0,199}``."""
 
 
 class InvalidConfigError(EmbedlogError, ValueError):

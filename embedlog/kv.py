@@ -24,6 +24,7 @@ import lmdb.verify
 
 from embedlog.checksum import crc32c
 from embedlog.errors import (
+    ClosedError,
     CorruptionError,
     DiskFullError,
     LockTimeoutError,
@@ -38,6 +39,10 @@ Step = Callable[[Txn], T]
 MAX_READERS = 2048
 FIRST_MAP_BYTES = 64 << 20
 LARGEST_MAP_BYTES = 1 << 40
+VERSION_PLACES = 18, 512 + 18
+"""Which 8-byte words of the file are its two meta pages' transaction numbers (format 0.9)."""
+META_BYTES = 8192
+MAGIC_AND_FORMAT = 0x00000001_BEEFC0DE
 LITTLE_SPACE = 16 << 20
 """LMDB reports a full disk as an I/O error: below this much free space we call it full."""
 
@@ -121,6 +126,7 @@ class Store:
         self._queue = threading.Lock()
         self._lock: int | None = None
         self._shared: _Environment | None = None
+        self._pages: memoryview | None = None
         self._closed = False
         _stores.add(self)
         self._attach()
@@ -131,8 +137,12 @@ class Store:
         """Return one value, or None; about a microsecond."""
         shared = self._shared or self._attach()
         try:
-            with shared.reading, shared.handle.begin() as txn:
-                value: bytes | None = txn.get(key)
+            with shared.reading:
+                txn = shared.handle.begin()
+                try:
+                    value: bytes | None = txn.get(key)
+                finally:
+                    txn.abort()
         except lmdb.Error:
             value = self.read(lambda txn: txn.get(key))
         return value
@@ -155,10 +165,13 @@ class Store:
         raise StorageError("the map kept changing under a reader", path=self.path)
 
     def version(self) -> int:
-        """A number that grows with each commit by any process; 0.7 µs."""
-        shared = self._shared or self._attach()
-        version: int = shared.handle.info()["last_txnid"]
-        return version
+        """A number that grows with each commit by any process; 0.2 µs."""
+        pages = self._pages
+        if pages is None:
+            version: int = (self._shared or self._attach()).handle.info()["last_txnid"]
+            return version
+        first, second = pages[18], pages[530]  # VERSION_PLACES
+        return first if first > second else second
 
     # Writing
 
@@ -173,7 +186,7 @@ class Store:
             DiskFullError: No space; nothing was changed.
             StorageError: LMDB refused; nothing was changed.
         """
-        if not self._queue.acquire(timeout=self._timeout):
+        if not self._queue.acquire(False) and not self._queue.acquire(timeout=self._timeout):
             raise LockTimeoutError("another thread holds the lock", path=self._lock_path)
         try:
             lock = self._lock if self._lock is not None else self._open_lock()
@@ -189,8 +202,15 @@ class Store:
         shared = self._shared or self._attach()
         while True:
             try:
-                with shared.writing, shared.handle.begin(write=True) as txn:
-                    return step(txn)
+                with shared.writing:
+                    txn = shared.handle.begin(None, None, True)
+                    try:
+                        result = step(txn)
+                    except BaseException:
+                        txn.abort()
+                        raise
+                    txn.commit()
+                    return result
             except lmdb.MapFullError:
                 shared.grow()
             except lmdb.MapResizedError:
@@ -224,7 +244,8 @@ class Store:
 
     def _attach(self) -> _Environment:
         """Join this process's environment of that path, or open it."""
-        assert not self._closed
+        if self._closed:
+            raise ClosedError("the log was closed", path=self.path)
         path = self.path
         with _table_lock:
             shared = _environments.get(path)
@@ -238,7 +259,27 @@ class Store:
                 shared.make_writable()
             shared.users += 1
         self._shared = shared
+        self._pages = self._meta_pages(shared)
         return shared
+
+    def _meta_pages(self, shared: _Environment) -> memoryview | None:
+        """Map the pages a commit ends in: two loads there are what `info` returns, for a tenth.
+
+        A commit writes them through the page cache, so every process sees it at
+        once.  None, and `info` is asked, where they are not as expected.
+        """
+        try:
+            data = self._files.open(f"{self._name}/data.mdb")
+            try:
+                words = memoryview(self._files.map(data, META_BYTES)).cast("Q")
+            finally:
+                self._files.close(data)
+        except StorageError:
+            return None
+        known = words[2] == words[514] == MAGIC_AND_FORMAT
+        newest = max(words[place] for place in VERSION_PLACES)
+        # Somebody may commit in between, so it may have grown by the second look.
+        return words if known and newest <= shared.handle.info()["last_txnid"] else None
 
     def close(self) -> None:
         """Leave the environment; the last user of this process closes it."""
@@ -250,7 +291,7 @@ class Store:
             self._files.close(self._lock)
         if self._shared is not None:
             _leave(self._shared)
-            self._shared = None
+            self._shared = self._pages = None
 
     def sync(self) -> None:
         """Write an unsynced environment to the disk."""
@@ -277,6 +318,10 @@ class Nothing:
     def get(self, key: bytes) -> bytes | None:
         """There is nothing."""
         return None
+
+    def version(self) -> int:
+        """It never changes."""
+        return 0
 
     def read(self, step: Step[T]) -> T:
         """Run ``step`` on nothing."""
@@ -419,6 +464,7 @@ def _after_fork_in_child() -> None:
     _environments.clear()
     for store in list(_stores):
         store._shared, store._lock, store._queue = None, None, threading.Lock()
+        store._pages = None
 
 
 os.register_at_fork(

@@ -102,6 +102,10 @@ class SegmentFile:
         """The length of the file now."""
         return self._files.size(self._open_fd())
 
+    def bytes(self, position: int, length: int) -> bytes:
+        """Return what the file has there, as it is."""
+        return self._files.read(self._open_fd(), length, position)
+
     def truncate(self, size: int) -> None:
         """Cut what lies past ``size``."""
         self._files.truncate(self._open_fd(), size)
@@ -207,7 +211,10 @@ def create(files: Files, path: str, schema: pa.Schema) -> SegmentFile:
     """Make an empty segment: its schema and nothing else.  What was there is cut."""
     fd = files.open(path, write=True, create=True)
     try:
-        files.truncate(fd, 0)
+        if files.size(fd):
+            files.truncate(fd, 0)
+            # Else a power cut could leave the old batches under the new schema.
+            files.sync(fd)
         files.write(fd, [schema.serialize()], 0)
     finally:
         files.close(fd)

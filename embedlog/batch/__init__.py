@@ -9,7 +9,14 @@ the block; a `Batch` checks and decodes the columns one asks for, no others.
 
 from __future__ import annotations
 
-from embedlog.batch.reading import Batch, head_length, iterate, message_length, parse
+from embedlog.batch.reading import (
+    Batch,
+    head_length,
+    iterate,
+    message_length,
+    offset_range,
+    parse,
+)
 from embedlog.batch.wire import (
     COMPRESSED,
     CONTROL,
@@ -47,6 +54,7 @@ __all__ = [
     "head_length",
     "iterate",
     "message_length",
+    "offset_range",
     "parse",
     "schema",
     "with_headers",

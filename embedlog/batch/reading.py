@@ -316,8 +316,7 @@ class Batch:
         """Return each row's offset as a `pyarrow.Int64Array`."""
         if self.flags & EXPLICIT_OFFSETS:
             return self.columns(self._source.layout.names[-1:]).column(0)
-        rows = np.arange(self.base_offset, self.next_offset, dtype=np.int64)
-        return pa.Array.from_buffers(pa.int64(), self.count, [None, pa.py_buffer(rows)], 0)
+        return offset_range(self.base_offset, self.next_offset)
 
     def to_arrow(self, partition: int, names: Sequence[str] | None = None) -> Any:
         """Return a `pyarrow.RecordBatch` with offset and partition before the columns."""
@@ -342,6 +341,12 @@ class Batch:
         time, key, value = (columns.column(i) for i in range(3))
         headers = _header_lists(columns.column(3)) if self.flags & HEADERS else None
         return time.view(pa.int64()).to_pylist(), key.to_pylist(), value.to_pylist(), headers
+
+
+def offset_range(start: int, stop: int) -> Any:
+    """Return the offsets ``[start, stop)`` as a `pyarrow.Int64Array`."""
+    rows = pa.py_buffer(np.arange(start, stop, dtype=np.int64))
+    return pa.Array.from_buffers(pa.int64(), stop - start, [None, rows], 0)
 
 
 def _header_lists(column: Any) -> list[list[tuple[str, bytes | None]]]:

@@ -373,9 +373,18 @@ class Consumer:
         return self._iterate(check_columns(columns), self._ends(until))
 
     def _iterate(self, names: tuple[str, ...], ends: Ends | None) -> Iterator[Any]:
-        take = partial(_all_rows, names)
-        while (found := self._next(take, ends)) is not None:
-            yield found
+        while (feed := self._next(_filled, ends)) is not None:
+            stop = None if ends is None else ends.get(feed.where, 0)
+            # One fetch a turn; what the loop body does to the consumer ends it.
+            while not (feed.paused or self._woken or self._guard.closed):
+                try:
+                    with self._guard:
+                        found = feed.arrow(names, 1 << 62, stop)
+                except ClosedError:
+                    break
+                if found is None:
+                    break
+                yield found
 
     def _ends(self, until: Until) -> Ends | None:
         if until is None:
@@ -567,5 +576,5 @@ def _rows(names: tuple[str, ...], feed: Feed, most: int) -> tuple[list[Any], int
     return None if found is None else ([found], found.num_rows)
 
 
-def _all_rows(names: tuple[str, ...], feed: Feed, stop: int | None) -> Any:
-    return feed.arrow(names, 1 << 62, stop)
+def _filled(feed: Feed, stop: int | None) -> Feed | None:
+    return feed if feed.buffered else None

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from embedlog.batch import CONTROL, Batch
-from embedlog.consumer.decode import Decoder, Run, located, rows_between
+from embedlog.consumer.decode import Decoder, Run, Table, located, rows_between
 from embedlog.errors import (
     CorruptBatchError,
     IllegalStateError,
@@ -42,6 +42,7 @@ class Feed:
         self._position: int | None = None
         self._batches: deque[Batch] = deque()
         self._run: Run | None = None
+        self._table: Table | None = None
         self._reader: PartitionReader | None = None
         self._generation = root.generation
 
@@ -161,14 +162,15 @@ class Feed:
 
     def _head(self) -> Batch | None:
         """The batch that the position is in; lets those go that are behind it."""
-        place = self.place
-        while self._batches:
-            head = self._batches[0]
-            if head.next_offset > (place or 0):
+        batches = self._batches
+        place = self.place or 0
+        while batches:
+            head = batches[0]
+            if head.next_offset > place:
                 return head
-            self._batches.popleft()
+            batches.popleft()
             self._run = None
-            self._position = place = max(head.next_offset, place or 0)
+            self._position = place
         return None
 
     def run(self) -> Run | None:
@@ -185,23 +187,37 @@ class Feed:
 
     def arrow(self, names: tuple[str, ...], most: int, stop: int | None) -> Any:
         """Return up to ``most`` rows of the batch at the position; None if nothing was read."""
-        self.withdraw()
+        if self._run is not None:
+            self.withdraw()
+        table = self._table
+        if table is None or table.names is not names:
+            table = self._table = self._decoder.table(self.where, names)
         while (head := self._head()) is not None:
-            after = head.next_offset if stop is None else min(stop, head.next_offset)
+            place, after = self.position(), head.next_offset
             try:
-                rows = rows_between(head, self.position(), after)
-                if rows.stop - rows.start > most:
-                    rows = slice(rows.start, rows.start + most)
-                    after = _offset_of(head, rows.stop)
-                found = None
-                if rows.stop > rows.start:
-                    found = self._decoder.arrow(head, self.where, rows, names)
+                whole = place <= head.base_offset and (stop is None or stop >= after)
+                if whole and head.count <= most:
+                    found = table.rows(head, None)
+                else:
+                    found, after = _part(table, head, place, stop, most)
             except CorruptBatchError as error:
-                raise located(error, head, self.where, self.position()) from error
-            self._position = max(after, self.position())
+                raise located(error, head, self.where, place) from error
+            self._position = max(after, place)
             if found is not None or after < head.next_offset:
                 return found
         return None
+
+
+def _part(table: Table, head: Batch, place: int, stop: int | None, most: int) -> tuple[Any, int]:
+    """Return some rows of a batch, None if there are none there, and the position after them."""
+    after = head.next_offset if stop is None else min(stop, head.next_offset)
+    rows = rows_between(head, place, after)
+    if rows.stop <= rows.start:
+        return None, after
+    if rows.stop - rows.start > most:
+        rows = slice(rows.start, rows.start + most)
+        after = _offset_of(head, rows.stop)
+    return table.rows(head, rows), after
 
 
 def _offset_of(batch: Batch, row: int) -> int:

@@ -26,6 +26,9 @@ COLUMNS = ("offset", "partition", "timestamp", "key", "value")
 
 TOPIC = b"embedlog.topic"
 
+_LONG = 8192
+"""Rows of a column that is cut into many."""
+
 _FIELDS = {
     "offset": pa.field("offset", pa.int64(), nullable=False),
     "partition": pa.field("partition", pa.int32(), nullable=False),
@@ -148,8 +151,6 @@ class Decoder:
     def __init__(self, config: ConsumerConfig) -> None:
         self._verify = config.check_crcs
         self._key, self._value = config.key_deserializer, config.value_deserializer
-        self._schemas: dict[tuple[str, tuple[str, ...]], Any] = {}
-        self._partitions: dict[int, Any] = {}
 
     def run(self, batch: Batch, where: TopicPartition, position: int) -> Run:
         """Return the records of a batch from ``position`` on, up to one that cannot be decoded.
@@ -190,46 +191,67 @@ class Decoder:
         columns.cut(slice(good))
         return bad
 
-    def arrow(
-        self, batch: Batch, where: TopicPartition, rows: slice, chosen: tuple[str, ...]
-    ) -> Any:
-        """Return some rows of a batch as a `pyarrow.RecordBatch`, without copying them.
+    def table(self, where: TopicPartition, names: tuple[str, ...]) -> Table:
+        """Return what makes Arrow columns of the batches of one partition."""
+        return Table(where, names, self._verify)
+
+
+class Table:
+    """Makes Arrow record batches of the stored batches of one partition.
+
+    The columns of offsets and of the partition's number are slices of long
+    ones, made once for many batches.
+    """
+
+    def __init__(self, where: TopicPartition, names: tuple[str, ...], verify: bool) -> None:
+        self.names, self._where, self._verify = names, where, verify
+        self._schema = pa.schema([_FIELDS[name] for name in names], {TOPIC: where.topic.encode()})
+        stored = tuple(name for name in names if name not in ("offset", "partition"))
+        self._stored = tuple(name for name in stored if name != "headers"), stored
+        self._usual = names == ("offset", "partition", *stored)
+        self._start, self._offsets = 0, batches.offset_range(0, 0)
+        self._constant = pa.array([], pa.int32())
+
+    def rows(self, batch: Batch, rows: slice | None) -> Any:
+        """Return some rows as a `pyarrow.RecordBatch`, or all; nothing stored is copied.
 
         Raises:
             CorruptBatchError: A column is not as written (E14).
         """
-        stored = [name for name in chosen if name not in ("offset", "partition")]
-        if not batch.has_headers and "headers" in stored:
-            stored.remove("headers")
-        have: dict[str, Any] = {}
-        if stored:
-            have.update(zip(stored, batch.columns(stored, self._verify).columns, strict=True))
-        if "offset" in chosen:
-            have["offset"] = batch.offsets()
-        if "partition" in chosen:
-            have["partition"] = self._constant(where.partition, batch.count)
-        if "headers" in chosen and "headers" not in have:
-            have["headers"] = pa.nulls(batch.count, _FIELDS["headers"].type)
-        arrays = [have[name] for name in chosen]
-        made = pa.RecordBatch.from_arrays(arrays, schema=self._schema(where.topic, chosen))
-        if rows.start or rows.stop < batch.count:
-            return made.slice(rows.start, rows.stop - rows.start)
-        return made
+        stored = self._stored[batch.has_headers]
+        found = batch.columns(stored, self._verify).columns if stored else []
+        if self._usual and len(found) + 2 == len(self.names):
+            arrays = [self._offsets_of(batch), self._numbers(batch.count), *found]
+        else:
+            have = dict(zip(stored, found, strict=True))
+            arrays = [self._column(name, have, batch) for name in self.names]
+        made = pa.RecordBatch.from_arrays(arrays, schema=self._schema)
+        return made if rows is None else made.slice(rows.start, rows.stop - rows.start)
 
-    def _schema(self, topic: str, names: tuple[str, ...]) -> Any:
-        found = self._schemas.get((topic, names))
-        if found is None:
-            fields = [_FIELDS[name] for name in names]
-            found = self._schemas[topic, names] = pa.schema(fields, {TOPIC: topic.encode()})
-        return found
+    def _column(self, name: str, have: dict[str, Any], batch: Batch) -> Any:
+        if name == "offset":
+            return self._offsets_of(batch)
+        if name == "partition":
+            return self._numbers(batch.count)
+        if name not in have:
+            return pa.nulls(batch.count, _FIELDS[name].type)
+        return have[name]
 
-    def _constant(self, partition: int, count: int) -> Any:
-        """Return a column of one number; a slice of the longest that was needed so far."""
-        column = self._partitions.get(partition)
-        if column is None or len(column) < count:
-            column = pa.repeat(pa.scalar(partition, pa.int32()), max(count, 1024))
-            self._partitions[partition] = column
-        return column.slice(0, count)
+    def _offsets_of(self, batch: Batch) -> Any:
+        if batch.has_offsets:
+            return batch.offsets()
+        base, count = batch.base_offset, batch.count
+        first = base - self._start
+        if not 0 <= first <= len(self._offsets) - count:
+            first, self._start = 0, base
+            self._offsets = batches.offset_range(base, base + max(count, _LONG))
+        return self._offsets.slice(first, count)
+
+    def _numbers(self, count: int) -> Any:
+        if len(self._constant) < count:
+            number = pa.scalar(self._where.partition, pa.int32())
+            self._constant = pa.repeat(number, max(count, _LONG))
+        return self._constant.slice(0, count)
 
 
 def check_columns(names: Sequence[str] | None) -> tuple[str, ...]:
@@ -245,12 +267,10 @@ def check_columns(names: Sequence[str] | None) -> tuple[str, ...]:
 
 
 def rows_between(batch: Batch, start: int, stop: int) -> slice:
-    """Return the rows of the offsets ``[start, stop)``."""
+    """Return the rows of the offsets ``[start, stop)``, which are not all it has."""
     if not batch.has_offsets:
         base = batch.base_offset
         return slice(max(start - base, 0), min(stop - base, batch.count))
-    if start <= batch.base_offset and stop >= batch.next_offset:
-        return slice(0, batch.count)
     offsets = batch.offsets().to_pylist()
     return slice(bisect_left(offsets, start), bisect_left(offsets, stop))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import logging
 import os
 import time
 import weakref
@@ -10,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from embedlog.config import TopicConfig
-from embedlog.errors import InvalidConfigError
+from embedlog.errors import EmbedlogError, InvalidConfigError
 from embedlog.files import Files
 from embedlog.log import DURABILITIES, VISIBILITIES, PartitionLog
 from embedlog.log.checking import Finding, rebuild_index, verify_root
@@ -20,6 +21,7 @@ from embedlog.log.root import Root
 Progress = Callable[[int, int], None]
 """Called with how much of a long work is done, and how much there is, in bytes."""
 
+_logger = logging.getLogger("embedlog")
 _open_logs: weakref.WeakSet[Log] = weakref.WeakSet()
 
 
@@ -300,4 +302,8 @@ def _one_of(name: str, value: str, known: tuple[str, ...]) -> str:
 @atexit.register
 def _close_all() -> None:
     for log in list(_open_logs):
-        log.close()
+        try:
+            log.close()
+        except EmbedlogError as error:
+            # The interpreter is going: there is nobody left to raise to.
+            _logger.error("%s could not be closed: %s", log.path, error)

@@ -276,14 +276,22 @@ def _fitted(table: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
 
 
 def _cells(record: Record) -> tuple[str, ...]:
-    moment = datetime.fromtimestamp(record.timestamp / 1000, UTC)
     return (
         str(record.partition),
         str(record.offset),
-        moment.isoformat(sep=" ", timespec="milliseconds"),
+        _moment(record.timestamp),
         _short(record.key),
         _short(record.value),
     )
+
+
+def _moment(timestamp: int) -> str:
+    """Return a time as text; a producer may write one that no calendar has."""
+    try:
+        moment = datetime.fromtimestamp(timestamp / 1000, UTC)
+    except (ValueError, OverflowError, OSError):
+        return f"{timestamp} ms"
+    return moment.isoformat(sep=" ", timespec="milliseconds")
 
 
 def _short(data: bytes | None) -> str:

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 from embedlog import index, kv
 from embedlog.batch import EncodedBatch
 from embedlog.index import Entry
-from embedlog.log import sequence
+from embedlog.log import flushing, sequence, tail
 from embedlog.log.sequence import Producer, Sent
-from embedlog.log.tail import Tail
+from embedlog.log.tail import Known, Tail
 from embedlog.record import Appended
 
 if TYPE_CHECKING:
@@ -33,11 +33,26 @@ class Draft:
 
     def begin(self, now: Tail) -> None:
         """Start anew at a tail: nothing is held yet."""
-        self.tail = now
+        self.tail = self._before = now
+        known = self._log.known
+        self.row = known.row if known is not None and known.tail is now else now.pack()
         self.position = now.position
         self.buffers: list[Any] = []
         self._entries: list[Entry] = []
         self._producers: dict[int, Producer] = {}
+        self._read: dict[int, Producer] = {}
+
+    def reveal(self) -> bool:
+        """Publish what is written if a batch of it was repeated; whether there is such a batch.
+
+        The process that wrote it may have died before its flush, and who repeats
+        it without one would be told of a record that nobody can read.
+        """
+        now = self.tail
+        hidden = any(one.next_offset > now.end_offset for one in self.receipts if one.duplicate)
+        if hidden and self._publish:
+            self.tail = now._replace(end_offset=now.next_offset, end_position=now.position)
+        return hidden and self._publish
 
     def repeated(self, one: EncodedBatch) -> Appended | None:
         """Return the first receipt of a batch that was sent before (G16).
@@ -56,10 +71,11 @@ class Draft:
         return Appended(sent.base_offset, sent.next_offset, None, True)
 
     def _known(self, producer_id: int) -> Producer | None:
-        known = self._producers.get(producer_id)
+        known = self._producers.get(producer_id) or self._read.get(producer_id)
         if known is None:
             row = self._log.context.live.get(sequence.key(self._log.key, producer_id))
-            known = None if row is None else sequence.unpack(row)
+            if row is not None:
+                known = self._read[producer_id] = sequence.unpack(row)
         return known
 
     def add(self, one: EncodedBatch) -> None:
@@ -109,10 +125,33 @@ class Draft:
         )
 
     def publish(self, txn: kv.Txn) -> None:
-        """The step that makes the draft's batches part of the log."""
-        key = self._log.key
-        txn.put(self._log.tail_key, self.tail.pack())
+        """The step that makes the draft's batches part of the log.
+
+        Raises:
+            DurabilityError: A flush failed meanwhile.
+        """
+        key, tail_key = self._log.key, self._log.tail_key
+        row = txn.get(tail_key)
+        if row is not None and row != self.row:
+            self._adopt(tail.unpack(row))
+        packed = self.tail.pack()
+        txn.put(tail_key, packed)
+        self.published = Known(txn.id(), packed, self.tail)
         for entry in self._entries:
             index.put(txn, key, self.tail.segment_id, entry)
         for producer_id, producer in self._producers.items():
             txn.put(sequence.key(key, producer_id), producer.pack())
+
+    def _adopt(self, now: Tail) -> None:
+        """Keep what a flush, which works without the partition's lock, noted meanwhile."""
+        if now.failed:
+            raise flushing.failed(self._log)
+        before, mine = self._before, self.tail
+        assert now[:4] == before[:4], "only who has the lock moves the end"
+        self.tail = mine._replace(
+            end_offset=max(mine.end_offset, now.end_offset),
+            end_position=max(mine.end_position, now.end_position),
+            durable_offset=max(mine.durable_offset, now.durable_offset),
+            start_offset=max(mine.start_offset, now.start_offset),
+            flushed_ms=max(mine.flushed_ms, now.flushed_ms),
+        )

@@ -10,8 +10,9 @@ import re
 
 from embedlog import catalog, kv
 from embedlog.checksum import crc32c
-from embedlog.errors import CorruptionError, StorageError
+from embedlog.errors import CorruptionError, EmbedlogError, StorageError
 from embedlog.files import Files
+from embedlog.segment import SegmentFile
 
 BOOT_FILE = "live/boot"
 CLEAN_FILE = "closed"
@@ -30,14 +31,16 @@ def mend(files: Files) -> list[str]:
         # Nobody is attached: the slots and mutexes in it are of the dead.
         if files.exists(f"{name}/lock.mdb"):
             files.unlink(f"{name}/lock.mdb")
+    new = not files.exists("state") and not files.exists(COPY)
+    rebooted = not live_is_valid(files)
     done = _mend_state(files, clean)
-    new = not files.exists("live")
-    if done or not live_is_valid(files) or not _live_is_whole(files, clean):
+    if done or rebooted or not _live_is_whole(files, clean):
         kv.discard(files, "live")
         _create_live(files)
         if not new:
             done.append("live was of another boot, or damaged: it was built anew")
-    if clean is None and not new:
+    # A power cut can undo the last unlinks, and the unlink of the clean mark.
+    if not new and (clean is None or rebooted):
         done += _sweep(files)
     return done
 
@@ -116,23 +119,26 @@ def _restore_state(files: Files, reason: str) -> list[str]:
     files.unlink(f"{COPY}/of", missing_ok=True)
     files.make_directory("state.new")
     files.write_file("state.new/data.mdb", data)
-    files.rename("state.new", "state")
-    files.sync_directory("")
-    store = kv.Store(files, "state", durable=True, timeout=10)
+    # Before it has its name: else, killed here, the next one would take what
+    # the copy does not name for garbage.
+    store = kv.Store(files, "state.new", durable=True, timeout=10)
     try:
         adopted = _adopt(files, store)
     finally:
         store.close()
+    files.unlink("state.new/lock.mdb")
+    files.rename("state.new", "state")
+    files.sync_directory("")
     return [f"state was damaged ({reason}) and restored from its last copy", *adopted]
 
 
 def _adopt(files: Files, store: kv.Store) -> list[str]:
-    """Name the segments that were made after the copy, as unsealed: recovery scans them."""
+    """Name the topics and segments that were made after the copy; recovery scans them."""
     done: list[str] = []
 
     def step(txn: kv.Txn) -> None:
-        done.clear()
-        for key, row in kv.rows(txn, catalog.TOPIC):
+        done[:] = _adopt_topics(files, txn)
+        for key, row in list(kv.rows(txn, catalog.TOPIC)):
             info = catalog.unpack_topic(key[1:].decode(), row)
             for number in range(info.partitions):
                 done.extend(_adopt_partition(files, txn, info, number))
@@ -141,29 +147,59 @@ def _adopt(files: Files, store: kv.Store) -> list[str]:
     return done
 
 
-def _adopt_partition(files: Files, txn: kv.Txn, info: catalog.TopicInfo, number: int) -> list[str]:
-    directory = f"{info.directory}/{number}"
-    if not files.exists(directory):
-        return []
-    named = {segment.file_name: segment for segment in catalog.segments(txn, info.key(number))}
-    last = max(named.values())
+def _adopt_topics(files: Files, txn: kv.Txn) -> list[str]:
+    """Name the topics that the copy never heard of; their settings are lost."""
     done = []
-    found = sorted(name for name in files.list(directory) if _SEGMENT_NAME.fullmatch(name))
-    for name in found:
-        base, number_of_file = name.removesuffix(".arrows").split("-")
-        if name in named or int(base) < last.base_offset or int(number_of_file) <= last.id:
+    newest = catalog.last_number(txn, b"topic")
+    for directory in sorted(files.list("topics") if files.exists("topics") else []):
+        name, _, number = directory.rpartition("-")
+        # An id the copy gave out already, but has no topic for, was deleted before it.
+        if not catalog.NAME.fullmatch(name) or not number.isdigit() or int(number) <= newest:
             continue
-        _name_after(txn, info.key(number), last, int(base))
-        last = catalog.SegmentInfo(int(base), int(number_of_file), last.created_ms)
-        catalog.put_segment(txn, info.key(number), last)
+        found = [int(each) for each in files.list(f"topics/{directory}") if each.isdigit()]
+        if catalog.adopt_topic(txn, name, int(number), max(found, default=0) + 1):
+            done.append(f"adopted topic {name}, with default settings")
+    return done
+
+
+def _adopt_partition(files: Files, txn: kv.Txn, info: catalog.TopicInfo, number: int) -> list[str]:
+    directory, key = f"{info.directory}/{number}", info.key(number)
+    there = files.list(directory) if files.exists(directory) else []
+    found = sorted(name for name in there if _SEGMENT_NAME.fullmatch(name))
+    named = catalog.segments(txn, key)
+    last = named[-1] if named else None
+    done = []
+    for name in found:
+        base, file_id = map(int, name.removesuffix(".arrows").split("-"))
+        if last is not None:
+            if base < last.base_offset or file_id <= last.id:
+                continue
+            if base == last.base_offset and last.file_name in found:
+                continue
+            _name_after(txn, key, last, base)
+        headers = _has_headers(files, f"{directory}/{name}")
+        last = catalog.SegmentInfo(base, file_id, 0, headers=headers)
+        catalog.put_segment(txn, key, last)
         catalog.raise_number(txn, b"segment", last.id)
         done.append(f"adopted {directory}/{name}")
+    if last is None:
+        catalog.new_segment(txn, key, 0)
     return done
+
+
+def _has_headers(files: Files, path: str) -> bool:
+    try:
+        return "headers" in SegmentFile(files, path).schema.names
+    except EmbedlogError:
+        return False  # empty: recovery makes it anew
 
 
 def _name_after(txn: kv.Txn, key: bytes, before: catalog.SegmentInfo, next_offset: int) -> None:
     """The one before an adopted segment was sealed; its size is found by the scan."""
-    if not before.sealed:
+    if before.base_offset == next_offset:
+        # It was empty, and rolled: the other one took its place.
+        catalog.drop_segment(txn, key, before)
+    elif not before.sealed:
         sealed = before._replace(next_offset=next_offset, size=0, end_position=1 << 62)
         catalog.put_segment(txn, key, sealed)
 

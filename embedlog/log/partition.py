@@ -34,7 +34,7 @@ from embedlog.log import flushing, lookup, recovery, rolling, tail
 from embedlog.log.context import Context
 from embedlog.log.draft import Draft
 from embedlog.log.reader import PartitionReader
-from embedlog.log.tail import Tail
+from embedlog.log.tail import Known, Tail
 from embedlog.record import Appended, OffsetAndTimestamp
 from embedlog.segment import SegmentFile, path_of
 
@@ -61,6 +61,8 @@ class PartitionLog:
         self.config: TopicConfig = topic.config
         self.segments: SortedDict[int, SegmentInfo] = SortedDict()
         self.last: SegmentInfo
+        self._roll_ms = 0
+        self.known: Known | None = None
         self.active: tuple[int, SegmentFile] | None = None
         self.entry_synced: int | None = None
         self.dirty = False
@@ -72,9 +74,9 @@ class PartitionLog:
 
     def tail(self) -> Tail:
         """Return the end of the partition now, recovering it first if nobody did."""
-        row = self.context.live.get(self.tail_key)
-        if row is not None:
-            return tail.unpack(row)
+        now = self._tail_row()
+        if now is not None:
+            return now
         if not self.context.files.writable:
             return recovery.preview(self)
         self.acquire()
@@ -82,6 +84,21 @@ class PartitionLog:
             return self.tail_locked()
         finally:
             self.release()
+
+    def _tail_row(self) -> Tail | None:
+        """The row in `live`, from memory while nothing was committed there."""
+        live = self.context.live
+        # Before the row: then a row that is newer than its version is only read again.
+        version = live.version()
+        known = self.known
+        if known is not None and known.version == version:
+            return known.tail
+        row = live.get(self.tail_key)
+        if row is None:
+            return None
+        now = tail.unpack(row)
+        self.known = Known(version, row, now)
+        return now
 
     def start_offset(self) -> int:
         """The first offset that can be read."""
@@ -129,7 +146,9 @@ class PartitionLog:
         found = self.context.state.read(lambda txn: catalog.segments(txn, self.key))
         self.segments = SortedDict({info.base_offset: info for info in found})
         self.last = found[-1]
-        self.config, self._version = topic.config, version
+        self.config = topic.config
+        self._roll_ms = rolling.longest_ms(topic.config, self.last)
+        self._version = version
 
     # Appending
 
@@ -231,11 +250,14 @@ class PartitionLog:
     def _commit_locked(self, draft: Draft) -> None:
         """Write what the draft holds and publish it; on any failure cut it back off."""
         if not draft.buffers:
+            if draft.reveal():
+                self.context.live.write(draft.publish)
             return
         file = self.active_file()
         try:
             file.write(draft.buffers, draft.position)
             self.context.live.write(draft.publish)
+            self.known = draft.published
         except BaseException:
             # A dead disk may refuse even this: then the next writer cuts it.
             try:
@@ -243,32 +265,22 @@ class PartitionLog:
             except StorageError:
                 pass
             raise
-        draft.begin(draft.tail)
 
     def _roll_due(self, now: Tail, one: EncodedBatch) -> bool:
-        config = self.config
-        info = self.last
-        if one.has_headers and not info.headers:
+        if one.has_headers and not self.last.headers:
             return True
         if now.timestamp is None:
             return False
-        if now.position - self.active_file().start + one.size > config.segment_bytes:
+        if now.position + one.size - self.active_file().start > self.config.segment_bytes:
             return True
-        limit = config.segment_ms
-        if "compact" in config.cleanup_policy:
-            limit = min(limit, config.max_compaction_lag_ms)
-        if config.segment_jitter_ms:
-            # Fixed for a segment, spread over segments (A16).
-            limit -= info.id * 2654435761 % (config.segment_jitter_ms + 1)
-        return one.max_timestamp - now.first_timestamp > limit
+        return one.max_timestamp - now.first_timestamp > self._roll_ms
 
     def tail_locked(self) -> Tail:
         """The tail, with a roll finished that its process did not live to finish."""
         self.refresh()
-        row = self.context.live.get(self.tail_key)
-        if row is None:
+        now = self._tail_row()
+        if now is None:
             return recovery.rebuild(self)
-        now = tail.unpack(row)
         active = self.last
         if now.segment_id == active.id:
             return now
@@ -392,7 +404,7 @@ class PartitionLog:
         """Take the right to append, before every other process and thread."""
         if timeout is None:
             timeout = self.context.lock_timeout
-        if not self._lock.acquire(timeout=timeout):
+        if not self._lock.acquire(False) and not self._lock.acquire(timeout=timeout):
             raise LockTimeoutError("another thread holds the partition", path=self._lock_path)
         try:
             if self._lock_fd is None:

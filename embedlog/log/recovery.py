@@ -48,6 +48,10 @@ class Survey:
     dropped: list[SegmentInfo] = field(default_factory=list)
     unmarked: list[SegmentInfo] = field(default_factory=list)
     """Sealed segments whose end mark a power cut took."""
+    sized: list[tuple[SegmentInfo, bytes]] = field(default_factory=list)
+    """Adopted segments, whose size only the scan found, and their index."""
+    replay: bool = False
+    """Whether to find the producers from the batches alone, from the first one on."""
     reason: str | None = None
     """Why the log ends here, if not because nothing follows."""
     max_timestamp: int = _NO_TIME
@@ -74,7 +78,8 @@ class Survey:
         self.unindexed += one.size
         self.next_offset, self.epoch = one.next_offset, one.leader_epoch
         self.position = one.position + one.size
-        if one.producer_id is not None and one.base_offset >= self.info.recovery_offset:
+        unknown = self.replay or one.base_offset >= self.info.recovery_offset
+        if one.producer_id is not None and unknown:
             self._note(one, now_ms)
 
     def _note(self, one: Batch, now_ms: int) -> None:
@@ -110,24 +115,40 @@ def survey(log: PartitionLog, upto: int = _NEVER) -> Survey:
             "the partition is gone", topic=log.topic, partition=log.partition
         )
     found = Survey(info, segments[0], segments[0].base_offset)
-    found.producers = sequence.unpack_all(blob) if blob else {}
+    known = sequence.unpack_all(blob) if blob else {}
+    # What is kept of a producer may all lie past a cut, and what it sent before
+    # is then told by its batches only (A34).
+    found.replay = bool(known) and upto != _NEVER
+    found.producers = {} if found.replay else known
     for place, segment in enumerate(segments):
         found.begin(segment)
         if not _continues(log, found, segment, upto) or place == len(segments) - 1:
             found.dropped = segments[place + 1 :]
             break
-        found.whole.append(segment)
+        found.whole.append(found.active)
     found.producers = {
-        number: sequence.below(one, found.next_offset) for number, one in found.producers.items()
+        number: sequence.below(one, found.next_offset)
+        for number, one in _merged(known, found.producers).items()
     }
     return found
+
+
+def _merged(kept: dict[int, Producer], replayed: dict[int, Producer]) -> dict[int, Producer]:
+    """Add the producers whose batches are all gone; an epoch that fenced stays (G17)."""
+    merged = {**kept, **replayed}
+    for number in kept.keys() & replayed.keys():
+        epoch = max(kept[number].epoch, replayed[number].epoch)
+        merged[number] = replayed[number]._replace(epoch=epoch)
+    return merged
 
 
 def _continues(log: PartitionLog, found: Survey, segment: SegmentInfo, upto: int) -> bool:
     """Look at one segment; True if it is whole, so that the log may go on after it."""
     safe = segment.next_offset is not None and segment.next_offset <= found.info.recovery_offset
+    safe = safe and not found.replay
     if safe and segment.next_offset is not None and segment.next_offset <= upto:
-        _check_there(log, segment)
+        if not _marked(_check_there(log, segment), segment):
+            found.unmarked.append(segment)
         found.next_offset = segment.next_offset
         return True
     found.next_offset = segment.base_offset
@@ -143,9 +164,21 @@ def _continues(log: PartitionLog, found: Survey, segment: SegmentInfo, upto: int
     whole = _scan(log, found, file, segment, upto)
     if not whole or segment.next_offset is None:
         return False
-    if file.size() < segment.size:
-        found.unmarked.append(segment)
+    if found.position != segment.end_position:
+        found.active = _sized(found, segment)
+        found.sized.append((found.active, index.pack(found.entries)))
+    if not _marked(file, found.active):
+        found.unmarked.append(found.active)
     return True
+
+
+def _sized(found: Survey, segment: SegmentInfo) -> SegmentInfo:
+    assert found.position is not None
+    return segment._replace(
+        size=found.position + len(END_MARK),
+        end_position=found.position,
+        max_timestamp=None if found.max_timestamp == _NO_TIME else found.max_timestamp,
+    )
 
 
 def _scan(
@@ -194,13 +227,20 @@ def _stale(found: Survey, one: Batch) -> bool:
     return gap and one.next_offset > found.info.recovery_offset
 
 
-def _check_there(log: PartitionLog, segment: SegmentInfo) -> None:
+def _marked(file: SegmentFile, segment: SegmentInfo) -> bool:
+    """Whether a sealed segment has its end mark: nobody waits for that to reach the disk."""
+    return file.bytes(segment.end_position, len(END_MARK)) == END_MARK
+
+
+def _check_there(log: PartitionLog, segment: SegmentInfo) -> SegmentFile:
     try:
-        size = log.open_segment(segment).size()
+        file = log.open_segment(segment)
+        size = file.size()
     except StorageError as error:
         raise _damaged(log, segment, 0, f"cannot be opened: {error}") from error
     if size < segment.end_position:
         raise _damaged(log, segment, size, f"{segment.size} bytes were flushed")
+    return file
 
 
 def _damaged(
@@ -227,7 +267,13 @@ def rebuild(log: PartitionLog, upto: int = _NEVER) -> Tail:
     new = found.position is None
     if found.next_offset < found.info.start_offset or _starts_over(found, upto):
         return _start_over(log, found, min(max(found.info.start_offset, 0), upto))
-    changed = not new or bool(found.whole) or found.next_offset > 0
+    # A partition that nobody wrote to yet has no file; anything else may have had readers.
+    changed = bool(
+        found.whole
+        or found.dropped
+        or found.active.sealed
+        or log.context.files.exists(log.path_of(found.active))
+    )
     active = found.active._replace(next_offset=None, size=0, end_position=0, max_timestamp=None)
     epoch = _write_state(log, found, active) if changed else found.info.leader_epoch
     log.refresh()
@@ -242,8 +288,7 @@ def rebuild(log: PartitionLog, upto: int = _NEVER) -> Tail:
         # What was found is kept from here on, and what was cut stays cut.
         _sync(log, found, file)
     _unlink(log, found.dropped)
-    end = found.next_offset if upto == _NEVER else max(found.next_offset, upto)
-    return _write_tail(log, found, active, position, end, epoch)
+    return _write_tail(log, found, active, position, found.next_offset, epoch)
 
 
 def _starts_over(found: Survey, upto: int) -> bool:
@@ -263,6 +308,7 @@ def _start_over(log: PartitionLog, found: Survey, offset: int) -> Tail:
         new = SegmentInfo(offset, number, log.context.clock())
         catalog.put_segment(txn, log.key, new)
         catalog.put_partition(txn, log.key, PartitionInfo(offset, offset, epoch))
+        catalog.put_producers_blob(txn, log.key, b"")
         _put_epoch(txn, log.key, epoch, offset)
         return new
 
@@ -276,9 +322,13 @@ def _start_over(log: PartitionLog, found: Survey, offset: int) -> Tail:
 
 def _write_state(log: PartitionLog, found: Survey, active: SegmentInfo) -> int:
     """Drop the names of what is past the end, before any file is touched."""
-    epoch = found.info.leader_epoch + 1
+    # A state that was restored from its copy may know an older epoch than the batches.
+    epoch = max(found.info.leader_epoch, found.epoch) + 1
 
     def step(txn: kv.Txn) -> None:
+        for segment, blob in found.sized:
+            catalog.put_segment(txn, log.key, segment)
+            catalog.put_index_blob(txn, log.key, segment, blob)
         for segment in found.dropped:
             catalog.drop_segment(txn, log.key, segment)
         catalog.drop_segment(txn, log.key, found.active)
@@ -286,6 +336,9 @@ def _write_state(log: PartitionLog, found: Survey, active: SegmentInfo) -> int:
         recovery = min(found.info.recovery_offset, found.next_offset)
         changed = found.info._replace(leader_epoch=epoch, recovery_offset=recovery)
         catalog.put_partition(txn, log.key, changed)
+        # Else the next recovery would take batches that are gone for sent, and
+        # answer their repetition with offsets that others have by then.
+        catalog.put_producers_blob(txn, log.key, sequence.pack_all(found.producers))
         _put_epoch(txn, log.key, epoch, found.next_offset)
 
     log.context.state.write(step)
@@ -380,4 +433,10 @@ def cut(log: PartitionLog, now: Tail, offset: int) -> Tail:
     # From here on nobody trusts the old tail; if this process dies, the next
     # one rebuilds, and finds the records still there or gone, but never half.
     log.context.live.write(lambda txn: txn.delete(log.tail_key))
-    return rebuild(log, offset)
+    after = rebuild(log, offset)
+    if after.next_offset == offset:
+        return after
+    # The log ends where it was asked to, past the last batch (A34).  A sealed segment
+    # says so durably: else recovery could not tell the gap from lost records.
+    after = after._replace(next_offset=offset, end_offset=offset, durable_offset=offset)
+    return rolling.roll(log, after, log.last.headers, True)

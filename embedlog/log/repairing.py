@@ -17,7 +17,7 @@ from embedlog import catalog, index, kv
 from embedlog.batch import Batch
 from embedlog.catalog import PartitionInfo, SegmentInfo
 from embedlog.errors import CorruptionError, EmbedlogError, StorageError
-from embedlog.log import checking, mending, recovery, rolling
+from embedlog.log import checking, mending, recovery, rolling, tail
 from embedlog.log.checking import Finding, Progress
 from embedlog.log.partition import PartitionLog
 from embedlog.segment import END_MARK, SegmentFile, create
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 QUARANTINE = "quarantine"
 _BEGINNING = b"\xff\xff\xff\xff"
+_NEVER = 1 << 63
 
 
 @dataclass(slots=True)
@@ -48,8 +49,9 @@ def repair_root(root: Root, dry_run: bool, progress: Progress | None = None) -> 
     for topic, number in sorted({(one.topic, one.partition) for one in found if one.topic}):
         log = root.partition(topic, number)
         told += _repair_partition(log, dry_run)
-    files, strays = root.context.files, [one.path for one in found if not one.topic]
-    for path in strays:
+    # Looked for again: a finding without a topic may also be a catalogue that is damaged.
+    files = root.context.files
+    for path in mending.strays(files, root.context.state):
         told.append(f"{path}: removed, the manifest does not name it")
         if not dry_run:
             mending.remove_stray(files, path)
@@ -124,9 +126,11 @@ def _salvage(log: PartitionLog, segment: SegmentInfo) -> Salvage:
         return salvage
     salvage = Salvage(segment, schema)
     position, expected = _start(data), segment.base_offset
-    while position < data.size and data[position : position + 8] != END_MARK:
+    end = _end_offset(log, segment)
+    # An end mark elsewhere is damage: good batches may follow it.
+    while position < data.size and data[position:] != END_MARK:
         one = _batch_at(data, position, path, schema)
-        if one is not None and one.base_offset >= expected:
+        if one is not None and expected <= one.base_offset and one.next_offset <= end:
             if one.base_offset > expected:
                 salvage.told.append(f"{path}: offsets {expected} to {one.base_offset - 1} dropped")
             salvage.good.append(one)
@@ -135,10 +139,17 @@ def _salvage(log: PartitionLog, segment: SegmentInfo) -> Salvage:
             position = data.to_pybytes().find(_BEGINNING, position + 1)
             if position < 0:
                 break
-    if segment.next_offset is not None and expected < segment.next_offset:
-        told = f"{path}: offsets {expected} to {segment.next_offset - 1} dropped"
-        salvage.told.append(told)
+    if expected < end != _NEVER:
+        salvage.told.append(f"{path}: offsets {expected} to {end - 1} dropped")
     return salvage
+
+
+def _end_offset(log: PartitionLog, segment: SegmentInfo) -> int:
+    """Where the records of a segment end: what lies past the published end is nobody's."""
+    if segment.next_offset is not None:
+        return segment.next_offset
+    row = log.context.live.get(log.tail_key)
+    return _NEVER if row is None else tail.unpack(row).next_offset
 
 
 def _start(data: pa.Buffer) -> int:

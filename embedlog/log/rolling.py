@@ -7,12 +7,24 @@ from typing import TYPE_CHECKING, Any
 from embedlog import batch as batches
 from embedlog import catalog, index, kv
 from embedlog.catalog import SegmentInfo
-from embedlog.log import flushing
+from embedlog.config import TopicConfig
+from embedlog.log import flushing, tail
 from embedlog.log.tail import Tail
 from embedlog.segment import END_MARK, SegmentFile, create
 
 if TYPE_CHECKING:
     from embedlog.log.partition import PartitionLog
+
+
+def longest_ms(config: TopicConfig, info: SegmentInfo) -> int:
+    """Return how far the timestamps of a segment may lie apart before it is rolled (A12)."""
+    longest = config.segment_ms
+    if "compact" in config.cleanup_policy:
+        longest = min(longest, config.max_compaction_lag_ms)
+    if config.segment_jitter_ms:
+        # Fixed for a segment, spread over segments (A16).
+        longest -= info.id * 2654435761 % (config.segment_jitter_ms + 1)
+    return longest
 
 
 def roll(log: PartitionLog, now: Tail, headers: bool, synced: bool) -> Tail:
@@ -84,7 +96,10 @@ def start_segment(log: PartitionLog, now: Tail, new: SegmentInfo, synced: bool =
     )
 
     def step(txn: kv.Txn) -> None:
-        txn.put(log.tail_key, after.pack())
+        row = txn.get(log.tail_key)
+        # A flush works without the partition's lock: its failure must not be forgotten.
+        failed = row is not None and tail.unpack(row).failed
+        txn.put(log.tail_key, after._replace(failed=failed).pack())
         index.remove(txn, log.key, now.segment_id)
 
     log.context.live.write(step)

@@ -43,7 +43,7 @@ class Producer(NamedTuple):
 def unpack(row: bytes) -> Producer:
     """Return a stored row."""
     epoch, last_ms = _HEAD.unpack_from(row)
-    batches = tuple(Sent(*fields) for fields in _BATCH.iter_unpack(row[_HEAD.size :]))
+    batches = tuple(map(Sent._make, _BATCH.iter_unpack(row[_HEAD.size :])))
     return Producer(epoch, last_ms, batches)
 
 

@@ -53,6 +53,14 @@ class Tail(NamedTuple):
         return self.next_offset == self.base_offset
 
 
+class Known(NamedTuple):
+    """A tail row as of one version of `live`: while that stands, nobody moved the tail."""
+
+    version: int
+    row: bytes
+    tail: Tail
+
+
 def unpack(row: bytes) -> Tail:
     """Return a stored row."""
     return Tail._make(_ROW.unpack(row))

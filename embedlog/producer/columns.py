@@ -93,7 +93,8 @@ def cuts(columns: Any, limit: int) -> Iterator[tuple[int, int]]:
     keys, values = _ends(columns.column(1)), _ends(columns.column(2))
 
     def used(row: int) -> int:
-        return keys[row] + values[row] + ROW_BYTES * row
+        ends: int = keys[row] + values[row]
+        return ends + ROW_BYTES * row
 
     start = 0
     while start < rows:

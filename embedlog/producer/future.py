@@ -13,7 +13,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from embedlog.batch import EncodedBatch
-from embedlog.errors import TimeoutError
+from embedlog.errors import TimeoutError  # noqa: A004 - it is one
 from embedlog.record import Appended, RecordMetadata
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ class BatchRange(NamedTuple):
     partition: int
     base_offset: int | None
     """None if the log no longer remembers the offsets of a batch it has (G16)."""
-    count: int
+    count: int  # type: ignore[assignment]
     timestamp: int | None = None
     """The log's own time, where the topic stamps records with it (A7)."""
     duplicate: bool = False
@@ -64,7 +64,6 @@ class Parcel:
         self.receipt: Appended | None = None
         self.error: BaseException | None = None
 
-    @property
     def settled(self) -> bool:
         """Whether it was written, or failed for good."""
         return self.receipt is not None or self.error is not None
@@ -152,7 +151,7 @@ class Delivery:
         """Whether every row was written, or failed for good."""
         if self.error is not None:
             return True
-        return self.sealed and all(parcel.settled for parcel in self.parcels)
+        return self.sealed and all(parcel.settled() for parcel in self.parcels)
 
     def wait(self, row: int | None, timeout: float | None) -> Any:
         """Bring it about, in this thread if no other one is at it, and return the outcome."""
@@ -271,7 +270,7 @@ class RecordFuture:
 
     def _call(self, callback: Callback) -> Any:
         if isinstance(self._delivery, Settled) or not self._delivery.queue.register(callback):
-            run(callback)
+            run_callback(callback)
         return self
 
     def __repr__(self) -> str:
@@ -293,7 +292,7 @@ class BatchFuture(RecordFuture):
         return ranges
 
 
-def run(callback: Callback) -> None:
+def run_callback(callback: Callback) -> None:
     """Call back, if it is for this outcome; log what it raises."""
     future, for_errors, function, args, named = callback
     outcome = future._delivery.outcome(future._row)
@@ -301,7 +300,7 @@ def run(callback: Callback) -> None:
         return
     try:
         function(*args, outcome, **named)
-    except Exception:  # noqa: BLE001 - the program's own code; it must not stop the sender
+    except Exception:  # the program's own code; it must not stop the sender
         import logging
 
         logging.getLogger("embedlog.producer").exception("a delivery callback raised")

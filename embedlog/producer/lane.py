@@ -14,8 +14,7 @@ from embedlog.errors import (
     DurabilityError,
     EmbedlogError,
     InvalidProducerEpochError,
-    StorageError,
-    TimeoutError,
+    TimeoutError,  # noqa: A004 - it is one
 )
 from embedlog.log import PartitionLog, sequence
 from embedlog.log.claim import claim, known
@@ -71,7 +70,8 @@ class Lane:
             return
         if self._next is None or self._identity is None:
             self.begin()
-        assert self._next is not None and self._identity is not None
+        assert self._next is not None
+        assert self._identity is not None
         for parcel in group:
             if parcel.sequence is None:
                 parcel.sequence = self._next
@@ -143,7 +143,7 @@ class Lane:
         """The first of the waiting is written, or failed: let it go."""
         parcel = self.waiting.popleft()
         parcel.encoded = None
-        self._producer.settled(parcel)
+        self._producer.reports.settled(parcel)
 
     # Failing
 
@@ -167,7 +167,7 @@ class Lane:
             pause = min(config.retry_backoff_ms / 1000 * 2**self._tries, MAX_BACKOFF)
             self._tries = min(self._tries + 1, 30)
             self.retry_at = min(now + pause, group[0].deadline)
-            self._producer.retried()
+            self._producer.reports.retried()
             return
         late = [parcel for parcel in group if now >= parcel.deadline] or group
         self._tries = 0
@@ -218,6 +218,3 @@ class Lane:
 def closed_early(topic: str) -> ClosedError:
     """Say that a record was not written because the producer was closed first."""
     return ClosedError("the producer was closed before the record was written", topic=topic)
-
-
-__all__ = ["Lane", "StorageError", "closed_early"]

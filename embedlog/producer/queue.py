@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
@@ -14,11 +14,10 @@ import pyarrow as pa
 from embedlog.batch import EncodedBatch
 from embedlog.catalog import TopicInfo
 from embedlog.errors import (
-    EmbedlogError,
+    IllegalStateError,
     InvalidRecordError,
-    OutOfOrderSequenceError,
     RecordTooLargeError,
-    TimeoutError,
+    TimeoutError,  # noqa: A004 - it is one
 )
 from embedlog.log import sequence
 from embedlog.log.sequence import REMEMBERED
@@ -30,13 +29,13 @@ from embedlog.partitioner import (
 )
 from embedlog.producer.columns import (
     PIECE_BYTES,
-    ROW_BYTES,
     Rows,
     Source,
     cuts,
     encode_columns,
     encode_rows,
     pieces,
+    size_of,
 )
 from embedlog.producer.future import Callback, Delivery, Parcel
 from embedlog.producer.lane import Lane, closed_early
@@ -103,10 +102,10 @@ class TopicQueue:
 
     def look(self) -> TopicInfo:
         """Read the topic's settings and partitions anew; cheap while nothing changed (G5)."""
-        info = self.producer.root.ensure_topic(self.topic)
-        before = getattr(self, "info", None)
-        if info is before:
-            return info
+        info: TopicInfo = self.producer.root.ensure_topic(self.topic)
+        before: TopicInfo | None = getattr(self, "info", None)
+        if before is not None and info is before:
+            return before
         if before is not None and before.partitions != info.partitions:
             logging.getLogger(__name__).warning(
                 "%s has %d partitions instead of %d: keys go elsewhere from now on",
@@ -148,10 +147,10 @@ class TopicQueue:
             self.drain_locked(left)
         finally:
             self.draining.release()
-        self.producer.after_drain()
+        self.producer.reports.tell()
         return True
 
-    def drain_if_free(self, patience: float) -> None:
+    def drain_if_free(self, patience: float | None) -> None:
         """Drain, unless another thread is at it, or writes have to wait."""
         if not self.draining.acquire(blocking=False):
             return
@@ -159,7 +158,7 @@ class TopicQueue:
             self.drain_locked(patience)
         finally:
             self.draining.release()
-        self.producer.after_drain()
+        self.producer.reports.tell()
 
     def drain_locked(self, patience: float | None) -> None:
         """Pack what was gathered into batches, and append them."""
@@ -169,8 +168,7 @@ class TopicQueue:
         for lane in list(self.lanes.values()):
             if lane.waiting:
                 lane.ship(patience)
-        abandoned = self.producer.abandoned
-        if abandoned:
+        if self.producer.abandoned:
             self.abandon_locked()
 
     def _take(self) -> list[Gathering]:
@@ -210,7 +208,7 @@ class TopicQueue:
         count = len(gathering.values)
         gathering.error = error
         gathering.seal()
-        self.producer.refused(gathering, count, error)
+        self.producer.reports.refused(gathering, count, error)
 
     def lane(self, info: TopicInfo, partition: int) -> Lane:
         """Return the way to one partition."""
@@ -325,6 +323,18 @@ class TopicQueue:
         for piece in pieces(rows, PIECE_BYTES, size) if many else (rows,):
             yield from self._split(piece, size, {})[1]
 
+    def split_groups(self, rows: Rows, groups: dict[int, list[int]]) -> Batches:
+        """Return the batches of rows that a partitioner put into groups."""
+        for partition, members in groups.items():
+            times = rows.timestamps
+            part = Rows(
+                [rows.values[row] for row in members],
+                None if rows.keys is None else [rows.keys[row] for row in members],
+                times if isinstance(times, int) else [times[row] for row in members],
+                None if rows.headers is None else [rows.headers[row] for row in members],
+            )
+            yield from self._to_one(part, size_of(part), partition)
+
     def split_source(self, source: Source, partition: int | None) -> Batches:
         """Return the batches of a table, made as they are asked for."""
         times = None if source.now is None else (source.now, source.now)
@@ -340,41 +350,74 @@ class TopicQueue:
             else:
                 yield from self._scatter(columns, {})[1]
 
-    def deliver(self, batches: Iterable[tuple[int, EncodedBatch]], first: int | None) -> Delivery:
+    def deliver(self, batches: Batches, counted: tuple[int, int, int] | None) -> Delivery:
         """Append batches now, in this thread, after what was gathered before them.
 
         Args:
             batches: With the partition of each.
-            first: The number of the first record, if the application counts them.
+            counted: The partition, the number of the first record, and how many
+                there are, if the application numbers them.
         """
         delivery = Delivery(self, monotonic() + self.producer.patience)
         with self.draining:
             self.drain_locked(None)
             try:
-                self._hand_on(delivery, batches, first)
+                if counted is None:
+                    self._hand_on(delivery, batches)
+                else:
+                    self._hand_on_counted(delivery, batches, *counted)
             finally:
                 delivery.sealed = True
-        self.producer.after_drain()
+        self.producer.reports.tell()
         return delivery
 
-    def _hand_on(
-        self, delivery: Delivery, batches: Iterable[tuple[int, EncodedBatch]], first: int | None
-    ) -> None:
+    def _hand_on(self, delivery: Delivery, batches: Batches) -> None:
         for partition, encoded in batches:
             lane = self.lane(self.info, partition)
-            parcel = delivery.add(partition, encoded)
-            if first is not None:
-                parcel.sequence, parcel.explicit = first, True
-                first = sequence.after(first, parcel.count)
-            self.producer.hold(parcel.size)
-            lane.waiting.append(parcel)
+            self._put(lane, delivery.add(partition, encoded))
             if len(lane.waiting) >= REMEMBERED:
                 self._ship_all(lane)
-                if _hopeless(parcel):
+                if _hopeless(delivery):
                     return
         for lane in self.lanes.values():
             if lane.waiting:
                 lane.ship()
+
+    def _hand_on_counted(
+        self, delivery: Delivery, batches: Batches, partition: int, first: int, count: int
+    ) -> None:
+        lane = self.lane(self.info, partition)
+        self._ship_all(lane)
+        old = self._written_before(lane, first, count)
+        for _, encoded in batches:
+            parcel = delivery.add(partition, encoded)
+            parcel.sequence, parcel.explicit = first, True
+            if first + parcel.count <= old:
+                parcel.encoded, parcel.receipt = None, Appended(-1, -1, None, True)
+            else:
+                self._put(lane, parcel)
+            first = sequence.after(first, parcel.count)
+            if len(lane.waiting) >= REMEMBERED:
+                self._ship_all(lane)
+                if _hopeless(delivery):
+                    return
+        lane.ship()
+
+    def _put(self, lane: Lane, parcel: Parcel) -> None:
+        self.producer.hold(parcel.size)
+        lane.waiting.append(parcel)
+
+    def _written_before(self, lane: Lane, first: int, count: int) -> int:
+        """Return the number below which the log has everything, though no longer batch by batch.
+
+        Only for a call that reaches the batches it does remember (G16): then
+        this is the call whose answer was lost, not one that began too low.
+        """
+        found = lane.begin()
+        if found is None or not found.batches:
+            return first
+        oldest = found.batches[0].first_sequence
+        return oldest if first < oldest < first + count else first
 
     def _ship_all(self, lane: Lane) -> None:
         """Append what waits before more is encoded: memory stays small."""
@@ -382,16 +425,6 @@ class TopicQueue:
         while lane.waiting:
             self.producer.pause(lane.retry_at - monotonic())
             lane.ship()
-
-    def begin_counted(
-        self, partition: int, first: int, batches: Batches
-    ) -> Iterator[tuple[int, EncodedBatch | Parcel]]:
-        """Skip batches that the log has but no longer remembers one by one (G16).
-
-        Only those before a batch that it does remember: then this is the call
-        whose answer was lost, and not another one that begins at a low number.
-        """
-        raise NotImplementedError
 
     # Waiting and giving up
 
@@ -416,7 +449,7 @@ class TopicQueue:
                 mine.append(self.open)
         drained = self.drain(deadline)
         mine += [parcel for lane in list(self.lanes.values()) for parcel in tuple(lane.waiting)]
-        while not (drained and all(_settled(each) for each in mine)):
+        while not (drained and all(each.settled() for each in mine)):
             if deadline is not None and monotonic() >= deadline:
                 raise TimeoutError(
                     "not everything was written in time",
@@ -435,21 +468,54 @@ class TopicQueue:
             future._delivery.callbacks.append(callback)
             return True
 
+    def count(self) -> int:
+        """Return how many records are on their way."""
+        gatherings = [*self.full, *([self.open] if self.open is not None else [])]
+        lanes = list(self.lanes.values())
+        return sum(len(one.values) for one in gatherings) + sum(
+            parcel.count for lane in lanes for parcel in tuple(lane.waiting)
+        )
+
+    def disown(self) -> None:
+        """In a forked child: fail what the parent will write."""
+        error = IllegalStateError(
+            "the record was sent before the fork", topic=self.topic, todo="the parent writes it"
+        )
+        for gathering in (*self.full, self.open):
+            if gathering is not None:
+                gathering.error = error
+        for lane in self.lanes.values():
+            for parcel in lane.waiting:
+                parcel.error = error
+
+    def abandon(self) -> None:
+        """Fail everything that is not written; what another thread is writing, after that."""
+        self._close()
+        if self.draining.acquire(timeout=0.1):
+            try:
+                self.abandon_locked()
+            finally:
+                self.draining.release()
+
     def abandon_locked(self) -> None:
-        """Fail everything that is not written (close without patience)."""
-        error = closed_early(self.topic)
+        """Fail what waits in the lanes."""
+        self._close()
+        for lane in self.lanes.values():
+            lane.give_up(closed_early(self.topic))
+
+    def _close(self) -> None:
+        """Fail what was gathered, and take no more."""
         with self.producer.lock:
             left = [*self.full, *([self.open] if self.open is not None else [])]
             self.full.clear()
             self.open = None
+        error = closed_early(self.topic)
         for gathering in left:
             if gathering.values:
                 count = len(gathering.values)
                 gathering.error = error
                 gathering.seal()
-                self.producer.refused(gathering, count, error)
-        for lane in self.lanes.values():
-            lane.give_up(error)
+                self.producer.reports.refused(gathering, count, error)
 
 
 def no_key(topic: str, indices: list[int]) -> InvalidRecordError:
@@ -463,18 +529,10 @@ def no_key(topic: str, indices: list[int]) -> InvalidRecordError:
     )
 
 
-def _settled(one: Any) -> bool:
-    settled = one.settled
-    return bool(settled() if callable(settled) else settled)
-
-
-def _hopeless(parcel: Parcel) -> bool:
-    """Whether what follows a batch need not be tried: it failed, and not by itself alone."""
+def _hopeless(delivery: Delivery) -> bool:
+    """Whether the rest need not be tried: a batch failed, and not for what is in it."""
     own = (RecordTooLargeError, InvalidRecordError)
     return any(
         each.error is not None and (each.explicit or not isinstance(each.error, own))
-        for each in parcel.delivery.parcels
+        for each in delivery.parcels[-REMEMBERED:]
     )
-
-
-__all__ = ["Appended", "EmbedlogError", "Gathering", "OutOfOrderSequenceError", "TopicQueue"]

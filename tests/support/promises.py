@@ -104,12 +104,6 @@ def _was_cut(promise: Promise, topic: str, number: int, kept: int) -> None:
     del promise.part(topic, number).sent[kept:]
 
 
-def _closed(promise: Promise) -> None:
-    for parts in promise.topics.values():
-        for part in parts:
-            part.floor = len(part.sent)
-
-
 def _recovered(promise: Promise, counts: dict[tuple[str, int], int]) -> None:
     """Somebody opened the log and saw where it ends: that is kept, and the rest is gone."""
     promise.topics = {name: promise.topics[name] for name in {name for name, _ in counts}}
@@ -129,7 +123,6 @@ _FOLD = {
     "durable": _durable,
     "cut": _cut,
     "was cut": _was_cut,
-    "closed": _closed,
     "recovered": _recovered,
 }
 
@@ -151,7 +144,7 @@ def check(directory: str | os.PathLike[str], notes: list[Any], number: int) -> N
     boot = f"boot {number}"
     root = open_root(directory, files=partial(Rebooted, boot=boot))
     try:
-        assert verify_root(root) == []
+        _healthy(root)
         kept = recovered(root, promise)
         for topic, place in kept:
             _check_resending(root.partition(topic, place), promise.part(topic, place))
@@ -160,6 +153,11 @@ def check(directory: str | os.PathLike[str], notes: list[Any], number: int) -> N
         abandon(root)
     if number % 4 == 0:
         _check_again(directory, boot if number % 8 else f"{boot} again", ends, number)
+
+
+def _healthy(root: Root) -> None:
+    found = verify_root(root)
+    assert found == [], "\n".join(map(str, found))
 
 
 def recovered(root: Root, promise: Promise) -> dict[tuple[str, int], int]:
@@ -221,7 +219,7 @@ def _check_again(
     """The next process, and the one after a clean close, finds the same."""
     root = open_root(directory, files=partial(Rebooted, boot=boot))
     try:
-        assert verify_root(root) == []
+        _healthy(root)
         for (topic, place), (end, value) in ends.items():
             last = rows(root.partition(topic, place), end)
             assert [(row[0], row[3]) for row in last] == [(end, value)], f"{topic}-{place}: {last}"

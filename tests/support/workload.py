@@ -173,9 +173,11 @@ class Workload:
     def reopen(self) -> None:
         """Leave cleanly or as a killed process does, and come back in this boot or another."""
         if self._rng.random() < 0.5:
+            flushed = [key for key, log in self.root._partitions.items() if log.dirty]
             self.root.close()
+            for key in flushed:
+                self._note("durable", *key)
             self.root = self._open()
-            self._note("closed")
         else:
             abandon(self.root)
             if self._rng.random() < 0.3:

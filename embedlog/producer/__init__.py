@@ -1,0 +1,574 @@
+"""Sending records: gathered per topic, appended in batches, each with a future.
+
+`future` is what callers hold, `queue` gathers and splits, `lane` numbers,
+appends and retries, `columns` makes batches of tables and lists, `sender` is
+the thread that nobody has to wait for.
+"""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Sequence
+from time import monotonic
+from typing import TYPE_CHECKING, Any
+
+from embedlog.batch import MAX_BATCH_BYTES
+from embedlog.config import ProducerConfig
+from embedlog.errors import (
+    BufferExhaustedError,
+    ClosedError,
+    EmbedlogError,
+    IllegalStateError,
+    RecordTooLargeError,
+    TimeoutError,  # noqa: A004 - it is one
+)
+from embedlog.log.sequence import LAST_SEQUENCE
+from embedlog.producer import sender
+from embedlog.producer.checks import (
+    check_all_bytes,
+    check_partition,
+    check_time,
+    checked_headers,
+    serialized,
+    to_bytes,
+)
+from embedlog.producer.columns import PIECE_BYTES, Rows, size_of, source_of
+from embedlog.producer.future import (
+    BatchFuture,
+    BatchRange,
+    Delivery,
+    RecordFuture,
+    Settled,
+)
+from embedlog.producer.queue import Gathering, TopicQueue, no_key
+from embedlog.producer.reports import Reports
+from embedlog.record import RecordMetadata
+
+if TYPE_CHECKING:
+    from embedlog.log.root import Root
+
+RECORD_BYTES = 16
+"""What a gathered record counts for besides its key and value."""
+FULL_PATIENCE = 0.05
+"""Seconds a `send` that fills a batch waits for the partition before it leaves it to others."""
+MOST_RECORD = MAX_BATCH_BYTES - (1 << 20)
+
+
+class Producer:
+    """Sends records to topics of one log; any thread may call any method.
+
+    Settings are kafka-python's (see `ProducerConfig`).  Batches are numbered
+    (idempotent): one that is tried again is not written twice.  With a
+    ``producer_name`` the numbers outlive the process, and an older producer
+    of that name is refused from this one's first append to a partition on.
+
+    Writes happen in the calling thread on `flush`, `send_batch`, a future's
+    ``result`` and whenever a batch is full; else a thread of the producer's
+    makes them once ``linger_ms``, and at least about a millisecond, passed.
+
+    Use it in a ``with`` block, or `close` it: what it holds is flushed then.
+    """
+
+    def __init__(self, root: Root, **config: Any) -> None:
+        self.root = root
+        self.config = settings = ProducerConfig.parse(config)
+        self._given = config
+        self.linger = max(settings.linger_ms / 1000, sender.TICK)
+        self.patience = _seconds(settings.delivery_timeout_ms)
+        self.durability = None if settings.acks == "all" else "os"
+        self.synced = (self.durability or root.durability) == "fsync"
+        self._clock = root.clock
+        self._memory = settings.buffer_memory
+        self._largest = min(settings.max_request_size, MOST_RECORD)
+        serializers = (settings.key_serializer, settings.value_serializer)
+        self._plain = serializers == (None, None)
+        # What callers would choose one by one is chosen at once when it is drained.
+        self._choosy = settings.partitioner is not None
+        self._special = self._choosy or not self._plain
+        self._silent = settings.acks == 0
+        self._start()
+        sender.watch(self)
+
+    def _start(self) -> None:
+        """Begin, or begin anew in a forked child."""
+        self.lock = threading.Lock()
+        self._progress = threading.Condition(self.lock)
+        self._waiters = 0
+        self._queues: dict[str, TopicQueue] = {}
+        self._buffered = 0
+        self._identity: tuple[int, int] | None = None
+        self._identity_lock = threading.Lock()
+        self._closed = False
+        self.abandoned = False
+        self.fenced: EmbedlogError | None = None
+        self.reports = Reports(self)
+        self.sender = sender.Sender(self)
+
+    def __repr__(self) -> str:
+        name = self.config.producer_name or self.config.client_id
+        return (
+            f"<Producer {name!r} of {self.root.path}>"
+            if name
+            else f"<Producer of {self.root.path}>"
+        )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _open_again, (self.root, self._given)
+
+    # Sending
+
+    def send(
+        self,
+        topic: str,
+        value: Any = None,
+        key: Any = None,
+        headers: Sequence[tuple[str, bytes | None]] | None = None,
+        partition: int | None = None,
+        timestamp_ms: int | None = None,
+    ) -> RecordFuture:
+        """Gather a record to be written soon, and return its future.
+
+        ``value`` and ``key`` are bytes or None, or what the serializers take.
+        Without ``partition``, the key decides (G1), else the partition that is
+        being filled (G3).
+
+        Raises:
+            ClosedError: The producer, or the log, is closed.
+            SerializationError: A key, value or header is not bytes.
+            UnknownTopicOrPartitionError: No such topic or partition.
+            BufferExhaustedError: ``buffer_memory`` stayed full for ``max_block_ms`` (G8).
+        """
+        queue = self._queues.get(topic) or self._open(topic)
+        extra = None
+        if (
+            headers is not None
+            or partition is not None
+            or timestamp_ms is not None
+            or type(value) is not bytes
+            or (key is not None and type(key) is not bytes)
+            or self._special
+        ):
+            value, key, headers, partition = extra = self._convert(
+                queue, value, key, headers, partition, timestamp_ms
+            )
+        if timestamp_ms is None:
+            timestamp_ms = self._clock()
+        size = RECORD_BYTES if value is None else RECORD_BYTES + len(value)
+        if key is not None:
+            size += len(key)
+        elif queue.compacts:
+            return self._refuse(no_key(topic, [0]))
+        if size > self._largest:
+            return self._refuse(self._too_large(topic, size))
+        with self.lock:
+            gathering = queue.open
+            if (
+                gathering is None
+                or self._buffered + size > self._memory
+                or gathering.size + size > PIECE_BYTES
+            ):
+                gathering = self._make_room(queue, size)
+            values = gathering.values
+            row = len(values)
+            if row == 0:
+                gathering.opened = now = monotonic()
+                gathering.deadline = now + self.patience
+            values.append(value)
+            gathering.keys.append(key)
+            gathering.timestamps.append(timestamp_ms)
+            if key is not None:
+                gathering.keyed = True
+            self._buffered += size
+            gathering.size = filled = gathering.size + size
+            if extra is not None:
+                if headers:
+                    gathering.headers[row] = headers
+                if partition is not None:
+                    gathering.chosen[row] = partition
+        if filled >= queue.full_at and not self.synced:
+            queue.drain_if_free(FULL_PATIENCE)
+        elif self.sender.idle:
+            self.sender.wake()
+        if self._silent:
+            known = -1 if partition is None else partition
+            return RecordFuture(Settled(RecordMetadata(topic, known, -1, timestamp_ms)))
+        return RecordFuture(gathering, row)
+
+    def _open(self, topic: str) -> TopicQueue:
+        """Begin to send to a topic; it is made if it may be."""
+        self._check_open()
+        queue = TopicQueue(self, topic)
+        with self.lock:
+            if self._closed:
+                raise self._closed_error()
+            return self._queues.setdefault(topic, queue)
+
+    def check_open_(self) -> None:
+        if self._closed:
+            raise self._closed_error()
+        if self.fenced is not None:
+            raise self.fenced
+
+    def _closed_error(self) -> ClosedError:
+        return ClosedError("the producer was closed", path=self.root.path)
+
+    def _convert(
+        self, queue: TopicQueue, value: Any, key: Any, headers: Any, partition: Any, timestamp: Any
+    ) -> tuple[Any, Any, Any, int | None]:
+        """Bring a record that is not plain into the types of a batch."""
+        self._check_open()
+        config, topic = self.config, queue.topic
+        value = to_bytes(serialized(config.value_serializer, topic, value), "value")
+        key = to_bytes(serialized(config.key_serializer, topic, key), "key")
+        if timestamp is not None:
+            check_time(timestamp)
+        partitions = queue.info.partitions
+        if partition is not None:
+            partitions = queue.look().partitions
+            check_partition(topic, partition, partitions)
+        elif self._choosy:
+            partition = self._choose(queue, key, partitions)
+        return value, key, checked_headers(headers), partition
+
+    def _choose(self, queue: TopicQueue, key: bytes | None, partitions: int) -> int:
+        chooser = self.config.partitioner
+        if chooser == "round_robin":
+            return queue.turns.choose(partitions)
+        every = list(range(partitions))
+        chosen = chooser(key, every, every)
+        check_partition(queue.topic, chosen, partitions)
+        return int(chosen)
+
+    def _refuse(self, error: EmbedlogError) -> RecordFuture:
+        """A record that fails alone and at once (G7)."""
+        self.reports.counts["errors"] += 1
+        return RecordFuture(Settled(error))
+
+    def _too_large(self, topic: str, size: int) -> RecordTooLargeError:
+        return RecordTooLargeError(
+            f"a record of {size} bytes is over max_request_size {self._largest}",
+            todo="raise max_request_size, and max.message.bytes of the topic",
+            topic=topic,
+        )
+
+    def _make_room(self, queue: TopicQueue, size: int) -> Gathering:
+        """Under the lock: return where a record fits, waiting for memory if it must (G8)."""
+        limit = monotonic() + self.config.max_block_ms / 1000
+        while queue.open is not None and self._buffered + size > self._memory:
+            left = limit - monotonic()
+            if left <= 0 or size > self._memory:
+                raise BufferExhaustedError(
+                    f"{self._buffered} of {self._memory} bytes of buffer_memory are unwritten "
+                    f"after max_block_ms {self.config.max_block_ms}",
+                    topic=queue.topic,
+                    todo="flush, raise buffer_memory, or find out what holds the partition",
+                )
+            self._drain_to_make_room(left)
+        gathering = queue.open
+        if gathering is None:
+            raise self._closed_error()
+        if gathering.values and gathering.size + size > PIECE_BYTES:
+            queue.full.append(gathering)
+            gathering = queue.open = Gathering(queue)
+        return gathering
+
+    def _drain_to_make_room(self, left: float) -> None:
+        before = self._buffered
+        self.lock.release()
+        try:
+            for queue in list(self._queues.values()):
+                queue.drain_if_free(min(left, FULL_PATIENCE))
+            self.sender.wake()
+        finally:
+            self.lock.acquire()
+        if self._buffered >= before:
+            self._wait_locked(min(left, FULL_PATIENCE))
+
+    # Sending many
+
+    def send_batch(
+        self,
+        topic: str,
+        values: Sequence[Any],
+        keys: Sequence[Any] | None = None,
+        headers: Sequence[Any] | None = None,
+        timestamps: Sequence[int] | int | None = None,
+        partition: int | None = None,
+        sequence: int | None = None,
+    ) -> BatchFuture:
+        """Write many records now, in this thread, and return a future of `BatchRange`.
+
+        Args:
+            topic: Where to.
+            values: One a record; bytes or None, or what the serializer takes.
+            keys: As many, or None for no keys.
+            headers: As many, each a list of pairs or None; or None for none.
+            timestamps: As many, in ms, or one for all, or None for now.
+            partition: Where all of them go; else as with `send`.
+            sequence: The application's own number of the first record, such as
+                its line in a file: records are numbered on from it.  A named
+                producer that sends the same call again, also after a restart,
+                gets the first offsets, flagged ``duplicate``, and nothing is
+                written twice; `last_sequence` says where to go on.  Numbers
+                have no gaps, and all records go to one partition.
+
+        Raises:
+            SerializationError: Something is not bytes; nothing was written.
+            InvalidRecordError: ``indices`` have no key, in a topic that is
+                compacted; nothing was written (A6).
+            OutOfOrderSequenceError: ``result`` raises it for a gap in the
+                numbers, or a call that repeats another only in part (G16).
+        """
+        queue = self._ready(topic, partition)
+        rows = self._rows(queue, values, keys, headers, timestamps)
+        count = len(rows.values)
+        if not count:
+            return BatchFuture(Settled([]))
+        queue.check_keys(rows.keys, count)
+        size = size_of(rows)
+        if size > queue.limit:
+            check_all_bytes(rows)
+        counted = self._counted(queue, partition, sequence, count)
+        if self._choosy and partition is None and counted is None:
+            return self._send_chosen(queue, rows)
+        batches = queue.split_rows(rows, size, partition)
+        return self._future(queue.deliver(batches, counted))
+
+    def append_table(
+        self,
+        topic: str,
+        table: Any,
+        key: str | None = None,
+        value: str | None = None,
+        timestamp: str | None = None,
+        partition: int | None = None,
+        sequence: int | None = None,
+    ) -> BatchFuture:
+        """Write the rows of a table now, without making them Python objects.
+
+        Takes what speaks Arrow: pyarrow's Table, RecordBatch and
+        RecordBatchReader, DataFrames of pandas and Polars, and others.
+
+        Args:
+            topic: Where to.
+            table: The rows.
+            key: The column of keys: binary or text; ``"key"`` if there is one.
+            value: The column of values, likewise; ``"value"`` if not given.
+            timestamp: The column of times; ``"timestamp"`` if there is one, else now.
+            partition: Where all rows go; else by key, or to the partition being filled.
+            sequence: As in `send_batch`.
+
+        Raises:
+            SerializationError: There is no such column, or it is of another type.
+            InvalidRecordError: As `send_batch` (A6).
+        """
+        queue = self._ready(topic, partition)
+        source = source_of(table, key, value, timestamp, self._clock())
+        count = source.table.num_rows
+        if not count:
+            return BatchFuture(Settled([]))
+        found = source.table.column(1)
+        if queue.info.config.compacts and found.null_count:
+            queue.check_keys(found.to_pylist(), count)
+        counted = self._counted(queue, partition, sequence, count)
+        return self._future(queue.deliver(queue.split_source(source, partition), counted))
+
+    def _ready(self, topic: str, partition: int | None) -> TopicQueue:
+        queue = self._queues.get(topic) or self._open(topic)
+        self._check_open()
+        info = queue.look()
+        if partition is not None:
+            check_partition(topic, partition, info.partitions)
+        return queue
+
+    def _rows(
+        self, queue: TopicQueue, values: Any, keys: Any, headers: Any, timestamps: Any
+    ) -> Rows:
+        config, topic = self.config, queue.topic
+        if not self._plain:
+            values = [serialized(config.value_serializer, topic, one) for one in values]
+            if keys is not None:
+                keys = [serialized(config.key_serializer, topic, one) for one in keys]
+        if timestamps is None:
+            timestamps = self._clock()
+        if headers is not None:
+            headers = [checked_headers(one) for one in headers]
+        for name, column in (("keys", keys), ("headers", headers), ("timestamps", timestamps)):
+            if column is not None and not isinstance(column, int) and len(column) != len(values):
+                raise ValueError(f"{len(values)} values, but {len(column)} {name}")
+        return Rows(values, keys, timestamps, headers)
+
+    def _counted(
+        self, queue: TopicQueue, partition: int | None, first: int | None, count: int
+    ) -> tuple[int, int, int] | None:
+        """Check that an application's own numbers can be used."""
+        if first is None:
+            return None
+        if not self.config.enable_idempotence:
+            raise IllegalStateError("sequence needs enable_idempotence")
+        if partition is None and queue.info.partitions > 1:
+            raise IllegalStateError(
+                "numbered records go to one partition", topic=queue.topic, todo="name it"
+            )
+        if not 0 <= first <= LAST_SEQUENCE:
+            raise ValueError(f"sequence {first} is not in 0..{LAST_SEQUENCE}")
+        return partition or 0, first, count
+
+    def _send_chosen(self, queue: TopicQueue, rows: Rows) -> BatchFuture:
+        """Split by a partitioner of the user's, which knows single keys only."""
+        partitions = queue.info.partitions
+        keys = rows.keys or [None] * len(rows.values)
+        groups: dict[int, list[int]] = {}
+        for row, key in enumerate(keys):
+            groups.setdefault(self._choose(queue, key, partitions), []).append(row)
+        return self._future(queue.deliver(queue.split_groups(rows, groups), None))
+
+    def _future(self, delivery: Delivery) -> BatchFuture:
+        return BatchFuture(Settled([]) if self._silent else delivery)
+
+    def last_sequence(self, topic: str, partition: int = 0) -> int | None:
+        """Return the number of the last record this producer has in a partition; None: none.
+
+        With a ``producer_name`` that is the last of any producer of that name,
+        and older ones are fenced there: go on with the record after it.
+        """
+        queue = self._ready(topic, partition)
+        with queue.draining:
+            queue.drain_locked(None)
+            found = queue.lane(queue.info, partition).begin()
+        self.reports.tell()
+        return found.batches[-1].last_sequence if found is not None and found.batches else None
+
+    # Finishing
+
+    def flush(self, timeout: float | None = None) -> None:
+        """Return once everything sent before this call is written, or failed (G10).
+
+        Writes in this thread; what other threads send meanwhile is not waited for.
+
+        Raises:
+            TimeoutError: Not done after ``timeout`` seconds.
+        """
+        deadline = None if timeout is None else monotonic() + timeout
+        for queue in list(self._queues.values()):
+            queue.settle_all(deadline)
+        self.reports.call_back(wait=True)
+
+    def close(self, timeout: float | None = None) -> None:
+        """Write what is gathered, for at most ``timeout`` seconds, and stop; idempotent (G10).
+
+        What is not written then fails with `ClosedError`; with 0, everything.
+        May be called from a callback.
+        """
+        with self.lock:
+            if self._closed:
+                return
+            self._closed = True
+        try:
+            if timeout != 0:
+                self.flush(timeout)
+        except TimeoutError:
+            pass
+        finally:
+            self._stop()
+
+    def _stop(self) -> None:
+        """Fail what is left, now or when the thread that is at it lets go."""
+        self.abandoned = True
+        for queue in list(self._queues.values()):
+            queue.abandon()
+        with self.lock:
+            self._queues = {}
+        self.reports.tell()
+        self.sender.stop()
+
+    def __enter__(self) -> Producer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if getattr(self, "_closed", True) or not self._buffered:
+            return
+        warnings.warn(
+            f"{self!r} was not closed; {self._unsent()} records were unsent",
+            ResourceWarning,
+            source=self,
+            stacklevel=2,
+        )
+        if not self.root.closed:
+            self.close(5.0)
+
+    def _unsent(self) -> int:
+        return sum(queue.count() for queue in self._queues.values())
+
+    def metrics(self) -> dict[str, int]:
+        """Return what was sent so far, and how many bytes are unwritten."""
+        return {**self.reports.counts, "buffered": self._buffered}
+
+    # What the queues and lanes call
+
+    def identity(self) -> tuple[int, int]:
+        """Return the producer id and epoch, taken from the log when first needed."""
+        with self._identity_lock:
+            if self._identity is None:
+                self._identity = self.root.producer_identity(self.config.producer_name)
+            return self._identity
+
+    def forget_identity(self) -> None:
+        """Take a new one when next needed."""
+        self._identity = None
+
+    def queues(self) -> list[TopicQueue]:
+        """Return the topics that were sent to."""
+        return list(self._queues.values())
+
+    def hold(self, size: int) -> None:
+        """Count bytes that are unwritten."""
+        with self.lock:
+            self._buffered += size
+
+    def release(self, size: int) -> None:
+        """Count bytes that are not any more."""
+        with self.lock:
+            self._buffered -= size
+
+    def told_locked(self, size: int) -> None:
+        """Under the lock: so many bytes are written or failed; wake whoever waits."""
+        self._buffered -= size
+        if self._waiters:
+            self._progress.notify_all()
+
+    def pause(self, seconds: float) -> None:
+        """Wait until something was settled, but not longer than this."""
+        if seconds > 0:
+            with self.lock:
+                self._wait_locked(min(seconds, 0.1))
+
+    def _wait_locked(self, seconds: float) -> None:
+        self._waiters += 1
+        try:
+            self._progress.wait(seconds)
+        finally:
+            self._waiters -= 1
+
+    def after_fork(self) -> None:
+        """In the child: what was gathered is the parent's to write; begin anew."""
+        closed = self._closed
+        for queue in self._queues.values():
+            queue.disown()
+        self._start()
+        self._closed = closed
+
+
+def _open_again(root: Root, config: dict[str, Any]) -> Producer:
+    return Producer(root, **config)
+
+
+def _seconds(ms: int | None) -> float:
+    return float("inf") if ms is None else ms / 1000
+
+
+__all__ = ["BatchFuture", "BatchRange", "Producer", "RecordFuture"]

@@ -1,0 +1,58 @@
+"""What a record may be made of: bytes, or what a serializer makes bytes of."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from embedlog.errors import SerializationError, UnknownTopicOrPartitionError
+from embedlog.producer.columns import Rows
+
+
+def serialized(serializer: Any, topic: str, given: Any) -> Any:
+    if serializer is None:
+        return given
+    if hasattr(serializer, "serialize"):
+        return serializer.serialize(topic, given)
+    return serializer(given)
+
+
+def to_bytes(given: Any, what: str) -> bytes | None:
+    if given is None or type(given) is bytes:
+        return given
+    if isinstance(given, bytes | bytearray | memoryview):
+        return bytes(given)
+    todo = f"give a {what}_serializer, or bytes"
+    if isinstance(given, str):
+        todo = f"encode it: {what}.encode(), or {what}_serializer=str.encode"
+    raise SerializationError(f"a {what} is bytes or None, not {type(given).__name__}", todo=todo)
+
+
+def check_all_bytes(rows: Rows) -> None:
+    """Look at the types before the first of several batches is written, not in between."""
+    for column, what in ((rows.values, "value"), (rows.keys, "key")):
+        if column is not None:
+            for kind in set(map(type, column)) - {bytes, type(None), bytearray, memoryview}:
+                to_bytes(kind(), what)
+
+
+def checked_headers(headers: Any) -> Any:
+    if not headers:
+        return None
+    for pair in headers:
+        if not isinstance(pair, tuple | list) or len(pair) != 2 or not isinstance(pair[0], str):
+            raise SerializationError(f"a header is a pair of str and bytes, not {pair!r}")
+    return [(name, to_bytes(value, "header")) for name, value in headers]
+
+
+def check_time(timestamp: Any) -> None:
+    if type(timestamp) is not int or not -(1 << 63) <= timestamp < 1 << 63:
+        raise SerializationError(f"a timestamp is milliseconds as an int, not {timestamp!r}")
+
+
+def check_partition(topic: str, partition: Any, partitions: int) -> None:
+    if isinstance(partition, bool) or not isinstance(partition, int):
+        raise TypeError(f"a partition is an int, not {partition!r}")
+    if not 0 <= partition < partitions:
+        raise UnknownTopicOrPartitionError(
+            f"the topic has partitions 0 to {partitions - 1}", topic=topic, partition=partition
+        )

@@ -1,0 +1,388 @@
+"""One partition against a plain list: whatever is done to it, in whatever order (A1–A37, B2–B10).
+
+The model is a list of batches.  The real one is opened by one or two handles
+at once, rolled, flushed, cut, crashed by kill, reboot and power cut, reopened,
+and loses its index now and then; after each step it answers as the list does.
+"""
+
+from __future__ import annotations
+
+import random
+import shutil
+import tempfile
+from functools import partial
+from typing import Any, NamedTuple
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+
+from embedlog import catalog, index
+from embedlog.errors import (
+    InvalidProducerEpochError,
+    LogTruncatedError,
+    OffsetOutOfRangeError,
+    OutOfOrderSequenceError,
+)
+from embedlog.log.sequence import LAST_SEQUENCE, REMEMBERED, after
+from support.clock import START, ManualClock
+from support.cruel import CruelFiles
+from support.roots import (
+    abandon,
+    batch_rows,
+    encoded,
+    healthy,
+    make_log,
+    open_root,
+    rows,
+    segment_files,
+)
+
+CONFIG = {"segment.bytes": 2600, "index.interval.bytes": 700, "segment.ms": 50}
+
+texts = st.one_of(st.none(), st.binary(max_size=6))
+headers = st.lists(st.tuples(st.sampled_from(["a", "b", ""]), texts), max_size=2)
+records = st.tuples(st.integers(0, 60), texts, texts)
+some_records = st.lists(records, min_size=1, max_size=4)
+batches = st.tuples(
+    some_records,
+    st.one_of(st.none(), st.none(), st.none(), headers),
+    st.sampled_from(["none", "none", "lz4", "zstd"]),
+)
+durabilities = st.sampled_from([None, None, None, "fsync"])
+
+
+class Known(NamedTuple):
+    """A batch as the model has it."""
+
+    base: int
+    next: int
+    rows: list[Any]
+
+
+class Producer:
+    """What a producer knows of itself: its epoch, its next number, its last batches."""
+
+    def __init__(self, number: int, first: int) -> None:
+        self.number, self.epoch, self.next = number, 0, first
+        self.sent: list[tuple[int, int, int, Any]] = []
+
+
+class PartitionModel(RuleBasedStateMachine):
+    """A partition, and the list it is to be equal to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.path = tempfile.mkdtemp(prefix="embedlog-model-")
+        self.clock = ManualClock()
+        self.boots = 0
+        self.roots = [self._open()]
+        make_log(self.roots[0], CONFIG)
+        self.batches: list[Known] = []
+        self.end = 0
+        self.flushed = 0
+        self.floor: dict[str, int] = {}
+        self.producers: list[Producer] = []
+        self.followers: list[Any] = []
+        self.cuts = 0
+
+    def _open(self) -> Any:
+        files = partial(CruelFiles, boot=f"boot {self.boots}")
+        files.create_root = CruelFiles.create_root  # type: ignore[attr-defined]
+        return open_root(f"{self.path}/root", clock=self.clock, files=files)
+
+    def log(self, handle: int = 0) -> Any:
+        return self.roots[handle % len(self.roots)].partition("t", 0)
+
+    @property
+    def expected(self) -> list[Any]:
+        return [row for one in self.batches for row in one.rows]
+
+    # Changes
+
+    def _encode(self, one: Any, producer: tuple[int, int, int] | None = None) -> Any:
+        found, heads, compression = one
+        return encoded(
+            *[value for _, _, value in found],
+            keys=[key for _, key, _ in found],
+            at=[START + time for time, _, _ in found],
+            headers=None if heads is None else [heads] * len(found),
+            producer=producer,
+            compression=compression,
+        )
+
+    def _note(self, one: Any) -> int:
+        found, heads, _ = one
+        base, self.end = self.end, self.end + len(found)
+        lines = [
+            (base + place, START + time, key, value, list(heads or []))
+            for place, (time, key, value) in enumerate(found)
+        ]
+        self.batches.append(Known(base, self.end, lines))
+        return base
+
+    def _all_flushed(self) -> None:
+        self.flushed = self.batches[-1].next if self.batches else 0
+        self.floor = {str(path): path.stat().st_size for path in segment_files(f"{self.path}/root")}
+
+    @rule(many=st.lists(batches, min_size=1, max_size=4), handle=st.integers(0, 1), how=durabilities)
+    def append(self, many: Any, handle: int, how: str | None) -> None:
+        """Offsets are dense, and the receipts tell them (A1, A10)."""
+        receipts = self.log(handle).append([self._encode(one) for one in many], durability=how)
+        for receipt, one in zip(receipts, many, strict=True):
+            assert (receipt.base_offset, receipt.duplicate) == (self._note(one), False)
+            assert receipt.next_offset == self.end
+        if how == "fsync":
+            self._all_flushed()
+
+    @rule(first=st.sampled_from([0, 0, 7, LAST_SEQUENCE - 3, LAST_SEQUENCE]))
+    @precondition(lambda self: len(self.producers) < 4)
+    def begin_producer(self, first: int) -> None:
+        """A producer nobody knows may begin at any number (G17)."""
+        self.producers.append(Producer(100 + len(self.producers) + 10 * self.cuts, first))
+
+    @rule(which=st.integers(0, 3), one=batches, handle=st.integers(0, 1), how=durabilities)
+    @precondition(lambda self: self.producers)
+    def send(self, which: int, one: Any, handle: int, how: str | None) -> None:
+        """The next number is appended (G15, G16)."""
+        producer = self.producers[which % len(self.producers)]
+        identity = (producer.number, producer.epoch, producer.next)
+        (receipt,) = self.log(handle).append([self._encode(one, identity)], durability=how)
+        assert not receipt.duplicate
+        assert receipt.base_offset == self._note(one)
+        producer.sent.append((producer.next, receipt.base_offset, receipt.next_offset, one))
+        del producer.sent[:-REMEMBERED]
+        producer.next = after(producer.next, len(one[0]))
+        if how == "fsync":
+            self._all_flushed()
+
+    @rule(which=st.integers(0, 3), back=st.integers(0, 4), handle=st.integers(0, 1))
+    @precondition(lambda self: any(producer.sent for producer in self.producers))
+    def repeat(self, which: int, back: int, handle: int) -> None:
+        """One of the last five again: the offsets it got then, and nothing appended (G16)."""
+        able = [producer for producer in self.producers if producer.sent]
+        producer = able[which % len(able)]
+        first, base, following, one = producer.sent[-1 - back % len(producer.sent)]
+        identity = (producer.number, producer.epoch, first)
+        (receipt,) = self.log(handle).append([self._encode(one, identity)])
+        assert receipt[:2] == (base, following)
+        assert receipt.duplicate
+
+    @rule(which=st.integers(0, 3), gap=st.integers(1, 9), one=batches)
+    @precondition(lambda self: any(producer.sent for producer in self.producers))
+    def skip(self, which: int, gap: int, one: Any) -> None:
+        """A gap in the numbers is refused, and nothing is appended (G16)."""
+        able = [producer for producer in self.producers if producer.sent]
+        producer = able[which % len(able)]
+        identity = (producer.number, producer.epoch, after(producer.next, gap))
+        with pytest.raises(OutOfOrderSequenceError):
+            self.log().append([self._encode(one, identity)])
+
+    @rule(which=st.integers(0, 3), one=batches)
+    @precondition(lambda self: self.producers)
+    def take_over(self, which: int, one: Any) -> None:
+        """A higher epoch begins at 0 and fences the lower one (G17)."""
+        producer = self.producers[which % len(self.producers)]
+        old, producer.epoch, producer.next, producer.sent = producer.epoch, producer.epoch + 1, 0, []
+        self.send(self.producers.index(producer), one, 0, None)
+        with pytest.raises(InvalidProducerEpochError):
+            self.log().append([self._encode(one, (producer.number, old, 0))])
+
+    @rule(handle=st.integers(0, 1))
+    def roll(self, handle: int) -> None:
+        """No record moves by it (A14)."""
+        self.log(handle).roll()
+
+    @rule(handle=st.integers(0, 1))
+    def flush(self, handle: int) -> None:
+        """What is flushed survives every power cut (A22)."""
+        self.log(handle).flush()
+        self._all_flushed()
+
+    @rule(handle=st.integers(0, 1), ms=st.integers(1, 100))
+    def wait(self, handle: int, ms: int) -> None:
+        """Time goes by."""
+        self.clock.advance(ms)
+
+    @rule(part=st.floats(0, 1), handle=st.integers(0, 1))
+    @precondition(lambda self: self.end > 0)
+    def truncate(self, part: float, handle: int) -> None:
+        """Every record at or past the offset goes, a straddling batch entirely (A34)."""
+        offset = int(self.end * part)
+        assert self.log(handle).truncate_to(offset)
+        self.end = offset
+        self.batches = [one for one in self.batches if one.next <= offset]
+        self._forget_producers()
+        self._all_flushed()
+
+    def _forget_producers(self) -> None:
+        last = self.batches[-1].next if self.batches else 0
+        self.cuts += 1
+        for producer in list(self.producers):
+            before = len(producer.sent)
+            producer.sent = [each for each in producer.sent if each[2] <= last]
+            if producer.sent and len(producer.sent) < before:
+                producer.next = after(producer.sent[-1][0], len(producer.sent[-1][3][0]))
+            elif not producer.sent:
+                self.producers.remove(producer)
+
+    # Losing things
+
+    @rule(active=st.booleans(), sealed=st.booleans(), anew=st.booleans())
+    def lose_the_index(self, active: bool, sealed: bool, anew: bool) -> None:
+        """Reads are the same with the index whole, empty or missing (B5)."""
+        log = self.log()
+        if active:
+            log.tail()
+            log.context.live.write(lambda txn: index.remove(txn, log.key))
+        if sealed:
+
+            def step(txn: Any) -> None:
+                for segment in catalog.segments(txn, log.key):
+                    if segment.sealed and anew:
+                        catalog.put_index_blob(txn, log.key, segment, b"")
+                    elif segment.sealed:
+                        txn.delete(catalog._segment_key(catalog.INDEX, log.key, segment))
+
+            log.context.state.write(step)
+
+    @rule()
+    def open_again(self) -> None:
+        """A second handle in the same process (A31)."""
+        if len(self.roots) < 2:
+            self.roots.append(self._open())
+
+    @rule(handle=st.integers(0, 1))
+    def close_one(self, handle: int) -> None:
+        """Who stays is not disturbed."""
+        if len(self.roots) == 2:
+            self.roots.pop(handle).close()
+            self.followers = []
+
+    @rule()
+    def reopen(self) -> None:
+        """After a clean close everything is as it was (A24)."""
+        for root in self.roots:
+            root.close()
+        self.followers, self.roots = [], [self._open()]
+        assert self.roots[0].mended == []
+        self._all_flushed()
+
+    @rule()
+    def kill(self) -> None:
+        """All processes are killed: nothing that was acknowledged is lost (P1)."""
+        self._crash()
+        self.roots = [self._open()]
+        assert self.log().end_offset() == self.end
+
+    @rule(gone=st.booleans())
+    def reboot(self, gone: bool) -> None:
+        """Another boot, and the kernel wrote everything in time: nothing is lost."""
+        self._crash()
+        self._another_boot(gone)
+        self._recovered(self.batches[-1].next if self.batches else 0)
+
+    @rule(seed=st.integers(0, 1 << 32), gone=st.booleans(), garbage=st.booleans())
+    def power_cut(self, seed: int, gone: bool, garbage: bool) -> None:
+        """What was not flushed is lost from some batch on, and nothing else (A25, A27)."""
+        self._crash()
+        chance = random.Random(seed)
+        for path in segment_files(f"{self.path}/root"):
+            size = path.stat().st_size
+            keep = chance.randint(min(self.floor.get(str(path), 0), size), size)
+            if keep == size:
+                continue
+            data = path.read_bytes()[:keep]
+            path.write_bytes(data + (chance.randbytes(chance.randint(0, 40)) if garbage else b""))
+            if not keep and chance.random() < 0.5:
+                path.unlink()
+        self._another_boot(gone)
+        self._recovered(self.flushed)
+
+    def _crash(self) -> None:
+        self.followers = []
+        for root in self.roots:
+            abandon(root)
+
+    def _another_boot(self, gone: bool) -> None:
+        self.boots += 1
+        if gone:
+            shutil.rmtree(f"{self.path}/root/live")
+        self.roots = [self._open()]
+
+    def _recovered(self, least: int) -> None:
+        """The log ends after some batch, at or past what was certain."""
+        found = self.log().end_offset()
+        kept = [one for one in self.batches if one.next <= found]
+        assert sum(one.next <= least for one in self.batches) <= len(kept)
+        assert found in (self.end, kept[-1].next if kept else found)
+        self.end = found
+        if len(kept) < len(self.batches):
+            self.batches = kept
+            self._forget_producers()
+        self._all_flushed()
+
+    # Looking
+
+    @rule(part=st.floats(0, 1), handle=st.integers(0, 1), most=st.sampled_from([1, 700, 1 << 20]))
+    def read(self, part: float, handle: int, most: int) -> None:
+        """Every record from an offset on, once and in order (A17, A19)."""
+        offset = round(self.end * part)
+        found = rows(self.log(handle), offset, most)
+        assert found == [row for row in self.expected if row[0] >= offset]
+
+    @rule(past=st.integers(1, 5))
+    def read_past_the_end(self, past: int) -> None:
+        """Past the end is out of range, the end itself is not (A17)."""
+        with pytest.raises(OffsetOutOfRangeError):
+            self.log().reader(self.end + past)
+        assert self.log().reader(self.end).read() == []
+
+    @rule(time=st.integers(-1, 61), handle=st.integers(0, 1))
+    def look_up_a_time(self, time: int, handle: int) -> None:
+        """The first record in offset order that is not older (B10)."""
+        wanted = [row[:2] for row in self.expected if row[1] >= START + time]
+        found = self.log(handle).offset_for_timestamp(START + time)
+        assert (found and found[:2]) == (wanted[0] if wanted else None)
+
+    @rule(part=st.floats(0, 1), handle=st.integers(0, 1))
+    def follow_from(self, part: float, handle: int) -> None:
+        """A reader that stays."""
+        self.followers = self.followers[-2:]
+        self.followers.append(self.log(handle).reader(round(self.end * part)))
+
+    @rule(which=st.integers(0, 2), most=st.sampled_from([1, 1 << 20]))
+    @precondition(lambda self: self.followers)
+    def follow(self, which: int, most: int) -> None:
+        """It goes on where it was, or is told that the log was cut (A36)."""
+        reader = self.followers[which % len(self.followers)]
+        offset = reader.offset
+        try:
+            found = [row for one in reader.read(most) for row in batch_rows(one)]
+        except (OffsetOutOfRangeError, LogTruncatedError):
+            assert self.cuts
+            self.followers.remove(reader)
+            return
+        found = [row for row in found if row[0] >= offset]
+        assert found == [row for row in self.expected if row[0] >= offset][: len(found)]
+        assert found or not [row for row in self.expected if row[0] >= offset]
+
+    @initialize()
+    def begin(self) -> None:
+        """An empty log has nothing to read (A29)."""
+        assert rows(self.log()) == []
+
+    def teardown(self) -> None:
+        try:
+            assert rows(self.log()) == self.expected
+            assert self.log().end_offset() == self.end
+            assert healthy(self.roots[0])
+        finally:
+            for root in self.roots:
+                root.close()
+            shutil.rmtree(self.path)
+
+
+TestPartitionModel = PartitionModel.TestCase
+TestPartitionModel.settings = settings(stateful_step_count=30)

@@ -1,0 +1,1144 @@
+"""Reading: positions, polling, iteration, waiting; as records and as columns."""
+
+import json
+import multiprocessing
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from support.children import in_child
+from support.clock import START
+from support.roots import encoded, fill, healthy, make_log, open_root, segment_files
+
+from embedlog.config import TopicConfig
+from embedlog.consumer import COLUMNS, Consumer
+from embedlog.errors import (
+    ClosedError,
+    CorruptBatchError,
+    IllegalStateError,
+    InvalidConfigError,
+    NoOffsetForPartitionError,
+    OffsetOutOfRangeError,
+    RecordDeserializationError,
+    UnknownTopicOrPartitionError,
+    WakeupError,
+)
+from embedlog.record import OffsetAndTimestamp, Record, TopicPartition
+
+T0, T1, T2 = (TopicPartition("t", number) for number in range(3))
+
+
+@pytest.fixture
+def root(tmp_path):
+    """A root that is healthy afterwards."""
+    root = open_root(tmp_path / "root")
+    yield root
+    if not root.closed:
+        assert healthy(root)
+        root.close()
+
+
+@pytest.fixture
+def log(root):
+    """A topic ``t`` of one partition: 4 batches of 3 records, v0 to v11."""
+    log = make_log(root)
+    fill(log, 4, size=3)
+    return log
+
+
+def reading(root, *topics, **config):
+    """A consumer that begins at the beginning."""
+    return Consumer(root, *(topics or ("t",)), auto_offset_reset="earliest", **config)
+
+
+def drained(consumer, **options):
+    """Poll until nothing comes, and return the records."""
+    found = []
+    while got := consumer.poll(**options):
+        for records in got.values():
+            found += records
+    return found
+
+
+def offsets(records):
+    return [record.offset for record in records]
+
+
+def spread(root, partitions=3, batches=2, size=2):
+    """A topic ``t`` of several partitions, the same in each."""
+    root.create_topic("t", partitions, TopicConfig())
+    for number in range(partitions):
+        fill(root.partition("t", number), batches, size=size)
+
+
+# Records
+
+
+def test_poll_returns_whole_records_in_offset_order(root):
+    """E9; the fields are kafka-python's, null and empty are told apart (A3)."""
+    log = make_log(root)
+    log.append(
+        [
+            encoded(
+                *(b"value", None, b""),
+                keys=[b"key", b"", None],
+                at=[START, START + 1, START + 2],
+                headers=[[("h", b"1"), ("h", None)], [], [("x", b"")]],
+            )
+        ]
+    )
+
+    records = reading(root).poll()[T0]
+
+    assert records == [
+        ("t", 0, 0, START, 0, b"key", b"value", [("h", b"1"), ("h", None)], 0),
+        ("t", 0, 1, START + 1, 0, b"", None, [], 0),
+        ("t", 0, 2, START + 2, 0, None, b"", [("x", b"")], 0),
+    ]
+    assert all(isinstance(record, Record) for record in records)
+    assert records[0].topic_partition == T0
+
+
+def test_a_record_survives_pickling_and_copying(root, log):
+    """A Spark worker sends records home; what arrives is an ordinary `Record`."""
+    record = reading(root).poll()[T0][0]
+
+    again = pickle.loads(pickle.dumps(record))
+
+    assert again == record
+    assert type(again) is Record
+    assert repr(again) == repr(record)
+    assert record._replace(value=b"x").value == b"x"
+
+
+def test_headers_nobody_set_are_an_empty_list_that_cannot_be_spoilt(root, log):
+    """They are shared, so a change to one record's would be in all others."""
+    first, second = reading(root).poll(max_records=2)[T0]
+
+    with pytest.raises(TypeError, match="shared"):
+        first.headers.append(("x", b""))
+    with pytest.raises(TypeError, match="shared"):
+        first.headers += [("x", b"")]
+    assert second.headers == []
+    assert json.dumps(second.headers) == "[]"
+    assert type(pickle.loads(pickle.dumps(second.headers))) is list
+
+
+def test_the_log_s_own_time_is_marked_as_such(root):
+    """A7: timestamp_type is 1 where the topic stamps records."""
+    log = make_log(root, {"message.timestamp.type": "LogAppendTime"})
+    log.append([encoded(b"v", at=5)])
+
+    record = reading(root).poll()[T0][0]
+
+    assert (record.timestamp_type, record.timestamp) == (1, START)
+
+
+@pytest.mark.parametrize("compression", ["lz4", "zstd"])
+def test_compressed_batches_read_the_same(root, compression):
+    """As the reader sees it, compression does not exist."""
+    log = make_log(root)
+    log.append([encoded(*[b"x" * 100] * 50, compression=compression)])
+
+    assert [record.value for record in drained(reading(root))] == [b"x" * 100] * 50
+    assert next(reading(root).iter_batches()).column("value").to_pylist() == [b"x" * 100] * 50
+
+
+# Poll
+
+
+def test_poll_needs_something_to_read(root):
+    """E8."""
+    consumer = Consumer(root)
+
+    with pytest.raises(IllegalStateError, match="nothing to read"):
+        consumer.poll()
+    with pytest.raises(IllegalStateError):
+        next(consumer)
+    with pytest.raises(IllegalStateError):
+        consumer.poll_batches()
+
+
+def test_poll_without_a_timeout_does_not_wait(root, log):
+    """E8: poll(0) returns what is there."""
+    consumer = reading(root)
+    drained(consumer)
+
+    start = time.monotonic()
+
+    assert consumer.poll(0) == {}
+    assert time.monotonic() - start < 0.05
+
+
+def test_poll_with_a_timeout_ends_after_it(root, log):
+    """E8: nothing came, so the result is empty."""
+    consumer = reading(root)
+    drained(consumer)
+
+    start = time.monotonic()
+
+    assert consumer.poll(60) == {}
+    assert 0.055 < time.monotonic() - start < 0.5
+
+
+def test_poll_returns_no_more_than_max_poll_records(root, log):
+    """E9: what is left comes next, without being read again."""
+    consumer = reading(root, max_poll_records=5)
+
+    first, second, third = (consumer.poll()[T0] for _ in range(3))
+
+    assert [offsets(each) for each in (first, second, third)] == [
+        [0, 1, 2, 3, 4],
+        [5, 6, 7, 8, 9],
+        [10, 11],
+    ]
+    assert consumer.poll() == {}
+
+
+def test_one_poll_may_have_its_own_limit(root, log):
+    """E9; a limit below one is an error."""
+    consumer = reading(root)
+
+    assert offsets(consumer.poll(max_records=2)[T0]) == [0, 1]
+    with pytest.raises(ValueError, match="max_records 0"):
+        consumer.poll(max_records=0)
+
+
+def test_partitions_take_turns(root):
+    """E9: the one served longest ago comes first, so none is starved."""
+    spread(root)
+    consumer = reading(root, max_poll_records=3)
+
+    seen = [
+        [(record.partition, record.offset) for records in got.values() for record in records]
+        for got in (consumer.poll() for _ in range(4))
+    ]
+
+    assert seen == [
+        [(0, 0), (0, 1), (0, 2)],
+        [(1, 0), (1, 1), (1, 2)],
+        [(2, 0), (2, 1), (2, 2)],
+        [(0, 3), (1, 3), (2, 3)],
+    ]
+
+
+def test_a_poll_holds_all_partitions_while_there_is_room(root):
+    """E9: the limit is over all partitions together."""
+    spread(root)
+
+    got = reading(root).poll()
+
+    assert {where: offsets(records) for where, records in got.items()} == {
+        where: [0, 1, 2, 3] for where in (T0, T1, T2)
+    }
+
+
+def test_poll_reads_no_more_than_one_fetch_of_a_partition(root):
+    """max_partition_fetch_bytes and fetch_max_bytes bound the memory; one batch always comes."""
+    root.create_topic("t", 2, TopicConfig())
+    for number in range(2):
+        for _ in range(8):
+            root.partition("t", number).append([encoded(b"x" * 100_000)])
+
+    each = reading(root, max_partition_fetch_bytes=1).poll()
+    whole = reading(root, fetch_max_bytes=1).poll()
+
+    assert 1 <= len(each[T0]) < 8 and 1 <= len(each[T1]) < 8
+    assert 1 <= len(whole[T0]) < 8 and T1 not in whole
+
+
+def test_poll_waits_for_fetch_min_bytes_but_not_for_ever(root):
+    """fetch.min.bytes and fetch.max.wait.ms: a few records are held back for so long."""
+    log = make_log(root)
+    consumer = reading(root, fetch_min_bytes=3000, fetch_max_wait_ms=200)
+    assert consumer.poll(210) == {}
+    log.append([encoded(b"small")])
+
+    start = time.monotonic()
+    got = consumer.poll(5000)
+
+    assert len(got[T0]) == 1
+    assert 0.1 < time.monotonic() - start < 1
+
+    log.append([encoded(b"x" * 5000)])
+    assert len(consumer.poll(0)[T0]) == 1
+
+
+# Positions
+
+
+@pytest.mark.parametrize(("reset", "position"), [("earliest", 0), ("latest", 12)])
+def test_a_fresh_position_is_where_auto_offset_reset_says(root, log, reset, position):
+    """E1."""
+    assert Consumer(root, "t", auto_offset_reset=reset).position(T0) == position
+
+
+def test_latest_is_the_default_and_the_end_at_the_time_of_assignment(root, log):
+    """E1: what is appended between the assignment and the first poll is not lost."""
+    consumer = Consumer(root, "t")
+    fill(log, 1, first=100)
+
+    assert [record.value for record in consumer.poll()[T0]] == [b"v100"]
+
+
+def test_without_a_reset_rule_a_missing_position_is_an_error(root, log):
+    """E1: NoOffsetForPartition, until somebody seeks."""
+    consumer = Consumer(root, "t", auto_offset_reset="none")
+
+    with pytest.raises(NoOffsetForPartitionError):
+        consumer.poll()
+    with pytest.raises(NoOffsetForPartitionError):
+        consumer.position(T0)
+    assert consumer.current_lag(T0) is None
+    consumer.seek(T0, 10)
+    assert offsets(consumer.poll()[T0]) == [10, 11]
+
+
+@pytest.mark.parametrize(("reset", "position"), [("earliest", 0), ("latest", 12)])
+def test_an_offset_out_of_range_is_settled_by_the_reset_rule(root, log, reset, position, caplog):
+    """E1, E5: a seek past the end is allowed, and noticed when it is read."""
+    consumer = Consumer(root, "t", auto_offset_reset=reset)
+    consumer.seek(T0, 1000)
+    assert consumer.position(T0) == 1000
+
+    assert offsets(drained(consumer)) == list(range(position, 12))
+    assert consumer.position(T0) == 12
+    assert "offset 1000 is out of range" in caplog.text
+
+
+def test_an_offset_out_of_range_without_a_rule_raises_and_moves_nothing(root, log):
+    """E1."""
+    consumer = Consumer(root, "t", auto_offset_reset="none")
+    consumer.seek(T0, 1000)
+
+    for _ in range(2):
+        with pytest.raises(OffsetOutOfRangeError):
+            consumer.poll()
+    assert consumer.position(T0) == 1000
+
+
+def test_a_reader_that_a_truncation_overtook_is_reset(root, log):
+    """E1, A36: the position is past the end, so the rule applies."""
+    consumer = reading(root)
+    drained(consumer)
+    log.truncate_to(6)
+
+    assert offsets(drained(consumer)) == [0, 1, 2, 3, 4, 5]
+
+
+def test_position_is_the_next_offset_to_return(root, log):
+    """E3: after poll, after a part of a batch, and while iterating."""
+    consumer = reading(root)
+
+    assert consumer.position(T0) == 0
+    consumer.poll(max_records=4)
+    assert consumer.position(T0) == 4
+    for record in consumer:
+        assert consumer.position(T0) == record.offset + 1
+        if record.offset == 7:
+            break
+    assert consumer.position(T0) == 8
+    with pytest.raises(IllegalStateError):
+        consumer.position(T1)
+
+
+def test_seek_takes_effect_on_the_next_poll(root, log):
+    """E5: what was read ahead is thrown away."""
+    consumer = reading(root)
+    consumer.poll(max_records=1)
+
+    consumer.seek(T0, 7)
+
+    assert consumer.position(T0) == 7
+    assert offsets(consumer.poll()[T0]) == [7, 8, 9, 10, 11]
+    consumer.seek(T0, 2)
+    assert offsets(consumer.poll(max_records=2)[T0]) == [2, 3]
+
+
+@pytest.mark.parametrize(("offset", "error"), [(-1, ValueError), ("1", TypeError)])
+def test_seek_takes_only_offsets(root, log, offset, error):
+    """E5."""
+    with pytest.raises(error):
+        reading(root).seek(T0, offset)
+
+
+def test_seek_needs_an_assigned_partition(root, log):
+    """E5."""
+    with pytest.raises(IllegalStateError, match="not assigned"):
+        reading(root).seek(T1, 0)
+
+
+def test_seeking_to_the_ends_is_lazy(root, log):
+    """E5: the end is that of the next poll, not of the seek."""
+    consumer = reading(root)
+
+    consumer.seek_to_end()
+    fill(log, 1, first=100)
+    assert consumer.position(T0) == 13
+    consumer.seek_to_beginning(T0)
+    assert consumer.position(T0) == 0
+    assert len(drained(consumer)) == 13
+
+
+def test_lag_is_the_distance_to_the_end(root, log):
+    """E25: end 12, position 5: 7."""
+    consumer = reading(root)
+    assert consumer.current_lag(T0) is None
+    consumer.seek(T0, 5)
+    assert consumer.current_lag(T0) == 7
+    consumer.seek(T0, 1000)
+    assert consumer.current_lag(T0) == 0
+
+
+# What there is
+
+
+def test_ends_need_no_assignment(root):
+    """E7."""
+    spread(root)
+    consumer = Consumer(root)
+
+    assert consumer.beginning_offsets([T0, T2]) == {T0: 0, T2: 0}
+    assert consumer.end_offsets([T0, ("t", 2)]) == {T0: 4, T2: 4}
+    with pytest.raises(UnknownTopicOrPartitionError):
+        consumer.end_offsets([TopicPartition("t", 3)])
+
+
+def test_offsets_for_times_are_the_first_at_or_after(root, log):
+    """E7, B10, B13: None where there is no such record; the batches are a millisecond apart."""
+    consumer = Consumer(root)
+
+    assert consumer.offsets_for_times({T0: START + 2}) == {T0: OffsetAndTimestamp(6, START + 2, 0)}
+    assert consumer.offsets_for_times({T0: START + 4}) == {T0: None}
+    with pytest.raises(ValueError, match="negative"):
+        consumer.offsets_for_times({T0: -1})
+
+
+def test_topics_and_partitions_can_be_listed(root):
+    """partitions_for_topic answers None for what does not exist, as kafka-python does."""
+    spread(root)
+    consumer = Consumer(root)
+
+    assert consumer.topics() == {"t"}
+    assert consumer.partitions_for_topic("t") == {0, 1, 2}
+    assert consumer.partitions_for_topic("nope") is None
+
+
+# Assignment
+
+
+def test_assign_reads_just_these(root):
+    """A second assign keeps the position of what stays."""
+    spread(root)
+    consumer = Consumer(root, auto_offset_reset="earliest")
+    consumer.assign([T0, T1])
+    assert set(consumer.poll(max_records=100)) == {T0, T1}
+
+    consumer.assign([T1, T2])
+
+    assert consumer.assignment() == {T1, T2}
+    assert consumer.position(T1) == 4
+    assert set(consumer.poll()) == {T2}
+    consumer.assign([])
+    with pytest.raises(IllegalStateError):
+        consumer.poll()
+
+
+def test_assign_and_topics_exclude_each_other(root, log):
+    """E16: until unsubscribe."""
+    consumer = reading(root)
+    assert consumer.subscription() == {"t"}
+
+    with pytest.raises(IllegalStateError):
+        consumer.assign([T0])
+    consumer.unsubscribe()
+    consumer.assign([T0])
+    assert len(consumer.poll()[T0]) == 12
+
+
+def test_assigning_what_does_not_exist_is_an_error(root, log):
+    """And changes nothing."""
+    consumer = Consumer(root)
+    consumer.assign([T0])
+
+    with pytest.raises(UnknownTopicOrPartitionError):
+        consumer.assign([T0, T1])
+    with pytest.raises(TypeError):
+        consumer.assign(["t"])
+    assert consumer.assignment() == {T0}
+
+
+def test_a_missing_topic_is_waited_for(root):
+    """E19: silently, and read from its beginning, since all of it is news."""
+    consumer = Consumer(root, "t")
+    assert consumer.poll() == {}
+    assert consumer.assignment() == set()
+    fill(make_log(root), 1)
+
+    assert [record.value for record in consumer.poll()[T0]] == [b"v0"]
+
+
+def test_a_missing_topic_is_created_if_that_is_asked_for(root):
+    """E19: allow_auto_create_topics, given explicitly; a mistyped name stays one otherwise."""
+    Consumer(root, "t", allow_auto_create_topics=True)
+    Consumer(root, "u")
+
+    assert set(root.topics()) == {"t"}
+
+
+def test_new_partitions_are_picked_up(root, log):
+    """From their beginning, whatever auto_offset_reset says: nothing in them is older."""
+    consumer = Consumer(root, "t")
+    root.grow_topic("t", 2)
+    fill(root.partition("t", 1), 1)
+
+    assert offsets(consumer.poll()[T1]) == [0]
+    assert consumer.assignment() == {T0, T1}
+
+
+def test_a_topic_made_again_is_read_from_its_beginning(root, log):
+    """A38: the new topic of the old name is another topic."""
+    consumer = reading(root)
+    consumer.poll(max_records=2)
+    root.delete_topic("t")
+    assert consumer.poll() == {}
+    fill(make_log(root), 2)
+
+    assert [record.value for record in drained(consumer)] == [b"v0", b"v1"]
+
+
+def test_an_assigned_partition_that_was_deleted_is_an_error(root, log):
+    """Each time, until it is assigned anew."""
+    consumer = Consumer(root, auto_offset_reset="earliest")
+    consumer.assign([T0])
+    drained(consumer)
+    root.delete_topic("t")
+
+    for _ in range(2):
+        with pytest.raises(UnknownTopicOrPartitionError):
+            consumer.poll()
+    fill(make_log(root), 1)
+    with pytest.raises(UnknownTopicOrPartitionError, match="created again"):
+        consumer.poll()
+    consumer.assign([T0])
+    assert offsets(consumer.poll()[T0]) == [0]
+
+
+# Pause
+
+
+def test_a_paused_partition_returns_nothing_and_keeps_its_place(root):
+    """E11."""
+    spread(root, partitions=2)
+    consumer = reading(root)
+    consumer.poll(max_records=1)
+
+    consumer.pause(T0)
+
+    assert consumer.paused() == {T0}
+    assert set(consumer.poll()) == {T1}
+    assert consumer.position(T0) == 1
+    consumer.resume(T0)
+    assert offsets(consumer.poll()[T0]) == [1, 2, 3]
+    with pytest.raises(IllegalStateError):
+        consumer.pause(T2)
+
+
+def test_pause_takes_effect_within_an_iteration(root):
+    """E11: not even the rest of the batch is returned, and nothing is lost by it."""
+    spread(root, partitions=2)
+    consumer = reading(root)
+    seen = []
+    for record in consumer.iter_records(until="end"):
+        seen.append((record.partition, record.offset))
+        if record.partition == 0:
+            consumer.pause(T0)
+    consumer.resume(T0)
+    rest = [(record.partition, record.offset) for record in consumer.iter_records(until="end")]
+
+    assert seen == [(0, 0), (1, 0), (1, 1), (1, 2), (1, 3)]
+    assert rest == [(0, 1), (0, 2), (0, 3)]
+
+
+# Iteration
+
+
+def test_iteration_goes_on_where_the_last_one_was_left(root, log):
+    """Break, iterate, poll and next() share one position."""
+    consumer = reading(root)
+    seen = []
+    for record in consumer:
+        seen.append(record.offset)
+        if record.offset == 4:
+            break
+    seen.append(next(consumer).offset)
+    seen += offsets(consumer.poll(max_records=2)[T0])
+    seen += offsets(consumer.iter_records(until="end"))
+
+    assert seen == list(range(12))
+
+
+def test_two_iterations_at_once_share_the_records(root, log):
+    """Each record comes once, whoever asks."""
+    consumer = reading(root)
+    one, other = iter(consumer), iter(consumer)
+
+    assert [next(each).offset for each in (one, other) * 4] == list(range(8))
+
+
+def test_a_seek_within_the_loop_takes_effect_at_once(root, log):
+    """The record after the seek is the one asked for."""
+    consumer = reading(root)
+    seen = []
+    for record in consumer.iter_records(until="end"):
+        seen.append(record.offset)
+        if record.offset == 1 and len(seen) == 2:
+            consumer.seek(T0, 8)
+
+    assert seen == [0, 1, 8, 9, 10, 11]
+
+
+def test_iteration_ends_after_consumer_timeout_ms(root, log):
+    """E26: and can be taken up again."""
+    consumer = reading(root, consumer_timeout_ms=30)
+
+    assert offsets(consumer) == list(range(12))
+    with pytest.raises(StopIteration):
+        next(consumer)
+    fill(log, 1)
+    assert offsets(consumer) == [12]
+
+
+def test_until_the_end_means_the_end_as_of_the_call(root, log):
+    """What is appended meanwhile is left for later; nothing is waited for."""
+    consumer = reading(root)
+    seen = []
+    for record in consumer.iter_records(until="end"):
+        seen.append(record.offset)
+        if record.offset < 3:
+            fill(log, 1)
+
+    assert seen == list(range(12))
+    assert len(drained(consumer)) == 3
+    assert list(consumer.iter_records(until="end")) == []
+
+
+def test_until_may_name_the_ends(root):
+    """In the middle of a batch too; a partition that is not named gives nothing."""
+    spread(root)
+    consumer = reading(root)
+
+    found = list(consumer.iter_records(until={T0: 3, T1: 0}))
+    columns = list(consumer.iter_batches(until={T1: 3}))
+
+    assert [(record.partition, record.offset) for record in found] == [(0, 0), (0, 1), (0, 2)]
+    assert [one.column("offset").to_pylist() for one in columns] == [[0, 1], [2]]
+    assert (consumer.position(T0), consumer.position(T1)) == (3, 3)
+    with pytest.raises(ValueError, match="until"):
+        consumer.iter_records(until="now")
+
+
+def test_iterations_over_partitions_alternate_by_batch(root):
+    """E9."""
+    spread(root, partitions=2)
+
+    found = reading(root).iter_records(until="end")
+
+    assert [(record.partition, record.offset) for record in found] == [
+        *((0, 0), (0, 1), (1, 0), (1, 1)),
+        *((0, 2), (0, 3), (1, 2), (1, 3)),
+    ]
+
+
+# Columns
+
+
+def test_batches_are_arrow_columns(root, log):
+    """Offset, partition, timestamp, key and value; the topic is in the schema's metadata."""
+    (one, *_) = found = reading(root).poll_batches()[T0]
+
+    assert [each.num_rows for each in found] == [3, 3, 3, 3]
+    assert one.schema.names == list(COLUMNS)
+    assert one.schema.metadata == {b"embedlog.topic": b"t"}
+    assert pa.Table.from_batches(found).column("offset").to_pylist() == list(range(12))
+    assert one.to_pylist()[1] == {
+        "offset": 1,
+        "partition": 0,
+        "timestamp": one.column("timestamp")[1].as_py(),
+        "key": None,
+        "value": b"v1",
+    }
+    one.validate(full=True)
+
+
+def test_batches_begin_and_end_where_asked(root, log):
+    """A position or a limit in the middle of a batch cuts it."""
+    consumer = reading(root)
+    consumer.seek(T0, 1)
+
+    found = [
+        [one.column("offset").to_pylist() for one in consumer.poll_batches(max_records=4)[T0]]
+        for _ in range(2)
+    ]
+
+    assert found == [[[1, 2], [3, 4]], [[5], [6, 7, 8]]]
+    assert consumer.position(T0) == 9
+    assert offsets(drained(consumer)) == [9, 10, 11]
+
+
+def test_records_and_batches_share_one_position(root, log):
+    """Half of a batch as records, the other half as columns."""
+    consumer = reading(root)
+    assert offsets(consumer.poll(max_records=1)[T0]) == [0]
+    first = next(consumer.iter_batches())
+
+    assert first.column("offset").to_pylist() == [1, 2]
+    assert next(consumer).offset == 3
+
+
+def test_only_the_columns_asked_for_are_returned(root):
+    """In the order asked; headers on request, null where there are none."""
+    log = make_log(root)
+    log.append([encoded(b"a", keys=[b"k"])])
+    log.append([encoded(b"b", headers=[[("h", b"1")]])])
+
+    found = list(reading(root).iter_batches(columns=["value", "headers", "offset"], until="end"))
+
+    table = pa.Table.from_batches(found)
+    assert table.schema.names == ["value", "headers", "offset"]
+    assert table.column("headers").to_pylist() == [None, [{"key": "h", "value": b"1"}]]
+    assert pa.Table.from_batches(reading(root).iter_batches(until="end")).num_rows == 2
+    offset = next(reading(root).iter_batches(columns=["offset"]))
+    assert offset.to_pylist() == [{"offset": 0}]
+    with pytest.raises(ValueError, match="no column 'x'"):
+        reading(root).iter_batches(columns=["x"])
+
+
+def test_many_batches_give_every_offset_once(root):
+    """Over segments and long columns that are cut into many: no gap, nothing twice (A19)."""
+    log = make_log(root, {"segment.bytes": 100_000})
+    for number in range(25):
+        log.append([encoded(*[b"v%d" % number] * 1000, at=START + number)])
+
+    found = list(reading(root).iter_batches(until="end"))
+    records = list(reading(root, max_poll_records=333).iter_records(until="end"))
+
+    assert len(log.segments) > 3
+    assert pa.Table.from_batches(found).column("offset").to_pylist() == list(range(25_000))
+    assert offsets(records) == list(range(25_000))
+    assert {record.value for record in records} == {b"v%d" % number for number in range(25)}
+
+
+# Deserializers
+
+
+class Upper:
+    """A deserializer that is an object, as kafka-python has them."""
+
+    def deserialize(self, topic, data):
+        return f"{topic}:{data.decode().upper()}"
+
+
+def test_deserializers_are_functions_or_objects(root):
+    """None stays None, as in Kafka: a tombstone is not deserialized."""
+    log = make_log(root)
+    log.append([encoded(b"1", None, b"[2]", keys=[b"a", b"b", None])])
+    consumer = reading(root, key_deserializer=Upper(), value_deserializer=json.loads)
+
+    records = consumer.poll()[T0]
+
+    assert [(record.key, record.value) for record in records] == [
+        ("t:A", 1),
+        ("t:B", None),
+        (None, [2]),
+    ]
+
+
+def test_records_before_one_that_cannot_be_deserialized_come_first(root):
+    """E10: then the error, at every poll, until somebody seeks past it."""
+    log = make_log(root)
+    log.append([encoded(b"1", b"2", b"oops", b"4", keys=[b"a", b"b", b"c", b"d"])])
+    consumer = reading(root, value_deserializer=json.loads)
+
+    assert [record.value for record in consumer.poll()[T0]] == [1, 2]
+    for _ in range(2):
+        with pytest.raises(RecordDeserializationError) as caught:
+            consumer.poll()
+    error = pickle.loads(pickle.dumps(caught.value))
+    assert (error.topic, error.partition, error.offset) == ("t", 0, 2)
+    assert (error.key_bytes, error.value_bytes) == (b"c", b"oops")
+    assert isinstance(caught.value.__cause__, ValueError)
+    assert consumer.position(T0) == 2
+    consumer.seek(T0, 3)
+    assert [record.value for record in consumer.poll()[T0]] == [4]
+
+
+def test_a_bad_key_is_an_error_like_a_bad_value(root):
+    """E10, and iteration raises it in its place."""
+    log = make_log(root)
+    log.append([encoded(b"x", b"y", keys=[b"1", b"bad"])])
+    consumer = reading(root, key_deserializer=int)
+    seen = []
+
+    with pytest.raises(RecordDeserializationError) as caught:
+        for record in consumer:
+            seen.append(record.key)
+
+    assert seen == [1]
+    assert caught.value.key_bytes == b"bad"
+
+
+def test_the_other_partitions_go_on_beside_a_bad_record(root):
+    """E10: the error comes first, then the others have their turn."""
+    root.create_topic("t", 2, TopicConfig())
+    root.partition("t", 0).append([encoded(b"bad")])
+    root.partition("t", 1).append([encoded(b"1", b"2")])
+    consumer = reading(root, value_deserializer=int)
+
+    with pytest.raises(RecordDeserializationError):
+        consumer.poll()
+    assert [record.value for record in consumer.poll()[T1]] == [1, 2]
+    with pytest.raises(RecordDeserializationError):
+        consumer.poll()
+
+
+# Damage
+
+
+def damage(root, text):
+    """Change one byte of the only place where a text stands in the segments."""
+    for path in segment_files(root.path):
+        data = path.read_bytes()
+        place = data.find(text)
+        if place >= 0:
+            with path.open("r+b") as file:
+                file.seek(place)
+                file.write(b"#")
+            return
+    raise AssertionError(f"{text!r} is nowhere")
+
+
+@pytest.fixture
+def damaged(tmp_path):
+    """Three batches of two records; a value of the second was changed on the disk."""
+    root = open_root(tmp_path / "damaged")
+    log = make_log(root)
+    log.append([encoded(*[b"batch%d" % number] * 2) for number in range(3)])
+    damage(root, b"batch1")
+    yield root
+    root.close()
+
+
+def test_good_records_come_before_a_corrupt_batch(damaged):
+    """E10, E14, A32: the error says where, the position stays, seek gets past it."""
+    consumer = reading(damaged)
+
+    assert offsets(consumer.poll()[T0]) == [0, 1]
+    for _ in range(2):
+        with pytest.raises(CorruptBatchError) as caught:
+            consumer.poll()
+    error = caught.value
+    assert (error.topic, error.partition, error.offset) == ("t", 0, 2)
+    assert error.path and error.position and error.next_offset == 4
+    assert consumer.position(T0) == 2
+    consumer.seek(T0, error.next_offset)
+    assert offsets(consumer.poll()[T0]) == [4, 5]
+
+
+def test_a_corrupt_batch_is_noticed_in_columns_too(damaged):
+    """E14: in the columns that are read, and no others."""
+    consumer = reading(damaged)
+
+    assert [one.num_rows for one in consumer.poll_batches()[T0]] == [2]
+    with pytest.raises(CorruptBatchError) as caught:
+        consumer.poll_batches()
+    assert caught.value.offset == 2
+    with pytest.raises(CorruptBatchError):
+        list(reading(damaged).iter_batches())
+    keys = list(reading(damaged).iter_batches(columns=["offset", "key"], until="end"))
+    assert len(keys) == 3
+
+
+def test_without_check_crcs_what_is_there_is_returned(damaged):
+    """E14: check.crcs=false."""
+    records = drained(reading(damaged, check_crcs=False))
+
+    assert records[2].value == b"#atch1"
+
+
+def test_a_damaged_head_is_an_error_at_its_offset(damaged):
+    """E10, A32: not only the contents may be damaged."""
+    path = segment_files(damaged.path)[0]
+    data = path.read_bytes()
+    heads = [place for place in range(len(data)) if data[place : place + 4] == b"EMBL"]
+    with path.open("r+b") as file:
+        file.seek(heads[1] + 20)
+        file.write(b"\xff")
+    consumer = reading(damaged)
+
+    assert offsets(consumer.poll()[T0]) == [0, 1]
+    with pytest.raises(CorruptBatchError) as caught:
+        consumer.poll()
+    assert caught.value.offset == 2
+    assert consumer.position(T0) == 2
+
+
+# Threads
+
+
+def test_wakeup_ends_a_wait_once(root, log):
+    """E12: the call that waits raises, the next one does not; nothing is lost."""
+    consumer = reading(root)
+    drained(consumer)
+    threading.Timer(0.05, consumer.wakeup).start()
+
+    start = time.monotonic()
+    with pytest.raises(WakeupError):
+        consumer.poll(10_000)
+
+    assert time.monotonic() - start < 1
+    fill(log, 1)
+    assert offsets(consumer.poll()[T0]) == [12]
+
+
+def test_wakeup_without_a_wait_meets_the_next_call(root, log):
+    """E12."""
+    consumer = reading(root)
+    consumer.wakeup()
+
+    with pytest.raises(WakeupError):
+        consumer.poll()
+    assert len(consumer.poll()[T0]) == 12
+
+
+def test_only_one_thread_may_use_it(root, log):
+    """E13: the second gets an error, the first goes on."""
+    consumer = reading(root)
+    drained(consumer)
+    found = []
+    waiting = threading.Thread(target=lambda: found.append(consumer.poll(5000)))
+    waiting.start()
+    time.sleep(0.05)
+
+    for call in (consumer.poll, lambda: consumer.position(T0), lambda: next(consumer)):
+        with pytest.raises(IllegalStateError, match="another thread"):
+            call()
+    fill(log, 1)
+    waiting.join(5)
+    assert offsets(found[0][T0]) == [12]
+
+
+def test_close_from_another_thread_ends_a_wait(root, log):
+    """So that closing the log need not wait for a record."""
+    consumer = reading(root)
+    ended = []
+    waiting = threading.Thread(target=lambda: ended.append(len(list(consumer))))
+    waiting.start()
+    time.sleep(0.05)
+
+    start = time.monotonic()
+    consumer.close()
+    waiting.join(5)
+
+    assert ended == [12]
+    assert time.monotonic() - start < 0.5
+
+
+# Life
+
+
+def test_a_closed_consumer_refuses_everything(root, log):
+    """Twice is once; an iteration under way just ends."""
+    with reading(root) as consumer:
+        for record in consumer:
+            if record.offset == 3:
+                consumer.close()
+    consumer.close()
+
+    assert record.offset == 3
+    for call in (consumer.poll, consumer.assignment, consumer.iter_records, consumer.iter_batches):
+        with pytest.raises(ClosedError):
+            call()
+
+
+def test_groups_come_later(root):
+    """E18: what only a group could do is refused, not ignored."""
+    with pytest.raises(IllegalStateError, match="groups come later"):
+        Consumer(root, "t", group_id="g")
+    with pytest.raises(InvalidConfigError, match="needs a group"):
+        Consumer(root, "t", enable_auto_commit=True)
+    with pytest.raises(InvalidConfigError, match="auto_offset_reset"):
+        Consumer(root, "t", auto_offset_rest="earliest")
+
+
+def test_a_read_only_root_can_be_followed(root, log):
+    """mode="r" reads, waits, and can be woken."""
+    with_r = open_root(root.path, mode="r")
+    consumer = reading(with_r)
+    assert len(drained(consumer)) == 12
+    fill(log, 1)
+    assert len(consumer.poll(1000)[T0]) == 1
+    threading.Timer(0.05, consumer.wakeup).start()
+
+    with pytest.raises(WakeupError):
+        consumer.poll(5000)
+    with_r.close()
+
+
+def test_durable_visibility_shows_only_what_was_flushed(root, log):
+    """A20: what a power cut could take back is not shown to who asked for that."""
+    careful = open_root(root.path, visibility="durable")
+    consumer = reading(careful)
+    log.flush()
+    fill(log, 1)
+
+    assert len(drained(consumer)) == 12
+    log.append([encoded(b"synced")], durability="fsync")
+    assert offsets(drained(consumer)) == [12, 13]
+    careful.close()
+
+
+# Processes
+
+
+def test_a_forked_child_reads_on_from_the_same_position(root, log):
+    """The readers are void in the child; the positions and what was read are not."""
+    consumer = reading(root)
+    consumer.poll(max_records=2)
+
+    there = in_child(lambda: offsets(drained(consumer)))
+
+    assert there == list(range(2, 12))
+    assert offsets(drained(consumer)) == there
+
+
+def test_a_forked_child_notices_a_topic_made_again(root, log):
+    """A38: also where the partition is opened anew."""
+    consumer = Consumer(root, auto_offset_reset="earliest")
+    consumer.assign([T0])
+    drained(consumer)
+
+    def recreated():
+        root.delete_topic("t")
+        fill(make_log(root), 1)
+        with pytest.raises(UnknownTopicOrPartitionError):
+            consumer.poll()
+        return True
+
+    assert in_child(recreated)
+
+
+def answer(path, pairs):
+    """In another process: append to ``pong`` whatever comes in ``ping``, at the same instant."""
+    root = open_root(path)
+    log = root.partition("pong", 0)
+    consumer = Consumer(root, "ping")
+    log.append([encoded(b"ready")])
+    for _ in range(pairs):
+        (records,) = consumer.poll(10_000).values()
+        # perf_counter is CLOCK_MONOTONIC here: the same in all processes.
+        seen = time.perf_counter_ns()
+        log.append([encoded(records[0].value + b" %d" % seen)])
+    root.close()
+
+
+def test_another_process_sees_a_record_at_once(root):
+    """A wait ends by the append, not by polling: half of them within a millisecond."""
+    pairs = 100
+    for topic in ("ping", "pong"):
+        root.create_topic(topic, 1, TopicConfig())
+    consumer = Consumer(root, "pong")
+    spawn = multiprocessing.get_context("spawn")
+    process = spawn.Process(target=answer, args=(root.path, pairs))
+    process.start()
+    assert consumer.poll(20_000)
+    delays = []
+    for _ in range(pairs):
+        root.partition("ping", 0).append([encoded(b"%d" % time.perf_counter_ns())])
+        (records,) = consumer.poll(10_000).values()
+        sent, seen = map(int, records[0].value.split())
+        delays.append(seen - sent)
+    process.join(10)
+
+    assert process.exitcode == 0
+    # An append is part of it; a quiet machine takes 100 µs.
+    assert sorted(delays)[pairs // 2] < 1_000_000
+
+
+WAITING = """
+    import sys, time
+    sys.path[:0] = {paths!r}
+    from support.roots import open_root
+    from embedlog.consumer import Consumer
+    consumer = Consumer(open_root({root!r}), "t")
+    print("waiting", flush=True)
+    start = time.process_time()
+    try:
+        {call}
+    except KeyboardInterrupt:
+        print("interrupted", time.process_time() - start, flush=True)
+"""
+
+
+@pytest.mark.parametrize("call", ["consumer.poll(60_000)", "next(consumer)"])
+def test_ctrl_c_ends_a_wait_at_once(root, log, call):
+    """And waiting costs no CPU."""
+    here = Path(__file__).parent
+    program = WAITING.format(paths=[str(here), str(here.parent)], root=root.path, call=call)
+    command = [sys.executable, "-c", textwrap.dedent(program)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline() == "waiting\n"
+        time.sleep(0.3)
+        start = time.monotonic()
+        os.kill(process.pid, signal.SIGINT)
+        said, seconds = process.stdout.readline().split()
+        took = time.monotonic() - start
+        process.wait(10)
+
+    assert said == "interrupted"
+    assert took < 0.5
+    assert float(seconds) < 0.05
+
+
+@pytest.mark.stress
+def test_records_from_many_processes_all_arrive_in_order(root):
+    """A10 from the reader's side: nothing lost, nothing twice, each writer's order kept."""
+    root.create_topic("t", 2, TopicConfig.parse({"segment.bytes": 20_000}))
+    consumer = reading(root)
+    spawn = multiprocessing.get_context("spawn")
+    writers = [
+        spawn.Process(target=write_numbers, args=(root.path, writer, 150)) for writer in range(2)
+    ]
+    for each in writers:
+        each.start()
+    seen = {where: [] for where in (T0, T1)}
+    while sum(map(len, seen.values())) < 600:
+        got = consumer.poll(20_000)
+        assert got, "a record is missing"
+        for where, records in got.items():
+            seen[where] += records
+    for each in writers:
+        each.join(10)
+
+    for records in seen.values():
+        assert offsets(records) == list(range(300))
+        for writer in (b"0", b"1"):
+            mine = [int(record.value) for record in records if record.key == writer]
+            assert mine == list(range(150))
+
+
+def write_numbers(path, writer, count):
+    root = open_root(path)
+    for number in range(count):
+        for partition in range(2):
+            one = encoded(b"%d" % number, keys=[b"%d" % writer])
+            root.partition("t", partition).append([one])
+    root.close()

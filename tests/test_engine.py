@@ -1,0 +1,657 @@
+"""Opening a log: what is accepted, what is refused and how, and who may share it."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import tempfile
+import textwrap
+from pathlib import Path
+
+import pytest
+from support.clock import START, ManualClock
+from support.roots import encoded, segment_files, values
+
+import embedlog
+from embedlog import errors
+from embedlog.files import Files
+
+NOBODY = 65534
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "log"
+
+
+@pytest.fixture
+def log(path):
+    """A log that is healthy when the test is done."""
+    log = embedlog.open(path, clock=ManualClock())
+    yield log
+    if not log.root.closed:
+        assert log.verify() == []
+    log.close()
+
+
+@pytest.fixture
+def public():
+    """A directory that everybody can reach; pytest's own are for one user only."""
+    with tempfile.TemporaryDirectory() as made:
+        os.chmod(made, 0o755)
+        yield Path(made)
+
+
+def run(code, *arguments, **options):
+    """Run a program of its own."""
+    command = [sys.executable, "-c", textwrap.dedent(code), *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=False, **options)
+
+
+def write(path, *rows, topic="t"):
+    """Write rows to a log, making it and the topic if need be."""
+    with embedlog.open(path) as log:
+        log.create_topic(topic, exist_ok=True)
+        log.partition(topic, 0).append([encoded(*rows)])
+
+
+# What can be opened
+
+
+def test_opening_makes_a_log_for_its_user_only(path):
+    """0700 and 0600: records are nobody else's to read (P22)."""
+    write(path, b"secret")
+
+    assert path.stat().st_mode & 0o777 == 0o700
+    for file in path.rglob("*"):
+        # LMDB itself makes the copy, in a directory that is nobody else's.
+        if file.parent.name != "state.copy":
+            assert file.stat().st_mode & 0o077 == 0, file
+
+
+def test_a_path_may_be_relative_or_of_a_home(path, monkeypatch):
+    """Any path as typed; the log remembers where that was."""
+    path.mkdir()
+    monkeypatch.chdir(path)
+    monkeypatch.setenv("HOME", str(path))
+
+    with embedlog.open("a") as first, embedlog.open("~/b") as second:
+        assert (first.path, second.path) == (str(path / "a"), str(path / "b"))
+
+
+@pytest.mark.parametrize("mode", ["rw", "r"])
+def test_a_file_is_no_log(path, mode):
+    """A path that is a file is named as such, and left alone."""
+    path.write_text("mine")
+
+    with pytest.raises(errors.NotALogError, match="is a file"):
+        embedlog.open(path, mode=mode)
+    assert path.read_text() == "mine"
+
+
+def test_a_directory_of_something_else_is_refused(path):
+    """Nobody's files are mixed with a log's; nothing is written there."""
+    path.mkdir()
+    (path / "thesis.tex").write_text("mine")
+
+    with pytest.raises(errors.NotALogError, match="something else"):
+        embedlog.open(path)
+    assert os.listdir(path) == ["thesis.tex"]
+
+
+def test_reading_makes_nothing(path):
+    """Mode "r" of a place without a log is an error, not a new log."""
+    with pytest.raises(errors.EmbedlogError):
+        embedlog.open(path, mode="r")
+    assert not path.exists()
+
+    path.mkdir()
+    with pytest.raises(errors.NotALogError, match="no log here"):
+        embedlog.open(path, mode="r")
+    assert os.listdir(path) == []
+
+
+@pytest.mark.parametrize("mode", ["rw", "r"])
+def test_a_newer_format_is_refused(path, mode):
+    """Better not at all than wrongly (P21); both versions are told."""
+    write(path, b"x")
+    file = path / "embedlog.toml"
+    file.write_text(file.read_text().replace("format = 1", "format = 2"))
+
+    with pytest.raises(errors.UnsupportedFormatError, match=r"format 2.* knows 1"):
+        embedlog.open(path, mode=mode)
+
+
+@pytest.mark.parametrize("text", ["", "format = [", "id = 'x'", "format = 'one'", "\xff"])
+def test_a_damaged_format_file_is_refused(path, text):
+    """What cannot be read as ours is not taken for ours."""
+    write(path, b"x")
+    (path / "embedlog.toml").write_bytes(text.encode("latin-1"))
+
+    with pytest.raises((errors.NotALogError, errors.UnsupportedFormatError)):
+        embedlog.open(path)
+
+
+@needs_root
+@pytest.mark.parametrize("mode", ["rw", "r"])
+def test_permission_denied_is_a_storage_error(public, mode):
+    """Another user's log: the errno and the place are told, no bare OSError."""
+    path = public / "log"
+    write(path, b"x")
+    code = """
+        import os, sys, embedlog
+        embedlog.open(sys.argv[1], mode="r").close()  # loads every module, while they may be read
+        os.seteuid(int(sys.argv[3]))
+        try:
+            embedlog.open(sys.argv[1], mode=sys.argv[2])
+        except embedlog.errors.StorageError as error:
+            print(error.errno, error)
+    """
+    done = run(code, path, mode, NOBODY)
+
+    assert done.stderr == ""
+    assert done.stdout.startswith("13 ")
+    assert str(path) in done.stdout
+
+
+class OnNfs(Files):
+    """A file system that says it is NFS."""
+
+    def _magic(self):
+        return 0x6969
+
+
+def test_a_network_file_system_is_refused(path):
+    """Locks and maps cannot be trusted there (P23); reading, or insisting, is allowed."""
+    with pytest.raises(errors.UnsupportedFilesystemError, match="nfs"):
+        embedlog.open(path, files=OnNfs)
+
+    embedlog.open(path, files=OnNfs, unsafe_filesystem=True).close()
+    embedlog.open(path, files=OnNfs, mode="r").close()
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"), [("mode", "w"), ("durability", "maybe"), ("visibility", "all")]
+)
+def test_a_word_that_is_not_known_is_refused(path, setting, value):
+    """The known ones are told."""
+    with pytest.raises(errors.InvalidConfigError, match=f"{setting} is '{value}'.*use one of"):
+        embedlog.open(path, **{setting: value})
+    assert not path.exists()
+
+
+# Life
+
+
+def test_closing_twice_is_closing_once_and_later_calls_say_so(log):
+    """`close` is idempotent; a closed log raises `ClosedError`, never something odd."""
+    log.create_topic("t")
+    part, view = log.partition("t", 0), log.topic("t")
+    log.close()
+    log.close()
+
+    assert repr(log) == f"<Log {log.path}: closed>"
+    for call in (
+        log.topics,
+        lambda: log.create_topic("u"),
+        lambda: log.topic("t"),
+        lambda: len(view),
+        lambda: part.append([encoded(b"x")]),
+        lambda: part.reader(0),
+        lambda: part.end_offset(),
+        log.verify,
+    ):
+        with pytest.raises(errors.ClosedError):
+            call()
+
+
+def test_a_log_shows_what_it_is(log):
+    """Path, topics, durability and mode on one line."""
+    assert repr(log) == f"<Log {log.path}: no topics; durability='os', mode='rw'>"
+    for name in "abcdef":
+        log.create_topic(name)
+
+    assert "6 topics: a, b, c, d, e, …;" in repr(log)
+
+
+def test_a_log_pickles_as_its_path_and_options(path):
+    """A Spark worker opens the same log in the same way, and holds nothing of the sender's."""
+    with embedlog.open(path, durability="fsync", lock_timeout=3.0) as log:
+        log.create_topic("t")
+        log.partition("t", 0).append([encoded(b"x")])
+
+        with pickle.loads(pickle.dumps(log)) as again:
+            assert (again.path, again.durability) == (log.path, "fsync")
+            again.partition("t", 0).append([encoded(b"y")])
+
+        assert values(log.partition("t", 0)) == [b"x", b"y"]
+
+
+def test_two_handles_of_a_process_see_the_same(log):
+    """No private copy of anything: what one publishes the other reads."""
+    log.create_topic("t")
+    with embedlog.open(log.path) as other:
+        other.partition("t", 0).append([encoded(b"1")])
+        log.partition("t", 0).append([encoded(b"2")])
+        other.alter_topic("t", {"retention.ms": 5})
+
+        assert values(other.partition("t", 0)) == [b"1", b"2"]
+    assert log.topic("t").config["retention.ms"] == 5
+    assert values(log.partition("t", 0)) == [b"1", b"2"]
+
+
+def append_in_child(log, number):
+    for turn in range(20):
+        log.partition("t", 0).append([encoded(b"%d-%d" % (number, turn))])
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_children_append_and_the_parent_goes_on(log, method):
+    """By every start method: a forked child reopens by itself, others unpickle the log."""
+    context = multiprocessing.get_context(method)
+    with embedlog.open(log.path) as mine:
+        mine.create_topic("t")
+        append_in_child(mine, 9)
+        children = [
+            context.Process(target=append_in_child, args=(mine, number)) for number in range(2)
+        ]
+        for child in children:
+            child.start()
+        append_in_child(mine, 8)
+        for child in children:
+            child.join(30)
+
+        assert [child.exitcode for child in children] == [0, 0]
+        append_in_child(mine, 7)
+        found = values(mine.partition("t", 0))
+    assert len(found) == 100
+    for number in (9, 8, 7, 0, 1):
+        own = [value for value in found if value.startswith(b"%d-" % number)]
+        assert own == [b"%d-%d" % (number, turn) for turn in range(20)]
+
+
+def test_a_log_opens_after_kill_9(path):
+    """What was acknowledged is there, what was not published is not (P2)."""
+    code = """
+        import os, signal, sys, embedlog
+        from embedlog import batch
+        log = embedlog.open(sys.argv[1])
+        log.create_topic("t", config={"segment.bytes": 1000})
+        part = log.partition("t", 0)
+        for row in range(20):
+            part.append([batch.encode_lists([b"%d" % row], None, 5)])
+        print("acknowledged", flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+    """
+
+    done = run(code, path)
+
+    assert done.returncode == -signal.SIGKILL
+    assert "acknowledged" in done.stdout, done.stderr
+    segments = segment_files(path)
+    with open(segments[-1], "ab") as torn:
+        torn.write(b"\xff\xff\xff\xff\x00\x01\x00\x00 half a batch")
+    with embedlog.open(path) as log:
+        assert values(log.partition("t", 0)) == [b"%d" % row for row in range(20)]
+        assert log.partition("t", 0).append([encoded(b"next")])[0].base_offset == 20
+        assert log.verify() == []
+
+
+def test_a_reader_follows_writers_that_come_and_go(path):
+    """A log opened to read sees each later writer's records, also after all have left."""
+    write(path, b"1")
+    with embedlog.open(path, mode="r") as reader:
+        for turn in (b"2", b"3", b"4", b"5"):
+            assert run_writer(path, turn) == 0
+            assert values(reader.partition("t", 0))[-1] == turn
+        assert values(reader.partition("t", 0)) == [b"1", b"2", b"3", b"4", b"5"]
+
+
+def run_writer(path, row):
+    code = """
+        import sys, embedlog
+        from embedlog import batch
+        with embedlog.open(sys.argv[1]) as log:
+            log.partition("t", 0).append([batch.encode_lists([sys.argv[2].encode()], None, 5)])
+    """
+    done = run(code, path, row.decode())
+    assert done.stderr == ""
+    return done.returncode
+
+
+# Topics
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("", ".", "..", "../x", "a/b", "/etc", "a\nb", "a\n", "a b", "a\0", "-a", ".a"),
+        *("ä", "a.tmp", "a.deleted", "x" * 201, "a\\b", "a:b", None, 5, b"a"),
+    ],
+)
+def test_a_name_that_could_be_a_path_is_no_topic(log, name):
+    """Names become directories: nothing leads out of the log, or looks like our own files."""
+    for call in (log.create_topic, log.topic, log.delete_topic, lambda n: log.partition(n, 0)):
+        with pytest.raises(errors.InvalidTopicError):
+            call(name)
+    assert log.topics() == []
+
+
+@pytest.mark.parametrize("name", ["a", "A.b_c-9", "_internal", "0", "x" * 200, "a..b", "con"])
+def test_a_name_that_kafka_takes_is_taken(log, name):
+    """Letters, digits, '.', '_' and '-'."""
+    log.create_topic(name)
+    log.partition(name, 0).append([encoded(b"x")])
+
+    assert log.topics() == [name]
+    assert name in log
+    assert "other" not in log
+
+
+def test_a_setting_that_is_not_known_names_the_nearest(log):
+    """A typing mistake costs a minute, not a week of wrong retention."""
+    with pytest.raises(errors.InvalidConfigError, match=r"Did you mean retention\.ms"):
+        log.create_topic("t", config={"retention.mss": 1})
+    assert log.topics() == []
+
+
+def test_a_topic_that_is_not_there_names_the_nearest(log):
+    """And is a LookupError for who does not know embedlog."""
+    log.create_topic("flights")
+
+    with pytest.raises(LookupError, match="did you mean 'flights'"):
+        log.topic("flihgts")
+    with pytest.raises(errors.UnknownTopicOrPartitionError):
+        log.delete_topic("nothing")
+    with pytest.raises(errors.UnknownTopicOrPartitionError):
+        log.alter_topic("nothing", {"retention.ms": 1})
+
+
+def test_a_topic_is_created_once(log):
+    """Unless told otherwise; and then its settings stay."""
+    log.create_topic("t", partitions=2, config={"retention.ms": 5})
+
+    with pytest.raises(errors.TopicAlreadyExistsError):
+        log.create_topic("t")
+    again = log.create_topic("t", partitions=7, exist_ok=True)
+
+    assert again.partitions == 2
+    assert again.config["retention.ms"] == 5
+
+
+@pytest.mark.parametrize("count", [0, -1, 1.5, True, None, "2"])
+def test_a_number_of_partitions_is_a_number(log, count):
+    """At least one."""
+    with pytest.raises(errors.InvalidPartitionsError):
+        log.create_topic("t", partitions=count)
+    assert log.topics() == []
+
+
+def test_altering_changes_the_settings_named_and_no_others(log):
+    """None is back to the default; a wrong one changes nothing."""
+    log.create_topic("t", config={"retention.ms": 5, "segment_bytes": 4000})
+
+    log.alter_topic("t", {"retention.ms": None, "cleanup.policy": "compact"})
+    with pytest.raises(errors.InvalidConfigError):
+        log.alter_topic("t", {"segment.bytes": 0, "retention.ms": 9})
+
+    found = log.describe_topic("t")
+    assert found["overrides"] == {"segment.bytes": 4000, "cleanup.policy": "compact"}
+    assert found["config"]["retention.ms"] == 7 * 86_400_000
+
+
+def test_a_topic_grows_and_does_not_shrink(log):
+    """Records stay where they are (G5)."""
+    log.create_topic("t", partitions=2)
+    log.partition("t", 1).append([encoded(b"x")])
+
+    log.create_partitions("t", 3)
+
+    log.partition("t", 2).append([encoded(b"y")])
+    assert [values(log.partition("t", number)) for number in range(3)] == [[], [b"x"], [b"y"]]
+    with pytest.raises(errors.InvalidPartitionsError, match="only grows"):
+        log.create_partitions("t", 2)
+
+
+def test_describing_tells_offsets_bytes_and_segments(log):
+    """Per partition, as numbers to compute with."""
+    log.create_topic("t", partitions=2, config={"segment.bytes": 1000})
+    for _ in range(3):
+        log.partition("t", 0).append([encoded(b"x", b"y")])
+
+    found = log.describe_topic("t")
+
+    first, second = found["partitions"]
+    assert (found["name"], found["created_ms"]) == ("t", START)
+    assert (first["start_offset"], first["end_offset"], second["end_offset"]) == (0, 6, 0)
+    assert first["segments"] > 1 == second["segments"]
+    assert first["bytes"] > 1000
+
+
+def test_a_deleted_topic_is_gone_and_its_name_free(log):
+    """A38: a new topic of the name begins at offset 0, with another id and nothing of the old."""
+    log.create_topic("t", config={"segment.bytes": 1000})
+    old = log.partition("t", 0)
+    for row in range(5):
+        old.append([encoded(b"%d" % row)])
+    before = log.describe_topic("t")["id"]
+
+    log.delete_topic("t")
+
+    assert log.topics() == []
+    assert os.listdir(os.path.join(log.path, "topics")) == []
+    log.create_topic("t")
+    assert log.describe_topic("t")["id"] != before
+    assert log.partition("t", 0).append([encoded(b"new")])[0].base_offset == 0
+    assert values(log.partition("t", 0)) == [b"new"]
+
+
+def test_who_holds_a_deleted_topic_learns_of_it(log):
+    """A38: open readers finish what they hold or fail by name; no append lands in the new topic."""
+    log.create_topic("t")
+    old = log.partition("t", 0)
+    old.append([encoded(b"1"), encoded(b"2")])
+    reader = old.reader(0)
+    held = reader.read()
+    log.delete_topic("t")
+
+    with pytest.raises(errors.UnknownTopicOrPartitionError):
+        old.append([encoded(b"lost")])
+    log.create_topic("t")
+    for call in (lambda: old.append([encoded(b"lost")]), reader.read, old.end_offset):
+        with pytest.raises(errors.UnknownTopicOrPartitionError):
+            call()
+    assert [one.lists()[2] for one in held] == [[b"1"], [b"2"]]
+    assert values(log.partition("t", 0)) == []
+
+
+def test_another_process_deletes_and_creates_a_topic(log):
+    """The catalogue is one for all processes."""
+    log.create_topic("t")
+    log.partition("t", 0).append([encoded(b"old")])
+    code = """
+        import sys, embedlog
+        with embedlog.open(sys.argv[1]) as log:
+            log.delete_topic("t")
+            log.create_topic("t", partitions=2)
+    """
+
+    assert run(code, log.path).returncode == 0
+
+    assert log.topic("t").partitions == 2
+    assert len(log.topic("t")) == 0
+    log.partition("t", 1).append([encoded(b"new")])
+    assert log.topic("t")[0].value == b"new"
+
+
+def test_a_topic_is_made_when_it_is_first_written_to_unless_told_otherwise(path):
+    """auto.create.topics.enable: on as in Kafka, and off is off."""
+    with embedlog.open(path, auto_create_topics=False) as log:
+        with pytest.raises(errors.UnknownTopicOrPartitionError):
+            log.root.ensure_topic("t")
+        assert log.topics() == []
+    with embedlog.open(path) as log:
+        assert log.root.ensure_topic("t").partitions == 1
+        assert log.root.ensure_topic("t").id == log.root.topic("t").id
+        with pytest.raises(errors.InvalidTopicError):
+            log.root.ensure_topic("../t")
+
+
+# Reading only
+
+
+def test_a_log_opened_to_read_refuses_every_change(path):
+    """Mode "r": all that reads works, all that writes is a `ReadOnlyError`."""
+    write(path, b"x", b"y")
+    before = {
+        file: file.read_bytes()
+        for file in path.rglob("*")
+        if file.name != "lock.mdb"
+        if file.is_file()
+    }
+
+    with embedlog.open(path, mode="r") as log:
+        part = log.partition("t", 0)
+        assert values(part) == [b"x", b"y"]
+        assert (len(log.topic("t")), log.topics(), log.verify()) == (2, ["t"], [])
+        assert log.describe_topic("t")["partitions"][0]["end_offset"] == 2
+        for call in (
+            lambda: part.append([encoded(b"z")]),
+            lambda: log.create_topic("u"),
+            lambda: log.delete_topic("t"),
+            lambda: log.alter_topic("t", {"retention.ms": 1}),
+            lambda: log.create_partitions("t", 2),
+            lambda: log.repair(dry_run=False),
+            lambda: part.truncate_to(0),
+            lambda: part.flush(),
+            lambda: log.rebuild_index(),
+            lambda: log.root.producer_identity(None),
+        ):
+            with pytest.raises(errors.ReadOnlyError):
+                call()
+        with pytest.raises(errors.UnknownTopicOrPartitionError):
+            log.root.ensure_topic("u")
+
+    assert before == {file: file.read_bytes() for file in before}
+
+
+@needs_root
+def test_reading_needs_no_right_to_write(public):
+    """Another user's log, readable: mode "r" reads it."""
+    path = public / "log"
+    write(path, b"x")
+    for file in [path, *path.rglob("*")]:
+        os.chmod(file, 0o755 if file.is_dir() else 0o644)
+    code = """
+        import os, sys, embedlog
+        def read():
+            with embedlog.open(sys.argv[1], mode="r") as log:
+                return [record.value for record in log.topic("t")]
+        read()  # loads every module, while they may be read
+        os.seteuid(int(sys.argv[2]))
+        print(read())
+    """
+
+    done = run(code, path, NOBODY)
+
+    assert (done.stdout, done.stderr) == ("[b'x']\n", "")
+
+
+def test_a_topic_directory_that_is_a_link_is_refused(path, tmp_path):
+    """Nothing planted inside a log leads out of it (P22)."""
+    write(path, b"x")
+    directory = next((path / "topics").iterdir())
+    directory.rename(tmp_path / "elsewhere")
+    directory.symlink_to(tmp_path / "elsewhere")
+
+    with embedlog.open(path) as log:
+        with pytest.raises(errors.StorageError):
+            log.partition("t", 0).append([encoded(b"y")])
+        with pytest.raises(errors.EmbedlogError):
+            log.topic("t")[0]
+        assert log.verify() != []
+    assert directory.is_symlink()
+    assert len(segment_files(tmp_path / "elsewhere" / "..")) == 0
+
+
+# Looking after it
+
+
+def test_verify_tells_how_far_it_is(log):
+    """`progress(done, total)` in bytes, up to the total."""
+    log.create_topic("t")
+    for _ in range(5):
+        log.partition("t", 0).append([encoded(*[bytes(1000)] * 100)])
+    told = []
+
+    assert log.verify(progress=lambda *step: told.append(step)) == []
+
+    totals = {total for _, total in told}
+    assert len(totals) == 1
+    assert [done for done, _ in told] == sorted(done for done, _ in told)
+    assert 0.95 < told[-1][0] / told[-1][1] <= 1
+
+
+def test_repair_tells_before_it_drops(log):
+    """A dry run changes nothing; the repair leaves out the damaged records and no others."""
+    log.create_topic("t")
+    part = log.partition("t", 0)
+    for row in range(3):
+        part.append([encoded(b"row %d" % row)])
+    part.roll()
+    file = segment_files(log.path)[0]
+    data = file.read_bytes().replace(b"row 1", b"ROW 1")
+    file.write_bytes(data)
+
+    findings, told = log.verify(), log.repair()
+
+    assert len(findings) == 1
+    assert "CRC" in str(findings[0])
+    assert len(told) == 1
+    assert "offsets 1 to 1 dropped" in told[0]
+    assert file.read_bytes() == data
+    assert log.repair(dry_run=False) == told
+    assert values(log.partition("t", 0)) == [b"row 0", b"row 2"]
+    assert part.append([encoded(b"next")])[0].base_offset == 3
+
+
+def test_the_index_can_be_made_anew(log):
+    """B5: it is derived, and reading is the same with and without it."""
+    log.create_topic("t", config={"index.interval.bytes": 0, "segment.bytes": 4000})
+    for row in range(12):
+        log.partition("t", 0).append([encoded(b"%d" % row)])
+
+    assert log.rebuild_index() > 5
+    assert log.rebuild_index("t") == log.rebuild_index()
+    assert log.rebuild_index("other") == 0
+    assert [log.topic("t")[row].value for row in range(12)] == [b"%d" % row for row in range(12)]
+
+
+@pytest.mark.parametrize("mark", [b"\xff\xff\xff\xff\0\0\0\0"])
+@pytest.mark.parametrize("sealed", [True, False], ids=["sealed", "active"])
+def test_an_end_mark_before_the_end_is_damage(log, mark, sealed):
+    """Arrow's end mark over a batch hides what follows: an error, not an early end or a hang."""
+    log.create_topic("t")
+    part = log.partition("t", 0)
+    for row in range(3):
+        part.append([encoded(b"row %d" % row)])
+    second = part.reader(1).read()[0].position
+    if sealed:
+        part.roll()
+    file = segment_files(log.path)[0]
+    whole = file.read_bytes()
+    file.write_bytes(whole[:second] + mark + whole[second + 8 :])
+
+    reader = log.partition("t", 0).reader(0)
+    assert [one.lists()[2] for one in reader.read()] == [[b"row 0"]]
+    with pytest.raises(errors.CorruptBatchError):
+        reader.read()
+    assert len(log.verify()) == 1
+    assert len(log.repair()) == 1
+
+    file.write_bytes(whole)

@@ -1,0 +1,25 @@
+"""The examples run, and print what they promise."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+
+
+def test_the_flights_come_back_as_they_went_in(tmp_path):
+    """The main job on real input: nothing lost, nothing twice, checksums equal."""
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLES / "flights.py"), "--path", str(tmp_path / "log")],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+
+    assert done.returncode == 0, done.stderr
+    assert "336,776 flights" in done.stdout
+    assert "agree, as records and as columns" in done.stdout
+    assert "lost 0   duplicated 0" in done.stdout

@@ -1,0 +1,30 @@
+"""The public names, and that importing them costs nothing."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import embedlog
+
+
+def test_every_public_name_is_there():
+    """What `__all__` lists can be imported, and `dir` shows it."""
+    for name in embedlog.__all__:
+        assert getattr(embedlog, name) is not None
+        assert name in dir(embedlog)
+
+
+def test_an_unknown_name_is_an_attribute_error():
+    """As for any module."""
+    assert not hasattr(embedlog, "broker")
+
+
+def test_importing_embedlog_loads_nothing_heavy():
+    """pyarrow, numpy and LMDB come with the first log that is opened."""
+    heavy = {"pyarrow", "numpy", "lmdb", "pyspark", "pandas"}
+    code = f"import sys, embedlog; print(sorted({heavy} & set(sys.modules)))"
+
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+
+    assert done.stdout.strip() == "[]"

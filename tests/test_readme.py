@@ -1,0 +1,65 @@
+"""What the README and the guide show is run, as a newcomer would paste it."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+REPOSITORY = Path(__file__).parent.parent
+BLOCK = re.compile(r"```python\n(.*?)```", re.DOTALL)
+
+
+def run(code: str, directory: Path) -> str:
+    """Run a session in a directory of its own and return what it printed."""
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code],
+        cwd=directory,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_the_session_in_the_readme_runs_as_it_stands(tmp_path):
+    """It prints an offset, the record, and a table with one row."""
+    [session] = BLOCK.findall((REPOSITORY / "README.md").read_text())
+
+    printed = run(session, tmp_path).splitlines()
+
+    assert printed[0] == "0"
+    assert printed[1].endswith("""0 b'N14228' b'{"dest": "IAH"}'""")
+    assert printed[2] == "pyarrow.Table"
+
+
+def test_the_session_in_the_readme_runs_a_second_time(tmp_path):
+    """A newcomer pastes it again: the topic is there, and the record is the second."""
+    [session] = BLOCK.findall((REPOSITORY / "README.md").read_text())
+
+    run(session, tmp_path)
+
+    assert run(session, tmp_path).splitlines()[0] == "1"
+
+
+def test_the_guide_runs_from_top_to_bottom(tmp_path):
+    """Its pieces follow each other; only what waits for ever is left out."""
+    pieces = BLOCK.findall((REPOSITORY / "docs" / "index.md").read_text())
+    given = """
+        import duckdb, pandas
+        values, keys = [b"one", b"two"], [b"a", b"b"]
+        frame = pandas.DataFrame({"tailnum": ["N1"], "json": ["{}"]})
+    """
+    code = "\n".join([*given.replace("        ", "").splitlines(), *pieces])
+    code = code.replace(
+        """for record in consumer:                       # waits for more, without using the CPU
+    ...
+""",
+        "",
+    )
+    code = code.replace('log.delete_topic("flights")\n', "")
+
+    run(code + "\nlog.close()\n", tmp_path)
