@@ -9,6 +9,7 @@ may succeed later.
 from __future__ import annotations
 
 import builtins
+from errno import ENOENT, ENOTDIR
 from typing import Any, ClassVar
 
 
@@ -166,6 +167,11 @@ class StorageError(EmbedlogError):
 
     errno: int | None = None
     operation: str | None = None
+
+    @property
+    def missing(self) -> bool:
+        """Whether there is no such file, rather than one that cannot be read for now."""
+        return self.errno in (ENOENT, ENOTDIR)
 
 
 class DiskFullError(StorageError):

@@ -29,13 +29,20 @@ class SegmentFile:
 
     It closes itself when nobody refers to it any more, so a reader may go on
     with a segment that its log has let go (A21).  Not shared across a fork.
-    A ``schema`` that is given is believed in place of the file's own, damaged one.
+    A ``schema`` that is given is believed in place of the file's own, damaged one;
+    of those ``expected`` the file's must be one, since no checksum covers it.
     """
 
     def __init__(
-        self, files: Files, path: str, *, write: bool = False, schema: pa.Schema | None = None
+        self,
+        files: Files,
+        path: str,
+        *,
+        write: bool = False,
+        schema: pa.Schema | None = None,
+        expected: tuple[pa.Schema, ...] = (),
     ) -> None:
-        self.path = path
+        self.path, self._expected = path, expected
         self._files, self._pid = files, os.getpid()
         self.fd: int | None = files.open(path, write=write)
         self._map: Any = None
@@ -76,8 +83,11 @@ class SegmentFile:
             head = self._files.read(self._open_fd(), length, 0)
         try:
             self._schema = pa.ipc.read_schema(pa.py_buffer(head[:length]))
-        except (pa.ArrowInvalid, OSError) as error:
+        except (pa.ArrowException, OSError, ValueError) as error:
             raise self._foreign(f"its schema is damaged: {error}") from error
+        if self._expected and not any(map(self._schema.equals, self._expected)):
+            self._schema = None
+            raise self._foreign("its schema is damaged: these are not its columns")
         self._start = length
 
     def _foreign(self, what: str) -> CorruptionError:

@@ -18,7 +18,7 @@ _COMMON = {"deadline": None, "suppress_health_check": list(HealthCheck), "print_
 # The same examples each time, so that a red test is red for everybody.
 settings.register_profile("ci", max_examples=200, derandomize=True, database=None, **_COMMON)
 settings.register_profile("nightly", max_examples=2_000, **_COMMON)
-settings.register_profile("debug", max_examples=50, phases=[Phase.generate], **_COMMON)
+settings.register_profile("debug", max_examples=int(os.environ.get("EXAMPLES", "50")), phases=[Phase.generate], **_COMMON)
 
 
 def pytest_configure(config: pytest.Config) -> None:

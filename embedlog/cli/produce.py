@@ -11,12 +11,15 @@ import os
 import stat
 import sys
 from collections.abc import Iterable, Iterator
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from embedlog.cli.arguments import OK
 from embedlog.cli.opening import to_write
 from embedlog.cli.output import Bar, note, say_json
 from embedlog.errors import InvalidRecordError
+
+if TYPE_CHECKING:
+    from embedlog.producer import Producer
 
 _CHUNK_BYTES = 4 << 20
 _FIELDS = {"value", "key", "headers", "partition", "timestamp"}
@@ -45,23 +48,17 @@ class Rows(NamedTuple):
 
 
 def produce(args: argparse.Namespace) -> int:
-    """Send every line; those before an error are sent, and the error names its line."""
+    """Send the lines, a chunk at a time; of a chunk with a line that is no record, none."""
     durability = "fsync" if args.sync else "os"
-    total, done, count = _size_of_input(), 0, 0
+    total, done, lines_before, count = _size_of_input(), 0, 0, 0
     with to_write(args, create=True, durability=durability) as log, Bar("produce") as bar:
         log.root.ensure_topic(args.topic)
         with log.producer(compression_type=args.compression) as producer:
             for lines in _chunks():
-                for rows in _rows(args, lines, count):
-                    producer.send_batch(
-                        args.topic,
-                        rows.values,
-                        keys=rows.keys,
-                        headers=rows.headers,
-                        timestamps=rows.timestamps,
-                        partition=rows.partition,
-                    ).result()
-                count += len(lines)
+                # A list, so that the last line is looked at before the first is sent.
+                ready = list(_rows(args, lines, lines_before))
+                count += sum([_send(producer, args.topic, rows) for rows in ready])
+                lines_before += len(lines)
                 done += sum(map(len, lines)) + len(lines)
                 bar(done, total)
     if args.json:
@@ -69,6 +66,19 @@ def produce(args: argparse.Namespace) -> int:
     elif sys.stderr.isatty():
         note(f"{count} records")
     return OK
+
+
+def _send(producer: Producer, topic: str, rows: Rows) -> int:
+    future = producer.send_batch(
+        topic,
+        rows.values,
+        keys=rows.keys,
+        headers=rows.headers,
+        timestamps=rows.timestamps,
+        partition=rows.partition,
+    )
+    future.result()
+    return len(rows.values)
 
 
 def _size_of_input() -> int:

@@ -464,7 +464,7 @@ class Consumer:
                 "there is nothing to read",
                 todo="make the consumer for a topic, or assign partitions",
             )
-        return [feed for feed in self._assignment if not feed.paused]
+        return self._assignment.awake()
 
     def _failed(self, feed: Feed, error: EmbedlogError) -> None:
         """Raise, unless a topic it was made for is gone: that just leaves."""

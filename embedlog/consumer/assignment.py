@@ -37,7 +37,8 @@ class Feed:
         """What to do about a position that is not there (auto.offset.reset)."""
         self._wanted = reset
         """What to do about a position that was not found yet."""
-        self.topic_id = root.partition(*where).topic_id
+        log = root.partition(*where)
+        self.topic_id, self.tail_key = log.topic_id, log.tail_key
         self.paused = False
         self._position: int | None = None
         self._batches: deque[Batch] = deque()
@@ -45,6 +46,8 @@ class Feed:
         self._table: Table | None = None
         self._reader: PartitionReader | None = None
         self._generation = root.generation
+        self._seen: bytes | None = None
+        """The row of the partition's end when the reader found nothing after it."""
 
     @property
     def log(self) -> PartitionLog:
@@ -104,9 +107,13 @@ class Feed:
         """Throw away what was read ahead; the position stays."""
         self.withdraw()
         self._batches.clear()
-        self._reader = None
+        self._reader = self._seen = None
 
     # Reading
+
+    def asleep(self, row: bytes | None) -> bool:
+        """Whether there is nothing to return, given the row of the partition's end."""
+        return row is not None and row == self._seen and not self._batches
 
     @property
     def buffered(self) -> int:
@@ -126,6 +133,8 @@ class Feed:
             UnknownTopicOrPartitionError: The topic was deleted.
         """
         while True:
+            # The row before the look: what comes in between must not be slept through.
+            row = self._root.context.live.get(self.tail_key)
             try:
                 found = self._reading().read(max_bytes)
             except OffsetOutOfRangeError as error:
@@ -136,6 +145,7 @@ class Feed:
             if found and not useful and not self._batches:
                 self._position = found[-1].next_offset
             if useful or not found:
+                self._seen = None if found else row
                 self._batches += useful
                 return sum(one.size for one in useful)
 
@@ -242,6 +252,17 @@ class Assignment:
     def __iter__(self) -> Iterator[Feed]:
         """Go through the partitions, the one served longest ago first."""
         return iter(list(self._turn))
+
+    def awake(self) -> list[Feed]:
+        """Return those that may have something to return, the one served longest ago first.
+
+        One look at all ends together: hundreds of partitions that are quiet
+        cost little, however often something happens elsewhere.
+        """
+        feeds = [feed for feed in self._turn if not feed.paused]
+        keys = [feed.tail_key for feed in feeds]
+        rows = self._root.context.live.read(lambda txn: list(map(txn.get, keys)))
+        return [feed for feed, row in zip(feeds, rows, strict=True) if not feed.asleep(row)]
 
     def __len__(self) -> int:
         return len(self._feeds)

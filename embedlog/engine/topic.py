@@ -83,11 +83,14 @@ class View:
 
         Memory stays that of a few batches, whatever the size of the topic.
         """
-        schema = self.schema(columns)
-        names = [name for name in schema.names if name not in ("offset", "partition")]
-        for batch, part, first, last in self._batches():
-            table = batch.to_arrow(part.partition, _present(names, batch))
-            yield _fitted(table.slice(first, last - first), schema)
+        for table in self._tables(self.schema(columns)):
+            yield from table.to_batches()
+
+    def _tables(self, schema: pa.Schema) -> Iterator[pa.Table]:
+        from embedlog.batch.tables import table
+
+        for part, found in self._reads():
+            yield table(found, part.partition, schema)
 
     def schema(self, columns: Sequence[str] | None = None) -> pa.Schema:
         """Return the columns: offset, partition, timestamp, key, value, and headers if any."""
@@ -108,7 +111,8 @@ class View:
         """Return a table over the segments' own memory: nothing is copied unless compressed."""
         import pyarrow as pa
 
-        return pa.Table.from_batches(self.batches(columns), self.schema(columns))
+        schema = self.schema(columns)
+        return pa.concat_tables([schema.empty_table(), *self._tables(schema)])
 
     def to_pandas(self, columns: Sequence[str] | None = None) -> Any:
         """Return a pandas DataFrame."""
@@ -162,6 +166,12 @@ class View:
 
     def _batches(self) -> Iterator[tuple[Any, Range, int, int]]:
         """Yield batches with the rows of them that the view covers."""
+        for part, found in self._reads():
+            for batch, first, last in found:
+                yield batch, part, first, last
+
+    def _reads(self) -> Iterator[tuple[Range, list[tuple[Any, int, int]]]]:
+        """Yield what one read found: batches of one segment, and which rows of them are covered."""
         for part in self.ranges():
             if part.start >= part.stop:
                 continue
@@ -170,12 +180,10 @@ class View:
                 found = reader.read(_READ_BYTES)
                 if not found:
                     break
-                for batch in found:
-                    if batch.base_offset >= part.stop:
-                        break
-                    first, last = _rows(batch, part)
-                    if first < last:
-                        yield batch, part, first, last
+                rows = [(one, *_rows(one, part)) for one in found if one.base_offset < part.stop]
+                rows = [row for row in rows if row[1] < row[2]]
+                if rows:
+                    yield part, rows
 
 
 class Topic(View):
@@ -256,23 +264,6 @@ def _rows(batch: Any, part: Range) -> tuple[int, int]:
     offsets = batch.offsets()
     below = [pc.sum(pc.less(offsets, edge)).as_py() for edge in (part.start, part.stop)]
     return below[0], below[1]
-
-
-def _present(names: Sequence[str], batch: Any) -> list[str]:
-    return [name for name in names if name != "headers" or batch.has_headers]
-
-
-def _fitted(table: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """Put the columns in the order of the schema; segments without headers have none."""
-    import pyarrow as pa
-
-    columns = [
-        table.column(field.name)
-        if field.name in table.schema.names
-        else pa.nulls(table.num_rows, field.type)
-        for field in schema
-    ]
-    return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
 def _cells(record: Record) -> tuple[str, ...]:

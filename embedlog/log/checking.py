@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from embedlog import catalog, index
 from embedlog.catalog import SegmentInfo
-from embedlog.errors import EmbedlogError
+from embedlog.errors import ClosedError, EmbedlogError
 from embedlog.index import Entry
 from embedlog.log import lookup, mending
 from embedlog.log.partition import PartitionLog
@@ -40,6 +40,8 @@ def verify_root(root: Root, progress: Progress | None = None) -> list[Finding]:
         logs = [
             root.partition(info.name, number) for info in infos for number in range(info.partitions)
         ]
+    except ClosedError:
+        raise
     except EmbedlogError as error:
         return [Finding("", 0, error.path or root.path, error.position or 0, str(error))]
     total, done = sum(_bytes_of(log) for log in logs) if progress else 0, 0
@@ -111,7 +113,10 @@ def _verify_order(
 
 
 def _verify_segment(log: PartitionLog, segment: SegmentInfo, now: Tail) -> Iterator[Finding | int]:
-    file, path = log.open_segment(segment), log.path_of(segment)
+    path = log.path_of(segment)
+    if not segment.sealed and now.empty and not log.context.files.exists(path):
+        return  # named and not needed yet: the first append makes it
+    file = log.open_segment(segment)
     size = file.size()
     # Also what is written and waits for its flush: the index knows it already.
     stop = segment.end_position if segment.sealed else now.position

@@ -20,14 +20,18 @@ def known(log: PartitionLog, producer_id: int) -> Producer | None:
     return None if row is None else sequence.unpack(row)
 
 
-def claim(log: PartitionLog, producer_id: int, epoch: int) -> Producer:
+def claim(
+    log: PartitionLog, producer_id: int, epoch: int, timeout: float | None = None
+) -> Producer:
     """Fence every older epoch of a producer here, and return what it sent so far.
+
+    Waits ``timeout`` seconds for the partition, or as long as for any lock.
 
     Raises:
         InvalidProducerEpochError: A newer producer of that name was faster.
         LockTimeoutError, StorageError: Nothing was changed.
     """
-    log.acquire()
+    log.acquire(timeout)
     try:
         found = known_locked(log, producer_id)
         if found is not None and found.epoch > epoch:

@@ -66,7 +66,8 @@ def flush_to(log: PartitionLog, mine: Tail) -> None:
         if current.failed:
             raise failed(log)
         sync_files(log, current, _file_of(log, current))
-        log.context.live.write(lambda txn: _publish(log, txn, current))
+        if not log.context.live.write(lambda txn: _publish(log, txn, current)):
+            raise failed(log)
 
 
 def _file_of(log: PartitionLog, current: Tail) -> SegmentFile:
@@ -120,18 +121,23 @@ def sync_entries(log: PartitionLog, segment_id: int) -> None:
     log.entry_synced = segment_id
 
 
-def _publish(log: PartitionLog, txn: kv.Txn, flushed: Tail) -> None:
+def _publish(log: PartitionLog, txn: kv.Txn, flushed: Tail) -> bool:
+    """Move the ends; False if a flush of another process failed meanwhile.
+
+    The system reports a failure to one of them only, so this one's success says nothing.
+    """
     row = txn.get(log.tail_key)
     if row is None:
-        return
+        return True
     now = tail.unpack(row)
     if now.leader_epoch != flushed.leader_epoch or now.failed:
-        return
+        return not now.failed
     durable = max(now.durable_offset, flushed.next_offset)
     now = now._replace(durable_offset=durable, flushed_ms=log.context.clock())
     if now.segment_id == flushed.segment_id and now.end_offset < flushed.next_offset:
         now = now._replace(end_offset=flushed.next_offset, end_position=flushed.position)
     txn.put(log.tail_key, now.pack())
+    return True
 
 
 def _fail(log: PartitionLog, error: StorageError) -> DurabilityError:

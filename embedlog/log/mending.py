@@ -54,6 +54,8 @@ def _take_clean_mark(files: Files) -> dict[str, int] | None:
     except ValueError:
         mark = {}
     files.unlink(CLEAN_FILE)
+    # Else a power cut brings it back, and it vouches for a state that has moved on.
+    files.sync_directory("")
     return mark
 
 
@@ -92,10 +94,37 @@ def _mend_state(files: Files, clean: dict[str, int] | None) -> list[str]:
             return _restore_state(files, "it is missing")
         kv.create(files, "state", durable=True, rows={})
         return []
-    if clean is not None and clean.get("state") == _digest(files, "state/data.mdb"):
-        return []
-    found = kv.findings(files.path("state"))
-    return _restore_state(files, found[0]) if found else []
+    found = []
+    if clean is not None and "state" in clean:
+        if clean["state"] == _digest(files, "state/data.mdb"):
+            return []
+        if _copy_is_good(files):
+            found = ["it is not as the last close left it"]
+    found = found or kv.findings(files.path("state"))
+    return _restore_state(files, found[0]) if found else _adopt_newer(files)
+
+
+def _copy_is_good(files: Files) -> bool:
+    return files.exists(f"{COPY}/data.mdb") and not kv.findings(files.path(COPY))
+
+
+def _adopt_newer(files: Files) -> list[str]:
+    """If there are segments with numbers that `state` never gave out, it is an old one."""
+    numbers = [
+        int(name.removesuffix(".arrows").partition("-")[2])
+        for topic in (files.list("topics") if files.exists("topics") else [])
+        for partition in files.list(f"topics/{topic}")
+        for name in files.list(f"topics/{topic}/{partition}")
+        if _SEGMENT_NAME.fullmatch(name)
+    ]
+    store = kv.Store(files, "state", durable=True, timeout=10)
+    try:
+        newest = store.read(lambda txn: catalog.last_number(txn, b"segment"))
+        if max(numbers, default=0) <= newest:
+            return []
+        return ["state is older than the log", *_adopt(files, store)]
+    finally:
+        store.close()
 
 
 def _restore_state(files: Files, reason: str) -> list[str]:
@@ -105,7 +134,7 @@ def _restore_state(files: Files, reason: str) -> list[str]:
     that looks odd deletes no data (reliability, rule 7).
     """
     path = files.path("state")
-    if not files.exists(f"{COPY}/data.mdb") or kv.findings(files.path(COPY)):
+    if not _copy_is_good(files):
         raise CorruptionError(
             f"state is damaged ({reason}), and there is no good copy of it",
             path=path,
@@ -211,7 +240,9 @@ def live_is_valid(files: Files) -> bool:
     """
     try:
         return files.read_file(BOOT_FILE) == _boot(files)
-    except StorageError:
+    except StorageError as error:
+        if not error.missing:
+            raise
         return False
 
 

@@ -325,7 +325,8 @@ class PartitionLog:
 
     def open_segment(self, info: SegmentInfo, *, write: bool = False) -> SegmentFile:
         """Open one of its segment files."""
-        return SegmentFile(self.context.files, self.path_of(info), write=write)
+        expected = rolling.columns_of(info)
+        return SegmentFile(self.context.files, self.path_of(info), write=write, expected=expected)
 
     def path_of(self, info: SegmentInfo) -> str:
         """Where a segment is, from the root."""

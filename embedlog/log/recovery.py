@@ -17,6 +17,7 @@ from embedlog.catalog import PartitionInfo, SegmentInfo
 from embedlog.errors import (
     CorruptBatchError,
     CorruptionError,
+    DurabilityError,
     StorageError,
     UnknownTopicOrPartitionError,
 )
@@ -156,6 +157,8 @@ def _continues(log: PartitionLog, found: Survey, segment: SegmentInfo, upto: int
         file = log.open_segment(segment)
         found.start = file.start
     except (StorageError, CorruptionError) as error:
+        if isinstance(error, StorageError) and not error.missing:
+            raise  # Too many open files, say: that is no reason to cut a log.
         if segment.base_offset < found.info.recovery_offset:
             raise _damaged(log, segment, 0, f"cannot be read: {error}") from error
         found.reason = "the file is missing or empty"
@@ -229,6 +232,8 @@ def _stale(found: Survey, one: Batch) -> bool:
 
 def _marked(file: SegmentFile, segment: SegmentInfo) -> bool:
     """Whether a sealed segment has its end mark: nobody waits for that to reach the disk."""
+    if file.size() != segment.size:
+        return False
     return file.bytes(segment.end_position, len(END_MARK)) == END_MARK
 
 
@@ -237,6 +242,8 @@ def _check_there(log: PartitionLog, segment: SegmentInfo) -> SegmentFile:
         file = log.open_segment(segment)
         size = file.size()
     except StorageError as error:
+        if not error.missing:
+            raise
         raise _damaged(log, segment, 0, f"cannot be opened: {error}") from error
     if size < segment.end_position:
         raise _damaged(log, segment, size, f"{segment.size} bytes were flushed")
@@ -353,15 +360,27 @@ def _put_epoch(txn: kv.Txn, key: bytes, epoch: int, offset: int) -> None:
 
 def _mark_ends(log: PartitionLog, unmarked: list[SegmentInfo]) -> None:
     for segment in unmarked:
-        log.open_segment(segment, write=True).write([END_MARK], segment.end_position)
+        file = log.open_segment(segment, write=True)
+        file.truncate(segment.end_position)
+        file.write([END_MARK], segment.end_position)
 
 
 def _sync(log: PartitionLog, found: Survey, file: SegmentFile) -> None:
-    for segment in found.whole:
-        if segment.next_offset is not None and segment.next_offset > found.info.recovery_offset:
-            log.open_segment(segment, write=True).sync()
-    file.sync()
-    flushing.sync_entries(log, found.active.id)
+    files = [file] + [
+        log.open_segment(segment, write=True)
+        for segment in found.whole
+        if segment.next_offset is not None and segment.next_offset > found.info.recovery_offset
+    ]
+    try:
+        for each in files:
+            flushing.sync(log, each)
+        flushing.sync_entries(log, found.active.id)
+    except DurabilityError:
+        # There may be no row yet to note it in.  The next recovery is to find
+        # what is on the disk, not what is cached and will never get there (P9).
+        for each in files:
+            each.drop_cache()
+        raise
 
 
 def _unlink(log: PartitionLog, segments: list[SegmentInfo]) -> None:

@@ -7,6 +7,7 @@ manifest in one transaction: killed before it, nothing happened; after it, all.
 
 from __future__ import annotations
 
+import errno
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -81,7 +82,7 @@ def _repair_partition(log: PartitionLog, dry_run: bool) -> list[str]:
 def _cut_unflushed(log: PartitionLog, dry_run: bool) -> list[str]:
     """After a failed flush: drop the page cache, so that the disk's own bytes are scanned (P9)."""
     try:
-        now = log.tail()
+        now = log.tail_locked()
     except CorruptionError:
         return []
     if not now.failed:
@@ -106,13 +107,20 @@ def _complaints(log: PartitionLog, segment: SegmentInfo) -> list[Finding | str]:
         file = log.open_segment(segment)
         stop = stop or file.size()
         found: list[Finding | str] = []
-        if file.size() < segment.size:
-            found.append("cut short")
+        if segment.sealed and file.bytes(stop, segment.size - stop + 1) != END_MARK:
+            found.append("it does not end as it was sealed")
         for one in file.scan(file.start, min(stop, file.size())):
             one.verify()
         return found
     except EmbedlogError as error:
+        _raise_if_passing(error)
         return [str(error)]
+
+
+def _raise_if_passing(error: EmbedlogError) -> None:
+    """Nothing is dropped because of too many open files, say: only what the disk cannot give."""
+    if isinstance(error, StorageError) and not error.missing and error.errno != errno.EIO:
+        raise error
 
 
 def _salvage(log: PartitionLog, segment: SegmentInfo) -> Salvage:
@@ -121,6 +129,7 @@ def _salvage(log: PartitionLog, segment: SegmentInfo) -> Salvage:
     try:
         data = pa.py_buffer(log.context.files.read_file(path))
     except StorageError as error:
+        _raise_if_passing(error)
         salvage = Salvage(segment, schema)
         salvage.told.append(f"{path}: dropped whole, it cannot be read: {error}")
         return salvage
@@ -139,9 +148,18 @@ def _salvage(log: PartitionLog, segment: SegmentInfo) -> Salvage:
             position = data.to_pybytes().find(_BEGINNING, position + 1)
             if position < 0:
                 break
-    if expected < end != _NEVER:
+    if end == _NEVER:
+        end = _flushed_offset(log)
+    if expected < end:
         salvage.told.append(f"{path}: offsets {expected} to {end - 1} dropped")
+    if not salvage.told:
+        salvage.told.append(f"{path}: written anew, no record is dropped")
     return salvage
+
+
+def _flushed_offset(log: PartitionLog) -> int:
+    info = log.context.state.read(lambda txn: catalog.partition(txn, log.key))
+    return 0 if info is None else info.recovery_offset
 
 
 def _end_offset(log: PartitionLog, segment: SegmentInfo) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from embedlog import batch as batches
@@ -114,9 +115,19 @@ def create_segment(log: PartitionLog, info: SegmentInfo, synced: bool) -> Segmen
     file = create(files, log.path_of(info), schema_of(log, info))
     log.active = info.id, file
     if synced:
-        file.sync()
+        flushing.sync(log, file)
         flushing.sync_entries(log, info.id)
     return file
+
+
+@cache
+def _columns(headers: bool) -> tuple[Any, ...]:
+    return tuple(batches.schema(headers=headers, offsets=offsets) for offsets in (False, True))
+
+
+def columns_of(info: SegmentInfo) -> tuple[Any, ...]:
+    """Return the schemas, without metadata, that the file of a segment may have."""
+    return _columns(info.headers)
 
 
 def schema_of(log: PartitionLog, info: SegmentInfo) -> Any:

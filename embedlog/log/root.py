@@ -20,6 +20,7 @@ from embedlog.catalog import Catalog, TopicInfo
 from embedlog.config import TopicConfig
 from embedlog.errors import (
     ClosedError,
+    CorruptionError,
     NotALogError,
     TopicAlreadyExistsError,
     UnknownTopicOrPartitionError,
@@ -256,7 +257,11 @@ class Root:
         """After a reboot: find every partition's end now, rather than on first use."""
         for info in self.topics().values():
             for number in range(info.partitions):
-                self.partition(info.name, number).tail()
+                try:
+                    self.partition(info.name, number).tail()
+                except CorruptionError as error:
+                    # Whoever uses this partition is told again; the others are fine.
+                    self.mended.append(str(error))
 
     # Leaving
 

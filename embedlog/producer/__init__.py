@@ -140,16 +140,16 @@ class Producer:
             BufferExhaustedError: ``buffer_memory`` stayed full for ``max_block_ms`` (G8).
         """
         queue = self._queues.get(topic) or self._open(topic)
-        extra = None
-        if (
+        special = (
             headers is not None
             or partition is not None
             or timestamp_ms is not None
             or type(value) is not bytes
             or (key is not None and type(key) is not bytes)
             or self._special
-        ):
-            value, key, headers, partition = extra = self._convert(
+        )
+        if special:
+            value, key, headers, partition = self._convert(
                 queue, value, key, headers, partition, timestamp_ms
             )
         if timestamp_ms is None:
@@ -181,18 +181,14 @@ class Producer:
                 gathering.keyed = True
             self._buffered += size
             gathering.size = filled = gathering.size + size
-            if extra is not None:
-                if headers:
-                    gathering.headers[row] = headers
-                if partition is not None:
-                    gathering.chosen[row] = partition
+            if special:
+                gathering.note(row, headers, partition)
         if filled >= queue.full_at and not self.synced:
             queue.drain_if_free(FULL_PATIENCE)
         elif self.sender.idle:
             self.sender.wake()
         if self._silent:
-            known = -1 if partition is None else partition
-            return RecordFuture(Settled(RecordMetadata(topic, known, -1, timestamp_ms)))
+            return _unknown(topic, partition, timestamp_ms)
         return RecordFuture(gathering, row)
 
     def _open(self, topic: str) -> TopicQueue:
@@ -204,7 +200,7 @@ class Producer:
                 raise self._closed_error()
             return self._queues.setdefault(topic, queue)
 
-    def check_open_(self) -> None:
+    def _check_open(self) -> None:
         if self._closed:
             raise self._closed_error()
         if self.fenced is not None:
@@ -490,16 +486,18 @@ class Producer:
         self.close()
 
     def __del__(self) -> None:
-        if getattr(self, "_closed", True) or not self._buffered:
+        if getattr(self, "_closed", True):
             return
-        warnings.warn(
-            f"{self!r} was not closed; {self._unsent()} records were unsent",
-            ResourceWarning,
-            source=self,
-            stacklevel=2,
-        )
-        if not self.root.closed:
-            self.close(5.0)
+        if self._buffered:
+            warnings.warn(
+                f"{self!r} was not closed; {self._unsent()} records were unsent",
+                ResourceWarning,
+                source=self,
+                stacklevel=2,
+            )
+            if not self.root.closed:
+                self.close(5.0)
+        self.sender.stop(0)
 
     def _unsent(self) -> int:
         return sum(queue.count() for queue in self._queues.values())
@@ -561,6 +559,12 @@ class Producer:
             queue.disown()
         self._start()
         self._closed = closed
+
+
+def _unknown(topic: str, partition: int | None, timestamp: int) -> RecordFuture:
+    """With ``acks=0`` nobody waits to know where a record went (G9)."""
+    known = -1 if partition is None else partition
+    return RecordFuture(Settled(RecordMetadata(topic, known, -1, timestamp)))
 
 
 def _open_again(root: Root, config: dict[str, Any]) -> Producer:

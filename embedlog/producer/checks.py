@@ -9,6 +9,7 @@ from embedlog.producer.columns import Rows
 
 
 def serialized(serializer: Any, topic: str, given: Any) -> Any:
+    """Return what a serializer makes of a key or value; the thing itself without one."""
     if serializer is None:
         return given
     if hasattr(serializer, "serialize"):
@@ -17,6 +18,7 @@ def serialized(serializer: Any, topic: str, given: Any) -> Any:
 
 
 def to_bytes(given: Any, what: str) -> bytes | None:
+    """Return bytes, or None, or say how to get there."""
     if given is None or type(given) is bytes:
         return given
     if isinstance(given, bytes | bytearray | memoryview):
@@ -36,6 +38,7 @@ def check_all_bytes(rows: Rows) -> None:
 
 
 def checked_headers(headers: Any) -> Any:
+    """Return headers as pairs of str and bytes; None if there are none (A3)."""
     if not headers:
         return None
     for pair in headers:
@@ -45,11 +48,13 @@ def checked_headers(headers: Any) -> Any:
 
 
 def check_time(timestamp: Any) -> None:
+    """Refuse what is not milliseconds as an int64."""
     if type(timestamp) is not int or not -(1 << 63) <= timestamp < 1 << 63:
         raise SerializationError(f"a timestamp is milliseconds as an int, not {timestamp!r}")
 
 
 def check_partition(topic: str, partition: Any, partitions: int) -> None:
+    """Refuse a partition that the topic does not have (G1)."""
     if isinstance(partition, bool) or not isinstance(partition, int):
         raise TypeError(f"a partition is an int, not {partition!r}")
     if not 0 <= partition < partitions:

@@ -96,14 +96,15 @@ def cuts(columns: Any, limit: int) -> Iterator[tuple[int, int]]:
         ends: int = keys[row] + values[row]
         return ends + ROW_BYTES * row
 
-    start = 0
+    start = step = 0
     while start < rows:
-        most = min(rows, start + limit // ROW_BYTES)
-        candidates = range(start + 1, most + 1)
-        fit = bisect_right(candidates, used(start) + limit, key=used)
-        stop = start + max(fit, 1)
+        top, stop = used(start) + limit, start + step
+        # Rows are often of one size: then the last step fits again.
+        if not start < stop < rows or not used(stop) <= top < used(stop + 1):
+            candidates = range(start + 1, min(rows, start + limit // ROW_BYTES) + 1)
+            stop = start + max(bisect_right(candidates, top, key=used), 1)
         yield start, stop
-        start = stop
+        start, step = stop, stop - start
 
 
 def _ends(array: Any) -> Any:

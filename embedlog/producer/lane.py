@@ -46,6 +46,8 @@ class Lane:
         self._identity: tuple[int, int] | None = None
         self._next: int | None = None
         self._tries = 0
+        # One append gets request_timeout_ms for its locks, but no more than others do.
+        self._patience = min(producer.config.request_timeout_ms / 1000, log.context.lock_timeout)
         self._singly = 0
         """How many batches to append one by one, to find the one that is refused."""
 
@@ -57,7 +59,7 @@ class Lane:
         found = None
         if self._identity != identity:
             if self._producer.config.producer_name is not None:
-                found = claim(self.log, *identity)
+                found = claim(self.log, *identity, self._patience)
             self._identity = identity
         else:
             found = known(self.log, identity[0])
@@ -106,8 +108,10 @@ class Lane:
         """Append what waits, in order, until done or something must be tried again later.
 
         Args:
-            patience: Seconds to wait for the partition's lock; None: the log's own.
+            patience: Seconds to wait for the partition's lock, if fewer than usual.
         """
+        if patience is None or patience > self._patience:
+            patience = self._patience
         while self.waiting and monotonic() >= self.retry_at:
             group = self._group()
             try:

@@ -64,6 +64,13 @@ class Gathering(Delivery):
         self.size = 0
         self.opened = 0.0
 
+    def note(self, row: int, headers: Any, partition: int | None) -> None:
+        """Keep what few records have."""
+        if headers:
+            self.headers[row] = headers
+        if partition is not None:
+            self.chosen[row] = partition
+
     def rows(self) -> Rows:
         """Return what was gathered."""
         headers = None
@@ -359,16 +366,16 @@ class TopicQueue:
                 there are, if the application numbers them.
         """
         delivery = Delivery(self, monotonic() + self.producer.patience)
-        with self.draining:
-            self.drain_locked(None)
-            try:
+        try:
+            with self.draining:
+                self.drain_locked(None)
                 if counted is None:
                     self._hand_on(delivery, batches)
                 else:
                     self._hand_on_counted(delivery, batches, *counted)
-            finally:
-                delivery.sealed = True
-        self.producer.reports.tell()
+        finally:
+            delivery.sealed = True
+            self.producer.reports.tell()
         return delivery
 
     def _hand_on(self, delivery: Delivery, batches: Batches) -> None:
@@ -423,6 +430,9 @@ class TopicQueue:
         """Append what waits before more is encoded: memory stays small."""
         lane.ship()
         while lane.waiting:
+            if self.producer.abandoned:
+                lane.give_up(closed_early(self.topic))
+                return
             self.producer.pause(lane.retry_at - monotonic())
             lane.ship()
 

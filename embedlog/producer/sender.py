@@ -49,13 +49,13 @@ class Sender:
                     thread.start()
         self._event.set()
 
-    def stop(self) -> None:
+    def stop(self, timeout: float = 1.0) -> None:
         """End the thread; it may be the one that calls, or be busy with a last drain."""
         self._stopped = True
         self._event.set()
         thread = self._thread
         if thread is not None and thread is not threading.current_thread():
-            thread.join(1.0)
+            thread.join(timeout)
 
 
 def _run(own: Sender) -> None:

@@ -24,7 +24,7 @@ class Cut(NamedTuple):
     limit: int
     synced: float
     """The share of appends under ``durability="fsync"``."""
-    steps: int = 30
+    steps: int = 22
 
 
 def cut_everywhere(case: Cut, outcome: Outcome, desk: Desk) -> None:
@@ -66,7 +66,7 @@ def _record_recovery(
         workload = Workload(directory, recorder, rng.randrange(1 << 30), case.synced)
         promise = promised(image.notes)
         recorder.note("recovered", recovered(workload.root, promise))
-        workload.resume(promise)
+        workload.resume(promised(recorder.notes))
         for _ in range(rng.randrange(4)):
             workload.step()
         return recorder.recording()

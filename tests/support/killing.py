@@ -21,7 +21,7 @@ from embedlog.errors import DiskFullError, DurabilityError, EmbedlogError, Stora
 from embedlog.files import Files
 from embedlog.log import mending
 from support import forks, oracle
-from support.cruel import FALLIBLE, CruelFiles
+from support.cruel import FALLIBLE, OPERATIONS, CruelFiles
 from support.program import TEMPLATE, Journal, Step, World, entries, short_program
 
 Order = Callable[[CruelFiles], None]
@@ -168,20 +168,26 @@ def judge(
 
 
 class Kill(NamedTuple):
-    """Kill the process at its `n`-th operation."""
+    """Kill the process before or after its `n`-th operation of these kinds."""
 
     scene: int
     n: int
     when: str
+    only: tuple[str, ...]
 
 
 def kill_cases(counts: list[dict[str, int]]) -> list[Kill]:
-    """Every operation of every scene, before and after it."""
+    """Every state that a kill between two operations can leave, of every scene.
+
+    After one operation is before the next, but for what LMDB does between them:
+    its commits lie between a lock and its unlock.
+    """
+    every = tuple(sorted(OPERATIONS))
     return [
-        Kill(scene, n, when)
+        Kill(scene, n, when, only)
         for scene, counted in enumerate(counts)
-        for n in range(sum(counted.values()))
-        for when in ("before", "after")
+        for only, when in ((every, "after"), (("unlock",), "before"))
+        for n in range(sum(counted.get(kind, 0) for kind in only))
     ]
 
 
@@ -191,7 +197,7 @@ def check_kill(case: Kill, *, place: Place, scenes: list[Scene]) -> bool:
     root = place.fresh(scene.before)
 
     def work() -> None:
-        play(root, scene, lambda files: files.kill_at(case.n, case.when))
+        play(root, scene, lambda files: files.kill_at(case.n, case.when, case.only))
 
     end = forks.run(work)
     assert end.killed or end.finding() is None, end.finding()
@@ -282,10 +288,9 @@ def _attend(root: Path, case: Deaths) -> tuple[int, dict[Any, dict[int, bytes]]]
         for topic, partition in (("a", 0), ("a", 1), ("b", 0), ("c", 0)):
             # No error, and no manual step; the dead may have left half a write there.
             world.do(("send", topic, partition, 1 + number % 2))
-    oracle.check(world.log, entries(Place.journal(root)), company=True)
+    oracle.check(world.log, entries(Place.journal(root)), company=True, goes_on=False)
     found = [("a", 0), ("a", 1), ("b", 0), ("c", 0)]
     final = {key: dict(oracle.rows(world.log, *key)) for key in found}
-    # What the check appended is not in the journal.
     return died, final
 
 
@@ -331,14 +336,17 @@ class Fault(NamedTuple):
     only: tuple[str, ...] = tuple(sorted(FALLIBLE))
 
 
-def fault_cases(counts: list[dict[str, int]]) -> list[Fault]:
-    """Every operation of every scene with each error, once and from then on."""
+ERRORS = (errno.EIO, errno.ENOSPC, errno.EDQUOT)
+
+
+def fault_cases(counts: list[dict[str, int]], *, full: bool = False) -> list[Fault]:
+    """Every operation of every scene, once and from then on; in full with every error."""
     return [
         Fault(scene, n, number, forever)
         for scene, counted in enumerate(counts)
         for n in range(sum(counted.get(kind, 0) for kind in FALLIBLE))
-        for number in (errno.EIO, errno.ENOSPC, errno.EDQUOT)
         for forever in (False, True)
+        for number in (ERRORS if full else (ERRORS[(n + scene) % 3],))
     ]
 
 

@@ -122,5 +122,6 @@ def segment_files(root: str | os.PathLike[str]) -> list[Path]:
 
 def healthy(root: Root) -> bool:
     """Whether nothing is wrong with a root; fails with what is."""
-    assert verify_root(root) == []
+    found = [str(one) for one in verify_root(root)]
+    assert found == [], "\n".join(found)
     return True

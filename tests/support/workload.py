@@ -79,8 +79,7 @@ class Workload:
         """Go on in a root that somebody else filled."""
         self._names = max((int(name[1:]) for name in promise.topics), default=0)
         for topic, parts in promise.topics.items():
-            sent = [one for one in parts[0].sent if one.producer]
-            self._sequences[topic, 0] = sum(len(one.values) for one in sent)
+            self._sequences[topic, 0] = _sequence_after(parts[0].sent)
 
     def step(self) -> None:
         self._clock.advance(7)
@@ -157,8 +156,7 @@ class Workload:
         assert self.root.partition(topic, number).truncate_to(offset)
         if number == 0:
             # What was cut may be sent again: numbers go on after what is there.
-            ends = [one.producer[2] + len(one.values) for one in part.sent[:kept] if one.producer]
-            self._sequences[topic, number] = ends[-1] if ends else 0
+            self._sequences[topic, number] = _sequence_after(part.sent[:kept])
         self._note("was cut", topic, number, kept)
 
     def flush(self) -> None:
@@ -192,6 +190,11 @@ class Workload:
         topic = self._rng.choice(sorted(self.promise.topics))
         number = self._rng.randrange(len(self.promise.topics[topic]))
         return topic, number, self.promise.part(topic, number)
+
+
+def _sequence_after(sent: list[Sent]) -> int:
+    ends = [one.producer[2] + len(one.values) for one in sent if one.producer]
+    return ends[-1] if ends else 0
 
 
 def record(path: str | os.PathLike[str], seed: int, steps: int, synced: float) -> Recording:

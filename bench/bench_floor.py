@@ -1,0 +1,171 @@
+"""What do the disk, the memory, the processor and the libraries give, whatever we do?"""
+
+import fcntl
+import os
+
+import lmdb
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from embedlog.checksum import BACKEND, crc32c
+from embedlog.files import Files, WakePage
+
+BATCH = 126_488
+"""Bytes in the file of the 1,000-record batch of the budget."""
+FILE = 64 << 20
+
+
+@pytest.fixture
+def fd(tmp_path):
+    fd = os.open(tmp_path / "floor", os.O_CREAT | os.O_RDWR)
+    yield fd
+    os.close(fd)
+
+
+@pytest.mark.parametrize("size", [808, BATCH], ids="bytes={}".format)
+def bench_pwrite(benchmark, note, fd, size):
+    """Bytes to the end of a growing file, into the page cache."""
+    data, end = bytes(size), [0]
+
+    def write():
+        os.pwrite(fd, data, end[0])
+        end[0] += size
+        if end[0] > 1 << 30:
+            os.ftruncate(fd, 0)
+            end[0] = 0
+
+    note(bytes=size)
+    benchmark(write)
+    assert os.fstat(fd).st_size == end[0]
+
+
+@pytest.mark.parametrize("size", [808, BATCH], ids="bytes={}".format)
+def bench_fdatasync(benchmark, note, fd, size):
+    """The same, and on the disk."""
+    data, end = bytes(size), [0]
+
+    def write():
+        os.pwrite(fd, data, end[0])
+        os.fdatasync(fd)
+        end[0] += size
+
+    note(bytes=size)
+    benchmark.pedantic(write, rounds=300, warmup_rounds=5)
+    assert os.fstat(fd).st_size == end[0]
+
+
+def bench_pread(benchmark, note, fd):
+    """64 MiB of the page cache in reads of 1 MiB."""
+    os.pwrite(fd, os.urandom(FILE), 0)
+    note(bytes=FILE)
+    assert benchmark(lambda: sum(len(os.pread(fd, 1 << 20, at)) for at in range(0, FILE, 1 << 20)))
+
+
+def bench_memcpy(benchmark, note):
+    """64 MiB from memory to memory."""
+    source, target = np.ones(FILE, np.uint8), np.zeros(FILE, np.uint8)
+    note(bytes=FILE)
+    benchmark(np.copyto, target, source)
+    assert target[-1] == 1
+
+
+@pytest.mark.parametrize("size", [BATCH, FILE], ids=["in cache", "from memory"])
+def bench_crc(benchmark, note, size):
+    """CRC-32C: of a batch that lies in the cache, and of 64 MiB that do not."""
+    data = pa.py_buffer(os.urandom(size))
+    note(bytes=size, backend=BACKEND)
+    assert benchmark(crc32c, data)
+
+
+def bench_pread_crc(benchmark, note, fd):
+    """64 MiB read and summed up in pieces of 1 MiB: the floor of every verified scan."""
+    os.pwrite(fd, os.urandom(FILE), 0)
+
+    def scan():
+        return [crc32c(os.pread(fd, 1 << 20, at)) for at in range(0, FILE, 1 << 20)]
+
+    note(bytes=FILE)
+    assert len(benchmark(scan)) == FILE >> 20
+
+
+@pytest.fixture
+def env(tmp_path):
+    env = lmdb.open(str(tmp_path), sync=False, metasync=False, map_size=FILE, meminit=False)
+    with env.begin(write=True) as txn:
+        txn.put(b"E" + bytes(12), bytes(115))
+    yield env
+    env.close()
+
+
+def bench_lmdb_commit(benchmark, env):
+    """One key, not synced: what publishing is."""
+
+    def commit():
+        txn = env.begin(None, None, True)
+        txn.put(b"E" + bytes(12), bytes(115))
+        txn.commit()
+
+    benchmark(commit)
+    assert env.info()["last_txnid"] > 1
+
+
+def bench_lmdb_get(benchmark, env):
+    """One key, in a transaction of its own."""
+
+    def get():
+        txn = env.begin()
+        value = txn.get(b"E" + bytes(12))
+        txn.abort()
+        return value
+
+    assert len(benchmark(get)) == 115
+
+
+def bench_flock(benchmark, fd):
+    """Taking a free lock and giving it back."""
+
+    def pair():
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(fd, fcntl.LOCK_UN)
+
+    benchmark(pair)
+
+
+def bench_futex_wake(benchmark, tmp_path):
+    """Counting and waking with nobody waiting."""
+    files = Files(tmp_path)
+    page = WakePage(files)
+    benchmark(page.advance)
+    assert page.value() > 0
+    page.close()
+    files.close_all()
+
+
+def bench_append_by_hand(benchmark, note, fd, env, tmp_path):
+    """The system calls of one acknowledged append of 808 bytes, and nothing else.
+
+    Two locks, the size, the write, one commit with a look at the row, one wake.
+    """
+    files = Files(tmp_path)
+    page, data, end = WakePage(files), bytes(808), [0]
+
+    def append():
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.lseek(fd, 0, os.SEEK_END)
+        os.pwritev(fd, [data], end[0])
+        end[0] += len(data)
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        txn = env.begin(None, None, True)
+        txn.get(b"E" + bytes(12))
+        txn.put(b"E" + bytes(12), bytes(115))
+        txn.commit()
+        fcntl.flock(fd, fcntl.LOCK_UN)
+        fcntl.flock(fd, fcntl.LOCK_UN)
+        page.advance()
+
+    note(bytes=808)
+    benchmark(append)
+    assert page.value() > 0
+    page.close()
+    files.close_all()

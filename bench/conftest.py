@@ -1,0 +1,63 @@
+"""What the benchmarks share: the batch of the budget, and how a fact is noted beside a time.
+
+Every benchmark names its floor: another benchmark of the same run, and how
+many of its operations the work needs at the very least.  `report.py` divides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import embedlog
+from embedlog import batch
+from embedlog.batch import EncodedBatch
+from embedlog.engine import Log
+
+ROWS = 1000
+
+
+@pytest.fixture(scope="session")
+def thousand() -> EncodedBatch:
+    """1,000 records of 100-byte values and 10-byte keys, encoded: the batch of the budget."""
+    keys = [b"k%09d" % number for number in range(ROWS)]
+    return batch.encode_lists([b"v" * 100] * ROWS, keys, 1_700_000_000_000)
+
+
+@pytest.fixture(scope="session")
+def single() -> EncodedBatch:
+    """One such record."""
+    return batch.encode_lists([b"v" * 100], [b"k%09d" % 7], 1_700_000_000_000)
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Iterator[Log]:
+    """An empty log with the defaults; healthy when the benchmark is done with it."""
+    with embedlog.open(tmp_path / "log") as log:
+        yield log
+        assert log.verify() == []
+
+
+@pytest.fixture
+def note(benchmark: Any) -> Callable[..., None]:
+    """Attach facts: ``records`` and ``bytes`` of one call, ``floor`` and ``floors`` of it."""
+
+    def note(**facts: Any) -> None:
+        benchmark.extra_info.update(facts)
+
+    return note
+
+
+@pytest.fixture(scope="session")
+def filled(tmp_path_factory: pytest.TempPathFactory, thousand: EncodedBatch) -> Iterator[Log]:
+    """Three sealed segments of 64 MiB and one that is still written: 1.6 M records."""
+    with embedlog.open(tmp_path_factory.mktemp("filled") / "log") as log:
+        log.create_topic("t", config={"segment.bytes": 64 << 20})
+        part = log.partition("t", 0)
+        for _ in range(100):
+            part.append([thousand] * 16)
+        yield log
+        assert log.verify() == []

@@ -1,0 +1,333 @@
+"""P13, P21: lost, garbled, cut or old databases; full maps and reader tables."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+import traceback
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import lmdb
+import pytest
+from support.children import in_child
+from support.cruel import materialise, scratch_directory
+from support.damage import readable, replaced, scrambled, snapshot
+from support.fleet import ENOUGH, Desk, Outcome, share_out
+from support.power import Image
+from support.promises import Rebooted
+from support.roots import Row, abandon, encoded, make_log, open_root, rows
+
+from embedlog import kv
+from embedlog.errors import CorruptionError, StorageError
+from embedlog.files import Files
+from embedlog.log.checking import verify_root
+from embedlog.log.root import Root
+
+PAGE = 4096
+STATE, LIVE, COPY = "state/data.mdb", "live/data.mdb", "state.copy/data.mdb"
+
+
+def append_some(root: Root, topic: str, count: int, first: int = 0) -> None:
+    log = root.partition(topic, 0)
+    for number in range(first, first + count):
+        log.append([encoded(b"%s %d " % (topic.encode(), number) * 20, at=number)])
+
+
+def original(directory: Path, clean: bool) -> tuple[Image, Image, dict[str, list[Row]]]:
+    """A root with two topics, as it was once and is now; the last process closed it or died."""
+    root = open_root(directory)
+    for topic in ("a", "b"):
+        make_log(root, {"segment.bytes": 2000, "index.interval.bytes": 300}, topic)
+        append_some(root, topic, 6)
+    root.close()
+    older = snapshot(directory)
+    root = open_root(directory)
+    for topic in ("a", "b"):
+        append_some(root, topic, 12, first=6)
+    root.flush()
+    expected = {topic: rows(root.partition(topic, 0)) for topic in root.topics()}
+    root.close() if clean else abandon(root)
+    return older, snapshot(directory), expected
+
+
+def damage(data: bytes, older: bytes, rng: random.Random) -> tuple[str, bytes | None]:
+    """One of the things that happen to a database file."""
+    page = rng.randrange(max(len(data) // PAGE, 1)) * PAGE
+    kinds: dict[str, Any] = {
+        "lost": None,
+        "empty": b"",
+        "cut": data[: rng.randrange(len(data))],
+        "cut at a page": data[:page],
+        "random": rng.randbytes(len(data)),
+        "a page is zero": data[:page] + bytes(PAGE) + data[page + PAGE :],
+        "a page is random": data[:page] + rng.randbytes(PAGE) + data[page + PAGE :],
+        "older": older,
+        "a bit": _with_bit(data, rng),
+        "bytes": scrambled(data, rng),
+        "meta": _with_bit(data[: 2 * PAGE], rng) + data[2 * PAGE :],
+    }
+    kind = rng.choice([*kinds, "a bit", "a page is random", "bytes", "cut"])
+    return kind, kinds[kind]
+
+
+def _with_bit(data: bytes, rng: random.Random) -> bytes:
+    place, changed_ = rng.randrange(len(data)), bytearray(data)
+    changed_[place] ^= 1 << rng.randrange(8)
+    return bytes(changed_)
+
+
+def damage_databases(case: tuple[int, int, str, bool], outcome: Outcome, desk: Desk) -> None:
+    """Damage a database, open, and hold what is read against what was written."""
+    seed, count, path, clean = case
+    rng = random.Random(repr(case))
+    with scratch_directory() as scratch:
+        directory = scratch / "root"
+        older, image, expected = original(directory, clean)
+        previous = None
+        for number in range(count):
+            kind, data = damage(image.files[path], older.files[path], rng)
+            damaged = replaced(image, path, data)
+            twice = path == STATE and rng.random() < 0.15
+            if twice:
+                copied = image.files[COPY]
+                damaged = replaced(damaged, COPY, damage(copied, copied, rng)[1])
+            rebooted = rng.random() < 0.4
+            what = f"{case} {number}: {kind}, copy too: {twice}, rebooted: {rebooted}"
+            desk.say(what)
+            materialise(damaged, directory, previous)
+            previous = damaged
+            outcome.count += 1
+            outcome.keys.add((case, hash(data), twice and number, rebooted))
+            files = partial(Rebooted, boot=str(number)) if rebooted else Files
+            try:
+                outcome.note(_outcome_of(directory, files, expected, image, path, kind, clean))
+            except Exception as error:  # noqa: BLE001 - whatever it is, it is a finding
+                trace = "\n".join(traceback.format_exc().splitlines()[-8:])
+                outcome.findings.append(f"{what}: {error!r}\n{trace}")
+                if len(outcome.findings) >= ENOUGH:
+                    return
+
+
+def _outcome_of(
+    directory: Path,
+    files: Any,
+    expected: dict[str, list[Row]],
+    image: Image,
+    path: str,
+    kind: str,
+    clean: bool,
+) -> str:
+    try:
+        root = open_root(directory, files=files)
+    except CorruptionError:
+        assert path == STATE, "a log without its index must open"
+        _nothing_is_lost(directory, image)
+        return "refused"
+    try:
+        if set(root.topics()) != set(expected):
+            raise AssertionError(f"topics {sorted(root.topics())}")
+        whole = all([_check_topic(root, topic, expected[topic], path) for topic in expected])
+        if whole:
+            found = verify_root(root)
+            assert found == [], found
+            for topic, right in expected.items():
+                end = root.partition(topic, 0).append([encoded(b"after")])[0].base_offset
+                assert end == len(right)
+        return "as it was" if whole else "an error told"
+    except CorruptionError:
+        return "an error told"
+    finally:
+        abandon(root)
+        _nothing_is_lost(directory, image)
+
+
+def _check_topic(root: Root, topic: str, right: list[Row], path: str) -> bool:
+    """Whether all is there; if not, an error must have said so."""
+    try:
+        log = root.partition(topic, 0)
+        found, error = readable(log)
+    except CorruptionError as raised:
+        found, error = [], raised
+    assert found == right[: len(found)], f"{topic} reads {found[-2:]}"
+    if error is None:
+        assert len(found) == len(right), f"{topic} silently ends at {len(found)}"
+        return True
+    assert isinstance(error, CorruptionError), repr(error)
+    assert path == STATE, f"a log must be whole without its index: {error!r}"
+    return False
+
+
+def _nothing_is_lost(directory: Path, image: Image) -> None:
+    """No record's bytes are gone, whatever the metadata said."""
+    for name, data in image.files.items():
+        if name.endswith(".arrows"):
+            assert (directory / name).exists(), f"{name} was removed"
+            assert (directory / name).read_bytes()[: len(data)] == data, f"{name} was changed"
+
+
+@pytest.mark.parametrize(
+    "count", [330, pytest.param(6_300, marks=pytest.mark.full)], ids="count={}".format
+)
+def test_no_damage_to_a_database_loses_a_record_or_kills_the_process(count, record_property):
+    """P13: the index is built anew; state comes from its copy, or is refused with the place."""
+    cases = [
+        (seed, count, path, clean)
+        for seed in range(2)
+        for path in (STATE, LIVE)
+        for clean in (True, False)
+    ]
+    outcome = share_out(damage_databases, cases)
+    record_property("states", str(outcome))
+
+    assert not outcome.findings, str(outcome)
+    assert outcome.distinct >= 7.6 * count, f"-> {outcome.distinct} states"
+    assert outcome.tally["as it was"] > outcome.count // 2, str(outcome)
+
+
+# P21
+
+
+@pytest.fixture
+def store(tmp_path):
+    files = Files(tmp_path)
+    files.make_directory("locks")
+    kv.create(files, "live", durable=False, rows={b"k": b"v"})
+    store = kv.Store(files, "live", durable=False, timeout=10)
+    yield store
+    store.close()
+    files.close_all()
+
+
+def _die_reading(path: str) -> None:
+    """A child opens the environment, begins to read, and is killed while it does."""
+    come, go = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        env = lmdb.open(path, max_readers=kv.MAX_READERS, create=False)
+        env.begin().get(b"k")
+        os.write(go, b"x")
+        time.sleep(60)
+    os.read(come, 1)
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    os.close(come)
+    os.close(go)
+
+
+@pytest.mark.parametrize("slots", range(2, 12))
+def test_slots_of_killed_readers_are_freed_when_the_table_is_full(tmp_path, monkeypatch, slots):
+    """P21: a full reader table is looked through, and the read tried again, once."""
+    monkeypatch.setattr(kv, "MAX_READERS", slots)
+    files = Files(tmp_path)
+    files.make_directory("locks")
+    kv.create(files, "live", durable=False, rows={b"k": b"v"})
+    os.unlink(tmp_path / "live/lock.mdb")
+    store = kv.Store(files, "live", durable=False, timeout=10)
+    for _ in range(slots + 1):
+        try:
+            _die_reading(files.path("live"))
+        except lmdb.ReadersFullError:
+            break
+        if store.readers()[0] >= slots:
+            break
+    assert store.readers()[1] == slots
+
+    assert store.get(b"k") == b"v"
+    store.write(lambda txn: txn.put(b"k", b"w"))
+    assert store.read(lambda txn: bytes(txn.get(b"k"))) == b"w"
+    assert store.readers()[0] <= slots
+    store.close()
+    files.close_all()
+
+
+@pytest.mark.parametrize("size", [1 << power for power in range(14, 26)], ids="{}B".format)
+def test_a_full_map_grows_by_itself_and_stays_small(tmp_path, monkeypatch, size):
+    """P21: MapFull is nobody's error; a write larger than the map is there afterwards."""
+    monkeypatch.setattr(kv, "FIRST_MAP_BYTES", 1 << 16)
+    files = Files(tmp_path)
+    files.make_directory("locks")
+    kv.create(files, "live", durable=False, rows={})
+    store = kv.Store(files, "live", durable=False, timeout=10)
+    value = os.urandom(size)
+    for number in range(3):
+        store.write(lambda txn, n=number: txn.put(b"%d" % n, value))
+
+    assert all(store.get(b"%d" % number) == value for number in range(3))
+    assert os.stat(tmp_path / "live/data.mdb").st_size < 4 * size + (1 << 17)
+    store.close()
+    files.close_all()
+
+
+@pytest.mark.parametrize("rounds", range(1, 14))
+def test_a_map_that_another_process_grew_is_adopted(tmp_path, monkeypatch, rounds):
+    """P21: MapResized is cured and the call tried again, for reads and for writes."""
+    monkeypatch.setattr(kv, "FIRST_MAP_BYTES", 1 << 16)
+    files = Files(tmp_path)
+    files.make_directory("locks")
+    kv.create(files, "live", durable=False, rows={b"k": b"v"})
+    store = kv.Store(files, "live", durable=False, timeout=10)
+    assert store.get(b"k") == b"v"
+
+    def grow(number: int) -> None:
+        other = kv.Store(Files(tmp_path), "live", durable=False, timeout=10)
+        other.write(lambda txn: txn.put(b"%d" % number, bytes(1 << 16 + number % 4)))
+        other.close()
+
+    for number in range(rounds):
+        in_child(partial(grow, number))
+        if number % 3 == 0:
+            assert store.get(b"%d" % number) == bytes(1 << 16 + number % 4)
+        elif number % 3 == 1:
+            assert store.read(lambda txn, n=number: txn.get(b"%d" % n)) is not None
+        else:
+            store.write(lambda txn: txn.put(b"k", b"w"))
+    assert store.version() > rounds
+    store.close()
+    files.close_all()
+
+
+@pytest.mark.parametrize("number", range(10))
+def test_a_log_goes_on_in_a_tiny_map_with_a_forgotten_reader(tmp_path, monkeypatch, number):
+    """P21: a reader that nobody ends makes the file grow, and does nothing else."""
+    monkeypatch.setattr(kv, "FIRST_MAP_BYTES", 1 << 16)
+    root = open_root(tmp_path / "root")
+    log = make_log(root, {"segment.bytes": 2000})
+    append_some(root, "t", 3)
+    live = root.context.live
+    shared = live._shared or live._attach()
+    old = shared.handle.begin() if number % 2 else None
+    pid = os.fork()
+    if pid == 0:
+        time.sleep(60)
+        os._exit(0)
+    if old is not None:
+        old.abort()
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    append_some(root, "t", 40 + number, first=3)
+
+    assert [row[0] for row in rows(log)] == list(range(43 + number))
+    assert verify_root(root) == []
+    root.close()
+
+
+def test_a_map_does_not_grow_without_end(tmp_path, monkeypatch):
+    """P21: the size is bounded, and the error says which database it was."""
+    monkeypatch.setattr(kv, "FIRST_MAP_BYTES", 1 << 16)
+    monkeypatch.setattr(kv, "LARGEST_MAP_BYTES", 1 << 18)
+    files = Files(tmp_path)
+    files.make_directory("locks")
+    kv.create(files, "live", durable=False, rows={b"k": b"v"})
+    store = kv.Store(files, "live", durable=False, timeout=10)
+    with pytest.raises(StorageError, match="live"):
+        store.write(lambda txn: txn.put(b"large", bytes(1 << 19)))
+
+    assert store.get(b"k") == b"v"
+    assert store.get(b"large") is None
+    store.write(lambda txn: txn.put(b"k", b"w"))
+    store.close()
+    files.close_all()

@@ -1,0 +1,501 @@
+"""One partition: appending, reading, flushing, cutting (A1–A37)."""
+
+import threading
+
+import pytest
+
+from embedlog import catalog
+from embedlog.errors import (
+    CorruptBatchError,
+    InvalidRecordError,
+    OffsetOutOfRangeError,
+    ReadOnlyError,
+    RecordBatchTooLargeError,
+    RecordTooLargeError,
+    UnknownTopicOrPartitionError,
+)
+from embedlog.log import PartitionReader
+from embedlog.record import Appended
+from support.children import in_child
+from support.clock import START
+from support.roots import (
+    abandon,
+    bases,
+    batch_rows,
+    encoded,
+    fill,
+    healthy,
+    make_log,
+    offsets,
+    open_root,
+    rows,
+    segment_files,
+    values,
+)
+
+# Appending
+
+
+def test_offsets_begin_at_0_and_are_dense(log):
+    """The first record of a partition is number 0, the next one 1 (A1)."""
+    receipts = log.append([encoded(b"a", b"b"), encoded(b"c")]) + log.append([encoded(b"d")])
+
+    assert receipts == [Appended(0, 2), Appended(2, 3), Appended(3, 4)]
+    assert (log.start_offset(), log.end_offset()) == (0, 4)
+    assert values(log) == [b"a", b"b", b"c", b"d"]
+
+
+def test_appending_nothing_does_nothing(log):
+    """No offset, no roll, no error (A2)."""
+    assert log.append([]) == []
+    assert (log.end_offset(), bases(log)) == (0, [0])
+
+
+def test_null_and_empty_keys_and_values_are_four_different_things(log):
+    """None is not b"" (A3)."""
+    pairs = [(key, value) for key in (None, b"", b"k") for value in (None, b"", b"v")]
+    log.append([encoded(*[value for _, value in pairs], keys=[key for key, _ in pairs])])
+
+    assert [row[2:4] for row in rows(log)] == pairs
+
+
+def test_headers_keep_their_order_their_repetitions_and_their_nulls(log):
+    """A record's headers are a list of pairs, not a dict (A3)."""
+    heads = [("b", b"1"), ("a", None), ("b", b""), ("", b"2")]
+    log.append([encoded(b"x", b"y", b"z", headers=[heads, [], None])])
+
+    assert [row[4] for row in rows(log)] == [heads, [], []]
+
+
+def test_batches_without_headers_follow_in_a_segment_that_has_them(log):
+    """A segment has one schema: what comes after a record with headers gets the column too."""
+    log.append([encoded(b"a")])
+    log.append([encoded(b"b", headers=[[("h", b"1")]])])
+    for compression in ("none", "lz4", "zstd"):
+        log.append([encoded(b"c" * 100, keys=[b"k"], compression=compression)])
+    log.append([encoded(b"d", headers=[[("h", b"2")]]), encoded(b"e", producer=(1, 0, 0))])
+
+    found = rows(log)
+    assert [row[3] for row in found] == [b"a", b"b", *[b"c" * 100] * 3, b"d", b"e"]
+    assert [bool(row[4]) for row in found] == [False, True, False, False, False, True, False]
+    assert bases(log) == [0, 1]
+    assert log.append([encoded(b"e", producer=(1, 0, 0))]) == [Appended(6, 7, None, True)]
+
+
+@pytest.mark.parametrize("compression", ["none", "lz4", "zstd"])
+def test_every_compression_reads_back_what_was_appended(log, compression):
+    """Readers do not care how a batch is stored."""
+    wanted = [b"value %d " % number * 20 for number in range(100)]
+    log.append([encoded(*wanted, compression=compression)])
+    log.append([encoded(b"small", compression=compression)])
+
+    assert values(log) == [*wanted, b"small"]
+
+
+def test_a_batch_over_max_message_bytes_is_refused(root):
+    """The stored size counts, compressed as it is; nothing is written (A4)."""
+    log = make_log(root, {"max.message.bytes": 2000})
+    big = [b"x" * 100] * 50
+    with pytest.raises(RecordTooLargeError, match=r"max\.message\.bytes 2000"):
+        log.append([encoded(b"fits"), encoded(*big)])
+
+    assert log.end_offset() == 0
+    log.append([encoded(*big, compression="zstd")])
+    assert log.end_offset() == 50
+
+
+def test_a_batch_over_segment_bytes_is_refused(root):
+    """No roll could make room for it (A4)."""
+    log = make_log(root, {"segment.bytes": 2000})
+    with pytest.raises(RecordBatchTooLargeError, match=r"segment\.bytes 2000"):
+        log.append([encoded(*[b"x" * 100] * 50)])
+
+    assert log.end_offset() == 0
+
+
+def test_the_producers_timestamps_are_kept(log):
+    """CreateTime, out of order or from the last century (A7)."""
+    times = [START, 0, START + 5, -5, START]
+    log.append([encoded(*[b"x"] * 5, at=times)])
+
+    assert [row[1] for row in rows(log)] == times
+
+
+def test_log_append_time_overrides_the_producers(root, clock):
+    """Every record of a batch has the log's time, the receipt tells it (A7)."""
+    log = make_log(root, {"message.timestamp.type": "LogAppendTime"})
+    receipts = log.append([encoded(b"a", b"b", at=[5, 7])])
+    clock.advance(10)
+    log.append([encoded(b"c", at=1)])
+
+    assert receipts == [Appended(0, 2, START)]
+    assert [row[1] for row in rows(log)] == [START, START, START + 10]
+    assert log.offset_for_timestamp(START + 1)[:2] == (2, START + 10)
+
+
+@pytest.mark.parametrize("time", [START - 1001, START + 501])
+def test_a_timestamp_outside_the_window_is_refused(root, time):
+    """Before and after are counted from the log's clock; nothing is appended (A7)."""
+    config = {"message.timestamp.before.max.ms": 1000, "message.timestamp.after.max.ms": 500}
+    log = make_log(root, config)
+    log.append([encoded(b"old", b"new", at=[START - 1000, START + 500])])
+    with pytest.raises(InvalidRecordError, match="not within"):
+        log.append([encoded(b"fine", at=START), encoded(b"x", at=time)])
+
+    assert log.end_offset() == 2
+
+
+def test_threads_and_processes_append_without_mixing_their_batches(root, log):
+    """Offsets are dense, batches are whole, and each appender's order is kept (A10)."""
+
+    def work(name):
+        for number in range(30):
+            log = root.partition("t", 0)
+            log.append([encoded(*[b"%b %d" % (name, number)] * 3)])
+
+    def fork(name):
+        in_child(lambda: work(name))
+
+    threads = [threading.Thread(target=work, args=(name,)) for name in (b"a", b"b")]
+    threads += [threading.Thread(target=fork, args=(name,)) for name in (b"c", b"d")]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    found = rows(log)
+    assert [row[0] for row in found] == list(range(360))
+    groups = [found[place][3] for place in range(0, 360, 3)]
+    assert [row[3] for row in found] == [value for value in groups for _ in range(3)]
+    for name in (b"a", b"b", b"c", b"d"):
+        mine = [value for value in groups if value.startswith(name)]
+        assert mine == [b"%b %d" % (name, number) for number in range(30)]
+
+
+def test_readers_that_refresh_do_not_confuse_who_appends(root):
+    """A slow reader never puts an older manifest over the newer one of a roll (A10, A14)."""
+    log = make_log(root, {"segment.bytes": 1500})
+    done, errors = threading.Event(), []
+
+    def look():
+        while not done.is_set():
+            try:
+                log.start_offset()
+                log.offset_for_timestamp(START + 10)
+                rows(log, max(log.end_offset() - 3, 0))
+            except BaseException as error:
+                errors.append(error)
+
+    threads = [threading.Thread(target=look) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    fill(log, 150)
+    done.set()
+    for thread in threads:
+        thread.join()
+
+    assert errors == []
+    assert offsets(log) == list(range(150))
+    assert healthy(root)
+
+
+def test_a_handle_that_reads_cannot_append(root, log, tmp_path):
+    """mode="r" changes nothing."""
+    fill(log, 3)
+    reading = open_root(tmp_path / "root", mode="r")
+    other = reading.partition("t", 0)
+
+    assert values(other) == [b"v0", b"v1", b"v2"]
+    for change in (lambda: other.append([encoded(b"x")]), other.flush, other.roll,
+                   lambda: other.truncate_to(0)):  # fmt: skip
+        with pytest.raises(ReadOnlyError):
+            change()
+    fill(log, 1, first=3)
+    assert values(other, 3) == [b"v3"]
+    reading.close()
+
+
+def test_a_deleted_topic_is_told_to_who_still_has_its_log(root, log):
+    """Its records are gone; a topic of that name begins at 0 again (A38)."""
+    fill(log, 3)
+    root.delete_topic("t")
+    with pytest.raises(UnknownTopicOrPartitionError):
+        log.append([encoded(b"x")])
+    again = make_log(root)
+    with pytest.raises(UnknownTopicOrPartitionError, match="created again"):
+        log.append([encoded(b"x")])
+
+    assert again.append([encoded(b"new")]) == [Appended(0, 1)]
+    assert root.partition("t", 0) is again
+
+
+# Reading
+
+
+def test_reading_at_the_end_is_empty_and_past_it_out_of_range(log):
+    """The end is a legal position, one more is not (A17)."""
+    fill(log, 3)
+
+    assert log.reader(3).read() == []
+    for offset in (-1, 4, 1 << 62):
+        with pytest.raises(OffsetOutOfRangeError, match=r"offsets 0 to 3"):
+            log.reader(offset)
+
+
+def test_a_reader_at_the_end_finds_what_comes(log):
+    """Asking again is cheap, and finds the next records."""
+    reader = log.reader(0)
+    assert reader.read() == []
+    for number in range(3):
+        fill(log, 1, first=number)
+        assert [row[3] for one in reader.read() for row in batch_rows(one)] == [b"v%d" % number]
+        assert reader.read() == []
+
+
+def test_a_read_inside_a_batch_gives_that_batch(log):
+    """The caller leaves out what is below (A17)."""
+    fill(log, 3, size=10)
+    reader = log.reader(15)
+
+    assert [one.base_offset for one in reader.read()] == [10, 20]
+    assert reader.offset == 30
+    assert offsets(log, 15) == list(range(15, 30))
+
+
+@pytest.mark.parametrize("most", [1, 600, 5000, 1 << 20])
+def test_reading_piece_by_piece_gives_every_record_once(root, most):
+    """Over all segments, whatever is asked for at a time (A18, A19)."""
+    log = make_log(root, {"segment.bytes": 2000, "index.interval.bytes": 600})
+    fill(log, 20, size=3)
+
+    assert len(bases(log)) > 3
+    for offset in range(61):
+        assert [row[0] for row in rows(log, offset, most)] == list(range(offset, 60))
+
+
+def test_nothing_past_the_published_end_is_read(root, log):
+    """Bytes may be there, but they are nobody's (A20)."""
+    fill(log, 3)
+    reader = log.reader(0)
+    (path,) = segment_files(root.path)
+    with path.open("ab") as file:
+        file.write(encoded(b"not published").stamp(3, 0)[0])
+
+    assert len(reader.read()) == 3
+    assert reader.read() == []
+    fill(log, 1, first=3)
+    assert values(log) == [b"v0", b"v1", b"v2", b"v3"]
+
+
+def test_durable_visibility_shows_only_what_was_flushed(root, log, tmp_path):
+    """The rule of the 2011 paper: consumers see what a power cut cannot take (A20)."""
+    careful = open_root(tmp_path / "root", visibility="durable")
+    other = careful.partition("t", 0)
+    fill(log, 2)
+    assert (other.end_offset(), values(other)) == (0, [])
+    with pytest.raises(OffsetOutOfRangeError):
+        other.reader(1)
+    log.flush()
+    assert values(other) == [b"v0", b"v1"]
+    fill(log, 1, first=2)
+    assert values(other) == [b"v0", b"v1"]
+    fill(log, 1, first=3, durability="fsync")
+    assert values(other) == values(log) == [b"v0", b"v1", b"v2", b"v3"]
+    careful.close()
+
+
+def test_a_reader_finishes_on_files_that_were_unlinked(root):
+    """Or is told that the offset is gone: never garbage, never a signal (A21)."""
+    log = make_log(root, {"segment.bytes": 1500})
+    fill(log, 10)
+    reader = log.reader(0)
+    first = reader.read(1)
+    root.delete_topic("t")
+
+    assert [row[3] for one in first for row in batch_rows(one)][:1] == [b"v0"]
+    with pytest.raises(UnknownTopicOrPartitionError):
+        reader.read()
+
+
+def test_a_damaged_batch_is_told_with_its_place_and_can_be_skipped(root, log):
+    """Topic, partition, offset, file and byte; the ones around it are read (A32)."""
+    fill(log, 3, size=2)
+    log.append([encoded(b"after")])
+    (path,) = segment_files(root.path)
+    good = [one.position for one in log.reader(0).read()]
+    with path.open("r+b") as file:
+        file.seek(good[1] + 60)
+        file.write(b"\xff\xfe\xfd")
+
+    reader = log.reader(0)
+    assert [one.base_offset for one in reader.read()] == [0]
+    for _ in range(2):
+        with pytest.raises(CorruptBatchError) as caught:
+            reader.read()
+        assert (caught.value.topic, caught.value.partition, caught.value.offset) == ("t", 0, 2)
+        assert caught.value.path == str(path.relative_to(root.path))
+        assert caught.value.position == good[1]
+        assert reader.offset == 2
+    abandon(root)
+
+
+def test_a_reader_knows_its_offset_when_the_log_was_cut_and_written_again(root):
+    """A place in a file that was cut is not trusted: the reader looks again (A36)."""
+    log = make_log(root)
+    fill(log, 5)
+    reader = log.reader(0)
+    assert len(reader.read()) == 5
+    log.truncate_to(2)
+    with pytest.raises(OffsetOutOfRangeError):
+        reader.read()
+    reader = log.reader(2)
+    log.truncate_to(1)
+    log.append([encoded(b"longer than before", b"x"), encoded(b"y")])
+
+    assert isinstance(reader, PartitionReader)
+    found = [row[:4:3] for one in reader.read() for row in batch_rows(one) if row[0] >= 2]
+    assert found == [(2, b"x"), (3, b"y")]
+
+
+# Flushing
+
+
+def partition_info(log):
+    return log.context.state.read(lambda txn: catalog.partition(txn, log.key))
+
+
+def test_a_flush_moves_the_recovery_point_to_the_end(log):
+    """Only a flush does, and it never goes back but by a cut (A22, A23)."""
+    fill(log, 3)
+    assert (partition_info(log).recovery_offset, log.tail().durable_offset) == (0, 0)
+    log.flush()
+    assert (partition_info(log).recovery_offset, log.tail().durable_offset) == (3, 3)
+    fill(log, 2, first=3)
+    assert partition_info(log).recovery_offset == 3
+    log.flush()
+    assert partition_info(log).recovery_offset == 5
+    log.truncate_to(4)
+    assert partition_info(log).recovery_offset == 4
+
+
+def test_flushing_an_empty_partition_is_fine(log):
+    """And makes its file durable (A22)."""
+    log.flush()
+    log.roll()
+    log.flush()
+
+    assert log.end_offset() == 0
+
+
+def test_flush_messages_flushes_when_so_many_wait(root):
+    """Kafka's flush.messages (A22)."""
+    log = make_log(root, {"flush.messages": 5})
+    durable = []
+    for number in range(12):
+        fill(log, 1, first=number)
+        durable.append(log.tail().durable_offset)
+
+    assert durable == [0, 0, 0, 0, 5, 5, 5, 5, 5, 10, 10, 10]
+
+
+def test_flush_ms_flushes_when_the_last_one_is_so_long_ago(root, clock):
+    """Kafka's flush.ms, at the next append (A22)."""
+    log = make_log(root, {"flush.ms": 100})
+    fill(log, 1)
+    log.flush()
+    fill(log, 1, first=1)
+    assert log.tail().durable_offset == 1
+    clock.advance(100)
+    fill(log, 1, first=2)
+
+    assert log.tail().durable_offset == 3
+
+
+def test_durability_fsync_is_durable_when_append_returns(log):
+    """Also what others wrote before, without a flush (group commit)."""
+    fill(log, 2)
+    fill(log, 1, first=2, durability="fsync")
+
+    assert log.tail().durable_offset == log.end_offset() == 3
+
+
+# Cutting
+
+
+def test_a_cut_at_or_past_the_end_does_nothing(log):
+    """False, and no new epoch (A34)."""
+    fill(log, 3)
+    epoch = log.tail().leader_epoch
+
+    assert not log.truncate_to(3)
+    assert not log.truncate_to(99)
+    assert (log.end_offset(), log.tail().leader_epoch) == (3, epoch)
+    with pytest.raises(ValueError, match="negative"):
+        log.truncate_to(-1)
+
+
+@pytest.mark.parametrize("offset", range(1, 30))
+def test_a_cut_removes_every_record_from_the_offset_on(tmp_path, offset):
+    """A batch that straddles it goes entirely; the end is the offset, also in the gap (A34)."""
+    root = open_root(tmp_path / "root")
+    log = make_log(root, {"segment.bytes": 1500, "index.interval.bytes": 500})
+    fill(log, 10, size=3)
+    log.flush()
+
+    assert log.truncate_to(offset)
+    assert offsets(log) == list(range(offset // 3 * 3))
+    assert log.end_offset() == offset
+    assert log.append([encoded(b"next")]) == [Appended(offset, offset + 1)]
+    assert offsets(log) == [*range(offset // 3 * 3), offset]
+    assert values(log, offset // 3 * 3) == [b"next"]
+    assert healthy(root)
+    abandon(root)
+    again = open_root(tmp_path / "root")
+    assert offsets(again.partition("t", 0)) == [*range(offset // 3 * 3), offset]
+    again.close()
+
+
+def test_a_cut_before_everything_starts_over_there(log):
+    """An empty log whose start and end are the offset (A35)."""
+    fill(log, 3)
+    log.truncate_to(0)
+
+    assert (log.start_offset(), log.end_offset(), values(log)) == (0, 0, [])
+    assert log.append([encoded(b"x")]) == [Appended(0, 1)]
+
+
+def test_a_cut_raises_the_epoch_of_what_follows(log):
+    """So that a reader can tell reused offsets from the old ones (A36, A37)."""
+    fill(log, 5)
+    before = log.tail().leader_epoch
+    log.truncate_to(3)
+    fill(log, 1, first=3)
+    log.truncate_to(2)
+    fill(log, 2, first=2)
+
+    assert [one.leader_epoch - before for one in log.reader(0).read()] == [0, 0, 2, 2]
+    epochs = log.context.state.read(lambda txn: catalog.epochs(txn, log.key))
+    assert epochs == [(before, 0), (before + 2, 2)]
+
+
+# Looking up a time
+
+
+def test_a_time_lookup_is_the_first_record_in_offset_order(root):
+    """Not the nearest in time, where timestamps are out of order (B10, B13)."""
+    log = make_log(root, {"segment.bytes": 1200, "index.interval.bytes": 0})
+    times = [10, 30, 20, 50, 40, 40, 70, 5, 60]
+    for place in range(0, 9, 3):
+        log.append([encoded(b"a", b"b", b"c", at=times[place : place + 3])])
+        log.roll()
+
+    for time in range(80):
+        wanted = [(offset, at) for offset, at in enumerate(times) if at >= time]
+        found = log.offset_for_timestamp(time)
+        assert (found and found[:2]) == (wanted[0] if wanted else None)
+    assert log.offset_for_timestamp(0).leader_epoch == log.tail().leader_epoch
+
+
+def test_a_time_lookup_in_an_empty_log_finds_nothing(log):
+    """None, not an error (B10)."""
+    assert log.offset_for_timestamp(0) is None

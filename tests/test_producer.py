@@ -1,0 +1,843 @@
+"""The producer: what is sent is written once, in order, and its future says where."""
+
+import gc
+import os
+import pickle
+import subprocess
+import sys
+import threading
+import time
+import warnings
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+
+import pyarrow as pa
+import pytest
+from support.roots import encoded, healthy, open_root, rows, values
+
+from embedlog.config import TopicConfig
+from embedlog.errors import (
+    BufferExhaustedError,
+    ClosedError,
+    EmbedlogError,
+    IllegalStateError,
+    InvalidConfigError,
+    InvalidProducerEpochError,
+    InvalidRecordError,
+    OutOfOrderSequenceError,
+    RecordTooLargeError,
+    SerializationError,
+    TimeoutError,  # noqa: A004 - it is one
+    UnknownTopicOrPartitionError,
+)
+from embedlog.partitioner import partition_for_key
+from embedlog.producer import Producer
+from embedlog.record import RecordMetadata
+
+FAST = {"retry_backoff_ms": 5, "request_timeout_ms": 20}
+
+
+@pytest.fixture
+def root(tmp_path):
+    """A root with topics of one and of four partitions; checked after every test."""
+    root = open_root(tmp_path / "log")
+    root.create_topic("one", 1, TopicConfig())
+    root.create_topic("four", 4, TopicConfig())
+    yield root
+    if not root.closed:
+        assert healthy(root)
+        root.close()
+
+
+@pytest.fixture
+def producer(root):
+    with Producer(root) as producer:
+        yield producer
+
+
+def make(root, name, partitions=1, **config):
+    root.create_topic(name, partitions, TopicConfig.parse(config))
+
+
+def everything(root, topic):
+    """The values of each partition."""
+    return [values(root.partition(topic, n)) for n in range(root.partitions(topic))]
+
+
+class Held:
+    """A partition whose lock somebody else holds."""
+
+    def __init__(self, root, topic, partition=0):
+        self.log = root.partition(topic, partition)
+
+    def __enter__(self):
+        self.log.tail()
+        self.log.acquire()
+
+    def __exit__(self, *_):
+        self.log.release()
+
+
+# Sending one by one
+
+
+def test_a_record_is_written_where_its_future_says(root, producer):
+    """A1: offsets are consecutive from 0, and the metadata names topic, partition and time."""
+    first = producer.send("one", b"a").result()
+    second = producer.send("one", b"b", timestamp_ms=77).get(5)
+
+    assert first == RecordMetadata("one", 0, 0, root.clock())
+    assert second == RecordMetadata("one", 0, 1, 77)
+    assert values(root.partition("one", 0)) == [b"a", b"b"]
+
+
+def test_a_record_comes_back_as_it_was_sent(root, producer):
+    """A3: null and empty differ, and headers keep order, duplicates and nulls."""
+    headers = [("a", b"1"), ("a", None), ("b", b"")]
+    for key, value in ((None, b"v"), (b"", b""), (b"k", None)):
+        producer.send("one", value, key)
+    producer.send("one", b"v", b"k", headers=headers)
+    producer.send("one", bytearray(b"x"), memoryview(b"y"))
+    producer.flush()
+
+    found = [(key, value, heads) for _, _, key, value, heads in rows(root.partition("one", 0))]
+    assert found == [
+        (None, b"v", []),
+        (b"", b"", []),
+        (b"k", None, []),
+        (b"k", b"v", headers),
+        (b"y", b"x", []),
+    ]
+
+
+def test_a_key_decides_the_partition_and_the_order_there_is_kept(root, producer):
+    """G1, G2, G9: murmur2 of the key over all partitions; each future has its own offset."""
+    keys = [b"key-%d" % (n % 37) for n in range(1000)]
+    futures = [producer.send("four", b"%d" % n, key) for n, key in enumerate(keys)]
+    producer.flush()
+
+    found = [values(root.partition("four", n)) for n in range(4)]
+    for n, (key, future) in enumerate(zip(keys, futures, strict=True)):
+        metadata = future.result(0)
+        assert metadata.partition == partition_for_key(key, 4)
+        assert found[metadata.partition][metadata.offset] == b"%d" % n
+    for each in found:
+        assert [int(value) for value in each] == sorted(int(value) for value in each)
+
+
+def test_one_record_goes_where_many_would(root, producer):
+    """G1: the key decides alike for a single record, an empty key, and a whole drain."""
+    for key in (b"", b"a", b"21", b"foobar"):
+        assert producer.send("four", b"v", key).result().partition == partition_for_key(key, 4)
+
+
+def test_a_partition_that_was_named_is_used_as_it_is(root, producer):
+    """G1: an explicit partition goes before the key, and is checked."""
+    futures = [producer.send("four", b"v", b"k", partition=n % 3) for n in range(9)]
+
+    assert [future.result().partition for future in futures] == [n % 3 for n in range(9)]
+    for wrong in (-1, 4):
+        with pytest.raises(UnknownTopicOrPartitionError):
+            producer.send("four", b"v", partition=wrong)
+
+
+def test_records_without_a_key_stay_with_a_partition_until_it_had_its_share(root):
+    """G3: sticky, so that batches are large, and every partition has its turn."""
+    with Producer(root, batch_size=2000) as producer:
+        for n in range(2000):
+            producer.send("four", b"%04d" % n + bytes(96))
+    found = everything(root, "four")
+
+    assert all(found)
+    numbers = [int(value[:4]) for value in found[0]]
+    assert sum(b == a + 1 for a, b in pairwise(numbers)) > len(numbers) * 0.7
+
+
+def test_round_robin_leaves_no_partition_out(root):
+    """G4: each partition in turn, across drains too (KAFKA-9965)."""
+    with Producer(root, partitioner="round_robin") as producer:
+        futures = [producer.send("four", b"%d" % n) for n in range(8)]
+        producer.flush()
+        futures += [producer.send("four", b"%d" % n) for n in range(8)]
+
+        assert [future.result().partition for future in futures] == [0, 1, 2, 3] * 4
+        assert {one.partition for one in producer.send_batch("four", [b"x"] * 8).result()} == {
+            *range(4)
+        }
+
+
+def test_a_partitioner_of_the_user_sees_key_and_partitions(root):
+    """kafka-python's signature: (key_bytes, all_partitions, available)."""
+    seen = []
+
+    def last(key, every, available):
+        seen.append((key, every, available))
+        return every[-1]
+
+    with Producer(root, partitioner=last) as producer:
+        assert producer.send("four", b"v", b"k").result().partition == 3
+        producer.send_batch("four", [b"v"], [b"k"]).result()
+    assert seen == [(b"k", [0, 1, 2, 3], [0, 1, 2, 3])] * 2
+
+
+def test_new_partitions_are_used_from_the_next_drain_on(root, producer):
+    """G5: the count is read where it is kept."""
+    producer.send("one", b"v", b"a").result()
+    root.grow_topic("one", 8)
+
+    for key in (b"a", b"b", b"c", b"d", b"e"):
+        assert producer.send("one", b"v", key).result().partition == partition_for_key(key, 8)
+
+
+def test_an_unknown_topic_is_made_unless_that_is_forbidden(tmp_path):
+    """auto.create.topics.enable: at the first send."""
+    with Producer(open_root(tmp_path / "a")) as producer:
+        assert producer.send("new", b"v").result().offset == 0
+        producer.root.close()
+    with Producer(open_root(tmp_path / "b", auto_create=False)) as producer:
+        with pytest.raises(UnknownTopicOrPartitionError):
+            producer.send("new", b"v")
+        producer.root.close()
+
+
+def test_what_is_not_bytes_is_refused_with_advice(root, producer):
+    """Bytes in, bytes out; the message tells how to encode text."""
+    for wrong in ("text", 7, ["a"]):
+        with pytest.raises(SerializationError):
+            producer.send("one", wrong)
+        with pytest.raises(SerializationError):
+            producer.send("one", b"v", wrong)
+        with pytest.raises(SerializationError):
+            producer.send_batch("one", [b"v", wrong])
+    with pytest.raises(SerializationError, match="encode"):
+        producer.send("one", "text")
+    for headers in ([("a",)], [(None, b"v")], [("a", "text")]):
+        with pytest.raises(SerializationError):
+            producer.send("one", b"v", headers=headers)
+    with pytest.raises(SerializationError):
+        producer.send("one", b"v", timestamp_ms=1.5)
+    producer.flush()
+
+    assert values(root.partition("one", 0)) == []
+
+
+def test_serializers_are_callables_or_objects(root):
+    """A callable, or kafka-python's Serializer with ``serialize(topic, value)``."""
+
+    class Shout:
+        def serialize(self, topic, value):
+            return f"{topic}:{value}".upper().encode()
+
+    with Producer(root, key_serializer=str.encode, value_serializer=Shout()) as producer:
+        producer.send("one", "v", "k").result()
+        producer.send_batch("one", ["w"], ["l"])
+    found = [(row[2], row[3]) for row in rows(root.partition("one", 0))]
+    assert found == [(b"k", b"ONE:V"), (b"l", b"ONE:W")]
+
+
+# Refusals
+
+
+def test_a_record_that_is_too_large_fails_alone(root):
+    """A4, G7, G13: the future says so, the others go on, and no memory is lost."""
+    make(root, "small", **{"max.message.bytes": 5000})
+    with Producer(root, max_request_size=20000) as producer:
+        before = producer.send("small", b"a")
+        large = producer.send("small", bytes(6000))
+        huge = producer.send("small", bytes(30000))
+        after = producer.send("small", b"b")
+        producer.flush()
+
+        assert before.succeeded() and after.succeeded()
+        for future in (large, huge):
+            assert future.failed() and isinstance(future.exception, RecordTooLargeError)
+            with pytest.raises(RecordTooLargeError):
+                future.result()
+        assert producer.metrics()["buffered"] == 0
+        assert producer.metrics()["errors"] == 2
+    assert values(root.partition("small", 0)) == [b"a", b"b"]
+
+
+def test_batches_are_never_larger_than_the_topic_takes(root):
+    """G13: records are split into batches that fit, whatever batch_size says."""
+    make(root, "small", **{"max.message.bytes": 5000})
+    with Producer(root, batch_size=1 << 20) as producer:
+        futures = [producer.send("small", b"%03d" % n + bytes(97)) for n in range(300)]
+        producer.flush()
+        assert [future.result().offset for future in futures] == list(range(300))
+        ranges = producer.send_batch("small", [bytes(100)] * 300).result()
+    assert len(ranges) > 5 and sum(one.count for one in ranges) == 300
+
+
+def test_a_compacted_topic_refuses_records_without_a_key(root, producer):
+    """A6: through the future for one; for many, with indices, and none of them written."""
+    make(root, "table", **{"cleanup.policy": "compact"})
+    alone = producer.send("table", b"v")
+    good = producer.send("table", b"v", b"k")
+
+    assert isinstance(alone.exception, InvalidRecordError)
+    with pytest.raises(InvalidRecordError) as caught:
+        producer.send_batch("table", [b"a", b"b", b"c"], [b"k", None, None])
+    assert caught.value.indices == [1, 2]
+    with pytest.raises(InvalidRecordError):
+        producer.append_table("table", pa.table({"value": [b"a"]}))
+    assert good.result().offset == 0
+    assert values(root.partition("table", 0)) == [b"v"]
+
+
+def test_a_time_outside_the_window_fails_its_record(root, producer):
+    """A7: the topic bounds the times it takes; the partition goes on after."""
+    make(root, "now", **{"message.timestamp.after.max.ms": 1000})
+    late = producer.send("now", b"a", timestamp_ms=root.clock() + 5000)
+    with pytest.raises(InvalidRecordError):
+        late.result()
+    assert producer.send("now", b"b").result().offset == 0
+
+
+def test_the_log_can_stamp_records_with_its_own_time(root, producer):
+    """A7: LogAppendTime overrides, and the metadata has it."""
+    make(root, "stamped", **{"message.timestamp.type": "LogAppendTime"})
+    assert producer.send("stamped", b"v", timestamp_ms=5).result().timestamp == root.clock()
+
+
+# Waiting, order, callbacks
+
+
+def test_a_record_nobody_waits_for_is_written_too(root, producer):
+    """G6: linger_ms=0 is about a millisecond, on a thread of the producer's."""
+    future = producer.send("one", b"v")
+    limit = time.monotonic() + 5
+    while not future.done() and time.monotonic() < limit:
+        threading.Event().wait(0.005)
+
+    assert future.is_done and future.value.offset == 0
+
+
+def test_records_linger_unless_somebody_waits(root):
+    """G6: linger_ms holds a batch back; result() and flush() do not wait for it."""
+    with Producer(root, linger_ms=60_000, delivery_timeout_ms=120_000) as producer:
+        futures = [producer.send("one", b"%d" % n) for n in range(3)]
+        threading.Event().wait(0.05)
+        assert not any(future.done() for future in futures)
+        assert futures[1].result().offset == 1
+        assert all(future.done() for future in futures)
+    assert producer.metrics()["batches"] == 1
+
+
+def test_a_full_batch_does_not_linger(root):
+    """G6: batch_size closes a batch before linger_ms does."""
+    with Producer(root, linger_ms=60_000, batch_size=1000) as producer:
+        futures = [producer.send("one", bytes(100)) for _ in range(100)]
+        assert futures[0].done()
+
+
+def test_flush_waits_for_what_was_sent_before(root, producer):
+    """G10: acknowledged or failed on return, in all topics."""
+    futures = [producer.send(topic, b"v") for topic in ("one", "four", "new") for _ in range(50)]
+    producer.flush()
+
+    assert all(future.succeeded() for future in futures)
+
+
+def test_callbacks_run_in_order_with_the_result_or_the_error(root, producer):
+    """G9: metadata or exception, never both; arguments first; what they raise is swallowed."""
+    make(root, "table", **{"cleanup.policy": "compact"})
+    seen = []
+    for n in range(5):
+        future = producer.send("one", b"%d" % n)
+        future.add_callback(lambda tag, metadata: seen.append((tag, metadata.offset)), n)
+        future.add_errback(seen.append)
+    future.add_callback(lambda metadata: 1 / 0)
+    producer.flush()
+    future.add_callback(lambda metadata: seen.append("at once"))
+    producer.send("table", b"v").add_errback(lambda error: seen.append(type(error)))
+
+    assert seen == [*((n, n) for n in range(5)), "at once", InvalidRecordError]
+
+
+def test_a_callback_may_send_flush_wait_and_close(root):
+    """G9, G10: no lock is held while it runs."""
+    producer = Producer(root)
+    seen = []
+
+    def again(metadata):
+        seen.append(producer.send("one", b"second").result(5).offset)
+        producer.flush(5)
+        producer.close()
+
+    producer.send("one", b"first").add_callback(again)
+    producer.flush(5)
+
+    assert seen == [1]
+    with pytest.raises(ClosedError):
+        producer.send("one", b"third")
+
+
+def test_many_threads_lose_nothing_and_keep_their_own_order(root, producer):
+    """A10, G12: each thread's records are in its order; every future is right."""
+
+    def work(name):
+        return [producer.send("one", b"%d-%d" % (name, n)) for n in range(2000)]
+
+    with ThreadPoolExecutor(4) as pool:
+        futures = list(pool.map(work, range(4)))
+    producer.flush()
+    found = values(root.partition("one", 0))
+
+    assert len(found) == 8000
+    for name, mine in enumerate(futures):
+        offsets = [future.result(0).offset for future in mine]
+        assert offsets == sorted(offsets)
+        assert [found[offset] for offset in offsets] == [b"%d-%d" % (name, n) for n in range(2000)]
+
+
+def test_acks_0_does_not_wait_to_know(root):
+    """G9: done at once, with offset -1."""
+    with Producer(root, acks=0) as producer:
+        future = producer.send("one", b"v")
+        assert future.done() and future.result().offset == -1
+    assert values(root.partition("one", 0)) == [b"v"]
+
+
+def test_idempotence_goes_with_acks_all_only(root):
+    """G20: asked for together it is an error; else it is silently off."""
+    with pytest.raises(InvalidConfigError):
+        Producer(root, acks=1, enable_idempotence=True)
+    with Producer(root, acks=1) as producer:
+        assert producer.send("one", b"v").result().offset == 0
+        with pytest.raises(IllegalStateError):
+            producer.send_batch("one", [b"v"], sequence=0)
+
+
+# Memory, retries, expiry
+
+
+def test_send_blocks_while_memory_is_full_and_gives_up(root):
+    """G8: for max_block_ms, then BufferExhaustedError; room comes back when things are written."""
+    config = {"buffer_memory": 4000, "max_block_ms": 120, **FAST}
+    with Producer(root, **config) as producer:
+        with Held(root, "one"):
+            start = time.monotonic()
+            with pytest.raises(BufferExhaustedError):
+                for _ in range(100):
+                    producer.send("one", bytes(100))
+            assert 0.1 < time.monotonic() - start < 3
+        producer.flush(5)
+        producer.send("one", b"v").result(5)
+        assert producer.metrics()["buffered"] == 0
+
+
+def test_a_write_is_tried_again_and_order_is_kept(root):
+    """G12: what comes later waits behind what is tried again; nothing is written twice."""
+    with Producer(root, **FAST) as producer:
+        with Held(root, "one"):
+            first = producer.send("one", b"1")
+            with pytest.raises(TimeoutError):
+                first.result(0.05)
+            second = producer.send("one", b"2")
+            with pytest.raises(TimeoutError):
+                producer.flush(0.05)
+        assert second.result(5).offset == 1
+        assert first.result(5).offset == 0
+        assert producer.metrics()["retries"] > 0
+
+
+def test_an_expired_record_never_appears_and_leaves_no_gap(root):
+    """G11: TimeoutError after delivery_timeout_ms; the next record goes on (G16)."""
+    config = {"delivery_timeout_ms": 60, "request_timeout_ms": 10, "retry_backoff_ms": 5}
+    with Producer(root, **config) as producer:
+        producer.send("one", b"1").result()
+        with Held(root, "one"):
+            lost = producer.send("one", b"lost")
+            with pytest.raises(TimeoutError, match="delivery_timeout_ms"):
+                while True:
+                    try:
+                        lost.result(0.05)
+                    except TimeoutError:
+                        if lost.done():
+                            raise
+        assert producer.send("one", b"2").result(5).offset == 1
+    assert values(root.partition("one", 0)) == [b"1", b"2"]
+
+
+def test_a_cut_log_does_not_stop_the_producer_for_good(root, producer):
+    """G16, A34: its numbers went with the cut; one batch fails, the next goes on."""
+    for n in range(3):
+        producer.send("one", b"%d" % n).result()
+    root.partition("one", 0).truncate_to(1)
+    with pytest.raises(OutOfOrderSequenceError):
+        producer.send("one", b"x").result()
+
+    assert producer.send("one", b"y").result().offset == 1
+
+
+# Identity
+
+
+def test_a_named_producer_fences_the_older_one(root):
+    """G17, G21: from the newer one's first append on the older one is refused, for good."""
+    old, new = Producer(root, producer_name="p"), Producer(root, producer_name="p")
+    assert old.send("one", b"1").result().offset == 0
+    assert new.send("one", b"2").result().offset == 1
+    with pytest.raises(InvalidProducerEpochError):
+        old.send("one", b"3").result()
+    with pytest.raises(InvalidProducerEpochError):
+        old.send_batch("one", [b"3"])
+    assert new.send("one", b"4").result().offset == 2
+    old.close()
+    new.close()
+    assert values(root.partition("one", 0)) == [b"1", b"2", b"4"]
+
+
+def test_a_named_producer_that_comes_back_never_takes_new_records_for_old(root):
+    """G15-G17: it goes on numbering where the last one of its name ended."""
+    for n in range(4):
+        with Producer(root, producer_name="p") as producer:
+            assert producer.send("one", b"%d" % n).result().offset == n
+
+
+def test_a_batch_that_is_sent_again_is_answered_with_its_first_offsets(tmp_path):
+    """G16: also after a restart with the same producer_name; nothing is appended."""
+    batch = [b"%d" % n for n in range(10)]
+    root = open_root(tmp_path / "log")
+    old = Producer(root, producer_name="loader")
+    (written,) = old.send_batch("one", batch, sequence=1000).result()
+    (again,) = old.send_batch("one", batch, sequence=1000).result()
+    root.close()
+
+    root = open_root(tmp_path / "log")
+    alive = Producer(root, producer_name="loader")
+    new = Producer(root, producer_name="loader")
+    alive.identity()
+    (repeated,) = new.send_batch("one", batch, sequence=1000).result()
+
+    assert (written.base_offset, written.count, written.duplicate) == (0, 10, False)
+    assert again[:4] == repeated[:4] == written[:4]
+    assert again.duplicate and repeated.duplicate
+    assert new.last_sequence("one") == 1009
+    for gap in (1011, 990, 1005):
+        with pytest.raises(OutOfOrderSequenceError):
+            new.send_batch("one", batch, sequence=gap).result()
+    with pytest.raises(InvalidProducerEpochError):
+        alive.send_batch("one", batch, sequence=1010).result()
+    assert new.send_batch("one", batch, sequence=1010).result()[0].base_offset == 10
+    assert values(root.partition("one", 0)) == batch + batch
+    new.close()
+    alive.close()
+    root.close()
+
+
+@pytest.mark.parametrize("whole", [True, False], ids=["all of it", "a part of it"])
+def test_a_large_load_whose_answer_was_lost_is_taken_up(root, whole):
+    """G16: batches from before those the log remembers are known to be there, without offsets."""
+    batch = [b"%05d" % n for n in range(3000)]
+    with Producer(root, producer_name="p", batch_size=2100) as producer:
+        done = producer.send_batch("one", batch if whole else batch[:2000], sequence=0).result()
+    with Producer(root, producer_name="p", batch_size=2100) as producer:
+        ranges = producer.send_batch("one", batch, sequence=0).result()
+
+    assert len(done) > 5
+    assert sum(one.count for one in ranges) == 3000
+    assert ranges[0].duplicate and ranges[0].base_offset is None
+    assert values(root.partition("one", 0)) == batch
+
+
+def test_numbered_records_go_to_one_partition(root, producer):
+    """Numbers have no gaps, so they are a partition's."""
+    with pytest.raises(IllegalStateError):
+        producer.send_batch("four", [b"v"], [b"k"], sequence=0)
+    assert producer.send_batch("four", [b"v"], [b"k"], partition=2, sequence=7).result()
+    assert producer.last_sequence("four", 2) == 7
+    assert producer.last_sequence("four", 1) is None
+
+
+def test_a_killed_producer_leaves_numbers_that_the_next_goes_on_with(tmp_path):
+    """P1, G18: the state is in the log, not in the process."""
+    script = (
+        "import os, sys; sys.path[:0] = %r\n"
+        "from support.roots import open_root\n"
+        "from embedlog.producer import Producer\n"
+        "producer = Producer(open_root(%r), producer_name='p')\n"
+        "producer.send_batch('t', [b'a', b'b'], sequence=5).result()\n"
+        "os.kill(os.getpid(), 9)\n"
+    )
+    where = str(tmp_path / "log")
+    subprocess.run([sys.executable, "-c", script % (sys.path, where)], check=False)
+    root = open_root(where)
+    with Producer(root, producer_name="p") as producer:
+        assert producer.last_sequence("t") == 6
+        (again,) = producer.send_batch("t", [b"a", b"b"], sequence=5).result()
+        assert again.duplicate and again.base_offset == 0
+    assert values(root.partition("t", 0)) == [b"a", b"b"]
+    root.close()
+
+
+# Batches and tables
+
+
+def test_a_batch_is_split_by_key_and_by_size(root):
+    """G1: vectorised, and every partition's records in the order given."""
+    keys = [b"key-%d" % (n % 101) for n in range(5000)]
+    batch = [b"%06d" % n for n in range(5000)]
+    with Producer(root, batch_size=4096) as producer:
+        future = producer.send_batch("four", batch, keys)
+        ranges = future.result()
+    assert future.written() == ranges
+    expected = [[] for _ in range(4)]
+    for key, value in zip(keys, batch, strict=True):
+        expected[partition_for_key(key, 4)].append(value)
+    assert everything(root, "four") == expected
+    assert sum(one.count for one in ranges) == 5000
+    assert all(one.next_offset == one.base_offset + one.count for one in ranges)
+
+
+def test_an_empty_batch_is_nothing(root, producer):
+    """A2: no offset is used, and there is no error."""
+    assert producer.send_batch("one", []).result() == []
+    assert producer.append_table("one", pa.table({"value": pa.array([], pa.binary())})).done()
+
+
+def test_a_batch_keeps_everything_of_its_records(root, producer):
+    """A3: keys, headers and times of a batch are one list each."""
+    producer.send_batch(
+        "one", [b"a", None], [None, b"k"], headers=[None, [("h", b"1")]], timestamps=[5, 6]
+    )
+    assert rows(root.partition("one", 0)) == [
+        (0, 5, None, b"a", []),
+        (1, 6, b"k", None, [("h", b"1")]),
+    ]
+    with pytest.raises(ValueError, match="keys"):
+        producer.send_batch("one", [b"a"], [b"k", b"l"])
+
+
+def test_a_batch_comes_after_what_was_sent_before(root):
+    """G12: send and send_batch share one order."""
+    with Producer(root, linger_ms=10_000, delivery_timeout_ms=60_000) as producer:
+        producer.send("one", b"1")
+        producer.send_batch("one", [b"2"])
+        producer.send("one", b"3")
+    assert values(root.partition("one", 0)) == [b"1", b"2", b"3"]
+
+
+def tables():
+    pandas, polars = pytest.importorskip("pandas"), pytest.importorskip("polars")
+    columns = {"value": ["a", "bb", None], "key": ["k", "l", "m"]}
+    table = pa.table(columns)
+    return [
+        table,
+        table.to_batches()[0],
+        table.to_reader(),
+        pa.table({"value": pa.array(columns["value"], pa.large_binary()), "key": table["key"]}),
+        pa.table({"value": table["value"].dictionary_encode(), "key": table["key"]}),
+        pandas.DataFrame(columns),
+        polars.DataFrame(columns),
+    ]
+
+
+@pytest.mark.parametrize("kind", range(7))
+@pytest.mark.parametrize("topic", ["one", "four"])
+def test_a_table_of_any_maker_can_be_appended(root, producer, kind, topic):
+    """pyarrow, pandas, Polars: text becomes its UTF-8 bytes, null stays null."""
+    producer.append_table(topic, tables()[kind], timestamp=None).result()
+
+    found = [row for n in range(root.partitions(topic)) for row in rows(root.partition(topic, n))]
+    assert sorted((key, value) for _, _, key, value, _ in found) == [
+        (b"k", b"a"),
+        (b"l", b"bb"),
+        (b"m", None),
+    ]
+
+
+def test_the_columns_of_a_table_are_named(root, producer):
+    """Key, value and time come from columns of any name; times of any unit become ms."""
+    table = pa.table(
+        {
+            "what": ["x", "y"],
+            "when": pa.array([5_000_000, 6_000_001], pa.timestamp("us")),
+            "who": [b"a", b"b"],
+        }
+    )
+    producer.append_table("one", table, key="who", value="what", timestamp="when")
+
+    found = [row[1:4] for row in rows(root.partition("one", 0))]
+    assert found == [(5000, b"a", b"x"), (6000, b"b", b"y")]
+    for wrong in ({}, {"value": "nothing"}, {"value": "when"}, {"value": "what", "key": "none"}):
+        with pytest.raises(SerializationError):
+            producer.append_table("one", table, **wrong)
+    with pytest.raises(SerializationError):
+        producer.append_table("one", object())
+
+
+def test_a_large_table_is_cut_into_batches_by_size(root):
+    """No batch is over batch_size, and each row is written once, in order."""
+    batch = [b"%07d" % n for n in range(20_000)]
+    table = pa.concat_tables([pa.table({"value": batch[:777]}), pa.table({"value": batch[777:]})])
+    with Producer(root, batch_size=30_000) as producer:
+        ranges = producer.append_table("one", table).result()
+    assert values(root.partition("one", 0)) == batch
+    assert max(one.count for one in ranges) * 16 < 30_000
+    assert len(ranges) < 20_000 * 24 / 30_000 + 3
+
+
+# The end
+
+
+def test_close_writes_the_rest_and_can_be_repeated(root):
+    """G10: drains, is idempotent, and what is sent after it is refused."""
+    producer = Producer(root, linger_ms=10_000, delivery_timeout_ms=60_000)
+    future = producer.send("one", b"v")
+    producer.close()
+    producer.close()
+
+    assert future.result().offset == 0
+    for call in (producer.send, producer.append_table):
+        with pytest.raises(ClosedError):
+            call("one", b"v")
+    with pytest.raises(ClosedError):
+        producer.send_batch("new", [b"v"])
+
+
+def test_close_without_patience_fails_the_rest(root):
+    """G10: close(0) says so to every future, and writes nothing more."""
+    producer = Producer(root, linger_ms=10_000, delivery_timeout_ms=60_000)
+    future, errors = producer.send("one", b"v"), []
+    future.add_errback(errors.append)
+    producer.close(0)
+
+    with pytest.raises(ClosedError, match="before the record was written"):
+        future.result()
+    assert errors == [future.exception]
+    assert values(root.partition("one", 0)) == []
+
+
+def test_close_gives_up_on_a_partition_that_is_held(root):
+    """G10: after its timeout, with an error for what was not written."""
+    producer = Producer(root, **FAST)
+    with Held(root, "one"):
+        future = producer.send("one", b"v")
+        start = time.monotonic()
+        producer.close(0.1)
+        assert time.monotonic() - start < 2
+        with pytest.raises(EmbedlogError):
+            future.result(1)
+
+
+def test_a_forgotten_producer_is_flushed_and_told_of(root):
+    """A ResourceWarning with the count, when it is collected with records unsent."""
+    producer = Producer(root, linger_ms=10_000, delivery_timeout_ms=60_000)
+    producer.send("one", b"v")
+    with pytest.warns(ResourceWarning, match="1 records were unsent"):  # noqa: PT031
+        del producer
+        gc.collect()
+    assert values(root.partition("one", 0)) == [b"v"]
+
+
+def test_a_producer_without_unsent_records_goes_quietly(root):
+    """Nothing to warn of, and its thread ends."""
+    producer = Producer(root)
+    producer.send("one", b"v").result()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        del producer
+        gc.collect()
+    limit = time.monotonic() + 5
+    while any(one.name == "embedlog-producer" for one in threading.enumerate()):
+        assert time.monotonic() < limit
+        threading.Event().wait(0.01)
+
+
+def test_what_is_unsent_at_the_exit_is_flushed(tmp_path):
+    """atexit: a script that forgets to close loses nothing."""
+    script = (
+        "import sys; sys.path[:0] = %r\n"
+        "from support.roots import open_root\n"
+        "from embedlog.producer import Producer\n"
+        "producer = Producer(open_root(%r), linger_ms=60000, delivery_timeout_ms=120000)\n"
+        "for n in range(100): producer.send('t', b'%%d' %% n)\n"
+    )
+    where = str(tmp_path / "log")
+    subprocess.run([sys.executable, "-c", script % (sys.path, where)], check=True)
+    root = open_root(where)
+    assert len(values(root.partition("t", 0))) == 100
+    root.close()
+
+
+def test_a_forked_child_starts_anew(root):
+    """P18: what was gathered is the parent's; the child has an identity of its own."""
+    with Producer(root, linger_ms=10_000, delivery_timeout_ms=60_000) as producer:
+        mine = producer.send("one", b"parent")
+        before = producer.identity()
+        child = os.fork()
+        if child == 0:
+            ok = producer.identity() != before and mine.failed()
+            ok = ok and producer.send("one", b"child").result(5).offset == 0
+            os._exit(0 if ok else 1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert mine.result(5).offset == 1
+    assert values(root.partition("one", 0)) == [b"child", b"parent"]
+
+
+def test_a_producer_is_pickled_as_its_root_and_settings():
+    """A worker opens the root anew and has its own producer."""
+
+    class Elsewhere:
+        durability, closed, path = "os", False, "x"
+
+        @staticmethod
+        def clock():
+            return 0
+
+        def __reduce__(self):
+            return Opened, ()
+
+    again = pickle.loads(pickle.dumps(Producer(Elsewhere(), linger_ms=7)))
+    assert isinstance(again.root, Opened) and again.config.linger_ms == 7
+
+
+class Opened:
+    durability, closed, path = "os", False, "x"
+
+    @staticmethod
+    def clock():
+        return 0
+
+
+def test_metrics_say_what_was_sent(root, producer):
+    """Counted per record and batch; nothing is buffered after a flush."""
+    for n in range(10):
+        producer.send("one", b"%d" % n)
+    producer.send_batch("one", [b"v"] * 5)
+    found = producer.metrics()
+
+    assert found["records"] == 15 and found["batches"] >= 2 and found["bytes"] > 15
+    assert found["buffered"] == found["errors"] == 0
+    assert repr(producer).startswith("<Producer")
+
+
+def test_with_fsync_a_result_means_durable(tmp_path):
+    """P4: acks=all is as durable as the log says."""
+    root = open_root(tmp_path / "log", durability="fsync")
+    with Producer(root) as producer:
+        producer.send("t", b"v").result()
+        log = root.partition("t", 0)
+        assert log.tail().durable_offset == 1
+        futures = [producer.send("t", b"%d" % n) for n in range(50)]
+        producer.flush()
+        assert futures[-1].result().offset == 50
+    with Producer(root, acks=1) as producer:
+        producer.send("t", b"v").result()
+        assert log.tail().durable_offset == 51
+    root.close()
+
+
+def test_the_log_answers_a_new_epoch_from_what_the_older_one_sent(root):
+    """G16, G17: counting goes on over epochs; a start at 0 forgets, as Kafka's does."""
+    log = root.partition("one", 0)
+    log.append([encoded(b"a", producer=(9, 0, 0))])
+    log.append([encoded(b"b", producer=(9, 1, 0))])
+    (repeated,) = log.append([encoded(b"b", producer=(9, 1, 0))])
+    assert repeated.duplicate and repeated.base_offset == 1
+    with pytest.raises(InvalidProducerEpochError):
+        log.append([encoded(b"c", producer=(9, 0, 1))])
+    with pytest.raises(OutOfOrderSequenceError):
+        log.append([encoded(b"c", producer=(9, 2, 5))])
