@@ -1,8 +1,4 @@
-"""What does it cost to read: as records, as columns, and to wait for another process?
-
-100-byte values, 10-byte keys, 1,000-record batches.  The floor of all of them
-is `bench_floor`: every byte of the same files through the CRC, once.
-"""
+"""What does it cost to read through a consumer: as records, as columns, and to wait?"""
 
 import multiprocessing
 import statistics
@@ -10,62 +6,44 @@ import time
 from collections import deque
 
 import pytest
-from support.roots import open_root
 
+import embedlog
 from embedlog import batch
-from embedlog.checksum import crc32c
-from embedlog.config import TopicConfig
-from embedlog.consumer import Consumer
-from embedlog.record import TopicPartition
 
-BATCHES, ROWS = 200, 1000
-RECORDS = BATCHES * ROWS
-KEYS = [b"k%09d" % number for number in range(ROWS)]
-VALUES = [b"v" * 100] * ROWS
+RECORDS = 1_600_000
+FLOOR = {"floor": "bench_pread_crc"}
+PAIRS = 1500
 
 
-@pytest.fixture(scope="module", params=["sealed", "active"])
-def root(request, tmp_path_factory):
-    """200,000 records, in mapped segments or all in the one that is still written."""
-    root = open_root(tmp_path_factory.mktemp("bench") / "root")
-    segment_bytes = (4 << 20) if request.param == "sealed" else (1 << 30)
-    root.create_topic("t", 1, TopicConfig.parse({"segment.bytes": segment_bytes}))
-    log = root.partition("t", 0)
-    for number in range(BATCHES):
-        log.append([batch.encode_lists(VALUES, KEYS, number, None)])
-    yield root
-    root.close()
+@pytest.fixture
+def measured(benchmark, note, filled, thousand):
+    """Time a function of a fresh consumer that begins at the beginning and reads to the end."""
+
+    def measured(read):
+        share = RECORDS / 1000 * thousand.size / (64 << 20)
+        note(records=RECORDS, **FLOOR, floors=share)
+        found = benchmark.pedantic(
+            lambda: read(filled.consumer("t", auto_offset_reset="earliest")),
+            rounds=5,
+            warmup_rounds=1,
+        )
+        assert found == RECORDS
+
+    return measured
 
 
-def measured(benchmark, root, read):
-    """Run `read` on a fresh consumer that begins at the beginning, a few times."""
-    found = benchmark.pedantic(
-        lambda: read(Consumer(root, "t", auto_offset_reset="earliest")), rounds=7, warmup_rounds=1
-    )
-    seconds = benchmark.stats.stats.min
-    benchmark.extra_info.update(records=RECORDS, records_per_second=round(RECORDS / seconds))
-    assert found == RECORDS
-
-
-def polled(consumer, poll, size):
-    count = 0
-    while got := poll(consumer):
-        count += sum(size(each) for found in got.values() for each in found)
-    return count
-
-
-def bench_iterate_records(benchmark, root):
+def bench_iterate_records(measured):
     """`for record in consumer`: an object for each record."""
 
     def read(consumer):
-        records = deque(enumerate(consumer.iter_records(until="end"), 1), maxlen=1)
-        return records[0][0]
+        last = deque(enumerate(consumer.iter_records(until="end"), 1), maxlen=1)
+        return last[0][0]
 
-    measured(benchmark, root, read)
+    measured(read)
 
 
 @pytest.mark.parametrize("most", [500, 10_000], ids="max_poll_records={}".format)
-def bench_poll_records(benchmark, root, most):
+def bench_poll_records(measured, most):
     """`poll()`: the same objects, in lists."""
 
     def read(consumer):
@@ -74,91 +52,83 @@ def bench_poll_records(benchmark, root, most):
             count += sum(map(len, got.values()))
         return count
 
-    measured(benchmark, root, read)
+    measured(read)
 
 
-def bench_poll_batches(benchmark, root):
+def bench_poll_batches(measured):
     """Arrow columns, every checksum verified."""
 
     def read(consumer):
-        return polled(consumer, Consumer.poll_batches, len)
+        count = 0
+        while got := consumer.poll_batches():
+            count += sum(len(one) for found in got.values() for one in found)
+        return count
 
-    measured(benchmark, root, read)
+    measured(read)
 
 
 @pytest.mark.parametrize(
-    "columns", [None, ("timestamp", "key"), ("offset",)], ids=lambda each: "+".join(each or ["all"])
+    "columns",
+    [None, ("offset", "timestamp", "key"), ("offset",)],
+    ids=lambda each: "+".join(each or ["all"]),
 )
-def bench_iterate_batches(benchmark, root, columns):
+def bench_iterate_batches(measured, columns):
     """Only what is asked for is checked."""
-
-    def read(consumer):
-        return sum(map(len, consumer.iter_batches(columns=columns, until="end")))
-
-    measured(benchmark, root, read)
+    measured(lambda consumer: sum(map(len, consumer.iter_batches(columns, until="end"))))
 
 
-def bench_floor(benchmark, root):
-    """The CRC of every message of the log, and nothing else: what memory and CPU give."""
-    log = root.partition("t", 0)
+def bench_iterate_records_of_single_appends(benchmark, note, log, single):
+    """Every record in a batch of its own: what batching saves."""
+    log.create_topic("t")
+    for _ in range(5000):
+        log.partition("t", 0).append([single])
 
     def read():
-        count, reader = 0, log.reader(0)
-        while found := reader.read():
-            for one in found:
-                crc32c(one._source.buffer.slice(one._start, one.size))
-                count += one.count
-        return count
+        consumer = log.consumer("t", auto_offset_reset="earliest")
+        return sum(1 for _ in consumer.iter_records(until="end"))
 
-    assert benchmark.pedantic(read, rounds=7, warmup_rounds=1) == RECORDS
-    benchmark.extra_info["records_per_second"] = round(RECORDS / benchmark.stats.stats.min)
+    note(records=5000)
+    assert benchmark.pedantic(read, rounds=5, warmup_rounds=1) == 5000
 
 
 @pytest.mark.parametrize("partitions", [1, 500], ids="partitions={}".format)
-def bench_idle_poll(benchmark, tmp_path, partitions):
+def bench_idle_poll(benchmark, log, partitions):
     """What each wake costs a consumer for which nothing came."""
-    root = open_root(tmp_path / "root")
-    root.create_topic("t", partitions, TopicConfig())
-    consumer = Consumer(root, "t")
+    log.create_topic("t", partitions=partitions)
+    consumer = log.consumer("t")
     assert consumer.poll() == {}
 
     assert benchmark(consumer.poll) == {}
-    root.close()
 
 
-def echo(path, pairs):
-    root = open_root(path)
-    log = root.partition("pong", 0)
-    consumer = Consumer(root, "ping")
-    log.append([batch.encode_lists([b"ready"], None, 0)])
-    for _ in range(pairs):
-        (records,) = consumer.poll(60_000).values()
-        seen = time.perf_counter_ns()
-        log.append([batch.encode_lists([records[0].value + b" %d" % seen], None, 0)])
-    root.close()
+def stamps(path, pipe, pairs):
+    with embedlog.open(path) as log:
+        consumer, found = log.consumer("t"), []
+        pipe.send(None)
+        while len(found) < pairs:
+            if consumer.poll(10_000):
+                found.append(time.perf_counter_ns())
+        pipe.send(found)
 
 
-def bench_wake_of_another_process(benchmark, tmp_path):
-    """From before an append in one process to the record in the hands of another that slept."""
-    pairs = 1000
-    root = open_root(tmp_path / "root")
-    for topic in ("ping", "pong"):
-        root.create_topic(topic, 1, TopicConfig())
-    consumer, log = Consumer(root, "pong"), root.partition("ping", 0)
-    process = multiprocessing.get_context("spawn").Process(target=echo, args=(root.path, pairs))
+def bench_poll_of_another_process(benchmark, note, log):
+    """From before an append to the record in the hands of a process that slept in `poll`."""
+    log.create_topic("t")
+    part, sent = log.partition("t", 0), []
+    spawn = multiprocessing.get_context("spawn")
+    ours, theirs = spawn.Pipe()
+    process = spawn.Process(target=stamps, args=(log.path, theirs, PAIRS))
     process.start()
-    assert consumer.poll(60_000)[TopicPartition("pong", 0)]
-    delays = []
+    ours.recv()
 
     def once():
-        sent = time.perf_counter_ns()
-        log.append([batch.encode_lists([b"%d" % sent], None, 0)])
-        (records,) = consumer.poll(60_000).values()
-        delays.append(int(records[0].value.split()[1]) - sent)
+        time.sleep(0.0015)  # it is asleep again
+        sent.append(time.perf_counter_ns())
+        part.append([batch.encode_lists([b"x" * 100], None, 0)])
 
-    benchmark.pedantic(once, rounds=pairs)
-    process.join(30)
-    root.close()
-    cuts = statistics.quantiles(delays, n=100)
-    benchmark.extra_info.update(p50_us=round(cuts[49] / 1000), p99_us=round(cuts[98] / 1000))
-    assert len(delays) == pairs
+    benchmark.pedantic(once, rounds=PAIRS)
+    seen = ours.recv()
+    process.join()
+    cuts = statistics.quantiles([two - one for one, two in zip(sent, seen, strict=True)], n=100)
+    note(p50_us=round(cuts[49] / 1000, 1), p99_us=round(cuts[98] / 1000, 1))
+    assert len(seen) == PAIRS

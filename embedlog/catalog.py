@@ -76,7 +76,7 @@ class TopicInfo:
 
 def unpack_topic(name: str, row: bytes) -> TopicInfo:
     """Return a topic from its stored row."""
-    fields: dict[str, Any] = json.loads(kv.unseal(row, f"topic {name}"))
+    fields: dict[str, Any] = json.loads(kv.unseal(row, f"topic {name}", TOPIC + name.encode()))
     return TopicInfo(
         name,
         fields["id"],
@@ -84,6 +84,12 @@ def unpack_topic(name: str, row: bytes) -> TopicInfo:
         fields["created_ms"],
         TopicConfig.parse(fields["config"]),
     )
+
+
+def topic_of_row(row: tuple[bytes, bytes]) -> TopicInfo:
+    """Return a topic from its key and value."""
+    # A name that is no text is damaged: then the checksum does not fit either.
+    return unpack_topic(row[0][1:].decode(errors="replace"), row[1])
 
 
 class SegmentInfo(NamedTuple):
@@ -153,10 +159,7 @@ class Catalog:
         prefix = TOPIC
 
         def step(txn: kv.Txn) -> dict[str, TopicInfo]:
-            return {
-                key[1:].decode(): unpack_topic(key[1:].decode(), row)
-                for key, row in kv.rows(txn, prefix)
-            }
+            return {info.name: info for info in map(topic_of_row, kv.rows(txn, prefix))}
 
         return self._state.read(step)
 
@@ -193,7 +196,7 @@ class Catalog:
             if txn.get(key) is not None:
                 raise TopicAlreadyExistsError("the topic exists already", topic=name)
             info = TopicInfo(name, next_number(txn, b"topic"), partitions, now_ms, config)
-            txn.put(key, kv.seal(info.pack()))
+            txn.put(key, kv.seal(info.pack(), key))
             for partition in range(partitions):
                 _new_partition(txn, info.key(partition), now_ms)
             return info
@@ -234,7 +237,7 @@ class Catalog:
             if row is None:
                 raise UnknownTopicOrPartitionError("there is no such topic", topic=name)
             info = change(txn, unpack_topic(name, row))
-            txn.put(key, kv.seal(info.pack()))
+            txn.put(key, kv.seal(info.pack(), key))
             return info
 
         return self._state.write(step)
@@ -264,11 +267,11 @@ class Catalog:
             if row is None:
                 identity = (next_number(txn, b"producer"), 0)
             else:
-                number, epoch = _PRODUCER.unpack(kv.unseal(row, f"producer {name}"))
+                number, epoch = _PRODUCER.unpack(kv.unseal(row, f"producer {name}", key))
                 # Kafka takes a new id when the epoch is used up (KIP-360).
                 used_up = epoch >= 0x7FFE
                 identity = (next_number(txn, b"producer"), 0) if used_up else (number, epoch + 1)
-            txn.put(key, kv.seal(_PRODUCER.pack(*identity)))
+            txn.put(key, kv.seal(_PRODUCER.pack(*identity), key))
             return identity
 
         return self._state.write(step)
@@ -290,20 +293,23 @@ def _new_partition(txn: kv.Txn, key: bytes, now_ms: int) -> None:
 def next_number(txn: kv.Txn, name: bytes) -> int:
     """Return a number that was never used before for ``name``; it starts at 1."""
     number = last_number(txn, name) + 1
-    txn.put(COUNTER + name, kv.seal(_U64.pack(number)))
+    txn.put(COUNTER + name, kv.seal(_U64.pack(number), COUNTER + name))
     return number
 
 
 def last_number(txn: kv.Txn, name: bytes) -> int:
     """Return the last number that was given out for ``name``; 0 if none was."""
     row = txn.get(COUNTER + name)
-    return 0 if row is None else int(_U64.unpack(kv.unseal(row, f"counter {name!r}"))[0])
+    if row is None:
+        return 0
+    number: int = _U64.unpack(kv.unseal(row, f"counter {name!r}", COUNTER + name))[0]
+    return number
 
 
 def raise_number(txn: kv.Txn, name: bytes, number: int) -> None:
     """Make sure that ``number`` is not given out again."""
     if last_number(txn, name) < number:
-        txn.put(COUNTER + name, kv.seal(_U64.pack(number)))
+        txn.put(COUNTER + name, kv.seal(_U64.pack(number), COUNTER + name))
 
 
 def new_segment(txn: kv.Txn, key: bytes, now_ms: int) -> None:
@@ -320,7 +326,7 @@ def adopt_topic(txn: kv.Txn, name: str, number: int, partitions: int) -> bool:
     raise_number(txn, b"topic", number)
     if txn.get(TOPIC + name.encode()) is not None:
         return False
-    txn.put(TOPIC + name.encode(), kv.seal(info.pack()))
+    txn.put(TOPIC + name.encode(), kv.seal(info.pack(), TOPIC + name.encode()))
     for each in range(partitions):
         put_partition(txn, info.key(each), PartitionInfo())
     return True
@@ -334,7 +340,7 @@ def segments(txn: kv.Txn, key: bytes) -> list[SegmentInfo]:
 def _segment(row_key: bytes, row: bytes) -> SegmentInfo:
     _, _, base, number = _SEGMENT_KEY.unpack(row_key[1:])
     flags, end, created, latest, size, end_position, headers = _SEGMENT_ROW.unpack(
-        kv.unseal(row, f"segment {base}-{number}")
+        kv.unseal(row, f"segment {base}-{number}", row_key)
     )
     next_offset = end if flags & 1 else None
     max_timestamp = latest if flags & 2 else None
@@ -355,7 +361,8 @@ def put_segment(txn: kv.Txn, key: bytes, segment: SegmentInfo) -> None:
         segment.end_position,
         segment.headers,
     )
-    txn.put(_segment_key(SEGMENT, key, segment), kv.seal(row))
+    row_key = _segment_key(SEGMENT, key, segment)
+    txn.put(row_key, kv.seal(row, row_key))
 
 
 def drop_segment(txn: kv.Txn, key: bytes, segment: SegmentInfo) -> None:
@@ -373,34 +380,36 @@ def partition(txn: kv.Txn, key: bytes) -> PartitionInfo | None:
     row = txn.get(PARTITION + key)
     if row is None:
         return None
-    return PartitionInfo(*_PARTITION.unpack(kv.unseal(row, "a partition")))
+    return PartitionInfo(*_PARTITION.unpack(kv.unseal(row, "a partition", PARTITION + key)))
 
 
 def put_partition(txn: kv.Txn, key: bytes, info: PartitionInfo) -> None:
     """Write the durable row of a partition."""
-    txn.put(PARTITION + key, kv.seal(_PARTITION.pack(*info)))
+    txn.put(PARTITION + key, kv.seal(_PARTITION.pack(*info), PARTITION + key))
 
 
 def index_blob(txn: kv.Txn, key: bytes, segment: SegmentInfo) -> bytes | None:
     """Return the index of a sealed segment, as `index` packed it."""
-    row = txn.get(_segment_key(INDEX, key, segment))
-    return None if row is None else kv.unseal(row, f"index of {segment.file_name}")
+    row_key = _segment_key(INDEX, key, segment)
+    row = txn.get(row_key)
+    return None if row is None else kv.unseal(row, f"index of {segment.file_name}", row_key)
 
 
 def put_index_blob(txn: kv.Txn, key: bytes, segment: SegmentInfo, blob: bytes) -> None:
     """Keep the index of a sealed segment: written once, at the roll."""
-    txn.put(_segment_key(INDEX, key, segment), kv.seal(blob))
+    row_key = _segment_key(INDEX, key, segment)
+    txn.put(row_key, kv.seal(blob, row_key))
 
 
 def producers_blob(txn: kv.Txn, key: bytes) -> bytes | None:
     """Return the producers' sequences as of the recovery point (G18)."""
     row = txn.get(PRODUCERS + key)
-    return None if row is None else kv.unseal(row, "the producers of a partition")
+    return None if row is None else kv.unseal(row, "the producers of a partition", PRODUCERS + key)
 
 
 def put_producers_blob(txn: kv.Txn, key: bytes, blob: bytes) -> None:
     """Keep the producers' sequences; written with the recovery point they belong to."""
-    txn.put(PRODUCERS + key, kv.seal(blob))
+    txn.put(PRODUCERS + key, kv.seal(blob, PRODUCERS + key))
 
 
 def epochs(txn: kv.Txn, key: bytes) -> list[tuple[int, int]]:
@@ -408,10 +417,11 @@ def epochs(txn: kv.Txn, key: bytes) -> list[tuple[int, int]]:
     row = txn.get(EPOCHS + key)
     if row is None:
         return [(0, 0)]
-    blob = kv.unseal(row, "the epochs of a partition")
+    blob = kv.unseal(row, "the epochs of a partition", EPOCHS + key)
     return [(epoch, start) for epoch, start in _EPOCH.iter_unpack(blob)]
 
 
 def put_epochs(txn: kv.Txn, key: bytes, entries: list[tuple[int, int]]) -> None:
     """Keep the epochs of a partition."""
-    txn.put(EPOCHS + key, kv.seal(b"".join(_EPOCH.pack(*entry) for entry in entries)))
+    blob = b"".join(_EPOCH.pack(*entry) for entry in entries)
+    txn.put(EPOCHS + key, kv.seal(blob, EPOCHS + key))

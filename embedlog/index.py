@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import struct
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable
-from typing import NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
 
 from embedlog import kv
 
@@ -64,13 +64,26 @@ def unpack(blob: bytes) -> list[Entry]:
     return [Entry(*fields) for fields in _ENTRY.iter_unpack(blob[:whole])]
 
 
-def position_of_offset(found: list[Entry], offset: int) -> int | None:
+class Packed(Sequence[Entry]):
+    """A blob as a sequence: a bisection looks at a few entries, of many thousands."""
+
+    def __init__(self, blob: bytes) -> None:
+        self._blob = blob
+
+    def __len__(self) -> int:
+        return len(self._blob) // _ENTRY.size
+
+    def __getitem__(self, place: Any) -> Any:
+        return Entry._make(_ENTRY.unpack_from(self._blob, range(len(self))[place] * _ENTRY.size))
+
+
+def position_of_offset(found: Sequence[Entry], offset: int) -> int | None:
     """Return where the last indexed batch at or below ``offset`` begins (B2)."""
     place = bisect_right(found, offset, key=_offset)
     return found[place - 1].position if place else None
 
 
-def position_of_time(found: list[Entry], timestamp: int) -> int | None:
+def position_of_time(found: Sequence[Entry], timestamp: int) -> int | None:
     """Return a position before which every record is older than ``timestamp`` (B9)."""
     place = bisect_left(found, timestamp, key=_timestamp_before)
     return found[place - 1].position if place else None

@@ -127,6 +127,7 @@ class Store:
         self._lock: int | None = None
         self._shared: _Environment | None = None
         self._pages: memoryview | None = None
+        self._confirmed = -1
         self._closed = False
         _stores.add(self)
         self._attach()
@@ -165,13 +166,21 @@ class Store:
         raise StorageError("the map kept changing under a reader", path=self.path)
 
     def version(self) -> int:
-        """A number that grows with each commit by any process; 0.2 µs."""
+        """A number that grows with each commit by any process; 0.2 µs.
+
+        Whoever reads after it sees that commit, or a later one: what was read
+        may be kept for as long as the number stays.
+        """
         pages = self._pages
-        if pages is None:
-            version: int = (self._shared or self._attach()).handle.info()["last_txnid"]
-            return version
-        first, second = pages[18], pages[530]  # VERSION_PLACES
-        return first if first > second else second
+        if pages is not None:
+            first, second = pages[18], pages[530]  # VERSION_PLACES
+            if self._confirmed == (first if first > second else second):
+                return self._confirmed
+        # A commit writes its page first and is seen by new readers a moment
+        # later: only what a reader has seen counts.
+        version: int = self.read(_number)
+        self._confirmed = version
+        return version
 
     # Writing
 
@@ -206,10 +215,15 @@ class Store:
                     txn = shared.handle.begin(None, None, True)
                     try:
                         result = step(txn)
+                        number = txn.id()
                     except BaseException:
                         txn.abort()
                         raise
                     txn.commit()
+                    pages = self._pages
+                    # A step that changed nothing leaves its number to the next one.
+                    if pages is not None and number in (pages[18], pages[530]):
+                        self._confirmed = number
                     return result
             except lmdb.MapFullError:
                 shared.grow()
@@ -312,6 +326,11 @@ class Store:
         (self._shared or self._attach()).handle.copy(target, compact=True)
 
 
+def _number(txn: Txn) -> int:
+    number: int = txn.id()
+    return number
+
+
 class Nothing:
     """Stands for a `live` that may not be used or made: every partition counts as unknown."""
 
@@ -391,10 +410,19 @@ def discard(files: Files, name: str) -> None:
 
 
 def findings(path: str) -> list[str]:
-    """Check an environment that nobody uses without mapping it; ``[]`` is healthy."""
+    """Check an environment that nobody uses without mapping it; ``[]`` is healthy.
+
+    Raises:
+        StorageError: It cannot be read for now, which says nothing about damage.
+    """
     try:
         found: list[str] = lmdb.verify.verify(path)  # type: ignore[no-untyped-call]
-    except (lmdb.verify.VerifyError, OSError, struct.error) as error:
+    except FileNotFoundError as error:
+        return [str(error)]
+    except OSError as error:
+        what = f"the database cannot be checked: {error.strerror}"
+        raise StorageError(what, errno=error.errno, operation="verify", path=path) from error
+    except (lmdb.verify.VerifyError, struct.error) as error:
         return [str(error) or type(error).__name__]
     return found
 
@@ -402,19 +430,19 @@ def findings(path: str) -> list[str]:
 # Durable values carry their own checksum: LMDB has none.
 
 
-def seal(value: bytes) -> bytes:
-    """Put a checksum before a durable value."""
-    return crc32c(value).to_bytes(4, "big") + value
+def seal(value: bytes, key: bytes = b"") -> bytes:
+    """Put a checksum before a durable value: of its key too, so that no row can change its name."""
+    return crc32c(value, crc32c(key)).to_bytes(4, "big") + value
 
 
-def unseal(sealed: bytes, what: str) -> bytes:
+def unseal(sealed: bytes, what: str, key: bytes = b"") -> bytes:
     """Take the checksum off again.
 
     Raises:
-        CorruptionError: The value is not the one written.
+        CorruptionError: The value is not the one written, or not under this key.
     """
     value = bytes(sealed[4:])
-    if len(sealed) < 4 or crc32c(value) != int.from_bytes(sealed[:4], "big"):
+    if len(sealed) < 4 or crc32c(value, crc32c(key)) != int.from_bytes(sealed[:4], "big"):
         raise CorruptionError(
             f"the state row of {what} is damaged", todo="run `embedlog repair`; it tells first"
         )

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import Any
 
 import pyarrow as pa
@@ -82,7 +83,7 @@ class SegmentFile:
         if length > len(head):
             head = self._files.read(self._open_fd(), length, 0)
         try:
-            self._schema = pa.ipc.read_schema(pa.py_buffer(head[:length]))
+            self._schema = _schema_of(head[:length])
         except (pa.ArrowException, OSError, ValueError) as error:
             raise self._foreign(f"its schema is damaged: {error}") from error
         if self._expected and not any(map(self._schema.equals, self._expected)):
@@ -210,6 +211,12 @@ class SegmentFile:
             for one in self.read(position, stop):
                 yield one
                 position += one.size
+
+
+@lru_cache(maxsize=256)
+def _schema_of(head: bytes) -> Any:
+    """Decode a schema once: what is derived from it is found by its identity."""
+    return pa.ipc.read_schema(pa.py_buffer(head))
 
 
 def path_of(directory: str, partition: int, file_name: str) -> str:

@@ -184,8 +184,9 @@ def test_a_producer_with_a_name_keeps_its_id_and_its_epoch_grows(topics):
 def test_a_producer_whose_epochs_are_used_up_gets_a_new_id(topics, state):
     """An epoch is 16 bits (KIP-360)."""
     number, _ = topics.producer_identity("p")
-    row = kv.seal(catalog._PRODUCER.pack(number, 0x7FFE))
-    state.write(lambda txn: txn.put(catalog.PRODUCER_NAME + b"p", row))
+    key = catalog.PRODUCER_NAME + b"p"
+    row = kv.seal(catalog._PRODUCER.pack(number, 0x7FFE), key)
+    state.write(lambda txn: txn.put(key, row))
 
     new, epoch = topics.producer_identity("p")
 

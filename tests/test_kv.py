@@ -71,6 +71,35 @@ def test_the_version_grows_with_each_commit_of_any_process(store):
     assert before < here < store.version()
 
 
+def test_a_version_is_never_ahead_of_what_a_read_sees(store):
+    """Whoever reads after asking for the version sees that commit: so it may be kept (P19)."""
+    done, errors = threading.Event(), []
+
+    def look():
+        while not done.is_set():
+            version = store.version()
+            seen = int(store.get(b"count") or 0)
+            if seen < written.get(version, 0):
+                errors.append((version, seen))
+
+    written: dict[int, int] = {}
+    threads = [threading.Thread(target=look) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for number in range(1, 3000):
+
+        def step(txn, number=number):
+            written[txn.id()] = number
+            txn.put(b"count", b"%d" % number)
+
+        store.write(step)
+    done.set()
+    for thread in threads:
+        thread.join()
+
+    assert errors == []
+
+
 def test_rows_are_found_and_removed_by_their_prefix(store):
     """`rows` and `remove` touch the keys of a prefix and no others."""
     for key in (b"a1", b"a2", b"b1", b"\xff"):

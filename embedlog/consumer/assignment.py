@@ -16,6 +16,7 @@ from embedlog.errors import (
     OffsetOutOfRangeError,
     UnknownTopicOrPartitionError,
 )
+from embedlog.log import tail
 from embedlog.log.partition import PartitionLog
 from embedlog.log.reader import PartitionReader
 from embedlog.log.root import Root
@@ -145,9 +146,15 @@ class Feed:
             if found and not useful and not self._batches:
                 self._position = found[-1].next_offset
             if useful or not found:
-                self._seen = None if found else row
+                self._seen = None if found or not self._is_end(row) else row
                 self._batches += useful
                 return sum(one.size for one in useful)
+
+    def _is_end(self, row: bytes | None) -> bool:
+        """Whether the reader has come as far as this row of the partition's end allows."""
+        if row is None or self._reader is None:
+            return False
+        return self._reader.offset == self.log.visible_end(tail.unpack(row))
 
     def _reading(self) -> PartitionReader:
         # What was taken from the root before a fork is void in the child.

@@ -107,17 +107,22 @@ def sync(log: PartitionLog, file: SegmentFile) -> None:
     """
     try:
         file.sync()
-    except StorageError as error:
-        raise _fail(log, error) from error
+    except DurabilityError as error:
+        raise fail(log, error) from error
 
 
 def sync_entries(log: PartitionLog, segment_id: int) -> None:
-    """Flush the names of new files: without it a power cut loses the whole file."""
+    """Flush the names of new files: without it a power cut loses the whole file.
+
+    Raises:
+        DurabilityError: A flush failed, as in `sync`.
+        StorageError: A directory could not be opened, so nothing was tried and nothing is lost.
+    """
     try:
         for directory in (f"{log.directory}/{log.partition}", log.directory, "topics"):
             log.context.files.sync_directory(directory)
-    except StorageError as error:
-        raise _fail(log, error) from error
+    except DurabilityError as error:
+        raise fail(log, error) from error
     log.entry_synced = segment_id
 
 
@@ -140,7 +145,7 @@ def _publish(log: PartitionLog, txn: kv.Txn, flushed: Tail) -> bool:
     return True
 
 
-def _fail(log: PartitionLog, error: StorageError) -> DurabilityError:
+def fail(log: PartitionLog, error: StorageError) -> DurabilityError:
     """Make the partition read-only for every process, and return the error to raise."""
 
     def step(txn: kv.Txn) -> None:

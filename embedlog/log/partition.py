@@ -23,11 +23,11 @@ from embedlog.catalog import SegmentInfo, TopicInfo
 from embedlog.config import TopicConfig
 from embedlog.errors import (
     CorruptionError,
+    EmbedlogError,
     InvalidRecordError,
     LockTimeoutError,
     RecordBatchTooLargeError,
     RecordTooLargeError,
-    StorageError,
     UnknownTopicOrPartitionError,
 )
 from embedlog.log import flushing, lookup, recovery, rolling, tail
@@ -63,6 +63,7 @@ class PartitionLog:
         self.last: SegmentInfo
         self._roll_ms = 0
         self.known: Known | None = None
+        self._previewed: tuple[tuple[int, int], Tail] | None = None
         self.active: tuple[int, SegmentFile] | None = None
         self.entry_synced: int | None = None
         self.dirty = False
@@ -78,12 +79,19 @@ class PartitionLog:
         if now is not None:
             return now
         if not self.context.files.writable:
-            return recovery.preview(self)
+            return self._preview()
         self.acquire()
         try:
             return self.tail_locked()
         finally:
             self.release()
+
+    def _preview(self) -> Tail:
+        """Where the log would end, for a reader after a reboot that nobody recovered from yet."""
+        seen = self.context.catalog.version(), self.context.wake.value()
+        if self._previewed is None or self._previewed[0] != seen:
+            self._previewed = seen, recovery.preview(self)
+        return self._previewed[1]
 
     def _tail_row(self) -> Tail | None:
         """The row in `live`, from memory while nothing was committed there."""
@@ -259,12 +267,17 @@ class PartitionLog:
             self.context.live.write(draft.publish)
             self.known = draft.published
         except BaseException:
-            # A dead disk may refuse even this: then the next writer cuts it.
-            try:
-                file.truncate(draft.position)
-            except StorageError:
-                pass
+            self._cut_back(file, draft)
             raise
+
+    def _cut_back(self, file: SegmentFile, draft: Draft) -> None:
+        try:
+            # An interrupt can come after the commit: what is published stays.
+            row = self.context.live.get(self.tail_key)
+            if row is None or tail.unpack(row).next_offset < draft.tail.next_offset:
+                file.truncate(draft.position)
+        except EmbedlogError:
+            pass  # A dead disk may refuse even this: then the next writer cuts it.
 
     def _roll_due(self, now: Tail, one: EncodedBatch) -> bool:
         if one.has_headers and not self.last.headers:
@@ -282,10 +295,13 @@ class PartitionLog:
         if now is None:
             return recovery.rebuild(self)
         active = self.last
-        if now.segment_id == active.id:
+        if now.segment_id == active.id or now.failed:
             return now
         before = self.segments.get(now.base_offset)
-        if before is not None and before.id == now.segment_id and before.sealed:
+        if before is not None and (before.id, before.next_offset) == (
+            now.segment_id,
+            now.next_offset,
+        ):
             return rolling.start_segment(self, now, active)
         return recovery.rebuild(self)
 
@@ -367,6 +383,7 @@ class PartitionLog:
 
         Raises:
             ValueError: The offset is negative.
+            DurabilityError: A flush failed before (P9).
         """
         if offset < 0:
             raise ValueError(f"offset {offset} is negative")
@@ -374,6 +391,8 @@ class PartitionLog:
         self.acquire()
         try:
             now = self.tail_locked()
+            if now.failed:
+                raise flushing.failed(self)
             if offset >= now.next_offset:
                 return False
             recovery.cut(self, now, offset)

@@ -146,5 +146,16 @@ class PartitionReader:
             "partition": self._log.partition,
             "offset": self.offset,
         }
-        todo = "seek past it, and run `embedlog verify`"
-        return CorruptBatchError(error.what, todo=todo, **{**error.facts, **place})
+        good = self._good_after(error.position or 0)
+        todo = f"seek to {good}, which can be read again, and run `embedlog verify`"
+        facts = {**error.facts, **place, "next_offset": good}
+        return CorruptBatchError(error.what, todo=todo, **facts)
+
+    def _good_after(self, position: int) -> int:
+        """Where reading can go on: damage hides where the batch ends, the index does not."""
+        info = self._info
+        assert info is not None
+        for entry in lookup.entries(self._log, info):
+            if entry.position > position:
+                return entry.offset
+        return self._log.end_offset() if info.next_offset is None else info.next_offset

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from embedlog import batch as batches
 from embedlog import catalog, index, kv
 from embedlog.catalog import SegmentInfo
+from embedlog.errors import DurabilityError
 from embedlog.config import TopicConfig
 from embedlog.log import flushing, tail
 from embedlog.log.tail import Tail
@@ -96,14 +97,16 @@ def start_segment(log: PartitionLog, now: Tail, new: SegmentInfo, synced: bool =
         flushed_ms=now.flushed_ms,
     )
 
-    def step(txn: kv.Txn) -> None:
+    def step(txn: kv.Txn) -> bool:
         row = txn.get(log.tail_key)
         # A flush works without the partition's lock: its failure must not be forgotten.
         failed = row is not None and tail.unpack(row).failed
         txn.put(log.tail_key, after._replace(failed=failed).pack())
         index.remove(txn, log.key, now.segment_id)
+        return failed
 
-    log.context.live.write(step)
+    if log.context.live.write(step):
+        raise flushing.failed(log)
     return after
 
 
@@ -112,7 +115,10 @@ def create_segment(log: PartitionLog, info: SegmentInfo, synced: bool) -> Segmen
     files = log.context.files
     files.make_directory(log.directory)
     files.make_directory(f"{log.directory}/{log.partition}")
-    file = create(files, log.path_of(info), schema_of(log, info))
+    try:
+        file = create(files, log.path_of(info), schema_of(log, info))
+    except DurabilityError as error:
+        raise flushing.fail(log, error) from error
     log.active = info.id, file
     if synced:
         flushing.sync(log, file)

@@ -13,6 +13,7 @@ import tomllib
 import uuid
 import weakref
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from typing import Any
 
 from embedlog import __version__, kv
@@ -22,6 +23,7 @@ from embedlog.errors import (
     ClosedError,
     CorruptionError,
     NotALogError,
+    StorageError,
     TopicAlreadyExistsError,
     UnknownTopicOrPartitionError,
     UnsupportedFormatError,
@@ -207,19 +209,31 @@ class Root:
                 self.path, writable=writable, unsafe_filesystem=self._unsafe_filesystem
             )
             try:
-                self._context = self._join(files)
+                context = self._context = self._join(files)
+                if self.mended:
+                    self._recover_all()
+                return context
             except BaseException:
-                files.close_all()
+                self._let_go(files)
                 raise
-            if self._context is not None and self.mended:
-                self._recover_all()
-            return self._context
+
+    def _let_go(self, files: Files) -> None:
+        """Undo an attachment that failed: the next try must not find half of this one."""
+        context, self._context = self._context, None
+        for log in self._partitions.values():
+            log.close()
+        self._partitions.clear()
+        if context is not None:
+            context.live.close()
+            context.wake.close()
+            context.state.close()
+        files.close_all()
 
     def _join(self, files: Files) -> Context:
         """Take part: alone first if nobody is here, to mend what the last ones left."""
         _check_format(files)
         if not files.writable:
-            return self._open_context(files)
+            return self._join_readers(files)
         for directory in ("locks", "topics"):
             files.make_directory(directory)
         door = files.open("locks/root", write=True, create=True)
@@ -234,24 +248,39 @@ class Root:
             files.unlock(door)
             files.close(door)
 
+    def _join_readers(self, files: Files) -> Context:
+        """Be known as attached, where that is allowed: then nobody mends under this reader."""
+        if files.exists("locks/attached"):
+            try:
+                self._attached = files.open("locks/attached")
+            except StorageError:
+                return self._open_context(files)
+            files.lock(self._attached, self._lock_timeout, shared=True)
+        return self._open_context(files)
+
     def _open_context(self, files: Files) -> Context:
         timeout = self._lock_timeout
-        state = kv.Store(files, "state", durable=True, timeout=timeout)
-        live: Any = kv.Nothing()
-        if files.writable or mending.live_is_valid(files):
-            live = kv.Store(files, "live", durable=False, timeout=timeout)
-        return Context(
-            files=files,
-            state=state,
-            live=live,
-            catalog=Catalog(state),
-            wake=WakePage(files),
-            clock=self.clock,
-            durability=self.durability,
-            visibility=self.visibility,
-            lock_timeout=timeout,
-            root=self.path,
-        )
+        with ExitStack() as opened:
+            state = kv.Store(files, "state", durable=True, timeout=timeout)
+            opened.callback(state.close)
+            live: Any = kv.Nothing()
+            if files.writable or mending.live_is_valid(files):
+                live = kv.Store(files, "live", durable=False, timeout=timeout)
+                opened.callback(live.close)
+            context = Context(
+                files=files,
+                state=state,
+                live=live,
+                catalog=Catalog(state),
+                wake=WakePage(files),
+                clock=self.clock,
+                durability=self.durability,
+                visibility=self.visibility,
+                lock_timeout=timeout,
+                root=self.path,
+            )
+            opened.pop_all()
+            return context
 
     def _recover_all(self) -> None:
         """After a reboot: find every partition's end now, rather than on first use."""

@@ -209,7 +209,7 @@ class PartitionModel(RuleBasedStateMachine):
     @precondition(lambda self: self.end > 0)
     def truncate(self, part: float, handle: int) -> None:
         """Every record at or past the offset goes, a straddling batch entirely (A34)."""
-        offset = int(self.end * part)
+        offset = min(int(self.end * part), self.end - 1)
         assert self.log(handle).truncate_to(offset)
         self.end = offset
         self.batches = [one for one in self.batches if one.next <= offset]

@@ -91,6 +91,7 @@ def play(
     files: Callable[..., CruelFiles] | None = None,
     forgiving: bool = False,
     first_send: int = 100,
+    began: Callable[[World], Any] = lambda world: None,
     **options: Any,
 ) -> World:
     """Do the program in this process; the fault counts from the first opening of the root."""
@@ -111,6 +112,7 @@ def play(
         root, Journal(Place.journal(root)), seam, forgiving=forgiving, first_send=first_send, **options
     )
     world.heal = lambda: [one.heal() for one in made]
+    began(world)
     world.run(list(scene.program))
     return world
 
@@ -138,7 +140,7 @@ def _counts(world: World, log: Any) -> dict[str, int]:
 
 
 def judge(
-    root: Path, *, again: bool = True, repair: Collection[tuple[str, int]] = (), company: bool = False
+    root: Path, *, again: bool = True, repair: Collection[tuple[str, int]] = (), journal: Path | None = None
 ) -> None:
     """Open the root in a child, without any manual step, and compare it with the journal.
 
@@ -146,14 +148,17 @@ def judge(
         again: Close it, and see that the next opening finds nothing to mend.
         repair: Partitions that a failed flush made read-only: they must say so, and be mended.
     """
+    path = journal or Place.journal(root)
 
     def work() -> None:
         log = embedlog.open(root)
         if repair:
             told = {(one.topic, one.partition) for one in log.verify()}
             assert told == set(repair), f"{told} need a repair, not {repair}"
+            for key in repair:
+                Journal(path).put("repaired", *key)
             log.repair(dry_run=False)
-        oracle.check(log, entries(Place.journal(root)), company=company, lossy=repair)
+        oracle.check(log, entries(path))
         if again:
             log.close()
             log = embedlog.open(root)

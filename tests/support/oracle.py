@@ -38,6 +38,11 @@ class Part:
                 if done:
                     self.gone.add(send)
 
+    def repaired(self) -> None:
+        """Note a repair after a failed flush: what was never flushed may be lost."""
+        durable = max((send for send, (_, how) in self.acked.items() if how == "fsync"), default=-1)
+        self.loose.update(send for send in self.sent if send > durable)
+
     def last_unsure(self) -> Entry | None:
         """The last send, if it was an idempotent producer's and nobody knows what became of it."""
         if self.cut or not self.sent:
@@ -82,6 +87,8 @@ def replay(journal: list[Entry]) -> Model:
             model.part(*places[what[0]]).acked[what[0]] = what[1], what[2]
         elif kind in ("cut", "cut done"):
             model.part(what[0], what[1]).put(what[2], done=kind == "cut done")
+        elif kind == "repaired":
+            model.part(what[0], what[1]).repaired()
         elif kind == "did":
             _finish(model, what)
         elif kind == "failed":
@@ -134,14 +141,13 @@ def _fail(model: Model, what: Entry, opened: list[tuple[str, int, int]]) -> None
 
 
 def check(
-    log: Any, journal: list[Entry], *, company: bool = False, lossy: Any = (), goes_on: bool = True
+    log: Any, journal: list[Entry], *, company: bool = False, goes_on: bool = True
 ) -> None:
     """Raise AssertionError unless the log is as the journal says, and goes on so.
 
     Args:
         company: Others have the root open, so garbage of the dead may still lie around.
         goes_on: Also append, and read that; no other check may follow with this journal.
-        lossy: Partitions (topic, number) whose last records that were never flushed may be lost.
     """
     model = replay(journal)
     found = [str(one) for one in log.verify() if one.topic or not company]
@@ -153,7 +159,7 @@ def check(
     assert set(present) <= {*model.there, *model.unsure}, present
     for (topic, partition), part in sorted(model.parts.items()):
         if topic in present and partition < log.root.partitions(topic):
-            _check_part(log, topic, partition, part, (topic, partition) in lossy)
+            _check_part(log, topic, partition, part)
             if goes_on:
                 _check_goes_on(log, topic, partition, part)
         else:
@@ -183,7 +189,7 @@ def sends_of(found: list[tuple[int, bytes]]) -> dict[int, int]:
     return bases
 
 
-def _check_part(log: Any, topic: str, partition: int, part: Part, lossy: bool) -> None:
+def _check_part(log: Any, topic: str, partition: int, part: Part) -> None:
     found = rows(log, topic, partition)
     bases = sends_of(found)
     end = log.partition(topic, partition).end_offset()
@@ -199,11 +205,10 @@ def _check_part(log: Any, topic: str, partition: int, part: Part, lossy: bool) -
         _, _, _, count, size, *_ = part.sent[send]
         wanted = values_of(topic, partition, send, count, size)
         assert [values[base + row] for row in range(count)] == wanted
-    durable = max((s for s, (_, how) in part.acked.items() if how == "fsync"), default=-1)
     for send, (base, _) in part.acked.items():
         if send in bases:
             assert bases[send] == base, f"{send} was acked at {base} and is at {bases[send]}"
-        elif send not in part.loose and not (lossy and send > durable):
+        elif send not in part.loose:
             raise AssertionError(f"{topic}-{partition}: {send}, acked at {base}, is lost")
 
 

@@ -1,0 +1,69 @@
+"""Does it stay as fast when more is stored?
+
+One log grows; at each size the append rate, a cold lookup and our private
+memory are taken.  50 million records (6.3 GB) take a minute and a half:
+`EMBEDLOG_BENCH_RECORDS=50000000 make bench ARGS=bench/bench_scale.py`.
+"""
+
+import os
+import random
+import shutil
+import time
+
+import pytest
+
+import embedlog
+
+MOST = int(os.environ.get("EMBEDLOG_BENCH_RECORDS", "1000000"))
+SIZES = [size for size in (100_000, 1_000_000, 10_000_000, 50_000_000) if size <= MOST]
+
+
+@pytest.fixture(scope="module")
+def growing(tmp_path_factory):
+    path = tmp_path_factory.mktemp("scale")
+    if shutil.disk_usage(path).free < MOST * 400:
+        pytest.skip("too little space")
+    with embedlog.open(path / "log") as log:
+        log.create_topic("t", config={"segment.bytes": 256 << 20})
+        yield log
+    shutil.rmtree(path)
+
+
+def anonymous():
+    with open("/proc/self/status") as file:
+        return next(int(line.split()[1]) for line in file if line.startswith("RssAnon"))
+
+
+@pytest.mark.parametrize("stored", SIZES, ids="records={}".format)
+def bench_growth(benchmark, note, growing, thousand, stored):
+    """A cold lookup and first batch when so much is stored; the rest is in the facts."""
+    part, many = growing.partition("t", 0), [thousand] * 10
+    rates = []
+    while part.end_offset() < stored:
+        # CPU time: a disk that has to take gigabytes is not what is asked here.
+        began, wall = time.process_time(), time.perf_counter()
+        for _ in range(10):
+            part.append(many)
+        rates.append((time.process_time() - began, time.perf_counter() - wall))
+    last = rates[-max(len(rates) // 10, 1) :]
+    chance = random.Random(stored)
+
+    def lookup():
+        offset = chance.randrange(stored)
+        growing.root._partitions.clear()
+        one = growing.partition("t", 0).reader(offset).read(1)[0]
+        assert one.base_offset <= offset < one.next_offset
+
+    benchmark.pedantic(lookup, rounds=200, warmup_rounds=3)
+    note(
+        stored=stored,
+        append_cpu_us=round(sorted(cpu for cpu, _ in last)[len(last) // 2] / 100 * 1e6, 1),
+        append_wall_us=round(sorted(wall for _, wall in last)[len(last) // 2] / 100 * 1e6, 1),
+        anonymous_mib=anonymous() >> 10,
+        index_kib=sum(
+            os.path.getsize(f"{growing.path}/{name}/data.mdb") for name in ("state", "live")
+        )
+        >> 10,
+        segments=len(growing.partition("t", 0).segments),
+    )
+    assert part.end_offset() == stored

@@ -1,0 +1,122 @@
+"""How soon does another process, asleep, see an append?
+
+The time between two clocks read in two processes of one machine, from before
+the append to after the read; the table has the median and the 99th percentile.
+A run that measures CPU time (`--benchmark-timer`) leaves these alone.
+"""
+
+import multiprocessing
+import statistics
+import time
+
+import pytest
+
+import embedlog
+from embedlog import batch
+from embedlog.files import Files, WakePage
+
+PAIRS = 1500
+SPAWN = multiprocessing.get_context("spawn")
+
+
+def percentiles(delays):
+    cuts = statistics.quantiles(delays, n=100)
+    return {"p50_us": round(cuts[49] / 1000, 1), "p99_us": round(cuts[98] / 1000, 1)}
+
+
+def stamps_of_wakes(path, pipe, pairs):
+    files = Files(path)
+    page, found = WakePage(files), []
+    pipe.send(None)
+    for seen in range(pairs):
+        while page.value() == seen:
+            page.wait(seen, 1.0)
+        found.append(time.perf_counter_ns())
+    pipe.send(found)
+
+
+def bench_floor_of_a_wake(benchmark, note, tmp_path):
+    """The kernel alone: one process counts, one that slept reads the clock."""
+    files = Files(tmp_path)
+    page, sent = WakePage(files), []
+    ours, theirs = SPAWN.Pipe()
+    process = SPAWN.Process(target=stamps_of_wakes, args=(tmp_path, theirs, PAIRS))
+    process.start()
+    ours.recv()
+
+    def once():
+        time.sleep(0.0015)  # it is asleep again
+        sent.append(time.perf_counter_ns())
+        page.advance()
+
+    benchmark.pedantic(once, rounds=PAIRS)
+    seen = ours.recv()
+    process.join()
+    note(**percentiles([two - one for one, two in zip(sent, seen, strict=True)]))
+    assert len(seen) == PAIRS
+    page.close()
+    files.close_all()
+
+
+def stamps_of_reads(path, pipe, pairs):
+    with embedlog.open(path) as log:
+        reader, wake, found = log.partition("t", 0).reader(0), log.root.wake, []
+        pipe.send(None)
+        while len(found) < pairs:
+            seen = wake.value()
+            got = reader.read()
+            if not got:
+                wake.wait(seen, 1.0)
+                continue
+            rows = sum(one.columns().num_rows for one in got)
+            found += [time.perf_counter_ns()] * rows
+        pipe.send(found)
+
+
+@pytest.mark.parametrize("durability", ["os", "fsync"])
+def bench_wake(benchmark, note, log, durability):
+    """From before `append` to the verified batch in another process that slept."""
+    log.create_topic("t")
+    part, sent = log.partition("t", 0), []
+    ours, theirs = SPAWN.Pipe()
+    process = SPAWN.Process(target=stamps_of_reads, args=(log.path, theirs, PAIRS))
+    process.start()
+    ours.recv()
+    one = [batch.encode_lists([b"v" * 100], [b"k"], 5)]
+
+    def once():
+        time.sleep(0.0015)
+        sent.append(time.perf_counter_ns())
+        part.append(one, durability=durability)
+
+    benchmark.pedantic(once, rounds=PAIRS)
+    seen = ours.recv()
+    process.join()
+    note(**percentiles([two - one for one, two in zip(sent, seen, strict=True)]))
+    assert part.end_offset() == len(seen) == PAIRS
+
+
+def idle(path, pipe, seconds):
+    with embedlog.open(path) as log:
+        reader, wake = log.partition("t", 0).reader(0), log.root.wake
+        pipe.send(None)
+        began, until = time.process_time(), time.monotonic() + seconds
+        while time.monotonic() < until:
+            seen = wake.value()
+            assert reader.read() == []
+            wake.wait(seen, 0.1)
+        pipe.send(time.process_time() - began)
+
+
+def bench_idle_tail(benchmark, note, log):
+    """CPU of a process that waits two seconds for nothing."""
+    log.create_topic("t")
+    log.partition("t", 0).tail()
+    ours, theirs = SPAWN.Pipe()
+    process = SPAWN.Process(target=idle, args=(log.path, theirs, 2.0))
+    process.start()
+    ours.recv()
+    used = benchmark.pedantic(ours.recv, rounds=1)
+    process.join()
+    note(cpu_percent=round(used / 2.0 * 100, 2))
+    assert used < 0.2

@@ -1,0 +1,178 @@
+"""When a segment is full or old, and what a roll leaves behind (A11–A16)."""
+
+import pytest
+
+from embedlog import catalog
+from embedlog.errors import InvalidConfigError
+from embedlog.log import lookup
+from embedlog.segment import END_MARK
+from support.clock import START
+from support.roots import (
+    bases,
+    encoded,
+    fill,
+    make_log,
+    open_root,
+    rows,
+    segment_files,
+    values,
+)
+
+SIZE = encoded(b"v0").size
+
+
+@pytest.mark.parametrize("fit", [1, 2, 3, 7])
+@pytest.mark.parametrize("spare", [0, SIZE - 1])
+def test_a_segment_takes_as_many_batches_as_fit(root, fit, spare):
+    """floor(segment.bytes / size) batches each: the count can be told beforehand (A11, A13)."""
+    log = make_log(root, {"segment.bytes": fit * SIZE + spare})
+    fill(log, 10)
+
+    assert bases(log) == list(range(0, 10, fit))
+    assert values(log) == [b"v%d" % number for number in range(10)]
+
+
+def test_batches_of_one_append_may_fall_into_several_segments(root):
+    """A roll can come between two of them, never inside one (A11)."""
+    log = make_log(root, {"segment.bytes": 2 * SIZE})
+    receipts = log.append([encoded(b"v%d" % number) for number in range(5)])
+
+    assert bases(log) == [0, 2, 4]
+    assert [receipt.base_offset for receipt in receipts] == [0, 1, 2, 3, 4]
+
+
+def test_an_old_segment_is_rolled_by_the_records_own_time(root, clock):
+    """Age is counted from the first batch, not by the clock (A12)."""
+    log = make_log(root, {"segment.ms": 100})
+    clock.advance(1_000_000)
+    for time in (0, 100, 50, 101, 150, 202):
+        log.append([encoded(b"x", at=START + time)])
+
+    assert bases(log) == [0, 3, 5]
+
+
+def test_old_timestamps_do_not_roll_and_a_far_future_one_does(root):
+    """Out of order is no reason; one record of the future is (A12)."""
+    log = make_log(root, {"segment.ms": 100})
+    for time in (START, START - 10_000, 0, START + 10_000):
+        log.append([encoded(b"x", at=time)])
+
+    assert bases(log) == [0, 3]
+
+
+def test_log_append_time_ages_by_the_logs_clock(root, clock):
+    """The producer's time does not count where the log sets it (A12)."""
+    log = make_log(root, {"segment.ms": 100, "message.timestamp.type": "LogAppendTime"})
+    for _ in range(4):
+        log.append([encoded(b"x", at=START + 10**9)])
+        clock.advance(60)
+
+    assert bases(log) == [0, 2]
+
+
+def test_jitter_shortens_the_age_by_a_fixed_part_for_each_segment(root):
+    """So that the segments of many partitions do not roll at once (A16)."""
+    log = make_log(root, {"segment.ms": 1000, "segment.jitter.ms": 900})
+    for time in range(0, 20_000, 10):
+        log.append([encoded(b"x", at=START + time)])
+
+    lengths = [(after - before) * 10 for before, after in zip(bases(log), bases(log)[1:])]
+    assert all(100 <= length <= 1010 for length in lengths)
+    assert len(set(lengths)) > 3
+    with pytest.raises(InvalidConfigError, match="jitter"):
+        root.alter_topic("t", {"segment.jitter.ms": 1001})
+
+
+def test_the_first_record_with_headers_rolls(log):
+    """A segment has one schema; later ones with and without headers share it."""
+    fill(log, 2)
+    for heads in ([[("a", b"1")]], None, [[("b", None)]]):
+        log.append([encoded(b"x", headers=heads)])
+
+    assert bases(log) == [0, 2]
+    assert [row[4] for row in rows(log, 2)] == [[("a", b"1")], [], [("b", None)]]
+
+
+def test_headers_in_an_empty_segment_replace_it(root, log):
+    """The empty file is made again with the other schema, and no stray is left (A14)."""
+    log.append([encoded(b"x", headers=[[("a", b"1")]])])
+
+    assert bases(log) == [0]
+    assert len(segment_files(root.path)) == 1
+
+
+def test_rolling_an_empty_segment_does_nothing(log):
+    """An empty segment never rolls, by time or by hand (A13)."""
+    assert not log.roll()
+    fill(log, 1)
+    assert log.roll()
+    assert not log.roll()
+    assert bases(log) == [0, 1]
+
+
+def test_a_change_of_settings_counts_from_the_next_append(root):
+    """Without a reopen (C10)."""
+    log = make_log(root, {"segment.bytes": 10 * SIZE})
+    fill(log, 3)
+    root.alter_topic("t", {"segment.bytes": SIZE})
+    fill(log, 2, first=3)
+
+    assert bases(log) == [0, 3, 4]
+
+
+def test_a_sealed_segment_is_described_by_the_manifest(root):
+    """Its end, its bytes, its largest time; its file ends with the mark and never changes (A15)."""
+    log = make_log(root, {"segment.bytes": 3 * SIZE, "index.interval.bytes": 0})
+    for time in (5, 9, 7, 1):
+        log.append([encoded(b"v%d" % time, at=START + time)])
+    sealed, active = log.segments.values()
+
+    data = segment_files(root.path)[0].read_bytes()
+    assert (sealed.base_offset, sealed.next_offset, active.base_offset) == (0, 3, 3)
+    assert (sealed.max_timestamp, sealed.size) == (START + 9, len(data))
+    assert data[sealed.end_position :] == END_MARK
+    assert not active.sealed
+    assert [name.name for name in segment_files(root.path)] == [
+        "00000000000000000000-1.arrows",
+        "00000000000000000003-2.arrows",
+    ]
+
+
+def test_the_index_of_a_sealed_segment_is_that_of_the_active_one(root):
+    """Written once, at the roll, into `state`; the rows in `live` are gone (A15, B1)."""
+    log = make_log(root, {"index.interval.bytes": SIZE})
+    fill(log, 9)
+    (active,) = log.segments.values()
+    before = lookup.entries(log, active)
+    log.roll()
+    sealed = log.segments[0]
+
+    assert [entry.offset for entry in before] == [2, 4, 6, 8]
+    assert lookup.entries(log, sealed) == before
+    assert lookup.entries(log, active) == []
+
+
+def test_a_roll_with_fsync_moves_the_recovery_point(tmp_path):
+    """The sealed segment is on the disk, with its name, before the new one begins (A15)."""
+    root = open_root(tmp_path / "root", durability="fsync")
+    log = make_log(root, {"segment.bytes": 3 * SIZE})
+    fill(log, 4)
+    info = log.context.state.read(lambda txn: catalog.partition(txn, log.key))
+
+    assert info.recovery_offset == 3
+    assert log.tail().durable_offset == 4
+    root.close()
+
+
+def test_another_handle_finds_what_was_rolled(root, log, tmp_path):
+    """Readers and writers of other handles go on in the new segment (A19)."""
+    other = open_root(tmp_path / "root")
+    there = other.partition("t", 0)
+    reader = there.reader(0)
+    for number in range(4):
+        (log if number % 2 else there).append([encoded(b"v%d" % number)])
+        log.roll()
+        assert len(reader.read()) == 1
+
+    assert values(there) == [b"v0", b"v1", b"v2", b"v3"]
+    other.close()

@@ -1,0 +1,189 @@
+"""Idempotence: a producer's repetitions are answered, its gaps refused (G15–G19)."""
+
+import pytest
+
+from embedlog.errors import InvalidProducerEpochError, OutOfOrderSequenceError
+from embedlog.log import sequence
+from embedlog.log.sequence import LAST_SEQUENCE, Producer, Sent
+from embedlog.record import Appended
+from support.cruel import CruelFiles
+from support.roots import abandon, encoded, fill, make_log, open_root, values
+
+
+def send(log, number, count=1, *, pid=7, epoch=0, **options):
+    batch = encoded(*[b"%d" % (number + row) for row in range(count)], producer=(pid, epoch, number))
+    return log.append([batch], **options)[0]
+
+
+def test_a_repetition_gets_the_first_receipt(log):
+    """The same offsets, marked as a repetition; nothing is appended (G16)."""
+    fill(log, 2)
+    first = send(log, 0, 3)
+
+    assert first == Appended(2, 5)
+    assert send(log, 0, 3) == Appended(2, 5, None, True)
+    assert log.end_offset() == 5
+    assert send(log, 3) == Appended(5, 6)
+
+
+def test_the_last_five_batches_are_remembered(log):
+    """Kafka's number: one more is out of order, however well it was appended (G16)."""
+    for number in range(8):
+        send(log, number)
+
+    for number in range(3, 8):
+        assert send(log, number) == Appended(number, number + 1, None, True)
+    with pytest.raises(OutOfOrderSequenceError, match="sequence 2 where 8 is next"):
+        send(log, 2)
+    assert log.end_offset() == 8
+
+
+@pytest.mark.parametrize(("number", "count"), [(4, 1), (1, 1), (0, 2), (0, 4), (2, 2)])
+def test_a_gap_or_a_partial_repetition_is_out_of_order(log, number, count):
+    """Never a partial append (G16)."""
+    send(log, 0, 3)
+
+    with pytest.raises(OutOfOrderSequenceError):
+        send(log, number, count)
+    assert log.end_offset() == 3
+
+
+def test_one_bad_batch_fails_the_whole_append(log):
+    """All batches or none."""
+    send(log, 0)
+    with pytest.raises(OutOfOrderSequenceError):
+        log.append([encoded(b"fine"), encoded(b"x", producer=(7, 0, 5))])
+
+    assert values(log) == [b"0"]
+
+
+def test_repetitions_inside_one_append_are_found(log):
+    """The second of two equal batches is the repetition of the first."""
+    same = [encoded(b"x", producer=(7, 0, 0)) for _ in range(2)]
+
+    assert log.append(same) == [Appended(0, 1), Appended(0, 1, None, True)]
+    assert log.end_offset() == 1
+
+
+def test_sequence_numbers_wrap_to_0(log):
+    """After 2³¹−1 comes 0, also inside a batch (G15)."""
+    assert sequence.after(LAST_SEQUENCE, 1) == 0
+    send(log, LAST_SEQUENCE - 1, 4)
+    send(log, 2)
+
+    assert send(log, LAST_SEQUENCE - 1, 4).duplicate
+    with pytest.raises(OutOfOrderSequenceError):
+        send(log, 4)
+    send(log, 3)
+
+
+def test_a_lower_epoch_is_fenced_and_a_higher_one_begins_at_0(log):
+    """A newer producer of the name took over (G17)."""
+    send(log, 0)
+    with pytest.raises(OutOfOrderSequenceError, match="not 0"):
+        send(log, 5, epoch=1)
+    send(log, 0, epoch=1)
+    with pytest.raises(InvalidProducerEpochError, match="epoch 0 was fenced by epoch 1"):
+        send(log, 1, epoch=0)
+    assert send(log, 1, epoch=1).base_offset == 2
+
+
+def test_an_unknown_producer_may_begin_anywhere(log):
+    """Its state may have expired with its data (G17)."""
+    assert send(log, 1000, pid=1) == Appended(0, 1)
+    assert send(log, 1001, pid=1) == Appended(1, 2)
+    assert send(log, 5, pid=2) == Appended(2, 3)
+
+
+def test_producers_and_partitions_count_by_themselves(root):
+    """State is kept for each producer in each partition (G15)."""
+    root.create_topic("t", 2, make_log(root, topic="u").config)
+    one, two = root.partition("t", 0), root.partition("t", 1)
+    for log in (one, two):
+        for pid in (1, 2):
+            send(log, 0, pid=pid)
+
+    assert [log.end_offset() for log in (one, two)] == [2, 2]
+
+
+@pytest.mark.parametrize("how", ["closed", "killed", "rebooted"])
+@pytest.mark.parametrize("flushed", [0, 3, 9, 10])
+@pytest.mark.parametrize("rolled", [False, True])
+def test_what_is_remembered_survives(tmp_path, how, flushed, rolled):
+    """A clean close, kill -9 and a reboot: rebuilt, it is the same (G18)."""
+    root = open_root(tmp_path / "root")
+    log = make_log(root)
+    for number in range(10):
+        if number == flushed:
+            log.flush()
+        if rolled and number % 3 == 0:
+            log.roll()
+        send(log, number)
+        send(log, number, pid=8)
+    if flushed == 10:
+        log.flush()
+    _ = root.close() if how == "closed" else abandon(root)
+    root = open_root(tmp_path / "root", files=Rebooted if how == "rebooted" else CruelFiles)
+    log = root.partition("t", 0)
+
+    for pid in (7, 8):
+        for number in range(5, 10):
+            assert send(log, number, pid=pid)[:2] == (2 * number + pid - 7, 2 * number + pid - 6)
+        with pytest.raises(OutOfOrderSequenceError):
+            send(log, 4, pid=pid)
+    assert send(log, 10) == Appended(20, 21)
+    root.close()
+
+
+class Rebooted(CruelFiles):
+    """The next boot of the same machine."""
+
+    def boot_id(self):
+        return "another boot"
+
+
+@pytest.mark.parametrize("flush_at", [None, 4, 9])
+def test_a_cut_takes_what_was_past_it_from_the_memory(tmp_path, flush_at):
+    """Rolled back and replayed: the batches that remain are known, the others are not (A34)."""
+    root = open_root(tmp_path / "root")
+    log = make_log(root, {"segment.bytes": 1500})
+    for number in range(10):
+        send(log, number)
+        if number == flush_at:
+            log.flush()
+    log.truncate_to(4)
+
+    assert send(log, 2) == Appended(2, 3, None, True)
+    with pytest.raises(OutOfOrderSequenceError, match="sequence 5 where 4 is next"):
+        send(log, 5)
+    assert send(log, 4) == Appended(4, 5)
+    root.close()
+
+
+def test_offsets_that_others_took_are_never_a_repetitions_receipt(tmp_path):
+    """What was cut is forgotten also by the memory on the disk (A34, G18)."""
+    root = open_root(tmp_path / "root")
+    log = make_log(root)
+    for number in range(8):
+        send(log, number)
+    log.flush()
+    log.truncate_to(2)
+    fill(log, 20)
+    log.flush()
+    abandon(root)
+    root = open_root(tmp_path / "root", files=Rebooted)
+    log = root.partition("t", 0)
+
+    assert send(log, 2) == Appended(22, 23)
+    assert send(log, 1) == Appended(1, 2, None, True)
+    root.close()
+
+
+def test_a_producers_row_comes_back():
+    """Packed and unpacked, alone and with others (G18)."""
+    some = Producer(3, 1 << 40, (Sent(0, 9, 0, 10), Sent(10, 10, 17, 18)))
+    none = Producer(0x7FFE, -1, ())
+
+    assert [sequence.unpack(one.pack()) for one in (some, none)] == [some, none]
+    assert sequence.unpack_all(sequence.pack_all({1: some, 1 << 40: none})) == {1: some, 1 << 40: none}
+    assert sequence.unpack_all(b"") == {}
