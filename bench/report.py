@@ -1,7 +1,10 @@
 """Turn the JSON of a benchmark run into the tables of docs/performance.md.
 
 python -m pytest bench --benchmark-only --benchmark-json=run.json
-python bench/report.py run.json
+python bench/report.py run.json [cpu.json]
+
+The second run, with `--benchmark-timer=time.process_time`, tells what the work
+takes when it does not have to share the processors.
 """
 
 from __future__ import annotations
@@ -86,18 +89,21 @@ def ratio(found: Found, run: dict[str, Found], unit: str) -> str:
     return f"{found['stats']['median'] / (run[floor]['stats']['median'] * times):.1f} ×"
 
 
-def budget(run: dict[str, Found]) -> list[str]:
+def budget(run: dict[str, Found], cpu: dict[str, Found]) -> list[str]:
     """The budget's table."""
-    lines = ["| work | at least | best | median | median to its floor |", "|---|--:|--:|--:|--:|"]
+    heads = ("work", "at least", "best", "median", "by CPU time", "median to its floor")
+    lines = ["| " + " | ".join(heads) + " |", "|---" + "|--:" * (len(heads) - 1) + "|"]
     for row in BUDGET:
         found = run.get(row.bench)
         if found is None:
             continue
         best = told(found, row.unit, found["stats"]["min"])
         middle = told(found, row.unit, found["stats"]["median"])
-        lines.append(
-            f"| {row.work} | {row.goal} | {best} | {middle} | {ratio(found, run, row.unit)} |"
-        )
+        alone = "–"
+        if row.bench in cpu and row.unit in ("records", "bytes", "us", "ms"):
+            alone = told(cpu[row.bench], row.unit, cpu[row.bench]["stats"]["median"])
+        floor = ratio(found, run, row.unit)
+        lines.append(f"| {row.work} | {row.goal} | {best} | {middle} | {alone} | {floor} |")
     return lines
 
 
@@ -138,13 +144,23 @@ def growth(run: dict[str, Found]) -> list[str]:
     return lines
 
 
-def main(path: str) -> None:
-    """Print the tables of a run."""
+def load(path: str) -> dict[str, Found]:
+    """The benchmarks of a run, by name."""
     with open(path) as file:
-        run = {found["name"]: found for found in json.load(file)["benchmarks"]}
-    for title, table in (("Budget", budget), ("Floors", floors), ("Growth", growth)):
-        print(f"### {title}\n", *table(run), sep="\n", end="\n\n")
+        return {found["name"]: found for found in json.load(file)["benchmarks"]}
+
+
+def main(path: str, cpu: str | None = None) -> None:
+    """Print the tables of a run."""
+    run = load(path)
+    tables = {
+        "Budget": budget(run, load(cpu) if cpu else {}),
+        "Floors": floors(run),
+        "Growth": growth(run),
+    }
+    for title, table in tables.items():
+        print(f"### {title}\n", *table, sep="\n", end="\n\n")
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

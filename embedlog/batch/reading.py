@@ -142,6 +142,7 @@ class Batch:
             and self.count == self.next_offset - self.base_offset > 0 <= self.base_offset
             and 8 + extent <= self.size <= MAX_MESSAGE_BYTES
             and not self.size & 7
+            and not self.flags & source.layout.foreign_flags
         )
         if not ordinary:
             self._judge(version, length, columns, end - start)
@@ -160,6 +161,7 @@ class Batch:
             and self.base_offset >= 0
             and extent <= self.size <= MAX_MESSAGE_BYTES
             and not self.size & 7
+            and not self.flags & self._source.layout.foreign_flags
         )
         if not plausible:
             self._refuse(version, columns)

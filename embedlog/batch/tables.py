@@ -7,6 +7,7 @@ takes twice as long as to check and decode all the others.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from itertools import pairwise
 from typing import Any
 
@@ -69,6 +70,12 @@ def _offsets(found: Sequence[Rows]) -> list[Any]:
 
 
 def _constant(value: int, count: int) -> Any:
+    return _constants(value, 1 << (count - 1).bit_length()).slice(0, count)
+
+
+@lru_cache(maxsize=8)
+def _constants(value: int, count: int) -> Any:
+    """The same memory again and again: it was written once and is in the cache."""
     return _primitive(np.full(count, value, np.int32), pa.int32())
 
 

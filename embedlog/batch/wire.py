@@ -77,6 +77,7 @@ class Layout:
     __slots__ = (
         "buffers",
         "every",
+        "foreign_flags",
         "in_ms",
         "names",
         "nodes",
@@ -99,11 +100,21 @@ class Layout:
         self.plain = _plain_skeleton(list(original))
         self.table = struct.Struct("<" + "QII" * len(counts))
         self.every = tuple(range(len(counts)))
+        self.foreign_flags = self._foreign_flags()
         self.picks: dict[tuple[str, ...] | bool, Pick] = {}
 
     def _time_column(self) -> int:
         told = (self.original.metadata or {}).get(b"embedlog.timestamp")
         return 0 if told is None else self.names.index(told.decode())
+
+    def _foreign_flags(self) -> int:
+        """The flags that speak of columns which are not there, and those nobody knows."""
+        known = COMPRESSED | LOG_APPEND_TIME | CONTROL
+        if {"headers", "_headers"} & set(self.names):
+            known |= HEADERS
+        if self.names[-1] in ("offset", "_offset"):
+            known |= EXPLICIT_OFFSETS
+        return 0xFFFF & ~known
 
     def pick(self, names: tuple[str, ...] | bool) -> Pick:
         """Return the columns named; all for True, all but the last (the offsets) for False."""

@@ -198,12 +198,37 @@ def _rebuild_partition(log: PartitionLog) -> int:
         now = log.tail_locked()
         count = 0
         for segment in log.segments.values():
-            found = index_of(log, segment, segment.end_position or now.position)
-            _store(log, segment, found)
-            count += len(found)
+            count += rebuild_segment(log, segment, segment.end_position or now.position)
         return count
     finally:
         log.release()
+
+
+def rebuild_segment(log: PartitionLog, segment: SegmentInfo, stop: int) -> int:
+    """Make the index of one segment; under the partition's lock."""
+    found = index_of(log, segment, stop)
+    _store(log, segment, found)
+    return len(found)
+
+
+def index_is_wrong(log: PartitionLog, segment: SegmentInfo) -> bool:
+    """Whether a sealed segment, itself whole, has an index that could mislead a read.
+
+    Missing entries only make it slower (B5); that of the active one is made anew
+    with every recovery.
+    """
+    if not segment.sealed:
+        return False
+    try:
+        entries = lookup.entries(log, segment)
+        file = log.open_segment(segment)
+        latest, right = -(1 << 63), set()
+        for one in file.scan(file.start, segment.end_position):
+            right.add((one.base_offset, one.position, latest))
+            latest = max(latest, one.max_timestamp)
+    except EmbedlogError:
+        return True
+    return not right.issuperset(entries)
 
 
 def index_of(log: PartitionLog, segment: SegmentInfo, stop: int) -> list[Entry]:

@@ -152,6 +152,10 @@ class PartitionLog:
                 todo="open it anew; its offsets begin at 0",
             )
         found = self.context.state.read(lambda txn: catalog.segments(txn, self.key))
+        if not found:
+            raise UnknownTopicOrPartitionError(
+                "the topic was just deleted", topic=self.topic, partition=self.partition
+            )
         self.segments = SortedDict({info.base_offset: info for info in found})
         self.last = found[-1]
         self.config = topic.config
@@ -286,7 +290,9 @@ class PartitionLog:
             return False
         if now.position + one.size - self.active_file().start > self.config.segment_bytes:
             return True
-        return one.max_timestamp - now.first_timestamp > self._roll_ms
+        logs_own = self.config.message_timestamp_type == "LogAppendTime"
+        latest = self.context.clock() if logs_own else one.max_timestamp
+        return latest - now.first_timestamp > self._roll_ms
 
     def tail_locked(self) -> Tail:
         """The tail, with a roll finished that its process did not live to finish."""

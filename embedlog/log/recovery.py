@@ -17,6 +17,7 @@ from embedlog.catalog import PartitionInfo, SegmentInfo
 from embedlog.errors import (
     CorruptBatchError,
     CorruptionError,
+    EmbedlogError,
     DurabilityError,
     StorageError,
     UnknownTopicOrPartitionError,
@@ -25,7 +26,7 @@ from embedlog.index import Entry
 from embedlog.log import flushing, rolling, sequence
 from embedlog.log.sequence import Producer, Sent
 from embedlog.log.tail import Tail
-from embedlog.segment import END_MARK, SegmentFile
+from embedlog.segment import CHUNK_BYTES, END_MARK, SegmentFile
 
 if TYPE_CHECKING:
     from embedlog.log.partition import PartitionLog
@@ -112,9 +113,7 @@ def survey(log: PartitionLog, upto: int = _NEVER) -> Survey:
         )
     )
     if info is None or not segments:
-        raise UnknownTopicOrPartitionError(
-            "the partition is gone", topic=log.topic, partition=log.partition
-        )
+        raise _gone(log)
     found = Survey(info, segments[0], segments[0].base_offset)
     known = sequence.unpack_all(blob) if blob else {}
     # What is kept of a producer may all lie past a cut, and what it sent before
@@ -132,6 +131,15 @@ def survey(log: PartitionLog, upto: int = _NEVER) -> Survey:
         for number, one in _merged(known, found.producers).items()
     }
     return found
+
+
+def _gone(log: PartitionLog) -> EmbedlogError:
+    """Return the error for a partition without rows: its topic was deleted, or they are lost."""
+    place = {"topic": log.topic, "partition": log.partition}
+    topic = log.context.catalog.topics().get(log.topic)
+    if topic is None or topic.id != log.topic_id:
+        return UnknownTopicOrPartitionError("the partition is gone", **place)
+    return CorruptionError("state has lost the rows of the partition", **place)
 
 
 def _merged(kept: dict[int, Producer], replayed: dict[int, Producer]) -> dict[int, Producer]:
@@ -212,6 +220,9 @@ def _scan(
         raise _damaged(log, segment, stop, "the file ends early")
     if segment.next_offset is None:
         return False
+    if segment.next_offset > upto:
+        # All its batches stay, but not the gap that an earlier cut left after them.
+        return False
     if found.position == segment.end_position or found.next_offset == segment.next_offset:
         found.next_offset = segment.next_offset
         return True
@@ -274,6 +285,8 @@ def rebuild(log: PartitionLog, upto: int = _NEVER) -> Tail:
     new = found.position is None
     if found.next_offset < found.info.start_offset or _starts_over(found, upto):
         return _start_over(log, found, min(max(found.info.start_offset, 0), upto))
+    if upto != _NEVER and not new:
+        _keep_copy(log, found)
     # A partition that nobody wrote to yet has no file; anything else may have had readers.
     changed = bool(
         found.whole
@@ -296,6 +309,33 @@ def rebuild(log: PartitionLog, upto: int = _NEVER) -> Tail:
         _sync(log, found, file)
     _unlink(log, found.dropped)
     return _write_tail(log, found, active, position, found.next_offset, epoch)
+
+
+def _keep_copy(log: PartitionLog, found: Survey) -> None:
+    """Put what a truncation leaves of a segment into a new file, if it takes anything away.
+
+    Others may read the old file or have it mapped, and a map of a file that is cut
+    is a SIGBUS: they finish on the old one (P20).  Killed before the manifest names
+    the copy, it is garbage; after that, the old one is.
+    """
+    old = found.active
+    source = log.open_segment(old)
+    stop = source.start if found.position is None else found.position
+    if source.size() <= stop:
+        return
+    number = log.context.state.write(lambda txn: catalog.next_number(txn, b"segment"))
+    copy, files = old._replace(id=number), log.context.files
+    fd = files.open(log.path_of(copy), write=True, create=True)
+    try:
+        for place in range(0, stop, CHUNK_BYTES):
+            files.write(fd, [source.bytes(place, min(CHUNK_BYTES, stop - place))], place)
+        # Before it is named: what is below the recovery point must be on the disk.
+        files.sync(fd)
+    finally:
+        files.close(fd)
+    files.sync_directory(f"{log.directory}/{log.partition}")
+    found.active = copy
+    found.dropped.append(old)
 
 
 def _starts_over(found: Survey, upto: int) -> bool:

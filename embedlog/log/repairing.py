@@ -70,6 +70,10 @@ def _repair_partition(log: PartitionLog, dry_run: bool) -> list[str]:
                 told += salvage.told
                 if not dry_run:
                     _replace(log, salvage)
+            elif checking.index_is_wrong(log, segment):
+                told.append(f"{log.path_of(segment)}: its index is made anew")
+                if not dry_run:
+                    checking.rebuild_segment(log, segment, segment.end_position)
         if not dry_run:
             # Nobody trusts the old tail: it is found again by scanning.
             log.context.live.write(lambda txn: txn.delete(log.tail_key))

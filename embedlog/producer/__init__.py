@@ -13,10 +13,8 @@ from collections.abc import Sequence
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-from embedlog.batch import MAX_BATCH_BYTES
 from embedlog.config import ProducerConfig
 from embedlog.errors import (
-    BufferExhaustedError,
     ClosedError,
     EmbedlogError,
     IllegalStateError,
@@ -33,16 +31,18 @@ from embedlog.producer.checks import (
     serialized,
     to_bytes,
 )
-from embedlog.producer.columns import PIECE_BYTES, Rows, size_of, source_of
+from embedlog.producer.columns import Rows, size_of, source_of
 from embedlog.producer.future import (
     BatchFuture,
     BatchRange,
     Delivery,
     RecordFuture,
     Settled,
+    settled,
 )
-from embedlog.producer.queue import Gathering, TopicQueue, no_key
+from embedlog.producer.queue import TopicQueue, no_key
 from embedlog.producer.reports import Reports
+from embedlog.producer.room import Room
 from embedlog.record import RecordMetadata
 
 if TYPE_CHECKING:
@@ -50,9 +50,6 @@ if TYPE_CHECKING:
 
 RECORD_BYTES = 16
 """What a gathered record counts for besides its key and value."""
-FULL_PATIENCE = 0.05
-"""Seconds a `send` that fills a batch waits for the partition before it leaves it to others."""
-MOST_RECORD = MAX_BATCH_BYTES - (1 << 20)
 
 
 class Producer:
@@ -79,24 +76,21 @@ class Producer:
         self.durability = None if settings.acks == "all" else "os"
         self.synced = (self.durability or root.durability) == "fsync"
         self._clock = root.clock
-        self._memory = settings.buffer_memory
-        self._largest = min(settings.max_request_size, MOST_RECORD)
         serializers = (settings.key_serializer, settings.value_serializer)
         self._plain = serializers == (None, None)
         # What callers would choose one by one is chosen at once when it is drained.
         self._choosy = settings.partitioner is not None
-        self._special = self._choosy or not self._plain
         self._silent = settings.acks == 0
+        self._usual = self._plain and not self._choosy and not self._silent
         self._start()
         sender.watch(self)
 
     def _start(self) -> None:
         """Begin, or begin anew in a forked child."""
-        self.lock = threading.Lock()
-        self._progress = threading.Condition(self.lock)
-        self._waiters = 0
+        self.room = Room(self)
+        self.lock = self.room.lock
+        self._take, self._give = self.lock.acquire, self.lock.release
         self._queues: dict[str, TopicQueue] = {}
-        self._buffered = 0
         self._identity: tuple[int, int] | None = None
         self._identity_lock = threading.Lock()
         self._closed = False
@@ -140,56 +134,68 @@ class Producer:
             BufferExhaustedError: ``buffer_memory`` stayed full for ``max_block_ms`` (G8).
         """
         queue = self._queues.get(topic) or self._open(topic)
-        special = (
-            headers is not None
+        if (
+            type(value) is not bytes
+            or (key is not None and type(key) is not bytes)
+            or headers is not None
             or partition is not None
             or timestamp_ms is not None
-            or type(value) is not bytes
-            or (key is not None and type(key) is not bytes)
-            or self._special
-        )
-        if special:
-            value, key, headers, partition = self._convert(
-                queue, value, key, headers, partition, timestamp_ms
-            )
-        if timestamp_ms is None:
-            timestamp_ms = self._clock()
-        size = RECORD_BYTES if value is None else RECORD_BYTES + len(value)
+            or not self._usual
+        ):
+            return self._send_unusual(queue, value, key, headers, partition, timestamp_ms)
         if key is not None:
-            size += len(key)
+            size = RECORD_BYTES + len(value) + len(key)
         elif queue.compacts:
             return self._refuse(no_key(topic, [0]))
-        if size > self._largest:
-            return self._refuse(self._too_large(topic, size))
-        with self.lock:
+        else:
+            size = RECORD_BYTES + len(value)
+        timestamp_ms = self._clock()
+        # Half the price of `with`, in the one place where that is felt.
+        self._take()
+        try:
             gathering = queue.open
-            if (
-                gathering is None
-                or self._buffered + size > self._memory
-                or gathering.size + size > PIECE_BYTES
-            ):
-                gathering = self._make_room(queue, size)
+            left = gathering.left - size
+            if left < 0:
+                gathering, left = self.room.more(queue, size)
+            gathering.left = left
             values = gathering.values
             row = len(values)
-            if row == 0:
-                gathering.opened = now = monotonic()
-                gathering.deadline = now + self.patience
             values.append(value)
             gathering.keys.append(key)
             gathering.timestamps.append(timestamp_ms)
-            if key is not None:
-                gathering.keyed = True
-            self._buffered += size
-            gathering.size = filled = gathering.size + size
-            if special:
-                gathering.note(row, headers, partition)
-        if filled >= queue.full_at and not self.synced:
-            queue.drain_if_free(FULL_PATIENCE)
-        elif self.sender.idle:
-            self.sender.wake()
+        except RecordTooLargeError as error:
+            return self._refuse(error)
+        finally:
+            self._give()
+        future = RecordFuture()
+        future._delivery, future._row = gathering, row
+        return future
+
+    def _send_unusual(
+        self, queue: TopicQueue, value: Any, key: Any, headers: Any, partition: Any, timestamp: Any
+    ) -> RecordFuture:
+        """As `send`, for a record that has more than bytes for a key and a value."""
+        value, key, headers, partition = self._convert(
+            queue, value, key, headers, partition, timestamp
+        )
+        if key is None and queue.compacts:
+            return self._refuse(no_key(queue.topic, [0]))
+        if timestamp is None:
+            timestamp = self._clock()
+        size = RECORD_BYTES + len(value or b"") + len(key or b"")
+        with self.lock:
+            try:
+                gathering, gathering.left = self.room.more(queue, size)
+            except RecordTooLargeError as error:
+                return self._refuse(error)
+            row = gathering.add_row(value, key, timestamp, headers, partition)
         if self._silent:
-            return _unknown(topic, partition, timestamp_ms)
-        return RecordFuture(gathering, row)
+            known = -1 if partition is None else partition
+            metadata = RecordMetadata(queue.topic, known, -1, timestamp)
+            return settled(RecordFuture(), metadata)
+        future = RecordFuture()
+        future._delivery, future._row = gathering, row
+        return future
 
     def _open(self, topic: str) -> TopicQueue:
         """Begin to send to a topic; it is made if it may be."""
@@ -239,47 +245,7 @@ class Producer:
     def _refuse(self, error: EmbedlogError) -> RecordFuture:
         """A record that fails alone and at once (G7)."""
         self.reports.counts["errors"] += 1
-        return RecordFuture(Settled(error))
-
-    def _too_large(self, topic: str, size: int) -> RecordTooLargeError:
-        return RecordTooLargeError(
-            f"a record of {size} bytes is over max_request_size {self._largest}",
-            todo="raise max_request_size, and max.message.bytes of the topic",
-            topic=topic,
-        )
-
-    def _make_room(self, queue: TopicQueue, size: int) -> Gathering:
-        """Under the lock: return where a record fits, waiting for memory if it must (G8)."""
-        limit = monotonic() + self.config.max_block_ms / 1000
-        while queue.open is not None and self._buffered + size > self._memory:
-            left = limit - monotonic()
-            if left <= 0 or size > self._memory:
-                raise BufferExhaustedError(
-                    f"{self._buffered} of {self._memory} bytes of buffer_memory are unwritten "
-                    f"after max_block_ms {self.config.max_block_ms}",
-                    topic=queue.topic,
-                    todo="flush, raise buffer_memory, or find out what holds the partition",
-                )
-            self._drain_to_make_room(left)
-        gathering = queue.open
-        if gathering is None:
-            raise self._closed_error()
-        if gathering.values and gathering.size + size > PIECE_BYTES:
-            queue.full.append(gathering)
-            gathering = queue.open = Gathering(queue)
-        return gathering
-
-    def _drain_to_make_room(self, left: float) -> None:
-        before = self._buffered
-        self.lock.release()
-        try:
-            for queue in list(self._queues.values()):
-                queue.drain_if_free(min(left, FULL_PATIENCE))
-            self.sender.wake()
-        finally:
-            self.lock.acquire()
-        if self._buffered >= before:
-            self._wait_locked(min(left, FULL_PATIENCE))
+        return settled(RecordFuture(), error)
 
     # Sending many
 
@@ -320,7 +286,7 @@ class Producer:
         rows = self._rows(queue, values, keys, headers, timestamps)
         count = len(rows.values)
         if not count:
-            return BatchFuture(Settled([]))
+            return settled(BatchFuture(), [])
         queue.check_keys(rows.keys, count)
         size = size_of(rows)
         if size > queue.limit:
@@ -363,7 +329,7 @@ class Producer:
         source = source_of(table, key, value, timestamp, self._clock())
         count = source.table.num_rows
         if not count:
-            return BatchFuture(Settled([]))
+            return settled(BatchFuture(), [])
         found = source.table.column(1)
         if queue.info.config.compacts and found.null_count:
             queue.check_keys(found.to_pylist(), count)
@@ -421,7 +387,9 @@ class Producer:
         return self._future(queue.deliver(queue.split_groups(rows, groups), None))
 
     def _future(self, delivery: Delivery) -> BatchFuture:
-        return BatchFuture(Settled([]) if self._silent else delivery)
+        future = BatchFuture()
+        future._delivery = Settled([]) if self._silent else delivery
+        return future
 
     def last_sequence(self, topic: str, partition: int = 0) -> int | None:
         """Return the number of the last record this producer has in a partition; None: none.
@@ -488,7 +456,7 @@ class Producer:
     def __del__(self) -> None:
         if getattr(self, "_closed", True):
             return
-        if self._buffered:
+        if self.room.buffered:
             warnings.warn(
                 f"{self!r} was not closed; {self._unsent()} records were unsent",
                 ResourceWarning,
@@ -504,7 +472,7 @@ class Producer:
 
     def metrics(self) -> dict[str, int]:
         """Return what was sent so far, and how many bytes are unwritten."""
-        return {**self.reports.counts, "buffered": self._buffered}
+        return {**self.reports.counts, "buffered": self.room.buffered}
 
     # What the queues and lanes call
 
@@ -523,35 +491,6 @@ class Producer:
         """Return the topics that were sent to."""
         return list(self._queues.values())
 
-    def hold(self, size: int) -> None:
-        """Count bytes that are unwritten."""
-        with self.lock:
-            self._buffered += size
-
-    def release(self, size: int) -> None:
-        """Count bytes that are not any more."""
-        with self.lock:
-            self._buffered -= size
-
-    def told_locked(self, size: int) -> None:
-        """Under the lock: so many bytes are written or failed; wake whoever waits."""
-        self._buffered -= size
-        if self._waiters:
-            self._progress.notify_all()
-
-    def pause(self, seconds: float) -> None:
-        """Wait until something was settled, but not longer than this."""
-        if seconds > 0:
-            with self.lock:
-                self._wait_locked(min(seconds, 0.1))
-
-    def _wait_locked(self, seconds: float) -> None:
-        self._waiters += 1
-        try:
-            self._progress.wait(seconds)
-        finally:
-            self._waiters -= 1
-
     def after_fork(self) -> None:
         """In the child: what was gathered is the parent's to write; begin anew."""
         closed = self._closed
@@ -559,12 +498,6 @@ class Producer:
             queue.disown()
         self._start()
         self._closed = closed
-
-
-def _unknown(topic: str, partition: int | None, timestamp: int) -> RecordFuture:
-    """With ``acks=0`` nobody waits to know where a record went (G9)."""
-    known = -1 if partition is None else partition
-    return RecordFuture(Settled(RecordMetadata(topic, known, -1, timestamp)))
 
 
 def _open_again(root: Root, config: dict[str, Any]) -> Producer:

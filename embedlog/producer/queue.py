@@ -52,7 +52,7 @@ HEAD_BYTES = 1024
 class Gathering(Delivery):
     """Records that `send` collects, column by column, until they are drained."""
 
-    __slots__ = ("chosen", "headers", "keyed", "keys", "opened", "size", "values")
+    __slots__ = ("chosen", "granted", "headers", "keys", "left", "opened", "values")
 
     def __init__(self, queue: TopicQueue) -> None:
         super().__init__(queue, 0.0)
@@ -60,23 +60,40 @@ class Gathering(Delivery):
         self.keys: list[bytes | None] = []
         self.headers: dict[int, Any] = {}
         self.chosen: dict[int, int] = {}
-        self.keyed = False
-        self.size = 0
+        self.granted = self.left = 0
+        """Bytes of memory it was given, and how many of them are free: see `Room`."""
         self.opened = 0.0
 
-    def note(self, row: int, headers: Any, partition: int | None) -> None:
-        """Keep what few records have."""
+    @property
+    def size(self) -> int:
+        """About how many bytes were gathered."""
+        return self.granted - self.left
+
+    def add_row(
+        self,
+        value: bytes | None,
+        key: bytes | None,
+        timestamp: int,
+        headers: Any,
+        partition: int | None,
+    ) -> int:
+        """Add a record and return its row; `send` does the same itself for what most have."""
+        row = len(self.values)
+        self.values.append(value)
+        self.keys.append(key)
+        self.timestamps.append(timestamp)
         if headers:
             self.headers[row] = headers
         if partition is not None:
             self.chosen[row] = partition
+        return row
 
     def rows(self) -> Rows:
         """Return what was gathered."""
         headers = None
         if self.headers:
             headers = [self.headers.get(row) for row in range(len(self.values))]
-        keys = self.keys if self.keyed else None
+        keys = None if self.keys.count(None) == len(self.keys) else self.keys
         return Rows(self.values, keys, self.timestamps, headers)
 
     def seal(self) -> None:
@@ -96,7 +113,8 @@ class TopicQueue:
         self.producer, self.topic = producer, topic
         self.draining = threading.Lock()
         self.full: deque[Gathering] = deque()
-        self.open: Gathering | None = Gathering(self)
+        self.open = Gathering(self)
+        self.closed = False
         self.lanes: dict[int, Lane] = {}
         config = producer.config
         adaptive = config.partitioner_adaptive_partitioning_enable
@@ -131,7 +149,7 @@ class TopicQueue:
     def pending(self) -> bool:
         """Whether anything is on its way; a guess unless under ``draining``."""
         gathering = self.open
-        if self.full or (gathering is not None and gathering.values):
+        if self.full or (gathering.values):
             return True
         return any(lane.waiting for lane in list(self.lanes.values()))
 
@@ -139,7 +157,7 @@ class TopicQueue:
         """When there is something to drain, on the monotonic clock; None: nothing."""
         times = [lane.retry_at for lane in list(self.lanes.values()) if lane.waiting]
         gathering = self.open
-        if gathering is not None and gathering.values:
+        if gathering.values:
             times.append(gathering.opened + self.producer.linger)
         if self.full:
             times.append(self._retry_at)
@@ -178,11 +196,16 @@ class TopicQueue:
         if self.producer.abandoned:
             self.abandon_locked()
 
+    def renew(self) -> None:
+        """Under the producer's lock: begin a new gathering; the last one is to be drained."""
+        self.full.append(self.open)
+        self.open = Gathering(self)
+
     def _take(self) -> list[Gathering]:
         with self.producer.lock:
             taken = list(self.full)
             self.full.clear()
-            if self.open is not None and self.open.values:
+            if self.open.values:
                 taken.append(self.open)
                 self.open = Gathering(self)
         return taken
@@ -204,7 +227,7 @@ class TopicQueue:
             parcel = gathering.add(partition, encoded)
             lanes[partition].waiting.append(parcel)
             written += parcel.size
-        self.producer.release(gathering.size - written)
+        self.producer.room.release(gathering.granted - written)
         gathering.seal()
 
     def _not_packed(self, gathering: Gathering, error: Exception) -> None:
@@ -411,7 +434,7 @@ class TopicQueue:
         lane.ship()
 
     def _put(self, lane: Lane, parcel: Parcel) -> None:
-        self.producer.hold(parcel.size)
+        self.producer.room.hold(parcel.size)
         lane.waiting.append(parcel)
 
     def _written_before(self, lane: Lane, first: int, count: int) -> int:
@@ -433,7 +456,7 @@ class TopicQueue:
             if self.producer.abandoned:
                 lane.give_up(closed_early(self.topic))
                 return
-            self.producer.pause(lane.retry_at - monotonic())
+            self.producer.room.pause(lane.retry_at - monotonic())
             lane.ship()
 
     # Waiting and giving up
@@ -445,7 +468,7 @@ class TopicQueue:
         until = now + 0.05 if due is None else due
         if deadline is not None:
             until = min(until, deadline)
-        self.producer.pause(until - now)
+        self.producer.room.pause(until - now)
 
     def settle_all(self, deadline: float | None) -> None:
         """Return once all that was sent before is written or failed (G10).
@@ -455,7 +478,7 @@ class TopicQueue:
         """
         with self.producer.lock:
             mine: list[Any] = [*self.full]
-            if self.open is not None and self.open.values:
+            if self.open.values:
                 mine.append(self.open)
         drained = self.drain(deadline)
         mine += [parcel for lane in list(self.lanes.values()) for parcel in tuple(lane.waiting)]
@@ -480,7 +503,7 @@ class TopicQueue:
 
     def count(self) -> int:
         """Return how many records are on their way."""
-        gatherings = [*self.full, *([self.open] if self.open is not None else [])]
+        gatherings = [*self.full, self.open]
         lanes = list(self.lanes.values())
         return sum(len(one.values) for one in gatherings) + sum(
             parcel.count for lane in lanes for parcel in tuple(lane.waiting)
@@ -492,8 +515,7 @@ class TopicQueue:
             "the record was sent before the fork", topic=self.topic, todo="the parent writes it"
         )
         for gathering in (*self.full, self.open):
-            if gathering is not None:
-                gathering.error = error
+            gathering.error = error
         for lane in self.lanes.values():
             for parcel in lane.waiting:
                 parcel.error = error
@@ -516,9 +538,9 @@ class TopicQueue:
     def _close(self) -> None:
         """Fail what was gathered, and take no more."""
         with self.producer.lock:
-            left = [*self.full, *([self.open] if self.open is not None else [])]
+            left = [*self.full, self.open]
             self.full.clear()
-            self.open = None
+            self.open, self.closed = Gathering(self), True
         error = closed_early(self.topic)
         for gathering in left:
             if gathering.values:

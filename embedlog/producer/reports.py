@@ -47,7 +47,7 @@ class Reports:
     def refused(self, gathering: Gathering, count: int, error: BaseException) -> None:
         """Count records of which no batch could be made."""
         self._count_errors(gathering.queue.topic, count, error)
-        self._producer.release(gathering.size)
+        self._producer.room.release(gathering.granted)
         self._settled.append(gathering)
 
     def _count_errors(self, topic: str, count: int, error: BaseException) -> None:
@@ -63,7 +63,7 @@ class Reports:
                 size = 0
                 while settled:
                     size += self._tell_locked(settled.popleft())
-                self._producer.told_locked(size)
+                self._producer.room.told_locked(size)
         if self._called:
             self.call_back()
 

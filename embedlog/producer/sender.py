@@ -69,12 +69,18 @@ def _run(own: Sender) -> None:
         pause = TICK if due is None else due
         if quiet >= QUIET_TICKS:
             quiet = 0
-            own._event.clear()
-            own.idle = True
-            # Whoever sent just before saw a thread that was awake: look once more.
-            pause = TICK if any(queue.pending() for queue in producer.queues()) else FOREVER
+            pause = _fall_asleep(own, producer)
         del producer
         _sleep(own, pause)
+
+
+def _fall_asleep(own: Sender, producer: Producer) -> float:
+    """Be idle from now on, unless something was gathered just before."""
+    # Under the lock of `send`: it looks at `idle` and gathers in one step.
+    with producer.lock:
+        own._event.clear()
+        own.idle = not any(queue.pending() for queue in producer.queues())
+    return FOREVER if own.idle else TICK
 
 
 def _sleep(own: Sender, pause: float) -> None:

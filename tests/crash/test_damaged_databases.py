@@ -177,7 +177,7 @@ def _nothing_is_lost(directory: Path, image: Image) -> None:
 
 
 @pytest.mark.parametrize(
-    "count", [330, pytest.param(6_300, marks=pytest.mark.full)], ids="count={}".format
+    "count", [430, pytest.param(8_600, marks=pytest.mark.full)], ids="count={}".format
 )
 def test_no_damage_to_a_database_loses_a_record_or_kills_the_process(count, record_property):
     """P13: the index is built anew; state comes from its copy, or is refused with the place."""
@@ -191,7 +191,7 @@ def test_no_damage_to_a_database_loses_a_record_or_kills_the_process(count, reco
     record_property("states", str(outcome))
 
     assert not outcome.findings, str(outcome)
-    assert outcome.distinct >= 7.6 * count, f"-> {outcome.distinct} states"
+    assert outcome.distinct >= 5.85 * count, f"-> {outcome.distinct} states"
     assert outcome.tally["as it was"] > outcome.count // 2, str(outcome)
 
 

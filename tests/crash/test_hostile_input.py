@@ -1,0 +1,259 @@
+"""P22: hostile names and bytes are refused by a typed error, in little memory and time."""
+
+from __future__ import annotations
+
+import os
+import random
+import resource
+import struct
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.damage import OneFile
+from support.fleet import ENOUGH, Desk, Outcome, share_out
+from support.roots import encoded, open_root
+
+from embedlog import batch
+from embedlog.batch.wire import ENTRY, HEADER, I64, MAX_BATCH_BYTES, SEAL, TRAILER
+from embedlog.catalog import check_topic_name
+from embedlog.checksum import crc32c
+from embedlog.config import TopicConfig
+from embedlog.errors import CorruptBatchError, CorruptionError, InvalidTopicError
+from embedlog.errors import UnsupportedFormatError as Newer
+from embedlog.segment import SegmentFile
+
+ROOM = 64 << 20
+"""Bytes over the limit of a decoded batch that a hostile one may take."""
+PATIENCE = 2.0
+"""Seconds for one input; a busy machine takes long for nothing at times."""
+FIELDS = (0, 1, 2, 7, 8, 64, 255, 2**15, 2**16, 2**31 - 8, 2**31, 2**32 - 1, 2**32, 2**40)
+LARGE = (2**62, 2**63 - 8, 2**63, 2**64 - 8, 2**64 - 1, 5 << 30, 65 << 20, 64 << 20)
+
+
+def healthy() -> list[tuple[Any, bytes]]:
+    """Batches of every kind, with the schema they are read by."""
+    found = []
+    for compression in ("none", "lz4", "zstd"):
+        for headers in (None, [[("k", b"v")], [], [("a", None), ("b", b"")]]):
+            one = encoded(
+                b"value" * 40, None, b"", keys=[b"k", b"", None], at=[1, 2, 3],
+                headers=headers, compression=compression, producer=(5, 0, 0),
+            )  # fmt: skip
+            data = b"".join(map(bytes, one.stamp(10, 3)))
+            found.append((batch.schema(headers=headers is not None), data))
+    return found
+
+
+def block_of(data: bytes) -> tuple[int, int] | None:
+    """Where the block begins and ends, if the prefix and trailer still say so."""
+    end = 8 + int.from_bytes(data[4:8], "little", signed=True)
+    if not HEADER.size + 16 <= end <= len(data):
+        return None
+    start = end - TRAILER.unpack_from(data, end - 8)[0]
+    return (start, end) if 8 <= start <= end - HEADER.size - 8 else None
+
+
+def with_right_checksums(data: bytes, columns: int) -> bytes:
+    """What somebody who can compute a CRC makes of changed bytes."""
+    place = block_of(data)
+    if place is None:
+        return data
+    block, end = place
+    changed = bytearray(data)
+    begin = end
+    for column in range(columns):
+        entry = block + HEADER.size + 16 * column
+        if entry + 16 > end:
+            break
+        stop, _, nulls = ENTRY.unpack_from(changed, entry)
+        body = changed[begin : end + stop] if end + stop <= len(data) else b""
+        ENTRY.pack_into(changed, entry, stop, crc32c(bytes(body)), nulls)
+        begin = min(end + stop, len(data))
+    struct.pack_into("<I", changed, block + 8, crc32c(bytes(changed[:block])))
+    SEAL.pack_into(changed, block, b"EMBL", crc32c(bytes(changed[block + 8 : end])))
+    return bytes(changed)
+
+
+def with_numbers(data: bytes, rng: random.Random) -> bytes:
+    """Set lengths, counts, offsets and raw sizes to what a parser fears."""
+    changed = bytearray(data)
+    place = block_of(data) or (8, len(data))
+    for _ in range(rng.choice((1, 1, 1, 2, 3))):
+        low, high = rng.choice(((0, place[0]), place, (place[1], len(data))))
+        size = rng.choice((2, 4, 8))
+        at = low + rng.randrange(max(high - low - size, 1)) // size * size
+        old = int.from_bytes(changed[at : at + size], "little")
+        near = (old + 1, old - 1, old + 8, old - 8, old * 2, old // 2)
+        new = rng.choice((*FIELDS, *LARGE, *near)) % (1 << 8 * size)
+        changed[at : at + size] = new.to_bytes(size, "little")
+    return bytes(changed[: len(data)])
+
+
+def with_bombs(data: bytes, rng: random.Random) -> bytes:
+    """Claim raw sizes of gigabytes at the head of what may be compressed buffers."""
+    changed, place = bytearray(data), block_of(data)
+    if place is not None:
+        for at in range(place[1], len(data) - 8, 8):
+            if rng.random() < 0.3:
+                I64.pack_into(changed, at, rng.choice((5 << 30, 1 << 62, 65 << 20, 63 << 20, -2)))
+    return bytes(changed)
+
+
+def with_noise(data: bytes, rng: random.Random) -> bytes:
+    changed = bytearray(data)
+    for _ in range(rng.choice((1, 2, 4, 16))):
+        changed[rng.randrange(len(data))] = rng.randrange(256)
+    return bytes(changed[: rng.choice((len(data), len(data), rng.randrange(len(data))))])
+
+
+CHANGES: list[Callable[[bytes, random.Random], bytes]] = [
+    with_numbers,
+    with_numbers,
+    with_bombs,
+    with_noise,
+]
+
+
+def read_hostile(case: tuple[int, int], outcome: Outcome, desk: Desk) -> None:
+    """Each input must be refused, or be a batch that can be read; nothing else may happen."""
+    seed, count = case
+    rng = random.Random(seed)
+    inputs = healthy()
+    for schema, data in inputs:
+        touch(data, schema, 0)
+    limit_memory()
+    for number in range(count):
+        schema, data = rng.choice(inputs)
+        changed = rng.choice(CHANGES)(data, rng)
+        if rng.random() < 0.8:
+            changed = with_right_checksums(changed, len(schema.names))
+        if number % 32 == 0:
+            desk.say(f"{case}: {number}")
+        outcome.count += 1
+        outcome.keys.add((changed, schema.names[-1]))
+        started = time.perf_counter()
+        try:
+            touch(changed, schema, number)
+            outcome.note("readable")
+        except (CorruptBatchError, CorruptionError, Newer):
+            outcome.note("refused")
+        except Exception as error:  # noqa: BLE001 - a MemoryError too is a finding
+            where = "\n".join(traceback.format_exc().splitlines()[-4:])
+            outcome.findings.append(f"{case} {number}: {error!r}\n{where}\n{changed.hex()}")
+        if time.perf_counter() - started > PATIENCE:
+            outcome.findings.append(f"{case} {number}: slow: {changed.hex()}")
+        if len(outcome.findings) >= ENOUGH:
+            break
+    outcome.keys = set(map(hash, outcome.keys))
+    outcome.note("peak MiB over the start", grown())
+
+
+def touch(data: bytes, schema: Any, number: int) -> None:
+    """Do with a batch what readers do."""
+    prefix = schema.serialize().to_pybytes()
+    file = SegmentFile(OneFile(prefix + data), "hostile", expected=(schema,))  # type: ignore[arg-type]
+    read = file.mapped if number % 2 else file.read
+    for one in read(file.start, file.start + len(data)):
+        if number % 3 == 0:
+            one.verify()
+        one.to_arrow(0)
+        one.lists()
+        one.columns(["timestamp"])
+
+
+_start = 0
+
+
+def limit_memory() -> None:
+    """Let this process have the decoded limit and some room, and no more."""
+    global _start
+    _start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    most = pages * resource.getpagesize() + 2 * MAX_BATCH_BYTES + ROOM
+    resource.setrlimit(resource.RLIMIT_AS, (most, most))
+
+
+def grown() -> int:
+    return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - _start) >> 10
+
+
+@pytest.mark.parametrize(
+    "count", [100_000, pytest.param(10_000_000, marks=pytest.mark.full)], ids="count={}".format
+)
+def test_hostile_batches_are_refused_in_little_memory_and_time(count, record_property):
+    """P22: also below good checksums, lengths, counts and raw sizes are not believed."""
+    each = min(count // 4 * 11 // 10, 250_000)
+    cases = [(seed, each) for seed in range(count * 11 // 10 // each)]
+    outcome = share_out(read_hostile, cases)
+    record_property("states", str(outcome))
+
+    assert not outcome.findings, str(outcome)[:5000]
+    assert outcome.count >= count, f"-> {outcome.count} inputs"
+    assert outcome.distinct >= 0.5 * count, f"-> {outcome.distinct} distinct inputs"
+    peak = outcome.tally["peak MiB over the start"] // len(cases)
+    assert peak < (MAX_BATCH_BYTES + ROOM) >> 20, f"{peak} MiB"
+
+
+# Names
+
+ESCAPES = [
+    "", ".", "..", "../x", "a/../../x", "/etc/passwd", "a/b", "a\\b", "x\n", "\nx", "x\0", "\0",
+    "a b", "-rf", ".hidden", "~", "$HOME", "ä", "Ａ", "a" * 201, "a" * 100_000, "x.tmp",
+    "x.deleted", "a\u202eb", "\ud800", "con:", "a*", "%2e%2e", "a\r", "\ufeffa", " a", "a ",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ESCAPES, ids=lambda name: ascii(name[:20]))
+def test_a_hostile_topic_name_reaches_no_path(root, name):
+    """P22: `InvalidTopicError`, a ValueError, from every call that takes a name."""
+    before = sorted(map(str, Path(root.path).parent.rglob("*")))
+    for call in (
+        lambda: root.create_topic(name, 1, TopicConfig()),
+        lambda: root.ensure_topic(name),
+        lambda: root.topic(name),
+        lambda: root.partition(name, 0),
+        lambda: root.delete_topic(name),
+        lambda: root.grow_topic(name, 2),
+        lambda: root.alter_topic(name, {}),
+    ):
+        with pytest.raises(InvalidTopicError) as caught:
+            call()
+        assert isinstance(caught.value, ValueError)
+    assert sorted(map(str, Path(root.path).parent.rglob("*"))) == before
+
+
+@pytest.mark.parametrize("name", [None, 5, b"topic", ["t"], object(), 1.5], ids=repr)
+def test_what_is_no_text_is_no_topic_name(name):
+    """P22: bytes and numbers are refused too."""
+    with pytest.raises(InvalidTopicError):
+        check_topic_name(name)
+
+
+def test_random_names_are_refused_or_stay_below_the_root(tmp_path):
+    """P22: what is accepted is one plain directory name."""
+    rng = random.Random(22)
+    alphabet = "aZ09._-/\\\0\n~ :ä\u2028"
+    accepted = 0
+    for _ in range(20_000):
+        name = "".join(rng.choice(alphabet) for _ in range(rng.randrange(12)))
+        try:
+            check_topic_name(name)
+        except InvalidTopicError:
+            continue
+        accepted += 1
+        place = os.path.normpath(tmp_path / "topics" / f"{name}-1")
+        assert os.path.dirname(place) == str(tmp_path / "topics")
+    assert accepted > 100
+
+
+def test_a_topic_with_the_longest_name_works(tmp_path):
+    """P22: what the rule allows, the file system takes."""
+    with_longest = open_root(tmp_path / "root")
+    name = "x" * 200
+    with_longest.create_topic(name, 1, TopicConfig())
+    assert with_longest.partition(name, 0).append([encoded(b"v")])[0].base_offset == 0
+    with_longest.close()

@@ -1,0 +1,643 @@
+"""Finding the end again: torn tails, lost files, lost databases (A24–A32, rules 5–8)."""
+
+import os
+import random
+import shutil
+from functools import partial
+
+import pytest
+
+from embedlog import catalog, kv
+from embedlog.errors import CorruptBatchError, CorruptionError
+from embedlog.log.checking import verify_root
+from embedlog.log.repairing import repair_root
+from embedlog.record import Appended
+from support.children import killed_in
+from support.clock import START
+from support.cruel import CruelFiles
+from support.roots import (
+    abandon,
+    bases,
+    encoded,
+    fill,
+    healthy,
+    make_log,
+    offsets,
+    open_root,
+    rows,
+    segment_files,
+    values,
+)
+
+SIZE = encoded(b"v0").size
+
+
+class Rebooted(CruelFiles):
+    """The next boot of the same machine."""
+
+    def boot_id(self):
+        return "another boot"
+
+
+class RebootedAgain(CruelFiles):
+    """And the one after that."""
+
+    def boot_id(self):
+        return "a third boot"
+
+
+def crashed(path, batches=6, *, config=None, flush_at=None, size=2):
+    """Fill a log and leave it as a killed process would; returns its segment files."""
+    root = open_root(path)
+    log = make_log(root, config)
+    for number in range(batches):
+        if number == flush_at:
+            log.flush()
+        fill(log, 1, first=number, size=size)
+    if flush_at == batches:
+        log.flush()
+    abandon(root)
+    return segment_files(path)
+
+
+def recovered(path, files=Rebooted):
+    root = open_root(path, files=files)
+    return root, root.partition("t", 0)
+
+
+# Torn tails
+
+GARBAGE = {
+    "nothing": lambda batch: b"",
+    "one byte": lambda batch: b"\xff",
+    "zeros": lambda batch: bytes(5000),
+    "noise": lambda batch: random.Random(1).randbytes(3000),
+    "the end mark": lambda batch: b"\xff\xff\xff\xff\0\0\0\0",
+    "a continuation and no more": lambda batch: b"\xff\xff\xff\xff",
+    "a length that is too long": lambda batch: b"\xff\xff\xff\xff\xf8\xff\xff\x7f" + bytes(100),
+    "a negative length": lambda batch: b"\xff\xff\xff\xff\xf8\xff\xff\xff" + bytes(100),
+    "half a batch": lambda batch: batch[: len(batch) // 2],
+    "a batch but for its last byte": lambda batch: batch[:-1],
+    "a batch with zeros in its body": lambda batch: batch[:-40] + bytes(40),
+    "a batch with zeros in its head": lambda batch: bytes(64) + batch[64:],
+    "a batch with one bit changed": lambda batch: batch[:200] + b"\x55" + batch[201:],
+    "a batch whose offsets were there before": lambda batch: _batch(3),
+    "a batch that leaves a gap": lambda batch: _batch(99),
+    "a bad batch and a good one": lambda batch: bytes(len(batch)) + batch,
+}
+
+
+def _batch(offset):
+    return b"".join(bytes(part) for part in encoded(b"garbage", b"g").stamp(offset, 0))
+
+
+@pytest.mark.parametrize("garbage", GARBAGE)
+@pytest.mark.parametrize("flush_at", [None, 3, 6])
+def test_whatever_follows_the_last_good_batch_is_cut(tmp_path, garbage, flush_at):
+    """Whole batches stay, the next append gets the right offset, and survives as well (A27)."""
+    (path,) = crashed(tmp_path, flush_at=flush_at)
+    with path.open("ab") as file:
+        file.write(GARBAGE[garbage](_batch(12)))
+    root, log = recovered(tmp_path)
+
+    assert offsets(log) == list(range(12))
+    assert log.append([encoded(b"next")]) == [Appended(12, 13)]
+    assert healthy(root)
+    abandon(root)
+    root, log = recovered(tmp_path, RebootedAgain)
+    assert values(log, 11) == [b"v11", b"next"]
+    assert healthy(root)
+    root.close()
+
+
+@pytest.mark.parametrize("garbage", GARBAGE)
+def test_garbage_of_a_killed_writer_is_cut_by_the_next_append(tmp_path, garbage):
+    """In the same boot the published end is known: nothing is scanned."""
+    (path,) = crashed(tmp_path)
+    with path.open("ab") as file:
+        file.write(GARBAGE[garbage](_batch(12)))
+    root, log = recovered(tmp_path, CruelFiles)
+
+    assert offsets(log) == list(range(12))
+    assert log.append([encoded(b"next")]) == [Appended(12, 13)]
+    assert healthy(root)
+    root.close()
+
+
+@pytest.mark.parametrize("chance", range(12))
+def test_a_tail_cut_anywhere_leaves_the_batches_before_the_cut(tmp_path, chance):
+    """Random truncation of the last segment (A27)."""
+    (path,) = crashed(tmp_path, flush_at=2)
+    start = path.stat().st_size - 6 * encoded(b"v0", b"v1").size
+    least = start + 2 * encoded(b"v0", b"v1").size
+    size = random.Random(chance).randint(least, path.stat().st_size)
+    os.truncate(path, size)
+    root, log = recovered(tmp_path)
+
+    kept = (size - start) // encoded(b"v0", b"v1").size * 2
+    assert offsets(log) == list(range(kept))
+    assert log.append([encoded(b"next")]) == [Appended(kept, kept + 1)]
+    assert healthy(root)
+    root.close()
+
+
+def test_a_damaged_middle_past_the_recovery_point_ends_the_log_there(tmp_path):
+    """All later segments go, the good ones stay, twice is as once (A25, A26)."""
+    paths = crashed(tmp_path, 14, config={"segment.bytes": 2000}, flush_at=2)
+    assert len(paths) > 3
+    with paths[1].open("r+b") as file:
+        file.seek(-100, os.SEEK_END)
+        file.write(b"garbage")
+    root, log = recovered(tmp_path)
+    end, segments = log.end_offset(), bases(log)
+    assert offsets(log) == list(range(end))
+    assert 8 <= end < 16
+    assert healthy(root)
+    abandon(root)
+    root, log = recovered(tmp_path, RebootedAgain)
+
+    assert (log.end_offset(), bases(log)) == (end, segments)
+    assert len(segment_files(tmp_path)) == len(segments)
+    root.close()
+
+
+@pytest.mark.parametrize("where", [0, 100, 700, 1300])
+def test_damage_below_the_recovery_point_is_an_error_and_cuts_nothing(tmp_path, where):
+    """It was on the disk: so it is told, with its place, and no byte is touched (A25, rule 7)."""
+    (path,) = crashed(tmp_path, flush_at=6)
+    data = path.read_bytes()
+    path.write_bytes(data[:where] + b"garbage!" + data[where + 8 :])
+    damaged = path.read_bytes()
+    with pytest.raises(CorruptionError, match="below the recovery point") as caught:
+        recovered(tmp_path)[1].end_offset()
+
+    assert (caught.value.topic, caught.value.partition) == ("t", 0)
+    assert caught.value.path == str(path.relative_to(tmp_path))
+    assert path.read_bytes() == damaged
+
+
+def test_a_flushed_tail_that_was_cut_is_an_error_and_not_a_shorter_log(tmp_path):
+    """Fewer bytes than were flushed: a disk that lied, or somebody's hand (rule 7)."""
+    (path,) = crashed(tmp_path, flush_at=6)
+    os.truncate(path, path.stat().st_size - 10)
+
+    with pytest.raises(CorruptionError, match="below the recovery point"):
+        recovered(tmp_path)[1].end_offset()
+
+
+def test_damage_after_a_clean_close_is_found_by_who_reads_it(tmp_path):
+    """No scan at open: the read tells, and one may go on past it (A32)."""
+    root = open_root(tmp_path)
+    fill(make_log(root), 3, size=2)
+    root.close()
+    (path,) = segment_files(tmp_path)
+    with path.open("r+b") as file:
+        file.seek(-20, os.SEEK_END)
+        file.write(b"garbage")
+    root = open_root(tmp_path)
+    log = root.partition("t", 0)
+
+    reader = log.reader(4)
+    with pytest.raises(CorruptBatchError):
+        for one in reader.read():
+            one.verify()
+    abandon(root)
+
+
+# Files
+
+
+def test_a_missing_empty_tail_is_made_again(tmp_path):
+    """It was named, and the machine stopped before the file was there (A28)."""
+    root = open_root(tmp_path)
+    log = make_log(root)
+    fill(log, 2)
+    log.roll()
+    log.flush()
+    abandon(root)
+    segment_files(tmp_path)[-1].unlink()
+    root, log = recovered(tmp_path)
+
+    assert log.append([encoded(b"next")]) == [Appended(2, 3)]
+    assert bases(log) == [0, 2]
+    assert healthy(root)
+    root.close()
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff\xff\xff\xff", bytes(100)])
+def test_an_empty_tail_without_a_whole_schema_is_made_again(tmp_path, content):
+    """The machine stopped while the file was made."""
+    root = open_root(tmp_path)
+    log = make_log(root)
+    fill(log, 2)
+    log.roll()
+    abandon(root)
+    segment_files(tmp_path)[-1].write_bytes(content)
+    root, log = recovered(tmp_path)
+
+    assert log.append([encoded(b"next")]) == [Appended(2, 3)]
+    assert values(log) == [b"v0", b"v1", b"next"]
+    assert healthy(root)
+    root.close()
+
+
+def test_a_missing_sealed_file_is_a_loud_error(tmp_path):
+    """What was flushed may not be missing; nothing else is touched (rule 7)."""
+    paths = crashed(tmp_path, 9, config={"segment.bytes": 2000}, flush_at=9)
+    paths[1].unlink()
+    with pytest.raises(CorruptionError, match="below the recovery point") as caught:
+        recovered(tmp_path)[1].end_offset()
+
+    assert caught.value.path == str(paths[1].relative_to(tmp_path))
+    assert segment_files(tmp_path) == [paths[0], *paths[2:]]
+
+
+def test_files_that_nobody_named_are_removed_and_foreign_ones_left(tmp_path):
+    """A segment outside the manifest is garbage; a user's file is not ours (A28)."""
+    crashed(tmp_path)
+    partition = segment_files(tmp_path)[0].parent
+    stray = partition / "00000000000000000099-1.arrows"
+    stray.write_bytes(b"what a killed process left")
+    (partition.parent.parent / "gone-99" / "0").mkdir(parents=True)
+    mine = partition / "notes.txt"
+    mine.write_text("mine")
+    root = open_root(tmp_path)
+
+    assert not stray.exists()
+    assert not (partition.parent.parent / "gone-99").exists()
+    assert mine.read_text() == "mine"
+    assert any(stray.name in told for told in root.mended)
+    assert healthy(root)
+    root.close()
+
+
+def test_strays_are_removed_after_a_reboot_that_lost_live(tmp_path):
+    """`live` may be gone altogether: that does not make the root a new one (A28)."""
+    (path,) = crashed(tmp_path)
+    stray = path.parent / "00000000000000000099-1.arrows"
+    stray.write_bytes(b"what a killed process left")
+    shutil.rmtree(tmp_path / "live")
+    root = open_root(tmp_path)
+
+    assert not stray.exists()
+    assert offsets(root.partition("t", 0)) == list(range(12))
+    assert healthy(root)
+    root.close()
+
+
+def test_a_segment_with_a_number_that_was_never_given_out_is_adopted(tmp_path):
+    """Then it is `state` that is too old: an old copy of it was put back by hand (rule 7)."""
+    root = open_root(tmp_path)
+    log = make_log(root, {"segment.bytes": 3 * SIZE})
+    fill(log, 4)
+    root.close()
+    shutil.copytree(tmp_path / "state", tmp_path.parent / f"{tmp_path.name}-old")
+    root = open_root(tmp_path)
+    fill(root.partition("t", 0), 7, first=4)
+    abandon(root)
+    shutil.rmtree(tmp_path / "state")
+    shutil.copytree(tmp_path.parent / f"{tmp_path.name}-old", tmp_path / "state")
+    root = open_root(tmp_path)
+
+    assert offsets(root.partition("t", 0)) == list(range(11))
+    assert healthy(root)
+    root.close()
+
+
+# Live
+
+
+def deleted(live):
+    shutil.rmtree(live)
+
+
+def without_a_boot(live):
+    (live / "boot").unlink()
+
+
+def with_another_boot(live):
+    (live / "boot").write_bytes(b"another boot 1 2\n")
+
+
+def without_data(live):
+    (live / "data.mdb").unlink()
+
+
+def with_noise(live):
+    data = live / "data.mdb"
+    data.write_bytes(random.Random(2).randbytes(data.stat().st_size))
+
+
+def cut_in_half(live):
+    os.truncate(live / "data.mdb", 4096 + 100)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [deleted, without_a_boot, with_another_boot, without_data, with_noise, cut_in_half],
+)
+def test_live_is_built_anew_when_it_cannot_be_trusted(tmp_path, damage):
+    """It belongs to one boot and is never opened before that is certain (design, section 3)."""
+    crashed(tmp_path, 9, config={"segment.bytes": 2000, "index.interval.bytes": 0}, flush_at=3)
+    damage(tmp_path / "live")
+    root = open_root(tmp_path)
+    log = root.partition("t", 0)
+
+    assert any("live" in told for told in root.mended)
+    assert offsets(log) == list(range(18))
+    assert log.append([encoded(b"next")]) == [Appended(18, 19)]
+    assert healthy(root)
+    root.close()
+
+
+def test_after_a_clean_close_nothing_is_mended(tmp_path):
+    """The next open is instant (A24)."""
+    root = open_root(tmp_path)
+    fill(make_log(root), 3)
+    epoch = root.partition("t", 0).tail().leader_epoch
+    root.close()
+    root = open_root(tmp_path)
+
+    assert root.mended == []
+    assert root.partition("t", 0).tail().leader_epoch == epoch
+    root.close()
+
+
+def test_a_copied_root_has_another_identity(tmp_path):
+    """`cp -r` is a backup: `live` is that of the original, and is built anew."""
+    root = open_root(tmp_path / "one")
+    fill(make_log(root), 3)
+    root.close()
+    shutil.copytree(tmp_path / "one", tmp_path / "two")
+    root = open_root(tmp_path / "two")
+
+    assert values(root.partition("t", 0)) == [b"v0", b"v1", b"v2"]
+    assert healthy(root)
+    root.close()
+
+
+def test_a_recovery_raises_the_epoch(tmp_path):
+    """Records somebody saw may be gone, so their offsets get another epoch (A37, rule 8)."""
+    crashed(tmp_path)
+    root, log = recovered(tmp_path)
+    fill(log, 1, first=20)
+
+    epochs = [one.leader_epoch for one in log.reader(0).read()]
+    assert epochs[-1] > epochs[0]
+    root.close()
+
+
+def test_a_reader_previews_what_a_recovery_will_find(tmp_path):
+    """mode="r" after a reboot: it scans, and changes nothing."""
+    (path,) = crashed(tmp_path)
+    with path.open("ab") as file:
+        file.write(b"torn")
+    before = path.read_bytes()
+    root = open_root(tmp_path, mode="r", files=Rebooted)
+
+    assert offsets(root.partition("t", 0)) == list(range(12))
+    assert root.partition("t", 0).end_offset() == 12
+    root.close()
+    assert path.read_bytes() == before
+
+
+# State
+
+
+def with_a_copy(path, more=7):
+    """A log whose `state` has a copy from a clean close, and segments that are newer."""
+    root = open_root(path)
+    log = make_log(root, {"segment.bytes": 3 * SIZE})
+    fill(log, 4)
+    root.close()
+    root = open_root(path)
+    fill(root.partition("t", 0), more, first=4)
+    return root
+
+
+def break_state(path):
+    data = path / "state" / "data.mdb"
+    data.write_bytes(bytes(data.stat().st_size))
+
+
+@pytest.mark.parametrize("files", [CruelFiles, Rebooted])
+@pytest.mark.parametrize("damage", [break_state, lambda path: shutil.rmtree(path / "state")])
+def test_a_damaged_state_is_restored_and_newer_segments_adopted(tmp_path, files, damage):
+    """Metadata that looks odd deletes no data (rule 7)."""
+    root = with_a_copy(tmp_path)
+    log = root.partition("t", 0)
+    log.append([encoded(b"h", headers=[[("a", b"1")]])])
+    log.append([encoded(b"i")])
+    wanted, before = rows(log), bases(log)
+    abandon(root)
+    damage(tmp_path)
+    root = open_root(tmp_path, files=files)
+    log = root.partition("t", 0)
+
+    assert any("restored" in told for told in root.mended)
+    assert (rows(log), bases(log)) == (wanted, before)
+    assert log.append([encoded(b"next")]) == [Appended(13, 14)]
+    assert log.offset_for_timestamp(START + 5)[:2] == (5, START + 5)
+    assert healthy(root)
+    abandon(root)
+    root = open_root(tmp_path, files=RebootedAgain)
+    assert values(root.partition("t", 0))[-3:] == [b"h", b"i", b"next"]
+    assert healthy(root)
+    root.close()
+
+
+def test_a_topic_made_after_the_copy_is_adopted(tmp_path):
+    """Its settings are lost, and that is told; its records are not (rule 7)."""
+    root = with_a_copy(tmp_path)
+    fill(make_log(root, {"segment.bytes": 3 * SIZE}, topic="new-one"), 5)
+    abandon(root)
+    break_state(tmp_path)
+    root = open_root(tmp_path)
+
+    assert any("adopted topic new-one" in told for told in root.mended)
+    assert offsets(root.partition("new-one", 0)) == list(range(5))
+    assert make_log(root, topic="third").topic_id > root.partition("new-one", 0).topic_id
+    assert healthy(root)
+    root.close()
+
+
+def test_a_restored_state_with_an_older_epoch_cuts_nothing(tmp_path):
+    """The batches know newer epochs than the copy does: what follows gets a higher one (A37)."""
+    root = with_a_copy(tmp_path)
+    log = root.partition("t", 0)
+    for _ in range(3):
+        log.truncate_to(log.end_offset() - 1)
+        fill(log, 2, first=log.end_offset())
+    wanted = rows(log)
+    abandon(root)
+    break_state(tmp_path)
+    root = open_root(tmp_path)
+    log = root.partition("t", 0)
+    assert rows(log) == wanted
+    log.append([encoded(b"next")])
+    abandon(root)
+    root = open_root(tmp_path, files=Rebooted)
+
+    assert values(root.partition("t", 0)) == [*[row[3] for row in wanted], b"next"]
+    assert healthy(root)
+    root.close()
+
+
+def test_a_damaged_state_without_a_copy_is_an_error(tmp_path):
+    """Nothing is guessed, and nothing is removed."""
+    crashed(tmp_path)
+    shutil.rmtree(tmp_path / "state.copy", ignore_errors=True)
+    break_state(tmp_path)
+    with pytest.raises(CorruptionError, match="no good copy"):
+        open_root(tmp_path)
+
+    assert len(segment_files(tmp_path)) == 1
+
+
+# Killed on the way
+
+
+def operations_of(path, work):
+    """How many operations on files `work` takes, tried out on a root of its own."""
+    root = open_root(path, files=CruelFiles)
+    files = root.context.files
+    before = files.count()
+    work(root)
+    count = files.count() - before
+    abandon(root)
+    return count
+
+
+def roll(root):
+    root.partition("t", 0).roll()
+
+
+def synced_roll(root):
+    root.partition("t", 0).append([encoded(b"x")], durability="fsync")
+    root.partition("t", 0).roll()
+    root.partition("t", 0).flush()
+
+
+def cut(root):
+    root.partition("t", 0).truncate_to(5)
+
+
+def headers(root):
+    root.partition("t", 0).append([encoded(b"x", headers=[[("a", b"1")]])])
+
+
+@pytest.mark.parametrize("files", [CruelFiles, Rebooted])
+@pytest.mark.parametrize("work", [roll, synced_roll, cut, headers])
+def test_killed_between_any_two_steps_the_log_is_as_before_or_after(tmp_path, work, files):
+    """A roll, a cut, a change of schema: the next process finishes it or never hears of it."""
+    first = tmp_path / "first"
+    fill_root(first)
+    steps = operations_of(first, work)
+    assert steps > 3
+    for step in range(steps):
+        path = tmp_path / f"killed at {step}"
+        fill_root(path)
+        killed_in(partial(die_at, path, work, step))
+        root = open_root(path, files=files)
+        log = root.partition("t", 0)
+        found = offsets(log)
+        assert found in [list(range(count)) for count in (4, 8, 9)], step
+        if work is not cut:
+            assert len(found) >= 8, step
+        fill(log, 2, first=50)
+        assert offsets(log)[-2:] == [log.end_offset() - 2, log.end_offset() - 1]
+        assert healthy(root), step
+        root.close()
+
+
+def fill_root(path):
+    root = open_root(path)
+    fill(make_log(root, {"segment.bytes": 2000}), 4, size=2)
+    root.close()
+
+
+def die_at(path, work, step):
+    root = open_root(path, files=CruelFiles)
+    root.context.files.kill_at(step)
+    work(root)
+
+
+# Verify and repair
+
+
+def test_a_healthy_root_has_no_findings_and_needs_no_repair(root, log):
+    """``[]`` is healthy, and a repair of it tells nothing."""
+    fill(log, 3)
+
+    assert verify_root(root) == []
+    assert repair_root(root, dry_run=True) == []
+
+
+def test_a_repair_tells_first_and_then_mends(tmp_path):
+    """A dry run changes nothing; afterwards verify finds nothing, and the rest is in its place."""
+    paths = crashed(tmp_path, 9, config={"segment.bytes": 2000}, flush_at=9)
+    root = open_root(tmp_path)
+    log = root.partition("t", 0)
+    with paths[1].open("r+b") as file:
+        file.seek(1200)
+        file.write(b"garbage")
+    before = paths[1].read_bytes()
+    found = verify_root(root)
+    told = repair_root(root, dry_run=True)
+
+    assert [one.path for one in found] == [str(paths[1].relative_to(tmp_path))]
+    assert any("dropped" in line for line in told)
+    assert paths[1].read_bytes() == before
+    assert repair_root(root, dry_run=False) == told
+    kept = offsets(log)
+    assert 16 <= len(kept) < 18
+    assert set(range(18)) - set(kept) < set(range(8, 16))
+    assert [row[3] for row in rows(log)] == [b"v%d" % offset for offset in kept]
+    assert list((tmp_path / "quarantine").iterdir())[0].read_bytes() == before
+    assert log.append([encoded(b"next")]) == [Appended(18, 19)]
+    assert healthy(root)
+    root.close()
+
+
+@pytest.mark.parametrize("kind", ["cut", "deleted", "stray", "index"])
+def test_verify_names_what_is_wrong(tmp_path, kind):
+    """Each kind of damage is told with its file; repair leaves nothing to tell."""
+    config = {"segment.bytes": 2000, "index.interval.bytes": 0}
+    paths = crashed(tmp_path, 9, config=config, flush_at=9)
+    root = open_root(tmp_path)
+    log = root.partition("t", 0)
+    log.refresh()
+    if kind == "cut":
+        os.truncate(paths[1], 900)
+    elif kind == "deleted":
+        paths[1].unlink()
+    elif kind == "stray":
+        (paths[0].parent / "00000000000000000099-99.arrows").write_bytes(b"x")
+    else:
+        blob = b"\1" * 24
+        segment = log.segments[0]
+        root.context.state.write(lambda txn: catalog.put_index_blob(txn, log.key, segment, blob))
+
+    assert verify_root(root) != []
+    assert repair_root(root, dry_run=True) != []
+    assert verify_root(root) != []
+    repair_root(root, dry_run=False)
+    assert healthy(root)
+    assert log.append([encoded(b"next")])[0].base_offset == 18
+    root.close()
+
+
+def test_a_row_of_state_with_a_wrong_checksum_is_told(tmp_path):
+    """LMDB has no checksums, our rows have: verify tells instead of believing."""
+    root = open_root(tmp_path)
+    log = make_log(root)
+    fill(log, 2)
+
+    def harm(txn):
+        for key, row in list(kv.rows(txn, catalog.SEGMENT)):
+            txn.put(key, row[:-1] + bytes([row[-1] ^ 1]))
+
+    root.context.state.write(harm)
+
+    assert "damaged" in str(verify_root(root)[0])
+    abandon(root)
