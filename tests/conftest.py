@@ -8,17 +8,19 @@ from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
+from support.clock import ManualClock
+from support.roots import healthy, make_log, open_root
 
 from embedlog.log import PartitionLog
 from embedlog.log.root import Root
-from support.clock import ManualClock
-from support.roots import healthy, make_log, open_root
 
 _COMMON = {"deadline": None, "suppress_health_check": list(HealthCheck), "print_blob": True}
 # The same examples each time, so that a red test is red for everybody.
 settings.register_profile("ci", max_examples=200, derandomize=True, database=None, **_COMMON)
 settings.register_profile("nightly", max_examples=2_000, **_COMMON)
-settings.register_profile("debug", max_examples=int(os.environ.get("EXAMPLES", "50")), phases=[Phase.generate], **_COMMON)
+settings.register_profile(
+    "debug", max_examples=int(os.environ.get("EXAMPLES", "50")), phases=[Phase.generate], **_COMMON
+)
 
 
 def pytest_configure(config: pytest.Config) -> None:

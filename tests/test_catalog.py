@@ -1,6 +1,7 @@
 """The catalogue: names, settings, and the manifest of segment files."""
 
 import pytest
+from support.children import in_child
 
 from embedlog import catalog, kv
 from embedlog.catalog import Catalog, PartitionInfo, SegmentInfo
@@ -13,7 +14,6 @@ from embedlog.errors import (
     UnknownTopicOrPartitionError,
 )
 from embedlog.files import Files
-from support.children import in_child
 
 NOW = 1_700_000_000_000
 

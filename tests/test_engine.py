@@ -219,6 +219,19 @@ def test_a_log_shows_what_it_is(log):
     assert "6 topics: a, b, c, d, e, …;" in repr(log)
 
 
+def test_a_producer_and_a_consumer_pickle_as_what_they_were_made_with(path):
+    """Handles pickle as path and options, as a worker of another process needs them."""
+    with embedlog.open(path) as log, log.producer(linger_ms=3) as producer:
+        producer.send("t", b"here").result()
+        with pickle.loads(pickle.dumps(producer)) as there:
+            there.send("t", b"there").result()
+        consumer = log.consumer("t", auto_offset_reset="earliest", consumer_timeout_ms=0)
+        with pickle.loads(pickle.dumps(consumer)) as again:
+            assert [record.value for record in again] == [b"here", b"there"]
+        there.root.close()
+        again._root.close()
+
+
 def test_a_log_pickles_as_its_path_and_options(path):
     """A Spark worker opens the same log in the same way, and holds nothing of the sender's."""
     with embedlog.open(path, durability="fsync", lock_timeout=3.0) as log:

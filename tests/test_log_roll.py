@@ -1,11 +1,8 @@
 """When a segment is full or old, and what a roll leaves behind (A11–A16)."""
 
-import pytest
+from itertools import pairwise
 
-from embedlog import catalog
-from embedlog.errors import InvalidConfigError
-from embedlog.log import lookup
-from embedlog.segment import END_MARK
+import pytest
 from support.clock import START
 from support.roots import (
     bases,
@@ -17,6 +14,11 @@ from support.roots import (
     segment_files,
     values,
 )
+
+from embedlog import catalog
+from embedlog.errors import InvalidConfigError
+from embedlog.log import lookup
+from embedlog.segment import END_MARK
 
 SIZE = encoded(b"v0").size
 
@@ -76,7 +78,7 @@ def test_jitter_shortens_the_age_by_a_fixed_part_for_each_segment(root):
     for time in range(0, 20_000, 10):
         log.append([encoded(b"x", at=START + time)])
 
-    lengths = [(after - before) * 10 for before, after in zip(bases(log), bases(log)[1:])]
+    lengths = [(after - before) * 10 for before, after in pairwise(bases(log))]
     assert all(100 <= length <= 1010 for length in lengths)
     assert len(set(lengths)) > 3
     with pytest.raises(InvalidConfigError, match="jitter"):

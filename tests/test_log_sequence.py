@@ -1,17 +1,19 @@
 """Idempotence: a producer's repetitions are answered, its gaps refused (G15–G19)."""
 
 import pytest
+from support.cruel import CruelFiles
+from support.roots import abandon, encoded, fill, make_log, open_root, values
 
 from embedlog.errors import InvalidProducerEpochError, OutOfOrderSequenceError
 from embedlog.log import sequence
 from embedlog.log.sequence import LAST_SEQUENCE, Producer, Sent
 from embedlog.record import Appended
-from support.cruel import CruelFiles
-from support.roots import abandon, encoded, fill, make_log, open_root, values
 
 
 def send(log, number, count=1, *, pid=7, epoch=0, **options):
-    batch = encoded(*[b"%d" % (number + row) for row in range(count)], producer=(pid, epoch, number))
+    batch = encoded(
+        *[b"%d" % (number + row) for row in range(count)], producer=(pid, epoch, number)
+    )
     return log.append([batch], **options)[0]
 
 
@@ -185,5 +187,8 @@ def test_a_producers_row_comes_back():
     none = Producer(0x7FFE, -1, ())
 
     assert [sequence.unpack(one.pack()) for one in (some, none)] == [some, none]
-    assert sequence.unpack_all(sequence.pack_all({1: some, 1 << 40: none})) == {1: some, 1 << 40: none}
+    assert sequence.unpack_all(sequence.pack_all({1: some, 1 << 40: none})) == {
+        1: some,
+        1 << 40: none,
+    }
     assert sequence.unpack_all(b"") == {}

@@ -4,12 +4,12 @@ import os
 
 import pyarrow as pa
 import pytest
+from support.clock import START
+from support.roots import batch_rows, encoded
 
 from embedlog import batch, segment
 from embedlog.errors import CorruptBatchError, CorruptionError, StorageError
 from embedlog.files import Files
-from support.clock import START
-from support.roots import batch_rows, encoded
 
 PATH = "00000000000000000000-1.arrows"
 
@@ -25,7 +25,7 @@ def file(files):
 
 
 def write(file, count, *, position=None, size=10):
-    """Write batches of ``size`` records one after the other; returns where each begins, and the end."""
+    """Write batches of ``size`` records one after the other; returns their places, and the end."""
     places = [file.start if position is None else position]
     for number in range(count):
         values = [b"v%d" % (number * size + row) for row in range(size)]

@@ -17,6 +17,7 @@ from embedlog.batch.reading import (
     offset_range,
     parse,
 )
+from embedlog.batch.widening import with_headers
 from embedlog.batch.wire import (
     COMPRESSED,
     CONTROL,
@@ -31,7 +32,6 @@ from embedlog.batch.wire import (
     VERSION,
     schema,
 )
-from embedlog.batch.widening import with_headers
 from embedlog.batch.writing import EncodedBatch, encode, encode_lists, from_lists
 
 __all__ = [

@@ -28,6 +28,7 @@ def with_headers(one: EncodedBatch) -> EncodedBatch:
         compression = "zstd" if _ZSTD_FRAME in message else "lz4"
     wide = encode(columns, compression, timestamps=(one.min_timestamp, one.max_timestamp))
     if one.producer_id is not None:
-        assert one.producer_epoch is not None and one.base_sequence is not None
+        assert one.producer_epoch is not None
+        assert one.base_sequence is not None
         wide.sequence(one.producer_id, one.producer_epoch, one.base_sequence)
     return wide

@@ -127,8 +127,9 @@ class PartitionLog:
         """Bytes of all its segment files."""
         now = self.tail()
         self.refresh()
-        older = [info for info in self.segments.values() if info.base_offset < now.base_offset]
-        return sum(info.size for info in older) + now.end_position
+        base = now.base_offset
+        older: int = sum(info.size for info in self.segments.values() if info.base_offset < base)
+        return older + now.end_position
 
     def refresh(self) -> None:
         """Take a new snapshot of the manifest and settings if anything changed.

@@ -13,6 +13,7 @@ import tomllib
 import uuid
 import weakref
 from collections.abc import Callable, Mapping
+from functools import partial
 from contextlib import ExitStack
 from typing import Any
 
@@ -79,6 +80,21 @@ class Root:
         self._partitions: dict[tuple[str, int], PartitionLog] = {}
         self._attach()
         _roots.add(self)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        made = partial(
+            Root,
+            self.path,
+            mode=self.mode,
+            durability=self.durability,
+            visibility=self.visibility,
+            clock=self.clock,
+            lock_timeout=self._lock_timeout,
+            auto_create=self.auto_create,
+            unsafe_filesystem=self._unsafe_filesystem,
+            files=self._make_files,
+        )
+        return made, ()
 
     @property
     def context(self) -> Context:

@@ -185,9 +185,10 @@ class Producer:
         size = RECORD_BYTES + len(value or b"") + len(key or b"")
         with self.lock:
             try:
-                gathering, gathering.left = self.room.more(queue, size)
+                gathering, left = self.room.more(queue, size)
             except RecordTooLargeError as error:
                 return self._refuse(error)
+            gathering.left = left
             row = gathering.add_row(value, key, timestamp, headers, partition)
         if self._silent:
             known = -1 if partition is None else partition

@@ -1,4 +1,4 @@
-"""``buffer_memory``: how much of it the gathered and unwritten records hold, and who waits for it."""
+"""``buffer_memory``: how much of it unwritten records hold, and who waits for it."""
 
 from __future__ import annotations
 
@@ -69,7 +69,8 @@ class Room:
     def _grant(self, queue: TopicQueue, gathering: Gathering, size: int) -> bool:
         """Give a gathering room for at least one record, if there is any."""
         # Never more than the largest record: then one that is too large always asks.
-        share = min(GRANT, self._largest, queue.full_at - gathering.size)
+        until_full = queue.full_at - gathering.size
+        share = min(GRANT, self._largest, until_full if until_full > 0 else GRANT)
         free = self._memory - self.buffered
         granted = min(max(size, share) - gathering.left, free)
         if gathering.left + granted < size:

@@ -17,15 +17,6 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
-
-from embedlog import catalog, index
-from embedlog.errors import (
-    InvalidProducerEpochError,
-    LogTruncatedError,
-    OffsetOutOfRangeError,
-    OutOfOrderSequenceError,
-)
-from embedlog.log.sequence import LAST_SEQUENCE, REMEMBERED, after
 from support.clock import START, ManualClock
 from support.cruel import CruelFiles
 from support.roots import (
@@ -38,6 +29,15 @@ from support.roots import (
     rows,
     segment_files,
 )
+
+from embedlog import catalog, index
+from embedlog.errors import (
+    InvalidProducerEpochError,
+    LogTruncatedError,
+    OffsetOutOfRangeError,
+    OutOfOrderSequenceError,
+)
+from embedlog.log.sequence import LAST_SEQUENCE, REMEMBERED, after
 
 CONFIG = {"segment.bytes": 2600, "index.interval.bytes": 700, "segment.ms": 50}
 
@@ -126,7 +126,9 @@ class PartitionModel(RuleBasedStateMachine):
         self.flushed = self.batches[-1].next if self.batches else 0
         self.floor = {str(path): path.stat().st_size for path in segment_files(f"{self.path}/root")}
 
-    @rule(many=st.lists(batches, min_size=1, max_size=4), handle=st.integers(0, 1), how=durabilities)
+    @rule(
+        many=st.lists(batches, min_size=1, max_size=4), handle=st.integers(0, 1), how=durabilities
+    )
     def append(self, many: Any, handle: int, how: str | None) -> None:
         """Offsets are dense, and the receipts tell them (A1, A10)."""
         receipts = self.log(handle).append([self._encode(one) for one in many], durability=how)
@@ -184,7 +186,12 @@ class PartitionModel(RuleBasedStateMachine):
     def take_over(self, which: int, one: Any) -> None:
         """A higher epoch begins at 0 and fences the lower one (G17)."""
         producer = self.producers[which % len(self.producers)]
-        old, producer.epoch, producer.next, producer.sent = producer.epoch, producer.epoch + 1, 0, []
+        old, producer.epoch, producer.next, producer.sent = (
+            producer.epoch,
+            producer.epoch + 1,
+            0,
+            [],
+        )
         self.send(self.producers.index(producer), one, 0, None)
         with pytest.raises(InvalidProducerEpochError):
             self.log().append([self._encode(one, (producer.number, old, 0))])
@@ -385,4 +392,4 @@ class PartitionModel(RuleBasedStateMachine):
 
 
 TestPartitionModel = PartitionModel.TestCase
-TestPartitionModel.settings = settings(stateful_step_count=30)
+TestPartitionModel.settings = settings(stateful_step_count=25)

@@ -18,7 +18,7 @@ def in_child(work: Callable[[], Any]) -> Any:
         answer: tuple[bool, Any]
         try:
             answer = True, work()
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001 - raised again in the parent
             answer = False, error
         with os.fdopen(go, "wb") as out:
             pickle.dump(answer, out)

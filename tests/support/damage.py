@@ -115,4 +115,3 @@ def readable(log: Any) -> tuple[list[Row], EmbedlogError | None]:
     except EmbedlogError as error:
         return found, error
     return found, None
-

@@ -151,8 +151,8 @@ def check(directory: str | os.PathLike[str], notes: list[Any], number: int) -> N
         ends = {key: _append_one(root, *key) for key in kept}
     finally:
         abandon(root)
-    if number % 4 == 0:
-        _check_again(directory, boot if number % 8 else f"{boot} again", ends, number)
+    if number % 8 == 0:
+        _check_again(directory, boot if number % 16 else f"{boot} again", ends, number)
 
 
 def _healthy(root: Root) -> None:
@@ -224,4 +224,4 @@ def _check_again(
             last = rows(root.partition(topic, place), end)
             assert [(row[0], row[3]) for row in last] == [(end, value)], f"{topic}-{place}: {last}"
     finally:
-        abandon(root) if number % 16 else root.close()
+        abandon(root) if number % 32 else root.close()

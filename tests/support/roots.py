@@ -79,9 +79,7 @@ def batch_rows(one: batch.Batch) -> list[Row]:
     heads = headers or [[]] * len(times)
     return [
         (offset, time, key, value, [(name, data) for name, data in (head or [])])
-        for offset, time, key, value, head in zip(
-            offsets, times, keys, values, heads, strict=True
-        )
+        for offset, time, key, value, head in zip(offsets, times, keys, values, heads, strict=True)
     ]
 
 

@@ -12,7 +12,7 @@ from support import forks, oracle
 from support.killing import Place, Scene, count, judge, play
 from support.program import Journal, Step, World, entries
 
-TIMEOUT = 0.03
+TIMEOUT = 0.015
 """Seconds that the others wait for a lock."""
 PARTITIONS = (("a", 0), ("a", 1), ("b", 0), ("c", 0))
 

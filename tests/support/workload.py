@@ -12,7 +12,7 @@ from support.clock import ManualClock
 from support.cruel import CruelFiles
 from support.power import Recording
 from support.promises import Part, Promise, Sent, promised
-from support.roots import abandon, open_root
+from support.roots import abandon, encoded, open_root
 
 MOST_PARTITIONS = 4
 
@@ -50,12 +50,19 @@ class Workload:
 
     Args:
         synced: The share of appends with ``durability="fsync"``.
+        uniform: Make all batches alike, so that one fits exactly where another one was.
     """
 
     def __init__(
-        self, path: str | os.PathLike[str], recorder: Recorder, seed: int, synced: float
+        self,
+        path: str | os.PathLike[str],
+        recorder: Recorder,
+        seed: int,
+        synced: float,
+        uniform: bool = False,
     ) -> None:
         self._path, self._recorder, self._synced = path, recorder, synced
+        self._uniform = uniform
         self._rng = random.Random(seed)
         self._seed, self._count, self._names = seed, 0, 0
         self._sequences: dict[tuple[str, int], int] = {}
@@ -98,6 +105,8 @@ class Workload:
             self.flush()
         elif dice < 0.31:
             self.roll()
+        elif dice < 0.36:
+            self.die_writing()
         else:
             self.append()
 
@@ -134,16 +143,32 @@ class Workload:
 
     def _batch(self, base: int, topic: str, number: int) -> Sent:
         values = []
-        for _ in range(self._rng.choice((1, 1, 2, 5))):
+        for _ in range(1 if self._uniform else self._rng.choice((1, 1, 2, 5))):
             self._count += 1
             text = b"%d/%d/%s/%d " % (self._seed, self._count, topic.encode(), number)
-            values.append(text.ljust(self._rng.choice((20, 60, 400)), b"."))
+            size = 60 if self._uniform else self._rng.choice((20, 60, 400))
+            values.append(text.ljust(size, b"."))
         producer = None
-        if number == 0:
+        if number == 0 and not self._uniform:
             sequence = self._sequences.get((topic, number), 0)
             self._sequences[topic, number] = sequence + len(values)
             producer = (77, 0, sequence)
         return Sent(base, tuple(values), producer)
+
+    def die_writing(self) -> None:
+        """Write batches and be killed before they are published; somebody else goes on."""
+        topic, number, _ = self._choose()
+        log = self.root.partition(topic, number)
+        now = log.tail()
+        data, base = [], now.next_offset
+        for _ in range(3):
+            one = encoded(b"unpublished".ljust(60, b"."))
+            data += one.stamp(base, now.leader_epoch)
+            base += 1
+        log.active_file().write(data, now.position)
+        abandon(self.root)
+        self.root = self._open()
+        self.append()
 
     def truncate(self) -> None:
         topic, number, part = self._choose()
@@ -197,14 +222,14 @@ def _sequence_after(sent: list[Sent]) -> int:
     return ends[-1] if ends else 0
 
 
-def record(path: str | os.PathLike[str], seed: int, steps: int, synced: float) -> Recording:
+def record(
+    path: str | os.PathLike[str], seed: int, steps: int, synced: float, uniform: bool = False
+) -> Recording:
     """Record a workload in an empty directory."""
     recorder = Recorder()
-    workload = Workload(path, recorder, seed, synced)
+    workload = Workload(path, recorder, seed, synced, uniform)
     try:
         workload.run(steps)
         return recorder.recording()
     finally:
         abandon(workload.root)
-
-

@@ -1,0 +1,156 @@
+"""Operations of the system that fail, fall short, or find the disk full."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support import flushes, forks, full, killing, limits, oracle
+from support.cruel import scratch_directory
+from support.killing import Place, Scene
+from support.program import BIRTH, LIFE, Journal, World, entries, random_program
+
+SCENES = [
+    Scene(tuple(BIRTH)),
+    *(Scene(tuple(LIFE), how) for how in ("killed", "closed", "rebooted")),
+]
+
+
+@pytest.fixture(scope="module")
+def directory() -> Iterator[Path]:
+    with scratch_directory() as path:
+        yield path
+
+
+@pytest.fixture(scope="module")
+def place(directory: Path) -> Place:
+    return Place(directory)
+
+
+def faults(place: Place, scenes: list[Scene], *, full: bool = False) -> int:
+    """Let every operation of every scene fail; returns how many faults there were."""
+    cases = killing.fault_cases([killing.count(place, scene) for scene in scenes], full=full)
+    told = forks.spread(cases, killing.partial(killing.check_fault, place=place, scenes=scenes))
+    print(f"{len(cases)} faults, of which {sum(told)} were told to somebody")
+    return len(cases)
+
+
+def shorts(place: Place, scenes: list[Scene]) -> tuple[int, int]:
+    """Shorten every write of every scene; returns how many writes, and how often."""
+    counts = [killing.count(place, scene) for scene in scenes]
+    cases = killing.short_cases(counts)
+    forks.spread(cases, killing.partial(killing.check_short, place=place, scenes=scenes))
+    writes = sum(counted["write"] for counted in counts)
+    print(f"{len(cases)} short writes, at all of {writes} writes")
+    return writes, len(cases)
+
+
+def test_a_failing_operation_is_an_error_and_loses_nothing(place: Place) -> None:
+    """P8: its errno is told, nothing acked is lost, others go on, and so does a re-opening."""
+    assert faults(place, SCENES) >= 2_000
+
+
+def test_signals_interrupt_nothing(tmp_path: Path) -> None:
+    """P8: EINTR is never seen by anybody; a signal every 200 µs changes nothing."""
+
+    def work() -> int:
+        hits = []
+        signal.signal(signal.SIGALRM, lambda *_: hits.append(1))
+        signal.setitimer(signal.ITIMER_REAL, 0.0002, 0.0002)
+        journal = Journal(tmp_path / "journal")
+        world = World(tmp_path / "root", journal).run([*BIRTH, ("open", "os"), *LIFE_AFTER_BIRTH])
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        oracle.check(world.log, entries(tmp_path / "journal"))
+        return len(hits)
+
+    end = forks.run(work)
+    assert end.finding() is None
+    print(f"{end.value} signals")
+    assert end.value >= 20
+
+
+LIFE_AFTER_BIRTH = [
+    ("send", "a", number % 3, 2, ("os", "fsync")[number % 2]) for number in range(60)
+]
+
+
+def test_a_failed_flush_is_final_until_a_repair(place: Place) -> None:
+    """P9: read-only for all processes, never retried, and repaired from what the disk has."""
+    cases = flushes.flush_cases(killing.count(place, flushes.SCENE))
+    failed = forks.spread(cases, killing.partial(flushes.check_failed_flush, place=place))
+    print(f"{len(cases)} failed flushes, {sum(failed)} partitions repaired")
+    assert len(cases) >= 200
+
+
+def test_a_full_disk_is_an_error_before_any_acknowledgement(directory: Path) -> None:
+    """P10: readers go on, and when there is space again the log does, at the same offset."""
+    with full.small_disk(directory / "disk") as disk:
+        kind = "small tmpfs" if disk else "model of a disk, since mounting one is not allowed"
+        step = 1 if disk else 997
+        cases = [full.Left(size * step, ("os", "fsync")[size % 2]) for size in range(100)]
+        check = killing.partial(full.check_full_disk, place=directory, disk=disk)
+        # One disk, so one at a time.
+        room = forks.spread(cases, check, workers=1)
+    print(f"{len(cases)} sizes of a {kind}, with room for {min(room)} to {max(room)} appends")
+    assert room[0] < 2 and max(room) > 10
+
+
+def test_a_disk_that_fills_up_within_a_write(directory: Path) -> None:
+    """P10, P11: as the kernel shows it, a short write and then ENOSPC, to the byte."""
+    cases = [full.Left(size * 131, ("os", "fsync")[size % 2]) for size in range(30)]
+    check = killing.partial(full.check_full_disk, place=directory, disk=None)
+    room = forks.spread(cases, check)
+    print(f"{len(cases)} sizes, with room for {min(room)} to {max(room)} appends")
+
+
+def test_a_short_write_is_completed_or_cut_back_off(place: Place) -> None:
+    """P11: at every write, whatever its first part was."""
+    writes, cases = shorts(place, SCENES[:2])
+    assert cases == 5 * writes
+
+
+def test_running_out_of_descriptors_or_memory_is_a_typed_error(place: Place) -> None:
+    """P19: nothing is left half done, and with enough of it again all goes on."""
+    cases = [limits.Limit("descriptors", more) for more in range(36)]
+    cases += [limits.Limit("bytes", more << 20) for more in range(0, 180, 5)]
+    failed = forks.spread(cases, killing.partial(limits.check_limit, place=place))
+    print(f"{len(cases)} limits, {sum(failed)} steps failed by them")
+    assert failed[0] > 0 and failed[35] == 0 and failed[36] > 0 and failed[-1] == 0
+
+
+def test_lost_permissions_are_a_typed_error(place: Place) -> None:
+    """P19: of any file or directory; and a root that may only be read can be read."""
+    cases = limits.lost_cases(place)
+    told = forks.spread(cases, killing.partial(limits.check_lost, place=place))
+    print(f"{len(cases)} paths: {limits.describe(told)}")
+    # With the 72 limits above these are 100 faults.
+    assert len(cases) >= 28
+    assert told[0] == told[1] == "StorageError"
+
+
+@pytest.mark.full
+def test_failing_operations_of_many_programs(place: Place) -> None:
+    """P8 in full: as above, with random programs and every error at every operation."""
+    total = faults(place, SCENES, full=True)
+    for seed in range(1_000):
+        if total >= 50_000:
+            break
+        kind = ("killed", "closed", "rebooted")[seed % 3]
+        total += faults(place, [Scene(tuple(random_program(seed)), kind)], full=True)
+
+
+@pytest.mark.full
+def test_short_writes_of_many_programs(place: Place) -> None:
+    """P11 in full: all writes of eight programs."""
+    scenes = [*SCENES, *(Scene(tuple(random_program(seed)), "killed") for seed in range(4))]
+    assert shorts(place, scenes)[0] >= 8
+
+
+@pytest.mark.full
+def test_a_thousand_sizes_of_a_full_disk(directory: Path) -> None:
+    """P10 in full."""
+    cases = [full.Left(size * 61, ("os", "fsync")[size % 2]) for size in range(1_000)]
+    check = killing.partial(full.check_full_disk, place=directory, disk=None)
+    assert len(forks.spread(cases, check)) == 1_000

@@ -1,0 +1,75 @@
+"""Processes that are killed, at every operation and within every write."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from support import forks, killing
+from support.cruel import scratch_directory
+from support.killing import Place, Scene
+from support.program import BIRTH, LIFE, random_program
+
+SCENES = [
+    Scene(tuple(BIRTH)),
+    *(Scene(tuple(LIFE), how) for how in ("killed", "closed", "rebooted")),
+]
+
+
+@pytest.fixture(scope="module")
+def place() -> Iterator[Place]:
+    with scratch_directory() as directory:
+        yield Place(directory)
+
+
+def random_scenes(count: int) -> list[Scene]:
+    """Other programs, on each kind of root in turn."""
+    kinds = ("killed", "closed", "rebooted")
+    return [Scene(tuple(random_program(seed)), kinds[seed % 3]) for seed in range(count)]
+
+
+def kills(place: Place, scenes: list[Scene]) -> int:
+    """Kill at every operation of every scene; returns how many processes died."""
+    cases = killing.kill_cases([killing.count(place, scene) for scene in scenes])
+    check = killing.partial(killing.check_kill, place=place, scenes=scenes)
+    died = sum(forks.spread(cases, check))
+    print(f"{died} kills at {len(cases)} places")
+    return died
+
+
+def deaths(place: Place, count: int, torn: bool) -> int:
+    cases = killing.death_cases(count, torn)
+    died = sum(forks.spread(cases, killing.partial(killing.check_deaths, place=place)))
+    print(f"{died} deaths beside others that have the root open")
+    return died
+
+
+def test_a_kill_at_any_operation_loses_nothing_that_was_acknowledged(place: Place) -> None:
+    """P1: acked records are at their offsets, once, without a hole; the next open just works."""
+    assert kills(place, SCENES) >= 2_000
+
+
+def test_a_kill_is_no_error_for_those_who_have_the_root_open(place: Place) -> None:
+    """P1: others append and read on; the dead leave nothing that they must clean up."""
+    assert deaths(place, 600, torn=False) >= 500
+
+
+def test_a_kill_within_a_write_never_shows_its_bytes(place: Place) -> None:
+    """P2: a reader beside it sees whole batches only, and the next append goes on."""
+    assert deaths(place, 1_200, torn=True) >= 1_000
+
+
+@pytest.mark.full
+def test_a_kill_at_any_operation_of_many_programs(place: Place) -> None:
+    """P1 in full: as above, with random programs."""
+    total, seed = 0, 0
+    scenes = random_scenes(1_000)
+    while total < 100_000:
+        total += kills(place, scenes[seed : seed + 10])
+        seed += 10
+
+
+@pytest.mark.full
+def test_many_kills_within_writes(place: Place) -> None:
+    """P2 in full."""
+    assert deaths(place, 24_000, torn=True) >= 20_000

@@ -1,0 +1,88 @@
+"""The checks of this folder find bugs that were planted: else their silence means nothing."""
+
+from __future__ import annotations
+
+import errno
+from functools import partial
+from typing import Any
+
+import pytest
+from support.cruel import CruelFiles
+from support.cuts import Cut, cut_everywhere, cut_the_recovery
+from support.fleet import Desk, Outcome, Work, share_out
+from support.mutants import MUTANTS, Mutant
+from support.roots import abandon, encoded, make_log, open_root, rows
+
+from embedlog.errors import DurabilityError
+from test_damaged_databases import STATE, damage_databases
+from test_damaged_segments import mutate_in_memory, mutate_on_disk
+
+
+def fail_a_flush(tmp_path: Any, outcome: Outcome, desk: Desk) -> None:
+    """What a failed flush left in doubt is never shown, and nobody writes after it (P9)."""
+    made = []
+
+    def files(*args: Any, **options: Any) -> CruelFiles:
+        made.append(CruelFiles(*args, **options))
+        return made[-1]
+
+    root = open_root(tmp_path / "root", files=files)
+    log = make_log(root)
+    log.append([encoded(b"good")], durability="fsync")
+    made[0].fail_at(0, errno.EIO, only={"sync"})
+    outcome.count += 1
+    for _ in range(2):
+        try:
+            log.append([encoded(b"in doubt")], durability="fsync")
+            outcome.findings.append("appended after a failed flush")
+        except DurabilityError:
+            pass
+        if [row[3] for row in rows(log)] != [b"good"]:
+            outcome.findings.append(f"shown: {rows(log)}")
+    abandon(root)
+
+
+CHECKS: dict[str, tuple[Work, list[Any]]] = {
+    "fsync": (cut_everywhere, [Cut(seed, 150, 1.0) for seed in range(6)]),
+    "os": (cut_everywhere, [Cut(seed, 150, 0.1) for seed in range(100, 108)]),
+    "uniform": (cut_everywhere, [Cut(seed, 150, 0.3, uniform=True) for seed in range(6)]),
+    "recovery": (
+        cut_the_recovery,
+        [Cut(seed, 400, 0.0, uniform=True) for seed in range(200, 208)],
+    ),
+    "memory": (mutate_in_memory, [("plain", 0), ("zstd", 0)]),
+    "disk": (mutate_on_disk, [(1, 40, "another boot")]),
+    "state": (damage_databases, [(seed, 40, STATE, False) for seed in range(4)]),
+}
+
+
+def planted(mutant: Mutant, work: Work, case: Any, outcome: Outcome, desk: Desk) -> None:
+    for change in mutant.changes:
+        change()
+    work(case, outcome, desk)
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name.replace(" ", "-"))
+def test_a_planted_bug_is_found(mutant, tmp_path, record_property):
+    """Reliability, section 1: every mutant must be caught by the check that is named for it."""
+    work, cases = CHECKS.get(mutant.check, (fail_a_flush, [tmp_path]))
+    outcome = Outcome()
+    # One by one, until one of them finds it.
+    for first in range(0, len(cases), 2):
+        outcome.add(share_out(partial(planted, mutant, work), cases[first : first + 2]))
+        if outcome.findings:
+            break
+    record_property("states", f"found after {outcome}")
+
+    assert outcome.findings, f"survived {outcome}"
+    assert not any("to change" in one for one in outcome.findings), str(outcome)
+
+
+@pytest.mark.parametrize("check", ["fsync", "os", "uniform", "recovery", "disk", "failed flush"])
+def test_without_a_planted_bug_nothing_is_found(check, tmp_path):
+    """The same small checks are silent on what is not mutated."""
+    work, cases = CHECKS.get(check, (fail_a_flush, [tmp_path]))
+    outcome = share_out(work, cases[:2])
+
+    assert not outcome.findings, str(outcome)
+    assert outcome.count > 0

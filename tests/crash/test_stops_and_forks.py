@@ -1,0 +1,165 @@
+"""Processes that are stopped in the middle of something, or fork there."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import subprocess
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support import forks, killing, oracle, splitting, stops
+from support.cruel import scratch_directory
+from support.killing import Place
+from support.program import encode
+
+import embedlog
+from embedlog.files import Files
+
+
+@pytest.fixture(scope="module")
+def place() -> Iterator[Place]:
+    with scratch_directory() as directory:
+        yield Place(directory)
+
+
+def test_a_stopped_process_is_named_by_those_who_wait_for_it(place: Place) -> None:
+    """P16: at every operation; others get LockTimeoutError in time, and change nothing."""
+    cases = stops.stop_cases(place)
+    results = forks.spread(cases, killing.partial(stops.check_stops, place=place))
+    stopped, refused = (sum(column) for column in zip(*results, strict=True))
+    print(f"{stopped} processes stopped at all their operations, {refused} calls refused meanwhile")
+    # The last ones are past the end of the program: all its operations were tried.
+    assert 130 <= stopped < sum(len(case.operations) for case in cases)
+    assert refused >= stopped / 2
+
+
+def test_a_fork_in_the_middle_of_anything_disturbs_neither_side(place: Place) -> None:
+    """P18: both go on with the same handle, whatever the child does and however it ends."""
+    cases = splitting.split_cases(place)
+    forked = forks.spread(cases, killing.partial(splitting.check_split, place=place))
+    print(f"{sum(forked)} forks at {len(cases)} places")
+    assert sum(forked) >= 200
+
+
+def test_forks_beside_busy_threads(tmp_path: Path) -> None:
+    """P18: children of a process with appending threads append too; all receipts are true."""
+
+    def work() -> int:
+        log = embedlog.open(tmp_path / "root")
+        log.create_topic("t", 2)
+        stop, count = threading.Event(), 40
+
+        def append(first: int) -> None:
+            while not stop.is_set() and first % 100_000 < 99_000:
+                log.partition("t", first % 2).append([encode("t", first % 2, first, 1, 20)])
+                first += 2
+
+        threads = [threading.Thread(target=append, args=(n * 100_000 + n,)) for n in range(2)]
+        for thread in threads:
+            thread.start()
+
+        def child(first: int) -> None:
+            for number in range(4):
+                log.partition("t", 0).append([encode("t", 0, first + number, 1, 20)])
+
+        children = [forks.Child(lambda n=n: child(1_000_000 + 10 * n)) for n in range(count)]
+        for one in children:
+            end = one.end()
+            assert end.finding() is None, end.finding()
+        stop.set()
+        for thread in threads:
+            thread.join()
+        bases = oracle.sends_of(oracle.rows(log, "t", 0))
+        assert sum(send >= 1_000_000 for send in bases) == 4 * count
+        assert log.verify() == []
+        return count
+
+    end = forks.run(work)
+    assert end.finding() is None, end.finding()
+
+
+def test_a_program_that_is_started_inherits_no_lock(tmp_path: Path) -> None:
+    """P18: what runs on in an exec'd child does not hold the lock of its killed parent."""
+    started = tmp_path / "started"
+
+    def work() -> None:
+        log = embedlog.open(tmp_path / "root")
+        log.create_topic("t")
+        log.partition("t", 0).acquire()
+        child = subprocess.Popen(["sleep", "30"])
+        started.write_text(str(child.pid))
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    assert forks.run(work).killed
+    try:
+        log = embedlog.open(tmp_path / "root", lock_timeout=1)
+        log.partition("t", 0).append([encode("t", 0, 1, 1, 20)])
+        log.close()
+    finally:
+        os.kill(int(started.read_text()), signal.SIGKILL)
+
+
+def append_one(log: embedlog.Log, send: int) -> None:
+    log.partition("t", 0).append([encode("t", 0, send, 1, 20)])
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_every_way_to_start_a_process_works(tmp_path: Path, method: str) -> None:
+    """P18: a log goes to a child by inheritance or by pickle; its parent goes on."""
+    with embedlog.open(tmp_path / "root") as log:
+        log.create_topic("t")
+        context = multiprocessing.get_context(method)
+        children = [context.Process(target=append_one, args=(log, send)) for send in (1, 2)]
+        for child in children:
+            child.start()
+            append_one(log, 10 + child.pid)  # type: ignore[operator]
+        for child in children:
+            child.join()
+            assert child.exitcode == 0
+        assert len(oracle.sends_of(oracle.rows(log, "t", 0))) == 4
+        assert log.verify() == []
+
+
+MAGICS = {
+    "nfs": 0x6969,
+    "smb": 0x517B,
+    "cifs": 0xFF534D42,
+    "smb2": 0xFE534D42,
+    "9p": 0x01021997,
+    "fuse": 0x65735546,
+    "ceph": 0x00C36400,
+    "afs": 0x5346414F,
+    "lustre": 0x0BD00BD0,
+}
+
+
+@pytest.mark.parametrize("name", MAGICS)
+def test_a_remote_file_system_is_refused_unless_told_otherwise(tmp_path: Path, name: str) -> None:
+    """P23: locks and maps cannot be trusted there; reading is allowed."""
+
+    class Remote(Files):
+        def _magic(self) -> int:
+            return MAGICS[name]
+
+    with pytest.raises(embedlog.UnsupportedFilesystemError, match=name.rstrip("2")):
+        embedlog.open(tmp_path / "root", files=Remote)
+    assert list((tmp_path / "root").iterdir()) == []
+    with embedlog.open(tmp_path / "root", files=Remote, unsafe_filesystem=True) as log:
+        log.create_topic("t")
+        append_one(log, 1)
+        assert log.verify() == []
+    with embedlog.open(tmp_path / "root", files=Remote, mode="r") as log:
+        assert log.partition("t", 0).end_offset() == 1
+
+
+def test_a_root_that_anyone_may_change_is_refused(tmp_path: Path) -> None:
+    """P23: as unsafe as a remote one; the tenth of its kind."""
+    (tmp_path / "root").mkdir()
+    (tmp_path / "root").chmod(0o777)
+    with pytest.raises(embedlog.UnsupportedFilesystemError):
+        embedlog.open(tmp_path / "root")
+    embedlog.open(tmp_path / "root", unsafe_filesystem=True).close()

@@ -1,0 +1,207 @@
+"""Planted bugs: a checker proves nothing until it has caught them.
+
+Each mutant changes the source of one function in a child process.  If the text
+to be replaced is not there any more, the mutant fails loudly: it must be
+planted anew, not forgotten.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import textwrap
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any, NamedTuple
+
+from embedlog.batch import reading
+from embedlog.segment import SegmentFile
+from support.power import Commit, World, with_pages
+
+
+class Change(NamedTuple):
+    """One edit of one function: ``where`` is "module:function" or "module:Class.method"."""
+
+    where: str
+    old: str
+    new: str
+
+    def __call__(self) -> None:
+        module_name, _, name = self.where.partition(":")
+        module = import_module(module_name)
+        owner_name, _, function_name = name.rpartition(".")
+        owner: Any = getattr(module, owner_name) if owner_name else module
+        source = textwrap.dedent(inspect.getsource(getattr(owner, function_name)))
+        if self.old not in source:
+            raise LookupError(f"{self.where} has no {self.old!r} to change")
+        found: dict[str, Any] = {}
+        code = compile(source.replace(self.old, self.new), f"<mutant of {name}>", "exec")
+        future = "annotations"
+        assert future in vars(module), "the module postpones annotations"
+        exec(code, vars(module), found)  # noqa: S102 - that is what a mutant is
+        _put(owner, function_name, found[function_name])
+
+
+def _put(owner: Any, name: str, made: Any) -> None:
+    old = getattr(owner, name)
+    setattr(owner, name, made)
+    # Other rooms may have taken the name at their import.
+    for module in list(sys.modules.values()):
+        known = getattr(module, "__name__", "").startswith(("embedlog", "support"))
+        if known and vars(module).get(name) is old:
+            setattr(module, name, made)
+
+
+class _Equal:
+    """Equal to everything: a checksum that is always right."""
+
+    def __eq__(self, other: object) -> bool:
+        return True
+
+    def __ne__(self, other: object) -> bool:
+        return False
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def no_checksums() -> None:
+    reading.crc32c = lambda *_: _Equal()  # type: ignore[assignment]
+
+
+def commits_are_late() -> None:
+    """A commit of `state` is on the disk only when the next one is."""
+    play = World.play
+
+    def play_late(self: World, index: int, event: Any) -> None:
+        if not isinstance(event, Commit):
+            play(self, index, event)
+            return
+        self.flight = None
+        late = _late.get(id(self))
+        if late is not None and late.inode == event.inode:
+            old = self.contents.get(late.inode, b"")
+            self.contents[late.inode] = with_pages(old, late, None)
+        elif late is not None:
+            play(self, index, late)
+        _late[id(self)] = event
+
+    World.play = play_late  # type: ignore[method-assign]
+
+
+_late: dict[int, Commit] = {}
+
+
+def bad_batches_are_skipped() -> None:
+    """A scan goes on after damage with the next batch that is good."""
+
+    def scan(self: SegmentFile, position: int, stop: int) -> Any:
+        from embedlog.errors import CorruptBatchError
+
+        while position < stop:
+            try:
+                for one in self.read(position, stop):
+                    one.verify()
+                    yield one
+                    position += one.size
+            except CorruptBatchError:
+                data = self.bytes(0, stop)
+                position = data.find(b"\xff\xff\xff\xff", position + 1)
+                if position < 0:
+                    return
+
+    SegmentFile.scan = scan  # type: ignore[method-assign]
+    Change("embedlog.log.recovery:_stale", "return gap", "return False and gap")()
+
+
+class Mutant(NamedTuple):
+    """A planted bug, and the check that must find it."""
+
+    name: str
+    check: str
+    changes: tuple[Callable[[], None], ...]
+
+
+RECOVERY, PARTITION = "embedlog.log.recovery", "embedlog.log.partition"
+FLUSHING, MENDING = "embedlog.log.flushing", "embedlog.log.mending"
+
+MUTANTS = [
+    Mutant(
+        "no fdatasync before the ack",
+        "fsync",
+        (Change("embedlog.segment:SegmentFile.sync", "self._files.sync", "id"),),
+    ),
+    Mutant(
+        "no directory fsync after creating a file",
+        "fsync",
+        (Change(f"{FLUSHING}:sync_entries", "log.context.files.sync_directory(directory)", "..."),),
+    ),
+    Mutant("durable state is not synced", "fsync", (commits_are_late,)),
+    Mutant(
+        "the recovery point moves without a flush",
+        "os",
+        (Change(f"{FLUSHING}:flush", "flush_to(log, now)", "..."),),
+    ),
+    Mutant("no checksum is checked in memory", "memory", (no_checksums,)),
+    Mutant("no checksum is checked after a power cut", "os", (no_checksums,)),
+    Mutant(
+        "a writer does not trim an unpublished tail",
+        "uniform",
+        (Change(f"{PARTITION}:PartitionLog._tail_for_append_locked", "size > now.position", "0"),),
+    ),
+    Mutant(
+        "recovery does not raise the epoch",
+        "recovery",
+        (Change(f"{RECOVERY}:_write_state", "found.epoch) + 1", "found.epoch)"),),
+    ),
+    Mutant(
+        "recovery takes stale batches for new ones",
+        "recovery",
+        (Change(f"{RECOVERY}:_stale", "return True", "return False"),),
+    ),
+    Mutant("recovery goes on after a bad batch", "os", (bad_batches_are_skipped,)),
+    Mutant(
+        "recovery cuts below the recovery point",
+        "disk",
+        (Change(f"{RECOVERY}:_scan", "if found.next_offset < recovery", "if False"),),
+    ),
+    Mutant(
+        "published before it was flushed",
+        "failed flush",
+        (Change(f"{PARTITION}:PartitionLog._append_locked", "publish=not synced", "publish=True"),),
+    ),
+    Mutant(
+        "a failed flush is forgotten",
+        "failed flush",
+        (Change(f"{FLUSHING}:_fail", "failed=True", "failed=False"),),
+    ),
+    Mutant(
+        "live is believed after a reboot",
+        "os",
+        (
+            Change(f"{MENDING}:live_is_valid", "== _boot(files)", "!= b''"),
+            Change(f"{MENDING}:_live_is_whole", "return not", "return True or not"),
+        ),
+    ),
+    Mutant(
+        "state is not verified before it is opened",
+        "state",
+        (
+            Change("embedlog.kv:findings", "return found", "return []"),
+            Change("embedlog.kv:findings", "return [str(error)", "return [] and [str(error)"),
+            Change(f"{MENDING}:_copy_is_good", "return", "return False and"),
+        ),
+    ),
+    Mutant(
+        "files that the manifest does not name are kept",
+        "fsync",
+        (Change(f"{MENDING}:_sweep", "remove_stray(files, path)", "..."),),
+    ),
+    Mutant(
+        "a truncation is not synced",
+        "os",
+        (
+            Change(f"{RECOVERY}:rebuild", "or upto != _NEVER", ""),
+            Change(f"{RECOVERY}:cut", "rolling.roll(", "id("),
+        ),
+    ),
+]
