@@ -29,6 +29,19 @@ def growing(tmp_path_factory):
     shutil.rmtree(path)
 
 
+def raw(path, size):
+    """µs of CPU for a bare `pwrite` now: new pages cost more once the machine's are used up."""
+    data, found = bytes(size), []
+    fd = os.open(path, os.O_CREAT | os.O_RDWR)
+    for number in range(300):
+        began = time.process_time()
+        os.pwrite(fd, data, number * size)
+        found.append(time.process_time() - began)
+    os.close(fd)
+    os.unlink(path)
+    return round(sorted(found)[150] * 1e6, 1)
+
+
 def anonymous():
     with open("/proc/self/status") as file:
         return next(int(line.split()[1]) for line in file if line.startswith("RssAnon"))
@@ -57,6 +70,7 @@ def bench_growth(benchmark, note, growing, thousand, stored):
     benchmark.pedantic(lookup, rounds=200, warmup_rounds=3)
     note(
         stored=stored,
+        raw_cpu_us=raw(f"{growing.path}/../raw", thousand.size),
         append_cpu_us=round(sorted(cpu for cpu, _ in last)[len(last) // 2] / 100 * 1e6, 1),
         append_wall_us=round(sorted(wall for _, wall in last)[len(last) // 2] / 100 * 1e6, 1),
         anonymous_mib=anonymous() >> 10,

@@ -7,15 +7,15 @@ advances: it uses no CPU and sees a record within microseconds.
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import chain, islice
+from itertools import chain
 from math import inf
 from time import monotonic
 from typing import Any, Literal, Self, TypeVar
 
 from embedlog.config import ConsumerConfig
+from embedlog.consumer import taking
 from embedlog.consumer.assignment import Assignment, Feed
 from embedlog.consumer.calls import Guard, asked, check_alone, limit_of, partition_of
 from embedlog.consumer.decode import COLUMNS, Decoder, check_columns
@@ -301,7 +301,7 @@ class Consumer:
         """
         most = limit_of(max_records) or self.config.max_poll_records
         with self._guard:
-            return self._await(lambda: self._gather(_records, most), timeout_ms)
+            return self._await(lambda: self._gather_records(most), timeout_ms)
 
     def poll_batches(
         self,
@@ -323,7 +323,7 @@ class Consumer:
         most = limit_of(max_records) or 1 << 62
         names = check_columns(columns)
         with self._guard:
-            return self._await(lambda: self._gather(partial(_rows, names), most), timeout_ms)
+            return self._await(lambda: self._gather(partial(taking.rows, names), most), timeout_ms)
 
     def __iter__(self) -> Iterator[Record]:
         """Go through the records as they come, for ever, or up to ``consumer_timeout_ms``."""
@@ -356,7 +356,7 @@ class Consumer:
         self._check_usable()
         ends = self._ends(until)
         # The records of a batch go to the caller without any Python in between.
-        return chain.from_iterable(iter(lambda: self._next(_run, ends), None))
+        return chain.from_iterable(iter(lambda: self._next(taking.run, ends), None))
 
     def iter_batches(
         self, columns: Sequence[str] | None = None, until: Until = None
@@ -378,7 +378,7 @@ class Consumer:
         return self._iterate(check_columns(columns), self._ends(until))
 
     def _iterate(self, names: tuple[str, ...], ends: Ends | None) -> Iterator[Any]:
-        while (feed := self._next(_filled, ends)) is not None:
+        while (feed := self._next(taking.filled, ends)) is not None:
             stop = None if ends is None else ends.get(feed.where, 0)
             # One fetch a turn; what the loop body does to the consumer ends it.
             while not (feed.paused or self._woken or self._guard.closed):
@@ -460,6 +460,10 @@ class Consumer:
             if most <= 0 or budget <= 0:
                 break
         return found
+
+    def _gather_records(self, most: int) -> dict[TopicPartition, list[Record]]:
+        with taking.collector_held():
+            return self._gather(taking.records, most)
 
     def _ready(self) -> list[Feed]:
         """Return the partitions that may give records, the one served longest ago first."""
@@ -561,40 +565,3 @@ class Consumer:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def _run(feed: Feed, stop: int | None) -> Iterator[Record] | None:
-    run = feed.run()
-    return None if run is None else run.before(stop)
-
-
-def _records(feed: Feed, most: int) -> tuple[list[Record], int] | None:
-    run = feed.run()
-    if run is None:
-        return None
-    taken = _collected(islice(run.records, most))
-    return taken, len(taken)
-
-
-def _collected(records: Iterator[Record]) -> list[Record]:
-    """Return a list of new records, with the garbage collector held back meanwhile.
-
-    None of them can be garbage yet, and it would look at each of them several
-    times: half of the time of a long list.
-    """
-    on = gc.isenabled()
-    gc.disable()
-    try:
-        return list(records)
-    finally:
-        if on:
-            gc.enable()
-
-
-def _rows(names: tuple[str, ...], feed: Feed, most: int) -> tuple[list[Any], int] | None:
-    found = feed.arrow(names, most, None)
-    return None if found is None else ([found], found.num_rows)
-
-
-def _filled(feed: Feed, stop: int | None) -> Feed | None:
-    return feed if feed.buffered else None

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from embedlog.batch import EncodedBatch, encode_lists
+from embedlog.batch import EncodedBatch
 from embedlog.catalog import TopicInfo
 from embedlog.errors import (
     IllegalStateError,
@@ -214,7 +214,10 @@ class TopicQueue:
         """Make batches of what was gathered; what cannot be made one fails."""
         try:
             info = self.look()
-            found = self._one(gathering) or self._many(gathering)
+            rows = gathering.rows()
+            self.check_keys(rows.keys, len(rows.values))
+            gathering.order, batches = self._split(rows, gathering.size, gathering.chosen)
+            found = list(batches)
             lanes = {partition: self.lane(info, partition) for partition, _ in found}
         except Exception as error:  # noqa: BLE001 - kept, and raised by the futures
             self._not_packed(gathering, error)
@@ -226,24 +229,6 @@ class TopicQueue:
             written += parcel.size
         self.producer.room.release(gathering.granted - written)
         gathering.seal()
-
-    def _one(self, gathering: Gathering) -> list[tuple[int, EncodedBatch]] | None:
-        """The shortest way for a single record that fits: somebody waits for its result."""
-        if len(gathering.values) > 1 or gathering.size > self.limit:
-            return None
-        rows = gathering.rows()
-        self.check_keys(rows.keys, 1)
-        partition = self._only(rows, gathering.chosen)
-        if partition is None:
-            return None
-        compression = self.producer.config.compression_type
-        return [(partition, encode_lists(*rows, compression))]
-
-    def _many(self, gathering: Gathering) -> list[tuple[int, EncodedBatch]]:
-        rows = gathering.rows()
-        self.check_keys(rows.keys, len(rows.values))
-        gathering.order, batches = self._split(rows, gathering.size, gathering.chosen)
-        return list(batches)
 
     def _not_packed(self, gathering: Gathering, error: Exception) -> None:
         if getattr(error, "retriable", False) and monotonic() < gathering.deadline:

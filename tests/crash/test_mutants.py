@@ -12,10 +12,10 @@ from support.cuts import Cut, cut_everywhere, cut_the_recovery
 from support.fleet import Desk, Outcome, Work, share_out
 from support.mutants import MUTANTS, Mutant
 from support.roots import abandon, encoded, make_log, open_root, rows
-
-from embedlog.errors import DurabilityError
 from test_damaged_databases import STATE, damage_databases
 from test_damaged_segments import mutate_in_memory, mutate_on_disk
+
+from embedlog.errors import DurabilityError
 
 
 def fail_a_flush(tmp_path: Any, outcome: Outcome, desk: Desk) -> None:

@@ -17,6 +17,7 @@ from support.killing import Place
 from support.program import encode
 
 import embedlog
+from embedlog.errors import UnsupportedFilesystemError
 from embedlog.files import Files
 
 
@@ -145,7 +146,7 @@ def test_a_remote_file_system_is_refused_unless_told_otherwise(tmp_path: Path, n
         def _magic(self) -> int:
             return MAGICS[name]
 
-    with pytest.raises(embedlog.UnsupportedFilesystemError, match=name.rstrip("2")):
+    with pytest.raises(UnsupportedFilesystemError, match=name.rstrip("2")):
         embedlog.open(tmp_path / "root", files=Remote)
     assert list((tmp_path / "root").iterdir()) == []
     with embedlog.open(tmp_path / "root", files=Remote, unsafe_filesystem=True) as log:
@@ -160,6 +161,6 @@ def test_a_root_that_anyone_may_change_is_refused(tmp_path: Path) -> None:
     """P23: as unsafe as a remote one; the tenth of its kind."""
     (tmp_path / "root").mkdir()
     (tmp_path / "root").chmod(0o777)
-    with pytest.raises(embedlog.UnsupportedFilesystemError):
+    with pytest.raises(UnsupportedFilesystemError):
         embedlog.open(tmp_path / "root")
     embedlog.open(tmp_path / "root", unsafe_filesystem=True).close()

@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import pickle
 import signal
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 
@@ -78,3 +80,29 @@ def killed_in(work: Callable[[], Any]) -> None:
             os._exit(0)
     _, status = os.waitpid(pid, 0)
     assert os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL, "it was not killed"
+
+
+@contextmanager
+def meanwhile(work: Callable[[], Any], count: int = 1) -> Iterator[None]:
+    """Let threads do `work` again and again until the block ends; their first error is raised."""
+    done = threading.Event()
+    errors: list[BaseException] = []
+
+    def again() -> None:
+        while not done.is_set() and not errors:
+            try:
+                work()
+            except BaseException as error:  # noqa: BLE001 - raised again below
+                errors.append(error)
+
+    running = [threading.Thread(target=again) for _ in range(count)]
+    for thread in running:
+        thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        for thread in running:
+            thread.join()
+    if errors:
+        raise errors[0]

@@ -143,7 +143,7 @@ def _live(work: Work, case: Any, desk: Desk, go: int) -> None:
     gc.set_threshold(20_000)
     try:
         work(case, outcome, desk)
-    except BaseException:
+    except BaseException:  # noqa: BLE001 - the parent is told, whatever it is
         where, _ = desk.said()
         outcome.findings.append(f"case {case!r} at {where}:\n{traceback.format_exc()}")
     try:

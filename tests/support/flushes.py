@@ -92,6 +92,7 @@ def _fail(root: Path, case: FailedFlush, told: Path, mended: Path) -> list[tuple
     assert [isinstance(error, DurabilityError) for error in world.errors] == [True] * len(
         world.errors
     ), world.errors
+    assert world.errors, "a flush failed, and nobody was told"
     assert world.errors[0].errno == ERRORS[case.n % 2]
     assert failed, f"nobody was told of {world.errors}"
     world.heal()

@@ -26,6 +26,15 @@ from support.program import TEMPLATE, Journal, Step, World, entries, short_progr
 
 Order = Callable[[CruelFiles], None]
 
+planted: list[Callable[[], None]] = []
+"""Bugs for the processes that work, and not for those that judge; see `test_kill_mutants`."""
+
+
+def plant() -> None:
+    """Have the bugs in this process, which is a child that is about to work."""
+    while planted:
+        planted.pop()()
+
 
 class Scene(NamedTuple):
     """What a program finds: nothing, or what `TEMPLATE` left, and in which way it was left."""
@@ -96,6 +105,7 @@ def play(
 ) -> World:
     """Do the program in this process; the fault counts from the first opening of the root."""
     made: list[CruelFiles] = []
+    plant()
 
     def seam(path: Any, **how: Any) -> CruelFiles:
         # The second opening goes on counting where the first one ended.
@@ -275,6 +285,7 @@ def check_deaths(case: Deaths, *, place: Place) -> int:
 
 def _attend(root: Path, case: Deaths) -> tuple[int, dict[Any, dict[int, bytes]]]:
     """Have the root open while others die, append after each of them, and compare in the end."""
+    plant()
     journal = Journal(Place.journal(root))
     world = World(root, journal, first_send=50)
     world.do(("open", "os"))

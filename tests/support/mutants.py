@@ -38,7 +38,7 @@ class Change(NamedTuple):
         code = compile(source.replace(self.old, self.new), f"<mutant of {name}>", "exec")
         future = "annotations"
         assert future in vars(module), "the module postpones annotations"
-        exec(code, vars(module), found)  # noqa: S102 - that is what a mutant is
+        exec(code, vars(module), found)
         _put(owner, function_name, found[function_name])
 
 

@@ -42,13 +42,14 @@ class Part:
 
     sent: list[Sent] = field(default_factory=list)
     floor: int = 0
+    stray: list[Sent] | None = None
+    """All of it, as it is with what a killed writer wrote at its end and never published."""
 
-    def expected(self, count: int) -> list[tuple[int, bytes]]:
-        return [
-            (batch.base + row, value)
-            for batch in self.sent[:count]
-            for row, value in enumerate(batch.values)
-        ]
+
+def records(batches: list[Sent]) -> list[tuple[int, bytes]]:
+    return [
+        (batch.base + row, value) for batch in batches for row, value in enumerate(batch.values)
+    ]
 
 
 @dataclass
@@ -90,6 +91,15 @@ def _append(promise: Promise, topic: str, number: int, batches: list[Sent]) -> N
     promise.part(topic, number).sent += batches
 
 
+def _acked(promise: Promise, topic: str, number: int) -> None:
+    promise.part(topic, number).stray = None
+
+
+def _unpublished(promise: Promise, topic: str, number: int, batches: list[Sent]) -> None:
+    part = promise.part(topic, number)
+    part.stray = [*part.sent, *batches]
+
+
 def _durable(promise: Promise, topic: str, number: int) -> None:
     part = promise.part(topic, number)
     part.floor = len(part.sent)
@@ -104,14 +114,13 @@ def _was_cut(promise: Promise, topic: str, number: int, kept: int) -> None:
     del promise.part(topic, number).sent[kept:]
 
 
-def _recovered(promise: Promise, counts: dict[tuple[str, int], int]) -> None:
+def _recovered(promise: Promise, kept: dict[tuple[str, int], list[Sent]]) -> None:
     """Somebody opened the log and saw where it ends: that is kept, and the rest is gone."""
-    promise.topics = {name: promise.topics[name] for name in {name for name, _ in counts}}
+    promise.topics = {name: promise.topics[name] for name in {name for name, _ in kept}}
     promise.must = set(promise.topics)
-    for (topic, number), count in counts.items():
+    for (topic, number), batches in kept.items():
         part = promise.part(topic, number)
-        del part.sent[count:]
-        part.floor = count
+        part.sent, part.floor, part.stray = list(batches), len(batches), None
 
 
 _FOLD = {
@@ -120,6 +129,8 @@ _FOLD = {
     "delete": _delete,
     "deleted": _deleted,
     "append": _append,
+    "acked": _acked,
+    "unpublished": _unpublished,
     "durable": _durable,
     "cut": _cut,
     "was cut": _was_cut,
@@ -146,8 +157,8 @@ def check(directory: str | os.PathLike[str], notes: list[Any], number: int) -> N
     try:
         _healthy(root)
         kept = recovered(root, promise)
-        for topic, place in kept:
-            _check_resending(root.partition(topic, place), promise.part(topic, place))
+        for (topic, place), there in kept.items():
+            _check_resending(root.partition(topic, place), promise.part(topic, place), there)
         ends = {key: _append_one(root, *key) for key in kept}
     finally:
         abandon(root)
@@ -160,43 +171,42 @@ def _healthy(root: Root) -> None:
     assert found == [], "\n".join(map(str, found))
 
 
-def recovered(root: Root, promise: Promise) -> dict[tuple[str, int], int]:
-    """Check every partition; return how many of the batches sent each one still has."""
+def recovered(root: Root, promise: Promise) -> dict[tuple[str, int], list[Sent]]:
+    """Check every partition; return which of the batches sent each one still has."""
     present = set(root.topics())
     assert present <= set(promise.topics), f"topics {present - set(promise.topics)} came back"
     assert promise.must <= present, f"topics {promise.must - present} are lost"
     return {
-        (topic, number): _count_kept(root.partition(topic, number), part)
+        (topic, number): _kept(root.partition(topic, number), part)
         for topic in present
         for number, part in enumerate(promise.topics[topic])
     }
 
 
-def _count_kept(log: PartitionLog, part: Part) -> int:
+def _kept(log: PartitionLog, part: Part) -> list[Sent]:
     found = [(row[0], row[3]) for row in rows(log)]
-    count = next(
-        (n for n, sent in enumerate(part.sent) if not found or sent.base > found[-1][0]),
-        len(part.sent),
-    )
-    assert found == part.expected(count), (
-        f"{log}: not a prefix of what was sent: {found[-3:]} against {part.expected(count)[-3:]}"
-    )
-    assert count >= part.floor, f"{log}: {part.floor - count} acknowledged batches are lost"
-    return count
+    end = found[-1][0] if found else -1
+    kept = [sent for sent in part.sent if sent.base <= end]
+    assert len(kept) >= part.floor, f"{log}: {part.floor - len(kept)} durable batches are lost"
+    if found != records(kept) and part.stray is not None:
+        # After a reboot nobody can tell what was written from what was published.
+        kept = [sent for sent in part.stray if sent.base <= end]
+    right = records(kept)
+    assert found == right, f"{log}: not a prefix of what was sent: {found[-3:]} for {right[-3:]}"
+    return kept
 
 
-def _check_resending(log: PartitionLog, part: Part) -> None:
+def _check_resending(log: PartitionLog, part: Part, there: list[Sent]) -> None:
     """A producer that repeats its last batches gets each of them once into the log (G16)."""
-    end = log.end_offset()
     again = [sent for sent in part.sent if sent.producer][-4:]
     for sent in again:
         try:
             receipt = log.append([sent.encode()])[0]
         except OutOfOrderSequenceError:
             # More than one append was lost: the producer has to go on from where the log ends.
-            assert sent.next > end, f"{log}: {sent} is there, and its repetition was refused"
+            assert sent not in there, f"{log}: {sent} is there, and its repetition was refused"
             return
-        if sent.next <= end:
+        if sent in there:
             assert receipt.duplicate, f"{log}: {sent} is there twice"
             assert receipt.base_offset == sent.base, f"{log}: {receipt} for {sent}"
         else:

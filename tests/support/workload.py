@@ -12,7 +12,7 @@ from support.clock import ManualClock
 from support.cruel import CruelFiles
 from support.power import Recording
 from support.promises import Part, Promise, Sent, promised
-from support.roots import abandon, encoded, open_root
+from support.roots import abandon, open_root
 
 MOST_PARTITIONS = 4
 
@@ -93,7 +93,7 @@ class Workload:
         self.promise = promised(self._recorder.notes)
         room = MOST_PARTITIONS - sum(len(parts) for parts in self.promise.topics.values())
         dice = self._rng.random()
-        if dice < 0.06 and room > 0 or not self.promise.topics:
+        if (dice < 0.06 and room > 0) or not self.promise.topics:
             self.create()
         elif dice < 0.09 and len(self.promise.topics) > 1:
             self.delete()
@@ -126,8 +126,8 @@ class Workload:
         self.root.delete_topic(name)
         self._note("deleted", name)
 
-    def append(self) -> None:
-        topic, number, part = self._choose()
+    def append(self, where: tuple[str, int] | None = None) -> None:
+        topic, number = where or self._choose()[:2]
         log = self.root.partition(topic, number)
         synced = self._rng.random() < self._synced
         base, batches = log.tail().next_offset, []
@@ -138,6 +138,7 @@ class Workload:
         durability = "fsync" if synced else "os"
         receipts = log.append([one.encode() for one in batches], durability=durability)
         assert [one.base_offset for one in receipts] == [one.base for one in batches]
+        self._note("acked", topic, number)
         if synced:
             self._note("durable", topic, number)
 
@@ -159,16 +160,18 @@ class Workload:
         """Write batches and be killed before they are published; somebody else goes on."""
         topic, number, _ = self._choose()
         log = self.root.partition(topic, number)
+        log.refresh()
         now = log.tail()
-        data, base = [], now.next_offset
-        for _ in range(3):
-            one = encoded(b"unpublished".ljust(60, b"."))
-            data += one.stamp(base, now.leader_epoch)
-            base += 1
+        text = b"unpublished".ljust(60, b".")
+        batches = [Sent(now.next_offset + row, (text,)) for row in range(3)]
+        self._note("unpublished", topic, number, batches)
+        data: list[Any] = []
+        for one in batches:
+            data += one.encode().stamp(one.base, now.leader_epoch)
         log.active_file().write(data, now.position)
         abandon(self.root)
         self.root = self._open()
-        self.append()
+        self.append((topic, number))
 
     def truncate(self) -> None:
         topic, number, part = self._choose()

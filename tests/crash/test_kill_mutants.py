@@ -1,0 +1,198 @@
+"""Bugs that are planted, so that the checks of kills, faults, flushes and forks prove themselves."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from support import flushes, forks, killing, splitting
+from support.cruel import CruelFiles, scratch_directory
+from support.killing import Place, Scene
+from support.program import BIRTH
+
+from embedlog.errors import StorageError
+from embedlog.log import PartitionLog, flushing
+from embedlog.record import Appended
+from embedlog.segment import SegmentFile
+
+SCENES = [Scene(tuple(BIRTH))]
+
+
+@pytest.fixture(scope="module")
+def place() -> Iterator[Place]:
+    with scratch_directory() as directory:
+        yield Place(directory)
+
+
+# The checks: each is a function of the place that runs case after case.
+
+
+def by_deaths(place: Place) -> Iterator[Callable[[], Any]]:
+    for case in killing.death_cases(400, torn=True, at_once=25):
+        yield functools.partial(killing.check_deaths, case, place=place)
+
+
+def by_kills(place: Place) -> Iterator[Callable[[], Any]]:
+    cases = killing.kill_cases([killing.count(place, SCENES[0])])
+    for case in cases[100:400:3]:
+        yield functools.partial(killing.check_kill, case, place=place, scenes=SCENES)
+
+
+def by_short_writes(place: Place) -> Iterator[Callable[[], Any]]:
+    for case in killing.short_cases([killing.count(place, SCENES[0])]):
+        if case.full:
+            yield functools.partial(killing.check_short, case, place=place, scenes=SCENES)
+
+
+def by_failed_flushes(place: Place) -> Iterator[Callable[[], Any]]:
+    for case in flushes.flush_cases(killing.count(place, flushes.SCENE)):
+        yield functools.partial(flushes.check_failed_flush, case, place=place)
+
+
+def by_forks(place: Place) -> Iterator[Callable[[], Any]]:
+    for case in splitting.split_cases(place):
+        yield functools.partial(splitting.check_split, case, place=place)
+
+
+# The bugs: each is planted in a process of its own.
+
+
+def leave_an_unpublished_tail() -> None:
+    """A writer does not cut what a killed one left behind the published end."""
+    real = PartitionLog._tail_for_append_locked
+
+    def tail(self: PartitionLog) -> Any:
+        cut, SegmentFile.truncate = SegmentFile.truncate, lambda self, size: None
+        try:
+            return real(self)
+        finally:
+            SegmentFile.truncate = cut  # type: ignore[method-assign]
+
+    PartitionLog._tail_for_append_locked = tail  # type: ignore[method-assign]
+
+
+def publish_before_the_write() -> None:
+    """Readers are told of bytes that are not there yet."""
+    real = PartitionLog._commit_locked
+
+    def commit(self: PartitionLog, draft: Any) -> None:
+        if not draft.buffers:
+            real(self, draft)
+            return
+        self.context.live.write(draft.publish)
+        self.known = draft.published
+        self.active_file().write(draft.buffers, draft.position)
+
+    PartitionLog._commit_locked = commit  # type: ignore[method-assign]
+
+
+def acknowledge_before_the_publish() -> None:
+    """An append returns while another thread has yet to do it."""
+    real, threads = PartitionLog.append, list[threading.Thread]()
+
+    def append(self: PartitionLog, encoded: Any, **options: Any) -> list[Appended]:
+        while threads:
+            threads.pop().join()
+        base, receipts = self.tail().next_offset, []
+        for one in encoded:
+            receipts.append(Appended(base, base + one.count, None))
+            base += one.count
+        threads.append(threading.Thread(target=lambda: real(self, encoded, **options)))
+        threads[-1].start()
+        return receipts
+
+    PartitionLog.append = append  # type: ignore[method-assign]
+
+
+def advance_over_a_failed_write() -> None:
+    """The position moves on although the bytes were not all written."""
+    real = PartitionLog._commit_locked
+
+    def commit(self: PartitionLog, draft: Any) -> None:
+        try:
+            real(self, draft)
+        except StorageError:
+            self.context.live.write(draft.publish)
+            raise
+
+    PartitionLog._commit_locked = commit  # type: ignore[method-assign]
+
+
+def try_a_failed_flush_again() -> None:
+    """The second fsync reports success, while the data is gone."""
+
+    def sync(log: PartitionLog, file: SegmentFile) -> None:
+        try:
+            file.sync()
+        except StorageError:
+            file.sync()
+
+    flushing.sync = sync
+
+
+def ignore_a_failed_flush() -> None:
+    """An acknowledgement although the flush failed."""
+
+    def sync(log: PartitionLog, file: SegmentFile) -> None:
+        try:
+            file.sync()
+        except StorageError:
+            pass
+
+    flushing.sync = sync
+
+
+def use_the_lock_of_the_parent() -> None:
+    """A forked child goes on with the descriptor, and so the lock, that it inherited."""
+    real, known = PartitionLog.acquire, dict[str, int]()
+
+    def acquire(self: PartitionLog, *arguments: Any, **options: Any) -> None:
+        if self._lock_fd is None:
+            self._lock_fd = known.get(self._lock_path)
+        real(self, *arguments, **options)
+        assert self._lock_fd is not None
+        known[self._lock_path] = self._lock_fd
+
+    def after_fork(self: CruelFiles) -> None:
+        self._mutex, self._paths = threading.RLock(), {}
+
+    PartitionLog.acquire = acquire  # type: ignore[method-assign]
+    CruelFiles.after_fork = after_fork  # type: ignore[method-assign]
+
+
+def hunt(bug: Callable[[], None], cases: list[Callable[[], Any]]) -> str | None:
+    """Run cases until one fails; returns what it said."""
+    # Every case forks those who work, and so each of them plants it anew.
+    killing.planted.append(bug)
+    for number, case in enumerate(cases):
+        try:
+            case()
+        except AssertionError as error:
+            return f"case {number + 1} of {len(cases)}: {str(error).strip().splitlines()[-1]}"
+    return None
+
+
+MUTANTS = [
+    (leave_an_unpublished_tail, by_deaths),
+    (publish_before_the_write, by_deaths),
+    (acknowledge_before_the_publish, by_kills),
+    (advance_over_a_failed_write, by_short_writes),
+    (try_a_failed_flush_again, by_failed_flushes),
+    (ignore_a_failed_flush, by_failed_flushes),
+    (use_the_lock_of_the_parent, by_forks),
+]
+
+
+@pytest.mark.parametrize(("bug", "check"), MUTANTS, ids=[bug.__name__ for bug, _ in MUTANTS])
+def test_a_planted_bug_is_caught(
+    place: Place, bug: Callable[[], None], check: Callable[[Place], Iterator[Callable[[], Any]]]
+) -> None:
+    """P1, P2, P8, P9, P11, P18: a check that never failed proves nothing."""
+    cases = list(check(place))
+    end = forks.run(lambda: hunt(bug, cases), patience=300)
+    assert end.finding() is None, end.finding()
+    print(f"{bug.__name__}: {end.value}")
+    assert end.value is not None, f"nobody found it in {len(cases)} cases"

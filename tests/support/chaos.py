@@ -1,0 +1,260 @@
+"""The check of P3: writers and readers of shared partitions, killed and stopped at random.
+
+Each process that is killed is replaced.  What writers were told is in their
+journals; what readers saw is in memory that all of them share, so that a
+reader also finds what another one saw before it.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import random
+import signal
+import struct
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import embedlog
+from embedlog import batch
+from support import forks
+
+PARTITIONS = 3
+PRODUCER = 9_000_000
+SLOTS = 1 << 21
+"""Offsets that the readers can remember, of each partition."""
+_ENTRY = struct.Struct("<cBHIQQ")
+_VALUE = struct.Struct("<IIQ")
+
+
+class Chaos(NamedTuple):
+    """How long, how often, and how many."""
+
+    seconds: float = 30.0
+    pause: float = 0.022
+    """Seconds from one kill or stop to the next."""
+    least: int = 1_000
+    """Kills and stops; on a busy machine they take longer than `seconds`."""
+    writers: int = 4
+    readers: int = 4
+    seed: int = 1
+
+
+class Seen:
+    """For each partition and offset the record that a reader saw there first; shared by forks."""
+
+    def __init__(self) -> None:
+        self._memory = [mmap.mmap(-1, SLOTS * 8) for _ in range(PARTITIONS)]
+        self.slots = [memoryview(memory).cast("Q") for memory in self._memory]
+
+    def note(self, partition: int, offset: int, record: int) -> None:
+        slots = self.slots[partition]
+        before = slots[offset]
+        assert before in (0, record), f"{partition}: offset {offset} was {before}, is {record}"
+        slots[offset] = record
+
+
+def check_chaos(case: Chaos, directory: Path) -> Counter[str]:
+    """Let it run, then compare the log with all journals and with what the readers saw."""
+    root, seen = directory / "root", Seen()
+    with embedlog.open(root) as log:
+        log.create_topic("t", PARTITIONS, {"segment.bytes": 60_000, "index.interval.bytes": 4096})
+    done = Counter[str]()
+    stop = directory / "stop"
+    crew = [_Member(directory, seen, stop, n < case.writers, n) for n in range(_size(case))]
+    for member in crew:
+        member.start()
+    dice, until = random.Random(case.seed), time.monotonic() + case.seconds
+    stopped: list[tuple[float, _Member]] = []
+    while (now := time.monotonic()) < until or done.total() < case.least:
+        stopped = [(when, one) for when, one in stopped if not one.go_on_after(when, now)]
+        idle = [one for one in crew if all(one is not other for _, other in stopped)]
+        if idle:
+            victim = dice.choice(idle)
+            if dice.random() < 0.6:
+                victim.kill()
+                victim.start()
+                done["kills"] += 1
+            else:
+                victim.stop()
+                stopped.append((now + dice.choice([0.005, 0.05, 0.15]), victim))
+                done["stops"] += 1
+        time.sleep(max(0.0, case.pause - (time.monotonic() - now)))
+    for when, one in stopped:
+        one.go_on_after(when, float("inf"))
+    stop.touch()
+    for member in crew:
+        member.end()
+    done += _compare(root, directory, seen)
+    return done
+
+
+def _size(case: Chaos) -> int:
+    return case.writers + case.readers
+
+
+class _Member:
+    """One of the crew: a place that is always taken by some process."""
+
+    def __init__(self, directory: Path, seen: Seen, stop: Path, writes: bool, number: int) -> None:
+        self._directory, self._seen, self._stop = directory, seen, stop
+        self._writes, self._number, self._life = writes, number, 0
+        self._child: forks.Child
+
+    def start(self) -> None:
+        self._life += 1
+        life = self._number * 10_000 + self._life
+        work = self._write if self._writes else self._read
+        self._child = forks.Child(lambda: work(life))
+
+    def kill(self) -> None:
+        os.kill(self._child.pid, signal.SIGKILL)
+        end = self._child.end()
+        assert end.killed, f"before it was killed: {end.finding()}"
+
+    def stop(self) -> None:
+        os.kill(self._child.pid, signal.SIGSTOP)
+
+    def go_on_after(self, when: float, now: float) -> bool:
+        if now >= when:
+            self._child.go_on()
+        return now >= when
+
+    def end(self) -> None:
+        end = self._child.end(patience=60)
+        assert end.finding() is None, end.finding()
+
+    def _write(self, life: int) -> None:
+        fd = os.open(self._directory / f"writer-{life}", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+        log = embedlog.open(self._directory / "root")
+        dice, send = random.Random(life), 0
+        numbers = Counter[int]()
+        pending = _last_of(self._directory, life - 1)
+        if pending is not None:
+            # What the one before did not hear of is sent again, under its numbers.
+            partition, count, of, first, number = pending
+            _send(log, fd, partition, count, of, first, number, None)
+        while not self._stop.exists():
+            partition, count = dice.randrange(PARTITIONS), dice.randint(1, 5)
+            durability = "fsync" if dice.random() < 0.2 else None
+            _send(log, fd, partition, count, life, send, numbers[partition], durability)
+            send += count
+            numbers[partition] += count
+        log.close()
+
+    def _read(self, life: int) -> None:
+        log = embedlog.open(self._directory / "root")
+        dice = random.Random(life)
+        readers = [
+            log.partition("t", n).reader(dice.randint(0, log.partition("t", n).end_offset()))
+            for n in range(PARTITIONS)
+        ]
+        while not self._stop.exists():
+            value = log.root.wake.value()
+            if not any([self._look(n, reader) for n, reader in enumerate(readers)]):
+                log.root.wake.wait(value, 0.05)
+        log.close()
+
+    def _look(self, partition: int, reader: Any) -> bool:
+        due = reader.offset
+        found = reader.read(1 << 16)
+        for one in found:
+            one.verify()
+            assert one.base_offset <= due < one.next_offset, f"{due} is not in {one.base_offset}"
+            due = one.next_offset
+            records = _records(one)
+            for offset, record in records:
+                self._seen.note(partition, offset, record)
+        return bool(found)
+
+
+def _send(
+    log: Any,
+    fd: int,
+    partition: int,
+    count: int,
+    life: int,
+    first: int,
+    number: int,
+    durability: str | None,
+) -> None:
+    """Write down what is sent, send it, and write down where it is."""
+    values = [_VALUE.pack(life, first + row, 0).ljust(40, b".") for row in range(count)]
+    one = batch.encode_lists(values, None, 1_700_000_000_000, None)
+    one.sequence(PRODUCER + life, 0, number)
+    os.write(fd, _ENTRY.pack(b"s", partition, count, life, first, number))
+    receipt = log.partition("t", partition).append([one], durability=durability)[0]
+    os.write(fd, _ENTRY.pack(b"a", partition, count, life, first, receipt.base_offset))
+
+
+def _last_of(directory: Path, life: int) -> tuple[int, int, int, int, int] | None:
+    """What the life before sent last and had no answer to."""
+    path = directory / f"writer-{life}"
+    last = list(_ENTRY.iter_unpack(path.read_bytes()))[-1:] if path.exists() else []
+    for kind, partition, count, of, first, number in last:
+        if kind == b"s":
+            return partition, count, of, first, number
+    return None
+
+
+def _records(one: Any) -> list[tuple[int, int]]:
+    """(offset, number) of the records of a batch, a number for each that was ever sent."""
+    rows = zip(one.offsets().to_pylist(), one.lists()[2], strict=True)
+    return [(offset, _number(*_VALUE.unpack_from(value)[:2])) for offset, value in rows]
+
+
+def _number(life: int, record: int) -> int:
+    return life << 32 | record + 1
+
+
+def _compare(root: Path, directory: Path, seen: Seen) -> Counter[str]:
+    """The log holds what was acknowledged, where it was, once; and what the readers saw."""
+    end = forks.run(lambda: _read_all(root))
+    assert end.finding() is None, end.finding()
+    done, places = Counter[str](), end.value
+    told, sent = _journals(directory)
+    for partition, records in enumerate(places):
+        assert len(set(records)) == len(records), "a record is there twice"
+        assert set(records) <= sent[partition], "a record is there that was never sent"
+        for offset, number in told[partition].items():
+            assert records[offset] == number, f"{partition}: {offset} was acked and is lost"
+        done["acked"] += len(told[partition])
+        done["records"] += len(records)
+        slots = seen.slots[partition]
+        for offset in range(min(SLOTS, len(records) + 1000)):
+            if slots[offset]:
+                assert records[offset] == slots[offset], f"{partition}: {offset} has changed"
+                done["seen"] += 1
+    return done
+
+
+def _read_all(root: Path) -> list[list[int]]:
+    log = embedlog.open(root)
+    assert log.verify() == [], log.verify()
+    places = []
+    for partition in range(PARTITIONS):
+        records: list[int] = []
+        reader = log.partition("t", partition).reader(0)
+        while found := reader.read():
+            for one in found:
+                assert one.base_offset == len(records), "a hole"
+                records += [number for _, number in _records(one)]
+        places.append(records)
+    log.close()
+    return places
+
+
+def _journals(directory: Path) -> tuple[list[dict[int, int]], list[set[int]]]:
+    told: list[dict[int, int]] = [{} for _ in range(PARTITIONS)]
+    sent: list[set[int]] = [set() for _ in range(PARTITIONS)]
+    for path in directory.glob("writer-*"):
+        for kind, partition, count, life, first, place in _ENTRY.iter_unpack(path.read_bytes()):
+            numbers = [_number(life, first + row) for row in range(count)]
+            sent[partition].update(numbers)
+            if kind == b"a":
+                for row, number in enumerate(numbers):
+                    # A repeat may be told of twice, with the same offset both times.
+                    assert told[partition].setdefault(place + row, number) == number
+    return told, sent
