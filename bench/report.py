@@ -137,8 +137,9 @@ def growth(run: dict[str, Found]) -> list[str]:
             continue
         best, middle = (found["stats"][each] * 1e6 for each in ("min", "median"))
         lines.append(
-            f"| {facts['stored']:,} | {facts['append_cpu_us']} / {facts['append_wall_us']} | {facts['raw_cpu_us']} "
-            f"| {number(best)} / {number(middle)} | {facts['anonymous_mib']} "
+            f"| {facts['stored']:,} | {facts['append_cpu_us']} / {facts['append_wall_us']} "
+            f"| {facts['bare_cpu_us']} | {number(best)} / {number(middle)} "
+            f"| {facts['anonymous_mib']} "
             f"| {facts['index_kib']:,} | {facts['segments']} |"
         )
     return lines

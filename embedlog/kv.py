@@ -166,7 +166,7 @@ class Store:
         raise StorageError("the map kept changing under a reader", path=self.path)
 
     def version(self) -> int:
-        """A number that grows with each commit by any process; 0.2 µs.
+        """A number that grows with each commit by any process; 0.3 µs.
 
         Whoever reads after it sees that commit, or a later one: what was read
         may be kept for as long as the number stays.

@@ -418,11 +418,15 @@ def test_a_sealed_value_that_was_cut_is_refused(length):
 # Creation and damage
 
 
+def fill_200(txn):
+    for number in range(200):
+        txn.put(b"%05d" % number, bytes(500))
+
+
 def test_an_environment_nobody_damaged_has_no_findings(tmp_path):
     """`findings` of a healthy environment is ``[]``."""
     store = make_store(tmp_path, "state")
-    for number in range(200):
-        put(store, b"%05d" % number, bytes(500))
+    store.write(fill_200)
     store.close()
 
     assert kv.findings(str(tmp_path / "state")) == []
@@ -463,8 +467,7 @@ def no_meta_pages(data: Path) -> None:
 def test_findings_tell_damage_without_opening_the_environment(tmp_path, damage):
     """A damaged LMDB kills who maps it: it is looked at as a file first."""
     store = make_store(tmp_path, "state")
-    for number in range(200):
-        put(store, b"%05d" % number, bytes(500))
+    store.write(fill_200)
     store.close()
     damage(tmp_path / "state" / "data.mdb")
 

@@ -9,7 +9,7 @@ first bad block ends the log; below it damage is an error and nothing is cut
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from embedlog import catalog, index, kv
 from embedlog.batch import Batch
@@ -135,7 +135,7 @@ def survey(log: PartitionLog, upto: int = _NEVER) -> Survey:
 
 def _gone(log: PartitionLog) -> EmbedlogError:
     """Return the error for a partition without rows: its topic was deleted, or they are lost."""
-    place = {"topic": log.topic, "partition": log.partition}
+    place: dict[str, Any] = {"topic": log.topic, "partition": log.partition}
     topic = log.context.catalog.topics().get(log.topic)
     if topic is None or topic.id != log.topic_id:
         return UnknownTopicOrPartitionError("the partition is gone", **place)

@@ -174,7 +174,7 @@ def check_damaged(
 
 
 @pytest.mark.parametrize(
-    "extra", [2_000, pytest.param(200_000, marks=pytest.mark.full)], ids="extra={}".format
+    "extra", [800, pytest.param(200_000, marks=pytest.mark.full)], ids="extra={}".format
 )
 def test_no_flipped_byte_zeroed_sector_or_cut_of_a_segment_is_read_silently(extra, record_property):
     """P12: each mutant is refused with the place, or provably harmless: it reads the same."""

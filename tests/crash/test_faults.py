@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from support import flushes, forks, full, killing, limits, oracle
 from support.cruel import scratch_directory
+from support.forks import tell
 from support.killing import Place, Scene
 from support.program import BIRTH, LIFE, Journal, World, entries, random_program
 
@@ -33,7 +34,7 @@ def faults(place: Place, scenes: list[Scene], *, full: bool = False) -> int:
     """Let every operation of every scene fail; returns how many faults there were."""
     cases = killing.fault_cases([killing.count(place, scene) for scene in scenes], full=full)
     told = forks.spread(cases, killing.partial(killing.check_fault, place=place, scenes=scenes))
-    print(f"{len(cases)} faults, of which {sum(told)} were told to somebody")
+    tell(f"{len(cases)} faults, of which {sum(told)} were told to somebody")
     return len(cases)
 
 
@@ -43,7 +44,7 @@ def shorts(place: Place, scenes: list[Scene]) -> tuple[int, int]:
     cases = killing.short_cases(counts)
     forks.spread(cases, killing.partial(killing.check_short, place=place, scenes=scenes))
     writes = sum(counted["write"] for counted in counts)
-    print(f"{len(cases)} short writes, at all of {writes} writes")
+    tell(f"{len(cases)} short writes, at all of {writes} writes")
     return writes, len(cases)
 
 
@@ -67,7 +68,7 @@ def test_signals_interrupt_nothing(tmp_path: Path) -> None:
 
     end = forks.run(work)
     assert end.finding() is None
-    print(f"{end.value} signals")
+    tell(f"{end.value} signals")
     assert end.value >= 20
 
 
@@ -80,7 +81,7 @@ def test_a_failed_flush_is_final_until_a_repair(place: Place) -> None:
     """P9: read-only for all processes, never retried, and repaired from what the disk has."""
     cases = flushes.flush_cases(killing.count(place, flushes.SCENE))
     failed = forks.spread(cases, killing.partial(flushes.check_failed_flush, place=place))
-    print(f"{len(cases)} failed flushes, {sum(failed)} partitions repaired")
+    tell(f"{len(cases)} failed flushes, {sum(failed)} partitions repaired")
     assert len(cases) >= 200
 
 
@@ -93,7 +94,7 @@ def test_a_full_disk_is_an_error_before_any_acknowledgement(directory: Path) -> 
         check = killing.partial(full.check_full_disk, place=directory, disk=disk)
         # One disk, so one at a time.
         room = forks.spread(cases, check, workers=1)
-    print(f"{len(cases)} sizes of a {kind}, with room for {min(room)} to {max(room)} appends")
+    tell(f"{len(cases)} sizes of a {kind}, with room for {min(room)} to {max(room)} appends")
     assert room[0] < 2 and max(room) > 10
 
 
@@ -102,7 +103,7 @@ def test_a_disk_that_fills_up_within_a_write(directory: Path) -> None:
     cases = [full.Left(size * 131, ("os", "fsync")[size % 2]) for size in range(30)]
     check = killing.partial(full.check_full_disk, place=directory, disk=None)
     room = forks.spread(cases, check)
-    print(f"{len(cases)} sizes, with room for {min(room)} to {max(room)} appends")
+    tell(f"{len(cases)} sizes, with room for {min(room)} to {max(room)} appends")
 
 
 def test_a_short_write_is_completed_or_cut_back_off(place: Place) -> None:
@@ -116,7 +117,7 @@ def test_running_out_of_descriptors_or_memory_is_a_typed_error(place: Place) -> 
     cases = [limits.Limit("descriptors", more) for more in range(36)]
     cases += [limits.Limit("bytes", more << 20) for more in range(0, 180, 5)]
     failed = forks.spread(cases, killing.partial(limits.check_limit, place=place))
-    print(f"{len(cases)} limits, {sum(failed)} steps failed by them")
+    tell(f"{len(cases)} limits, {sum(failed)} steps failed by them")
     assert failed[0] > 0 and failed[35] == 0 and failed[36] > 0 and failed[-1] == 0
 
 
@@ -124,7 +125,7 @@ def test_lost_permissions_are_a_typed_error(place: Place) -> None:
     """P19: of any file or directory; and a root that may only be read can be read."""
     cases = limits.lost_cases(place)
     told = forks.spread(cases, killing.partial(limits.check_lost, place=place))
-    print(f"{len(cases)} paths: {limits.describe(told)}")
+    tell(f"{len(cases)} paths: {limits.describe(told)}")
     # With the 72 limits above these are 100 faults.
     assert len(cases) >= 28
     assert told[0] == told[1] == "StorageError"

@@ -1,4 +1,4 @@
-"""Bugs that are planted, so that the checks of kills, faults, flushes and forks prove themselves."""
+"""Planted bugs, by which the checks of kills, faults, flushes and forks prove themselves."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from support import flushes, forks, killing, splitting
 from support.cruel import CruelFiles, scratch_directory
+from support.forks import tell
 from support.killing import Place, Scene
 from support.program import BIRTH
 
@@ -194,5 +195,5 @@ def test_a_planted_bug_is_caught(
     cases = list(check(place))
     end = forks.run(lambda: hunt(bug, cases), patience=300)
     assert end.finding() is None, end.finding()
-    print(f"{bug.__name__}: {end.value}")
+    tell(f"{bug.__name__}: {end.value}")
     assert end.value is not None, f"nobody found it in {len(cases)} cases"

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 from support import forks, killing
 from support.cruel import scratch_directory
+from support.forks import tell
 from support.killing import Place, Scene
 from support.program import BIRTH, LIFE, random_program
 
@@ -33,14 +34,14 @@ def kills(place: Place, scenes: list[Scene]) -> int:
     cases = killing.kill_cases([killing.count(place, scene) for scene in scenes])
     check = killing.partial(killing.check_kill, place=place, scenes=scenes)
     died = sum(forks.spread(cases, check))
-    print(f"{died} kills at {len(cases)} places")
+    tell(f"{died} kills at {len(cases)} places")
     return died
 
 
 def deaths(place: Place, count: int, torn: bool) -> int:
     cases = killing.death_cases(count, torn)
     died = sum(forks.spread(cases, killing.partial(killing.check_deaths, place=place)))
-    print(f"{died} deaths beside others that have the root open")
+    tell(f"{died} deaths beside others that have the root open")
     return died
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from support import forks, killing, oracle, splitting, stops
 from support.cruel import scratch_directory
+from support.forks import tell
 from support.killing import Place
 from support.program import encode
 
@@ -32,7 +33,7 @@ def test_a_stopped_process_is_named_by_those_who_wait_for_it(place: Place) -> No
     cases = stops.stop_cases(place)
     results = forks.spread(cases, killing.partial(stops.check_stops, place=place))
     stopped, refused = (sum(column) for column in zip(*results, strict=True))
-    print(f"{stopped} processes stopped at all their operations, {refused} calls refused meanwhile")
+    tell(f"{stopped} processes stopped at all their operations, {refused} calls refused meanwhile")
     # The last ones are past the end of the program: all its operations were tried.
     assert 130 <= stopped < sum(len(case.operations) for case in cases)
     assert refused >= stopped / 2
@@ -42,7 +43,7 @@ def test_a_fork_in_the_middle_of_anything_disturbs_neither_side(place: Place) ->
     """P18: both go on with the same handle, whatever the child does and however it ends."""
     cases = splitting.split_cases(place)
     forked = forks.spread(cases, killing.partial(splitting.check_split, place=place))
-    print(f"{sum(forked)} forks at {len(cases)} places")
+    tell(f"{sum(forked)} forks at {len(cases)} places")
     assert sum(forked) >= 200
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from support.chaos import Chaos, check_chaos
 from support.cruel import scratch_directory
+from support.forks import tell
 from support.overtaken import check_overtaken
 
 pytestmark = pytest.mark.stress
@@ -13,7 +14,7 @@ pytestmark = pytest.mark.stress
 def chaos(case: Chaos) -> dict[str, int]:
     with scratch_directory() as directory:
         done = check_chaos(case, directory)
-    print(f"seed {case.seed}: {dict(done)}")
+    tell(f"seed {case.seed}: {dict(done)}")
     return done
 
 
@@ -29,7 +30,7 @@ def test_nothing_is_torn_from_readers_of_what_is_cut_and_deleted() -> None:
     """P20: they finish what they hold, or get OffsetOutOfRangeError; nobody dies of SIGBUS."""
     with scratch_directory() as directory:
         done = check_overtaken(directory, 100_000, seed=1)
-    print(f"seed 1: {dict(done)}")
+    tell(f"seed 1: {dict(done)}")
     assert done["opens"] >= 100_000
     assert min(done[kind] for kind in ("cuts", "deletions", "overtaken", "held")) >= 10
 

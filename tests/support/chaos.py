@@ -153,7 +153,8 @@ class _Member:
         ]
         while not self._stop.exists():
             value = log.root.wake.value()
-            if not any([self._look(n, reader) for n, reader in enumerate(readers)]):
+            found = [self._look(n, reader) for n, reader in enumerate(readers)]
+            if not any(found):
                 log.root.wake.wait(value, 0.05)
         log.close()
 

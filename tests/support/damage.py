@@ -55,10 +55,10 @@ def rows_in(data: bytes, stop: int, schema: Any, *, mapped: bool = False) -> lis
 def mutations(data: bytes, rng: random.Random, extra: int) -> Iterator[tuple[str, bytes]]:
     """Yield (what was done, the bytes after): every byte, every length, every sector, and more."""
     for place in range(len(data)):
-        for bits in (1 << place % 8, 0xFF):
+        for bit in range(8) if extra > len(data) else [rng.randrange(8)]:
             changed = bytearray(data)
-            changed[place] ^= bits
-            yield f"byte {place} ^ {bits:#x}", bytes(changed)
+            changed[place] ^= 1 << bit
+            yield f"byte {place}, bit {bit}", bytes(changed)
     for length in range(len(data)):
         yield f"cut at {length}", data[:length]
     for start in range(0, len(data), PAGE):

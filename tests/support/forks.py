@@ -10,7 +10,9 @@ from __future__ import annotations
 import gc
 import os
 import pickle
+import select
 import signal
+import sys
 import tempfile
 import time
 import traceback
@@ -93,8 +95,6 @@ def _wait(pid: int, patience: float) -> int | None:
     """Return the status a child ended with; None if it had to be killed."""
     watch = os.pidfd_open(pid)
     try:
-        import select
-
         if select.select([watch], [], [], patience)[0]:
             return os.waitpid(pid, 0)[1]
         os.kill(pid, signal.SIGKILL)
@@ -162,3 +162,8 @@ def until(condition: Callable[[], Any], seconds: float = 10.0) -> Any:
 
 def _memory() -> str | None:
     return "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+
+
+def tell(text: str) -> None:
+    """Say in the output of a test how far it got."""
+    sys.stdout.write(f"{text}\n")

@@ -153,7 +153,7 @@ def _check_while_full(world: World, disk: Disk | None) -> None:
         try:
             log = embedlog.open(world.path)
         except StorageError as error:
-            assert isinstance(error, DiskFullError), repr(error)
+            _check_full(error)
         else:
             for key, end in ends.items():
                 assert len(oracle.rows(log, *key)) == end
@@ -162,13 +162,17 @@ def _check_while_full(world: World, disk: Disk | None) -> None:
         try:
             embedlog.open(disk.path / "another") if disk else None
         except StorageError as error:
-            assert isinstance(error, DiskFullError), repr(error)
+            _check_full(error)
 
     for work in (read, join, begin):
         end = forks.run(work)
         assert end.finding() is None, f"{work.__name__}: {end.finding()}"
     if disk:
         shutil.rmtree(disk.path / "another", ignore_errors=True)
+
+
+def _check_full(error: StorageError) -> None:
+    assert isinstance(error, DiskFullError), repr(error)
 
 
 def _check_after(world: World) -> None:

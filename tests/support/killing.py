@@ -119,7 +119,12 @@ def play(
         return one
 
     world = World(
-        root, Journal(Place.journal(root)), seam, forgiving=forgiving, first_send=first_send, **options
+        root,
+        Journal(Place.journal(root)),
+        seam,
+        forgiving=forgiving,
+        first_send=first_send,
+        **options,
     )
     world.heal = lambda: [one.heal() for one in made]
     began(world)
@@ -150,7 +155,11 @@ def _counts(world: World, log: Any) -> dict[str, int]:
 
 
 def judge(
-    root: Path, *, again: bool = True, repair: Collection[tuple[str, int]] = (), journal: Path | None = None
+    root: Path,
+    *,
+    again: bool = True,
+    repair: Collection[tuple[str, int]] = (),
+    journal: Path | None = None,
 ) -> None:
     """Open the root in a child, without any manual step, and compare it with the journal.
 

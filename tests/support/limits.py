@@ -126,6 +126,10 @@ def check_lost(case: Lost, *, place: Place) -> str:
     return str(end.value)
 
 
+def _check_denied(error: StorageError) -> None:
+    assert error.errno in (errno.EACCES, errno.EPERM), repr(error)
+
+
 def _give(root: Path) -> None:
     if os.geteuid() == 0:
         for path in (root, *root.rglob("*")):
@@ -152,7 +156,7 @@ def _read_as_another(root: Path) -> str:
             embedlog.open(root)
             raise AssertionError("it was opened for writing")
         except StorageError as error:
-            assert error.errno in (errno.EACCES, errno.EPERM), repr(error)
+            _check_denied(error)
             name = type(error).__name__
         log = embedlog.open(root, mode="r")
         oracle.check(log, entries(Place.journal(root)), goes_on=False)

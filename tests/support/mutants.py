@@ -20,11 +20,10 @@ from support.power import Commit, World, with_pages
 
 
 class Change(NamedTuple):
-    """One edit of one function: ``where`` is "module:function" or "module:Class.method"."""
+    """Edits of one function: ``where`` is "module:function" or "module:Class.method"."""
 
     where: str
-    old: str
-    new: str
+    edits: dict[str, str]
 
     def __call__(self) -> None:
         module_name, _, name = self.where.partition(":")
@@ -32,10 +31,12 @@ class Change(NamedTuple):
         owner_name, _, function_name = name.rpartition(".")
         owner: Any = getattr(module, owner_name) if owner_name else module
         source = textwrap.dedent(inspect.getsource(getattr(owner, function_name)))
-        if self.old not in source:
-            raise LookupError(f"{self.where} has no {self.old!r} to change")
+        for old, new in self.edits.items():
+            if old not in source:
+                raise LookupError(f"{self.where} has no {old!r} to change")
+            source = source.replace(old, new)
         found: dict[str, Any] = {}
-        code = compile(source.replace(self.old, self.new), f"<mutant of {name}>", "exec")
+        code = compile(source, f"<mutant of {name}>", "exec")
         future = "annotations"
         assert future in vars(module), "the module postpones annotations"
         exec(code, vars(module), found)
@@ -69,26 +70,24 @@ def no_checksums() -> None:
 
 
 def commits_are_late() -> None:
-    """A commit of `state` is on the disk only when the next one is."""
+    """A commit of `state` is on the disk only when the next one is; its creation is whole."""
     play = World.play
+    late: dict[tuple[int, int], Commit | None] = {}
 
     def play_late(self: World, index: int, event: Any) -> None:
-        if not isinstance(event, Commit):
+        key = (id(self), getattr(event, "inode", 0))
+        if not isinstance(event, Commit) or key not in late:
             play(self, index, event)
+            if isinstance(event, Commit):
+                late[key] = None
             return
-        self.flight = None
-        late = _late.get(id(self))
-        if late is not None and late.inode == event.inode:
-            old = self.contents.get(late.inode, b"")
-            self.contents[late.inode] = with_pages(old, late, None)
-        elif late is not None:
-            play(self, index, late)
-        _late[id(self)] = event
+        self.flight, before = None, late[key]
+        if before is not None:
+            old = self.contents.get(before.inode, b"")
+            self.contents[before.inode] = with_pages(old, before, None)
+        late[key] = event
 
     World.play = play_late  # type: ignore[method-assign]
-
-
-_late: dict[int, Commit] = {}
 
 
 def bad_batches_are_skipped() -> None:
@@ -110,7 +109,7 @@ def bad_batches_are_skipped() -> None:
                     return
 
     SegmentFile.scan = scan  # type: ignore[method-assign]
-    Change("embedlog.log.recovery:_stale", "return gap", "return False and gap")()
+    Change("embedlog.log.recovery:_stale", {"return gap": "return False and gap"})()
 
 
 class Mutant(NamedTuple):
@@ -128,80 +127,99 @@ MUTANTS = [
     Mutant(
         "no fdatasync before the ack",
         "fsync",
-        (Change("embedlog.segment:SegmentFile.sync", "self._files.sync", "id"),),
+        (Change("embedlog.segment:SegmentFile.sync", {"self._files.sync": "id"}),),
     ),
     Mutant(
         "no directory fsync after creating a file",
         "fsync",
-        (Change(f"{FLUSHING}:sync_entries", "log.context.files.sync_directory(directory)", "..."),),
+        (
+            Change(
+                f"{FLUSHING}:sync_entries", {"log.context.files.sync_directory(directory)": "..."}
+            ),
+        ),
     ),
     Mutant("durable state is not synced", "fsync", (commits_are_late,)),
     Mutant(
         "the recovery point moves without a flush",
         "os",
-        (Change(f"{FLUSHING}:flush", "flush_to(log, now)", "..."),),
+        (Change(f"{FLUSHING}:flush", {"flush_to(log, now)": "..."}),),
     ),
     Mutant("no checksum is checked in memory", "memory", (no_checksums,)),
     Mutant("no checksum is checked after a power cut", "os", (no_checksums,)),
     Mutant(
         "a writer does not trim an unpublished tail",
         "uniform",
-        (Change(f"{PARTITION}:PartitionLog._tail_for_append_locked", "size > now.position", "0"),),
+        (
+            Change(
+                f"{PARTITION}:PartitionLog._tail_for_append_locked", {"size > now.position": "0"}
+            ),
+        ),
     ),
     Mutant(
         "recovery does not raise the epoch",
         "recovery",
-        (Change(f"{RECOVERY}:_write_state", "found.epoch) + 1", "found.epoch)"),),
+        (Change(f"{RECOVERY}:_write_state", {"found.epoch) + 1": "found.epoch)"}),),
     ),
     Mutant(
         "recovery takes stale batches for new ones",
         "recovery",
-        (Change(f"{RECOVERY}:_stale", "return True", "return False"),),
+        (Change(f"{RECOVERY}:_stale", {"return True": "return False"}),),
     ),
     Mutant("recovery goes on after a bad batch", "os", (bad_batches_are_skipped,)),
     Mutant(
         "recovery cuts below the recovery point",
         "disk",
-        (Change(f"{RECOVERY}:_scan", "if found.next_offset < recovery", "if False"),),
+        (Change(f"{RECOVERY}:_scan", {"if found.next_offset < recovery": "if False"}),),
     ),
     Mutant(
         "published before it was flushed",
         "failed flush",
-        (Change(f"{PARTITION}:PartitionLog._append_locked", "publish=not synced", "publish=True"),),
+        (
+            Change(
+                f"{PARTITION}:PartitionLog._append_locked", {"publish=not synced": "publish=True"}
+            ),
+        ),
     ),
     Mutant(
         "a failed flush is forgotten",
         "failed flush",
-        (Change(f"{FLUSHING}:_fail", "failed=True", "failed=False"),),
+        (Change(f"{FLUSHING}:fail", {"failed=True": "failed=False"}),),
     ),
     Mutant(
         "live is believed after a reboot",
         "os",
         (
-            Change(f"{MENDING}:live_is_valid", "== _boot(files)", "!= b''"),
-            Change(f"{MENDING}:_live_is_whole", "return not", "return True or not"),
+            Change(
+                f"{MENDING}:live_is_valid",
+                {"== _boot(files)": "!= b''", "return False": "return True"},
+            ),
+            Change(
+                f"{MENDING}:_live_is_whole",
+                {"return clean": "return 1 or clean", "return not": "return 1 or not"},
+            ),
         ),
     ),
     Mutant(
         "state is not verified before it is opened",
         "state",
         (
-            Change("embedlog.kv:findings", "return found", "return []"),
-            Change("embedlog.kv:findings", "return [str(error)", "return [] and [str(error)"),
-            Change(f"{MENDING}:_copy_is_good", "return", "return False and"),
+            Change(
+                "embedlog.kv:findings",
+                {"return found": "return []", "return [str(error) or": "return [] and [0 or"},
+            ),
         ),
     ),
     Mutant(
         "files that the manifest does not name are kept",
         "fsync",
-        (Change(f"{MENDING}:_sweep", "remove_stray(files, path)", "..."),),
+        (Change(f"{MENDING}:_sweep", {"remove_stray(files, path)": "..."}),),
     ),
     Mutant(
         "a truncation is not synced",
-        "os",
+        "fsync",
         (
-            Change(f"{RECOVERY}:rebuild", "or upto != _NEVER", ""),
-            Change(f"{RECOVERY}:cut", "rolling.roll(", "id("),
+            Change(f"{RECOVERY}:rebuild", {"or upto != _NEVER": ""}),
+            Change(f"{RECOVERY}:cut", {"headers, True)": "headers, False)"}),
         ),
     ),
 ]

@@ -140,9 +140,7 @@ def _fail(model: Model, what: Entry, opened: list[tuple[str, int, int]]) -> None
 # Judging
 
 
-def check(
-    log: Any, journal: list[Entry], *, company: bool = False, goes_on: bool = True
-) -> None:
+def check(log: Any, journal: list[Entry], *, company: bool = False, goes_on: bool = True) -> None:
     """Raise AssertionError unless the log is as the journal says, and goes on so.
 
     Args:

@@ -35,9 +35,7 @@ def check_overtaken(directory: Path, opens: int, seed: int) -> Counter[str]:
     root, stop = directory / "root", directory / "stop"
     embedlog.open(root).close()
     churn = forks.Child(lambda: _churn(root, stop, seed))
-    readers = [
-        forks.Child(lambda n=n: _read(root, opens // 2, seed + n)) for n in range(2)
-    ]
+    readers = [forks.Child(lambda n=n: _read(root, opens // 2, seed + n)) for n in range(2)]
     ends = [reader.end(patience=3600) for reader in readers]
     stop.touch()
     ends.append(churn.end())

@@ -188,9 +188,7 @@ class World:
         self.unsure.discard(key)
         self.sequences[key] = at + count
 
-    def _append(
-        self, topic: str, partition: int, sizes: list[Any], durability: str | None
-    ) -> None:
+    def _append(self, topic: str, partition: int, sizes: list[Any], durability: str | None) -> None:
         encoded, first = [], self.sends
         for count, size, headers, producer in sizes:
             one = [topic, partition, self.sends, count, size, headers, producer]
@@ -199,7 +197,9 @@ class World:
             self.sends += 1
         told = self.log.partition(topic, partition).append(encoded, durability=durability)
         for number, receipt in enumerate(told):
-            self.journal.put("acked", first + number, receipt.base_offset, durability or self.durability)
+            self.journal.put(
+                "acked", first + number, receipt.base_offset, durability or self.durability
+            )
 
     def _flush(self) -> None:
         self.log.flush()
