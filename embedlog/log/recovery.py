@@ -17,8 +17,8 @@ from embedlog.catalog import PartitionInfo, SegmentInfo
 from embedlog.errors import (
     CorruptBatchError,
     CorruptionError,
-    EmbedlogError,
     DurabilityError,
+    EmbedlogError,
     StorageError,
     UnknownTopicOrPartitionError,
 )

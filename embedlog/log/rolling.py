@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from embedlog import batch as batches
 from embedlog import catalog, index, kv
 from embedlog.catalog import SegmentInfo
-from embedlog.errors import DurabilityError
 from embedlog.config import TopicConfig
+from embedlog.errors import DurabilityError
 from embedlog.log import flushing, tail
 from embedlog.log.tail import Tail
 from embedlog.segment import END_MARK, SegmentFile, create

@@ -13,8 +13,8 @@ import tomllib
 import uuid
 import weakref
 from collections.abc import Callable, Mapping
-from functools import partial
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 from embedlog import __version__, kv

