@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from embedlog.log.partition import PartitionLog
 
 
+_REMEMBERED = 64
+"""Producers whose rows are kept from one append to the next."""
+
+
 class Draft:
     """Batches stamped for their offsets, and the rows that will make them visible.
 
@@ -35,12 +39,13 @@ class Draft:
         """Start anew at a tail: nothing is held yet."""
         self.tail = self._before = now
         known = self._log.known
-        self.row = known.row if known is not None and known.tail is now else now.pack()
+        current = known is not None and known.tail is now
+        self.row = known.row if known is not None and current else now.pack()
         self.position = now.position
         self.buffers: list[Any] = []
         self._entries: list[Entry] = []
         self._producers: dict[int, Producer] = {}
-        self._read: dict[int, Producer] = {}
+        self._read = dict(known.producers) if known is not None and current else {}
 
     def reveal(self) -> bool:
         """Publish what is written if a batch of it was repeated; whether there is such a batch.
@@ -136,7 +141,9 @@ class Draft:
             self._adopt(tail.unpack(row))
         packed = self.tail.pack()
         txn.put(tail_key, packed)
-        self.published = Known(txn.id(), packed, self.tail)
+        self._read.update(self._producers)
+        remembered = self._read if len(self._read) <= _REMEMBERED else self._producers
+        self.published = Known(txn.id(), packed, self.tail, remembered)
         for entry in self._entries:
             index.put(txn, key, self.tail.segment_id, entry)
         for producer_id, producer in self._producers.items():

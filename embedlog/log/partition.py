@@ -105,7 +105,7 @@ class PartitionLog:
         if row is None:
             return None
         now = tail.unpack(row)
-        self.known = Known(version, row, now)
+        self.known = Known(version, row, now, {})
         return now
 
     def start_offset(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from itertools import chain
 from typing import NamedTuple
 
 from embedlog.errors import InvalidProducerEpochError, OutOfOrderSequenceError
@@ -14,6 +15,7 @@ LAST_SEQUENCE = (1 << 31) - 1
 
 _HEAD = struct.Struct(">hq")
 _BATCH = struct.Struct(">iiqq")
+_ROWS = tuple(struct.Struct(">hq" + "iiqq" * count) for count in range(REMEMBERED + 1))
 _OWNER = struct.Struct(">qI")
 
 
@@ -35,9 +37,8 @@ class Producer(NamedTuple):
 
     def pack(self) -> bytes:
         """Return the row as stored."""
-        return _HEAD.pack(self.epoch, self.last_ms) + b"".join(
-            _BATCH.pack(*batch) for batch in self.batches
-        )
+        row = _ROWS[len(self.batches)]
+        return row.pack(self.epoch, self.last_ms, *chain.from_iterable(self.batches))
 
 
 def unpack(row: bytes) -> Producer:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import struct
 from typing import NamedTuple
 
+from embedlog.log.sequence import Producer
+
 ROWS = b"E"
 _ROW = struct.Struct(">QQQQQQQQIqqqQqB")
 _NO_TIME = -(1 << 63)
@@ -59,6 +61,8 @@ class Known(NamedTuple):
     version: int
     row: bytes
     tail: Tail
+    producers: dict[int, Producer]
+    """Those whose rows are known as well; they only change with the tail's version."""
 
 
 def unpack(row: bytes) -> Tail:

@@ -215,10 +215,13 @@ MUTANTS = [
         (Change(f"{MENDING}:_sweep", {"remove_stray(files, path)": "..."}),),
     ),
     Mutant(
-        "a truncation is not synced",
+        "what a truncation leaves is not synced",
         "fsync",
         (
             Change(f"{RECOVERY}:rebuild", {"or upto != _NEVER": ""}),
+            Change(
+                f"{RECOVERY}:_keep_copy", {"files.sync(fd)": "...", "files.sync_directory": "str"}
+            ),
             Change(f"{RECOVERY}:cut", {"headers, True)": "headers, False)"}),
         ),
     ),
