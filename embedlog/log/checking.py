@@ -198,7 +198,8 @@ def _rebuild_partition(log: PartitionLog) -> int:
         now = log.tail_locked()
         count = 0
         for segment in log.segments.values():
-            count += rebuild_segment(log, segment, segment.end_position or now.position)
+            if segment.sealed or segment.id == now.segment_id:
+                count += rebuild_segment(log, segment, segment.end_position or now.position)
         return count
     finally:
         log.release()

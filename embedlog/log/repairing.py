@@ -95,13 +95,21 @@ def _cut_unflushed(log: PartitionLog, dry_run: bool) -> list[str]:
     if not dry_run:
         for segment in log.segments.values():
             if segment.next_offset is None or segment.next_offset > now.durable_offset:
-                file = log.open_segment(segment, write=True)
-                file.drop_cache()
+                _drop_cache(log, segment)
         log.context.live.write(lambda txn: txn.delete(log.tail_key))
         after = recovery.rebuild(log)
         log.roll_locked(after)
         told += f"; {now.next_offset - after.next_offset} records were lost"
     return [told]
+
+
+def _drop_cache(log: PartitionLog, segment: SegmentInfo) -> None:
+    try:
+        log.open_segment(segment, write=True).drop_cache()
+    except StorageError as error:
+        # The roll that named it may not have got to creating it.
+        if not error.missing:
+            raise
 
 
 def _complaints(log: PartitionLog, segment: SegmentInfo) -> list[Finding | str]:

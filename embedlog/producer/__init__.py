@@ -71,6 +71,8 @@ class Producer:
         self.root = root
         self.config = settings = ProducerConfig.parse(config)
         self._given = config
+        # Columns come in larger batches, unless somebody asked for a size.
+        self.batch_size = settings.batch_size if "batch_size" in config else None
         self.linger = max(settings.linger_ms / 1000, sender.TICK)
         self.patience = _seconds(settings.delivery_timeout_ms)
         self.durability = None if settings.acks == "all" else "os"

@@ -45,6 +45,8 @@ if TYPE_CHECKING:
     from embedlog.producer import Producer
 
 Batches = Iterator[tuple[int, EncodedBatch]]
+COLUMN_BYTES = 1 << 20
+"""How large batches of columns are, unless somebody asked: more rows share a batch's cost."""
 HEAD_BYTES = 1024
 """More than a batch takes besides its records."""
 
@@ -122,7 +124,7 @@ class TopicQueue:
         self.turns = RoundRobinPartitioner()
         self._retry_at = 0.0
         self.info: TopicInfo
-        self.full_at = self.limit = self.most = 0
+        self.full_at = self.limit = self.wide = self.most = 0
         self.look()
 
     def look(self) -> TopicInfo:
@@ -141,6 +143,8 @@ class TopicQueue:
         self.most = min(config.max_message_bytes, config.segment_bytes)
         # A topic may refuse batches as large as the producer would make them.
         self.limit = max(min(self.producer.config.batch_size, self.most - HEAD_BYTES), 1)
+        batch = max(self.producer.batch_size or COLUMN_BYTES, 1)
+        self.wide = max(min(batch, self.most - HEAD_BYTES), 1)
         self.full_at = min(self.limit * info.partitions, PIECE_BYTES)
         return info
 
@@ -338,7 +342,7 @@ class TopicQueue:
 
     def _cut(self, columns: Any, times: tuple[int, int] | None) -> Iterator[EncodedBatch]:
         compression = self.producer.config.compression_type
-        for start, stop in cuts(columns, self.limit):
+        for start, stop in cuts(columns, self.wide):
             piece = columns.slice(start, stop - start)
             yield from encode_columns(piece, compression, self.most, times)
 
