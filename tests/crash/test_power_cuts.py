@@ -8,8 +8,8 @@ from support.fleet import share_out
 
 
 def cases(states: int, each: int, synced: tuple[float, ...], first: int = 0) -> list[Cut]:
-    """Workloads enough for so many states; a tenth more, since small ones have fewer."""
-    count = states * 11 // 10 // each + 1
+    """Workloads enough for so many states; some more, since a small one may have fewer."""
+    count = states * (102 if each > 100 else 112) // 100 // each + 1
     return [
         Cut(first + seed, each, synced[seed % len(synced)], uniform=seed % 4 == 3)
         for seed in range(count)

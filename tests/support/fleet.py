@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import gc
 import mmap
 import os
@@ -138,6 +139,8 @@ class _Child:
 def _live(work: Work, case: Any, desk: Desk, go: int) -> None:
     """The whole life of a child."""
     outcome = Outcome()
+    # A child that dies is a finding; its last words would only look like ours.
+    faulthandler.disable()
     # What the parent has is not garbage; looking at it would cost a tenth of the time.
     gc.freeze()
     gc.set_threshold(20_000)
