@@ -182,6 +182,21 @@ class Store:
         self._confirmed = version
         return version
 
+    def settle(self) -> None:
+        """Have everything seen that was committed; two loads when there is nothing to do.
+
+        A commit is in its page first, and seen by readers a moment later.  One
+        whose process died in between is seen only once somebody writes.  So who
+        acts on what was read, in another way than by a transaction that reads it
+        again, asks for this first.
+
+        Raises:
+            LockTimeoutError: A commit is going on, and its process does not end it.
+        """
+        pages = self._pages
+        if pages is None or max(pages[18], pages[530]) > self.version():
+            self.write(_number)
+
     # Writing
 
     def write(self, step: Step[T]) -> T:

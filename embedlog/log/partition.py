@@ -297,6 +297,10 @@ class PartitionLog:
 
     def tail_locked(self) -> Tail:
         """The tail, with a roll finished that its process did not live to finish."""
+        # Bytes are cut by what is read here: a commit that a killed process left
+        # to be seen later would then point at bytes that are gone.
+        self.context.state.settle()
+        self.context.live.settle()
         self.refresh()
         now = self._tail_row()
         if now is None:

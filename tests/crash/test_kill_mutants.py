@@ -37,7 +37,7 @@ def by_deaths(place: Place) -> Iterator[Callable[[], Any]]:
 
 
 def by_kills(place: Place) -> Iterator[Callable[[], Any]]:
-    cases = killing.kill_cases([killing.count(place, SCENES[0])])
+    cases = killing.kill_cases(SCENES, [killing.count(place, SCENES[0])])
     for case in cases[100:400:3]:
         yield functools.partial(killing.check_kill, case, place=place, scenes=SCENES)
 

@@ -61,11 +61,25 @@ def check_chaos(case: Chaos, directory: Path) -> Counter[str]:
     root, seen = directory / "root", Seen()
     with embedlog.open(root) as log:
         log.create_topic("t", PARTITIONS, {"segment.bytes": 60_000, "index.interval.bytes": 4096})
-    done = Counter[str]()
     stop = directory / "stop"
     crew = [_Member(directory, seen, stop, n < case.writers, n) for n in range(_size(case))]
     for member in crew:
         member.start()
+    try:
+        done = _hurt(case, crew)
+        stop.touch()
+        for member in crew:
+            member.end()
+    finally:
+        for member in crew:
+            member.remove()
+    done += _compare(root, directory, seen)
+    return done
+
+
+def _hurt(case: Chaos, crew: list[_Member]) -> Counter[str]:
+    """Kill and stop them, one by one."""
+    done = Counter[str]()
     dice, until = random.Random(case.seed), time.monotonic() + case.seconds
     stopped: list[tuple[float, _Member]] = []
     while (now := time.monotonic()) < until or done.total() < case.least:
@@ -84,10 +98,6 @@ def check_chaos(case: Chaos, directory: Path) -> Counter[str]:
         time.sleep(max(0.0, case.pause - (time.monotonic() - now)))
     for when, one in stopped:
         one.go_on_after(when, float("inf"))
-    stop.touch()
-    for member in crew:
-        member.end()
-    done += _compare(root, directory, seen)
     return done
 
 
@@ -100,18 +110,18 @@ class _Member:
 
     def __init__(self, directory: Path, seen: Seen, stop: Path, writes: bool, number: int) -> None:
         self._directory, self._seen, self._stop = directory, seen, stop
-        self._writes, self._number, self._life = writes, number, 0
+        self._writes, self._number, self._life, self._ended = writes, number, 0, True
         self._child: forks.Child
 
     def start(self) -> None:
-        self._life += 1
+        self._life, self._ended = self._life + 1, False
         life = self._number * 10_000 + self._life
         work = self._write if self._writes else self._read
         self._child = forks.Child(lambda: work(life))
 
     def kill(self) -> None:
-        os.kill(self._child.pid, signal.SIGKILL)
-        end = self._child.end()
+        self._ended = True
+        end = self._child.kill()
         assert end.killed, f"before it was killed: {end.finding()}"
 
     def stop(self) -> None:
@@ -122,8 +132,16 @@ class _Member:
             self._child.go_on()
         return now >= when
 
+    def remove(self) -> None:
+        """Kill it if something went wrong before its end."""
+        if self._ended:
+            return
+        self._ended = True
+        self._child.kill()
+
     def end(self) -> None:
         end = self._child.end(patience=60)
+        self._ended = True
         assert end.finding() is None, end.finding()
 
     def _write(self, life: int) -> None:

@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from support.power import remove_scratch_of
+
 WORKERS = 2
 PATIENCE = 60.0
 """Seconds that one check may take before its child counts as hung."""
@@ -131,6 +133,7 @@ class _Child:
         if said and not os.WIFSIGNALED(status):
             found: Outcome = pickle.loads(said)
             return found
+        remove_scratch_of(self._pid)
         how = "hung" if self._hung else f"died of signal {os.waitstatus_to_exitcode(status)}"
         what, _ = self._desk.said()
         return Outcome(findings=[f"case {self.case!r}: the child {how} at {what}"])

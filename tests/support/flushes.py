@@ -68,7 +68,7 @@ def check_failed_flush(case: FailedFlush, *, place: Place) -> int:
     mended.unlink(missing_ok=True)
     witness = forks.Child(lambda: _attend(root, told, mended))
     end = forks.run(lambda: _fail(root, case, told, mended))
-    seen = witness.end()
+    seen = witness.kill() if end.finding() else witness.end()
     assert end.finding() is None, end.finding()
     assert seen.finding() is None, f"the witness: {seen.finding()}"
 

@@ -79,7 +79,12 @@ class Child:
             said = self._answer.read()
         return End(*pickle.loads(said)) if said else End(error="said nothing")
 
-    def stopped(self, patience: float = PATIENCE) -> bool:
+    def kill(self) -> End:
+        """Kill it, wait until it is gone, and return how it had ended before, if it had."""
+        os.kill(self.pid, signal.SIGKILL)
+        return self.end()
+
+    def stopped(self) -> bool:
         """Wait until it is stopped (True) or gone (False); `end` must be called after."""
         # WNOWAIT leaves an end to be collected by `end`.
         os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)

@@ -42,14 +42,8 @@ class Scene(NamedTuple):
     program: tuple[Step, ...]
     before: str = "nothing"
     """``"nothing"``, ``"killed"``, ``"closed"`` or ``"rebooted"``."""
-
-
-def ordered(root: Any, *, order: Order | None, **options: Any) -> CruelFiles:
-    """A seam with a fault ordered in it; with `functools.partial`, what `open` takes."""
-    files = CruelFiles(root, **options)
-    if order is not None:
-        order(files)
-    return files
+    first: int | None = None
+    """Fault only its first so many operations: the others are the same as in another scene."""
 
 
 class Place:
@@ -106,22 +100,10 @@ def play(
     """Do the program in this process; the fault counts from the first opening of the root."""
     made: list[CruelFiles] = []
     plant()
-
-    def seam(path: Any, **how: Any) -> CruelFiles:
-        # The second opening goes on counting where the first one ended.
-        one = (files or CruelFiles)(path, **how)
-        if made:
-            one._faults, one.counts = made[-1]._faults, made[-1].counts
-            one.__dict__.update({k: v for k, v in made[-1].__dict__.items() if k == "_torn"})
-        elif order is not None:
-            order(one)
-        made.append(one)
-        return one
-
     world = World(
         root,
         Journal(Place.journal(root)),
-        seam,
+        one_seam(made, files or CruelFiles, order),
         forgiving=forgiving,
         first_send=first_send,
         **options,
@@ -130,6 +112,24 @@ def play(
     began(world)
     world.run(list(scene.program))
     return world
+
+
+def one_seam(
+    made: list[CruelFiles], files: Callable[..., CruelFiles], order: Order | None
+) -> Callable[..., CruelFiles]:
+    """Seams for all openings of a process: the second goes on counting where the first ended."""
+
+    def seam(path: Any, **how: Any) -> CruelFiles:
+        one = files(path, **how)
+        if made:
+            one._faults, one.counts = made[-1]._faults, made[-1].counts
+            one.__dict__.update({k: v for k, v in made[-1].__dict__.items() if k == "_torn"})
+        elif order is not None:
+            order(one)
+        made.append(one)
+        return one
+
+    return seam
 
 
 def count(place: Place, scene: Scene) -> dict[str, int]:
@@ -200,7 +200,13 @@ class Kill(NamedTuple):
     only: tuple[str, ...]
 
 
-def kill_cases(counts: list[dict[str, int]]) -> list[Kill]:
+def operations(scene: Scene, counted: dict[str, int], kinds: Collection[str]) -> range:
+    """The numbers of the operations of these kinds that are to be tried."""
+    total = sum(counted.get(kind, 0) for kind in kinds)
+    return range(total if scene.first is None else min(total, scene.first))
+
+
+def kill_cases(scenes: list[Scene], counts: list[dict[str, int]]) -> list[Kill]:
     """Every state that a kill between two operations can leave, of every scene.
 
     After one operation is before the next, but for what LMDB does between them:
@@ -211,7 +217,7 @@ def kill_cases(counts: list[dict[str, int]]) -> list[Kill]:
         Kill(scene, n, when, only)
         for scene, counted in enumerate(counts)
         for only, when in ((every, "after"), (("unlock",), "before"))
-        for n in range(sum(counted.get(kind, 0) for kind in only))
+        for n in operations(scenes[scene], counted, only)
     ]
 
 
@@ -364,12 +370,14 @@ class Fault(NamedTuple):
 ERRORS = (errno.EIO, errno.ENOSPC, errno.EDQUOT)
 
 
-def fault_cases(counts: list[dict[str, int]], *, full: bool = False) -> list[Fault]:
+def fault_cases(
+    scenes: list[Scene], counts: list[dict[str, int]], *, full: bool = False
+) -> list[Fault]:
     """Every operation of every scene, once and from then on; in full with every error."""
     return [
         Fault(scene, n, number, forever)
         for scene, counted in enumerate(counts)
-        for n in range(sum(counted.get(kind, 0) for kind in FALLIBLE))
+        for n in operations(scenes[scene], counted, FALLIBLE)
         for forever in (False, True)
         for number in (ERRORS if full else (ERRORS[(n + scene) % 3],))
     ]
@@ -425,6 +433,58 @@ def _check_healed(world: World) -> set[tuple[str, int]]:
                 world.do(("send", topic, partition))
                 world.do(("send", topic, partition, 2, "fsync"))
     return failed
+
+
+class Faults(NamedTuple):
+    """Many faults in one process, which goes on after each of them."""
+
+    seed: int
+    faults: tuple[tuple[int, int, bool], ...]
+    """For each the operation, the errno, and whether all after it fail too."""
+
+
+def row_cases(count: int, at_once: int = 40) -> list[Faults]:
+    """So many faults, at every operation that a short program has."""
+    every = [(n // 2 % 24, ERRORS[n % 3], bool(n % 2)) for n in range(count)]
+    return [Faults(n, tuple(every[n : n + at_once])) for n in range(0, count, at_once)]
+
+
+def check_faults(case: Faults, *, place: Place) -> int:
+    """Let operations fail one after the other; returns how often somebody was told."""
+    root = place.fresh("killed")
+
+    def work() -> int:
+        made: list[CruelFiles] = []
+        world = World(root, Journal(Place.journal(root)), one_seam(made, CruelFiles, None))
+        world.heal = lambda: [one.heal() for one in made]
+        world.do(("open", "os"))
+        told = 0
+        for number, (n, code, forever) in enumerate(case.faults):
+            world.sends = world.first_send = 100 * (number + 1)
+            world.sequences.clear()
+            world.unsure.clear()
+            world.errors, world.forgiving = [], True
+            made[-1].fail_at(n, code, forever)
+            # Leaving and coming back is a part of every fourth.
+            again: list[Step] = [("close",), ("open", "os")] if number % 4 == 0 else []
+            world.run([*again, *short_program(case.seed + number)[1:]])
+            _check_errors(world, Fault(0, n, code, forever))
+            told += bool(world.errors)
+            _mend(world, _check_healed(world))
+        return told
+
+    end = forks.run(work)
+    assert end.finding() is None, end.finding()
+    judge(root)
+    return int(end.value)
+
+
+def _mend(world: World, failed: set[tuple[str, int]]) -> None:
+    for key in failed:
+        world.journal.put("repaired", *key)
+    if failed:
+        world.log.repair(dry_run=False)
+        assert world.log.verify() == []
 
 
 @contextmanager

@@ -511,11 +511,18 @@ class Recording:
 def scratch_directory() -> Iterator[Path]:
     """A directory in memory if the system has one, removed at the end."""
     memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-    path = tempfile.mkdtemp(prefix="embedlog-", dir=memory)
+    path = tempfile.mkdtemp(prefix=f"embedlog-{os.getpid()}-", dir=memory)
     try:
         yield Path(path)
     finally:
         shutil.rmtree(path, ignore_errors=True)
+
+
+def remove_scratch_of(pid: int) -> None:
+    """Remove the directories of a process that died in them."""
+    for place in ("/dev/shm", tempfile.gettempdir()):
+        for path in Path(place).glob(f"embedlog-{pid}-*"):
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def materialise(
