@@ -297,7 +297,7 @@ def test_a_full_map_grows_by_itself_and_stays_small(tmp_path, monkeypatch, size)
     files.close_all()
 
 
-@pytest.mark.parametrize("rounds", range(1, 14))
+@pytest.mark.parametrize("rounds", range(1, 18))
 def test_a_map_that_another_process_grew_is_adopted(tmp_path, monkeypatch, rounds):
     """P21: MapResized is cured and the call tried again, for reads and for writes."""
     monkeypatch.setattr(kv, "FIRST_MAP_BYTES", 1 << 16)
