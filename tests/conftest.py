@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import os
+
+# Before Arrow is loaded: its own allocator has locks that a fork copies as they are, and
+# tests fork from threads that are in it (docs/guarantees.md).
+os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
+
 from collections.abc import Iterator
 from pathlib import Path
 

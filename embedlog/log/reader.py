@@ -14,6 +14,9 @@ from embedlog.segment import CHUNK_BYTES, SegmentFile
 if TYPE_CHECKING:
     from embedlog.log.partition import PartitionLog
 
+_TRIES = 20
+"""Looks at a log that others cut and delete, one after the other, before it is an error."""
+
 
 class PartitionReader:
     """Reads a partition batch by batch; cheap to ask again at the end.
@@ -54,7 +57,7 @@ class PartitionReader:
                 begin past it.
         """
         log = self._log
-        for attempt in range(3):
+        for attempt in range(_TRIES):
             log.refresh()
             now = log.tail()
             end = self._check_range(now)
@@ -67,7 +70,7 @@ class PartitionReader:
             except StorageError:
                 # Retention unlinks after it drops the name: look again.
                 self._info = self._file = None
-                if attempt == 2:
+                if attempt == _TRIES - 1:
                     raise
                 continue
             if found is not None:
