@@ -182,6 +182,16 @@ class Store:
         self._confirmed = version
         return version
 
+    def stands(self, version: int) -> bool:
+        """Whether ``version`` is still the newest, with no commit on its way: a few loads.
+
+        Then what was read under it may be acted on, as after `settle`.
+        """
+        pages = self._pages
+        if pages is None or self._confirmed != version:
+            return False
+        return bool(pages[18] <= version >= pages[530])  # VERSION_PLACES
+
     def settle(self) -> None:
         """Have everything seen that was committed; two loads when there is nothing to do.
 

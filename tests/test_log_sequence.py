@@ -6,7 +6,7 @@ from support.roots import abandon, encoded, fill, make_log, open_root, values
 
 from embedlog.errors import InvalidProducerEpochError, OutOfOrderSequenceError
 from embedlog.log import sequence
-from embedlog.log.sequence import LAST_SEQUENCE, Producer, Sent
+from embedlog.log.sequence import LAST_SEQUENCE, Sent, remembered
 from embedlog.record import Appended
 
 
@@ -183,10 +183,12 @@ def test_offsets_that_others_took_are_never_a_repetitions_receipt(tmp_path):
 
 def test_a_producers_row_comes_back():
     """Packed and unpacked, alone and with others (G18)."""
-    some = Producer(3, 1 << 40, (Sent(0, 9, 0, 10), Sent(10, 10, 17, 18)))
-    none = Producer(0x7FFE, -1, ())
+    batches = Sent(0, 9, 0, 10), Sent(10, 10, 17, 18)
+    some, none = remembered(3, 1 << 40, batches), remembered(0x7FFE, -1)
 
-    assert [sequence.unpack(one.pack()) for one in (some, none)] == [some, none]
+    assert (some.epoch, some.due, some.last_ms, some.batches) == (3, 11, 1 << 40, batches)
+    assert (none.epoch, none.due, none.last_ms, none.batches) == (0x7FFE, None, -1, ())
+    assert [sequence.unpack(one.row) for one in (some, none)] == [some, none]
     assert sequence.unpack_all(sequence.pack_all({1: some, 1 << 40: none})) == {
         1: some,
         1 << 40: none,

@@ -43,9 +43,8 @@ def claim(
             )
         if found is None or found.epoch < epoch:
             batches = () if found is None else found.batches
-            found = Producer(epoch, log.context.clock(), batches)
-            row = found.pack()
-            key = sequence.key(log.key, producer_id)
+            found = sequence.remembered(epoch, log.context.clock(), batches)
+            key, row = sequence.key(log.key, producer_id), found.row
             log.context.live.write(lambda txn: txn.put(key, row))
         return found
     finally:

@@ -8,7 +8,7 @@ from embedlog import index, kv
 from embedlog.batch import EncodedBatch
 from embedlog.index import Entry
 from embedlog.log import flushing, sequence, tail
-from embedlog.log.sequence import Producer, Sent
+from embedlog.log.sequence import Producer
 from embedlog.log.tail import Known, Tail
 from embedlog.record import Appended
 
@@ -30,22 +30,29 @@ class Draft:
         publish: Move the published end too; not while a flush is to come first.
     """
 
+    __slots__ = (
+        *("_before", "_entries", "_log", "_producers", "_publish", "_read", "_version"),
+        *("buffers", "position", "published", "receipts", "row", "tail"),
+    )
+
     def __init__(self, log: PartitionLog, now: Tail, *, publish: bool) -> None:
         self._log, self._publish = log, publish
         self.receipts: list[Appended] = []
+        self.published: Known | None = None
         self.begin(now)
 
     def begin(self, now: Tail) -> None:
         """Start anew at a tail: nothing is held yet."""
         self.tail = self._before = now
         known = self._log.known
-        current = known is not None and known.tail is now
-        self.row = known.row if known is not None and current else now.pack()
+        if known is None or known.tail is not now:
+            known = Known(-1, now.pack(), now, {})
+        # Producers' rows change under the partition's lock only: what was read of them stands.
+        self._version, self.row, _, self._read = known
         self.position = now.position
         self.buffers: list[Any] = []
         self._entries: list[Entry] = []
         self._producers: dict[int, Producer] = {}
-        self._read = dict(known.producers) if known is not None and current else {}
 
     def reveal(self) -> bool:
         """Publish what is written if a batch of it was repeated; whether there is such a batch.
@@ -89,28 +96,30 @@ class Draft:
         append_time = None
         if log.config.message_timestamp_type == "LogAppendTime":
             append_time = log.context.clock()
-        base, following = now.next_offset, now.next_offset + one.count
+        base, position = now.next_offset, now.position
+        following, end = base + one.count, position + one.size
         self.buffers += one.stamp(base, now.leader_epoch, append_time)
         latest = one.max_timestamp if append_time is None else append_time
+        newest = now.max_timestamp
         unindexed = now.unindexed
         if unindexed > log.config.index_interval_bytes:
-            self._entries.append(Entry(base, now.position, now.max_timestamp))
+            self._entries.append(Entry(base, position, newest))
             unindexed = 0
         if one.producer_id is not None:
             self._note(one, base, following)
-        position = now.position + one.size
+        publish, first = self._publish, now.base_offset
         self.tail = Tail(
             now.segment_id,
-            now.base_offset,
+            first,
             following,
-            position,
-            following if self._publish else now.end_offset,
-            position if self._publish else now.end_position,
+            end,
+            following if publish else now.end_offset,
+            end if publish else now.end_position,
             now.durable_offset,
             now.start_offset,
             now.leader_epoch,
-            max(now.max_timestamp, latest),
-            latest if now.empty else now.first_timestamp,
+            latest if latest > newest else newest,
+            latest if base == first else now.first_timestamp,
             now.created_ms,
             unindexed + one.size,
             now.flushed_ms,
@@ -118,16 +127,13 @@ class Draft:
         self.receipts.append(Appended(base, following, append_time))
 
     def _note(self, one: EncodedBatch, base: int, following: int) -> None:
-        assert one.producer_id is not None
-        assert one.producer_epoch is not None
-        assert one.base_sequence is not None
-        last = sequence.after(one.base_sequence, one.count - 1)
-        self._producers[one.producer_id] = sequence.note(
-            self._known(one.producer_id),
-            one.producer_epoch,
-            Sent(one.base_sequence, last, base, following),
-            self._log.context.clock(),
-        )
+        producer_id, epoch, first = one.producer_id, one.producer_epoch, one.base_sequence
+        assert producer_id is not None
+        assert epoch is not None
+        assert first is not None
+        sent = first, sequence.after(first, one.count - 1), base, following
+        known, now_ms = self._known(producer_id), self._log.context.clock()
+        self._producers[producer_id] = sequence.note(known, epoch, sent, now_ms)
 
     def publish(self, txn: kv.Txn) -> None:
         """The step that makes the draft's batches part of the log.
@@ -135,19 +141,22 @@ class Draft:
         Raises:
             DurabilityError: A flush failed meanwhile.
         """
-        key, tail_key = self._log.key, self._log.tail_key
-        row = txn.get(tail_key)
-        if row is not None and row != self.row:
-            self._adopt(tail.unpack(row))
+        log, number = self._log, txn.id()
+        # Numbers have no gaps: the one after the tail's means that nobody came between.
+        if number != self._version + 1:
+            row = txn.get(log.tail_key)
+            if row is not None and row != self.row:
+                self._adopt(tail.unpack(row))
         packed = self.tail.pack()
-        txn.put(tail_key, packed)
-        self._read.update(self._producers)
-        remembered = self._read if len(self._read) <= _REMEMBERED else self._producers
-        self.published = Known(txn.id(), packed, self.tail, remembered)
+        txn.put(log.tail_key, packed)
         for entry in self._entries:
-            index.put(txn, key, self.tail.segment_id, entry)
-        for producer_id, producer in self._producers.items():
-            txn.put(sequence.key(key, producer_id), producer.pack())
+            index.put(txn, log.key, self.tail.segment_id, entry)
+        producers, mine = self._read, self._producers
+        if mine:
+            for producer_id, producer in mine.items():
+                txn.put(sequence.key(log.key, producer_id), producer.row)
+            producers = {**producers, **mine} if len(producers) < _REMEMBERED else mine
+        self.published = Known(number, packed, self.tail, producers)
 
     def _adopt(self, now: Tail) -> None:
         """Keep what a flush, which works without the partition's lock, noted meanwhile."""

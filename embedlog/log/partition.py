@@ -61,7 +61,7 @@ class PartitionLog:
         self.config: TopicConfig = topic.config
         self.segments: SortedDict[int, SegmentInfo] = SortedDict()
         self.last: SegmentInfo
-        self._roll_ms = 0
+        self._roll_ms, self._bounds_times = 0, False
         self.known: Known | None = None
         self._previewed: tuple[tuple[int, int], Tail] | None = None
         self.active: tuple[int, SegmentFile] | None = None
@@ -161,6 +161,7 @@ class PartitionLog:
         self.last = found[-1]
         self.config = topic.config
         self._roll_ms = rolling.longest_ms(topic.config, self.last)
+        self._bounds_times = _bounds_times(topic.config)
         self._version = version
 
     # Appending
@@ -194,56 +195,53 @@ class PartitionLog:
         synced = (durability or self.context.durability) == "fsync"
         self.acquire(timeout)
         try:
-            now = self._tail_for_append_locked()
-            self._check(encoded)
-            receipts, now = self._append_locked(now, encoded, synced)
+            file, now = self._end_for_append_locked()
+            for one in encoded:
+                self._check(one)
+            draft = self._append_locked(file, now, encoded, synced)
         finally:
             self.release()
         self.dirty = True
-        if synced or flushing.due(self, now):
-            flushing.flush_to(self, now)
+        if synced or flushing.due(self, draft.tail):
+            flushing.flush_to(self, draft.tail)
         self.context.wake.advance()
-        return receipts
+        return draft.receipts
 
-    def _check(self, encoded: Sequence[EncodedBatch]) -> None:
-        most, segment = self.config.max_message_bytes, self.config.segment_bytes
-        for one in encoded:
-            if one.size > most:
-                raise RecordTooLargeError(
-                    f"a batch of {one.size} bytes is over max.message.bytes {most}",
-                    topic=self.topic,
-                    partition=self.partition,
-                    todo="send less at once, or raise max.message.bytes of the topic",
-                )
-            if one.size > segment:
-                raise RecordBatchTooLargeError(
-                    f"a batch of {one.size} bytes is over segment.bytes {segment}",
-                    topic=self.topic,
-                    partition=self.partition,
-                    todo="send less at once, or raise segment.bytes of the topic",
-                )
-        if self.config.message_timestamp_type == "CreateTime":
-            self._check_times(encoded)
+    def _check(self, one: EncodedBatch) -> None:
+        size, config = one.size, self.config
+        if size > config.max_message_bytes:
+            raise RecordTooLargeError(
+                f"a batch of {size} bytes is over max.message.bytes {config.max_message_bytes}",
+                topic=self.topic,
+                partition=self.partition,
+                todo="send less at once, or raise max.message.bytes of the topic",
+            )
+        if size > config.segment_bytes:
+            raise RecordBatchTooLargeError(
+                f"a batch of {size} bytes is over segment.bytes {config.segment_bytes}",
+                topic=self.topic,
+                partition=self.partition,
+                todo="send less at once, or raise segment.bytes of the topic",
+            )
+        if self._bounds_times:
+            self._check_times(one)
 
-    def _check_times(self, encoded: Sequence[EncodedBatch]) -> None:
-        before = self.config.message_timestamp_before_max_ms
-        after = self.config.message_timestamp_after_max_ms
-        if min(before, after) >= (1 << 63) - 1:
-            return
-        now = self.context.clock()
-        for one in encoded:
-            if one.min_timestamp < now - before or one.max_timestamp > now + after:
-                raise InvalidRecordError(
-                    f"timestamps {one.min_timestamp} to {one.max_timestamp} are not within "
-                    f"{now - before} to {now + after}",
-                    topic=self.topic,
-                    partition=self.partition,
-                    todo="see message.timestamp.before.max.ms and .after.max.ms",
-                )
+    def _check_times(self, one: EncodedBatch) -> None:
+        now, config = self.context.clock(), self.config
+        oldest = now - config.message_timestamp_before_max_ms
+        newest = now + config.message_timestamp_after_max_ms
+        if one.min_timestamp < oldest or one.max_timestamp > newest:
+            raise InvalidRecordError(
+                f"timestamps {one.min_timestamp} to {one.max_timestamp} are not within "
+                f"{oldest} to {newest}",
+                topic=self.topic,
+                partition=self.partition,
+                todo="see message.timestamp.before.max.ms and .after.max.ms",
+            )
 
     def _append_locked(
-        self, now: Tail, encoded: Sequence[EncodedBatch], synced: bool
-    ) -> tuple[list[Appended], Tail]:
+        self, file: SegmentFile, now: Tail, encoded: Sequence[EncodedBatch], synced: bool
+    ) -> Draft:
         assert self._lock.locked()
         draft = Draft(self, now, publish=not synced)
         for one in encoded:
@@ -251,22 +249,22 @@ class PartitionLog:
             if repeated is not None:
                 draft.receipts.append(repeated)
                 continue
-            if self._roll_due(draft.tail, one):
-                self._commit_locked(draft)
+            if self._roll_due(file, draft.tail, one):
+                self._commit_locked(file, draft)
                 draft.begin(rolling.roll(self, draft.tail, one.has_headers, synced))
+                file = self.active_file()
             # A segment has one schema: what comes after a record with headers has the column.
             wide = self.last.headers and not one.has_headers
             draft.add(batches.with_headers(one) if wide else one)
-        self._commit_locked(draft)
-        return draft.receipts, draft.tail
+        self._commit_locked(file, draft)
+        return draft
 
-    def _commit_locked(self, draft: Draft) -> None:
+    def _commit_locked(self, file: SegmentFile, draft: Draft) -> None:
         """Write what the draft holds and publish it; on any failure cut it back off."""
         if not draft.buffers:
             if draft.reveal():
                 self.context.live.write(draft.publish)
             return
-        file = self.active_file()
         try:
             file.write(draft.buffers, draft.position)
             self.context.live.write(draft.publish)
@@ -284,12 +282,12 @@ class PartitionLog:
         except EmbedlogError:
             pass  # A dead disk may refuse even this: then the next writer cuts it.
 
-    def _roll_due(self, now: Tail, one: EncodedBatch) -> bool:
-        if one.has_headers and not self.last.headers:
+    def _roll_due(self, file: SegmentFile, now: Tail, one: EncodedBatch) -> bool:
+        if one.flags & batches.HEADERS and not self.last.headers:
             return True
-        if now.timestamp is None:
+        if now.next_offset == now.base_offset:
             return False
-        if now.position + one.size - self.active_file().start > self.config.segment_bytes:
+        if now.position + one.size - file.start > self.config.segment_bytes:
             return True
         logs_own = self.config.message_timestamp_type == "LogAppendTime"
         latest = self.context.clock() if logs_own else one.max_timestamp
@@ -316,11 +314,23 @@ class PartitionLog:
             return rolling.start_segment(self, now, active)
         return recovery.rebuild(self)
 
-    def _tail_for_append_locked(self) -> Tail:
-        now = self.tail_locked()
-        if now.failed:
-            raise flushing.failed(self)
-        file = self.active_file()
+    def _end_for_append_locked(self) -> tuple[SegmentFile, Tail]:
+        """Where to append: the file, and its tail, with what a dead writer left cut off."""
+        context, known, active = self.context, self.known, self.active
+        if (
+            active is not None
+            and known is not None
+            and known.tail.segment_id == active[0] == self.last.id
+            and not known.tail.failed
+            and context.live.stands(known.version)
+            and context.state.stands(self._version)
+        ):
+            now, file = known.tail, active[1]
+        else:
+            now = self.tail_locked()
+            if now.failed:
+                raise flushing.failed(self)
+            file = self.active_file()
         size = file.size()
         if size > now.position:
             file.truncate(now.position)
@@ -335,7 +345,7 @@ class PartitionLog:
                 position=size,
                 todo="run `embedlog repair`; it tells first",
             )
-        return now
+        return file, now
 
     def active_file(self) -> SegmentFile:
         """The active segment, open for writing where that is allowed."""
@@ -366,7 +376,7 @@ class PartitionLog:
         self.context.check_writable()
         self.acquire()
         try:
-            now = self._tail_for_append_locked()
+            _, now = self._end_for_append_locked()
             if now.empty:
                 return False
             self.roll_locked(now)
@@ -461,3 +471,9 @@ class PartitionLog:
         fd, self._lock_fd = self._lock_fd, None
         if fd is not None:
             self.context.files.close(fd)
+
+
+def _bounds_times(config: TopicConfig) -> bool:
+    """Whether a topic refuses timestamps far from the clock."""
+    narrow = min(config.message_timestamp_before_max_ms, config.message_timestamp_after_max_ms)
+    return config.message_timestamp_type == "CreateTime" and narrow < (1 << 63) - 1

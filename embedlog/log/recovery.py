@@ -444,7 +444,7 @@ def _write_tail(
         for entry in found.entries:
             index.put(txn, log.key, active.id, entry)
         for producer_id, producer in found.producers.items():
-            txn.put(sequence.key(log.key, producer_id), producer.pack())
+            txn.put(sequence.key(log.key, producer_id), producer.row)
         txn.put(log.tail_key, row.pack())
 
     log.context.live.write(step)

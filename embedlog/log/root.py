@@ -168,6 +168,10 @@ class Root:
         mending.remove_tree(context.files, info.directory)
         context.wake.advance()
 
+    def version(self) -> int:
+        """A number that grows with every change of topics, settings and segments."""
+        return self.context.catalog.version()
+
     def partitions(self, topic: str) -> int:
         """Return how many partitions a topic has."""
         return self.topic(topic).partitions

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from itertools import chain
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from embedlog.errors import InvalidProducerEpochError, OutOfOrderSequenceError
@@ -15,7 +15,7 @@ LAST_SEQUENCE = (1 << 31) - 1
 
 _HEAD = struct.Struct(">hq")
 _BATCH = struct.Struct(">iiqq")
-_ROWS = tuple(struct.Struct(">hq" + "iiqq" * count) for count in range(REMEMBERED + 1))
+_KEPT = _BATCH.size * (REMEMBERED - 1)
 _OWNER = struct.Struct(">qI")
 
 
@@ -29,28 +29,42 @@ class Sent(NamedTuple):
 
 
 class Producer(NamedTuple):
-    """A producer as one partition knows it; ``batches`` are its last five, oldest first."""
+    """A producer as one partition knows it: its row, and what every append asks of that."""
 
     epoch: int
-    last_ms: int
-    batches: tuple[Sent, ...]
+    due: int | None
+    """The number that its next record has; None if no batch is remembered."""
+    row: bytes
+    """As stored: epoch, the time of the last batch, and the last five batches, oldest first."""
 
-    def pack(self) -> bytes:
-        """Return the row as stored."""
-        row = _ROWS[len(self.batches)]
-        return row.pack(self.epoch, self.last_ms, *chain.from_iterable(self.batches))
+    @property
+    def batches(self) -> tuple[Sent, ...]:
+        """Its last five, oldest first."""
+        return tuple(map(Sent._make, _BATCH.iter_unpack(self.row[_HEAD.size :])))
+
+    @property
+    def last_ms(self) -> int:
+        """When it sent the last one, by the log's clock."""
+        last_ms: int = _HEAD.unpack_from(self.row)[1]
+        return last_ms
+
+
+def remembered(epoch: int, last_ms: int, batches: Iterable[Sent] = ()) -> Producer:
+    """Return what is known of a producer that sent these, oldest first."""
+    return unpack(_HEAD.pack(epoch, last_ms) + b"".join(_BATCH.pack(*sent) for sent in batches))
 
 
 def unpack(row: bytes) -> Producer:
     """Return a stored row."""
-    epoch, last_ms = _HEAD.unpack_from(row)
-    batches = tuple(map(Sent._make, _BATCH.iter_unpack(row[_HEAD.size :])))
-    return Producer(epoch, last_ms, batches)
+    due = None
+    if len(row) > _HEAD.size:
+        due = after(_BATCH.unpack_from(row, len(row) - _BATCH.size)[1], 1)
+    return Producer(_HEAD.unpack_from(row)[0], due, row)
 
 
 def after(sequence: int, count: int) -> int:
     """Return the sequence ``count`` records later; it wraps to 0 (G15)."""
-    return (sequence + count) % (LAST_SEQUENCE + 1)
+    return (sequence + count) & LAST_SEQUENCE
 
 
 def check(known: Producer | None, epoch: int, sequence: int, count: int) -> Sent | None:
@@ -60,7 +74,8 @@ def check(known: Producer | None, epoch: int, sequence: int, count: int) -> Sent
         InvalidProducerEpochError: A newer producer of that name took over.
         OutOfOrderSequenceError: A gap, a partial repeat, or older than remembered.
     """
-    if known is None or (not known.batches and epoch == known.epoch):
+    # The number that is due repeats none of the five before it.
+    if known is None or (known.epoch == epoch and known.due in (sequence, None)):
         return None
     if epoch < known.epoch:
         raise InvalidProducerEpochError(
@@ -75,39 +90,37 @@ def check(known: Producer | None, epoch: int, sequence: int, count: int) -> Sent
     for sent in known.batches:
         if (sent.first_sequence, sent.last_sequence) == (sequence, last):
             return sent
-    due = after(known.batches[-1].last_sequence, 1)
-    if sequence != due:
-        raise OutOfOrderSequenceError(
-            f"sequence {sequence} where {due} is next",
-            todo="records before it failed or were sent too long ago; make a new producer",
-        )
-    return None
+    raise OutOfOrderSequenceError(
+        f"sequence {sequence} where {known.due} is next",
+        todo="records before it failed or were sent too long ago; make a new producer",
+    )
 
 
-def note(known: Producer | None, epoch: int, sent: Sent, now_ms: int) -> Producer:
-    """Return what is known of a producer after it sent a batch.
+def note(
+    known: Producer | None, epoch: int, sent: tuple[int, int, int, int], now_ms: int
+) -> Producer:
+    """Return what is known of a producer after it sent a batch, given as the fields of `Sent`.
 
     A new epoch that goes on counting remembers what the one before it sent; one
     that starts again at 0 (Kafka's way) must not mistake its batches for those.
     """
-    kept = known.batches if known is not None else ()
-    if kept and known is not None and known.epoch != epoch:
-        kept = kept if sent.first_sequence == after(kept[-1].last_sequence, 1) else ()
-    return Producer(epoch, now_ms, (*kept, sent)[-REMEMBERED:])
+    row = _HEAD.pack(epoch, now_ms)
+    if known is not None and (known.epoch == epoch or known.due == sent[0]):
+        row += known.row[_HEAD.size :][-_KEPT:]
+    return Producer(epoch, after(sent[1], 1), row + _BATCH.pack(*sent))
 
 
 def below(known: Producer, offset: int) -> Producer:
     """Return what is known of a producer after the log was cut at ``offset``."""
-    kept = tuple(sent for sent in known.batches if sent.next_offset <= offset)
-    return Producer(known.epoch, known.last_ms, kept)
+    kept = [sent for sent in known.batches if sent.next_offset <= offset]
+    return remembered(known.epoch, known.last_ms, kept)
 
 
 def pack_all(producers: dict[int, Producer]) -> bytes:
     """Return the producers of a partition as one blob (G18)."""
     parts = []
     for number, producer in producers.items():
-        row = producer.pack()
-        parts += [_OWNER.pack(number, len(row)), row]
+        parts += [_OWNER.pack(number, len(producer.row)), producer.row]
     return b"".join(parts)
 
 

@@ -112,7 +112,7 @@ class Lane:
         """
         if patience is None or patience > self._patience:
             patience = self._patience
-        while self.waiting and monotonic() >= self.retry_at:
+        while self.waiting and not (self.retry_at and monotonic() < self.retry_at):
             group = self._group()
             try:
                 self._number(group)

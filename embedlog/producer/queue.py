@@ -27,6 +27,7 @@ from embedlog.partitioner import (
     partition_for_key,
     partitions_for_keys,
 )
+from embedlog.producer import single
 from embedlog.producer.columns import (
     PIECE_BYTES,
     Rows,
@@ -123,13 +124,18 @@ class TopicQueue:
         self._sticky = StickyPartitioner(max(config.batch_size, 1), adaptive=adaptive)
         self.turns = RoundRobinPartitioner()
         self._retry_at = 0.0
+        self.plain = config.compression_type == "none"
+        self.version = -1
         self.info: TopicInfo
         self.full_at = self.limit = self.wide = self.most = 0
         self.look()
 
     def look(self) -> TopicInfo:
         """Read the topic's settings and partitions anew; cheap while nothing changed (G5)."""
+        version = self.producer.root.version()
         info: TopicInfo = self.producer.root.ensure_topic(self.topic)
+        # Of what was known before `ensure_topic` looked: it may be older, never newer.
+        self.version = version
         before: TopicInfo | None = getattr(self, "info", None)
         if before is not None and info is before:
             return before
@@ -191,6 +197,8 @@ class TopicQueue:
 
     def drain_locked(self, patience: float | None) -> None:
         """Pack what was gathered into batches, and append them."""
+        if single.ship(self, patience):
+            return
         if monotonic() >= self._retry_at:
             for gathering in self._take():
                 self._pack(gathering)

@@ -63,7 +63,7 @@ def by_forks(place: Place) -> Iterator[Callable[[], Any]]:
 
 def leave_an_unpublished_tail() -> None:
     """A writer does not cut what a killed one left behind the published end."""
-    real = PartitionLog._tail_for_append_locked
+    real = PartitionLog._end_for_append_locked
 
     def tail(self: PartitionLog) -> Any:
         cut, SegmentFile.truncate = SegmentFile.truncate, lambda self, size: None
@@ -72,20 +72,20 @@ def leave_an_unpublished_tail() -> None:
         finally:
             SegmentFile.truncate = cut  # type: ignore[method-assign]
 
-    PartitionLog._tail_for_append_locked = tail  # type: ignore[method-assign]
+    PartitionLog._end_for_append_locked = tail  # type: ignore[method-assign]
 
 
 def publish_before_the_write() -> None:
     """Readers are told of bytes that are not there yet."""
     real = PartitionLog._commit_locked
 
-    def commit(self: PartitionLog, draft: Any) -> None:
+    def commit(self: PartitionLog, file: SegmentFile, draft: Any) -> None:
         if not draft.buffers:
-            real(self, draft)
+            real(self, file, draft)
             return
         self.context.live.write(draft.publish)
         self.known = draft.published
-        self.active_file().write(draft.buffers, draft.position)
+        file.write(draft.buffers, draft.position)
 
     PartitionLog._commit_locked = commit  # type: ignore[method-assign]
 
@@ -112,9 +112,9 @@ def advance_over_a_failed_write() -> None:
     """The position moves on although the bytes were not all written."""
     real = PartitionLog._commit_locked
 
-    def commit(self: PartitionLog, draft: Any) -> None:
+    def commit(self: PartitionLog, file: SegmentFile, draft: Any) -> None:
         try:
-            real(self, draft)
+            real(self, file, draft)
         except StorageError:
             self.context.live.write(draft.publish)
             raise

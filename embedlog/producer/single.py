@@ -1,0 +1,62 @@
+"""The short way of one plain record, for ``send(...).result()`` in a loop.
+
+The general way gathers, splits and cuts; for a record that is alone there is
+nothing to split, and those steps would cost as much as the append itself.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from embedlog.batch import encode_lists
+from embedlog.partitioner import partition_for_key
+
+if TYPE_CHECKING:
+    from embedlog.producer.queue import Gathering, TopicQueue
+
+
+def ship(queue: TopicQueue, patience: float | None) -> bool:
+    """Write the one plain record that is all a queue has; False if there is more to it.
+
+    Under the queue's drain lock.  Whatever is unusual is left as it was, to the
+    general way, which also finds the errors.
+    """
+    gathering, producer = queue.open, queue.producer
+    if len(gathering.values) != 1 or queue.full or gathering.headers or gathering.chosen:
+        return False
+    if not queue.plain or producer.abandoned or queue.version != producer.root.version():
+        return False
+    key = gathering.keys[0]
+    partition = _partition(queue, key)
+    lane = queue.lanes.get(partition)
+    if lane is None or lane.waiting or (key is None and queue.compacts):
+        return False
+    keys = None if key is None else [key]
+    encoded = encode_lists(gathering.values[:1], keys, gathering.timestamps[0])
+    if encoded.size > queue.most or not _take(queue, gathering, encoded.size):
+        return False
+    lane.waiting.append(gathering.add(partition, encoded))
+    gathering.seal()
+    lane.ship(patience)
+    return True
+
+
+def _partition(queue: TopicQueue, key: bytes | None) -> int:
+    """Return where the record goes; -1 if that is not easily said."""
+    if queue.info.partitions == 1:
+        return 0
+    if key is None or queue.producer.config.partitioner_ignore_keys:
+        return -1
+    return partition_for_key(key, queue.info.partitions)
+
+
+def _take(queue: TopicQueue, gathering: Gathering, size: int) -> bool:
+    """Begin a new gathering, and count no more than the batch of the old one."""
+    producer = queue.producer
+    with producer.lock:
+        # Somebody may have sent another one meanwhile.
+        alone = queue.open is gathering and len(gathering.values) == 1
+        if alone:
+            queue.open = type(gathering)(queue)
+            producer.room.buffered -= gathering.granted - size
+    return alone
