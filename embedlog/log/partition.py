@@ -279,6 +279,8 @@ class PartitionLog:
             row = self.context.live.get(self.tail_key)
             if row is None or tail.unpack(row).next_offset < draft.tail.next_offset:
                 file.truncate(draft.position)
+                # Or a power cut could bring it back, behind what is written next.
+                flushing.sync(self, file)
         except EmbedlogError:
             pass  # A dead disk may refuse even this: then the next writer cuts it.
 

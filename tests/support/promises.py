@@ -92,6 +92,7 @@ def _append(promise: Promise, topic: str, number: int, batches: list[Sent]) -> N
 
 
 def _acked(promise: Promise, topic: str, number: int) -> None:
+    # What was refused is as if it had never been written.
     promise.part(topic, number).stray = None
 
 
@@ -130,6 +131,7 @@ _FOLD = {
     "deleted": _deleted,
     "append": _append,
     "acked": _acked,
+    "refused": _acked,
     "unpublished": _unpublished,
     "durable": _durable,
     "cut": _cut,

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import random
+from errno import EIO
 from typing import Any
 
 from embedlog.config import TopicConfig
+from embedlog.errors import StorageError
 from embedlog.log.root import Root
 from support.clock import ManualClock
 from support.cruel import CruelFiles
@@ -106,7 +108,7 @@ class Workload:
         elif dice < 0.31:
             self.roll()
         elif dice < 0.36:
-            self.die_writing()
+            self.die_writing() if self._rng.random() < 0.6 else self.fail_writing()
         else:
             self.append()
 
@@ -156,15 +158,36 @@ class Workload:
             producer = (77, 0, sequence)
         return Sent(base, tuple(values), producer)
 
+    def fail_writing(self) -> None:
+        """Append batches of which the disk takes some bytes and refuses the rest."""
+        topic, number, _ = self._choose()
+        log = self.root.partition(topic, number)
+        log.roll()  # Then they go into one file, in one write.
+        batches = self._unpublished(topic, number, log.tail().next_offset)
+        encoded, files = [one.encode() for one in batches], log.context.files
+        written = self._rng.choice((1, 2, self._rng.random() * 3))
+        files.short_at(0, int(written * encoded[0].size))
+        files.fail_at(1, EIO, only=("write",))
+        try:
+            log.append(encoded)
+        except StorageError:
+            self._note("refused", topic, number)
+        files.heal()
+        self.append((topic, number))
+
+    def _unpublished(self, topic: str, number: int, base: int) -> list[Sent]:
+        text = b"unpublished".ljust(60, b".")
+        batches = [Sent(base + row, (text,)) for row in range(3)]
+        self._note("unpublished", topic, number, batches)
+        return batches
+
     def die_writing(self) -> None:
         """Write batches and be killed before they are published; somebody else goes on."""
         topic, number, _ = self._choose()
         log = self.root.partition(topic, number)
         log.refresh()
         now = log.tail()
-        text = b"unpublished".ljust(60, b".")
-        batches = [Sent(now.next_offset + row, (text,)) for row in range(3)]
-        self._note("unpublished", topic, number, batches)
+        batches = self._unpublished(topic, number, now.next_offset)
         data: list[Any] = []
         for one in batches:
             data += one.encode().stamp(one.base, now.leader_epoch)

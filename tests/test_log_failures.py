@@ -1,0 +1,48 @@
+"""Appends that fail half way: what is left of them, now and after a power cut (P8, P11)."""
+
+import errno
+from functools import partial
+
+import pytest
+from support.cruel import CruelFiles, materialise
+from support.promises import Rebooted
+from support.roots import abandon, encoded, make_log, open_root, values
+
+from embedlog.errors import StorageError
+
+A, B, C = (encoded(name * 60) for name in (b"a", b"b", b"c"))
+
+
+def fail_half_way(log, written):
+    """Write so many bytes of an append of three batches; then the disk refuses the rest."""
+    files = log.context.files
+    files.short_at(0, written)
+    files.fail_at(1, errno.EIO, only=("write",))
+    with pytest.raises(StorageError):
+        log.append([B, B, B])
+    files.heal()
+
+
+def test_a_failed_append_does_not_come_back_with_a_power_cut(tmp_path):
+    """Its bytes are cut back off, and stay off, whatever is written in their place (P8, P5)."""
+    root = open_root(tmp_path / "root", files=partial(CruelFiles, record=True))
+    log = make_log(root)
+    log.append([A])
+    log.flush()
+    fail_half_way(log, 2 * B.size)
+    files = root.context.files
+    files.note("refused")
+    log.append([C])
+    recording = files.recording()
+    abandon(root)
+
+    found = set()
+    for number, image in enumerate(recording.states(limit=400, seed=0, per_cut=24)):
+        if "refused" in image.notes:
+            directory = tmp_path / str(number)
+            directory.mkdir()
+            materialise(image, directory)
+            after = open_root(directory, files=partial(Rebooted, boot="another"))
+            found.add(tuple(values(after.partition("t", 0))))
+            abandon(after)
+    assert found == {(b"a" * 60,), (b"a" * 60, b"c" * 60)}
