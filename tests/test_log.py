@@ -145,6 +145,35 @@ def test_a_timestamp_outside_the_window_is_refused(root, time):
     assert log.end_offset() == 2
 
 
+@pytest.mark.parametrize("compression", ["none", "zstd"])
+@pytest.mark.parametrize("headers", [None, [[("h", b"1")]] * 3])
+def test_a_compacted_topic_refuses_records_without_a_key(root, compression, headers):
+    """Nothing of the call is written, and the error says which they are (A6)."""
+    log = make_log(root, {"cleanup.policy": "compact,delete"})
+    good = encoded(b"a", keys=[b"k"])
+    keyless = encoded(
+        b"b", None, b"d", keys=[None, b"", None], headers=headers, compression=compression
+    )
+    with pytest.raises(InvalidRecordError, match=r"records \[1, 3\] have no key") as told:
+        log.append([good, keyless, good])
+
+    assert told.value.indices == [1, 3]
+    assert log.end_offset() == 0
+    assert log.append([good]) == [Appended(0, 1)]
+
+
+def test_keys_are_asked_for_from_the_moment_a_topic_is_compacted(root):
+    """The log decides, not what a producer knew of the topic (A6)."""
+    log = make_log(root)
+    log.append([encoded(b"a")])
+    root.alter_topic("t", {"cleanup.policy": "compact"})
+    with pytest.raises(InvalidRecordError):
+        log.append([encoded(b"b")])
+    root.alter_topic("t", {"cleanup.policy": None})
+
+    assert log.append([encoded(b"c")]) == [Appended(1, 2)]
+
+
 def test_threads_and_processes_append_without_mixing_their_batches(root, log):
     """Offsets are dense, batches are whole, and each appender's order is kept (A10)."""
 

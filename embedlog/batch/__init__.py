@@ -17,7 +17,7 @@ from embedlog.batch.reading import (
     offset_range,
     parse,
 )
-from embedlog.batch.widening import with_headers
+from embedlog.batch.widening import rows_without_key, with_headers
 from embedlog.batch.wire import (
     COMPRESSED,
     CONTROL,
@@ -56,6 +56,7 @@ __all__ = [
     "message_length",
     "offset_range",
     "parse",
+    "rows_without_key",
     "schema",
     "with_headers",
 ]

@@ -1,11 +1,13 @@
-"""Giving a batch the headers column that its segment has and it has not."""
+"""Looking into a batch that is encoded: for records without a key, or to give it headers."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import pyarrow as pa
 
 from embedlog.batch.reading import parse
-from embedlog.batch.wire import COMPRESSED, HEADERS_TYPE, schema
+from embedlog.batch.wire import COMPRESSED, EXPLICIT_OFFSETS, HEADERS_TYPE, schema
 from embedlog.batch.writing import EncodedBatch, encode
 
 _ZSTD_FRAME = b"\x28\xb5\x2f\xfd"
@@ -17,10 +19,8 @@ def with_headers(one: EncodedBatch) -> EncodedBatch:
     A segment has one schema: once a record with headers was there, the batches
     that follow in it need the column too.  The codec stays what it was.
     """
-    message = b"".join(bytes(part) for part in one.stamp(0, 0))
-    found = parse(
-        pa.py_buffer(message), 0, len(message), path="", position=0, schema=schema()
-    ).columns(verify=False)
+    message = _message(one)
+    found = _columns(one, message)
     arrays = [*found.columns, pa.nulls(found.num_rows, HEADERS_TYPE)]
     columns = pa.RecordBatch.from_arrays(arrays, schema=schema(headers=True))
     compression = "none"
@@ -32,3 +32,20 @@ def with_headers(one: EncodedBatch) -> EncodedBatch:
         assert one.base_sequence is not None
         wide.sequence(one.producer_id, one.producer_epoch, one.base_sequence)
     return wide
+
+
+def rows_without_key(one: EncodedBatch) -> list[int]:
+    """Return which of its rows have a null key; slow, for the message of an error (A6)."""
+    keys = _columns(one, _message(one)).column("key")
+    return [row for row, absent in enumerate(keys.is_null().to_pylist()) if absent]
+
+
+def _message(one: EncodedBatch) -> bytes:
+    return b"".join(bytes(part) for part in one.stamp(0, 0))
+
+
+def _columns(one: EncodedBatch, message: bytes) -> Any:
+    stored = schema(headers=one.has_headers, offsets=bool(one.flags & EXPLICIT_OFFSETS))
+    whole = pa.py_buffer(message)
+    found = parse(whole, 0, whole.size, path="", position=0, schema=stored)
+    return found.columns(verify=False)

@@ -75,6 +75,11 @@ class EncodedBatch:
         """Whether the schema has the headers column."""
         return bool(self.flags & HEADERS)
 
+    @property
+    def null_keys(self) -> int:
+        """How many of its records have no key: the null count in the column table (A6)."""
+        return int(ENTRY.unpack_from(self.table, ENTRY.size)[2])
+
     def sequence(self, producer_id: int, producer_epoch: int, base_sequence: int) -> None:
         """Say which producer's batch this is, and its place in that producer's order (G16)."""
         self.producer_id, self.producer_epoch = producer_id, producer_epoch

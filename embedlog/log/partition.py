@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from itertools import accumulate
 
 from sortedcontainers import SortedDict
 
@@ -61,7 +62,7 @@ class PartitionLog:
         self.config: TopicConfig = topic.config
         self.segments: SortedDict[int, SegmentInfo] = SortedDict()
         self.last: SegmentInfo
-        self._roll_ms, self._bounds_times = 0, False
+        self._roll_ms, self._bounds_times, self._needs_keys = 0, False, False
         self.known: Known | None = None
         self._previewed: tuple[tuple[int, int], Tail] | None = None
         self.active: tuple[int, SegmentFile] | None = None
@@ -161,7 +162,7 @@ class PartitionLog:
         self.last = found[-1]
         self.config = topic.config
         self._roll_ms = rolling.longest_ms(topic.config, self.last)
-        self._bounds_times = _bounds_times(topic.config)
+        self._bounds_times, self._needs_keys = _bounds_times(topic.config), topic.config.compacts
         self._version = version
 
     # Appending
@@ -184,6 +185,8 @@ class PartitionLog:
 
         Raises:
             RecordTooLargeError: A batch over ``max.message.bytes`` (A4).
+            InvalidRecordError: A record without a key where the topic is compacted
+                (A6, ``indices`` say which), or from too far away a time (A7).
             OutOfOrderSequenceError, InvalidProducerEpochError: G16, G17.
             DiskFullError, StorageError: Nothing of the failed write can be seen.
             DurabilityError: A flush failed, now or before (P9).
@@ -198,6 +201,8 @@ class PartitionLog:
             file, now = self._end_for_append_locked()
             for one in encoded:
                 self._check(one)
+            if self._needs_keys and any(one.null_keys for one in encoded):
+                raise self._no_key(encoded)
             draft = self._append_locked(file, now, encoded, synced)
         finally:
             self.release()
@@ -238,6 +243,23 @@ class PartitionLog:
                 partition=self.partition,
                 todo="see message.timestamp.before.max.ms and .after.max.ms",
             )
+
+    def _no_key(self, encoded: Sequence[EncodedBatch]) -> InvalidRecordError:
+        """Say which records cannot be compacted, counted from the first one given (A6)."""
+        firsts = accumulate((one.count for one in encoded), initial=0)
+        rows = [
+            first + row
+            for first, one in zip(firsts, encoded, strict=False)
+            for row in batches.rows_without_key(one)
+        ]
+        return InvalidRecordError(
+            f"records {rows[:20]}{'…' if len(rows) > 20 else ''} have no key, "
+            "and the topic keeps the last record of each key",
+            topic=self.topic,
+            partition=self.partition,
+            indices=rows,
+            todo="give them keys",
+        )
 
     def _append_locked(
         self, file: SegmentFile, now: Tail, encoded: Sequence[EncodedBatch], synced: bool
