@@ -331,6 +331,9 @@ class TopicConfig(_Settings):
     message_timestamp_after_max_ms: int = _number(LONG_MAX, 0)
     """Refuse a record whose time is further in the future than this (A7)."""
 
+    producer_id_expiration_ms: int = _number(86_400_000, 1)
+    """Forget a producer's numbers after so long without an append (G19); in Kafka of a broker."""
+
     min_insync_replicas: int = _number(1, 1, INT_MAX)
     """With ``acks="all"``, refuse to append while fewer replicas are in sync (H1)."""
 

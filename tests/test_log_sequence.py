@@ -1,11 +1,14 @@
 """Idempotence: a producer's repetitions are answered, its gaps refused (G15–G19)."""
 
 import pytest
+from support.clock import START, ManualClock
 from support.cruel import CruelFiles
 from support.roots import abandon, encoded, fill, make_log, open_root, values
 
 from embedlog.errors import InvalidProducerEpochError, OutOfOrderSequenceError
 from embedlog.log import sequence
+from embedlog.log.claim import known
+from embedlog.log.expiring import expire_producers
 from embedlog.log.sequence import LAST_SEQUENCE, Sent, remembered
 from embedlog.record import Appended
 
@@ -194,3 +197,76 @@ def test_a_producers_row_comes_back():
         1 << 40: none,
     }
     assert sequence.unpack_all(b"") == {}
+
+
+# Expiry
+
+
+DAY = 86_400_000
+
+
+def test_a_producer_that_was_idle_for_a_day_is_forgotten(log, clock):
+    """What it sends next may have any number, as a new producer's (G17, G19)."""
+    send(log, 0)
+    clock.advance(1)
+    send(log, 0, pid=8)
+
+    assert expire_producers(log, START + DAY - 1) == 0
+    assert expire_producers(log, START + DAY) == 1
+    assert known(log, 7) is None
+    with pytest.raises(OutOfOrderSequenceError):
+        send(log, 5, pid=8)
+    assert send(log, 5) == Appended(2, 3)
+    assert send(log, 5) == Appended(2, 3, None, True)
+
+
+def test_an_append_keeps_a_producer_for_another_day(log, clock):
+    """Idle is counted from the last append, by the log's clock (G19)."""
+    send(log, 0)
+    clock.advance(DAY - 1)
+    send(log, 1)
+    clock.advance(DAY - 1)
+
+    assert expire_producers(log, clock()) == 0
+    assert send(log, 0) == Appended(0, 1, None, True)
+
+
+def test_how_long_a_producer_is_remembered_is_a_setting(root, clock):
+    """producer.id.expiration.ms; in Kafka of the broker, here of the topic (G19)."""
+    log = make_log(root, {"producer.id.expiration.ms": 1000})
+    send(log, 0)
+
+    assert expire_producers(log, clock.advance(999)) == 0
+    assert expire_producers(log, clock.advance(1)) == 1
+
+
+def test_a_roll_forgets_idle_producers(log, clock):
+    """Nobody needs to ask: each process that makes a producer has another id (G19)."""
+    send(log, 0)
+    clock.advance(DAY)
+    send(log, 0, pid=8)
+    log.roll()
+
+    assert known(log, 7) is None
+    assert known(log, 8) is not None
+
+
+@pytest.mark.parametrize("later", [0, DAY])
+def test_an_idle_producer_does_not_come_back_with_a_recovery(tmp_path, later):
+    """It is left out of what is kept with the recovery point, and of what is read from it (G18)."""
+    clock = ManualClock()
+    root = open_root(tmp_path, clock=clock)
+    log = make_log(root)
+    send(log, 0)
+    clock.advance(DAY - later)
+    log.flush()
+    send(log, 0, pid=8)
+    abandon(root)
+    (tmp_path / "live" / "boot").write_bytes(b"another boot")
+    clock.advance(later)
+    root = open_root(tmp_path, clock=clock)
+    log = root.partition("t", 0)
+
+    assert known(log, 7) is None
+    assert known(log, 8) is not None
+    root.close()

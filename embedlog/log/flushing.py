@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from embedlog import catalog, kv
 from embedlog.catalog import PartitionInfo
 from embedlog.errors import DurabilityError, OffsetOutOfRangeError, StorageError
-from embedlog.log import sequence, tail
+from embedlog.log import expiring, sequence, tail
 from embedlog.log.sequence import Producer
 from embedlog.log.tail import Tail
 from embedlog.segment import SegmentFile
@@ -169,13 +169,15 @@ def failed(log: PartitionLog, errno: int | None = None) -> DurabilityError:
 
 
 def producers(log: PartitionLog) -> dict[int, Producer]:
-    """Return what the partition remembers of its producers, now."""
+    """Return what the partition remembers of its producers, now, but for those idle too long."""
     prefix = sequence.ROWS + log.key
+    oldest = expiring.oldest_ms(log, log.context.clock())
 
     def step(txn: kv.Txn) -> dict[int, Producer]:
         return {
             int.from_bytes(row_key[-8:], "big"): sequence.unpack(row)
             for row_key, row in kv.rows(txn, prefix)
+            if sequence.last_ms(row) >= oldest
         }
 
     return log.context.live.read(step)

@@ -23,7 +23,7 @@ from embedlog.errors import (
     UnknownTopicOrPartitionError,
 )
 from embedlog.index import Entry
-from embedlog.log import flushing, rolling, sequence
+from embedlog.log import expiring, flushing, rolling, sequence
 from embedlog.log.sequence import Producer, Sent
 from embedlog.log.tail import Tail
 from embedlog.segment import CHUNK_BYTES, END_MARK, SegmentFile
@@ -115,10 +115,12 @@ def survey(log: PartitionLog, upto: int = _NEVER) -> Survey:
     if info is None or not segments:
         raise _gone(log)
     found = Survey(info, segments[0], segments[0].base_offset)
-    known = sequence.unpack_all(blob) if blob else {}
+    oldest = expiring.oldest_ms(log, log.context.clock())
+    stored = sequence.unpack_all(blob) if blob else {}
+    known = {number: one for number, one in stored.items() if one.last_ms >= oldest}
     # What is kept of a producer may all lie past a cut, and what it sent before
     # is then told by its batches only (A34).
-    found.replay = bool(known) and upto != _NEVER
+    found.replay = bool(stored) and upto != _NEVER
     found.producers = {} if found.replay else known
     for place, segment in enumerate(segments):
         found.begin(segment)

@@ -10,7 +10,7 @@ from embedlog import catalog, index, kv
 from embedlog.catalog import SegmentInfo
 from embedlog.config import TopicConfig
 from embedlog.errors import DurabilityError
-from embedlog.log import flushing, tail
+from embedlog.log import expiring, flushing, tail
 from embedlog.log.tail import Tail
 from embedlog.segment import END_MARK, SegmentFile, create
 
@@ -97,12 +97,15 @@ def start_segment(log: PartitionLog, now: Tail, new: SegmentInfo, synced: bool =
         flushed_ms=now.flushed_ms,
     )
 
+    oldest = expiring.oldest_ms(log, log.context.clock())
+
     def step(txn: kv.Txn) -> bool:
         row = txn.get(log.tail_key)
         # A flush works without the partition's lock: its failure must not be forgotten.
         failed = row is not None and tail.unpack(row).failed
         txn.put(log.tail_key, after._replace(failed=failed).pack())
         index.remove(txn, log.key, now.segment_id)
+        expiring.expire(txn, log.key, oldest)
         return failed
 
     if log.context.live.write(step):

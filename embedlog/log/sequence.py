@@ -45,8 +45,7 @@ class Producer(NamedTuple):
     @property
     def last_ms(self) -> int:
         """When it sent the last one, by the log's clock."""
-        last_ms: int = _HEAD.unpack_from(self.row)[1]
-        return last_ms
+        return last_ms(self.row)
 
 
 def remembered(epoch: int, last_ms: int, batches: Iterable[Sent] = ()) -> Producer:
@@ -60,6 +59,12 @@ def unpack(row: bytes) -> Producer:
     if len(row) > _HEAD.size:
         due = after(_BATCH.unpack_from(row, len(row) - _BATCH.size)[1], 1)
     return Producer(_HEAD.unpack_from(row)[0], due, row)
+
+
+def last_ms(row: bytes) -> int:
+    """Return when a stored producer last appended."""
+    stored: int = _HEAD.unpack_from(row)[1]
+    return stored
 
 
 def after(sequence: int, count: int) -> int:

@@ -1,0 +1,57 @@
+"""Forgetting the producers that a partition has not heard of for long (G19).
+
+Every process that makes a producer has an id of its own, so what is remembered
+of them would grow for ever.  They are forgotten where the partition looks at
+all of them anyway: when it rolls, is flushed or recovered; and by
+`expire_producers`, whenever somebody asks.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from embedlog import kv
+from embedlog.log import sequence
+
+if TYPE_CHECKING:
+    from embedlog.log.partition import PartitionLog
+
+
+def oldest_ms(log: PartitionLog, now_ms: int) -> int:
+    """When a producer must have appended, or taken its name over, to be remembered."""
+    return now_ms - log.config.producer_id_expiration_ms + 1
+
+
+def expire_producers(log: PartitionLog, now_ms: int) -> int:
+    """Forget the producers that were idle for ``producer.id.expiration.ms``; return how many.
+
+    What one of them sends next is taken as a new producer's first batch is, with
+    any sequence number (G17).
+
+    Raises:
+        LockTimeoutError: Another process holds the partition.
+    """
+    log.context.check_writable()
+    log.acquire()
+    try:
+        log.tail_locked()
+        oldest = oldest_ms(log, now_ms)
+        # A look first: mostly there are none, and a commit has everybody look at the tail again.
+        if not log.context.live.read(lambda txn: _idle(txn, log.key, oldest)):
+            return 0
+        return log.context.live.write(lambda txn: expire(txn, log.key, oldest))
+    finally:
+        log.release()
+
+
+def expire(txn: kv.Txn, partition_key: bytes, oldest: int) -> int:
+    """The step of `expire_producers`, as a part of somebody's transaction."""
+    found = _idle(txn, partition_key, oldest)
+    for key in found:
+        txn.delete(key)
+    return len(found)
+
+
+def _idle(txn: kv.Txn, partition_key: bytes, oldest: int) -> list[bytes]:
+    rows = kv.rows(txn, sequence.ROWS + partition_key)
+    return [key for key, row in rows if sequence.last_ms(row) < oldest]
