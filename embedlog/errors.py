@@ -123,8 +123,15 @@ class NoOffsetForPartitionError(EmbedlogError, LookupError):
     """There is no position, and ``auto_offset_reset`` is ``"none"`` (E1)."""
 
 
-class LogTruncatedError(EmbedlogError):
-    """The position lies past the end of an older leader epoch: records were lost in a power cut."""
+class LogTruncatedError(OffsetOutOfRangeError):
+    """The log was cut below the position since that was read (A36, KIP-320).
+
+    Records before it are gone, in a power cut perhaps; others may have their
+    offsets by now.  ``next_offset`` is where the log was cut: all below it is
+    as it was, and reading goes on there without a gap.
+    """
+
+    next_offset: int | None = None
 
 
 class RecordDeserializationError(EmbedlogError):

@@ -25,6 +25,7 @@ from embedlog.errors import (
     CorruptBatchError,
     IllegalStateError,
     InvalidConfigError,
+    LogTruncatedError,
     NoOffsetForPartitionError,
     OffsetOutOfRangeError,
     RecordDeserializationError,
@@ -325,13 +326,50 @@ def test_an_offset_out_of_range_without_a_rule_raises_and_moves_nothing(root, lo
     assert consumer.position(T0) == 1000
 
 
-def test_a_reader_that_a_truncation_overtook_is_reset(root, log):
-    """E1, A36: the position is past the end, so the rule applies."""
-    consumer = reading(root)
-    drained(consumer)
+@pytest.mark.parametrize("reset", ["earliest", "latest"])
+@pytest.mark.parametrize("again", [0, 2, 20])
+def test_a_consumer_goes_on_where_the_log_was_cut(root, log, reset, again):
+    """A36, KIP-320: nothing is returned twice, and nothing that came since is skipped."""
+    consumer = Consumer(root, "t", auto_offset_reset=reset)
+    consumer.seek(T0, 0)
+    end = len(drained(consumer))
     log.truncate_to(6)
+    assert end > 6
+    fill(log, again, first=100)
 
-    assert offsets(drained(consumer)) == [0, 1, 2, 3, 4, 5]
+    assert offsets(drained(consumer)) == list(range(6, 6 + again))
+    assert consumer.position(T0) == 6 + again
+
+
+def test_without_a_rule_a_cut_is_told_until_the_program_seeks(root, log):
+    """A36: auto_offset_reset is "none"; the error says where to go on."""
+    consumer = Consumer(root, "t", auto_offset_reset="none")
+    consumer.seek(T0, 0)
+    end = len(drained(consumer))
+    log.truncate_to(6)
+    fill(log, 20, first=100)
+
+    for _ in range(2):
+        with pytest.raises(LogTruncatedError) as told:
+            consumer.poll()
+        assert (told.value.offset, told.value.next_offset) == (end, 6)
+        assert consumer.position(T0) == end
+    consumer.seek(T0, told.value.next_offset)
+    assert offsets(drained(consumer)) == list(range(6, 26))
+
+
+def test_what_was_read_ahead_and_then_cut_is_not_returned(root, log):
+    """A36: nothing that was returned is gone, so nobody is told, whatever the rule."""
+    ahead = {"fetch_min_bytes": 1 << 20, "fetch_max_wait_ms": 0}
+    consumer = Consumer(root, "t", auto_offset_reset="none", **ahead)
+    consumer.seek(T0, 0)
+    consumer.poll(max_records=2)
+    log.truncate_to(6)
+    fill(log, 3, first=100)
+
+    found = drained(consumer)
+    assert offsets(found) == list(range(2, 9))
+    assert [record.value for record in found[-3:]] == [b"v100", b"v101", b"v102"]
 
 
 def test_position_is_the_next_offset_to_return(root, log):

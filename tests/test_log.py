@@ -24,6 +24,7 @@ from embedlog import catalog
 from embedlog.errors import (
     CorruptBatchError,
     InvalidRecordError,
+    LogTruncatedError,
     OffsetOutOfRangeError,
     ReadOnlyError,
     RecordBatchTooLargeError,
@@ -366,13 +367,79 @@ def test_a_reader_knows_its_offset_when_the_log_was_cut_and_written_again(root):
     log.truncate_to(2)
     with pytest.raises(OffsetOutOfRangeError):
         reader.read()
-    reader = log.reader(2)
+    log.truncate_to(1)
+    reader = log.reader(0)
+    assert [one.next_offset for one in reader.read()] == [1]
+    fill(log, 3)
     log.truncate_to(1)
     log.append([encoded(b"longer than before", b"x"), encoded(b"y")])
 
     assert isinstance(reader, PartitionReader)
-    found = [row[:4:3] for one in reader.read() for row in batch_rows(one) if row[0] >= 2]
-    assert found == [(2, b"x"), (3, b"y")]
+    found = [row[:4:3] for one in reader.read() for row in batch_rows(one)]
+    assert found == [(1, b"longer than before"), (2, b"x"), (3, b"y")]
+
+
+def test_a_reader_is_told_that_the_log_was_cut_below_it(log):
+    """Even if there are others at these offsets by now, and where to go on (A36, A37)."""
+    fill(log, 6)
+    reader, behind = log.reader(0), log.reader(3)
+    reader.read()
+    log.truncate_to(5)
+    fill(log, 3, first=10)
+    log.truncate_to(4)
+    fill(log, 3, first=20)
+
+    for _ in range(2):
+        with pytest.raises(LogTruncatedError, match="cut at offset 4") as told:
+            reader.read()
+        assert (told.value.offset, told.value.next_offset) == (6, 4)
+    assert [row[3] for one in behind.read() for row in batch_rows(one)] == [
+        b"v3",
+        b"v20",
+        b"v21",
+        b"v22",
+    ]
+
+
+def test_every_cut_that_a_reader_missed_counts(log):
+    """The first epoch after its own says where the ways parted (A37)."""
+    fill(log, 6)
+    reader = log.reader(5)
+    log.truncate_to(3)
+    fill(log, 6, first=10)
+    log.truncate_to(8)
+
+    with pytest.raises(LogTruncatedError) as told:
+        reader.read()
+    assert told.value.next_offset == 3
+
+
+def test_an_offset_that_was_kept_with_its_epoch_is_checked(root, log):
+    """As a checkpoint elsewhere does it: past the end of its epoch it is gone (rule 8)."""
+    fill(log, 4)
+    epoch = log.tail().leader_epoch
+    log.truncate_to(2)
+    fill(log, 4)
+
+    assert log.reader(2, epoch).read()[0].base_offset == 2
+    assert log.reader(3).read()[0].base_offset == 3
+    for offset in (3, 4, 100):
+        with pytest.raises(LogTruncatedError) as told:
+            log.reader(offset, epoch)
+        assert told.value.next_offset == 2
+
+
+def test_a_recovery_that_lost_nothing_is_no_cut(root, log):
+    """The epoch grows, but it begins where the log ended (A37)."""
+    fill(log, 4)
+    reader = log.reader(0)
+    reader.read()
+    epoch = reader.leader_epoch
+    log.context.live.write(lambda txn: txn.delete(log.tail_key))
+    fill(log, 1, first=4)
+
+    assert [one.base_offset for one in reader.read()] == [4]
+    assert reader.leader_epoch > epoch
 
 
 # Flushing

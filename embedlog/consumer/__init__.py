@@ -296,6 +296,8 @@ class Consumer:
             IllegalStateError: There is nothing to read, or another thread is reading.
             WakeupError: `wakeup` was called; no record is lost.
             OffsetOutOfRangeError, NoOffsetForPartitionError: auto_offset_reset is "none" (E1).
+            LogTruncatedError: Likewise, and records already returned were cut off the log;
+                ``next_offset`` is where to seek to (A36).
             CorruptBatchError, RecordDeserializationError: The record at the position
                 cannot be returned.  Those before it were; seek past it to go on (E10).
         """

@@ -12,6 +12,7 @@ from embedlog.consumer.decode import Decoder, Run, Table, located, rows_between
 from embedlog.errors import (
     CorruptBatchError,
     IllegalStateError,
+    LogTruncatedError,
     NoOffsetForPartitionError,
     OffsetOutOfRangeError,
     UnknownTopicOrPartitionError,
@@ -46,6 +47,8 @@ class Feed:
         self._run: Run | None = None
         self._table: Table | None = None
         self._reader: PartitionReader | None = None
+        self._epoch: int | None = None
+        """The leader epoch in which the position was read, where the reader does not know it."""
         self._generation = root.generation
         self._seen: bytes | None = None
         """The row of the partition's end when the reader found nothing after it."""
@@ -108,7 +111,7 @@ class Feed:
         """Throw away what was read ahead; the position stays."""
         self.withdraw()
         self._batches.clear()
-        self._reader = self._seen = None
+        self._reader = self._seen = self._epoch = None
 
     # Reading
 
@@ -129,7 +132,8 @@ class Feed:
         """Read on from what was read before; return how many bytes came.
 
         Raises:
-            OffsetOutOfRangeError: The position is gone and auto_offset_reset is "none".
+            OffsetOutOfRangeError, LogTruncatedError: The position is gone and
+                auto_offset_reset is "none".
             CorruptBatchError: The next batch is damaged.
             UnknownTopicOrPartitionError: The topic was deleted.
         """
@@ -138,6 +142,9 @@ class Feed:
             row = self._root.context.live.get(self.tail_key)
             try:
                 found = self._reading().read(max_bytes)
+            except LogTruncatedError as error:
+                self._go_back(error)
+                continue
             except OffsetOutOfRangeError as error:
                 self._recover(error)
                 continue
@@ -159,10 +166,12 @@ class Feed:
     def _reading(self) -> PartitionReader:
         # What was taken from the root before a fork is void in the child.
         if self._generation != self._root.generation:
+            if self._reader is not None:
+                self._epoch = self._reader.leader_epoch
             self._reader, self._generation = None, self._root.generation
         if self._reader is None:
             offset = self._batches[-1].next_offset if self._batches else self.position()
-            self._reader = self.log.reader(offset)
+            self._reader = self.log.reader(offset, self._epoch)
         return self._reader
 
     def _recover(self, error: OffsetOutOfRangeError) -> None:
@@ -176,6 +185,24 @@ class Feed:
             "%s-%d: offset %s is out of range, going on at %d (auto_offset_reset=%s)",
             *(*self.where, before, self._position, self._reset),
         )
+
+    def _go_back(self, error: LogTruncatedError) -> None:
+        """Records that were read are gone: go on where the log was cut, if that is wanted (A36).
+
+        As Kafka does (KIP-320), whichever way ``auto_offset_reset`` says: nothing that
+        came after the cut is skipped, and nothing before it returned again.
+        """
+        assert error.next_offset is not None
+        before = self.position()
+        if error.next_offset < before:
+            if self._reset == "none":
+                raise error
+            _log.warning(
+                "%s-%d: the log was cut, going back from offset %d to %d",
+                *(*self.where, before, error.next_offset),
+            )
+        # What was read ahead may be gone as well: it is read again, if it is there.
+        self.seek(min(before, error.next_offset))
 
     def _head(self) -> Batch | None:
         """The batch that the position is in; lets those go that are behind it."""

@@ -448,13 +448,19 @@ class PartitionLog:
 
     # Reading
 
-    def reader(self, offset: int) -> PartitionReader:
+    def reader(self, offset: int, leader_epoch: int | None = None) -> PartitionReader:
         """Return a reader that begins at ``offset``.
+
+        Args:
+            offset: The first to return.
+            leader_epoch: The epoch in which that offset was read or noted, by whoever
+                kept it: then a cut below it since is told.
 
         Raises:
             OffsetOutOfRangeError: Below the start, or past the end (A17).
+            LogTruncatedError: The log was cut below it since that epoch (A36).
         """
-        return PartitionReader(self, offset)
+        return PartitionReader(self, offset, leader_epoch)
 
     def offset_for_timestamp(self, timestamp: int) -> OffsetAndTimestamp | None:
         """Return the first record, in offset order, at or after ``timestamp`` ms (B10)."""

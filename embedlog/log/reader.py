@@ -4,9 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from embedlog import catalog
 from embedlog.batch import Batch
 from embedlog.catalog import SegmentInfo
-from embedlog.errors import CorruptBatchError, OffsetOutOfRangeError, StorageError
+from embedlog.errors import (
+    CorruptBatchError,
+    LogTruncatedError,
+    OffsetOutOfRangeError,
+    StorageError,
+)
 from embedlog.log import lookup
 from embedlog.log.tail import Tail
 from embedlog.segment import CHUNK_BYTES, SegmentFile
@@ -24,10 +30,12 @@ class PartitionReader:
     Keeps its place in the file between calls.  Not for two threads at once.
     """
 
-    def __init__(self, log: PartitionLog, offset: int) -> None:
+    def __init__(self, log: PartitionLog, offset: int, leader_epoch: int | None = None) -> None:
         self._log = log
         self.offset = offset
         """The next offset to return."""
+        self.leader_epoch = leader_epoch
+        """The epoch of the log in which `offset` was known to be right; None is today's."""
         self._info: SegmentInfo | None = None
         self._file: SegmentFile | None = None
         self._position = 0
@@ -35,6 +43,8 @@ class PartitionReader:
         self._check_range(log.tail())
 
     def _check_range(self, now: Tail) -> int:
+        if now.leader_epoch != self.leader_epoch:
+            self._check_epoch(now)
         end = self._log.visible_end(now)
         if now.start_offset <= self.offset <= end:
             return end
@@ -46,13 +56,31 @@ class PartitionReader:
             todo="seek to one of them",
         )
 
+    def _check_epoch(self, now: Tail) -> None:
+        """Follow the log into another epoch, unless it was cut below the position (A36, A37)."""
+        if self.leader_epoch is not None:
+            log, mine = self._log, self.leader_epoch
+            epochs = log.context.state.read(lambda txn: catalog.epochs(txn, log.key))
+            cut = min((start for epoch, start in epochs if epoch > mine), default=self.offset)
+            if cut < self.offset:
+                raise LogTruncatedError(
+                    f"the log was cut at offset {cut} after the position was read",
+                    topic=log.topic,
+                    partition=log.partition,
+                    offset=self.offset,
+                    next_offset=cut,
+                    todo=f"seek to {cut}",
+                )
+        self.leader_epoch = now.leader_epoch
+
     def read(self, max_bytes: int = CHUNK_BYTES) -> list[Batch]:
         """Return the next batches, about ``max_bytes`` of them; ``[]`` at the end.
 
         The first may begin below `offset`, where that lies inside a batch.
 
         Raises:
-            OffsetOutOfRangeError: Retention or a truncation overtook this reader.
+            OffsetOutOfRangeError: Retention overtook this reader.
+            LogTruncatedError: The log was cut below its offset.
             CorruptBatchError: The next batch is damaged; a reader may
                 begin past it.
         """
