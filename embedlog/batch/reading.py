@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from embedlog.batch.wire import (
+    COMPRESSED,
     CONTINUATION,
     END_MAGIC,
     END_OF_STREAM,
@@ -202,6 +203,11 @@ class Batch:
     def is_log_append_time(self) -> bool:
         """Whether the log, not the producer, set the timestamps (A7)."""
         return bool(self.flags & LOG_APPEND_TIME)
+
+    @property
+    def is_compressed(self) -> bool:
+        """Whether its columns take more memory than they take in the file."""
+        return bool(self.flags & COMPRESSED)
 
     @property
     def schema(self) -> Any:

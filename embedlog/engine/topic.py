@@ -90,7 +90,10 @@ class View:
         from embedlog.batch.tables import table
 
         for part, found in self._reads():
-            yield table(found, part.partition, schema)
+            # What is compressed may grow a hundredfold: then one batch at a time.
+            packed = any(batch.is_compressed for batch, _, _ in found)
+            for some in ([row] for row in found) if packed else (found,):
+                yield table(some, part.partition, schema)
 
     def schema(self, columns: Sequence[str] | None = None) -> pa.Schema:
         """Return the columns: offset, partition, timestamp, key, value, and headers if any."""
