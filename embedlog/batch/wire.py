@@ -78,6 +78,7 @@ class Layout:
         "buffers",
         "every",
         "foreign_flags",
+        "found",
         "in_ms",
         "names",
         "nodes",
@@ -97,7 +98,9 @@ class Layout:
         self.buffers = [0, *accumulate(buffers for _, buffers in counts)]
         self.time = self._time_column()
         self.in_ms = original.types[self.time] == TIMESTAMP
-        self.plain = _plain_skeleton(list(original))
+        head = _head_of_nulls(list(original))
+        self.found = find_message(head)
+        self.plain = _plain_skeleton(head)
         self.table = struct.Struct("<" + "QII" * len(counts))
         self.every = tuple(range(len(counts)))
         self.foreign_flags = self._foreign_flags()
@@ -115,6 +118,11 @@ class Layout:
         if self.names[-1] in ("offset", "_offset"):
             known |= EXPLICIT_OFFSETS
         return 0xFFFF & ~known
+
+    def find(self, head: Any) -> Message:
+        """As `find_message`, but a head of the usual shape is known already."""
+        usual = SKELETON.unpack_from(head, 8) == self.plain
+        return self.found if usual else find_message(head)
 
     def pick(self, names: tuple[str, ...] | bool) -> Pick:
         """Return the columns named; all for True, all but the last (the offsets) for False."""
@@ -234,19 +242,24 @@ SKELETON = struct.Struct("<32s8x24s")
 """Of a head, from byte 8: the tables' shape as pyarrow writes them, around the body's length."""
 
 
-def _plain_skeleton(fields: list[Any]) -> tuple[bytes, bytes] | None:
+def _head_of_nulls(fields: list[Any]) -> bytes:
+    """Return the head of a batch of one row: of an empty one, flatbuffers leave the zeros out."""
+    arrays = [pa.nulls(1, field.type) for field in fields]
+    message = pa.RecordBatch.from_arrays(arrays, names=[field.name for field in fields]).serialize()
+    head: bytes = message.slice(0, 8 + PREFIX.unpack_from(message)[1]).to_pybytes()
+    return head
+
+
+def _plain_skeleton(head: bytes) -> tuple[bytes, bytes] | None:
     """Return the skeleton that says "not compressed", if pyarrow still writes it like that.
 
     A batch that has it needs no look at its flatbuffer: a compressed one would differ.
     """
-    arrays = [pa.nulls(1, field.type) for field in fields]
-    head = pa.RecordBatch.from_arrays(arrays, names=[field.name for field in fields]).serialize()
-    view = memoryview(head)
-    outer, body_length, table, inner, size = _tables(view)
+    outer, body_length, table, inner, size = _tables(head)
     shape_is_inside = outer >= 8 and body_length == 40 and inner + size <= 72 and table + 4 <= 72
-    if not shape_is_inside or find_message(view).compressed:
+    if not shape_is_inside or find_message(head).compressed:
         return None
-    first, second = SKELETON.unpack_from(view, 8)
+    first, second = SKELETON.unpack_from(head, 8)
     return first, second
 
 
