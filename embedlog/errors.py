@@ -30,6 +30,8 @@ class EmbedlogError(Exception):
     offset: int | None = None
     path: str | None = None
     position: int | None = None
+    group: str | None = None
+    member: str | None = None
 
     def __init__(self, what: str, *, todo: str | None = None, **facts: Any) -> None:
         super().__init__(what)
@@ -55,6 +57,10 @@ class EmbedlogError(Exception):
             parts.append(self.path)
         if self.position is not None:
             parts.append(f"byte {self.position}")
+        if self.group is not None:
+            parts.append(f"group {self.group}")
+        if self.member is not None:
+            parts.append(f"member {self.member}")
         return ", ".join(parts)
 
 
@@ -143,6 +149,20 @@ class RecordDeserializationError(EmbedlogError):
 
 class WakeupError(EmbedlogError):
     """``wakeup()`` was called while, or before, the consumer blocked (E12)."""
+
+
+# Groups
+
+
+class InconsistentGroupProtocolError(EmbedlogError):
+    """The members of a group have no assignor in common (M5)."""
+
+
+class AssignorError(EmbedlogError):
+    """An assignor failed, or broke its promise; ``problems`` says in what, each as a sentence."""
+
+    assignor: str | None = None
+    problems: tuple[str, ...] = ()
 
 
 # Producing
