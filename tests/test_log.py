@@ -1,10 +1,12 @@
 """One partition: appending, reading, flushing, cutting (A1–A37)."""
 
+import errno
 import threading
 
 import pytest
 from support.children import in_child, meanwhile
 from support.clock import START
+from support.cruel import CruelFiles
 from support.roots import (
     abandon,
     bases,
@@ -21,9 +23,12 @@ from support.roots import (
 )
 
 from embedlog import catalog
+from embedlog.config import TopicConfig
 from embedlog.errors import (
     CorruptBatchError,
+    DurabilityError,
     InvalidRecordError,
+    LockTimeoutError,
     LogTruncatedError,
     OffsetOutOfRangeError,
     ReadOnlyError,
@@ -461,6 +466,71 @@ def test_a_flush_moves_the_recovery_point_to_the_end(log):
     assert partition_info(log).recovery_offset == 5
     log.truncate_to(4)
     assert partition_info(log).recovery_offset == 4
+
+
+@pytest.fixture
+def several(tmp_path):
+    """Five partitions of two topics, each with a record that nobody flushed, and their root."""
+    root = open_root(tmp_path / "several", files=CruelFiles, lock_timeout=0.2)
+    root.create_topic("a", 2, TopicConfig())
+    root.create_topic("b", 3, TopicConfig())
+    logs = [root.partition("a", n) for n in range(2)] + [root.partition("b", n) for n in range(3)]
+    for log in logs:
+        fill(log, 1)
+    yield root, logs
+    abandon(root)
+
+
+def test_many_partitions_are_flushed_at_once(several):
+    """Each file and each directory once, one commit of each database (A22)."""
+    root, logs = several
+    files, context = root.context.files, root.context
+    before, versions = files.counts.copy(), (context.state.version(), context.live.version())
+    root.flush()
+
+    done = files.counts - before
+    assert (done["sync"], done["sync_directory"]) == (5, 5 + 2 + 1)
+    assert (context.state.version(), context.live.version()) == (versions[0] + 1, versions[1] + 1)
+    assert [partition_info(log).recovery_offset for log in logs] == [1] * 5
+    assert [log.tail().durable_offset for log in logs] == [1] * 5
+    assert not any(log.dirty for log in logs)
+
+    fill(logs[0], 1)
+    before = files.counts.copy()
+    root.flush()
+    done = files.counts - before
+    assert (done["sync"], done["sync_directory"]) == (1, 0)
+
+
+@pytest.mark.parametrize(("kind", "n", "hit"), [("sync", 3, [3]), ("sync_directory", 1, [0, 1])])
+def test_a_partition_that_cannot_be_flushed_holds_up_no_other(several, kind, n, hit):
+    """It alone is read-only from then on; the error is raised when the others are done (P8, P9)."""
+    root, logs = several
+    root.context.files.fail_at(n, errno.EIO, only=(kind,))
+    with pytest.raises(DurabilityError):
+        root.flush()
+
+    assert [n for n, log in enumerate(logs) if log.tail().failed] == hit
+    assert [n for n, log in enumerate(logs) if log.dirty] == hit
+    found = [partition_info(log).recovery_offset for log in logs]
+    assert found == [0 if n in hit else 1 for n in range(5)]
+
+
+def test_a_partition_that_somebody_holds_is_waited_for_alone(several, tmp_path):
+    """The others are flushed and free meanwhile (P16)."""
+    root, logs = several
+    other = open_root(tmp_path / "several")
+    holder = other.partition("b", 1)
+    holder.acquire()
+    with pytest.raises(LockTimeoutError):
+        root.flush()
+
+    assert [partition_info(log).recovery_offset for log in logs] == [1, 1, 1, 0, 1]
+    assert [n for n, log in enumerate(logs) if log.dirty] == [3]
+    holder.release()
+    root.flush()
+    assert partition_info(logs[3]).recovery_offset == 1
+    abandon(other)
 
 
 def test_flushing_an_empty_partition_is_fine(log):

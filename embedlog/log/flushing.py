@@ -7,11 +7,18 @@ becomes read-only for every process until `repair`.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from embedlog import catalog, kv
 from embedlog.catalog import PartitionInfo
-from embedlog.errors import DurabilityError, OffsetOutOfRangeError, StorageError
+from embedlog.errors import (
+    DurabilityError,
+    EmbedlogError,
+    LockTimeoutError,
+    OffsetOutOfRangeError,
+    StorageError,
+)
 from embedlog.log import expiring, sequence, tail
 from embedlog.log.sequence import Producer
 from embedlog.log.tail import Tail
@@ -33,24 +40,123 @@ def due(log: PartitionLog, now: Tail) -> bool:
     return log.context.clock() - now.flushed_ms >= config.flush_ms
 
 
-def flush(log: PartitionLog) -> None:
-    """Put everything written so far on the disk and move the recovery point (A22)."""
-    log.refresh()
-    now = log.tail()
-    if now.failed:
-        raise failed(log)
-    flush_to(log, now)
-    log.acquire()
+def flush(logs: Iterable[PartitionLog]) -> None:
+    """Put everything written so far on the disk and move the recovery points (A22).
+
+    However many partitions: each file once, each directory once, one commit of
+    `live` and one of `state`.  A partition that fails does not keep the others
+    from being flushed; the first error is raised at the end.
+    """
+    logs = list(logs)
+    failures: list[EmbedlogError] = []
+    # Before the look: what is appended from now on makes them dirty again.
+    for log in logs:
+        log.dirty = False
     try:
-        current = log.tail_locked()
-        # A truncation in between raised the epoch: then the point stays.
-        if current.leader_epoch == now.leader_epoch:
-            known = producers(log)
-            log.context.state.write(
-                lambda txn: put_recovery_point(txn, log.key, now.next_offset, known)
-            )
+        flushed = _sync_all(logs, failures)
+        _publish_all(flushed, failures)
+        # Whoever holds a partition, stopped perhaps, holds up that one alone.
+        for log in _move_recovery_points(flushed, failures, timeout=0):
+            _move_recovery_points({log: flushed[log]}, failures, timeout=None)
+    except BaseException:
+        for log in logs:
+            log.dirty = True
+        raise
+    if failures:
+        raise failures[0]
+
+
+def _note_failure(log: PartitionLog, error: EmbedlogError, failures: list[EmbedlogError]) -> None:
+    log.dirty = True
+    failures.append(error)
+
+
+def _sync_all(logs: list[PartitionLog], failures: list[EmbedlogError]) -> dict[PartitionLog, Tail]:
+    """Flush the files of partitions, then their names; return how far that reached in each."""
+    flushed: dict[PartitionLog, Tail] = {}
+    for log in logs:
+        try:
+            now = log.tail()
+            if now.failed:
+                raise failed(log)
+            sync_data(log, now, _file_of(log, now))
+            flushed[log] = now
+        except EmbedlogError as error:
+            _note_failure(log, error, failures)
+    _sync_names(flushed, failures)
+    return flushed
+
+
+def _sync_names(flushed: dict[PartitionLog, Tail], failures: list[EmbedlogError]) -> None:
+    """Flush each directory that has new files, once; those it fails for are flushed no more."""
+    new = [log for log, now in flushed.items() if log.entry_synced != now.segment_id]
+    users: dict[str, list[PartitionLog]] = {}
+    for log in new:
+        for directory in _directories(log):
+            users.setdefault(directory, []).append(log)
+    for directory, its in users.items():
+        try:
+            its[0].context.files.sync_directory(directory)
+        except StorageError as error:
+            final = isinstance(error, DurabilityError)
+            for log in its:
+                if flushed.pop(log, None) is not None:
+                    _note_failure(log, fail(log, error) if final else error, failures)
+    for log in new:
+        if log in flushed:
+            log.entry_synced = flushed[log].segment_id
+
+
+def _publish_all(flushed: dict[PartitionLog, Tail], failures: list[EmbedlogError]) -> None:
+    """Move the ends in one transaction; those whose flush failed elsewhere are out of it."""
+    if not flushed:
+        return
+
+    def step(txn: kv.Txn) -> list[PartitionLog]:
+        return [log for log, now in flushed.items() if not _publish(log, txn, now)]
+
+    context = next(iter(flushed)).context
+    for log in context.live.write(step):
+        del flushed[log]
+        _note_failure(log, failed(log), failures)
+    context.wake.advance()
+
+
+def _move_recovery_points(
+    flushed: dict[PartitionLog, Tail], failures: list[EmbedlogError], timeout: float | None
+) -> list[PartitionLog]:
+    """Note in one transaction what is on the disk; return those that somebody else holds.
+
+    Under the partitions' locks, for a truncation must not come in between.  With
+    a ``timeout`` of 0 none is waited for, so that no order among them matters.
+    """
+    held: list[PartitionLog] = []
+    busy: list[PartitionLog] = []
+    points = []
+    try:
+        for log, now in flushed.items():
+            try:
+                log.acquire(timeout)
+                held.append(log)
+                # A truncation in between raised the epoch: then the point stays.
+                if log.tail_locked().leader_epoch == now.leader_epoch:
+                    points.append((log.key, now.next_offset, producers(log)))
+            except EmbedlogError as error:
+                if timeout == 0 and isinstance(error, LockTimeoutError) and log not in held:
+                    busy.append(log)
+                else:
+                    _note_failure(log, error, failures)
+        if points:
+            held[0].context.state.write(lambda txn: _put_recovery_points(txn, points))
     finally:
-        log.release()
+        for log in held:
+            log.release()
+    return busy
+
+
+def _put_recovery_points(txn: kv.Txn, points: list[tuple[bytes, int, dict[int, Producer]]]) -> None:
+    for point in points:
+        put_recovery_point(txn, *point)
 
 
 def flush_to(log: PartitionLog, mine: Tail) -> None:
@@ -90,13 +196,18 @@ def sync_files(log: PartitionLog, now: Tail, file: SegmentFile) -> None:
     Raises:
         DurabilityError: A flush failed; the partition is read-only from now on (P9).
     """
+    sync_data(log, now, file)
+    if log.entry_synced != now.segment_id:
+        sync_entries(log, now.segment_id)
+
+
+def sync_data(log: PartitionLog, now: Tail, file: SegmentFile) -> None:
+    """As `sync_files`, without the names."""
     if now.durable_offset < now.base_offset:
         for info in list(log.segments.values()):
             if info.sealed and now.durable_offset < info.next_offset <= now.base_offset:
                 sync(log, log.open_segment(info, write=True))
     sync(log, file)
-    if log.entry_synced != now.segment_id:
-        sync_entries(log, now.segment_id)
 
 
 def sync(log: PartitionLog, file: SegmentFile) -> None:
@@ -119,11 +230,16 @@ def sync_entries(log: PartitionLog, segment_id: int) -> None:
         StorageError: A directory could not be opened, so nothing was tried and nothing is lost.
     """
     try:
-        for directory in (f"{log.directory}/{log.partition}", log.directory, "topics"):
+        for directory in _directories(log):
             log.context.files.sync_directory(directory)
     except DurabilityError as error:
         raise fail(log, error) from error
     log.entry_synced = segment_id
+
+
+def _directories(log: PartitionLog) -> tuple[str, str, str]:
+    """Those that hold the name of a partition's new file, or of one another."""
+    return f"{log.directory}/{log.partition}", log.directory, "topics"
 
 
 def _publish(log: PartitionLog, txn: kv.Txn, flushed: Tail) -> bool:

@@ -415,8 +415,7 @@ class PartitionLog:
     def flush(self) -> None:
         """Put everything written so far on the disk and move the recovery point (A22)."""
         self.context.check_writable()
-        flushing.flush(self)
-        self.dirty = False
+        flushing.flush([self])
 
     # Cutting
 

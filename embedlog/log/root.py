@@ -30,7 +30,7 @@ from embedlog.errors import (
     UnsupportedFormatError,
 )
 from embedlog.files import Files, WakePage
-from embedlog.log import mending, sequence, tail
+from embedlog.log import flushing, mending, sequence, tail
 from embedlog.log.context import Context
 from embedlog.log.partition import PartitionLog
 
@@ -210,9 +210,7 @@ class Root:
 
     def flush(self) -> None:
         """Flush every partition that this handle appended to."""
-        for log in list(self._partitions.values()):
-            if log.dirty:
-                log.flush()
+        flushing.flush([log for log in list(self._partitions.values()) if log.dirty])
 
     # Attaching
 
