@@ -142,7 +142,7 @@ MUTANTS = [
     Mutant(
         "the recovery point moves without a flush",
         "os",
-        (Change(f"{FLUSHING}:flush", {"flush_to(log, now)": "..."}),),
+        (Change(f"{FLUSHING}:_sync_all", {"sync_data(log, now, _file_of(log, now))": "..."}),),
     ),
     Mutant("no checksum is checked in memory", "memory", (no_checksums,)),
     Mutant("no checksum is checked after a power cut", "os", (no_checksums,)),
