@@ -38,6 +38,8 @@ _PARTITION = struct.Struct(">QQI")
 _PRODUCER = struct.Struct(">QH")
 _EPOCH = struct.Struct(">IQ")
 _U64 = struct.Struct(">Q")
+_NO_OFFSET = (1 << 63) - 1
+"""Above every offset."""
 
 TOPIC, SEGMENT, PARTITION, INDEX, PRODUCERS, EPOCHS = b"T", b"S", b"L", b"X", b"P", b"E"
 PRODUCER_NAME, COUNTER, ROOT = b"Q", b"N", b"R"
@@ -335,6 +337,37 @@ def adopt_topic(txn: kv.Txn, name: str, number: int, partitions: int) -> bool:
 def segments(txn: kv.Txn, key: bytes) -> list[SegmentInfo]:
     """Return a partition's part of the manifest, in offset order."""
     return [_segment(row_key, row) for row_key, row in kv.rows(txn, SEGMENT + key)]
+
+
+def segment_at(txn: kv.Txn, key: bytes, offset: int) -> SegmentInfo | None:
+    """Return the segment that ``offset`` lies in, the first one if it is below; by one seek.
+
+    None when the partition has no segments, which means that its topic is gone.
+    """
+    prefix = SEGMENT + key
+    with txn.cursor() as cursor:
+        above = cursor.set_range(prefix + _U64.pack(offset + 1))
+        found = cursor.prev() if above else cursor.last()
+        if found and cursor.key().startswith(prefix):
+            return _segment(*cursor.item())
+    return next((_segment(*row) for row in kv.rows(txn, prefix)), None)
+
+
+def segment_after(txn: kv.Txn, key: bytes, base_offset: int) -> SegmentInfo | None:
+    """Return the segment that follows the one at ``base_offset``; None if that is the last."""
+    prefix = SEGMENT + key
+    with txn.cursor() as cursor:
+        if not cursor.set_range(prefix + _U64.pack(base_offset + 1)):
+            return None
+        if not cursor.key().startswith(prefix):
+            return None
+        found = _segment(*cursor.item())
+    return segment_at(txn, key, found.base_offset)
+
+
+def last_segment(txn: kv.Txn, key: bytes) -> SegmentInfo | None:
+    """Return the active segment; None when the topic is gone."""
+    return segment_at(txn, key, _NO_OFFSET)
 
 
 def _segment(row_key: bytes, row: bytes) -> SegmentInfo:

@@ -20,6 +20,7 @@ from embedlog import kv
 _KEY = struct.Struct(">QQ")
 _ROW = struct.Struct(">Qq")
 _ENTRY = struct.Struct("<QQq")
+_U64 = struct.Struct("<Q")
 ROWS = b"I"
 
 
@@ -76,10 +77,18 @@ class Packed(Sequence[Entry]):
     def __getitem__(self, place: Any) -> Any:
         return Entry._make(_ENTRY.unpack_from(self._blob, range(len(self))[place] * _ENTRY.size))
 
+    def offset(self, place: int) -> int:
+        """Return one entry's offset: a bisection asks for nothing else, a dozen times."""
+        offset: int = _U64.unpack_from(self._blob, place * _ENTRY.size)[0]
+        return offset
+
 
 def position_of_offset(found: Sequence[Entry], offset: int) -> int | None:
     """Return where the last indexed batch at or below ``offset`` begins (B2)."""
-    place = bisect_right(found, offset, key=_offset)
+    if isinstance(found, Packed):
+        place = bisect_right(range(len(found)), offset, key=found.offset)
+    else:
+        place = bisect_right(found, offset, key=_offset)
     return found[place - 1].position if place else None
 
 

@@ -234,6 +234,33 @@ def test_a_partition_does_not_see_its_neighbours_segments(state):
         assert [segment.id for segment in found] == [number]
 
 
+def test_one_segment_is_found_without_the_others(state):
+    """By a seek: what the whole manifest says, at every edge, and beside other partitions."""
+    others = [catalog.PARTITION_KEY.pack(*each) for each in ((0, 9), (1, 1), (2, 0))]
+
+    def step(txn):
+        for segment in SEGMENTS:
+            catalog.put_segment(txn, KEY, segment)
+        for key in others[:2]:
+            catalog.put_segment(txn, key, SegmentInfo(15, 99, NOW))
+
+    state.write(step)
+
+    def ask(function, *arguments):
+        return state.read(lambda txn: function(txn, *arguments))
+
+    for offset, place in ((0, 0), (9, 0), (10, 1), (19, 1), (29, 2), (30, 3), ((1 << 63) - 1, 3)):
+        assert ask(catalog.segment_at, KEY, offset) == SEGMENTS[place]
+    assert ask(catalog.last_segment, KEY) == SEGMENTS[-1]
+    for place, following in enumerate([*SEGMENTS[1:], None]):
+        assert ask(catalog.segment_after, KEY, SEGMENTS[place].base_offset) == following
+    # Below the first one, which retention moved, it is the first one.
+    assert ask(catalog.segment_at, others[1], 3).id == 99
+    assert ask(catalog.last_segment, others[2]) is None
+    assert ask(catalog.segment_at, others[2], 0) is None
+    assert ask(catalog.segment_after, others[2], 0) is None
+
+
 def test_dropping_a_segment_drops_its_index(state):
     """No index without a segment (A28)."""
     segment = SEGMENTS[0]

@@ -1,5 +1,6 @@
 """When a segment is full or old, and what a roll leaves behind (A11–A16)."""
 
+from contextlib import closing
 from itertools import pairwise
 
 import pytest
@@ -9,6 +10,7 @@ from support.roots import (
     encoded,
     fill,
     make_log,
+    offsets,
     open_root,
     rows,
     segment_files,
@@ -178,3 +180,34 @@ def test_another_handle_finds_what_was_rolled(root, log, tmp_path):
 
     assert values(there) == [b"v0", b"v1", b"v2", b"v3"]
     other.close()
+
+
+# The manifest, as far as it is needed
+
+
+def test_a_lookup_and_a_scan_read_no_more_of_the_manifest_than_they_need(root, monkeypatch):
+    """A new handle finds any offset by a seek, however many segments there are."""
+    fill(make_log(root, {"segment.bytes": 2 * SIZE}), 40)
+    root._partitions.clear()
+    log = root.partition("t", 0)
+    monkeypatch.setattr(catalog, "segments", None)
+
+    assert [offsets(log, first)[0] for first in (0, 7, 38, 39)] == [0, 7, 38, 39]
+    assert offsets(log) == list(range(40))
+    fill(log, 5, first=40)
+    assert offsets(log, 30) == list(range(30, 45))
+
+
+def test_the_manifest_and_its_last_line_are_of_one_instant(root, tmp_path):
+    """Whoever asks for all of it later than for its end gets another end as well."""
+    log = make_log(root, {"segment.bytes": 2 * SIZE})
+    fill(log, 3)
+    log.refresh()
+    with closing(open_root(root.path)) as other:
+        fill(other.partition("t", 0), 4, first=3)
+    before = log.last
+
+    assert list(log.segments) == [0, 2, 4, 6]
+    assert (before.base_offset, log.last) == (2, log.segments[6])
+    assert log.segment_at(5) == log.segments[4] == log.segment_after(log.segments[2])
+    assert log.segment_after(log.last) is None

@@ -56,11 +56,13 @@ class PartitionLog:
         self.flush_lock = threading.Lock()
         self._lock_fd: int | None = None
         # A snapshot of the manifest and the settings, replaced whole when the
-        # catalogue's version moves; readers take what they need from one.
+        # catalogue's version moves; readers take what they need from one.  Of
+        # the manifest only the last line is read, until somebody asks for more:
+        # a lookup costs the same whether a partition has four segments or 4,000.
         self._snapshot_lock = threading.Lock()
-        self._version = -1
+        self.version = -1
         self.config: TopicConfig = topic.config
-        self.segments: SortedDict[int, SegmentInfo] = SortedDict()
+        self._segments: SortedDict[int, SegmentInfo] | None = None
         self.last: SegmentInfo
         self._roll_ms, self._bounds_times, self._needs_keys = 0, False, False
         self.known: Known | None = None
@@ -138,13 +140,13 @@ class PartitionLog:
         Raises:
             UnknownTopicOrPartitionError: The topic was deleted, or re-created.
         """
-        if self.context.catalog.version() != self._version:
+        if self.context.catalog.version() != self.version:
             # One at a time: a slow thread may not put an older snapshot over a newer
             # one, for whoever appends takes the active segment from it.
             with self._snapshot_lock:
                 self._refresh_locked(self.context.catalog.version())
 
-    def _refresh_locked(self, version: int) -> None:
+    def _refresh_locked(self, version: int, whole: bool = False) -> None:
         topic = self.context.catalog.topic(self.topic)
         if topic.id != self.topic_id:
             raise UnknownTopicOrPartitionError(
@@ -153,17 +155,62 @@ class PartitionLog:
                 partition=self.partition,
                 todo="open it anew; its offsets begin at 0",
             )
-        found = self.context.state.read(lambda txn: catalog.segments(txn, self.key))
-        if not found:
-            raise UnknownTopicOrPartitionError(
-                "the topic was just deleted", topic=self.topic, partition=self.partition
-            )
-        self.segments = SortedDict({info.base_offset: info for info in found})
-        self.last = found[-1]
+        read = self.context.state.read
+        if whole:
+            found = read(lambda txn: catalog.segments(txn, self.key))
+        else:
+            found = [self._there(read(lambda txn: catalog.last_segment(txn, self.key)))]
+        self.last = self._there(found[-1] if found else None)
+        self._segments = SortedDict({one.base_offset: one for one in found}) if whole else None
         self.config = topic.config
         self._roll_ms = rolling.longest_ms(topic.config, self.last)
         self._bounds_times, self._needs_keys = _bounds_times(topic.config), topic.config.compacts
-        self._version = version
+        self.version = version
+
+    def _there(self, found: SegmentInfo | None) -> SegmentInfo:
+        if found is None:
+            raise UnknownTopicOrPartitionError(
+                "the topic was just deleted", topic=self.topic, partition=self.partition
+            )
+        return found
+
+    @property
+    def segments(self) -> SortedDict[int, SegmentInfo]:
+        """The whole manifest by base offset, read when it is first asked for.
+
+        It and `last` are always of one instant: where the manifest moved on
+        since `refresh`, this is another one.
+        """
+        found = self._segments
+        while found is None:
+            with self._snapshot_lock:
+                if self._segments is None:
+                    self._refresh_locked(self.context.catalog.version(), whole=True)
+                found = self._segments
+        return found
+
+    def segment_at(self, offset: int) -> SegmentInfo:
+        """Return the segment that an offset lies in, or the first one if it lies below.
+
+        As of the last `refresh`, or later.
+        """
+        known, last = self._segments, self.last
+        if known is not None:
+            info: SegmentInfo = known.peekitem(max(known.bisect_right(offset) - 1, 0))[1]
+            return info
+        if last.base_offset <= offset:
+            return last
+        return self._there(
+            self.context.state.read(lambda txn: catalog.segment_at(txn, self.key, offset))
+        )
+
+    def segment_after(self, info: SegmentInfo) -> SegmentInfo | None:
+        """Return the segment that follows one, as of the last `refresh` or later."""
+        known, base = self._segments, info.base_offset
+        if known is None:
+            return self.context.state.read(lambda txn: catalog.segment_after(txn, self.key, base))
+        place = known.bisect_right(base)
+        return None if place == len(known) else known.peekitem(place)[1]
 
     # Appending
 
@@ -347,7 +394,7 @@ class PartitionLog:
             and known.tail.segment_id == active[0] == self.last.id
             and not known.tail.failed
             and context.live.stands(known.version)
-            and context.state.stands(self._version)
+            and context.state.stands(self.version)
         ):
             now, file = known.tail, active[1]
         else:

@@ -39,6 +39,8 @@ class PartitionReader:
         self._info: SegmentInfo | None = None
         self._file: SegmentFile | None = None
         self._position = 0
+        self._version = -1
+        """That of the manifest by which `_info` was last found to be current."""
         log.refresh()
         self._check_range(log.tail())
 
@@ -140,22 +142,24 @@ class PartitionReader:
 
     def _find(self, now: Tail) -> None:
         """Have the segment of `offset` open, at a position at or before it."""
-        segments = self._log.segments
-        info = self._info
+        log, info, version = self._log, self._info, self._log.version
         if info is not None:
-            current = segments.get(info.base_offset)
-            if current == info:
+            if version == self._version:
                 return
-            if current is not None and current.id == info.id:
-                # It was sealed meanwhile: the same bytes, from now on mapped.
-                self._info, self._file = current, self._log.open_segment(current)
+            current = log.segment_at(info.base_offset)
+            if current.id == info.id:
+                if current != info:
+                    # It was sealed meanwhile: the same bytes, from now on mapped.
+                    self._info, self._file = current, log.open_segment(current)
+                self._version = version
                 return
-        place = max(segments.bisect_right(self.offset) - 1, 0)
-        self._open(segments.peekitem(place)[1])
+        self._open(log.segment_at(self.offset))
         assert self._info is not None
         assert self._file is not None
-        found = lookup.position_of_offset(self._log, self._info, self.offset)
+        found = lookup.position_of_offset(log, self._info, self.offset)
         self._position = self._file.start if found is None else found
+        # Of before the look: if the manifest moved on since, the next read looks again.
+        self._version = version
 
     def _open(self, info: SegmentInfo) -> None:
         active = None if info.sealed else self._log.open_active(info.id)
@@ -164,11 +168,10 @@ class PartitionReader:
 
     def _next_segment(self) -> bool:
         assert self._info is not None
-        segments = self._log.segments
-        place = segments.bisect_right(self._info.base_offset)
-        if place == len(segments):
+        following = self._log.segment_after(self._info)
+        if following is None:
             return False
-        self._open(segments.peekitem(place)[1])
+        self._open(following)
         return True
 
     def _located(self, error: CorruptBatchError) -> CorruptBatchError:
