@@ -430,31 +430,65 @@ def test_an_error_says_where_and_why(small):
 # Walking
 
 
-def test_iterate_hops_from_batch_to_batch_up_to_the_end_of_the_stream(small):
+def source(data, shift=0):
+    return batch.Source(pa.py_buffer(data), "p", shift, batch.schema())
+
+
+def test_a_source_hops_from_batch_to_batch_up_to_the_end_of_the_stream(small):
     """A sealed segment ends with Arrow's marker; an active one just ends."""
     data = small * 3
     for end, stop in ((batch.END_OF_STREAM, len(data) + 8), (b"", len(data)), (b"rest", len(data))):
-        found = list(
-            batch.iterate(
-                pa.py_buffer(b"schema!!" + data + end),
-                *(8, 8 + stop),
-                path="p",
-                position=108,
-                schema=batch.schema(),
-            )
-        )
+        found = source(b"schema!!" + data + end, 100).batches(8, 8 + stop, 1 << 20)
         assert [one.position - 108 for one in found] == [0, len(small), 2 * len(small)]
 
 
-def test_iterate_yields_the_good_batches_before_the_bad_one(small):
-    """A5: the whole batches before the damage are usable."""
-    walk = batch.iterate(
-        pa.py_buffer(small + small[:-8]), 0, 1 << 20, path="p", position=0, schema=batch.schema()
-    )
+def test_a_source_returns_about_as_much_as_it_is_asked_for(small):
+    """The batch that reaches the size is the last; one there always is (A18)."""
+    whole = source(small * 4)
+    size = len(small)
 
-    assert next(walk).count == 3
+    counts = [len(whole.batches(0, 4 * size, most)) for most in (0, 1, size, size + 1, 9 * size)]
+    assert counts == [1, 1, 1, 2, 4]
+
+
+def test_a_source_returns_the_good_batches_before_the_bad_one(small):
+    """A5, E10: the whole batches before the damage are usable."""
+    cut = source(small + small[:-8])
+
+    assert [one.count for one in cut.batches(0, 1 << 20, 1 << 20)] == [3]
     with pytest.raises(CorruptBatchError, match="truncated"):
-        next(walk)
+        cut.batches(len(small), 1 << 20, 1 << 20)
+
+
+def test_a_head_is_checked_however_often_its_equal_was_read(small):
+    """P12: what is remembered of one batch vouches for no other."""
+    head = batch.head_length(small[:8], path="p", position=0)
+    for place in range(head):
+        bad = bytearray(small * 2)
+        bad[len(small) + place] ^= 1
+        both = source(bad)
+        assert [one.position for one in both.batches(0, len(bad), 1 << 20)] == [0]
+        with pytest.raises(CorruptBatchError):
+            both.batches(len(small), len(bad), 1 << 20)
+
+
+def test_batches_with_heads_of_many_lengths_lie_side_by_side():
+    """Compressed or not, one row or many: each is read as what it is."""
+    kinds = [("none", 1), ("lz4", 9), ("none", 2), ("zstd", 9), ("zstd", 1), ("none", 900)] * 2
+    made = [
+        bytes(b"".join(map(bytes, encoded_batch(count, kind).stamp(0, 0)))) for kind, count in kinds
+    ]
+    found = source(b"".join(made)).batches(0, 1 << 30, 1 << 30)
+
+    assert [one.count for one in found] == [count for _, count in kinds]
+    for one, (_, count) in zip(found, kinds, strict=True):
+        assert one.columns(["value"]).column(0).to_pylist() == [b"v" * 100] * count
+        assert one.columns(["timestamp", "key"]).column(1).to_pylist() == [None] * count
+        assert one.lists()[0] == [7] * count
+
+
+def encoded_batch(count, compression):
+    return batch.encode_lists([b"v" * 100] * count, None, 7, None, compression)
 
 
 def test_a_reader_by_pread_learns_the_lengths_step_by_step(small):

@@ -3,7 +3,7 @@
 A batch is one encapsulated Arrow IPC message with a block of ours between the
 flatbuffer and the body (``docs/format.md`` has every byte).  `encode` and
 `encode_lists` do the expensive work without a lock; `EncodedBatch.stamp` fills
-in what is known under the lock only.  `parse` and `iterate` check the head and
+in what is known under the lock only.  `parse` and `Source` check the head and
 the block; a `Batch` checks and decodes the columns one asks for, no others.
 """
 
@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from embedlog.batch.reading import (
     Batch,
+    Source,
     head_length,
-    iterate,
     message_length,
     offset_range,
     parse,
@@ -48,11 +48,11 @@ __all__ = [
     "VERSION",
     "Batch",
     "EncodedBatch",
+    "Source",
     "encode",
     "encode_lists",
     "from_lists",
     "head_length",
-    "iterate",
     "message_length",
     "offset_range",
     "parse",

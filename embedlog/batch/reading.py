@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import accumulate, pairwise
 from typing import Any, NoReturn
 
@@ -15,7 +15,6 @@ from embedlog.batch.wire import (
     CONTINUATION,
     END_MAGIC,
     END_OF_STREAM,
-    ENTRY,
     EXPLICIT_OFFSETS,
     HEADER,
     HEADERS,
@@ -27,6 +26,8 @@ from embedlog.batch.wire import (
     MAX_MESSAGE_BYTES,
     MIN_BLOCK,
     PREFIX,
+    SEAL,
+    SEALED,
     SKELETON,
     TIMESTAMP,
     TRAILER,
@@ -41,18 +42,100 @@ from embedlog.batch.wire import (
 from embedlog.checksum import crc32c
 from embedlog.errors import CorruptBatchError, UnsupportedFormatError
 
+_TABLE = 18
+"""Where the column table begins in the fields of a block: (end, CRC, nulls) a column."""
+_SHAPES = 16
+"""Lengths of heads to remember for a schema: compressed batches have another one."""
 
-class _Source:
-    """The bytes batches are read from, and what to say about them in an error."""
+
+class Source:
+    """The bytes batches are read from, and what to say about them in an error.
+
+    Args:
+        buffer: A `pyarrow.Buffer`.
+        path: The file, for errors.
+        shift: What to add to a place in the buffer to get that in the file.
+        schema: The segment's.
+    """
 
     __slots__ = ("buffer", "layout", "path", "shift", "view")
 
-    def __init__(self, buffer: Any, path: str, shift: int, layout: Layout) -> None:
-        self.buffer, self.path, self.shift, self.layout = buffer, path, shift, layout
+    def __init__(self, buffer: Any, path: str, shift: int, schema: Any) -> None:
+        self.buffer, self.path, self.shift = buffer, path, shift
+        self.layout = layout_of(schema)
         self.view = memoryview(buffer).cast("B")  # Arrow says "b", which equals no bytes
 
+    def batches(self, start: int, stop: int, max_bytes: int) -> list[Batch]:
+        """Return the batches of ``[start, stop)``, or the first few that fill ``max_bytes``.
+
+        Fewer up to a damaged one, or the end of the stream.
+
+        Raises:
+            CorruptBatchError: The first one is damaged, as for `parse`.
+            UnsupportedFormatError: A newer version of embedlog wrote it.
+        """
+        found: list[Batch] = []
+        stop = min(stop, self.buffer.size)
+        enough = start + max_bytes
+        while start < stop:
+            try:
+                batch = Batch(self, start, stop)
+            except (CorruptBatchError, UnsupportedFormatError):
+                if found or self.view[start : start + 8] == END_OF_STREAM:
+                    break
+                raise
+            found.append(batch)
+            start += batch.size
+            if start >= enough:
+                break
+        return found
+
     def corrupt(self, start: int, reason: str) -> NoReturn:
+        """Raise: the bytes at ``start`` of the buffer are not those written."""
         raise _corrupt(reason, self.path, start + self.shift)
+
+
+class Shape:
+    """How long the heads of a segment are: the same for nearly every batch of it.
+
+    So one struct takes a head apart, which otherwise is done length by length.
+    """
+
+    __slots__ = ("begin", "block", "end", "fields", "known", "parts", "size")
+
+    def __init__(self, extent: int, block_length: int, columns: int) -> None:
+        self.size, self.block = 8 + extent, 8 + extent - block_length
+        rest = block_length - SEAL.size
+        self.parts = struct.Struct(f"<{self.block}s4sI{rest}s").unpack_from
+        """Prefix and flatbuffer, the block's magic and CRC, what that covers."""
+        table = "QII" * columns
+        filler = block_length - MIN_BLOCK - 16 * columns
+        self.fields = struct.Struct(f"{SEALED.format}{table}{filler}x8x").unpack
+        self.begin = PREFIX.pack(CONTINUATION, extent)
+        self.end = TRAILER.pack(block_length, END_MAGIC)
+        self.known: tuple[bytes, int, bool] = (b"", 0, False)
+        """The last prefix and flatbuffer, its CRC, and whether it is plain.
+
+        Batches of equal sizes have equal ones: to compare takes a tenth of a CRC.
+        """
+
+
+def _shape(layout: Layout, extent: int, block_length: int) -> Shape:
+    shapes: dict[tuple[int, int], Shape] = layout.shapes
+    found = shapes.get((extent, block_length))
+    if found is None:
+        if len(shapes) >= _SHAPES:
+            shapes.clear()
+        made = Shape(extent, block_length, len(layout.names))
+        found = shapes[extent, block_length] = made
+    return found
+
+
+def _is_plain(head: bytes, layout: Layout) -> bool:
+    """Whether a flatbuffer certainly says "not compressed"; if not, it must be looked at."""
+    if len(head) < 8 + SKELETON.size:
+        return False
+    return bool(SKELETON.unpack_from(head, 8) == layout.plain)
 
 
 def _corrupt(reason: str, path: str, position: int) -> CorruptBatchError:
@@ -76,6 +159,8 @@ class Batch:
     __slots__ = (
         "_block",
         "_body",
+        "_fields",
+        "_plain",
         "_source",
         "_start",
         "base_offset",
@@ -105,31 +190,16 @@ class Batch:
     base_sequence: int | None
     delete_horizon: int | None
 
-    def __init__(self, source: _Source, start: int, limit: int) -> None:
-        view, room = source.view, limit - start
-        if room < 8:
-            source.corrupt(start, "truncated")
-        marker, extent = PREFIX.unpack_from(view, start)
-        if marker != CONTINUATION or not MIN_BLOCK < extent <= MAX_HEAD_BYTES or extent & 7:
-            source.corrupt(start, "no batch begins here")
-        if extent + 8 > room:
-            source.corrupt(start, "truncated")
-        end = start + 8 + extent
-        block_length, magic = TRAILER.unpack_from(view, end - 8)
-        if magic != END_MAGIC or not MIN_BLOCK <= block_length <= extent - 8:
-            source.corrupt(start, "the block has no end")
-        self._source, self._start, self._body = source, start, end
-        self._block = block = end - block_length
-        (magic, crc, metadata_crc, version, self.flags, self.count, columns, _, length,
+    def __init__(self, source: Source, start: int, limit: int) -> None:
+        self._source, self._start = source, start
+        layout = source.layout
+        fields = self._quickly(layout.shape, limit) or self._examine(limit)
+        self._fields = fields
+        (_, version, self.flags, self.count, columns, _, length,
          self.size, self.base_offset, self.next_offset,
          self.leader_epoch, epoch, _, sequence,
          self.min_timestamp, self.max_timestamp, producer, horizon,
-        ) = HEADER.unpack_from(view, block)  # fmt: skip
-        slice_ = source.buffer.slice
-        if magic != MAGIC or crc != crc32c(slice_(block + 8, block_length - 8)):
-            source.corrupt(start, "the block's CRC is wrong")
-        if metadata_crc != crc32c(slice_(start, block - start)):
-            source.corrupt(start, "the metadata's CRC is wrong")
+        ) = fields[:_TABLE]  # fmt: skip
         if producer < 0:
             self.producer_id = self.producer_epoch = self.base_sequence = None
         else:
@@ -137,30 +207,78 @@ class Batch:
         self.delete_horizon = None if horizon < 0 else horizon
         ordinary = (
             version == VERSION
-            and length == block_length
-            and columns == len(source.layout.names)
-            and block_length >= MIN_BLOCK + 16 * columns
+            and length == self._body - self._block
+            and columns == len(layout.names)
             and self.count == self.next_offset - self.base_offset > 0 <= self.base_offset
-            and 8 + extent <= self.size <= MAX_MESSAGE_BYTES
+            and self._body - start <= self.size <= MAX_MESSAGE_BYTES
             and not self.size & 7
-            and not self.flags & source.layout.foreign_flags
+            and not self.flags & layout.foreign_flags
         )
         if not ordinary:
-            self._judge(version, length, columns, end - start)
-        if self.size > room:
+            self._judge(version, length, columns)
+        if self.size > limit - start:
             source.corrupt(start, "truncated")
 
-    def _judge(self, version: int, length: int, columns: int, extent: int) -> None:
+    def _quickly(self, shape: Shape | None, limit: int) -> tuple[Any, ...] | None:
+        """Check the head and return its fields, if it is as long as the one before; else None."""
+        start = self._start
+        if shape is None or start + shape.size > limit:
+            return None
+        head, magic, crc, sealed = shape.parts(self._source.view, start)
+        if magic != MAGIC or crc != crc32c(sealed) or not sealed.endswith(shape.end):
+            return None
+        fields: tuple[Any, ...] = shape.fields(sealed)
+        known = shape.known
+        if head != known[0]:
+            if not head.startswith(shape.begin):
+                return None
+            known = shape.known = head, crc32c(head), _is_plain(head, self._source.layout)
+        if fields[0] != known[1]:
+            return None
+        self._block, self._body, self._plain = start + shape.block, start + shape.size, known[2]
+        return fields
+
+    def _examine(self, limit: int) -> tuple[Any, ...]:
+        """Check the head step by step and return its fields; say what is wrong with it."""
+        source, start = self._source, self._start
+        view, layout = source.view, source.layout
+        if limit - start < 8:
+            source.corrupt(start, "truncated")
+        marker, extent = PREFIX.unpack_from(view, start)
+        if marker != CONTINUATION or not MIN_BLOCK < extent <= MAX_HEAD_BYTES or extent & 7:
+            source.corrupt(start, "no batch begins here")
+        if extent + 8 > limit - start:
+            source.corrupt(start, "truncated")
+        end = start + 8 + extent
+        block_length, magic = TRAILER.unpack_from(view, end - 8)
+        if magic != END_MAGIC or not MIN_BLOCK <= block_length <= extent - 8:
+            source.corrupt(start, "the block has no end")
+        self._body, self._block = end, end - block_length
+        block = view[self._block : end].tobytes()
+        magic, crc = SEAL.unpack_from(block)
+        if magic != MAGIC or crc != crc32c(block[SEAL.size :]):
+            source.corrupt(start, "the block's CRC is wrong")
+        fields = SEALED.unpack_from(block, SEAL.size)
+        head = view[start : self._block].tobytes()
+        if fields[0] != crc32c(head):
+            source.corrupt(start, "the metadata's CRC is wrong")
+        self._plain = _is_plain(head, layout)
+        columns = len(layout.names)
+        if fields[4] != columns or block_length < MIN_BLOCK + 16 * columns:
+            self._refuse(fields[1], fields[4])
+        layout.shape = _shape(layout, extent, block_length)
+        return fields + layout.table.unpack_from(block, HEADER.size)
+
+    def _judge(self, version: int, length: int, columns: int) -> None:
         """Accept the rare kind of batch (with gaps, or empty: D11), and refuse all others."""
         span = self.next_offset - self.base_offset
         plausible = (
             version == VERSION
-            and length >= MIN_BLOCK + 16 * columns
             and length == self._body - self._block
             and columns == len(self._source.layout.names)
             and (self.count == span or (self.flags & EXPLICIT_OFFSETS and self.count <= span))
             and self.base_offset >= 0
-            and extent <= self.size <= MAX_MESSAGE_BYTES
+            and self._body - self._start <= self.size <= MAX_MESSAGE_BYTES
             and not self.size & 7
             and not self.flags & self._source.layout.foreign_flags
         )
@@ -235,30 +353,27 @@ class Batch:
         return columns
 
     def _check(self, indexes: Sequence[int]) -> None:
-        source, body = self._source, self._body
-        table = source.layout.table.unpack_from(source.view, self._block + HEADER.size)
+        source, body, fields = self._source, self._body, self._fields
         size, slice_ = self.size - (body - self._start), source.buffer.slice
         for i in indexes:
-            end, crc = table[3 * i], table[3 * i + 1]
-            begin = table[3 * i - 3] if i else 0
+            at = _TABLE + 3 * i
+            end = fields[at]
+            begin = fields[at - 3] if i else 0
             if not begin <= end <= size:
                 source.corrupt(self._start, "its columns lie outside it")
-            if crc32c(slice_(body + begin, end - begin)) != crc:
+            if crc32c(slice_(body + begin, end - begin)) != fields[at + 1]:
                 source.corrupt(self._start, f"the CRC of column {source.layout.names[i]} is wrong")
 
     def _decode(self, pick: Pick) -> Any:
         source, start = self._source, self._start
-        layout = source.layout
         try:
-            found = None
-            if SKELETON.unpack_from(source.view, start + 8) != layout.plain:
-                found = find_message(source.view[start : self._block])
+            found = None if self._plain else find_message(source.view[start : self._block])
             if found is not None and found.compressed:
                 columns = pa.ipc.read_record_batch(self._reduced(found, pick), pick.schema)
             else:
                 message = source.buffer.slice(start, self.size)
-                columns = pa.ipc.read_record_batch(message, layout.schema)
-                if pick.indexes != layout.every:
+                columns = pa.ipc.read_record_batch(message, pick.leading)
+                if pick.leading is not pick.schema:
                     columns = columns.select(pick.indexes)
             columns.validate()
         except (pa.ArrowException, OSError, struct.error, IndexError) as error:
@@ -310,8 +425,9 @@ class Batch:
         self._check(range(len(layout.names)))
         columns = self._decode(layout.pick(True))
         self._validate(columns)
-        last = ENTRY.unpack_from(self._source.view, self._block + 80 + 16 * len(layout.names))[0]
-        if last != self.size - (self._body - self._start):
+        if self._fields[_TABLE + 3 * len(layout.names) - 3] != self.size - (
+            self._body - self._start
+        ):
             self._source.corrupt(self._start, "its columns do not fill it")
 
     def _validate(self, columns: Any) -> None:
@@ -422,22 +538,5 @@ def parse(buffer: Any, start: int, limit: int, *, path: str, position: int, sche
             reason is ``"truncated"`` if it is cut off at ``limit``.
         UnsupportedFormatError: A newer version of embedlog wrote it.
     """
-    source = _Source(buffer, path, position - start, layout_of(schema))
+    source = Source(buffer, path, position - start, schema)
     return Batch(source, start, min(limit, buffer.size))
-
-
-def iterate(
-    buffer: Any, start: int, stop: int, *, path: str, position: int, schema: Any
-) -> Iterator[Batch]:
-    """Yield the batches of ``buffer[start:stop]``, up to ``stop`` or the end of the stream.
-
-    Arguments and errors are those of `parse`; each step looks at one head.
-    """
-    source = _Source(buffer, path, position - start, layout_of(schema))
-    view, stop = source.view, min(stop, buffer.size)
-    while start < stop:
-        if view[start : start + 8] == END_OF_STREAM:
-            return
-        batch = Batch(source, start, stop)
-        yield batch
-        start += batch.size

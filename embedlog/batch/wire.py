@@ -67,6 +67,8 @@ class Pick(NamedTuple):
 
     indexes: tuple[int, ...]
     schema: Any
+    leading: Any
+    """The columns to read from a message: Arrow stops where the schema ends."""
     nodes: tuple[int, ...]
     buffers: tuple[int, ...]
 
@@ -86,6 +88,8 @@ class Layout:
         "picks",
         "plain",
         "schema",
+        "shape",
+        "shapes",
         "table",
         "time",
     )
@@ -105,6 +109,9 @@ class Layout:
         self.every = tuple(range(len(counts)))
         self.foreign_flags = self._foreign_flags()
         self.picks: dict[tuple[str, ...] | bool, Pick] = {}
+        self.shape: Any = None
+        """That of the last batch that was read, of `shapes`: how `reading` took heads apart."""
+        self.shapes: dict[tuple[int, int], Any] = {}
 
     def _time_column(self) -> int:
         told = (self.original.metadata or {}).get(b"embedlog.timestamp")
@@ -136,10 +143,14 @@ class Layout:
             indexes = self.every if names else self.every[:-1]
         else:
             indexes = tuple(self.names.index(name) for name in dict.fromkeys(names))
-        fields = [self.schema.field(i) for i in indexes]
+        schema = pa.schema([self.schema.field(i) for i in indexes])
+        reach = max(indexes, default=-1) + 1
+        leading = schema
+        if indexes != self.every[:reach]:
+            leading = pa.schema([self.schema.field(i) for i in range(reach)])
         nodes = [n for i in indexes for n in range(self.nodes[i], self.nodes[i + 1])]
         buffers = [n for i in indexes for n in range(self.buffers[i], self.buffers[i + 1])]
-        return Pick(indexes, pa.schema(fields), tuple(nodes), tuple(buffers))
+        return Pick(indexes, schema, leading, tuple(nodes), tuple(buffers))
 
 
 def _count(kind: Any) -> tuple[int, int]:

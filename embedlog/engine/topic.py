@@ -183,8 +183,7 @@ class View:
                 found = reader.read(_READ_BYTES)
                 if not found:
                     break
-                rows = [(one, *_rows(one, part)) for one in found if one.base_offset < part.stop]
-                rows = [row for row in rows if row[1] < row[2]]
+                rows = _covered(found, part)
                 if rows:
                     yield part, rows
 
@@ -255,6 +254,14 @@ def _cut(ranges: Sequence[Range], start: int, stop: int) -> list[Range]:
             found.append(Range(part.partition, first, last))
         before += part.stop - part.start
     return found
+
+
+def _covered(found: list[Any], part: Range) -> list[tuple[Any, int, int]]:
+    """Return batches that lie in a range, each with the rows of it that do."""
+    if part.start <= found[0].base_offset and found[-1].next_offset <= part.stop:
+        return [(one, 0, one.count) for one in found if one.count]
+    rows = [(one, *_rows(one, part)) for one in found if one.base_offset < part.stop]
+    return [row for row in rows if row[1] < row[2]]
 
 
 def _rows(batch: Any, part: Range) -> tuple[int, int]:
