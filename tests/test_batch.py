@@ -70,6 +70,12 @@ def resealed(data, *, header=None, edit=None, table=None):
     return bytes(head) + b"EMBL" + struct.pack("<I", crc32c(block)) + block + bytes(body)
 
 
+def parts_of(data):
+    """The head and the body of a batch, without the block."""
+    end = 8 + struct.unpack_from("<i", data, 4)[0]
+    return data[: end - struct.unpack_from("<I", data, end - 8)[0]], data[end:]
+
+
 @pytest.fixture
 def small():
     """Three records that have a null key, an empty key, a null value and an empty value."""
@@ -93,6 +99,50 @@ def test_null_and_empty_are_four_distinct_things(compression, many):
 
     found.verify()
     assert found.lists() == ([NOW] * len(keys), keys, values, None)
+
+
+def rows_or_refusal(data):
+    """What `lists` returns, or that it refuses."""
+    try:
+        return parsed(data).lists()
+    except CorruptBatchError:
+        return "corrupt"
+
+
+@pytest.mark.parametrize("rows", range(1, 11), ids="rows={}".format)
+def test_a_small_batch_is_read_without_arrow_and_alike(rows, monkeypatch):
+    """The short way of small batches gives what the columns give (A3)."""
+    some = random.Random(rows)
+    for _ in range(30):
+        keys, values = (
+            [some.choice([None, b"", b"k", some.randbytes(9)]) for _ in range(rows)]
+            for _ in range(2)
+        )
+        data = written(batch.encode_lists(values, keys, [NOW + row for row in range(rows)]), 10)
+        with monkeypatch.context() as patch:
+            short = parsed(data).lists()
+            patch.setattr("embedlog.batch.few.MOST", 0)
+            assert short == parsed(data).lists()
+        assert short == ([NOW + row for row in range(rows)], keys, values, None)
+
+
+@pytest.mark.parametrize("part", [0, 1], ids=["head", "body"])
+def test_a_small_batch_of_nonsense_is_judged_by_arrow(small, monkeypatch, part):
+    """The short way refuses nothing by itself, and believes nothing that Arrow would not."""
+    some = random.Random(part)
+    size = [len(data) for data in parts_of(small)][part]
+    for place in range(8 * (1 - part), size):
+        for _ in range(3):
+            byte = some.choice([0, 1, 7, 0x7F, 0x80, 0xFF, some.randrange(256)])
+
+            def edit(*parts, place=place, byte=byte):
+                parts[part][place] = byte
+
+            data = resealed(small, edit=edit)
+            with monkeypatch.context() as patch:
+                short = rows_or_refusal(data)
+                patch.setattr("embedlog.batch.few.MOST", 0)
+                assert short == rows_or_refusal(data), (place, byte)
 
 
 @pytest.mark.parametrize("compression", COMPRESSIONS)
