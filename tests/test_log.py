@@ -276,6 +276,23 @@ def test_a_reader_at_the_end_finds_what_comes(log):
         assert reader.read() == []
 
 
+def test_a_reader_believes_an_end_it_is_given_only_to_go_on(log):
+    """An end that the caller read a moment ago may be older than the reader, or than a cut."""
+    before = log.tail()
+    fill(log, 3)
+    middle = log.tail()
+    fill(log, 3, first=3)
+    reader = log.reader(0)
+
+    assert [one.base_offset for one in reader.read(known=middle)] == [0, 1, 2]
+    assert reader.read(known=middle) == []
+    assert [one.base_offset for one in reader.read(known=before)] == [3, 4, 5]
+
+    reader, long = log.reader(2), log.tail()
+    log.truncate_to(3)
+    assert [one.base_offset for one in reader.read(known=long)] == [2]
+
+
 def test_a_read_inside_a_batch_gives_that_batch(log):
     """The caller leaves out what is below (A17)."""
     fill(log, 3, size=10)

@@ -303,7 +303,7 @@ class Consumer:
         """
         most = limit_of(max_records) or self.config.max_poll_records
         with self._guard:
-            return self._await(lambda: self._gather_records(most), timeout_ms)
+            return self._await(partial(self._gather_records, most), timeout_ms)
 
     def poll_batches(
         self,
@@ -464,6 +464,8 @@ class Consumer:
         return found
 
     def _gather_records(self, most: int) -> dict[TopicPartition, list[Record]]:
+        if most <= taking.FEW:
+            return self._gather(taking.records, most)
         with taking.collector_held():
             return self._gather(taking.records, most)
 

@@ -11,6 +11,9 @@ from typing import Any
 from embedlog.consumer.assignment import Feed
 from embedlog.record import Record
 
+FEW = 700
+"""Records that do not set off the garbage collector (CPython's first threshold)."""
+
 
 def run(feed: Feed, stop: int | None) -> Iterator[Record] | None:
     """Take the records of one batch, below an offset, to be made when they are looked at."""

@@ -75,10 +75,12 @@ class PartitionReader:
                 )
         self.leader_epoch = now.leader_epoch
 
-    def read(self, max_bytes: int = CHUNK_BYTES) -> list[Batch]:
+    def read(self, max_bytes: int = CHUNK_BYTES, known: Tail | None = None) -> list[Batch]:
         """Return the next batches, about ``max_bytes`` of them; ``[]`` at the end.
 
         The first may begin below `offset`, where that lies inside a batch.
+        ``known`` is an end that the caller has just read: believed where it allows
+        to go on, and read again before anything is found wrong.
 
         Raises:
             OffsetOutOfRangeError: Retention overtook this reader.
@@ -89,13 +91,18 @@ class PartitionReader:
         log = self._log
         for attempt in range(_TRIES):
             log.refresh()
-            now = log.tail()
+            now, known = known, None
+            guessed = now is not None and self._goes_on(now)
+            if now is None or not guessed:
+                now = log.tail()
             end = self._check_range(now)
             if self.offset == end:
                 return []
             try:
                 found = self._read(now, end, max_bytes)
             except CorruptBatchError as error:
+                if guessed:
+                    continue
                 raise self._located(error) from error
             except StorageError:
                 # Retention unlinks after it drops the name: look again.
@@ -106,6 +113,13 @@ class PartitionReader:
             if found is not None:
                 return found
         return []
+
+    def _goes_on(self, known: Tail) -> bool:
+        """Whether to read by an end that the caller read: of this epoch, and not overtaken."""
+        return (
+            known.leader_epoch == self.leader_epoch
+            and known.start_offset <= self.offset <= self._log.visible_end(known)
+        )
 
     def _read(self, now: Tail, end: int, max_bytes: int) -> list[Batch] | None:
         """Read from the segment that holds the offset; None if it moved on meanwhile."""
