@@ -6,8 +6,10 @@ many of its operations the work needs at the very least.  `report.py` divides.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from statistics import quantiles
 from typing import Any
 
 import pytest
@@ -16,6 +18,7 @@ import embedlog
 from embedlog import batch
 from embedlog.batch import EncodedBatch
 from embedlog.engine import Log
+from embedlog.files import WakePage
 
 ROWS = 1000
 
@@ -49,6 +52,29 @@ def note(benchmark: Any) -> Callable[..., None]:
         benchmark.extra_info.update(facts)
 
     return note
+
+
+@pytest.fixture
+def published(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """When this process published what it appended: the commit is over, nobody is woken yet."""
+    stamps: list[int] = []
+    advance = WakePage.advance
+
+    def stamped(page: WakePage) -> None:
+        stamps.append(time.perf_counter_ns())
+        advance(page)
+
+    monkeypatch.setattr(WakePage, "advance", stamped)
+    return stamps
+
+
+def delays(called: list[int], published: list[int], seen: list[int]) -> dict[str, float]:
+    """Return what the table has of a wake, in µs: from the publication, and from the call."""
+    found = {}
+    for name, begun in (("", published), ("from_call_", called)):
+        cuts = quantiles([two - one for one, two in zip(begun, seen, strict=True)], n=100)
+        found |= {f"{name}p50_us": cuts[49] / 1000, f"{name}p99_us": cuts[98] / 1000}
+    return {name: round(value, 1) for name, value in found.items()}
 
 
 @pytest.fixture(scope="session")
