@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -470,7 +471,7 @@ def test_the_counter_wraps_around(page):
 
 def test_without_a_futex_a_waiter_polls(files, monkeypatch):
     """On another processor it is slower, not wrong."""
-    monkeypatch.setattr("platform.machine", lambda: "abacus")
+    monkeypatch.setattr("os.uname", lambda: SimpleNamespace(machine="abacus"))
     page = WakePage(files)
     seen = page.value()
     threading.Timer(0.02, page.advance).start()

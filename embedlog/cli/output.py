@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import json
 import sys
 import time
 from typing import Any
@@ -24,6 +23,8 @@ def note(*lines: str) -> None:
 
 def say_json(answer: Any) -> None:
     """Print one JSON document on one line."""
+    import json  # the commands that print none start without it
+
     say(json.dumps(answer, ensure_ascii=False))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import mmap
-import platform
+import os
 import select
 from typing import TYPE_CHECKING, Final
 
@@ -54,7 +54,7 @@ class WakePage:
         finally:
             files.close(fd)
         self._counter = memoryview(self._map).cast("I")
-        number = _FUTEX_NUMBERS.get(platform.machine())
+        number = _FUTEX_NUMBERS.get(os.uname().machine)
         # Converted once: ctypes takes three times as long to convert them at every call.
         self._page = number and (ctypes.c_long(number), ctypes.c_void_p(_address(self._map)))
         self._add_and_wake = self._page and (
