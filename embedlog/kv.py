@@ -346,9 +346,22 @@ class Store:
         freed: int = (self._shared or self._attach()).handle.reader_check()
         return freed
 
-    def copy(self, target: str) -> None:
-        """Write a compact copy to the existing directory ``target`` (a real path)."""
-        (self._shared or self._attach()).handle.copy(target, compact=True)
+    def copy(self, name: str) -> None:
+        """Write a compact copy, durably, into the existing directory ``name`` below the root.
+
+        Raises:
+            StorageError: It is not there, or not whole.
+        """
+        shared = self._shared or self._attach()
+        # LMDB would create the file for everybody to read.
+        data = self._files.open(f"{name}/data.mdb", write=True, create=True)
+        try:
+            shared.handle.copyfd(data, compact=True)
+            self._files.sync(data)
+        except lmdb.Error as error:
+            raise self._storage(error, "copy itself") from error
+        finally:
+            self._files.close(data)
 
 
 def _number(txn: Txn) -> int:

@@ -67,10 +67,7 @@ def copy_state(files: Files, state: kv.Store) -> None:
     aside = f"{COPY}.new"
     kv.discard(files, aside)
     files.make_directory(aside)
-    state.copy(files.path(aside))
-    data = files.open(f"{aside}/data.mdb", write=True)
-    files.sync(data)
-    files.close(data)
+    state.copy(aside)
     files.write_file(f"{aside}/of", version)
     kv.discard(files, COPY)
     files.rename(aside, COPY)
