@@ -257,7 +257,10 @@ class Store:
             except lmdb.Error as error:
                 raise self._storage(error, "commit") from error
 
-    def _storage(self, error: Exception, operation: str) -> StorageError:
+    def _storage(self, error: Exception, operation: str) -> StorageError | ClosedError:
+        if self._closed:
+            # By another thread, while this one was about to use it.
+            return ClosedError("the log was closed", path=self.path)
         kind = DiskFullError if self._files.free_bytes() < LITTLE_SPACE else StorageError
         return kind(
             f"the database refused to {operation}: {error}",
@@ -278,6 +281,8 @@ class Store:
         return f"locks/{self._name}"
 
     def _open_lock(self) -> int:
+        if self._closed:
+            raise ClosedError("the log was closed", path=self.path)
         self._lock = self._files.open(self._lock_path, write=True, create=True)
         return self._lock
 
@@ -321,16 +326,25 @@ class Store:
         return words if known and newest <= shared.handle.info()["last_txnid"] else None
 
     def close(self) -> None:
-        """Leave the environment; the last user of this process closes it."""
+        """Leave the environment; the last user of this process closes it.
+
+        Waits for a write of another thread, whose lock must not be closed under it.
+        """
         if self._closed:
             return
-        self._closed = True
-        _stores.discard(self)
-        if self._lock is not None:
-            self._files.close(self._lock)
-        if self._shared is not None:
-            _leave(self._shared)
-            self._shared = self._pages = None
+        waited = self._queue.acquire(timeout=self._timeout)
+        try:
+            self._closed = True
+            _stores.discard(self)
+            lock, self._lock = self._lock, None
+            if lock is not None:
+                self._files.close(lock)
+            shared, self._shared, self._pages = self._shared, None, None
+            if shared is not None:
+                _leave(shared)
+        finally:
+            if waited:
+                self._queue.release()
 
     def sync(self) -> None:
         """Write an unsynced environment to the disk."""

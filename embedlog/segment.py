@@ -52,6 +52,7 @@ class SegmentFile:
         self.path, self._expected = path, expected
         self._files, self._pid = files, os.getpid()
         self.fd: int | None = files.open(path, write=write)
+        files.keep(self.fd)
         self._map: batches.Source | None = None
         self._schema = schema
         self._start: int | None = None if schema is None else 0

@@ -10,6 +10,9 @@ import subprocess
 import sys
 import tempfile
 import textwrap
+import threading
+import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -207,6 +210,64 @@ def test_closing_twice_is_closing_once_and_later_calls_say_so(log):
     ):
         with pytest.raises(errors.ClosedError):
             call()
+
+
+@pytest.mark.parametrize("what", ["append", "fsync", "read", "wait", "flush", "list"])
+def test_closing_under_another_thread_is_told_as_that(path, what):
+    """It waits for a write, and whoever comes later gets `ClosedError` and nothing else."""
+    told = []
+
+    def look(step):
+        try:
+            while True:
+                step()
+        except BaseException as error:  # noqa: BLE001 - which one it is, is the question
+            told.append(error)
+
+    for _ in range(8):
+        log = embedlog.open(path)
+        log.create_topic("t", exist_ok=True)
+        part = log.partition("t", 0)
+        part.append([encoded(b"x")])
+        consumer = log.consumer("t")
+        step = {
+            "append": partial(part.append, [encoded(b"x")]),
+            "fsync": partial(part.append, [encoded(b"x")], durability="fsync"),
+            "read": lambda: part.reader(part.end_offset() - 1).read(),  # noqa: B023
+            "wait": partial(consumer.poll, 100),
+            "flush": part.flush,
+            "list": log.topics,
+        }[what]
+        threads = [threading.Thread(target=look, args=[step]) for _ in range(1 + (what != "wait"))]
+        for thread in threads:
+            thread.start()
+        time.sleep(0.005)
+        log.close()
+        for thread in threads:
+            thread.join(10)
+            assert not thread.is_alive()
+
+    assert {type(error) for error in told} == {errors.ClosedError}, told
+    with embedlog.open(path) as log:
+        assert log.verify() == []
+
+
+def test_who_reads_a_file_keeps_it_when_the_log_is_closed(path, tmp_path):
+    """Else the number of its descriptor could be another file's by the time it is read."""
+    write(path, b"here")
+    log = embedlog.open(path)
+    part = log.partition("t", 0)
+    part.refresh()
+    file = part.open_segment(part.last)
+    before = file.bytes(0, 1000)
+    log.close()
+    others = [os.open(tmp_path / str(n), os.O_RDWR | os.O_CREAT) for n in range(10)]
+
+    assert file.fd not in others
+    assert file.bytes(0, 1000) == before
+    file.close()
+    for fd in others:
+        os.close(fd)
 
 
 def test_a_log_shows_what_it_is(log):

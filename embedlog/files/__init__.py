@@ -96,6 +96,7 @@ class Files:
         self.writable = writable
         self._root_fd = -1
         self._paths: dict[int, str] = {}
+        self._kept: set[int] = set()
         self._root_fd = open_root(self.root)
         try:
             if writable and not unsafe_filesystem:
@@ -265,10 +266,18 @@ class Files:
         path = self._paths.pop(fd, None)
         if path is None:
             return
+        self._kept.discard(fd)
         try:
             os.close(fd)
         except OSError as error:
             raise self._failed(error, "close", path) from error
+
+    def keep(self, fd: int) -> None:
+        """Leave a descriptor to its user, who may be in the middle of a read, at `close_all`.
+
+        Closed under him, its number could be that of another file by the time he uses it.
+        """
+        self._kept.add(fd)
 
     def read_file(self, path: str) -> bytes:
         """Return all bytes of a file."""
@@ -477,8 +486,10 @@ class Files:
     # The end
 
     def close_all(self) -> None:
-        """Close every descriptor; later calls raise `ClosedError`."""
+        """Close every descriptor but those `kept`; later calls raise `ClosedError`."""
+        kept = {fd: self._paths.pop(fd) for fd in list(self._kept) if fd in self._paths}
         self._close_descriptors()
+        self._paths.update(kept)
         if self._root_fd >= 0:
             os.close(self._root_fd)
             self._root_fd = -1
@@ -492,6 +503,7 @@ class Files:
         self._close_descriptors()
 
     def _close_descriptors(self) -> None:
+        self._kept.clear()
         while self._paths:
             fd, _ = self._paths.popitem()
             # The descriptor is gone whatever close says; the others must be closed too.

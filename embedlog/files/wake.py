@@ -76,9 +76,13 @@ class WakePage:
         The kernel adds and wakes in one call, so no count is lost and the counter never
         returns to a value that a waiter has seen.
         """
-        if not self._add_and_wake or _syscall(*self._add_and_wake) < 0:
+        add_and_wake = self._add_and_wake  # another thread may close the page
+        if not add_and_wake or _syscall(*add_and_wake) < 0:
             value = (self.value() + 1) & 0xFFFFFFFF
-            self._counter[0] = value
+            try:
+                self._counter[0] = value
+            except ValueError as error:
+                raise ClosedError("the wake page was closed before") from error
 
     def wait(self, seen: int, timeout: float) -> None:
         """Return once the value is not `seen`, after `timeout` seconds, or after a signal."""

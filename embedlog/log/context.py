@@ -28,6 +28,8 @@ class Context:
     visibility: str
     lock_timeout: float
     root: str
+    closed: bool = False
+    """Nobody may begin anything any more; set before what it shares is closed."""
 
     def check_writable(self) -> None:
         """Raise unless the log may be changed."""

@@ -23,6 +23,7 @@ from embedlog.batch import EncodedBatch
 from embedlog.catalog import SegmentInfo, TopicInfo
 from embedlog.config import TopicConfig
 from embedlog.errors import (
+    ClosedError,
     CorruptionError,
     EmbedlogError,
     InvalidRecordError,
@@ -525,6 +526,8 @@ class PartitionLog:
             raise LockTimeoutError("another thread holds the partition", path=self._lock_path)
         try:
             if self._lock_fd is None:
+                if self.context.closed:
+                    raise ClosedError("the log was closed", path=self.context.root)
                 self._lock_fd = self.context.files.open(self._lock_path, write=True, create=True)
             self.context.files.lock(self._lock_fd, timeout)
         except BaseException:
@@ -542,11 +545,19 @@ class PartitionLog:
         return f"locks/{self.topic_id}-{self.partition}"
 
     def close(self) -> None:
-        """Let the files go; readers that have one keep it."""
-        self.active = None
-        fd, self._lock_fd = self._lock_fd, None
-        if fd is not None:
-            self.context.files.close(fd)
+        """Let the files go; readers that have one keep it.
+
+        Waits for an append of another thread, whose lock must not be closed under it.
+        """
+        waited = self._lock.acquire(timeout=self.context.lock_timeout)
+        try:
+            self.active = None
+            fd, self._lock_fd = self._lock_fd, None
+            if fd is not None:
+                self.context.files.close(fd)
+        finally:
+            if waited:
+                self._lock.release()
 
 
 def _bounds_times(config: TopicConfig) -> bool:

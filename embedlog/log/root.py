@@ -328,6 +328,7 @@ class Root:
 
     def _leave(self, context: Context) -> None:
         files = context.files
+        context.closed = True
         for log in self._partitions.values():
             log.close()
         self._partitions.clear()
