@@ -1,0 +1,101 @@
+"""An append and a flush do not wait for each other: each keeps what the other noted (A22, P9)."""
+
+import pytest
+from support.cruel import CruelFiles
+from support.roots import abandon, encoded, fill, make_log, open_root, values
+
+from embedlog.errors import DurabilityError, StorageError
+from embedlog.log import flushing
+
+
+class Between(CruelFiles):
+    """Calls somebody before the next write, or the next flush, of a segment."""
+
+    before_write = before_sync = None
+
+    def _pwritev(self, fd, buffers, position):
+        call, self.before_write = self.before_write, None
+        if call:
+            call()
+        return super()._pwritev(fd, buffers, position)
+
+    def sync(self, fd):
+        call, self.before_sync = self.before_sync, None
+        if call:
+            call()
+        super().sync(fd)
+
+
+@pytest.fixture
+def here(tmp_path):
+    """A log of two records that nobody flushed; its files call somebody in between."""
+    root = open_root(tmp_path / "root", files=Between)
+    log = make_log(root)
+    fill(log, 2)
+    yield log
+    abandon(root)
+
+
+@pytest.fixture
+def there(here):
+    """The same log, as another process has it."""
+    root = open_root(here.context.root)
+    yield root.partition("t", 0)
+    abandon(root)
+
+
+def flush_there(there):
+    flushing.flush_to(there, there.tail())
+
+
+def test_what_was_flushed_while_an_append_was_written_is_durable(here, there):
+    """The append publishes its own end, and does not take the durable one back."""
+    here.context.files.before_write = lambda: flush_there(there)
+    here.append([encoded(b"new")])
+
+    now = there.tail()
+    assert (now.durable_offset, now.end_offset, now.next_offset) == (2, 3, 3)
+    assert now == here.tail()
+    assert here.append([encoded(b"newer")])[0].base_offset == 3
+    assert values(there) == [b"v0", b"v1", b"new", b"newer"]
+
+
+def test_what_a_flush_published_while_an_append_was_written_stays(here, there):
+    """Two writers that wait for their flush: the first one's is not hidden again by the second."""
+    files, seen = here.context.files, []
+
+    def first_is_flushed():
+        flush_there(there)
+        seen.append(there.tail().end_offset)
+
+    def second_is_written():
+        seen.append(there.tail().end_offset)
+
+    def killed():
+        raise StorageError("killed")
+
+    # The first one wrote its batch, and does not get as far as its flush.
+    files.before_sync = killed
+    with pytest.raises(StorageError, match="killed"):
+        here.append([encoded(b"first")], durability="fsync")
+    assert (there.tail().next_offset, there.tail().end_offset) == (3, 2)
+    files.before_write, files.before_sync = first_is_flushed, second_is_written
+    here.append([encoded(b"second")], durability="fsync")
+
+    assert seen == [3, 3]
+    assert values(there) == [b"v0", b"v1", b"first", b"second"]
+    assert there.tail().durable_offset == 4
+
+
+def test_a_flush_that_fails_while_an_append_is_written_fails_it(here, there):
+    """The partition is read-only from then on, and what was written is cut back off (P9)."""
+    size = here.active_file().size()
+    here.context.files.before_write = lambda: flushing.fail(there, StorageError("a bad disk"))
+    with pytest.raises(DurabilityError):
+        here.append([encoded(b"new")])
+
+    assert here.active_file().size() == size
+    assert there.tail().failed
+    assert values(there) == [b"v0", b"v1"]
+    with pytest.raises(DurabilityError):
+        here.append([encoded(b"newer")])
