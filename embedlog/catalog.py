@@ -371,10 +371,10 @@ def last_segment(txn: kv.Txn, key: bytes) -> SegmentInfo | None:
 
 
 def _segment(row_key: bytes, row: bytes) -> SegmentInfo:
+    # The seal is of the key too, which may be damaged in its length even.
+    value = kv.unseal(row, f"segment {row_key[-16:].hex()}", row_key)
     _, _, base, number = _SEGMENT_KEY.unpack(row_key[1:])
-    flags, end, created, latest, size, end_position, headers = _SEGMENT_ROW.unpack(
-        kv.unseal(row, f"segment {base}-{number}", row_key)
-    )
+    flags, end, created, latest, size, end_position, headers = _SEGMENT_ROW.unpack(value)
     next_offset = end if flags & 1 else None
     max_timestamp = latest if flags & 2 else None
     return SegmentInfo(

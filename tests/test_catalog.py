@@ -322,3 +322,19 @@ def test_a_row_with_a_changed_byte_is_corruption_not_nonsense(topics, state, kin
 
     with pytest.raises(CorruptionError, match="damaged"):
         (topics.topics() if kind == "TOPIC" else state.read(read))
+
+
+def test_a_manifest_key_that_lost_a_byte_is_corruption_not_nonsense(topics, state):
+    """A flipped bit in LMDB's own length of a key: the seal, which is of the key too, tells."""
+    key = make(topics).key(0)
+
+    def shorten(txn):
+        [(row_key, row)] = kv.rows(txn, catalog.SEGMENT + key)
+        txn.delete(row_key)
+        txn.put(row_key[:-1], row)
+
+    state.write(shorten)
+
+    for read in (catalog.segments, catalog.last_segment):
+        with pytest.raises(CorruptionError, match="damaged"):
+            state.read(lambda txn, read=read: read(txn, key))
