@@ -225,6 +225,20 @@ def test_lists_and_arrow_columns_encode_to_the_same_bytes(records):
     assert batch.from_lists(values, keys, times).equals(by_arrow)
 
 
+@given(st.lists(RECORD, min_size=1, max_size=70), st.booleans())
+def test_lengths_that_are_known_already_change_nothing(records, even):
+    """Who splits lists has measured them; the bytes are the same."""
+    times, _, values = map(list, zip(*records, strict=True))
+    keys = [b"k" * (1 if even else n % 5) for n in range(len(times))]
+    lengths = batch.lengths_of(values), batch.lengths_of(keys)
+
+    assert lengths == (None if None in values else [*map(len, values)], [*map(len, keys)])
+    told = batch.encode_lists(values, keys, times, lengths=lengths)
+    assert written(told) == written(batch.encode_lists(values, keys, times))
+    columns = batch.from_lists(values, keys, times, lengths=lengths)
+    assert columns.equals(batch.from_lists(values, keys, times))
+
+
 @pytest.mark.parametrize("count", [1, 2, 31, 32, 33, 34, 4096, 4097])
 @pytest.mark.parametrize("even", [True, False])
 def test_every_size_takes_its_path_to_the_same_content(count, even):

@@ -30,8 +30,10 @@ from embedlog.errors import (
     TimeoutError,  # noqa: A004 - it is one
     UnknownTopicOrPartitionError,
 )
+from embedlog.files import Files
 from embedlog.partitioner import partition_for_key
-from embedlog.producer import Producer
+from embedlog.producer import Producer, splitting
+from embedlog.producer.queue import WRITE_BYTES
 from embedlog.record import RecordMetadata
 
 FAST = {"retry_backoff_ms": 5, "request_timeout_ms": 20}
@@ -575,10 +577,12 @@ def test_a_killed_producer_leaves_numbers_that_the_next_goes_on_with(tmp_path):
 # Batches and tables
 
 
-def test_a_batch_is_split_by_key_and_by_size(root):
+@pytest.mark.parametrize("count", [5000, splitting.FEW + 1])
+@pytest.mark.parametrize("even", [True, False])
+def test_a_batch_is_split_by_key_and_by_size(root, count, even):
     """G1: vectorised, and every partition's records in the order given."""
-    keys = [b"key-%d" % (n % 101) for n in range(5000)]
-    batch = [b"%06d" % n for n in range(5000)]
+    keys = [b"key-%d" % ((n % 101) + 100 * even) for n in range(count)]
+    batch = [b"%06d" % n if even else b"%d" % n for n in range(count)]
     with Producer(root, batch_size=4096) as producer:
         future = producer.send_batch("four", batch, keys)
         ranges = future.result()
@@ -587,8 +591,46 @@ def test_a_batch_is_split_by_key_and_by_size(root):
     for key, value in zip(keys, batch, strict=True):
         expected[partition_for_key(key, 4)].append(value)
     assert everything(root, "four") == expected
-    assert sum(one.count for one in ranges) == 5000
+    assert sum(one.count for one in ranges) == count
     assert all(one.next_offset == one.base_offset + one.count for one in ranges)
+
+
+@pytest.mark.parametrize("count", [1, 2, 300])
+def test_rows_go_by_key_with_all_they_have(root, producer, count):
+    """G1, G3: times, headers and missing keys stay with their record; the keyless stay together."""
+    keys = [None if n % 3 == 1 else b"key-%d" % n for n in range(count)]
+    headers = [[("n", b"%d" % n)] if n % 2 else None for n in range(count)]
+    batch = [None if n % 7 == 5 else b"%d" % n for n in range(count)]
+
+    producer.send_batch("four", batch, keys, headers, list(range(count))).result()
+
+    seen = {
+        at: (partition, key, value, some)
+        for partition in range(4)
+        for _, at, key, value, some in rows(root.partition("four", partition))
+    }
+    assert sorted(seen) == list(range(count))
+    for n, (partition, key, value, some) in seen.items():
+        assert (key, value, some or None) == (keys[n], batch[n], headers[n])
+        assert key is None or partition == partition_for_key(key, 4)
+    assert len({partition for partition, key, *_ in seen.values() if key is None}) <= 1
+
+
+@pytest.mark.parametrize("topic", ["one", "four"])
+@pytest.mark.parametrize("count", [50, 500])
+def test_nothing_of_a_batch_with_a_strange_value_is_written(root, topic, count):
+    """Not even to the partitions that come before that of the strange one."""
+    keys = [b"key-%d" % n for n in range(count)]
+    for strange in ("text", 7):
+        for place in range(0, count, count // 5):
+            with Producer(root, batch_size=4000) as producer:
+                batch = [b"v"] * count
+                batch[place] = strange
+                with pytest.raises(SerializationError):
+                    producer.send_batch(topic, batch, keys)
+                producer.flush()
+
+    assert not any(everything(root, topic))
 
 
 def test_an_empty_batch_is_nothing(root, producer):
@@ -677,6 +719,25 @@ def test_a_large_table_is_cut_into_batches_by_size(root):
     assert values(root.partition("one", 0)) == batch
     assert max(one.count for one in ranges) * 16 < 30_000
     assert len(ranges) < 20_000 * 24 / 30_000 + 3
+
+
+def test_a_table_is_written_in_pieces_that_suit_the_kernel(root, monkeypatch):
+    """WRITE_BYTES: the next batch waits for another append; nothing is lost between them."""
+    sizes = []
+    write = Files.write
+
+    def noted(self, fd, buffers, position):
+        sizes.append(sum(map(len, buffers)))
+        return write(self, fd, buffers, position)
+
+    monkeypatch.setattr(Files, "write", noted)
+    batch = [b"%0999d" % n for n in range(6000)]
+    with Producer(root) as producer:
+        ranges = producer.append_table("one", pa.table({"value": batch})).result()
+
+    assert [one.base_offset for one in ranges] == sorted(one.base_offset for one in ranges)
+    assert values(root.partition("one", 0)) == batch
+    assert WRITE_BYTES // 2 < max(sizes) <= WRITE_BYTES
 
 
 # The end

@@ -32,7 +32,16 @@ from embedlog.batch.wire import (
     VERSION,
     schema,
 )
-from embedlog.batch.writing import EncodedBatch, encode, encode_lists, from_lists
+from embedlog.batch.writing import (
+    EncodedBatch,
+    Lengths,
+    binary_array,
+    encode,
+    encode_lists,
+    from_lists,
+    lengths_of,
+    row_ends,
+)
 
 __all__ = [
     "COMPRESSED",
@@ -48,14 +57,18 @@ __all__ = [
     "VERSION",
     "Batch",
     "EncodedBatch",
+    "Lengths",
     "Source",
+    "binary_array",
     "encode",
     "encode_lists",
     "from_lists",
     "head_length",
+    "lengths_of",
     "message_length",
     "offset_range",
     "parse",
+    "row_ends",
     "rows_without_key",
     "schema",
     "with_headers",

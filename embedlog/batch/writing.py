@@ -278,6 +278,25 @@ def _offsets(lengths: list[int]) -> tuple[bytes, int]:
     return padded.tobytes(), total
 
 
+Lengths = list[int] | None
+
+
+def lengths_of(items: Sequence[Any]) -> Lengths:
+    """Measure each item of a list; None if one has no length, such as a None."""
+    try:
+        return list(map(len, items))
+    except TypeError:
+        return None
+
+
+def row_ends(count: int, fixed: int, more: Sequence[int | list[int]]) -> Any:
+    """Return where each row ends: the running sums of its fixed size, and of one or many more."""
+    ends = np.full(count, fixed, np.int64)
+    for size in more:
+        ends += size
+    return ends.cumsum(out=ends)
+
+
 @lru_cache(maxsize=32)
 def _even_offsets(count: int, length: int) -> bytes:
     """Return the offsets of items of one length: many topics have fixed-size keys or values."""
@@ -300,13 +319,14 @@ class _Binary(NamedTuple):
     total: int
 
 
-def _binary(values: Sequence[bytes | None] | None, count: int) -> _Binary:
+def _binary(values: Sequence[bytes | None] | None, count: int, lengths: Lengths = None) -> _Binary:
     if values is None:
         return _all_null(count)
-    try:
-        lengths = list(map(len, values))  # type: ignore[arg-type]
-    except TypeError:
-        return _nullable(values, count)
+    if lengths is None:
+        try:
+            lengths = list(map(len, values))  # type: ignore[arg-type]
+        except TypeError:
+            return _nullable(values, count)
     offsets, total = _offsets(lengths)
     return _Binary(_joined(offsets, values, total), 0, 0, total)
 
@@ -376,21 +396,24 @@ def encode_lists(
     timestamps: Sequence[int] | int,
     headers: Sequence[Sequence[tuple[str, bytes | None]] | None] | None = None,
     compression: str = "none",
+    lengths: tuple[Lengths, Lengths] = (None, None),
 ) -> EncodedBatch:
     """Encode lists, one item a record; the bytes are those of `encode(from_lists(...))`.
+
+    ``lengths`` are those of the values and of the keys, if somebody has them already.
 
     Raises:
         SerializationError: Something is not bytes, or a timestamp is no int64.
         RecordTooLargeError: All values, or all keys, take more than `MAX_BATCH_BYTES`.
     """
     if headers is not None or compression != "none":
-        return encode(from_lists(values, keys, timestamps, headers), compression)
+        return encode(from_lists(values, keys, timestamps, headers, lengths), compression)
     count = len(values)
     assert count, "a batch has a record"
     assert keys is None or len(keys) == count
     time, low, high = _times(timestamps, count)
-    key, key_nulls, key_validity, key_total = _binary(keys, count)
-    value, value_nulls, value_validity, value_total = _binary(values, count)
+    key, key_nulls, key_validity, key_total = _binary(keys, count, lengths[1])
+    value, value_nulls, value_validity, value_total = _binary(values, count, lengths[0])
     head, crc, end1, end2, end3 = _head(
         count, key_nulls, key_validity, key_total, value_nulls, value_validity, value_total
     )
@@ -443,11 +466,13 @@ def from_lists(
     keys: Sequence[bytes | None] | None,
     timestamps: Sequence[int] | int,
     headers: Sequence[Sequence[tuple[str, bytes | None]] | None] | None = None,
+    lengths: tuple[Lengths, Lengths] = (None, None),
 ) -> Any:
     """Return a `pyarrow.RecordBatch` of the columns of `schema`, one item a record.
 
     Without ``keys`` all keys are null; without ``headers`` there is no such
-    column, and a record's None is the same as no headers.
+    column, and a record's None is the same as no headers.  ``lengths`` are as
+    in `encode_lists`.
 
     Raises:
         SerializationError: Something is not bytes, or a timestamp is no int64.
@@ -458,8 +483,8 @@ def from_lists(
     time = pa.py_buffer(_times(timestamps, count)[0])
     arrays = [
         pa.Array.from_buffers(TIMESTAMP, count, [None, time], 0),
-        _binary_array(keys, count),
-        _binary_array(values, count),
+        binary_array(keys, count, lengths[1]),
+        binary_array(values, count, lengths[0]),
     ]
     if headers is not None:
         assert len(headers) == count
@@ -472,8 +497,13 @@ def _plain(headers: bool) -> Any:
     return schema(headers=headers)
 
 
-def _binary_array(values: Sequence[bytes | None] | None, count: int) -> Any:
-    chunk, nulls, validity, total = _binary(values, count)
+def binary_array(values: Sequence[bytes | None] | None, count: int, lengths: Lengths = None) -> Any:
+    """Return a `pyarrow.Array` of bytes; all null without ``values``.
+
+    Raises:
+        SerializationError, RecordTooLargeError: As `encode_lists`.
+    """
+    chunk, nulls, validity, total = _binary(values, count, lengths)
     whole = pa.py_buffer(chunk)
     first, step = validity + 7 & ~7, 4 * count + 11 & ~7
     buffers = [whole.slice(0, validity) if nulls else None, whole.slice(first, 4 * count + 4)]

@@ -1,8 +1,8 @@
 """Sending records: gathered per topic, appended in batches, each with a future.
 
-`future` is what callers hold, `queue` gathers and splits, `lane` numbers,
-appends and retries, `columns` makes batches of tables and lists, `sender` is
-the thread that nobody has to wait for.
+`future` is what callers hold, `queue` gathers and hands on, `splitting` chooses
+partitions, `columns` makes batches of tables and lists, `lane` numbers, appends
+and retries, `sender` is the thread that nobody has to wait for.
 """
 
 from __future__ import annotations
@@ -291,13 +291,14 @@ class Producer:
         if not count:
             return settled(BatchFuture(), [])
         queue.check_keys(rows.keys, count)
+        rows = rows.measured()
         size = size_of(rows)
         if size > queue.limit:
             check_all_bytes(rows)
         counted = self._counted(queue, partition, sequence, count)
         if self._choosy and partition is None and counted is None:
             return self._send_chosen(queue, rows)
-        batches = queue.split_rows(rows, size, partition)
+        batches = queue.splitter.split_rows(rows, size, partition)
         return self._future(queue.deliver(batches, counted))
 
     def append_table(
@@ -337,7 +338,7 @@ class Producer:
         if queue.info.config.compacts and found.null_count:
             queue.check_keys(found.to_pylist(), count)
         counted = self._counted(queue, partition, sequence, count)
-        return self._future(queue.deliver(queue.split_source(source, partition), counted))
+        return self._future(queue.deliver(queue.splitter.split_source(source, partition), counted))
 
     def _ready(self, topic: str, partition: int | None) -> TopicQueue:
         queue = self._queues.get(topic) or self._open(topic)
@@ -387,7 +388,7 @@ class Producer:
         groups: dict[int, list[int]] = {}
         for row, key in enumerate(keys):
             groups.setdefault(self._choose(queue, key, partitions), []).append(row)
-        return self._future(queue.deliver(queue.split_groups(rows, groups), None))
+        return self._future(queue.deliver(queue.splitter.split_groups(rows, groups), None))
 
     def _future(self, delivery: Delivery) -> BatchFuture:
         future = BatchFuture()

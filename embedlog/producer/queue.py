@@ -1,17 +1,13 @@
-"""One topic's records between `send` and the log: gathered, split by partition, handed on."""
+"""One topic's records between `send` and the log: gathered, and handed on as batches."""
 
 from __future__ import annotations
 
 import logging
 import threading
 from collections import deque
-from collections.abc import Iterator
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
-
-from embedlog.batch import EncodedBatch
 from embedlog.catalog import TopicInfo
 from embedlog.errors import (
     IllegalStateError,
@@ -21,31 +17,17 @@ from embedlog.errors import (
 )
 from embedlog.log import sequence
 from embedlog.log.sequence import REMEMBERED
-from embedlog.partitioner import (
-    RoundRobinPartitioner,
-    StickyPartitioner,
-    partition_for_key,
-    partitions_for_keys,
-)
+from embedlog.partitioner import RoundRobinPartitioner
 from embedlog.producer import single
-from embedlog.producer.columns import (
-    PIECE_BYTES,
-    Rows,
-    Source,
-    cuts,
-    encode_columns,
-    encode_rows,
-    pieces,
-    size_of,
-)
+from embedlog.producer.columns import PIECE_BYTES, Rows
 from embedlog.producer.future import Callback, Delivery, Parcel
 from embedlog.producer.lane import Lane, closed_early
+from embedlog.producer.splitting import Batches, Splitter
 from embedlog.record import Appended
 
 if TYPE_CHECKING:
     from embedlog.producer import Producer
 
-Batches = Iterator[tuple[int, EncodedBatch]]
 COLUMN_BYTES = 1 << 20
 """How large batches of columns are, unless somebody asked: more rows share a batch's cost."""
 WRITE_BYTES = 2 << 20
@@ -122,12 +104,10 @@ class TopicQueue:
         self.open: Gathering = Gathering(self)
         self.closed = False
         self.lanes: dict[int, Lane] = {}
-        config = producer.config
-        adaptive = config.partitioner_adaptive_partitioning_enable
-        self._sticky = StickyPartitioner(max(config.batch_size, 1), adaptive=adaptive)
+        self.splitter = Splitter(self)
         self.turns = RoundRobinPartitioner()
         self._retry_at = 0.0
-        self.plain = config.compression_type == "none"
+        self.plain = producer.config.compression_type == "none"
         self.version = -1
         self.info: TopicInfo
         self.full_at = self.limit = self.wide = self.most = 0
@@ -231,7 +211,7 @@ class TopicQueue:
             info = self.look()
             rows = gathering.rows()
             self.check_keys(rows.keys, len(rows.values))
-            gathering.order, batches = self._split(rows, gathering.size, gathering.chosen)
+            gathering.order, batches = self.splitter.split(rows, gathering.size, gathering.chosen)
             found = list(batches)
             lanes = {partition: self.lane(info, partition) for partition, _ in found}
         except Exception as error:  # noqa: BLE001 - kept, and raised by the futures
@@ -277,123 +257,7 @@ class TopicQueue:
         indices = [row for row in range(count) if keys is None or keys[row] is None]
         raise no_key(self.topic, indices)
 
-    # Splitting
-
-    def _split(self, rows: Rows, size: int, chosen: dict[int, int]) -> tuple[Any, Batches]:
-        """Return the order of the rows in the batches (None: as they are), and the batches."""
-        only = self._only(rows, chosen)
-        if only is not None:
-            return None, self._to_one(rows, size, only)
-        config = self.producer.config
-        if not chosen and (rows.keys is None or config.partitioner_ignore_keys):
-            return None, self._stick(rows, size)
-        return self._scatter(rows.columns(), chosen)
-
-    def _only(self, rows: Rows, chosen: dict[int, int]) -> int | None:
-        """Return the partition that all rows go to, if that is easily seen."""
-        partitions = self.info.partitions
-        if partitions == 1:
-            return 0
-        count = len(rows.values)
-        if len(chosen) == count:
-            different = set(chosen.values())
-            return different.pop() if len(different) == 1 else None
-        if count > 1 or rows.keys is None or rows.keys[0] is None:
-            return None
-        if self.producer.config.partitioner_ignore_keys:
-            return None
-        return partition_for_key(rows.keys[0], partitions)
-
-    def _to_one(self, rows: Rows, size: int, partition: int) -> Batches:
-        compression = self.producer.config.compression_type
-        for piece in pieces(rows, self.limit, size):
-            for encoded in encode_rows(piece, compression, self.most):
-                yield partition, encoded
-
-    def _stick(self, rows: Rows, size: int) -> Batches:
-        compression = self.producer.config.compression_type
-        for piece in pieces(rows, self.limit, size):
-            partition = self._stay()
-            for encoded in encode_rows(piece, compression, self.most):
-                yield partition, encoded
-                self._sticky.added(encoded.size, batch_closed=True)
-
-    def _stay(self) -> int:
-        partitions, lanes = self.info.partitions, self.lanes
-        queues = None
-        if any(lane.waiting for lane in lanes.values()):
-            queues = [len(lanes[i].waiting) if i in lanes else 0 for i in range(partitions)]
-        return self._sticky.choose(partitions, queues=queues)
-
-    def _scatter(self, columns: Any, chosen: dict[int, int]) -> tuple[Any, Batches]:
-        """Hash the keys of whole columns, and bring the rows of each partition together."""
-        partitions, rows = self.info.partitions, columns.num_rows
-        keys = columns.column(1)
-        if self.producer.config.partitioner_ignore_keys:
-            keys = pa.nulls(rows, pa.binary())
-        where = partitions_for_keys(keys, partitions)
-        where = where.astype("int16" if partitions < 1 << 15 else "int32")
-        if chosen:
-            where[list(chosen)] = list(chosen.values())
-        keyless = where < 0
-        if keyless.any():
-            where[keyless] = self._stay()
-            share = columns.nbytes * int(keyless.sum()) // rows
-            self._sticky.added(share, batch_closed=True)
-        order = where.argsort(kind="stable")
-        bounds = where[order].searchsorted(range(partitions + 1)).tolist()
-        return order, self._parts(columns.take(pa.array(order)), bounds)
-
-    def _parts(self, columns: Any, bounds: list[int]) -> Batches:
-        for partition in range(len(bounds) - 1):
-            start, stop = bounds[partition], bounds[partition + 1]
-            if start < stop:
-                for encoded in self._cut(columns.slice(start, stop - start), None):
-                    yield partition, encoded
-
-    def _cut(self, columns: Any, times: tuple[int, int] | None) -> Iterator[EncodedBatch]:
-        compression = self.producer.config.compression_type
-        for start, stop in cuts(columns, self.wide):
-            piece = columns.slice(start, stop - start)
-            yield from encode_columns(piece, compression, self.most, times)
-
     # Whole batches
-
-    def split_rows(self, rows: Rows, size: int, partition: int | None) -> Batches:
-        """Return the batches of rows that came as lists, made as they are asked for."""
-        if partition is not None:
-            yield from self._to_one(rows, size, partition)
-            return
-        many = self.info.partitions > 1 and rows.keys is not None
-        for piece in pieces(rows, PIECE_BYTES, size) if many else (rows,):
-            yield from self._split(piece, size, {})[1]
-
-    def split_groups(self, rows: Rows, groups: dict[int, list[int]]) -> Batches:
-        """Return the batches of rows that a partitioner put into groups."""
-        for partition, members in groups.items():
-            times = rows.timestamps
-            part = Rows(
-                [rows.values[row] for row in members],
-                None if rows.keys is None else [rows.keys[row] for row in members],
-                times if isinstance(times, int) else [times[row] for row in members],
-                None if rows.headers is None else [rows.headers[row] for row in members],
-            )
-            yield from self._to_one(part, size_of(part), partition)
-
-    def split_source(self, source: Source, partition: int | None) -> Batches:
-        """Return the batches of a table, made as they are asked for."""
-        times = None if source.now is None else (source.now, source.now)
-        for columns in source.table.to_batches():
-            keyless = columns.column(1).null_count == columns.num_rows
-            if partition is not None or self.info.partitions == 1:
-                for encoded in self._cut(columns, times):
-                    yield partition or 0, encoded
-            elif keyless or self.producer.config.partitioner_ignore_keys:
-                for encoded in self._cut(columns, times):
-                    yield self._stay(), encoded
-                    self._sticky.added(encoded.size, batch_closed=True)
-            else:
-                yield from self._scatter(columns, {})[1]
 
     def deliver(self, batches: Batches, counted: tuple[int, int, int] | None) -> Delivery:
         """Append batches now, in this thread, after what was gathered before them.
@@ -417,8 +281,10 @@ class TopicQueue:
         return delivery
 
     def _hand_on(self, delivery: Delivery, batches: Batches) -> None:
+        lane = None
         for partition, encoded in batches:
-            lane = self.lane(self.info, partition)
+            if lane is None or lane.log.partition != partition:
+                lane = self.lane(self.info, partition)
             if _full(lane, encoded.size):
                 self._ship_all(lane)
                 if _hopeless(delivery):
