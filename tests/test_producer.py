@@ -618,12 +618,13 @@ def test_rows_go_by_key_with_all_they_have(root, producer, count):
 
 @pytest.mark.parametrize("topic", ["one", "four"])
 @pytest.mark.parametrize("count", [50, 500])
-def test_nothing_of_a_batch_with_a_strange_value_is_written(root, topic, count):
+@pytest.mark.parametrize("partitioner", [None, "round_robin"])
+def test_nothing_of_a_batch_with_a_strange_value_is_written(root, topic, count, partitioner):
     """Not even to the partitions that come before that of the strange one."""
     keys = [b"key-%d" % n for n in range(count)]
     for strange in ("text", 7):
         for place in range(0, count, count // 5):
-            with Producer(root, batch_size=4000) as producer:
+            with Producer(root, batch_size=4000, partitioner=partitioner) as producer:
                 batch = [b"v"] * count
                 batch[place] = strange
                 with pytest.raises(SerializationError):

@@ -293,7 +293,7 @@ class Producer:
         queue.check_keys(rows.keys, count)
         rows = rows.measured()
         size = size_of(rows)
-        if size > queue.limit:
+        if size > queue.limit or self._choosy:
             check_all_bytes(rows)
         counted = self._counted(queue, partition, sequence, count)
         if self._choosy and partition is None and counted is None:
