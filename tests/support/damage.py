@@ -28,6 +28,9 @@ class OneFile:
     def close(self, fd: int) -> None:
         return None
 
+    def keep(self, fd: int) -> None:
+        return None
+
     def size(self, fd: int) -> int:
         return len(self._data)
 
