@@ -158,6 +158,42 @@ class InconsistentGroupProtocolError(EmbedlogError):
     """The members of a group have no assignor in common (M5)."""
 
 
+class InvalidGroupIdError(EmbedlogError, ValueError):
+    """A group id is missing, or cannot name a group (E18)."""
+
+
+class UnknownMemberIdError(EmbedlogError):
+    """The group does not have this member any more: its session ended, or it was removed (M11)."""
+
+
+class FencedInstanceIdError(EmbedlogError):
+    """Another member took over the ``group_instance_id`` (M13)."""
+
+
+class CommitFailedError(EmbedlogError):
+    """The partitions belong to another member by now, so nothing was committed (E23)."""
+
+
+class OffsetMetadataTooLargeError(EmbedlogError, ValueError):
+    """The note of a commit is longer than 4096 bytes."""
+
+
+class NonEmptyGroupError(EmbedlogError):
+    """A group with members cannot be changed from outside."""
+
+
+class GroupSubscribedToTopicError(EmbedlogError):
+    """Offsets of a topic that a member reads cannot be deleted."""
+
+
+class GroupIdNotFoundError(EmbedlogError, LookupError):
+    """There is no such group."""
+
+
+class GroupMaxSizeReachedError(EmbedlogError):
+    """The group has as many members as it may have (M12)."""
+
+
 class AssignorError(EmbedlogError):
     """An assignor failed, or broke its promise; ``problems`` says in what, each as a sentence."""
 

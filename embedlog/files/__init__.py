@@ -447,6 +447,10 @@ class Files:
 
     # The place
 
+    def uptime_ms(self) -> int:
+        """Return milliseconds since the machine started, also while it slept; nobody sets it."""
+        return time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1_000_000
+
     def path(self, relative: str) -> str:
         """Return the absolute path, for a library that opens files by itself (LMDB)."""
         try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 from typing import NamedTuple
 
+from embedlog.kv import Txn
 from embedlog.log.sequence import Producer
 
 ROWS = b"E"
@@ -68,3 +69,12 @@ class Known(NamedTuple):
 def unpack(row: bytes) -> Tail:
     """Return a stored row."""
     return Tail._make(_ROW.unpack(row))
+
+
+def ends(txn: Txn, key: bytes) -> tuple[int, int] | None:
+    """Return where the partition of a key starts and ends, if this boot knows it already."""
+    row = txn.get(ROWS + key)
+    if row is None:
+        return None
+    now = unpack(row)
+    return now.start_offset, now.end_offset

@@ -1,0 +1,525 @@
+"""Consumer groups without a coordinator: every step is one transaction of a member.
+
+A group is rows in `live`: its document (`membership`), the deadline of each
+member's session, the owner of each partition (`ownership`), and the committed
+positions (`offsets`).  What a coordinator would do next, the member that looks
+next does: it removes the dead, has the target made, and takes what is free of
+what is meant for it.
+
+No partition has two owners: it is taken only where its row says that nobody
+has it, released only by its owner, and taken from an owner only together with
+its membership.  A commit is checked against that row in the transaction that
+writes it, so that one of an owner which was stopped, and overtaken, never
+lands (M22).
+
+Death is seen by the kernel: each member holds the lock of a file of its own.
+A member that is silent for longer than its session is removed as well, by the
+clock that goes on while a machine sleeps (CLOCK_BOOTTIME).
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol, TypeVar
+
+from embedlog import assignor, kv, membership, offsets, ownership
+from embedlog.assignor import Assignor
+from embedlog.catalog import PARTITION_KEY, Catalog, TopicInfo
+from embedlog.errors import (
+    CommitFailedError,
+    GroupIdNotFoundError,
+    GroupSubscribedToTopicError,
+    NonEmptyGroupError,
+    StorageError,
+    UnknownTopicOrPartitionError,
+)
+from embedlog.files import Files, WakePage
+from embedlog.membership import MemberInfo, Membership
+from embedlog.offsets import Committed, Ends
+from embedlog.ownership import NOBODY, NOWHERE
+from embedlog.record import OffsetAndMetadata, TopicPartition
+
+T = TypeVar("T")
+Partitions = Iterable[TopicPartition]
+Positions = Mapping[TopicPartition, OffsetAndMetadata]
+
+DOCUMENT, VERSION, DEADLINE = b"G", b"V", b"D"
+"""First letters of the keys in `live` that are not those of other rooms."""
+
+_U64 = struct.Struct(">Q")
+_END = b"\0"
+
+
+class Shared(Protocol):
+    """What a group needs of an open log."""
+
+    files: Files
+    state: kv.Store
+    live: kv.Store
+    catalog: Catalog
+    wake: WakePage
+    clock: Callable[[], int]
+    durability: str
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """A group in one instant, for whoever looks at it from outside."""
+
+    group: str
+    state: str
+    """As Kafka names it: Empty, PreparingRebalance, CompletingRebalance or Stable (M1)."""
+    generation: int
+    assignor: str | None
+    members: tuple[MemberInfo, ...]
+    owners: dict[TopicPartition, str]
+    """Member ids."""
+    committed: dict[TopicPartition, Committed]
+    ends: dict[TopicPartition, tuple[int, int]]
+    """Start and end of each partition that is owned or has a position, where known."""
+
+
+class Group:
+    """One consumer group of one open log.
+
+    Args:
+        shared: The log's context.
+        name: The group's id.
+        ends: Where a partition starts and ends, from a transaction of `live`.
+        uptime: Milliseconds since boot, by a clock that nobody sets.
+
+    Raises:
+        InvalidGroupIdError: It cannot be a name.
+    """
+
+    def __init__(
+        self, shared: Shared, name: str, ends: Ends, uptime: Callable[[], int] | None = None
+    ) -> None:
+        self.name, self.key = name, offsets.check_group_id(name)
+        self.shared, self.ends = shared, ends
+        self.uptime = uptime or shared.files.uptime_ms
+        self._document, self._version = DOCUMENT + self.key, VERSION + self.key
+
+    # Members
+
+    def admit(
+        self, txn: kv.Txn, group: Membership, info: MemberInfo, most: int | None = None
+    ) -> None:
+        """Let a member in, in the place of one of the same instance id; see `Membership.admit`."""
+        before = group.admit(info, most)
+        if before is not None:
+            txn.delete(self._deadline_key(before))
+            ownership.hand_over(txn, self.key, before, info.id)
+        self.put_deadline(txn, info)
+
+    def put_deadline(self, txn: kv.Txn, info: MemberInfo) -> None:
+        """Note that a member lives: its session begins anew."""
+        txn.put(self._deadline_key(info.id), _U64.pack(self.uptime() + info.session_ms))
+
+    def lives(self, txn: kv.Txn, info: MemberInfo) -> bool:
+        """Whether a member is still one."""
+        return txn.get(self._deadline_key(info.id)) is not None
+
+    def document(self, txn: kv.Txn) -> Membership:
+        """Return the group, in a transaction."""
+        row = txn.get(self._document)
+        return Membership() if row is None else membership.unpack(row)
+
+    # Looking
+
+    def read(self) -> Membership:
+        """Return the group as it is now."""
+        row = self.shared.live.get(self._document)
+        return Membership() if row is None else membership.unpack(row)
+
+    def version(self) -> int:
+        """A number that grows whenever anything about members or owners changes."""
+        row = self.shared.live.get(self._version)
+        return 0 if row is None else int(_U64.unpack(row)[0])
+
+    def snapshot(self) -> Snapshot:
+        """Return everything about the group, as of one instant.
+
+        Raises:
+            GroupIdNotFoundError: There is no such group.
+        """
+        topics, saved = self.shared.catalog.topics(), self._saved()
+
+        def step(txn: kv.Txn) -> Snapshot | None:
+            row = txn.get(self._document)
+            rows = saved if row is None else offsets.of_group(txn, self.key)
+            if row is None and not rows:
+                return None
+            return self._snapshot(txn, self.document(txn), rows, topics)
+
+        found = self.shared.live.read(step)
+        if found is None:
+            raise GroupIdNotFoundError(
+                "there is no such group", group=self.name, todo="see `embedlog groups list`"
+            )
+        return found
+
+    def _snapshot(
+        self,
+        txn: kv.Txn,
+        group: Membership,
+        rows: Mapping[bytes, bytes],
+        topics: Mapping[str, TopicInfo],
+    ) -> Snapshot:
+        names = {info.id: name for name, info in topics.items()}
+        committed: dict[TopicPartition, Committed] = {}
+        for row_key, row in rows.items():
+            number, partition = PARTITION_KEY.unpack(offsets.partition_of(row_key))
+            if number in names:
+                committed[TopicPartition(names[number], partition)] = offsets.unpack(row)
+        owners = {
+            ownership.where(row_key, owner): owner.member
+            for row_key, owner in ownership.of_group(txn, self.key)
+            if owner.member != NOBODY
+        }
+        ends = {
+            one: self.ends(txn, topics[one.topic].key(one.partition))
+            for one in sorted(committed.keys() | owners.keys())
+            if one.topic in topics
+        }
+        return Snapshot(
+            group=self.name,
+            state=_state(group, owners),
+            generation=group.generation,
+            assignor=group.assignor,
+            members=tuple(group.members.values()),
+            owners=dict(sorted(owners.items())),
+            committed=dict(sorted(committed.items())),
+            ends={one: known for one, known in ends.items() if known is not None},
+        )
+
+    # Housekeeping, done by whoever is there
+
+    def settle(self, assignors: Mapping[str, Assignor]) -> None:
+        """Have a target made, if the members or their topics are not those it was made for.
+
+        The assignor runs outside of any transaction, for it may be slow, or the
+        user's own; if the group changes meanwhile, it runs again.
+
+        Raises:
+            AssignorError: It failed; the group stays as it is.
+        """
+        while not (group := self.read()).settled:
+            topics = self._topics(group)
+            name = assignor.choose({each.id: each.assignors for each in group.members.values()})
+            counts = {topic: count for topic, (_, count) in topics.items()}
+            target = assignor.target(assignors[name], counts, group.candidates())
+            self.change(partial(self._settle, group.version, name, topics, target))
+
+    def _settle(
+        self,
+        version: int,
+        name: str,
+        topics: membership.Topics,
+        target: assignor.Assignment,
+        txn: kv.Txn,
+        group: Membership,
+    ) -> None:
+        if group.version == version:
+            group.settle(name, topics, target)
+            ownership.forget(txn, self.key, {number for number, _ in topics.values()})
+
+    def notice_topics(self) -> None:
+        """Look whether the topics of the members are still those that the target was made for."""
+        group = self.read()
+        topics = self._topics(group)
+        if group.settled and topics != group.topics:
+            self.change(lambda txn, now: now.notice(topics))
+
+    def _topics(self, group: Membership) -> membership.Topics:
+        known = self.shared.catalog.topics()
+        wanted = sorted(group.subscribed & known.keys())
+        return {topic: (known[topic].id, known[topic].partitions) for topic in wanted}
+
+    def sweep(self, but: str | None = None) -> list[str]:
+        """Remove members that died, or were silent for longer than their session (M8, M10).
+
+        A static member stays until its session is over even if its process
+        died: that is what its name is for (M13).
+
+        Args:
+            but: One that is known to live.
+
+        Returns:
+            The ids of those that were removed.
+        """
+        now, members = self.uptime(), self.read().members
+        dead = {each.id for each in members.values() if each.id != but and self._is_dead(each)}
+        if not dead and not self.shared.live.read(partial(self._silent, now)) - {but}:
+            return []
+
+        def step(txn: kv.Txn, group: Membership) -> list[str]:
+            return self._remove((dead | self._silent(now, txn)) - {but}, txn, group)
+
+        removed = self.change(step)
+        for each in removed:
+            if each in members:
+                self.drop_lock(members[each].lock)
+        return removed
+
+    def _silent(self, now: int, txn: kv.Txn) -> set[str]:
+        """Return the members whose session is over."""
+        prefix = DEADLINE + self.key + _END
+        return {
+            bytes(row_key[len(prefix) :]).decode()
+            for row_key, row in kv.rows(txn, prefix)
+            if _U64.unpack(row)[0] <= now
+        }
+
+    def _is_dead(self, member: MemberInfo) -> bool:
+        """Whether a dynamic member let go of the lock that it holds for life."""
+        if member.instance_id is not None:
+            return False
+        files = self.shared.files
+        try:
+            lock = files.open(member.lock)
+        except StorageError as error:
+            return error.missing
+        try:
+            # Shared: those who look at the same time do not take each other for the member.
+            return files.try_lock(lock, shared=True)
+        finally:
+            files.close(lock)
+
+    def drop_lock(self, path: str) -> None:
+        """Remove the file of a member that is gone."""
+        try:
+            self.shared.files.unlink(path)
+        except StorageError as error:
+            if not error.missing:
+                raise
+
+    def remove_members(self, ids: Collection[str]) -> list[str]:
+        """Take members out; their partitions go to the others.  Returns who was in."""
+        return self.change(partial(self._remove, ids))
+
+    def _remove(self, ids: Collection[str], txn: kv.Txn, group: Membership) -> list[str]:
+        gone = group.remove(ids, self.shared.clock())
+        for each in gone:
+            txn.delete(self._deadline_key(each))
+        if gone:
+            ownership.free(txn, self.key, gone, forget_start=not group.members)
+        return gone
+
+    # Positions
+
+    def committed(self, partitions: Partitions) -> dict[TopicPartition, Committed | None]:
+        """Return what was committed last for each; None where nothing was (E4).
+
+        Raises:
+            UnknownTopicOrPartitionError: There is no such partition.
+        """
+        keys = {one: offsets.key(self.key, self.partition_key(one)) for one in partitions}
+        saved = self._saved()
+
+        def step(txn: kv.Txn) -> dict[TopicPartition, bytes | None]:
+            look = saved.get if txn.get(self._document) is None else txn.get
+            return {one: look(row_key) for one, row_key in keys.items()}
+
+        rows = self.shared.live.read(step)
+        return {one: None if row is None else offsets.unpack(row) for one, row in rows.items()}
+
+    def commit(self, positions: Positions) -> None:
+        """Commit without being a member, which only an empty group lets anybody do (M14).
+
+        Raises:
+            CommitFailedError: The group has members.
+            ValueError, OffsetMetadataTooLargeError: Nothing was committed.
+        """
+        rows = self.rows(positions)
+
+        def step(txn: kv.Txn, group: Membership) -> None:
+            if group.members:
+                raise CommitFailedError(
+                    f"the group has {len(group.members)} members, and this consumer is none",
+                    group=self.name,
+                    todo="subscribe, or use a group_id of its own",
+                )
+            offsets.put(txn, rows)
+
+        self.change(step)
+        self.save()
+
+    def rows(self, positions: Positions) -> dict[bytes, bytes]:
+        """Return positions as they are stored, by key.
+
+        Raises:
+            ValueError, OffsetMetadataTooLargeError: See `offsets.check`.
+        """
+        now = self.shared.clock()
+        for position in positions.values():
+            offsets.check(position)
+        return {
+            offsets.key(self.key, self.partition_key(one)): offsets.pack(position, now)
+            for one, position in positions.items()
+        }
+
+    def save(self, *, always: bool = False) -> None:
+        """Let commits survive a power cut: if that is the log's durability, or ``always``."""
+        if always or self.shared.durability == "fsync":
+            offsets.checkpoint(self.shared.live, self.shared.state)
+
+    # Administration
+
+    def reset(self, positions: Positions) -> None:
+        """Commit in the place of a group that nobody is in; durable when this returns.
+
+        Raises:
+            NonEmptyGroupError: It has members, which would not notice.
+        """
+        rows = self.rows(positions)
+
+        def step(txn: kv.Txn, group: Membership) -> None:
+            self._check_empty(group, "reset its offsets")
+            offsets.put(txn, rows)
+
+        self.change(step)
+        self.save(always=True)
+
+    def delete_offsets(self, partitions: Partitions) -> None:
+        """Forget what was committed for partitions, durably.
+
+        Raises:
+            GroupSubscribedToTopicError: A member reads the topic.
+        """
+        wanted = list(partitions)
+        keys = list(map(self.partition_key, wanted))
+
+        def step(txn: kv.Txn, group: Membership) -> None:
+            read = sorted({one.topic for one in wanted} & group.subscribed)
+            if read:
+                raise GroupSubscribedToTopicError(
+                    f"members of the group read {', '.join(read)}",
+                    group=self.name,
+                    todo="close them first",
+                )
+            self._forget(txn, keys)
+
+        self.change(step)
+        self.save(always=True)
+
+    def _forget(self, txn: kv.Txn, keys: Iterable[bytes]) -> None:
+        """Drop positions, and where a reader of the end began."""
+        for key in keys:
+            offsets.remove(txn, [offsets.key(self.key, key)])
+            own_key = ownership.key(self.key, key)
+            owner = ownership.get(txn, own_key)
+            if owner.start != NOWHERE:
+                txn.put(own_key, owner._replace(start=NOWHERE).pack())
+
+    def delete(self) -> None:
+        """Forget the group and all it committed.
+
+        Raises:
+            NonEmptyGroupError: It has members.
+            GroupIdNotFoundError: There is none.
+        """
+        self.snapshot()
+
+        def step(txn: kv.Txn, group: Membership) -> None:
+            self._check_empty(group, "delete it")
+            offsets.remove(txn, offsets.of_group(txn, self.key))
+
+        self.change(step)
+        # First from where it would come back; the rows of this boot go last.
+        self.save(always=True)
+        self.shared.live.write(self._delete)
+
+    def _delete(self, txn: kv.Txn) -> None:
+        row = txn.get(self._document)
+        # Somebody may have joined, or committed, meanwhile.
+        if row is None or membership.unpack(row).members or offsets.of_group(txn, self.key):
+            return
+        kv.remove(txn, ownership.ROWS + self.key + _END)
+        txn.delete(self._document)
+        txn.delete(self._version)
+
+    def _check_empty(self, group: Membership, what: str) -> None:
+        if group.members:
+            told = ", ".join(f"{each.id} (process {each.pid})" for each in group.members.values())
+            raise NonEmptyGroupError(
+                f"the group is active: {told}",
+                group=self.name,
+                todo=f"close its members to {what}",
+            )
+
+    def forget_topic(self, topic: TopicInfo) -> None:
+        """Drop what was committed for a topic that is gone."""
+        self.change(lambda txn, group: self._forget(txn, map(topic.key, range(topic.partitions))))
+
+    # Rows
+
+    def change(self, step: Callable[[kv.Txn, Membership], T]) -> T:
+        """Do one step in one transaction; if it changed the group, wake everybody who waits."""
+        saved = self._saved()
+
+        def run(txn: kv.Txn) -> tuple[T, bool]:
+            row = txn.get(self._document)
+            if row is None:
+                offsets.adopt(txn, saved, self.ends)
+                group = Membership(emptied_ms=self.shared.clock())
+            else:
+                group = membership.unpack(row)
+            before = group.version
+            result = step(txn, group)
+            changed = group.version != before
+            if changed or row is None:
+                txn.put(self._document, group.pack())
+                txn.put(self._version, _U64.pack(group.version))
+            return result, changed
+
+        result, changed = self.shared.live.write(run)
+        if changed:
+            self.shared.wake.advance()
+        return result
+
+    def _saved(self) -> dict[bytes, bytes]:
+        """Return what the last checkpoint has, if nobody used the group in this boot."""
+        if self.shared.live.get(self._document) is not None:
+            return {}
+        return offsets.saved(self.shared.state, self.key)
+
+    def partition_key(self, one: TopicPartition) -> bytes:
+        """Return the key of a partition as it is now.
+
+        Raises:
+            UnknownTopicOrPartitionError: There is none.
+        """
+        topic = self.shared.catalog.topic(one.topic)
+        if not 0 <= one.partition < topic.partitions:
+            raise UnknownTopicOrPartitionError(
+                f"the topic has partitions 0 to {topic.partitions - 1}",
+                topic=one.topic,
+                partition=one.partition,
+            )
+        return topic.key(one.partition)
+
+    def _deadline_key(self, member: str) -> bytes:
+        return DEADLINE + self.key + _END + member.encode()
+
+
+def _state(group: Membership, owners: Mapping[TopicPartition, str]) -> str:
+    """Return Kafka's name for what a group is doing (M1)."""
+    if not group.members:
+        return "Empty"
+    if not group.settled:
+        return "PreparingRebalance"
+    target = {one: member for member, given in group.target.items() for one in given}
+    return "Stable" if target == owners else "CompletingRebalance"
+
+
+def names(live: kv.Store, state: kv.Store) -> list[str]:
+    """Return the ids of all groups that have members, or committed anything."""
+    here = live.read(lambda txn: {bytes(row_key[1:]) for row_key, _ in kv.rows(txn, DOCUMENT)})
+    saved = state.read(
+        lambda txn: {offsets.group_of(bytes(row_key)) for row_key, _ in kv.rows(txn, offsets.ROWS)}
+    )
+    return sorted(name.decode() for name in here | saved)

@@ -1,0 +1,301 @@
+"""One member's part in its group: to join, to look, to take, to commit, to release, to leave."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from embedlog import assignor, kv, offsets, ownership
+from embedlog.assignor import Assignor, Step
+from embedlog.catalog import PARTITION_KEY
+from embedlog.errors import CommitFailedError, FencedInstanceIdError, UnknownMemberIdError
+from embedlog.group import Group, Partitions, Positions
+from embedlog.membership import MemberInfo, Membership
+from embedlog.ownership import NOBODY, NOWHERE, Owner
+from embedlog.record import OffsetAndMetadata, TopicPartition
+
+LOCKS = "locks/member-"
+LONGEST_CLIENT_ID = 100
+
+
+class Start(NamedTuple):
+    """Where a member that takes a partition begins."""
+
+    committed: OffsetAndMetadata | None
+    end: int | None
+    """Without a commit: where the group began to read this partition from its end."""
+
+
+class Share(NamedTuple):
+    """What a member finds when it looks at its group."""
+
+    generation: int
+    assignor: str
+    step: Step
+
+
+def join(
+    group: Group,
+    topics: Iterable[str],
+    assignors: Iterable[str],
+    *,
+    session_ms: int,
+    instance_id: str | None = None,
+    client_id: str = "",
+    user_data: bytes | None = None,
+    most: int | None = None,
+) -> Member:
+    """Become a member; it owns nothing before `Member.take`.
+
+    Args:
+        group: What to join.
+        topics: What it subscribes to; those that do not exist are waited for.
+        assignors: The names of those it can use, best first.
+        session_ms: How long it may be silent.
+        instance_id: The name of a static member; a living one of that name is fenced.
+        client_id: Goes before the member's id.
+        user_data: For an assignor of the user's own.
+        most: The most members there may be.
+
+    Raises:
+        InconsistentGroupProtocolError, GroupMaxSizeReachedError: See `Membership.admit`.
+    """
+    secret = uuid.uuid4()
+    info = MemberInfo(
+        id=f"{instance_id or client_id[:LONGEST_CLIENT_ID] or 'consumer'}-{secret}",
+        instance_id=instance_id,
+        client_id=client_id,
+        pid=os.getpid(),
+        lock=f"{LOCKS}{secret.hex}",
+        topics=tuple(sorted(topics)),
+        assignors=tuple(assignors),
+        session_ms=session_ms,
+        joined_ms=group.shared.clock(),
+        user_data=None if user_data is None else user_data.decode("latin-1"),
+    )
+    files = group.shared.files
+    # Held before anybody can know of it: a lock that is free means a dead member.
+    lock = files.open(info.lock, write=True, create=True)
+    try:
+        files.lock(lock, 0)
+        group.change(lambda txn, now: group.admit(txn, now, info, most))
+    except BaseException:
+        files.close(lock)
+        group.drop_lock(info.lock)
+        raise
+    return Member(group, info, lock)
+
+
+class Member:
+    """One member's hold on its group: what it owns, by which epochs.
+
+    For one thread at a time, except `beat`.  Whatever says that it is no member
+    any more raises `UnknownMemberIdError` (or `FencedInstanceIdError`): then all
+    it owned is lost, and it must join anew.
+    """
+
+    def __init__(self, group: Group, info: MemberInfo, lock: int) -> None:
+        self.group, self.info, self.id = group, info, info.id
+        self.generation = -1
+        """That of the target it looked at last."""
+        self._lock: int | None = lock
+        self._epochs: dict[TopicPartition, tuple[bytes, int]] = {}
+        """The row of each partition it owns, and the epoch it owns it by."""
+        self._seen = -1
+
+    @property
+    def owned(self) -> set[TopicPartition]:
+        """What it took and did not release."""
+        return set(self._epochs)
+
+    def changed(self) -> bool:
+        """Whether anything happened in the group since the last `look`; one read."""
+        return self.group.version() != self._seen
+
+    def look(self, assignors: Mapping[str, Assignor]) -> Share:
+        """Say what it may go on with, what it must release, and what it may take or awaits.
+
+        Raises:
+            UnknownMemberIdError, FencedInstanceIdError: It is no member any more.
+            AssignorError: See `Group.settle`.
+        """
+        self.group.settle(assignors)
+        share, self._seen = self.group.shared.live.read(self._look)
+        self.generation = share.generation
+        return share
+
+    def _look(self, txn: kv.Txn) -> tuple[Share, int]:
+        group = self.group.document(txn)
+        self._check(group)
+        owned: dict[str, set[TopicPartition]] = {}
+        gone = set()
+        for row_key, owner in ownership.of_group(txn, self.group.key):
+            one = ownership.where(row_key, owner)
+            owned.setdefault(owner.member, set()).add(one)
+            known = group.topics.get(one.topic)
+            if owner.member == self.id and (
+                known is None or known[0] != ownership.topic_id(row_key)
+            ):
+                gone.add(one)
+        owned.pop(NOBODY, None)
+        step = assignor.steps(group.target, owned).get(self.id, Step((), (), (), ()))
+        # Of a topic that was deleted, and created again perhaps: nothing is left to keep.
+        kept = tuple(one for one in step.kept if one not in gone and one in self._epochs)
+        # What a static member before it owned is its own, but was not told to it yet (M13).
+        left = tuple(one for one in step.kept if one not in gone and one not in self._epochs)
+        revoked = tuple(sorted({*step.revoked, *gone} & self._epochs.keys()))
+        step = step._replace(kept=kept, revoked=revoked, added=step.added + left)
+        return Share(group.generation, group.assignor or "", step), group.version
+
+    def take(self, *, from_end: bool) -> dict[TopicPartition, Start]:
+        """Own what is meant for it and free, and say where to begin with each.
+
+        Args:
+            from_end: Without a commit it begins at the end, as of this transaction (E1).
+        """
+
+        def step(txn: kv.Txn, group: Membership) -> dict[TopicPartition, tuple[bytes, int, Start]]:
+            self._check(group)
+            taken = {}
+            for one in group.target.get(self.id, ()):
+                key = PARTITION_KEY.pack(group.topics[one.topic][0], one.partition)
+                found = self._take(txn, one, key, from_end)
+                if found is not None:
+                    taken[one] = found
+            if taken:
+                group.touch()
+            return taken
+
+        taken = self.group.change(step)
+        self._epochs.update({one: (row_key, epoch) for one, (row_key, epoch, _) in taken.items()})
+        return {one: start for one, (_, _, start) in taken.items()}
+
+    def _take(
+        self, txn: kv.Txn, one: TopicPartition, key: bytes, from_end: bool
+    ) -> tuple[bytes, int, Start] | None:
+        row_key = ownership.key(self.group.key, key)
+        owner = ownership.get(txn, row_key)
+        if owner.member not in (NOBODY, self.id) or self._epochs.get(one, (b"",))[0] == row_key:
+            return None
+        row = txn.get(offsets.key(self.group.key, key))
+        start = owner.start
+        if row is None and from_end and start == NOWHERE:
+            known = self.group.ends(txn, key)
+            start = NOWHERE if known is None else known[1]
+        txn.put(row_key, Owner(owner.epoch + 1, start, self.id, one.topic).pack())
+        committed = None if row is None else offsets.unpack(row).position
+        end = start if from_end and start != NOWHERE else None
+        return row_key, owner.epoch + 1, Start(committed, end)
+
+    def release(self, partitions: Partitions) -> None:
+        """Own these no more: whoever they are meant for may take them now."""
+        rows = [self._epochs[one] for one in partitions]
+
+        def step(txn: kv.Txn, group: Membership) -> None:
+            for row_key, epoch in rows:
+                owner = ownership.get(txn, row_key)
+                if (owner.member, owner.epoch) == (self.id, epoch):
+                    txn.put(row_key, owner._replace(member=NOBODY).pack())
+            group.touch()
+
+        if rows:
+            self.group.change(step)
+        for one in list(partitions):
+            del self._epochs[one]
+
+    def commit(self, positions: Positions) -> None:
+        """Commit positions of partitions that it owns: all of them, or none.
+
+        A sign of life as well (M7).
+
+        Raises:
+            CommitFailedError: It does not own one of them any more, or never did (E23).
+            ValueError, OffsetMetadataTooLargeError: Nothing was committed.
+        """
+        rows = self.group.rows(positions)
+        claims = {one: self._epochs.get(one) for one in positions}
+
+        def step(txn: kv.Txn) -> None:
+            self._check_lives(txn)
+            for one, claim in claims.items():
+                self._check_owned(txn, one, claim)
+            offsets.put(txn, rows)
+            self.group.put_deadline(txn, self.info)
+
+        try:
+            self.group.shared.live.write(step)
+        except (UnknownMemberIdError, FencedInstanceIdError) as error:
+            raise self._refused(f"this consumer is no member any more ({error.what})") from error
+        self.group.save()
+
+    def _check_owned(
+        self, txn: kv.Txn, one: TopicPartition, claim: tuple[bytes, int] | None
+    ) -> None:
+        if claim is None:
+            raise self._refused("the partition is not assigned to this consumer", one)
+        owner = ownership.get(txn, claim[0])
+        if (owner.member, owner.epoch) != (self.id, claim[1]):
+            whose = owner.member if owner.member != NOBODY else "nobody"
+            raise self._refused(
+                f"the partition belongs to {whose} by epoch {owner.epoch}, "
+                f"no longer to this consumer by epoch {claim[1]}",
+                one,
+            )
+
+    def _refused(self, what: str, one: TopicPartition | None = None) -> CommitFailedError:
+        return CommitFailedError(
+            what,
+            group=self.group.name,
+            member=self.id,
+            topic=None if one is None else one.topic,
+            partition=None if one is None else one.partition,
+            todo="poll to get the partitions that are assigned now; records since the last "
+            "commit come again, to whoever has them",
+        )
+
+    def beat(self) -> None:
+        """Show that it lives (M7); from any thread.
+
+        Raises:
+            UnknownMemberIdError, FencedInstanceIdError: It is no member any more.
+        """
+
+        def step(txn: kv.Txn) -> None:
+            self._check_lives(txn)
+            self.group.put_deadline(txn, self.info)
+
+        self.group.shared.live.write(step)
+
+    def resubscribe(self, topics: Iterable[str]) -> None:
+        """Want other topics from now on."""
+        wanted = list(topics)
+
+        def step(txn: kv.Txn, group: Membership) -> None:
+            self._check(group)
+            group.resubscribe(self.id, wanted)
+
+        self.group.change(step)
+
+    def leave(self) -> None:
+        """Be no member any more.  A static one only lets go: it may come back in time (M13)."""
+        lock, self._lock = self._lock, None
+        if lock is None:
+            return
+        self._epochs.clear()
+        files = self.group.shared.files
+        try:
+            if self.info.instance_id is None:
+                self.group.remove_members([self.id])
+        finally:
+            files.close(lock)
+        if self.info.instance_id is None:
+            self.group.drop_lock(self.info.lock)
+
+    def _check_lives(self, txn: kv.Txn) -> None:
+        if not self.group.lives(txn, self.info):
+            self._check(self.group.document(txn))
+
+    def _check(self, group: Membership) -> None:
+        group.check_member(self.id, self.info.instance_id, self.group.name)

@@ -1,0 +1,178 @@
+"""What groups committed: rows in `live`, and their checkpoints in `state`.
+
+A commit is one unsynced row, so it survives the death of any process; a
+checkpoint copies what changed into `state`, which survives a power cut.  So
+after a power cut a group may go back to its last checkpoint, never forward.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterable, Mapping
+from typing import NamedTuple
+
+from embedlog import kv
+from embedlog.catalog import PARTITION_KEY
+from embedlog.errors import InvalidGroupIdError, OffsetMetadataTooLargeError
+from embedlog.record import OffsetAndMetadata
+
+ROWS = b"C"
+UNSAVED = b"U"
+LONGEST_GROUP_ID = 200
+"""Bytes: with a member's id it must still be a key of LMDB."""
+MOST_METADATA_BYTES = 4096
+"""Kafka's offset.metadata.max.bytes."""
+
+_ROW = struct.Struct(">qiq")
+_NO_EPOCH = -1
+_END = b"\0"
+
+Ends = Callable[[kv.Txn, bytes], tuple[int, int] | None]
+"""Tells from a transaction of `live` where the partition of a key starts and ends, if known."""
+
+
+class Committed(NamedTuple):
+    """A committed position, and when it was committed."""
+
+    position: OffsetAndMetadata
+    committed_ms: int
+
+
+def check_group_id(group: object) -> bytes:
+    """Return a group's name as it stands in keys.
+
+    Raises:
+        InvalidGroupIdError: It is no text, empty, too long, or has a NUL in it.
+    """
+    name = group.encode() if isinstance(group, str) else b""
+    if not name or len(name) > LONGEST_GROUP_ID or _END in name:
+        raise InvalidGroupIdError(
+            f"{group!r} cannot name a group",
+            todo=f"use 1 to {LONGEST_GROUP_ID} bytes of text without NUL",
+        )
+    return name
+
+
+def key(group: bytes, partition: bytes) -> bytes:
+    """Return the key of a group's position in a partition."""
+    return ROWS + group + _END + partition
+
+
+def group_of(row_key: bytes) -> bytes:
+    """Return the group that a row belongs to."""
+    return row_key[1 : -PARTITION_KEY.size - 1]
+
+
+def partition_of(row_key: bytes) -> bytes:
+    """Return the partition key that a row is about."""
+    return row_key[-PARTITION_KEY.size :]
+
+
+def check(position: OffsetAndMetadata) -> None:
+    """Raise unless a position can be committed (E21).
+
+    Raises:
+        ValueError: Its offset is negative.
+        OffsetMetadataTooLargeError: Its note is longer than 4096 bytes.
+    """
+    if position.offset < 0:
+        raise ValueError(f"offset {position.offset} is negative")
+    if len(position.metadata.encode()) > MOST_METADATA_BYTES:
+        raise OffsetMetadataTooLargeError(
+            f"the metadata of a commit may have {MOST_METADATA_BYTES} bytes",
+            offset=position.offset,
+            todo="keep the data elsewhere, and commit its name",
+        )
+
+
+def pack(position: OffsetAndMetadata, now_ms: int) -> bytes:
+    """Return a position as stored."""
+    epoch = _NO_EPOCH if position.leader_epoch is None else position.leader_epoch
+    return _ROW.pack(position.offset, epoch, now_ms) + (position.metadata or "").encode()
+
+
+def unpack(row: bytes) -> Committed:
+    """Return a stored position."""
+    offset, epoch, committed_ms = _ROW.unpack_from(row)
+    metadata = row[_ROW.size :].decode()
+    known = None if epoch == _NO_EPOCH else epoch
+    return Committed(OffsetAndMetadata(offset, metadata, known), committed_ms)
+
+
+def put(txn: kv.Txn, rows: Mapping[bytes, bytes]) -> None:
+    """Commit positions, in a transaction of `live`."""
+    for row_key, row in rows.items():
+        txn.put(row_key, row)
+        txn.put(UNSAVED + row_key[1:], b"")
+
+
+def of_group(txn: kv.Txn, group: bytes) -> dict[bytes, bytes]:
+    """Return a group's rows by key, in `live` or, sealed, in `state`."""
+    return {bytes(found): bytes(row) for found, row in kv.rows(txn, ROWS + group + _END)}
+
+
+def saved(state: kv.Store, group: bytes) -> dict[bytes, bytes]:
+    """Return a group's rows as of the last checkpoint.
+
+    Raises:
+        CorruptionError: One of them is damaged.
+    """
+    rows = state.read(lambda txn: of_group(txn, group))
+    return {each: kv.unseal(row, "a committed offset", each) for each, row in rows.items()}
+
+
+def adopt(txn: kv.Txn, rows: Mapping[bytes, bytes], ends: Ends) -> None:
+    """Put what was saved into a `live` that knows nothing of the group: a new boot.
+
+    What a power cut took from the log takes the position with it (P5): it moves
+    back to the end, and keeps its leader epoch, by which readers notice.
+    """
+    for row_key, row in rows.items():
+        known = ends(txn, partition_of(row_key))
+        position, committed_ms = unpack(row)
+        if known is not None and position.offset > known[1]:
+            row = pack(position._replace(offset=known[1]), committed_ms)
+        txn.put(row_key, row)
+
+
+def checkpoint(live: kv.Store, state: kv.Store) -> int:
+    """Save every commit, of any group and process, that is not saved; return how many."""
+    if not live.read(_unsaved):
+        return 0
+
+    def step(txn: kv.Txn) -> dict[bytes, bytes | None]:
+        # Looked up under the lock of `state`: or a slow process saves an older position.
+        waiting = live.read(_unsaved)
+        _save(txn, waiting)
+        return waiting
+
+    waiting = state.write(step)
+    live.write(lambda txn: _note_saved(txn, waiting))
+    return len(waiting)
+
+
+def _unsaved(txn: kv.Txn) -> dict[bytes, bytes | None]:
+    keys = [ROWS + bytes(found[1:]) for found, _ in kv.rows(txn, UNSAVED)]
+    return {each: txn.get(each) for each in keys}
+
+
+def _save(txn: kv.Txn, waiting: Mapping[bytes, bytes | None]) -> None:
+    for row_key, row in waiting.items():
+        if row is None:
+            txn.delete(row_key)
+        else:
+            txn.put(row_key, kv.seal(row, row_key))
+
+
+def _note_saved(txn: kv.Txn, waiting: Mapping[bytes, bytes | None]) -> None:
+    for row_key, row in waiting.items():
+        # Committed again meanwhile: that one is still to be saved.
+        if txn.get(row_key) == row:
+            txn.delete(UNSAVED + row_key[1:])
+
+
+def remove(txn: kv.Txn, keys: Iterable[bytes]) -> None:
+    """Forget positions, in a transaction of `live`; the next checkpoint does so in `state`."""
+    for row_key in keys:
+        txn.delete(row_key)
+        txn.put(UNSAVED + row_key[1:], b"")
