@@ -8,6 +8,7 @@ everywhere.  A config is checked once, when it is made, and never changes.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import Field, dataclass, field, fields
 from math import inf
@@ -155,6 +156,22 @@ def _patience(value: object) -> int | None:
     if number < 0:
         raise ValueError("not None or at least 0")
     return int(number)
+
+
+def _instance(value: object) -> str | None:
+    legal = isinstance(value, str) and re.fullmatch(r"[A-Za-z0-9._-]{1,249}", value)
+    if value is None or (legal and value not in (".", "..")):
+        return value if isinstance(value, str) else None
+    raise ValueError("not 1 to 249 letters, digits, '.', '_' and '-'")
+
+
+def _strategies(value: Any) -> tuple[Any, ...]:
+    given = [value] if isinstance(value, str) or not hasattr(value, "__iter__") else list(value)
+    named = [part.strip() for each in given if isinstance(each, str) for part in each.split(",")]
+    objects = [each for each in given if not isinstance(each, str)]
+    if not given or not all(named) or not all(hasattr(each, "assign") for each in objects):
+        raise ValueError("not names of assignors, or objects with a method assign")
+    return tuple(given) if objects else tuple(named)
 
 
 class _Settings:
@@ -490,8 +507,11 @@ class ConsumerConfig(_Settings):
     group_id: str | None = _checked(None, _text)
     """The group it belongs to; None reads alone and commits nothing."""
 
-    group_instance_id: str | None = _checked(None, _text)
-    """A member name that outlives the process."""
+    group_instance_id: str | None = _checked(None, _instance)
+    """A member name that outlives the process: it keeps its partitions for a session (M13)."""
+
+    partition_assignment_strategy: Any = _checked(("range", "cooperative-sticky"), _strategies)
+    """How partitions are shared out, best first: names, or assignors of your own."""
 
     auto_offset_reset: str = _choice("latest", "earliest", "none")
     """Where to start without a position, or when it is gone (E1)."""

@@ -61,8 +61,11 @@ class Shared(Protocol):
     live: kv.Store
     catalog: Catalog
     wake: WakePage
-    clock: Callable[[], int]
     durability: str
+
+    @property
+    def clock(self) -> Callable[[], int]:
+        """Return milliseconds since 1970."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 
 # Before Arrow is loaded: its own allocator has locks that a fork copies as they are, and
 # tests fork from threads that are in it (docs/guarantees.md).
@@ -30,6 +31,8 @@ settings.register_profile(
 
 def pytest_configure(config: pytest.Config) -> None:
     """Choose how many examples property tests try: by environment, or by `make nightly`."""
+    # A shell ignores Ctrl-C in what it runs in the background, and all children inherit that.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     everything = config.getoption("markexpr") == ""
     chosen = os.environ.get("HYPOTHESIS_PROFILE") or ("nightly" if everything else "ci")
     settings.load_profile(chosen)

@@ -25,6 +25,7 @@ from embedlog.errors import (
     CorruptBatchError,
     IllegalStateError,
     InvalidConfigError,
+    InvalidGroupIdError,
     LogTruncatedError,
     NoOffsetForPartitionError,
     OffsetOutOfRangeError,
@@ -1015,10 +1016,14 @@ def test_a_closed_consumer_refuses_everything(root, log):
             call()
 
 
-def test_groups_come_later(root):
+def test_without_a_group_nothing_is_committed_or_subscribed_to(root, log):
     """E18: what only a group could do is refused, not ignored."""
-    with pytest.raises(IllegalStateError, match="groups come later"):
-        Consumer(root, "t", group_id="g")
+    with reading(root) as consumer:
+        for call in (consumer.commit, consumer.commit_async, lambda: consumer.committed(T0)):
+            with pytest.raises(InvalidGroupIdError):
+                call()
+    with pytest.raises(InvalidGroupIdError):
+        Consumer(root).subscribe(["t"])
     with pytest.raises(InvalidConfigError, match="needs a group"):
         Consumer(root, "t", enable_auto_commit=True)
     with pytest.raises(InvalidConfigError, match="auto_offset_reset"):

@@ -7,38 +7,44 @@ advances: it uses no CPU and sees a record within microseconds.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from functools import partial
 from itertools import chain
-from math import inf
-from time import monotonic
 from typing import Any, Literal, Self, TypeVar
 
 from embedlog.config import ConsumerConfig
 from embedlog.consumer import taking
 from embedlog.consumer.assignment import Assignment, Feed
-from embedlog.consumer.calls import Guard, asked, check_alone, limit_of, partition_of
+from embedlog.consumer.calls import (
+    Guard,
+    asked,
+    check_alone,
+    check_topics,
+    limit_of,
+    partition_of,
+)
+from embedlog.consumer.committing import Callback
 from embedlog.consumer.decode import COLUMNS, Decoder, check_columns
+from embedlog.consumer.fetching import Ends, Fetcher
+from embedlog.consumer.following import AllPartitions
+from embedlog.consumer.grouped import ConsumerGroupMetadata, GroupPart
+from embedlog.consumer.listening import ConsumerRebalanceListener
+from embedlog.consumer.subscription import Subscription
+from embedlog.consumer.waiting import Waiter
 from embedlog.errors import (
     ClosedError,
     EmbedlogError,
     IllegalStateError,
     UnknownTopicOrPartitionError,
-    WakeupError,
 )
 from embedlog.log.root import Root
-from embedlog.record import OffsetAndTimestamp, Record, TopicPartition
+from embedlog.record import OffsetAndMetadata, OffsetAndTimestamp, Record, TopicPartition
 
-__all__ = ["COLUMNS", "Consumer"]
+__all__ = ["COLUMNS", "Consumer", "ConsumerGroupMetadata", "ConsumerRebalanceListener"]
 
 T = TypeVar("T")
-Ends = dict[TopicPartition, int]
 Until = Literal["end"] | Mapping[TopicPartition, int] | None
-
-_NAP_SECONDS = 1.0
-"""The longest sleep: a Ctrl-C that came just before it must not wait for a record."""
-_SHORT_NAP_SECONDS = 0.05
-"""The same where `wakeup` cannot ring, since the log was opened to read only."""
 
 
 class Consumer:
@@ -65,100 +71,177 @@ class Consumer:
     def __init__(self, root: Root, *topics: str, **config: object) -> None:
         self.config = ConsumerConfig.parse(config)
         check_alone(self.config, config)
-        for topic in topics:
-            if not isinstance(topic, str):
-                raise TypeError(f"a topic is a str, not {topic!r}")
-        self._root, self._given = root, config
+        check_topics(topics)
+        self._root, self._given, self._named = root, config, topics
         self._assignment = Assignment(root, Decoder(self.config))
-        self._topics = dict.fromkeys(topics)
-        self._create = bool(topics) and asked(config, "allow_auto_create_topics")
-        self._known = -1
-        """The version of the catalogue that the assignment was made from."""
+        self._fetcher = Fetcher(self.config, self._assignment, self._ready, self._failed)
+        self._group = GroupPart(root, self.config, self._assignment)
+        self._following: AllPartitions | Subscription | None = None
+        """What keeps the assignment up to date; None where the program assigns."""
         self._guard = Guard()
-        self._woken = False
-        self._window = monotonic()
-        """When fetch_max_wait_ms began (with fetch_min_bytes)."""
+        self._waiter = Waiter(root, self.config, self._guard)
         self._iterator: Iterator[Record] | None = None
-        self._refresh(self.config.auto_offset_reset)
+        if topics and self.config.group_id is None:
+            create = asked(config, "allow_auto_create_topics")
+            reset = self.config.auto_offset_reset
+            self._following = AllPartitions(root, self._assignment, topics, reset, create)
+        elif topics:
+            self.subscribe(topics)
 
     def __repr__(self) -> str:
-        what = ", ".join(self._topics) or f"{len(self._assignment)} partitions"
-        return f"<Consumer of {what}{', closed' if self._guard.closed else ''}>"
+        what = ", ".join(sorted(self.subscription())) or f"{len(self._assignment)} partitions"
+        group = f" in group {self.config.group_id!r}" if self.config.group_id else ""
+        return f"<Consumer of {what}{group}{', closed' if self._guard.closed else ''}>"
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle as what it was made with, not where it is."""
-        return partial(Consumer, self._root, *self._topics, **self._given), ()
+        return partial(Consumer, self._root, *self._named, **self._given), ()
 
     # What to read
+
+    def subscribe(
+        self,
+        topics: Collection[str] = (),
+        pattern: str | None = None,
+        listener: ConsumerRebalanceListener | None = None,
+    ) -> None:
+        """Share the partitions of topics with the other members of the group.
+
+        Replaces what was subscribed to before; the next poll joins the group, or
+        tells it.  Topics that do not exist are waited for.
+
+        Args:
+            topics: Their names; none is the same as `unsubscribe`.
+            pattern: Instead of names: a regular expression that fits whole names (E17).
+            listener: Is told when partitions come and go.
+
+        Raises:
+            IllegalStateError: Partitions were assigned before (E16).
+            InvalidGroupIdError: The consumer has no group (E18).
+        """
+        with self._guard:
+            self._group.check_subscribe(topics, pattern)
+            if self._following is None and len(self._assignment):
+                raise IllegalStateError(
+                    "partitions were assigned to the consumer by hand",
+                    todo="unsubscribe first, or use another consumer",
+                )
+            if not topics and pattern is None:
+                self._unsubscribe()
+            else:
+                self._following = self._group.subscribe(topics, pattern, listener)
 
     def assign(self, partitions: Iterable[TopicPartition]) -> None:
         """Read these partitions and no others; those it had keep their positions.
 
+        With a ``group_id``, new ones begin where that group committed, and commits
+        are its, as long as the group has no members (M14).
+
         Raises:
-            IllegalStateError: The consumer was made for topics (E16).
+            IllegalStateError: The consumer was made for topics, or subscribed (E16).
             UnknownTopicOrPartitionError: There is no such partition.
         """
         with self._guard:
-            if self._topics:
+            if self._following is not None:
                 raise IllegalStateError(
-                    "the consumer reads the topics it was made for",
-                    todo="make one without topics to assign partitions",
+                    "the consumer reads the topics it was made for, or subscribed to",
+                    todo="unsubscribe first, or make one without topics",
                 )
-            self._assign(map(partition_of, partitions), self.config.auto_offset_reset)
-
-    def _assign(self, wanted: Iterable[TopicPartition], first: str) -> None:
-        for feed in self._assignment.replace(wanted, self.config.auto_offset_reset):
-            if first == "latest":
-                feed.position()  # the end now, not at the first poll
-            elif first == "earliest":
-                feed.seek_lazily(first)
+            self._group.before_assigning()
+            wanted = [partition_of(one) for one in partitions]
+            added = self._assignment.replace(wanted, self.config.auto_offset_reset)
+            for feed in self._group.go_on(added):
+                feed.begin(self.config.auto_offset_reset)
 
     def assignment(self) -> set[TopicPartition]:
-        """Return the partitions it reads."""
+        """Return the partitions it reads; in a group, those the last poll left it with."""
         with self._guard:
-            self._refresh()
+            if isinstance(self._following, AllPartitions):
+                self._following.follow()
             return self._assignment.partitions()
 
     def subscription(self) -> set[str]:
-        """Return the topics it was made for."""
-        return set(self._topics)
+        """Return the topics it was made for, or subscribed to."""
+        return set(self._following.topics) if self._following is not None else set()
 
     def unsubscribe(self) -> None:
-        """Read nothing any more, until partitions are assigned."""
+        """Read nothing any more; leave the group."""
         with self._guard:
-            self._topics = {}
-            self._assignment.replace([], "none")
+            self._unsubscribe()
 
-    def _refresh(self, first: str | None = None) -> None:
-        """Follow what happens to the topics: created, grown, deleted, created again (E19).
+    def _unsubscribe(self) -> None:
+        self._following = None
+        try:
+            self._group.leave()
+        finally:
+            self._assignment.clear()
 
-        What appears later is read from its beginning: all of it came after
-        the program asked for the topic.
+    def _follow(self) -> None:
+        if self._following is not None:
+            self._following.follow()
+
+    # Committing
+
+    def commit(
+        self,
+        offsets: Mapping[TopicPartition, OffsetAndMetadata] | None = None,
+        timeout_ms: float | None = None,
+    ) -> None:
+        """Commit positions: the group goes on from there, whoever reads then.
+
+        All of them are committed, or none.  Survives the death of any process at once,
+        and a power cut with ``durability="fsync"``, else within a second.
+
+        Args:
+            offsets: The next offset to read, by partition; None is every position, of all
+                that was returned.
+            timeout_ms: Accepted as kafka-python has it; a commit waits only for locks,
+                for as long as the log's ``lock_timeout``.
+
+        Raises:
+            InvalidGroupIdError: The consumer has no group (E18).
+            CommitFailedError: A partition has another owner by now (E23).
+            ValueError, TypeError, OffsetMetadataTooLargeError: The offsets cannot be committed.
         """
-        if not self._topics:
-            return
-        version = self._root.context.catalog.version()
-        if version == self._known:
-            return
-        if first is None:
-            first = "none" if self.config.auto_offset_reset == "none" else "earliest"
-        wanted = [
-            TopicPartition(topic, number)
-            for topic in self._topics
-            for number in range(self._count(topic))
-        ]
-        try:
-            self._assign(wanted, first)
-        except UnknownTopicOrPartitionError:
-            return  # deleted just now; the next look settles it
-        self._known = version
+        with self._guard:
+            self._group.committer.now(self._group.positions(offsets))
 
-    def _count(self, topic: str) -> int:
-        try:
-            ask = self._root.ensure_topic if self._create else self._root.topic
-            return ask(topic).partitions
-        except UnknownTopicOrPartitionError:
-            return 0
+    def commit_async(
+        self,
+        offsets: Mapping[TopicPartition, OffsetAndMetadata] | None = None,
+        callback: Callback | None = None,
+    ) -> Future[Mapping[TopicPartition, OffsetAndMetadata]]:
+        """As `commit`; failures go to the callback, which runs in a later call on this thread.
+
+        Args:
+            offsets: As in `commit`.
+            callback: Called with the offsets and the exception, or None, in the order of the
+                commits, by `poll`, `commit` or `close` (E22).
+        """
+        with self._guard:
+            return self._group.committer.later(self._group.positions(offsets), callback)
+
+    def committed(
+        self, partition: TopicPartition, metadata: bool = False, timeout_ms: float | None = None
+    ) -> int | OffsetAndMetadata | None:
+        """Return the offset the group committed last; None if it never did (E4).
+
+        Args:
+            partition: It need not be assigned.
+            metadata: Return the `OffsetAndMetadata`.
+            timeout_ms: Accepted as kafka-python has it.
+
+        Raises:
+            InvalidGroupIdError: The consumer has no group.
+            UnknownTopicOrPartitionError: There is no such partition.
+        """
+        with self._guard:
+            found = self._group.committed(partition_of(partition))
+        return found if metadata or found is None else found.offset
+
+    def group_metadata(self) -> ConsumerGroupMetadata:
+        """Return who this consumer is in its group."""
+        return self._group.metadata()
 
     # Positions
 
@@ -186,7 +269,7 @@ class Consumer:
 
     def _seek_lazily(self, partitions: tuple[TopicPartition, ...], wanted: str) -> None:
         with self._guard:
-            self._refresh()
+            self._follow()
             for feed in list(map(self._feed, partitions)) if partitions else self._assignment:
                 feed.seek_lazily(wanted)
 
@@ -303,7 +386,7 @@ class Consumer:
         """
         most = limit_of(max_records) or self.config.max_poll_records
         with self._guard:
-            return self._await(partial(self._gather_records, most), timeout_ms)
+            return self._await(partial(self._fetcher.records, most), timeout_ms)
 
     def poll_batches(
         self,
@@ -325,7 +408,8 @@ class Consumer:
         most = limit_of(max_records) or 1 << 62
         names = check_columns(columns)
         with self._guard:
-            return self._await(lambda: self._gather(partial(taking.rows, names), most), timeout_ms)
+            take = partial(taking.rows, names)
+            return self._await(lambda: self._fetcher.gather(take, most), timeout_ms)
 
     def __iter__(self) -> Iterator[Record]:
         """Go through the records as they come, for ever, or up to ``consumer_timeout_ms``."""
@@ -357,8 +441,11 @@ class Consumer:
         """
         self._check_usable()
         ends = self._ends(until)
-        # The records of a batch go to the caller without any Python in between.
-        return chain.from_iterable(iter(lambda: self._next(taking.run, ends), None))
+        # The records of a batch go to the caller without any Python in between; in a group,
+        # some of them: between them is the time to commit, and to see what the group wants.
+        few = self.config.max_poll_records if self.config.group_id is not None else None
+        take = partial(taking.run, few)
+        return chain.from_iterable(iter(lambda: self._next(take, ends), None))
 
     def iter_batches(
         self, columns: Sequence[str] | None = None, until: Until = None
@@ -383,7 +470,7 @@ class Consumer:
         while (feed := self._next(taking.filled, ends)) is not None:
             stop = None if ends is None else ends.get(feed.where, 0)
             # One fetch a turn; what the loop body does to the consumer ends it.
-            while not (feed.paused or self._woken or self._guard.closed):
+            while not (feed.paused or self._waiter.woken or self._guard.closed):
                 try:
                     with self._guard:
                         found = feed.arrow(names, 1 << 62, stop)
@@ -411,161 +498,77 @@ class Consumer:
         timeout_ms = self.config.consumer_timeout_ms if ends is None else 0
         try:
             with self._guard:
-                return self._await(lambda: self._first(take, ends), timeout_ms)
+                return self._await(lambda: self._fetcher.first(take, ends), timeout_ms)
         except ClosedError:
             # To close the consumer is a way to leave its loop.
             if self._guard.closed:
                 return None
             raise
 
-    def _first(self, take: Callable[[Feed, int | None], T | None], ends: Ends | None) -> T | None:
-        most = self.config.max_partition_fetch_bytes
-        for feed in self._ready():
-            try:
-                stop = None if ends is None else ends.get(feed.where, 0)
-                if stop is not None and feed.position() >= stop:
-                    continue
-                feed.fill(most)
-                found = take(feed, stop)
-            except EmbedlogError as error:
-                self._failed(feed, error)
-                continue
-            if found is not None:
-                self._assignment.served(feed)
-                return found
-        return None
-
-    def _gather(
-        self, take: Callable[[Feed, int], tuple[list[Any], int] | None], most: int
-    ) -> dict[TopicPartition, list[Any]]:
-        """Let the partitions give in turn, up to ``most`` records in all (E9)."""
-        found: dict[TopicPartition, list[Any]] = {}
-        budget, each = self.config.fetch_max_bytes, self.config.max_partition_fetch_bytes
-        feeds = self._ready()
-        if self.config.fetch_min_bytes > 1 and not self._enough(feeds):
-            return found
-        for feed in feeds:
-            try:
-                budget -= feed.fill(min(budget, each))
-                while most > 0 and (taken := take(feed, most)) is not None:
-                    found.setdefault(feed.where, []).extend(taken[0])
-                    most -= taken[1]
-            except EmbedlogError as error:
-                if found:
-                    # Good records first; the next call meets the error again (E10).
-                    self._assignment.first(feed)
-                    break
-                self._failed(feed, error)
-                continue
-            if feed.where in found:
-                self._assignment.served(feed)
-            if most <= 0 or budget <= 0:
-                break
-        return found
-
-    def _gather_records(self, most: int) -> dict[TopicPartition, list[Record]]:
-        if most <= taking.FEW:
-            return self._gather(taking.records, most)
-        with taking.collector_held():
-            return self._gather(taking.records, most)
-
     def _ready(self) -> list[Feed]:
         """Return the partitions that may give records, the one served longest ago first."""
-        self._refresh()
-        if not self._topics and not len(self._assignment):
+        self._follow()
+        if self._following is None and not len(self._assignment):
             raise IllegalStateError(
                 "there is nothing to read",
-                todo="make the consumer for a topic, or assign partitions",
+                todo="subscribe to a topic, or assign partitions",
             )
         return self._assignment.awake()
 
     def _failed(self, feed: Feed, error: EmbedlogError) -> None:
         """Raise, unless a topic it was made for is gone: that just leaves."""
-        if self._topics and isinstance(error, UnknownTopicOrPartitionError):
+        if self._following is not None and isinstance(error, UnknownTopicOrPartitionError):
             self._assignment.remove(feed.where)
-            self._known = -1
+            self._following.gone()
             return
         # The others have their turn before it fails again.
         self._assignment.served(feed)
         raise error
 
-    def _enough(self, feeds: list[Feed]) -> bool:
-        """Whether fetch_min_bytes came, or fetch_max_wait_ms passed."""
-        size, most = 0, self.config.max_partition_fetch_bytes
-        for feed in feeds:
-            try:
-                feed.fetch(most)
-            except EmbedlogError:
-                return True  # whoever takes the records before it meets it again
-            size += feed.buffered
-        waited = (monotonic() - self._window) * 1000
-        enough = size >= self.config.fetch_min_bytes or waited >= self.config.fetch_max_wait_ms
-        if enough:
-            self._window = monotonic()
-        return enough
-
-    # Waiting
-
     def _await(self, step: Callable[[], T], timeout_ms: float | None) -> T:
-        """Repeat a step until it gives something or the time is over.
-
-        A waiter reads the wake page before it looks, so what is published
-        between the look and the sleep ends the sleep.
-        """
-        deadline = inf if timeout_ms is None else monotonic() + timeout_ms / 1000
-        while True:
-            if self._guard.closed:
-                raise ClosedError("the consumer was closed")
-            if self._woken:
-                self._woken = False
-                raise WakeupError("wakeup() was called", todo="poll again to go on")
-            wake = self._root.wake
-            seen = wake.value()
-            found = step()
-            if found:
-                return found
-            left = deadline - monotonic()
-            if left <= 0:
-                return found
-            wake.wait(seen, min(left, self._nap()))
-
-    def _nap(self) -> float:
-        """How long to sleep at most, in seconds."""
-        config = self.config
-        nap = _NAP_SECONDS if self._root.context.files.writable else _SHORT_NAP_SECONDS
-        if config.fetch_min_bytes > 1:
-            nap = min(nap, config.fetch_max_wait_ms / 1000)
-        return min(nap, max(config.metadata_max_age_ms, 1) / 1000)
+        with self._group.polling():
+            return self._waiter.repeat(step, timeout_ms)
 
     def wakeup(self) -> None:
         """Make the call that waits now, or the next that may wait, raise `WakeupError` once (E12).
 
         From any thread, and from a signal handler.
         """
-        self._woken = True
-        self._ring()
-
-    def _ring(self) -> None:
-        if self._root.context.files.writable:
-            self._root.wake.advance()
+        self._waiter.wakeup()
 
     # Leaving
 
-    def close(self) -> None:
-        """Stop reading: an iteration under way ends, any other call raises ClosedError.
+    def close(self, autocommit: bool = True, timeout_ms: float | None = None) -> None:
+        """Stop reading, commit, and leave the group; an iteration under way ends.
 
-        From any thread; a call that waits in another one is woken.
+        From any thread; a call that waits in another one is woken.  Later calls
+        raise `ClosedError`.
+
+        Args:
+            autocommit: Commit first, if the consumer does so by itself (E24).
+            timeout_ms: Accepted as kafka-python has it.
+
+        Raises:
+            Exception: Whatever the rebalance listener raised, once all is done.
         """
         if self._guard.closed:
             return
-        self._guard.closed = True
         if self._guard.taken():
-            self._ring()
-        else:
-            self._assignment.replace([], "none")
+            self._guard.closed = True
+            self._waiter.ring()
+            # The call in the other thread ends by itself; what is committed is committed.
+            self._group.leave_soon()
+            return
+        with self._guard:
+            try:
+                self._group.leave(autocommit=autocommit)
+            finally:
+                self._assignment.clear()
+                self._guard.closed = True
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        # The record in hand when it failed may not be processed: no commit for it.
+        self.close(autocommit=kind is None)

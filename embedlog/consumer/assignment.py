@@ -22,7 +22,7 @@ from embedlog.log.partition import PartitionLog
 from embedlog.log.reader import PartitionReader
 from embedlog.log.root import Root
 from embedlog.log.tail import Tail
-from embedlog.record import TopicPartition
+from embedlog.record import OffsetAndMetadata, TopicPartition
 
 _log = logging.getLogger(__name__)
 
@@ -98,10 +98,27 @@ class Feed:
         self.forget()
         self._position = offset
 
+    def go_on(self, committed: OffsetAndMetadata) -> None:
+        """Go on from what was committed, if the log was not cut below it since (A36)."""
+        self.seek(committed.offset)
+        self._epoch = committed.leader_epoch
+
+    @property
+    def leader_epoch(self) -> int | None:
+        """The epoch of the log in which the position was read, if that is known."""
+        return self._epoch if self._reader is None else self._reader.leader_epoch
+
     def seek_lazily(self, wanted: str) -> None:
         """Go on from the start or the end as they are when the position is next needed."""
         self.forget()
         self._position, self._wanted = None, wanted
+
+    def begin(self, first: str) -> None:
+        """Settle where a new one starts, unless that is the first read's business."""
+        if first == "latest":
+            self.position()  # the end now, not at the first poll
+        elif first == "earliest":
+            self.seek_lazily(first)
 
     def withdraw(self) -> None:
         """Take back the records that an iteration still holds; they are returned again later."""
@@ -282,7 +299,7 @@ class Assignment:
     """The partitions of one consumer, in the order of whose turn it is (E9).
 
     Who decides what is in it is somebody else: the program, the topics it
-    named, later its group.
+    named, or its group.
     """
 
     def __init__(self, root: Root, decoder: Decoder) -> None:
@@ -355,11 +372,27 @@ class Assignment:
         self._turn.extend(added)
         return added
 
+    def add(self, where: TopicPartition, reset: str) -> Feed:
+        """Give one partition more.
+
+        Raises:
+            UnknownTopicOrPartitionError: There is no such partition.
+        """
+        feed = self._feeds[where] = Feed(self._root, self._decoder, where, reset)
+        self._turn.append(feed)
+        return feed
+
     def remove(self, where: TopicPartition) -> None:
-        """Take one partition away; what was read ahead of it is thrown away."""
-        feed = self._feeds.pop(where)
-        feed.forget()
-        self._turn.remove(feed)
+        """Take one partition away, if it is there; what was read ahead of it is thrown away."""
+        feed = self._feeds.pop(where, None)
+        if feed is not None:
+            feed.forget()
+            self._turn.remove(feed)
+
+    def clear(self) -> None:
+        """Take all away."""
+        for where in list(self._feeds):
+            self.remove(where)
 
     def served(self, feed: Feed) -> None:
         """Put a partition last: it had its turn."""

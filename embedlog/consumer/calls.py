@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from embedlog.config import ConsumerConfig
 from embedlog.errors import ClosedError, IllegalStateError, InvalidConfigError
-from embedlog.record import TopicPartition
+from embedlog.record import OffsetAndMetadata, TopicPartition
 
 
 class Guard:
@@ -60,16 +60,50 @@ def asked(config: Mapping[str, object], setting: str) -> bool:
     return str(given).lower() == "true"
 
 
+def check_topics(topics: Iterable[object]) -> None:
+    """Raise unless these are names of topics."""
+    if isinstance(topics, str):
+        raise TypeError(f"topics are a list, not the text {topics!r}")
+    for topic in topics:
+        if not isinstance(topic, str):
+            raise TypeError(f"a topic is a str, not {topic!r}")
+        if not topic.strip():
+            raise ValueError("the name of a topic is blank")
+
+
 def check_alone(config: ConsumerConfig, given: Mapping[str, object]) -> None:
     """Refuse what only a group could do (E18)."""
-    if config.group_id is not None:
-        raise IllegalStateError(
-            "consumer groups come later: a consumer reads alone for now",
-            todo="leave group_id out",
-        )
-    if asked(given, "enable_auto_commit"):
+    if config.group_id is None and asked(given, "enable_auto_commit"):
         raise InvalidConfigError(
             "enable_auto_commit needs a group to commit for (E18)",
-            todo="leave it out",
+            todo="name a group_id, or leave it out",
             settings=("enable_auto_commit", "group_id"),
         )
+
+
+def positions_of(
+    offsets: Mapping[TopicPartition, OffsetAndMetadata] | None,
+) -> dict[TopicPartition, OffsetAndMetadata] | None:
+    """Return what a commit was given; plain offsets will do.
+
+    Raises:
+        TypeError: It is not a dict of partitions to offsets.
+    """
+    if offsets is None:
+        return None
+    if not isinstance(offsets, Mapping):
+        raise TypeError(
+            f"offsets are a dict of TopicPartition to OffsetAndMetadata, not {offsets!r}"
+        )
+    return {partition_of(one): _position_of(position) for one, position in offsets.items()}
+
+
+def _position_of(position: object) -> OffsetAndMetadata:
+    if isinstance(position, int) and not isinstance(position, bool):
+        return OffsetAndMetadata(position)
+    if not isinstance(position, OffsetAndMetadata):
+        raise TypeError(f"a position is an OffsetAndMetadata, not {position!r}")
+    # kafka-python's -1 is our None.
+    known = position.leader_epoch is not None and position.leader_epoch >= 0
+    epoch = position.leader_epoch if known else None
+    return OffsetAndMetadata(position.offset, position.metadata or "", epoch)

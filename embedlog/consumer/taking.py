@@ -15,10 +15,21 @@ FEW = 700
 """Records that do not set off the garbage collector (CPython's first threshold)."""
 
 
-def run(feed: Feed, stop: int | None) -> Iterator[Record] | None:
-    """Take the records of one batch, below an offset, to be made when they are looked at."""
+def run(few: int | None, feed: Feed, stop: int | None) -> Iterator[Record] | None:
+    """Take the records of one batch, or few of them, to be made when they are looked at.
+
+    Args:
+        few: About how many at most; None is all.
+        feed: Of which partition.
+        stop: Those below this offset.
+    """
     found = feed.run()
-    return None if found is None else found.before(stop)
+    if found is None:
+        return None
+    if few is not None:
+        nearby = found.position + few
+        stop = nearby if stop is None else min(stop, nearby)
+    return found.before(stop)
 
 
 def records(feed: Feed, most: int) -> tuple[list[Record], int] | None:

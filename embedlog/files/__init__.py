@@ -47,8 +47,9 @@ from embedlog.files.place import (
     without_first,
 )
 from embedlog.files.wake import WakePage
+from embedlog.files.watch import ProcessWatch
 
-__all__ = ["Files", "WakePage"]
+__all__ = ["Files", "ProcessWatch", "WakePage"]
 
 IOV_MAX: Final = 1024
 """The kernel takes this many buffers in one vectored write, then says EINVAL."""

@@ -71,10 +71,16 @@ def unpack(row: bytes) -> Tail:
     return Tail._make(_ROW.unpack(row))
 
 
-def ends(txn: Txn, key: bytes) -> tuple[int, int] | None:
-    """Return where the partition of a key starts and ends, if this boot knows it already."""
+def ends(txn: Txn, key: bytes, *, durable: bool = False) -> tuple[int, int] | None:
+    """Return where the partition of a key starts and ends, if this boot knows it already.
+
+    Args:
+        txn: A transaction of `live`.
+        key: The partition's.
+        durable: Where it ends for those who see only what a power cut would leave.
+    """
     row = txn.get(ROWS + key)
     if row is None:
         return None
     now = unpack(row)
-    return now.start_offset, now.end_offset
+    return now.start_offset, min(now.durable_offset, now.end_offset) if durable else now.end_offset

@@ -1,0 +1,178 @@
+"""What a consumer has of its group, whether it is a member or only commits for it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import NamedTuple
+
+from embedlog.assignor import configured
+from embedlog.config import ConsumerConfig
+from embedlog.consumer.assignment import Assignment, Feed
+from embedlog.consumer.calls import check_topics, positions_of
+from embedlog.consumer.committing import Committer, Positions
+from embedlog.consumer.listening import ConsumerRebalanceListener, Listening
+from embedlog.consumer.subscription import Subscription
+from embedlog.errors import IllegalStateError, InvalidGroupIdError
+from embedlog.group import Group
+from embedlog.log import tail
+from embedlog.log.root import Root
+from embedlog.offsets import check_group_id
+from embedlog.record import OffsetAndMetadata, TopicPartition
+
+
+class ConsumerGroupMetadata(NamedTuple):
+    """Who a consumer is in its group; as kafka-python has it."""
+
+    group_id: str | None
+    generation_id: int = -1
+    member_id: str = ""
+    group_instance_id: str | None = None
+
+
+def group_of(root: Root, name: str) -> Group:
+    """Return a group of an open log, which sees of the log what its readers see."""
+    durable = root.visibility == "durable"
+    return Group(root.context, name, partial(tail.ends, durable=durable))
+
+
+class GroupPart:
+    """A consumer's dealings with its group; without a ``group_id`` it refuses them all."""
+
+    def __init__(self, root: Root, config: ConsumerConfig, assignment: Assignment) -> None:
+        self._root, self._config, self._assignment = root, config, assignment
+        self._assignors = configured(config.partition_assignment_strategy)
+        if config.group_id is not None:
+            check_group_id(config.group_id)
+        self._subscription: Subscription | None = None
+        self._alone = Committer(config, assignment, self._commit_alone)
+        """For partitions that the program assigned (M14)."""
+
+    def _group(self) -> Group:
+        """Return the group, with what is open now: a forked child has opened it anew."""
+        if self._config.group_id is None:
+            raise InvalidGroupIdError(
+                "the consumer has no group", todo="make it with a group_id (E18)"
+            )
+        return group_of(self._root, self._config.group_id)
+
+    # Subscribing
+
+    def check_subscribe(self, topics: Collection[str], pattern: str | None) -> None:
+        """Raise unless a subscription makes sense."""
+        self._group()
+        check_topics(topics)
+        if topics and pattern is not None:
+            raise IllegalStateError("topics and a pattern exclude each other (E16)")
+
+    def subscribe(
+        self,
+        topics: Collection[str],
+        pattern: str | None,
+        listener: ConsumerRebalanceListener | None,
+    ) -> Subscription:
+        """Want these topics; the next poll joins, or tells the group."""
+        found = self._subscription
+        compiled = None if pattern is None else re.compile(pattern)
+        if found is None:
+            found = Subscription(
+                self._root, self._config, self._group, self._assignment, self._assignors
+            )
+        else:
+            found.listening.check_outside("subscribe")
+        found.subscribe(topics, compiled, Listening(listener))
+        self._subscription = found
+        return found
+
+    def leave(self, *, autocommit: bool = True) -> None:
+        """Be no member any more."""
+        found = self._subscription
+        if found is None:
+            if autocommit and self._config.group_id is not None:
+                self._alone.before_leaving()
+            self._alone.run_callbacks()
+            return
+        found.listening.check_outside("unsubscribe or close")
+        self._subscription = None
+        found.leave(autocommit=autocommit)
+
+    def leave_soon(self) -> None:
+        """Be no member any more, said by another thread than the one that polls."""
+        found, self._subscription = self._subscription, None
+        if found is not None:
+            found.abandon()
+
+    @contextmanager
+    def polling(self) -> Iterator[None]:
+        """Tell the group that the program polls (M9)."""
+        found = self._subscription
+        if found is None:
+            if self._config.group_id is not None:
+                self._alone.run_callbacks()
+                self._alone.if_due()
+            yield
+            return
+        found.listening.check_outside("poll")
+        found.begin_poll()
+        try:
+            yield
+        finally:
+            found.end_poll()
+
+    # Positions
+
+    @property
+    def committer(self) -> Committer:
+        """What commits: as a member, or for a group that has none."""
+        return self._alone if self._subscription is None else self._subscription.committer
+
+    def _commit_alone(self, positions: Positions) -> None:
+        self._group().commit(positions)
+
+    def positions(
+        self, offsets: Positions | None
+    ) -> dict[TopicPartition, OffsetAndMetadata] | None:
+        """Return what a commit was given.
+
+        Raises:
+            InvalidGroupIdError: There is no group to commit for.
+        """
+        self._group()
+        return positions_of(offsets)
+
+    def committed(self, partition: TopicPartition) -> OffsetAndMetadata | None:
+        """Return what the group committed last for a partition."""
+        found = self._group().committed([partition])[partition]
+        return None if found is None else found.position
+
+    def before_assigning(self) -> None:
+        """Commit where the partitions are, before others may come in their place (E20)."""
+        if self._config.group_id is not None:
+            self._alone.before_leaving()
+
+    def go_on(self, feeds: list[Feed]) -> list[Feed]:
+        """Let partitions begin where the group committed; return those it never did for."""
+        if self._config.group_id is None or not feeds:
+            return feeds
+        found = self._group().committed([feed.where for feed in feeds])
+        fresh = []
+        for feed in feeds:
+            committed = found[feed.where]
+            if committed is None:
+                fresh.append(feed)
+            else:
+                feed.go_on(committed.position)
+        return fresh
+
+    def metadata(self) -> ConsumerGroupMetadata:
+        """Return who this is in the group."""
+        found = self._subscription
+        member = None if found is None else found.member
+        return ConsumerGroupMetadata(
+            self._config.group_id,
+            -1 if member is None else member.generation,
+            "" if member is None else member.id,
+            self._config.group_instance_id,
+        )

@@ -1,0 +1,176 @@
+"""The thread behind a member of a group: it shows that the member lives, and notices who died.
+
+It runs no code of the user, and does nothing that a member must do by itself:
+taking and releasing partitions is for the thread that polls.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import weakref
+from time import monotonic
+from typing import Protocol
+
+from embedlog import offsets
+from embedlog.config import ConsumerConfig
+from embedlog.errors import (
+    ClosedError,
+    EmbedlogError,
+    FencedInstanceIdError,
+    TimeoutError,  # noqa: A004 - Kafka's name
+    UnknownMemberIdError,
+)
+from embedlog.files import ProcessWatch
+from embedlog.member import Member
+
+CHECKPOINT_SECONDS = 1.0
+"""How often commits that are not on the disk are put there."""
+MOST_WATCHED = 8
+"""Processes that one member watches: those after it in the group, so that all are watched."""
+_AGAIN_SECONDS = 0.01
+"""A process that ends is told a moment before its locks are free."""
+
+_log = logging.getLogger(__name__)
+
+
+class Polling(Protocol):
+    """Who tells when the program polled."""
+
+    def idle(self) -> float:
+        """Return for how many seconds it has not polled; 0 while it does."""
+
+
+class Heart:
+    """One member's thread; it ends with the member, and with the consumer object.
+
+    Args:
+        member: Whose life it shows.
+        config: How often.
+        owner: The consumer's part in the group; once that is garbage, the member leaves.
+    """
+
+    def __init__(self, member: Member, config: ConsumerConfig, owner: Polling) -> None:
+        self.member = member
+        self.failed: EmbedlogError | None = None
+        """Why the member is none any more."""
+        self._beat_seconds = config.heartbeat_interval_ms / 1000
+        self._idle_seconds = config.max_poll_interval_ms / 1000
+        # Weak: a consumer that the program forgot must be collected, thread or no thread.
+        self._owner = weakref.ref(owner)
+        self._watch = ProcessWatch()
+        self._stopped = threading.Event()
+        self._beat_at = monotonic() + self._beat_seconds
+        self._checkpoint_at = monotonic() + CHECKPOINT_SECONDS
+        self._ended: set[int] = set()
+        """Processes that ended, and whose members are not removed yet."""
+        self._seen = -1
+        self._thread = threading.Thread(
+            target=self._run, name=f"embedlog-heart-{member.id}", daemon=True
+        )
+        self._thread.start()
+
+    def ring(self) -> None:
+        """Have it look at the group now."""
+        self._watch.ring()
+
+    def stop(self) -> None:
+        """End the thread, and wait for it."""
+        self._stopped.set()
+        self._watch.ring()
+        if self._thread is not threading.current_thread():
+            self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            while not self._stopped.is_set() and self.failed is None:
+                owner = self._owner()
+                if owner is None:
+                    self._abandon()
+                    return
+                idle, owner = owner.idle(), None
+                self._turn(idle)
+        except ClosedError:
+            pass  # the log was closed under it, which closes the member as well
+        finally:
+            self._watch.close()
+
+    def _abandon(self) -> None:
+        """The program forgot its consumer: the others need not wait for the end of its session."""
+        _log.warning("%s: its consumer was never closed; leaving", self.member.id)
+        self.member.leave()
+
+    def _turn(self, idle: float) -> None:
+        try:
+            self._look()
+            self._beat()
+            self._check_polled(idle)
+            self._checkpoint()
+        except (UnknownMemberIdError, FencedInstanceIdError) as error:
+            self._lose(error)
+            return
+        except ClosedError:
+            raise
+        except TimeoutError:
+            pass  # somebody holds a lock, stopped perhaps: the next turn tries again
+        except EmbedlogError as error:
+            _log.warning("%s: %s", self.member.id, error)
+        self._ended |= self._watch.wait(self._nap())
+
+    def _look(self) -> None:
+        """Watch the processes that come after this one, and remove the members that are dead."""
+        group = self.member.group
+        seen = group.version()
+        if seen != self._seen:
+            self._seen = seen
+            self._watch.watch(_after(self.member, MOST_WATCHED))
+        removed = group.sweep(but=self.member.id)
+        if removed:
+            _log.info("%s: removed %s, dead or silent", self.member.id, ", ".join(removed))
+        if self._ended:
+            dynamic = [each for each in group.read().members.values() if not each.instance_id]
+            self._ended &= {each.pid for each in dynamic}
+
+    def _beat(self) -> None:
+        if monotonic() >= self._beat_at:
+            self._beat_at = monotonic() + self._beat_seconds
+            self.member.beat()
+
+    def _check_polled(self, idle: float) -> None:
+        if idle > self._idle_seconds:
+            # M9: it leaves by itself, and hears of it when it polls.
+            self.member.group.remove_members([self.member.id])
+            raise UnknownMemberIdError(
+                "the consumer did not poll for longer than max_poll_interval_ms",
+                group=self.member.group.name,
+                member=self.member.id,
+                todo="poll more often, take fewer records at a time (max_poll_records), or "
+                "raise max_poll_interval_ms",
+            )
+
+    def _checkpoint(self) -> None:
+        if monotonic() >= self._checkpoint_at:
+            self._checkpoint_at = monotonic() + CHECKPOINT_SECONDS
+            shared = self.member.group.shared
+            offsets.checkpoint(shared.live, shared.state)
+
+    def _lose(self, error: EmbedlogError) -> None:
+        self.failed = error
+        self.member.group.shared.wake.advance()
+
+    def _nap(self) -> float:
+        if self._ended:
+            return _AGAIN_SECONDS
+        now = monotonic()
+        return max(min(self._beat_at, self._checkpoint_at) - now, 0.0)
+
+
+def _after(member: Member, most: int) -> set[int]:
+    """Return the processes of the members that come after one, in a ring."""
+    members = member.group.read().members
+    own = members.get(member.id)
+    ids = sorted(members)
+    place = ids.index(member.id) if own is not None else 0
+    ring = [members[each].pid for each in ids[place:] + ids[:place]]
+    others = [pid for pid in dict.fromkeys(ring) if own is None or pid != own.pid]
+    return set(others[:most])

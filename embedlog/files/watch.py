@@ -1,0 +1,77 @@
+"""Sleeping until another process ends: the kernel tells, through a pidfd (Linux 5.3)."""
+
+from __future__ import annotations
+
+import os
+import select
+from collections.abc import Collection
+from contextlib import suppress
+from typing import Final
+
+BLIND_SECONDS: Final = 0.05
+"""How long to sleep where the end of a process is not told, as one in another pid namespace."""
+
+
+class ProcessWatch:
+    """Waits for the end of processes, for somebody who rings, or for a time to pass.
+
+    A number of a process is only a hint: whoever is woken looks by other means
+    at who is gone.  For one thread, except `ring`.
+    """
+
+    def __init__(self) -> None:
+        self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._poll = select.poll()
+        self._poll.register(self._bell, select.POLLIN)
+        self._watched: dict[int, int] = {}
+        self._blind = False
+
+    def watch(self, pids: Collection[int]) -> None:
+        """Watch these processes and no others."""
+        for pid in self._watched.keys() - set(pids):
+            self._drop(pid)
+        self._blind = False
+        for pid in set(pids) - self._watched.keys():
+            try:
+                fd = os.pidfd_open(pid)
+            except OSError:
+                # Gone already, or not to be seen from here.
+                self._blind = True
+                continue
+            self._watched[pid] = fd
+            self._poll.register(fd, select.POLLIN)
+
+    def _drop(self, pid: int) -> None:
+        fd = self._watched.pop(pid)
+        self._poll.unregister(fd)
+        os.close(fd)
+
+    def wait(self, timeout: float) -> set[int]:
+        """Return once a process ended, which it tells, after `ring`, or after `timeout` seconds."""
+        if self._blind:
+            timeout = min(timeout, BLIND_SECONDS)
+        ready = {fd for fd, _ in self._poll.poll(timeout * 1000)}
+        if self._bell in ready:
+            with suppress(BlockingIOError):
+                os.eventfd_read(self._bell)
+        ended = {pid for pid, fd in self._watched.items() if fd in ready}
+        for pid in ended:
+            self._drop(pid)
+        return ended
+
+    def ring(self) -> None:
+        """End the wait of the thread that waits, or the next one."""
+        with suppress(OSError):
+            os.eventfd_write(self._bell, 1)
+
+    def close(self) -> None:
+        """Let go of everything."""
+        for pid in list(self._watched):
+            self._drop(pid)
+        bell, self._bell = self._bell, -1
+        if bell >= 0:
+            os.close(bell)
+
+    def __del__(self) -> None:
+        # What a forked child inherited of its parent's watch goes with the object.
+        self.close()
