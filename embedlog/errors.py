@@ -101,6 +101,14 @@ class InvalidRecordError(EmbedlogError, ValueError):
     """A record the topic refuses, such as one without a key in a compacted topic (A6)."""
 
 
+class OffsetsOutOfOrderError(EmbedlogError, ValueError):
+    """Batches with offsets of their own are not in the order of these (A8)."""
+
+
+class UnexpectedAppendOffsetError(EmbedlogError, ValueError):
+    """A batch with an offset of its own lies below the end of the log (A8)."""
+
+
 class SerializationError(EmbedlogError, TypeError):
     """A key, value or header is not bytes, and no serializer made it so."""
 

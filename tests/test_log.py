@@ -31,9 +31,11 @@ from embedlog.errors import (
     LockTimeoutError,
     LogTruncatedError,
     OffsetOutOfRangeError,
+    OffsetsOutOfOrderError,
     ReadOnlyError,
     RecordBatchTooLargeError,
     RecordTooLargeError,
+    UnexpectedAppendOffsetError,
     UnknownTopicOrPartitionError,
 )
 from embedlog.log import PartitionReader
@@ -178,6 +180,79 @@ def test_keys_are_asked_for_from_the_moment_a_topic_is_compacted(root):
     root.alter_topic("t", {"cleanup.policy": None})
 
     assert log.append([encoded(b"c")]) == [Appended(1, 2)]
+
+
+def test_a_mirror_keeps_the_offsets_of_its_source(root, log):
+    """They may have gaps, also at the beginning; reading goes over these (A8, A17)."""
+    receipts = log.append_at([(10, encoded(b"a", b"b")), (12, encoded(b"c")), (20, encoded(b"d"))])
+    log.append_at([(21, encoded(b"e"))], durability="fsync")
+
+    assert receipts == [Appended(10, 12), Appended(12, 13), Appended(20, 21)]
+    assert [row[:4:3] for row in rows(log)] == [
+        (10, b"a"),
+        (11, b"b"),
+        (12, b"c"),
+        (20, b"d"),
+        (21, b"e"),
+    ]
+    assert offsets(log, 3) == offsets(log, 10) == [10, 11, 12, 20, 21]
+    assert offsets(log, 13) == offsets(log, 15) == [20, 21]
+    assert log.append([encoded(b"f")]) == [Appended(22, 23)]
+    assert log.append_at([]) == []
+
+
+def test_a_repeat_among_given_offsets_moves_no_other_batch(log):
+    """It is answered with the offsets it got, and leaves a gap (A8, G16)."""
+    first, second = (encoded(b"%d" % number, producer=(7, 0, number)) for number in (0, 1))
+    log.append_at([(5, first)])
+    receipts = log.append_at([(6, encoded(b"a")), (7, first), (8, second), (9, encoded(b"b"))])
+
+    assert receipts[1] == Appended(5, 6, None, True)
+    assert [row[:4:3] for row in rows(log)] == [(5, b"0"), (6, b"a"), (8, b"1"), (9, b"b")]
+
+
+def test_what_a_topic_refuses_is_refused_at_given_offsets_too(root):
+    """Before anything is written, a gap included (A4, A6)."""
+    log = make_log(root, {"cleanup.policy": "compact", "max.message.bytes": 1000})
+    good = encoded(b"a", keys=[b"k"])
+    with pytest.raises(InvalidRecordError, match=r"records \[1\] have no key"):
+        log.append_at([(5, good), (6, encoded(b"b"))])
+    with pytest.raises(RecordTooLargeError):
+        log.append_at([(5, good), (6, encoded(b"b" * 1000, keys=[b"k"]))])
+
+    assert log.end_offset() == 0
+    assert log.append_at([(5, good)]) == [Appended(5, 6)]
+
+
+def test_an_offset_below_the_end_or_out_of_order_is_refused(log):
+    """And nothing is written (A8)."""
+    fill(log, 3)
+    for offset in (0, 2):
+        with pytest.raises(UnexpectedAppendOffsetError, match="goes on at offset 3"):
+            log.append_at([(offset, encoded(b"x"))])
+    for second in (4, 0, -1, (1 << 63) - 1, 1 << 64):
+        with pytest.raises(OffsetsOutOfOrderError):
+            log.append_at([(3, encoded(b"x", b"y")), (second, encoded(b"z"))])
+
+    assert log.end_offset() == 3
+
+
+@pytest.mark.parametrize("durability", ["os", "fsync"])
+def test_a_gap_outlives_a_reboot(tmp_path, durability):
+    """What follows it is found again, and is not taken for what a cut left behind (A25, A8)."""
+    root = open_root(tmp_path)
+    log = make_log(root)
+    fill(log, 2)
+    log.append_at([(100, encoded(b"x")), (200, encoded(b"y"))], durability=durability)
+    abandon(root)
+    (tmp_path / "live" / "boot").write_bytes(b"another boot")
+    root = open_root(tmp_path)
+    log = root.partition("t", 0)
+
+    assert offsets(log) == [0, 1, 100, 200]
+    assert log.append([encoded(b"z")]) == [Appended(201, 202)]
+    assert healthy(root)
+    root.close()
 
 
 def test_threads_and_processes_append_without_mixing_their_batches(root, log):

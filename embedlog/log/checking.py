@@ -93,7 +93,8 @@ def _rolling(segments: list[SegmentInfo], now: Tail) -> bool:
     if len(segments) < 2 or segments[-1].id == now.segment_id:
         return False
     old, new = segments[-2:]
-    return old.id == now.segment_id and old.next_offset == new.base_offset == now.next_offset
+    # More than the tail's, if it leaves a gap (A8).
+    return old.id == now.segment_id and old.next_offset == new.base_offset >= now.next_offset
 
 
 def _verify_order(

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from itertools import accumulate
 
 from sortedcontainers import SortedDict
 
@@ -26,13 +25,12 @@ from embedlog.errors import (
     ClosedError,
     CorruptionError,
     EmbedlogError,
-    InvalidRecordError,
     LockTimeoutError,
     RecordBatchTooLargeError,
     RecordTooLargeError,
     UnknownTopicOrPartitionError,
 )
-from embedlog.log import flushing, lookup, recovery, rolling, tail
+from embedlog.log import flushing, lookup, placing, recovery, refusing, rolling, tail
 from embedlog.log.context import Context
 from embedlog.log.draft import Draft
 from embedlog.log.reader import PartitionReader
@@ -250,7 +248,7 @@ class PartitionLog:
             for one in encoded:
                 self._check(one)
             if self._needs_keys and any(one.null_keys for one in encoded):
-                raise self._no_key(encoded)
+                raise refusing.no_key(self, encoded)
             draft = self._append_locked(file, now, encoded, synced)
         finally:
             self.release()
@@ -259,6 +257,57 @@ class PartitionLog:
             flushing.flush_to(self, draft.tail)
         self.context.wake.advance()
         return draft.receipts
+
+    def append_at(
+        self,
+        placed: Sequence[tuple[int, EncodedBatch]],
+        *,
+        durability: str | None = None,
+        timeout: float | None = None,
+    ) -> list[Appended]:
+        """Write batches at the offsets given with them, as a mirror of another log does (A8).
+
+        Offsets may be left out, at the beginning and between two batches; each such
+        gap begins a new segment and flushes the one before.  Otherwise as `append`;
+        a batch with a sequence that was sent before leaves a gap.  After a failure
+        some may be there: `end_offset` tells where to go on.
+
+        Args:
+            placed: Offset of the first record, and batch; in order.
+            durability: As in `append`.
+            timeout: As in `append`.
+
+        Raises:
+            UnexpectedAppendOffsetError: The first one is below the end; nothing was written.
+            OffsetsOutOfOrderError: They overlap, go back, or do not fit 63 bits; nothing
+                was written.
+            Exception: As `append`.
+        """
+        if not placed:
+            return []
+        self.context.check_writable()
+        runs, receipts = placing.runs_of(self, placed), []
+        synced = (durability or self.context.durability) == "fsync"
+        self.acquire(timeout)
+        try:
+            _, now = self._end_for_append_locked()
+            placing.check_first(self, now, runs[0][0])
+            for _, one in placed:
+                self._check(one)
+            if self._needs_keys and any(one.null_keys for _, one in placed):
+                raise refusing.no_key(self, [one for _, one in placed])
+            for offset, encoded in runs:
+                now = placing.skip_to(self, now, offset)
+                draft = self._append_locked(self.active_file(), now, encoded, synced)
+                now = draft.tail
+                receipts += draft.receipts
+        finally:
+            self.release()
+        self.dirty = True
+        if synced or flushing.due(self, now):
+            flushing.flush_to(self, now)
+        self.context.wake.advance()
+        return receipts
 
     def _check(self, one: EncodedBatch) -> None:
         size, config = one.size, self.config
@@ -277,37 +326,7 @@ class PartitionLog:
                 todo="send less at once, or raise segment.bytes of the topic",
             )
         if self._bounds_times:
-            self._check_times(one)
-
-    def _check_times(self, one: EncodedBatch) -> None:
-        now, config = self.context.clock(), self.config
-        oldest = now - config.message_timestamp_before_max_ms
-        newest = now + config.message_timestamp_after_max_ms
-        if one.min_timestamp < oldest or one.max_timestamp > newest:
-            raise InvalidRecordError(
-                f"timestamps {one.min_timestamp} to {one.max_timestamp} are not within "
-                f"{oldest} to {newest}",
-                topic=self.topic,
-                partition=self.partition,
-                todo="see message.timestamp.before.max.ms and .after.max.ms",
-            )
-
-    def _no_key(self, encoded: Sequence[EncodedBatch]) -> InvalidRecordError:
-        """Say which records cannot be compacted, counted from the first one given (A6)."""
-        firsts = accumulate((one.count for one in encoded), initial=0)
-        rows = [
-            first + row
-            for first, one in zip(firsts, encoded, strict=False)
-            for row in batches.rows_without_key(one)
-        ]
-        return InvalidRecordError(
-            f"records {rows[:20]}{'…' if len(rows) > 20 else ''} have no key, "
-            "and the topic keeps the last record of each key",
-            topic=self.topic,
-            partition=self.partition,
-            indices=rows,
-            todo="give them keys",
-        )
+            refusing.check_times(self, one)
 
     def _append_locked(
         self, file: SegmentFile, now: Tail, encoded: Sequence[EncodedBatch], synced: bool
