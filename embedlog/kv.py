@@ -43,6 +43,8 @@ VERSION_PLACES = 18, 512 + 18
 """Which 8-byte words of the file are its two meta pages' transaction numbers (format 0.9)."""
 META_BYTES = 8192
 MAGIC_AND_FORMAT = 0x00000001_BEEFC0DE
+LARGEST_CHECKED_BYTES = 16 << 30
+"""A check takes 40 s for a GiB of rows, and two bytes of memory for a page, there or not."""
 LITTLE_SPACE = 16 << 20
 """LMDB reports a full disk as an I/O error: below this much free space we call it full."""
 
@@ -459,6 +461,27 @@ def discard(files: Files, name: str) -> None:
         for entry in files.list(name):
             files.unlink(f"{name}/{entry}")
         files.remove_directory(name)
+
+
+def check_size(files: Files, name: str) -> None:
+    """Refuse to look through an environment of a size that no log has.
+
+    Raises:
+        StorageError: It is larger than `LARGEST_CHECKED_BYTES`, which is no damage, but
+            perhaps a file that somebody planted: sparse, it costs nothing to make.
+    """
+    data = files.open(f"{name}/data.mdb")
+    try:
+        size = files.size(data)
+    finally:
+        files.close(data)
+    if size > LARGEST_CHECKED_BYTES:
+        raise StorageError(
+            f"a database of {size} bytes is not looked through",
+            todo="it is not one that a log has grown to: put the right one in its place",
+            path=files.path(f"{name}/data.mdb"),
+            operation="verify",
+        )
 
 
 def findings(path: str) -> list[str]:

@@ -24,7 +24,7 @@ from support.roots import (
 )
 
 from embedlog import catalog, kv
-from embedlog.errors import CorruptBatchError, CorruptionError
+from embedlog.errors import CorruptBatchError, CorruptionError, StorageError
 from embedlog.log.checking import verify_root
 from embedlog.log.repairing import repair_root
 from embedlog.record import Appended
@@ -347,6 +347,25 @@ def test_live_is_built_anew_when_it_cannot_be_trusted(tmp_path, damage):
     assert offsets(log) == list(range(18))
     assert log.append([encoded(b"next")]) == [Appended(18, 19)]
     assert healthy(root)
+    root.close()
+
+
+@pytest.mark.parametrize("clean", [False, True])
+@pytest.mark.parametrize("name", ["state", "live"])
+def test_a_database_of_an_absurd_size_is_not_looked_through(tmp_path, name, clean):
+    """A planted file that is all hole costs its maker nothing, and us no minutes (P22)."""
+    root = open_root(tmp_path)
+    fill(make_log(root), 3)
+    root.close() if clean else abandon(root)
+    data = tmp_path / name / "data.mdb"
+    size = data.stat().st_size
+    os.truncate(data, 1 << 40)
+    with pytest.raises(StorageError, match="not looked through"):
+        open_root(tmp_path)
+
+    os.truncate(data, size)
+    root = open_root(tmp_path)
+    assert values(root.partition("t", 0)) == [b"v0", b"v1", b"v2"]
     root.close()
 
 

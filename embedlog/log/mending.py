@@ -12,7 +12,7 @@ from embedlog import catalog, kv
 from embedlog.checksum import crc32c
 from embedlog.errors import CorruptionError, EmbedlogError, StorageError
 from embedlog.files import Files
-from embedlog.segment import SegmentFile
+from embedlog.segment import CHUNK_BYTES, SegmentFile
 
 BOOT_FILE = "live/boot"
 CLEAN_FILE = "closed"
@@ -81,7 +81,14 @@ def mark_clean(files: Files) -> None:
 
 
 def _digest(files: Files, path: str) -> int:
-    return crc32c(files.read_file(path))
+    digest = place = 0
+    data = files.open(path)
+    try:
+        while chunk := files.read(data, CHUNK_BYTES, place):
+            digest, place = crc32c(chunk, digest), place + len(chunk)
+    finally:
+        files.close(data)
+    return digest
 
 
 def _mend_state(files: Files, clean: dict[str, int] | None) -> list[str]:
@@ -92,6 +99,7 @@ def _mend_state(files: Files, clean: dict[str, int] | None) -> list[str]:
         kv.create(files, "state", durable=True, rows={})
         return []
     found = []
+    kv.check_size(files, "state")
     if clean is not None and "state" in clean:
         if clean["state"] == _digest(files, "state/data.mdb"):
             return []
@@ -102,7 +110,10 @@ def _mend_state(files: Files, clean: dict[str, int] | None) -> list[str]:
 
 
 def _copy_is_good(files: Files) -> bool:
-    return files.exists(f"{COPY}/data.mdb") and not kv.findings(files.path(COPY))
+    if not files.exists(f"{COPY}/data.mdb"):
+        return False
+    kv.check_size(files, COPY)
+    return not kv.findings(files.path(COPY))
 
 
 def _adopt_newer(files: Files) -> list[str]:
@@ -250,6 +261,7 @@ def _boot(files: Files) -> bytes:
 def _live_is_whole(files: Files, clean: dict[str, int] | None) -> bool:
     if not files.exists("live/data.mdb"):
         return False
+    kv.check_size(files, "live")
     if clean is not None and "live" in clean:
         # Its values have no checksums, but nobody wrote to it since it was closed.
         return clean["live"] == _digest(files, "live/data.mdb")
