@@ -357,6 +357,18 @@ class Store:
         info = (self._shared or self._attach()).handle.info()
         return info["num_readers"], info["max_readers"]
 
+    def lagging(self) -> set[tuple[int, str, int]]:
+        """Return process, thread and transaction of each reader of what is not the newest.
+
+        What was freed since one of them began cannot be used again until it ends.
+        """
+        handle = (self._shared or self._attach()).handle
+        newest = handle.info()["last_txnid"]
+        # A table under one line of titles; "-" is a slot that nobody reads with.
+        rows = [line.split() for line in handle.readers().splitlines()[1:]]
+        found = {(int(row[0]), row[1], int(row[2])) for row in rows if row[-1].isdigit()}
+        return {each for each in found if each[2] < newest}
+
     def check_readers(self) -> int:
         """Free the reader slots of dead processes; return how many there were."""
         freed: int = (self._shared or self._attach()).handle.reader_check()

@@ -14,6 +14,7 @@ import textwrap
 import time
 
 import pytest
+from support.children import Held
 from support.roots import encoded, segment_files, values
 
 import embedlog
@@ -730,6 +731,22 @@ def test_doctor_sees_who_is_there_and_what_is_left(run, filled):
     code, out, _ = run("doctor")
     assert code == 1
     assert "another boot" in out
+
+
+def test_doctor_finds_who_reads_for_long(run, filled, monkeypatch):
+    """A stopped process in the middle of a read is named, and its state (P21)."""
+    monkeypatch.setattr("embedlog.cli.doctor._LONG_READ_SECONDS", 0.05)
+    with embedlog.open(filled) as log:
+        assert "reads live" not in run("doctor")[1]
+        with Held(lambda ready: log.root.context.live.read(lambda txn: ready())) as child:
+            log.create_topic("new")
+            log.partition("new", 0).append([encoded(b"x")])
+            child.stop()
+            code, out, _ = run("doctor")
+            told = f"process {child.pid} (state T) reads live for more than 0.05 s"
+
+    assert code == 1
+    assert told in out
 
 
 def test_doctor_needs_no_log(run, root):

@@ -248,6 +248,25 @@ def test_a_full_table_of_dead_readers_does_not_stop_reading(tmp_path, monkeypatc
     store.close()
 
 
+def test_readers_of_what_is_not_the_newest_are_told(store):
+    """They keep space from being used again (P21)."""
+
+    def pids():
+        return sorted(pid for pid, _, _ in store.lagging())
+
+    with Held(lambda ready: store.read(lambda txn: ready())) as child:
+        assert pids() == [], "it reads what is newest, which does no harm"
+        put(store, b"key", b"value")
+        assert pids() == [child.pid]
+        with Held(lambda ready: store.read(lambda txn: ready())) as another:
+            put(store, b"key", b"value")
+            assert pids() == sorted([child.pid, another.pid])
+        child.kill()
+
+    store.check_readers()
+    assert pids() == []
+
+
 # The lock of a write
 
 

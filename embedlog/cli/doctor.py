@@ -6,6 +6,7 @@ import argparse
 import os
 import platform
 import statistics
+import threading
 import time
 from collections.abc import Callable
 from importlib import metadata
@@ -17,7 +18,7 @@ from embedlog.cli.opening import is_log, root_of
 from embedlog.cli.output import mega, say, say_json
 from embedlog.errors import EmbedlogError, NotALogError
 from embedlog.files import Files
-from embedlog.files.place import REMOTE_FILESYSTEMS
+from embedlog.files.place import REMOTE_FILESYSTEMS, process_state
 from embedlog.log import mending
 
 _LIBRARIES = ("pyarrow", "lmdb", "numpy", "sortedcontainers", "google-crc32c", "crcmod")
@@ -25,6 +26,8 @@ _SLOW_CHECKSUM = 500
 _SLOW_FSYNC_US = 50_000
 _LITTLE_SPACE = 1 << 30
 _LOCK_SECONDS = 1.0
+_LONG_READ_SECONDS = 1.0
+"""A read of embedlog's own takes microseconds."""
 _PROBES = 9
 
 Report = dict[str, Any]
@@ -151,11 +154,22 @@ def _database(files: Files, name: str) -> Report:
     try:
         used, most = store.readers()
         rows = store.read(lambda txn: int(txn.stat()["entries"]))
-        return {"rows": rows, "reader_slots_used": used, "reader_slots": most}
+        old = _old_readers(store)
+        return {"rows": rows, "reader_slots_used": used, "reader_slots": most, "old_readers": old}
     except EmbedlogError as error:
         return {"error": str(error)}
     finally:
         store.close()
+
+
+def _old_readers(store: kv.Store) -> list[int]:
+    """Return the processes that are in one read for long; sleeps only if one may be."""
+    before = store.lagging()
+    if not before:
+        return []
+    threading.Event().wait(_LONG_READ_SECONDS)
+    # One that began meanwhile would read something newer, so these are the same ones.
+    return sorted({pid for pid, _, _ in before & store.lagging()})
 
 
 def _findings(report: Report) -> list[str]:
@@ -206,6 +220,11 @@ def _log_findings(log: Report) -> list[str]:
             found.append(f"{name} cannot be read: {database['error']}")
         elif database and database["reader_slots_used"] > 0.9 * database["reader_slots"]:
             found.append(f"{name} has almost no reader slots left")
+        for pid in database.get("old_readers", ()):
+            found.append(
+                f"process {pid} (state {process_state(pid) or 'unknown'}) reads {name} for more "
+                f"than {_LONG_READ_SECONDS:g} s: its file grows until that ends"
+            )
     return found
 
 
