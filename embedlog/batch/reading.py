@@ -474,12 +474,12 @@ class Batch:
         list[list[tuple[str, bytes | None]]] | None,
     ]:
         """Return timestamps, keys, values and headers of a topic of bytes, one item a record."""
-        source, start = self._source, self._start
-        plain = source.layout.plain
-        if self.count <= few.MOST and plain is not None and not self.flags & ~CONTROL:
+        if self.count <= few.MOST and self._plain and not self.flags & ~CONTROL:
+            source, start = self._source, self._start
             if verify:
                 self._check(source.layout.every)
-            stop = start + self.size
+            stop, plain = start + self.size, source.layout.plain
+            assert plain is not None, "that is what makes a head plain"
             rows = few.lists(source.view, start, self._body, stop, self.count, plain)
             if rows is not None:
                 return rows
@@ -554,7 +554,7 @@ def parse(buffer: Any, start: int, limit: int, *, path: str, position: int, sche
     """Check and return the batch at ``buffer[start]``, which must end by ``limit``.
 
     Args:
-        whole: A `pyarrow.Buffer`, or bytes that are few.
+        buffer: A `pyarrow.Buffer`, or bytes that are few.
         start: Where the batch begins in the buffer.
         limit: Where the bytes that may be read end.
         path: The file, for errors.
