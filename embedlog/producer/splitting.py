@@ -26,8 +26,9 @@ if TYPE_CHECKING:
 
 Batches = Iterator[tuple[int, EncodedBatch]]
 FEW = 8192
-"""Rows that are sorted as lists.  To make columns of a thousand first takes twice as long; of
-a hundred thousand half as long, for Arrow then moves bytes where lists follow pointers."""
+"""Rows that are sorted as lists; more are made columns first.  Measured with values of 100
+bytes and four partitions, lists took 0.6 of the time of columns for 1,000 rows, 0.9 for 8,192,
+1.1 for 16,000, and 1.4 to 1.6 for 100,000."""
 
 
 class Splitter:
