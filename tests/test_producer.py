@@ -33,7 +33,7 @@ from embedlog.errors import (
 from embedlog.files import Files
 from embedlog.partitioner import partition_for_key
 from embedlog.producer import Producer, splitting
-from embedlog.producer.queue import WRITE_BYTES
+from embedlog.producer.queue import COLUMN_BYTES, HEAD_BYTES, WRITE_BYTES
 from embedlog.record import RecordMetadata
 
 FAST = {"retry_backoff_ms": 5, "request_timeout_ms": 20}
@@ -593,6 +593,28 @@ def test_a_batch_is_split_by_key_and_by_size(root, count, even):
     assert everything(root, "four") == expected
     assert sum(one.count for one in ranges) == count
     assert all(one.next_offset == one.base_offset + one.count for one in ranges)
+
+
+@pytest.mark.parametrize(
+    ("count", "config", "most"),
+    [
+        (splitting.FEW, {}, 256 << 10),
+        (splitting.FEW + 1, {}, COLUMN_BYTES),
+        (splitting.FEW + 1, {"batch_size": 64 << 10}, 64 << 10),
+    ],
+)
+def test_batches_of_keyed_rows_are_as_large_as_asked_for(root, count, config, most):
+    """G6: `batch_size`, where it was given or the rows are few; else more of them share a batch."""
+    keys = [b"key-%d" % (n % 101) for n in range(count)]
+    with Producer(root, **config) as producer:
+        producer.send_batch("four", [bytes(600)] * count, keys)
+    log = root.partition("four", 0)
+    reader, sizes = log.reader(0), []
+    while found := reader.read():
+        sizes += [one.size for one in found]
+
+    assert len(sizes) > 1
+    assert most * 0.9 < max(sizes) <= most + HEAD_BYTES
 
 
 @pytest.mark.parametrize("count", [1, 2, 300])
