@@ -12,6 +12,7 @@ from support.clock import START
 from support.roots import encoded
 
 import embedlog
+from embedlog import catalog
 from embedlog.errors import UnknownTopicOrPartitionError
 
 ROWS = 100
@@ -148,6 +149,15 @@ def test_headers_are_a_column_where_there_are_any(topic, log):
         [{"key": "a", "value": b"1"}, {"key": "b", "value": None}]
     ]
     assert [record.headers for record in topic[-2:]] == [[], [("a", b"1"), ("b", None)]]
+
+
+def test_headers_in_the_last_segment_are_seen_without_the_others(topic, log, monkeypatch):
+    """What a schema costs does not grow with the number of segments, where that can be helped."""
+    log.partition("t", 0).append([encoded(b"h", headers=[[("a", b"1")]])])
+    log.root._partitions.clear()
+    monkeypatch.setattr(catalog, "segments", None)
+
+    assert "headers" in log.topic("t").partition(0).schema().names
 
 
 def test_pandas_and_polars_get_their_own_frames(topic):

@@ -160,7 +160,8 @@ class View:
         for number in {part.partition for part in self.ranges()}:
             log = self._log(number)
             log.refresh()
-            if any(info.headers for info in log.segments.values()):
+            # The last segment first: it is known, the others are to be read.
+            if log.last.headers or any(info.headers for info in log.segments.values()):
                 return True
         return False
 
