@@ -31,6 +31,9 @@ def mend(files: Files) -> list[str]:
         # Nobody is attached: the slots and mutexes in it are of the dead.
         if files.exists(f"{name}/lock.mdb"):
             files.unlink(f"{name}/lock.mdb")
+    for name in files.list("locks"):
+        if name.startswith("member-"):
+            files.unlink(f"locks/{name}")
     new = not files.exists("state") and not files.exists(COPY)
     rebooted = not live_is_valid(files)
     done = _mend_state(files, clean)
