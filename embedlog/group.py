@@ -213,6 +213,8 @@ class Group:
         while not (group := self.read()).settled:
             topics = self._topics(group)
             name = assignor.choose({each.id: each.assignors for each in group.members.values()})
+            if name not in assignors:
+                return  # whoever asks is no member any more
             counts = {topic: count for topic, (_, count) in topics.items()}
             target = assignor.target(assignors[name], counts, group.candidates())
             self.change(partial(self._settle, group.version, name, topics, target))

@@ -270,13 +270,14 @@ class Member:
 
     def resubscribe(self, topics: Iterable[str]) -> None:
         """Want other topics from now on."""
-        wanted = list(topics)
+        wanted = tuple(sorted(topics))
 
         def step(txn: kv.Txn, group: Membership) -> None:
             self._check(group)
             group.resubscribe(self.id, wanted)
 
         self.group.change(step)
+        self.info = self.info._replace(topics=wanted)
 
     def leave(self) -> None:
         """Be no member any more.  A static one only lets go: it may come back in time (M13)."""

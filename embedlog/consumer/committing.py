@@ -40,6 +40,7 @@ class Committer:
         self._due = monotonic() + self._interval
         self._waiting: deque[Callable[[], Any]] = deque()
         self._last: dict[TopicPartition, OffsetAndMetadata] = {}
+        """What is committed already, and need not be again."""
 
     def consumed(self) -> dict[TopicPartition, OffsetAndMetadata]:
         """Return where each partition is, but for those whose position is not known yet."""
@@ -89,6 +90,7 @@ class Committer:
         wanted = self.consumed() if positions is None else positions
         if wanted:
             self._commit(wanted)
+            self._last.update(wanted)
 
     def later(self, positions: Positions | None, callback: Callback | None) -> Future[Positions]:
         """Commit, and have the callback run on the consumer's thread; errors go to it."""
@@ -98,6 +100,7 @@ class Committer:
         try:
             if wanted:
                 self._commit(wanted)
+                self._last.update(wanted)
             done.set_result(wanted)
         except EmbedlogError as failure:
             error = failure

@@ -63,6 +63,7 @@ class GroupPart:
     def check_subscribe(self, topics: Collection[str], pattern: str | None) -> None:
         """Raise unless a subscription makes sense."""
         self._group()
+        self._root.context.check_writable()
         check_topics(topics)
         if topics and pattern is not None:
             raise IllegalStateError("topics and a pattern exclude each other (E16)")
@@ -140,6 +141,7 @@ class GroupPart:
             InvalidGroupIdError: There is no group to commit for.
         """
         self._group()
+        self._root.context.check_writable()
         return positions_of(offsets)
 
     def committed(self, partition: TopicPartition) -> OffsetAndMetadata | None:

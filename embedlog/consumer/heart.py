@@ -62,6 +62,9 @@ class Heart:
         self._stopped = threading.Event()
         self._beat_at = monotonic() + self._beat_seconds
         self._checkpoint_at = monotonic() + CHECKPOINT_SECONDS
+        self._turned = member.group.uptime()
+        self._late_ms = config.session_timeout_ms
+        self._judges_at = 0.0
         self._ended: set[int] = set()
         """Processes that ended, and whose members are not removed yet."""
         self._seen = -1
@@ -124,7 +127,12 @@ class Heart:
         if seen != self._seen:
             self._seen = seen
             self._watch.watch(_after(self.member, MOST_WATCHED))
-        removed = group.sweep(but=self.member.id)
+        # After a machine slept all are silent: those who lived get the time to show it.
+        late = group.uptime() - self._turned > self._late_ms
+        self._turned = group.uptime()
+        if late:
+            self._judges_at = monotonic() + self._beat_seconds
+        removed = group.sweep(but=self.member.id) if monotonic() >= self._judges_at else []
         if removed:
             _log.info("%s: removed %s, dead or silent", self.member.id, ", ".join(removed))
         if self._ended:

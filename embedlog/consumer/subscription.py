@@ -135,14 +135,20 @@ class Subscription:
         if member is None:
             member = self._join()
         elif version != self._known:
-            member.resubscribe(self._wanted())
-            member.group.notice_topics()
+            self._look_at_topics(member)
         self._known = version
         self.committer.if_due()
         while member.changed():
             self._rebalance(member)
             if self._heart is not None:
                 self._heart.ring()
+
+    def _look_at_topics(self, member: Member) -> None:
+        """The catalogue changed, in this or in something else (E17, M16)."""
+        wanted = self._wanted()
+        if wanted != set(member.info.topics):
+            member.resubscribe(wanted)
+        member.group.notice_topics()
 
     def _join(self) -> Member:
         config, group = self._config, self._group()
