@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import uuid
 from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import NamedTuple
 
 from embedlog import assignor, kv, offsets, ownership
@@ -34,6 +35,22 @@ class Share(NamedTuple):
     generation: int
     assignor: str
     step: Step
+
+
+Claim = tuple[bytes, int]
+"""The row of a partition, and the epoch it is owned by."""
+
+
+class _View(NamedTuple):
+    """A share, and what else one transaction told a member."""
+
+    share: Share
+    version: int
+    """-1 if the group is not settled: then there is more to do."""
+    held: dict[TopicPartition, Claim]
+    """Of what it took, what the rows say it owns."""
+    strays: list[Claim]
+    """What the rows say it owns, but it never took, and is not to have."""
 
 
 def join(
@@ -101,8 +118,8 @@ class Member:
         self.generation = -1
         """That of the target it looked at last."""
         self._lock: int | None = lock
-        self._epochs: dict[TopicPartition, tuple[bytes, int]] = {}
-        """The row of each partition it owns, and the epoch it owns it by."""
+        self._epochs: dict[TopicPartition, Claim] = {}
+        """What it took and did not release, as far as it knows."""
         self._seen = -1
 
     @property
@@ -122,32 +139,45 @@ class Member:
             AssignorError: See `Group.settle`.
         """
         self.group.settle(assignors)
-        share, self._seen = self.group.shared.live.read(self._look)
-        self.generation = share.generation
-        return share
+        view = self.group.shared.live.read(self._look)
+        while view.strays:
+            # Else nobody ever gets them: it cannot release what it does not know of.
+            self.group.change(partial(self._give_up, view.strays))
+            view = self.group.shared.live.read(self._look)
+        self._epochs, self._seen = view.held, view.version
+        self.generation = view.share.generation
+        return view.share
 
-    def _look(self, txn: kv.Txn) -> tuple[Share, int]:
+    def _look(self, txn: kv.Txn) -> _View:
         group = self.group.document(txn)
         self._check(group)
-        owned: dict[str, set[TopicPartition]] = {}
-        gone = set()
+        meant = set(group.target.get(self.id, ()))
+        owned: dict[str, set[TopicPartition]] = {self.id: set()}
+        held, strays = {}, []
         for row_key, owner in ownership.of_group(txn, self.group.key):
             one = ownership.where(row_key, owner)
-            owned.setdefault(owner.member, set()).add(one)
-            known = group.topics.get(one.topic)
-            if owner.member == self.id and (
-                known is None or known[0] != ownership.topic_id(row_key)
-            ):
-                gone.add(one)
-        owned.pop(NOBODY, None)
-        step = assignor.steps(group.target, owned).get(self.id, Step((), (), (), ()))
-        # Of a topic that was deleted, and created again perhaps: nothing is left to keep.
-        kept = tuple(one for one in step.kept if one not in gone and one in self._epochs)
+            # Of a topic that was deleted, and created again perhaps, nothing is left to keep.
+            there = group.topics.get(one.topic, (0, 0))[0] == ownership.topic_id(row_key)
+            claim = (row_key, owner.epoch)
+            if owner.member == self.id and self._epochs.get(one) == claim:
+                held[one] = claim
+            elif owner.member == self.id and not (there and one in meant):
+                strays.append(claim)
+                continue
+            if owner.member != NOBODY and there:
+                owned.setdefault(owner.member, set()).add(one)
+        step = assignor.steps(group.target, owned)[self.id]
+        kept = set(step.kept) & held.keys()
         # What a static member before it owned is its own, but was not told to it yet (M13).
-        left = tuple(one for one in step.kept if one not in gone and one not in self._epochs)
-        revoked = tuple(sorted({*step.revoked, *gone} & self._epochs.keys()))
-        step = step._replace(kept=kept, revoked=revoked, added=step.added + left)
-        return Share(group.generation, group.assignor or "", step), group.version
+        untold = set(step.kept) - kept
+        step = Step(
+            tuple(sorted(kept)),
+            tuple(sorted(held.keys() - kept)),
+            tuple(sorted({*step.added, *untold})),
+            step.awaited,
+        )
+        version = group.version if group.settled else -1
+        return _View(Share(group.generation, group.assignor or "", step), version, held, strays)
 
     def take(self, *, from_end: bool) -> dict[TopicPartition, Start]:
         """Own what is meant for it and free, and say where to begin with each.
@@ -177,7 +207,7 @@ class Member:
     ) -> tuple[bytes, int, Start] | None:
         row_key = ownership.key(self.group.key, key)
         owner = ownership.get(txn, row_key)
-        if owner.member not in (NOBODY, self.id) or self._epochs.get(one, (b"",))[0] == row_key:
+        if owner.member not in (NOBODY, self.id) or one in self._epochs:
             return None
         row = txn.get(offsets.key(self.group.key, key))
         start = owner.start
@@ -191,19 +221,18 @@ class Member:
 
     def release(self, partitions: Partitions) -> None:
         """Own these no more: whoever they are meant for may take them now."""
-        rows = [self._epochs[one] for one in partitions]
-
-        def step(txn: kv.Txn, group: Membership) -> None:
-            for row_key, epoch in rows:
-                owner = ownership.get(txn, row_key)
-                if (owner.member, owner.epoch) == (self.id, epoch):
-                    txn.put(row_key, owner._replace(member=NOBODY).pack())
-            group.touch()
-
-        if rows:
-            self.group.change(step)
-        for one in list(partitions):
+        gone = set(partitions)
+        if gone:
+            self.group.change(partial(self._give_up, [self._epochs[one] for one in gone]))
+        for one in gone:
             del self._epochs[one]
+
+    def _give_up(self, claims: Iterable[Claim], txn: kv.Txn, group: Membership) -> None:
+        for row_key, epoch in claims:
+            owner = ownership.get(txn, row_key)
+            if (owner.member, owner.epoch) == (self.id, epoch):
+                txn.put(row_key, owner._replace(member=NOBODY).pack())
+                group.touch()
 
     def commit(self, positions: Positions) -> None:
         """Commit positions of partitions that it owns: all of them, or none.
