@@ -244,12 +244,16 @@ class Member:
             ValueError, OffsetMetadataTooLargeError: Nothing was committed.
         """
         rows = self.group.rows(positions)
-        claims = {one: self._epochs.get(one) for one in positions}
+        # By partition key, not by name: the topic may be another one of that name by now.
+        claims = [
+            (one, ownership.key(self.group.key, offsets.partition_of(row_key)))
+            for one, row_key in zip(positions, rows, strict=True)
+        ]
 
         def step(txn: kv.Txn) -> None:
             self._check_lives(txn)
-            for one, claim in claims.items():
-                self._check_owned(txn, one, claim)
+            for one, row_key in claims:
+                self._check_owned(txn, one, row_key)
             offsets.put(txn, rows)
             self.group.put_deadline(txn, self.info)
 
@@ -259,17 +263,18 @@ class Member:
             raise self._refused(f"this consumer is no member any more ({error.what})") from error
         self.group.save()
 
-    def _check_owned(
-        self, txn: kv.Txn, one: TopicPartition, claim: tuple[bytes, int] | None
-    ) -> None:
-        if claim is None:
+    def _check_owned(self, txn: kv.Txn, one: TopicPartition, row_key: bytes) -> None:
+        claimed, epoch = self._epochs.get(one, (None, 0))
+        if claimed is None:
             raise self._refused("the partition is not assigned to this consumer", one)
-        owner = ownership.get(txn, claim[0])
-        if (owner.member, owner.epoch) != (self.id, claim[1]):
+        if claimed != row_key:
+            raise self._refused("the topic was deleted and created again", one)
+        owner = ownership.get(txn, row_key)
+        if (owner.member, owner.epoch) != (self.id, epoch):
             whose = owner.member if owner.member != NOBODY else "nobody"
             raise self._refused(
                 f"the partition belongs to {whose} by epoch {owner.epoch}, "
-                f"no longer to this consumer by epoch {claim[1]}",
+                f"no longer to this consumer by epoch {epoch}",
                 one,
             )
 
