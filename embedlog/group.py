@@ -110,13 +110,14 @@ class Group:
 
     def admit(
         self, txn: kv.Txn, group: Membership, info: MemberInfo, most: int | None = None
-    ) -> None:
+    ) -> MemberInfo | None:
         """Let a member in, in the place of one of the same instance id; see `Membership.admit`."""
         before = group.admit(info, most)
         if before is not None:
-            txn.delete(self._deadline_key(before))
-            ownership.hand_over(txn, self.key, before, info.id)
+            txn.delete(self._deadline_key(before.id))
+            ownership.hand_over(txn, self.key, before.id, info.id)
         self.put_deadline(txn, info)
+        return before
 
     def put_deadline(self, txn: kv.Txn, info: MemberInfo) -> None:
         """Note that a member lives: its session begins anew."""
@@ -256,19 +257,15 @@ class Group:
         Returns:
             The ids of those that were removed.
         """
-        now, members = self.uptime(), self.read().members
-        dead = {each.id for each in members.values() if each.id != but and self._is_dead(each)}
+        now, members = self.uptime(), self.read().members.values()
+        dead = {each.id for each in members if each.id != but and self._is_dead(each)}
         if not dead and not self.shared.live.read(partial(self._silent, now)) - {but}:
             return []
 
-        def step(txn: kv.Txn, group: Membership) -> list[str]:
+        def step(txn: kv.Txn, group: Membership) -> list[MemberInfo]:
             return self._remove((dead | self._silent(now, txn)) - {but}, txn, group)
 
-        removed = self.change(step)
-        for each in removed:
-            if each in members:
-                self.drop_lock(members[each].lock)
-        return removed
+        return self._drop_locks(self.change(step))
 
     def _silent(self, now: int, txn: kv.Txn) -> set[str]:
         """Return the members whose session is over."""
@@ -294,24 +291,28 @@ class Group:
         finally:
             files.close(lock)
 
+    def _drop_locks(self, removed: Iterable[MemberInfo]) -> list[str]:
+        ids = []
+        for each in removed:
+            self.drop_lock(each.lock)
+            ids.append(each.id)
+        return ids
+
     def drop_lock(self, path: str) -> None:
         """Remove the file of a member that is gone."""
-        try:
-            self.shared.files.unlink(path)
-        except StorageError as error:
-            if not error.missing:
-                raise
+        self.shared.files.unlink(path, missing_ok=True)
 
     def remove_members(self, ids: Collection[str]) -> list[str]:
         """Take members out; their partitions go to the others.  Returns who was in."""
-        return self.change(partial(self._remove, ids))
+        return self._drop_locks(self.change(partial(self._remove, ids)))
 
-    def _remove(self, ids: Collection[str], txn: kv.Txn, group: Membership) -> list[str]:
+    def _remove(self, ids: Collection[str], txn: kv.Txn, group: Membership) -> list[MemberInfo]:
         gone = group.remove(ids, self.shared.clock())
         for each in gone:
-            txn.delete(self._deadline_key(each))
+            txn.delete(self._deadline_key(each.id))
         if gone:
-            ownership.free(txn, self.key, gone, forget_start=not group.members)
+            freed = {each.id for each in gone}
+            ownership.free(txn, self.key, freed, forget_start=not group.members)
         return gone
 
     # Positions

@@ -13,11 +13,10 @@ from embedlog.assignor import Assignor, Step
 from embedlog.catalog import PARTITION_KEY
 from embedlog.errors import CommitFailedError, FencedInstanceIdError, UnknownMemberIdError
 from embedlog.group import Group, Partitions, Positions
-from embedlog.membership import MemberInfo, Membership
+from embedlog.membership import LOCKS, MemberInfo, Membership
 from embedlog.ownership import NOBODY, NOWHERE, Owner
 from embedlog.record import OffsetAndMetadata, TopicPartition
 
-LOCKS = "locks/member-"
 LONGEST_CLIENT_ID = 100
 
 
@@ -97,11 +96,13 @@ def join(
     lock = files.open(info.lock, write=True, create=True)
     try:
         files.lock(lock, 0)
-        group.change(lambda txn, now: group.admit(txn, now, info, most))
+        before = group.change(lambda txn, now: group.admit(txn, now, info, most))
     except BaseException:
         files.close(lock)
         group.drop_lock(info.lock)
         raise
+    if before is not None:
+        group.drop_lock(before.lock)
     return Member(group, info, lock)
 
 

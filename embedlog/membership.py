@@ -21,6 +21,9 @@ from embedlog import assignor as assignors
 from embedlog.errors import FencedInstanceIdError, GroupMaxSizeReachedError, UnknownMemberIdError
 from embedlog.record import TopicPartition
 
+LOCKS = "locks/member-"
+"""How the path of a member's lock begins."""
+
 Topics = dict[str, tuple[int, int]]
 """Topic to its id, which a re-created one does not keep, and how many partitions it has."""
 
@@ -74,8 +77,8 @@ class Membership:
         """Have everybody look again."""
         self.version += 1
 
-    def admit(self, member: MemberInfo, most: int | None = None) -> str | None:
-        """Add a member; return the id of one with its instance id, whose place it takes (M13).
+    def admit(self, member: MemberInfo, most: int | None = None) -> MemberInfo | None:
+        """Add a member; return the one with its instance id, whose place it takes (M13).
 
         Raises:
             InconsistentGroupProtocolError: It has no assignor in common with the others (M5).
@@ -87,7 +90,7 @@ class Membership:
         self.touch()
         if before is not None:
             self._succeed(before, member)
-            return before.id
+            return before
         if most is not None and len(others) >= most:
             raise GroupMaxSizeReachedError(f"the group has {most} members, the most it may have")
         self.members[member.id] = member
@@ -111,11 +114,11 @@ class Membership:
             (each for each in self.members.values() if each.instance_id == instance_id), None
         )
 
-    def remove(self, ids: Collection[str], now_ms: int) -> list[str]:
-        """Take members out, and return which of them were in."""
-        gone = [each for each in ids if self.members.pop(each, None) is not None]
+    def remove(self, ids: Collection[str], now_ms: int) -> list[MemberInfo]:
+        """Take members out, and return those of them that were in."""
+        gone = [self.members.pop(each) for each in ids if each in self.members]
         for each in gone:
-            self.target.pop(each, None)
+            self.target.pop(each.id, None)
         if gone:
             self.touch()
             self.settled = False

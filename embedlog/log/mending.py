@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 
-from embedlog import catalog, kv
+from embedlog import catalog, kv, membership
 from embedlog.checksum import crc32c
 from embedlog.errors import CorruptionError, EmbedlogError, StorageError
 from embedlog.files import Files
@@ -279,6 +279,10 @@ def _create_live(files: Files) -> None:
 
 def _sweep(files: Files) -> list[str]:
     """Remove files that the manifest does not name: what killed processes left."""
+    # Nobody is attached, so no member lives; that there were any is no news.
+    for name in files.list("locks"):
+        if f"locks/{name}".startswith(membership.LOCKS):
+            files.unlink(f"locks/{name}")
     store = kv.Store(files, "state", durable=True, timeout=10)
     try:
         found = strays(files, store)
