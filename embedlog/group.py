@@ -182,7 +182,7 @@ class Group:
         owners = {
             ownership.where(row_key, owner): owner.member
             for row_key, owner in ownership.of_group(txn, self.key)
-            if owner.member != NOBODY
+            if owner.member != NOBODY and ownership.topic_id(row_key) in names
         }
         ends = {
             one: self.ends(txn, topics[one.topic].key(one.partition))
@@ -212,13 +212,15 @@ class Group:
             AssignorError: It failed; the group stays as it is.
         """
         while not (group := self.read()).settled:
-            topics = self._topics(group)
+            known = self.shared.catalog.topics()
+            topics = _wanted(group, known)
             name = assignor.choose({each.id: each.assignors for each in group.members.values()})
             if name not in assignors:
                 return  # whoever asks is no member any more
             counts = {topic: count for topic, (_, count) in topics.items()}
             target = assignor.target(assignors[name], counts, group.candidates())
-            self.change(partial(self._settle, group.version, name, topics, target))
+            there = {info.id for info in known.values()}
+            self.change(partial(self._settle, group.version, name, topics, target, there))
 
     def _settle(
         self,
@@ -226,24 +228,20 @@ class Group:
         name: str,
         topics: membership.Topics,
         target: assignor.Assignment,
+        there: set[int],
         txn: kv.Txn,
         group: Membership,
     ) -> None:
         if group.version == version:
             group.settle(name, topics, target)
-            ownership.forget(txn, self.key, {number for number, _ in topics.values()})
+            ownership.forget(txn, self.key, {number for number, _ in topics.values()}, there)
 
     def notice_topics(self) -> None:
         """Look whether the topics of the members are still those that the target was made for."""
         group = self.read()
-        topics = self._topics(group)
+        topics = _wanted(group, self.shared.catalog.topics())
         if group.settled and topics != group.topics:
             self.change(lambda txn, now: now.notice(topics))
-
-    def _topics(self, group: Membership) -> membership.Topics:
-        known = self.shared.catalog.topics()
-        wanted = sorted(group.subscribed & known.keys())
-        return {topic: (known[topic].id, known[topic].partitions) for topic in wanted}
 
     def sweep(self, but: str | None = None) -> list[str]:
         """Remove members that died, or were silent for longer than their session (M8, M10).
@@ -510,6 +508,12 @@ class Group:
 
     def _deadline_key(self, member: str) -> bytes:
         return DEADLINE + self.key + _END + member.encode()
+
+
+def _wanted(group: Membership, known: Mapping[str, TopicInfo]) -> membership.Topics:
+    """Return the topics that the members want, as far as there are any (M27)."""
+    wanted = sorted(group.subscribed & known.keys())
+    return {topic: (known[topic].id, known[topic].partitions) for topic in wanted}
 
 
 def _state(group: Membership, owners: Mapping[TopicPartition, str]) -> str:

@@ -102,8 +102,22 @@ def hand_over(txn: kv.Txn, group: bytes, before: str, after: str) -> None:
         txn.put(row_key, owner._replace(member=after, epoch=owner.epoch + 1).pack())
 
 
-def forget(txn: kv.Txn, group: bytes, topics: Collection[int]) -> None:
-    """Drop the rows that nobody owns of topics other than these."""
+def forget(
+    txn: kv.Txn, group: bytes, subscribed: Collection[int], there: Collection[int]
+) -> None:
+    """Drop the rows of topics that are not there any more, and where readers began of others.
+
+    Args:
+        txn, group: Where.
+        subscribed: The ids of the topics that somebody reads.
+        there: The ids of all topics.
+    """
     for row_key, owner in list(of_group(txn, group)):
-        if owner.member == NOBODY and topic_id(row_key) not in topics:
+        number = topic_id(row_key)
+        if owner.member != NOBODY or number in subscribed:
+            continue
+        if number not in there:
             txn.delete(row_key)
+        elif owner.start != NOWHERE:
+            # The epoch stays: it must not begin anew under one who was stopped.
+            txn.put(row_key, owner._replace(start=NOWHERE).pack())
