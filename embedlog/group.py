@@ -31,7 +31,9 @@ from embedlog.catalog import PARTITION_KEY, Catalog, TopicInfo
 from embedlog.errors import (
     CommitFailedError,
     GroupIdNotFoundError,
+    GroupMaxSizeReachedError,
     GroupSubscribedToTopicError,
+    InconsistentGroupProtocolError,
     NonEmptyGroupError,
     StorageError,
     UnknownTopicOrPartitionError,
@@ -43,11 +45,21 @@ from embedlog.ownership import NOBODY, NOWHERE
 from embedlog.record import OffsetAndMetadata, TopicPartition
 
 T = TypeVar("T")
+Step = Callable[[kv.Txn, Membership], T]
 Partitions = Iterable[TopicPartition]
 Positions = Mapping[TopicPartition, OffsetAndMetadata]
 
 DOCUMENT, VERSION, DEADLINE = b"G", b"V", b"D"
 """First letters of the keys in `live` that are not those of other rooms."""
+
+_REFUSALS = (
+    CommitFailedError,
+    GroupMaxSizeReachedError,
+    GroupSubscribedToTopicError,
+    InconsistentGroupProtocolError,
+    NonEmptyGroupError,
+)
+"""What a step raises that members are in the way of."""
 
 _U64 = struct.Struct(">Q")
 _END = b"\0"
@@ -349,7 +361,7 @@ class Group:
                 )
             offsets.put(txn, rows)
 
-        self.change(step)
+        self.insist(step)
         self.save()
 
     def rows(self, positions: Positions) -> dict[bytes, bytes]:
@@ -385,7 +397,7 @@ class Group:
             self._check_empty(group, "reset its offsets")
             offsets.put(txn, rows)
 
-        self.change(step)
+        self.insist(step)
         self.save(always=True)
 
     def delete_offsets(self, partitions: Partitions) -> None:
@@ -407,7 +419,7 @@ class Group:
                 )
             self._forget(txn, keys)
 
-        self.change(step)
+        self.insist(step)
         self.save(always=True)
 
     def _forget(self, txn: kv.Txn, keys: Iterable[bytes]) -> None:
@@ -432,7 +444,7 @@ class Group:
             self._check_empty(group, "delete it")
             offsets.remove(txn, offsets.of_group(txn, self.key))
 
-        self.change(step)
+        self.insist(step)
         # First from where it would come back; the rows of this boot go last.
         self.save(always=True)
         self.shared.live.write(self._delete)
@@ -461,7 +473,16 @@ class Group:
 
     # Rows
 
-    def change(self, step: Callable[[kv.Txn, Membership], T]) -> T:
+    def insist(self, step: Step[T]) -> T:
+        """Do one step as `change`; if members are in the way, then without those that died."""
+        try:
+            return self.change(step)
+        except _REFUSALS:
+            if not self.sweep():
+                raise
+        return self.change(step)
+
+    def change(self, step: Step[T]) -> T:
         """Do one step in one transaction; if it changed the group, wake everybody who waits."""
         saved = self._saved()
 

@@ -96,7 +96,7 @@ def join(
     lock = files.open(info.lock, write=True, create=True)
     try:
         files.lock(lock, 0)
-        before = group.change(lambda txn, now: group.admit(txn, now, info, most))
+        before = group.insist(lambda txn, now: group.admit(txn, now, info, most))
     except BaseException:
         files.close(lock)
         group.drop_lock(info.lock)
