@@ -49,7 +49,7 @@ class Child:
     """A forked child that runs `work`; started by making it, awaited by `end`."""
 
     def __init__(self, work: Callable[[], Any]) -> None:
-        self._answer = tempfile.TemporaryFile(dir=_memory())  # noqa: SIM115 - closed by `end`
+        self._answer = tempfile.TemporaryFile(dir=in_memory())  # noqa: SIM115 - closed by `end`
         self.pid = os.fork()
         if self.pid == 0:
             self._run(work)
@@ -165,7 +165,8 @@ def until(condition: Callable[[], Any], seconds: float = 10.0) -> Any:
     return found
 
 
-def _memory() -> str | None:
+def in_memory() -> str | None:
+    """A directory in memory, for files that need no disk; None where there is none."""
     return "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 
 
