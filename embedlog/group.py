@@ -228,7 +228,7 @@ class Group:
             topics = _wanted(group, known)
             name = assignor.choose({each.id: each.assignors for each in group.members.values()})
             if name not in assignors:
-                return  # whoever asks is no member any more
+                return  # who asks is no member any more, and is told so next
             counts = {topic: count for topic, (_, count) in topics.items()}
             target = assignor.target(assignors[name], counts, group.candidates())
             there = {info.id for info in known.values()}
@@ -496,7 +496,8 @@ class Group:
             before = group.version
             result = step(txn, group)
             changed = group.version != before
-            if changed or row is None:
+            # A step that finds nothing and changes nothing, a late leave perhaps, makes no group.
+            if changed or (row is None and (saved or offsets.of_group(txn, self.key))):
                 txn.put(self._document, group.pack())
                 txn.put(self._version, _U64.pack(group.version))
             return result, changed

@@ -102,9 +102,7 @@ def hand_over(txn: kv.Txn, group: bytes, before: str, after: str) -> None:
         txn.put(row_key, owner._replace(member=after, epoch=owner.epoch + 1).pack())
 
 
-def forget(
-    txn: kv.Txn, group: bytes, subscribed: Collection[int], there: Collection[int]
-) -> None:
+def forget(txn: kv.Txn, group: bytes, subscribed: Collection[int], there: Collection[int]) -> None:
     """Drop the rows of topics that are not there any more, and where readers began of others.
 
     Args:

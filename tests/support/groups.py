@@ -1,4 +1,4 @@
-"""Groups for tests: a clock for sessions that a test moves, members that crash, rows as they are."""
+"""Groups for tests: a clock for sessions that a test moves, members that crash, and rows."""
 
 from __future__ import annotations
 
