@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import uuid
 from collections.abc import Iterable, Mapping
 from functools import partial
@@ -17,7 +18,10 @@ from embedlog.membership import LOCKS, MemberInfo, Membership
 from embedlog.ownership import NOBODY, NOWHERE, Owner
 from embedlog.record import OffsetAndMetadata, TopicPartition
 
-LONGEST_CLIENT_ID = 100
+LONGEST_NAME = 100
+"""Characters of a client or instance id that go before a member's id: it is part of keys."""
+
+_NO_PART_OF_IDS = re.compile("[^A-Za-z0-9._-]+")
 
 
 class Start(NamedTuple):
@@ -71,7 +75,7 @@ def join(
         assignors: The names of those it can use, best first.
         session_ms: How long it may be silent.
         instance_id: The name of a static member; a living one of that name is fenced.
-        client_id: Goes before the member's id.
+        client_id: Goes before the member's id, where there is no instance id.
         user_data: For an assignor of the user's own.
         most: The most members there may be.
 
@@ -80,7 +84,7 @@ def join(
     """
     secret = uuid.uuid4()
     info = MemberInfo(
-        id=f"{instance_id or client_id[:LONGEST_CLIENT_ID] or 'consumer'}-{secret}",
+        id=f"{_name(instance_id or client_id)}-{secret}",
         instance_id=instance_id,
         client_id=client_id,
         pid=os.getpid(),
@@ -104,6 +108,10 @@ def join(
     if before is not None:
         group.drop_lock(before.lock)
     return Member(group, info, lock)
+
+
+def _name(given: str) -> str:
+    return _NO_PART_OF_IDS.sub("-", given)[:LONGEST_NAME] or "consumer"
 
 
 class Member:

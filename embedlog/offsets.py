@@ -72,12 +72,15 @@ def check(position: OffsetAndMetadata) -> None:
     """Raise unless a position can be committed (E21).
 
     Raises:
-        ValueError: Its offset is negative.
+        ValueError: Its offset or its epoch is negative, or too large for Kafka.
         OffsetMetadataTooLargeError: Its note is longer than 4096 bytes.
     """
-    if position.offset < 0:
-        raise ValueError(f"offset {position.offset} is negative")
-    if len(position.metadata.encode()) > MOST_METADATA_BYTES:
+    if not 0 <= position.offset < 1 << 63:
+        raise ValueError(f"offset {position.offset} is not in 0 to 2**63 - 1")
+    # kafka-python writes -1 for one that is not known.
+    if not _NO_EPOCH <= (position.leader_epoch or 0) < 1 << 31:
+        raise ValueError(f"leader epoch {position.leader_epoch} is not in 0 to 2**31 - 1")
+    if len((position.metadata or "").encode()) > MOST_METADATA_BYTES:
         raise OffsetMetadataTooLargeError(
             f"the metadata of a commit may have {MOST_METADATA_BYTES} bytes",
             offset=position.offset,
