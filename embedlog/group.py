@@ -551,7 +551,4 @@ def _state(group: Membership, owners: Mapping[TopicPartition, str]) -> str:
 def names(live: kv.Store, state: kv.Store) -> list[str]:
     """Return the ids of all groups that have members, or committed anything."""
     here = live.read(lambda txn: {bytes(row_key[1:]) for row_key, _ in kv.rows(txn, DOCUMENT)})
-    saved = state.read(
-        lambda txn: {offsets.group_of(bytes(row_key)) for row_key, _ in kv.rows(txn, offsets.ROWS)}
-    )
-    return sorted(name.decode() for name in here | saved)
+    return sorted(name.decode() for name in here | offsets.groups(state))

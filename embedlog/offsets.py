@@ -8,12 +8,12 @@ after a power cut a group may go back to its last checkpoint, never forward.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from embedlog import kv
 from embedlog.catalog import PARTITION_KEY
-from embedlog.errors import InvalidGroupIdError, OffsetMetadataTooLargeError
+from embedlog.errors import CorruptionError, InvalidGroupIdError, OffsetMetadataTooLargeError
 from embedlog.record import OffsetAndMetadata
 
 ROWS = b"C"
@@ -25,7 +25,7 @@ MOST_METADATA_BYTES = 4096
 
 _ROW = struct.Struct(">qiq")
 _NO_EPOCH = -1
-_END = b"\0"
+_END, _AFTER_END = b"\0", b"\1"
 
 Ends = Callable[[kv.Txn, bytes], tuple[int, int] | None]
 """Tells from a transaction of `live` where the partition of a key starts and ends, if known."""
@@ -127,15 +127,62 @@ def saved(state: kv.Store, group: bytes) -> dict[bytes, bytes]:
 def adopt(txn: kv.Txn, rows: Mapping[bytes, bytes], ends: Ends) -> None:
     """Put what was saved into a `live` that knows nothing of the group: a new boot.
 
-    What a power cut took from the log takes the position with it (P5): it moves
-    back to the end, and keeps its leader epoch, by which readers notice.
+    What is past the end of its partition moves back to that, as in `clamp`.
     """
     for row_key, row in rows.items():
         known = ends(txn, partition_of(row_key))
-        position, committed_ms = unpack(row)
-        if known is not None and position.offset > known[1]:
-            row = pack(position._replace(offset=known[1]), committed_ms)
-        txn.put(row_key, row)
+        kept = row if known is None else _clamped(row, known[1])
+        txn.put(row_key, kept)
+        if kept != row:
+            txn.put(UNSAVED + row_key[1:], b"")
+
+
+def _clamped(row: bytes, end: int) -> bytes:
+    position, committed_ms = unpack(row)
+    if position.offset <= end:
+        return row
+    return pack(position._replace(offset=end), committed_ms)
+
+
+def clamp(state: kv.Store, partition: bytes, end: int) -> None:
+    """Move what groups committed past the recovered end of a partition back to it (P5).
+
+    A power cut took those records.  This comes before anybody appends again:
+    else a group that is used later goes on past records it never saw.  The
+    leader epoch of a position stays, by which readers notice.
+    """
+
+    def step(txn: kv.Txn) -> dict[bytes, bytes | None]:
+        past: dict[bytes, bytes | None] = {}
+        for group in _groups(txn):
+            row_key = key(group, partition)
+            row = txn.get(row_key)
+            try:
+                saved = None if row is None else kv.unseal(row, "a committed offset", row_key)
+            except CorruptionError:
+                continue  # the group's next user is told; the partition is well
+            if saved is not None and (kept := _clamped(saved, end)) != saved:
+                past[row_key] = kept
+        return past
+
+    past = state.read(step)
+    if past:
+        state.write(lambda txn: _save(txn, past))
+
+
+def _groups(txn: kv.Txn) -> Iterator[bytes]:
+    """Yield the groups that have rows; by one seek for each."""
+    with txn.cursor() as cursor:
+        found = cursor.set_range(ROWS)
+        while found and cursor.key().startswith(ROWS):
+            group = group_of(bytes(cursor.key()))
+            yield group
+            found = cursor.set_range(ROWS + group + _AFTER_END)
+
+
+def groups(state: kv.Store) -> set[bytes]:
+    """Return the groups of which something was saved."""
+    return state.read(lambda txn: set(_groups(txn)))
 
 
 def checkpoint(live: kv.Store, state: kv.Store) -> int:

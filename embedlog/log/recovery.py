@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from embedlog import catalog, index, kv
+from embedlog import catalog, index, kv, offsets
 from embedlog.batch import Batch
 from embedlog.catalog import PartitionInfo, SegmentInfo
 from embedlog.errors import (
@@ -285,6 +285,9 @@ def rebuild(log: PartitionLog, upto: int = _NEVER) -> Tail:
     """
     found = survey(log, upto)
     new = found.position is None
+    if upto == _NEVER:
+        end = max(found.next_offset, found.info.start_offset)
+        offsets.clamp(log.context.state, log.key, end)
     if found.next_offset < found.info.start_offset or _starts_over(found, upto):
         return _start_over(log, found, min(max(found.info.start_offset, 0), upto))
     if upto != _NEVER and not new:
