@@ -17,7 +17,7 @@ from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
-from embedlog import __version__, kv
+from embedlog import __version__, kv, offsets
 from embedlog.catalog import Catalog, TopicInfo
 from embedlog.config import TopicConfig
 from embedlog.errors import (
@@ -313,13 +313,17 @@ class Root:
     # Leaving
 
     def close(self) -> None:
-        """Flush what this handle wrote and leave; the last one out marks the close as clean."""
+        """Flush what this handle wrote, save what groups committed, and leave.
+
+        The last one out marks the close as clean.
+        """
         with self._lock:
             if self.closed:
                 return
             try:
                 if self._context is not None and self._context.files.writable:
                     self.flush()
+                    offsets.checkpoint(self._context.live, self._context.state)
             finally:
                 self.closed = True
                 _roots.discard(self)
