@@ -559,7 +559,8 @@ def remove(txn: Txn, prefix: bytes) -> None:
 
 def _before_fork() -> None:
     _table_lock.acquire()
-    for shared in _environments.values():
+    # `state` before `live`, as a checkpoint does, which reads the one in a write of the other.
+    for _, shared in sorted(_environments.items(), reverse=True):
         shared.writing.acquire()
         shared.reading.acquire()
 
