@@ -325,8 +325,8 @@ class Member:
     def leave(self) -> None:
         """Be no member any more.  A static one only lets go: it may come back in time (M13)."""
         lock, self._lock = self._lock, None
-        if lock is None:
-            return
+        if lock is None or self.info.pid != os.getpid():
+            return  # in a forked child it is the parent's, and so is the number of its lock
         self._epochs.clear()
         files = self.group.shared.files
         try:
