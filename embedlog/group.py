@@ -41,7 +41,7 @@ from embedlog.errors import (
 from embedlog.files import Files, WakePage
 from embedlog.membership import MemberInfo, Membership
 from embedlog.offsets import Committed, Ends
-from embedlog.ownership import NOBODY, NOWHERE
+from embedlog.ownership import NOWHERE
 from embedlog.record import OffsetAndMetadata, TopicPartition
 
 T = TypeVar("T")
@@ -157,19 +157,24 @@ class Group:
         return 0 if row is None else int(_U64.unpack(row)[0])
 
     def snapshot(self) -> Snapshot:
-        """Return everything about the group, as of one instant.
+        """Return everything about the group, as of one instant; members that died do not count.
+
+        Changes nothing: whoever has to do with the group next removes them.
 
         Raises:
             GroupIdNotFoundError: There is no such group.
         """
         topics, saved = self.shared.catalog.topics(), self._saved()
+        now, dead = self.uptime(), self._dead()
 
         def step(txn: kv.Txn) -> Snapshot | None:
             row = txn.get(self._document)
             rows = saved if row is None else offsets.of_group(txn, self.key)
             if row is None and not rows:
                 return None
-            return self._snapshot(txn, self.document(txn), rows, topics)
+            group = self.document(txn)
+            group.remove(dead | self._silent(now, txn), self.shared.clock())
+            return self._snapshot(txn, group, rows, topics)
 
         found = self.shared.live.read(step)
         if found is None:
@@ -194,7 +199,7 @@ class Group:
         owners = {
             ownership.where(row_key, owner): owner.member
             for row_key, owner in ownership.of_group(txn, self.key)
-            if owner.member != NOBODY and ownership.topic_id(row_key) in names
+            if owner.member in group.members and ownership.topic_id(row_key) in names
         }
         ends = {
             one: self.ends(txn, topics[one.topic].key(one.partition))
@@ -285,6 +290,10 @@ class Group:
             for row_key, row in kv.rows(txn, prefix)
             if _U64.unpack(row)[0] <= now
         }
+
+    def _dead(self) -> set[str]:
+        """Return the members that let go of their locks."""
+        return {each.id for each in self.read().members.values() if self._is_dead(each)}
 
     def _is_dead(self, member: MemberInfo) -> bool:
         """Whether a dynamic member let go of the lock that it holds for life."""
@@ -394,7 +403,7 @@ class Group:
         rows = self.rows(positions)
 
         def step(txn: kv.Txn, group: Membership) -> None:
-            self._check_empty(group, "reset its offsets")
+            self.check_empty(group.members.values(), "reset its offsets")
             offsets.put(txn, rows)
 
         self.insist(step)
@@ -441,7 +450,7 @@ class Group:
         self.snapshot()
 
         def step(txn: kv.Txn, group: Membership) -> None:
-            self._check_empty(group, "delete it")
+            self.check_empty(group.members.values(), "delete it")
             offsets.remove(txn, offsets.of_group(txn, self.key))
 
         self.insist(step)
@@ -458,9 +467,14 @@ class Group:
         txn.delete(self._document)
         txn.delete(self._version)
 
-    def _check_empty(self, group: Membership, what: str) -> None:
-        if group.members:
-            told = ", ".join(f"{each.id} (process {each.pid})" for each in group.members.values())
+    def check_empty(self, members: Iterable[MemberInfo], what: str) -> None:
+        """Raise if a group has members, for they would not notice what is to be done.
+
+        Raises:
+            NonEmptyGroupError: It does; the error names them.
+        """
+        told = ", ".join(f"{each.id} (process {each.pid})" for each in members)
+        if told:
             raise NonEmptyGroupError(
                 f"the group is active: {told}",
                 group=self.name,
