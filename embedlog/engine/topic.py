@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import html
 from collections.abc import Iterator, Sequence
-from datetime import UTC, datetime
 from itertools import repeat
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from embedlog.errors import EmbedlogError
+from embedlog.engine.showing import html_table, moment, need, short
 from embedlog.log import PartitionLog
 from embedlog.log.root import Root
 from embedlog.record import Record
@@ -119,12 +117,12 @@ class View:
 
     def to_pandas(self, columns: Sequence[str] | None = None) -> Any:
         """Return a pandas DataFrame."""
-        _need("pandas")
+        need("pandas")
         return self.to_arrow(columns).to_pandas()
 
     def to_polars(self, columns: Sequence[str] | None = None) -> Any:
         """Return a Polars DataFrame."""
-        return _need("polars").from_arrow(self.to_arrow(columns))
+        return need("polars").from_arrow(self.to_arrow(columns))
 
     def __arrow_c_stream__(self, requested_schema: object = None) -> object:
         """The Arrow PyCapsule stream: DuckDB, Polars, pandas and others take the view as it is."""
@@ -145,14 +143,7 @@ class View:
     def _repr_html_(self) -> str:
         """For notebooks: the title and the last records."""
         heads = ("partition", "offset", "timestamp", "key", "value")
-        rows = [_cells(record) for record in self[-_SHOWN:]]
-        head = "".join(f"<th>{name}</th>" for name in heads)
-        body = "".join(
-            "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>"
-            for row in rows
-        )
-        title = html.escape(self._title())
-        return f"<b>{title}</b><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+        return html_table(self._title(), heads, map(_cells, self[-_SHOWN:]))
 
     # Reading
 
@@ -281,32 +272,7 @@ def _cells(record: Record) -> tuple[str, ...]:
     return (
         str(record.partition),
         str(record.offset),
-        _moment(record.timestamp),
-        _short(record.key),
-        _short(record.value),
+        moment(record.timestamp),
+        short(record.key),
+        short(record.value),
     )
-
-
-def _moment(timestamp: int) -> str:
-    """Return a time as text; a producer may write one that no calendar has."""
-    try:
-        moment = datetime.fromtimestamp(timestamp / 1000, UTC)
-    except (ValueError, OverflowError, OSError):
-        return f"{timestamp} ms"
-    return moment.isoformat(sep=" ", timespec="milliseconds")
-
-
-def _short(data: bytes | None) -> str:
-    if data is None:
-        return "None"
-    text = data[:80].decode("utf-8", "replace")
-    return text + "…" if len(data) > 80 else text
-
-
-def _need(package: str) -> Any:
-    import importlib
-
-    try:
-        return importlib.import_module(package)
-    except ImportError as error:
-        raise EmbedlogError(f"{package} is not installed", todo=f"pip install {package}") from error
