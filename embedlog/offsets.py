@@ -224,5 +224,5 @@ def _note_saved(txn: kv.Txn, waiting: Mapping[bytes, bytes | None]) -> None:
 def remove(txn: kv.Txn, keys: Iterable[bytes]) -> None:
     """Forget positions, in a transaction of `live`; the next checkpoint does so in `state`."""
     for row_key in keys:
-        txn.delete(row_key)
-        txn.put(UNSAVED + row_key[1:], b"")
+        if txn.delete(row_key):
+            txn.put(UNSAVED + row_key[1:], b"")
