@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from embedlog.config import TopicConfig
     from embedlog.consumer import Consumer
     from embedlog.engine import Log, Topic, open  # noqa: A004 - like `shelve.open`
+    from embedlog.engine.groups import ConsumerGroup
     from embedlog.producer import Producer
     from embedlog.record import (
         OffsetAndMetadata,
@@ -37,6 +38,7 @@ _HOMES = {
     "open": "engine",
     "Log": "engine",
     "Topic": "engine",
+    "ConsumerGroup": "engine.groups",
     "Producer": "producer",
     "Consumer": "consumer",
     "TopicConfig": "config",
@@ -49,6 +51,7 @@ _HOMES = {
 
 __all__ = [
     "Consumer",
+    "ConsumerGroup",
     "Log",
     "OffsetAndMetadata",
     "OffsetAndTimestamp",

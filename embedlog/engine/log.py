@@ -80,8 +80,15 @@ class Log:
         return self.topic(name)
 
     def delete_topic(self, name: str) -> None:
-        """Remove a topic and its records; readers finish with the files they hold (A38)."""
+        """Remove a topic, its records, and what groups committed for it (A38).
+
+        Readers finish with the files they hold.
+        """
+        from embedlog.engine.groups import forget_topic
+
+        info = self.root.topic(name)
         self.root.delete_topic(name)
+        forget_topic(self.root, info)
 
     def create_partitions(self, name: str, total: int) -> None:
         """Let a topic have ``total`` partitions; keys may move to other ones (G5)."""
@@ -131,6 +138,26 @@ class Log:
     def partition(self, topic: str, number: int) -> PartitionLog:
         """Return the log of one partition, the floor below producers and consumers."""
         return self.root.partition(topic, number)
+
+    # Groups
+
+    def groups(self) -> list[str]:
+        """Return the names of all consumer groups, sorted: of those with members or commits."""
+        from embedlog.engine.groups import group_names
+
+        return group_names(self.root)
+
+    def group(self, name: str) -> Any:
+        """Return a view of a consumer group, to watch it and to move it; see `ConsumerGroup`.
+
+        It need not exist: `ConsumerGroup.reset_offsets` says where a new one begins.
+
+        Raises:
+            InvalidGroupIdError: It cannot be a name.
+        """
+        from embedlog.engine.groups import ConsumerGroup
+
+        return ConsumerGroup(self.root, name)
 
     # Writing and reading
 

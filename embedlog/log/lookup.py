@@ -19,6 +19,8 @@ from embedlog.segment import SegmentFile
 if TYPE_CHECKING:
     from embedlog.log.partition import PartitionLog
 
+_ANY_TIME = -(1 << 63)
+
 
 def entries(log: PartitionLog, info: SegmentInfo) -> list[index.Entry]:
     """Return the index of one segment, wherever it is kept; empty when it is lost."""
@@ -66,6 +68,21 @@ def offset_for_timestamp(log: PartitionLog, now: Tail, timestamp: int) -> Offset
         start = index.position_of_time(_searchable(log, info), timestamp) or file.start
         for found in _records_at(file, start, stop, timestamp, now.start_offset):
             return found if found.offset < end else None
+    return None
+
+
+def record_at(log: PartitionLog, offset: int) -> OffsetAndTimestamp | None:
+    """Return the first record at or after an offset, with its time; None at the end.
+
+    Raises:
+        OffsetOutOfRangeError: There is nothing there any more, or not yet.
+        CorruptionError: Its batch is damaged.
+    """
+    reader = log.reader(offset)
+    while batches := reader.read(1):
+        for one in batches:
+            for found in _in_batch(one, _ANY_TIME, offset):
+                return found
     return None
 
 
