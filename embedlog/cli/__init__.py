@@ -1,4 +1,4 @@
-"""The command line: `embedlog topics|produce|consume|tail|dump|verify|repair|doctor`.
+"""The command line: `embedlog topics|produce|consume|tail|groups|dump|verify|repair|doctor`.
 
 Records go to stdout, all else to stderr; an error is one line, never a
 traceback; the exit codes are in `embedlog --help`.  A command's module is
@@ -22,13 +22,19 @@ __all__ = ["main"]
 _CODES: tuple[tuple[int, tuple[type[Exception], ...]], ...] = (
     (
         USAGE,
-        (errors.InvalidConfigError, errors.InvalidTopicError, errors.InvalidPartitionsError),
+        (
+            errors.InvalidConfigError,
+            errors.InvalidGroupIdError,
+            errors.InvalidPartitionsError,
+            errors.InvalidTopicError,
+        ),
     ),
     (
         NOT_FOUND,
         (
             errors.UnknownTopicOrPartitionError,
             errors.OffsetOutOfRangeError,
+            errors.GroupIdNotFoundError,
             errors.NotALogError,
             FileNotFoundError,
         ),

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
+import threading
+from datetime import datetime, timedelta
 from typing import Any, Final
 
 from embedlog import __version__
@@ -21,7 +24,7 @@ exit codes:
   0    done; nothing is wrong
   1    it failed, or there are findings
   2    the command, a name or a setting is wrong
-  3    no such log, topic, partition or file
+  3    no such log, topic, partition, group or file
   4    the disk, a lock or damaged bytes stand in the way
   130  interrupted (Ctrl-C)
   141  the reader of the output went away (| head)
@@ -34,6 +37,17 @@ FORMATS = """\
                  %h headers (a=b,c=d)  %K %S lengths of key and value, -1 for none  %%
 and the escapes  \\n \\t \\r \\0 \\\\ \\xHH
 """
+
+RESETS = """\
+What lies outside of the log means its nearer end.  A time without a zone is UTC.
+"""
+
+_ISO = re.compile(
+    r"P(?:(\d+)W)?(?:(\d+)D)?(?:T(?:(\d+)H)?(?:(\d+)M)?(?:(\d+(?:\.\d+)?)S)?)?", re.IGNORECASE
+)
+_SHORT = re.compile(
+    r"(?:(\d+)w)?(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+(?:\.\d+)?)s)?", re.IGNORECASE
+)
 
 _Commands = Any  # argparse's own type for this has no public name
 
@@ -60,6 +74,7 @@ def parser() -> argparse.ArgumentParser:
     _produce(commands)
     _consume(commands)
     _tail(commands)
+    _groups(commands)
     _dump(commands)
     _health(commands)
     return top
@@ -165,6 +180,59 @@ def _shown(command: argparse.ArgumentParser, short: tuple[str, ...] = ("-f",)) -
     )
 
 
+def _groups(commands: _Commands) -> None:
+    about = "list, describe, watch, move or delete consumer groups"
+    groups = commands.add_parser("groups", help=about, description=about)
+    verbs = groups.add_subparsers(metavar="VERB", required=True)
+    names = _command(verbs, "list", "groups:show_names", "print the names of all groups")
+    names.add_argument("--state", action="store_true", help="with state and number of members")
+    describe = _command(verbs, "describe", "groups:describe", "print members and partitions")
+    describe.add_argument("groups", metavar="GROUP", nargs="*", help="all, if none is named")
+    lag = _command(verbs, "lag", "groups:lag", "print how far groups are behind")
+    lag.add_argument("groups", metavar="GROUP", nargs="*", help="all, if none is named")
+    lag.add_argument(
+        *("--watch", "-w"),
+        nargs="?",
+        type=_seconds,
+        const=1.0,
+        metavar="SECONDS",
+        help="again and again, every second unless told otherwise",
+    )
+    about = "say where a group goes on; tells what it would do, unless --execute"
+    _reset(_command(verbs, "reset", "groups:reset", about))
+    delete = _command(verbs, "delete", "groups:delete", "remove groups and what they committed")
+    delete.add_argument("groups", metavar="GROUP", nargs="+")
+    _of_topics(delete, "only what was committed for these")
+
+
+def _reset(reset: argparse.ArgumentParser) -> None:
+    reset.epilog = RESETS
+    reset.add_argument("group", metavar="GROUP")
+    to = reset.add_mutually_exclusive_group(required=True)
+    for word, about in (
+        ("earliest", "the first record there is"),
+        ("latest", "the next that is written"),
+        ("current", "where it is, if the log has that; the end, where it committed nothing"),
+    ):
+        to.add_argument(f"--to-{word}", action="store_const", dest="to", const=word, help=about)
+    to.add_argument("--to-offset", type=_count, metavar="N")
+    to.add_argument(
+        "--to-datetime", type=_datetime, metavar="ISO", help="the first record at or after it"
+    )
+    to.add_argument(
+        "--by-duration", type=_duration, metavar="DURATION", help="so long ago: PT1H30M, 90m, 2d"
+    )
+    to.add_argument("--shift-by", type=int, metavar="N", help="from where it is; back, if negative")
+    _of_topics(reset, "only these; all it committed for, unless given")
+    reset.add_argument("--execute", action="store_true", help="do it")
+
+
+def _of_topics(command: argparse.ArgumentParser, about: str) -> None:
+    command.add_argument(
+        "--topic", type=_topic, action="append", default=[], metavar="TOPIC[:N,N]", help=about
+    )
+
+
 def _dump(commands: _Commands) -> None:
     about = "print the batches of a segment file, also of a damaged one"
     dump = _command(commands, "dump", "dump:dump", about)
@@ -185,3 +253,43 @@ def _count(text: str) -> int:
     if number < 0:
         raise argparse.ArgumentTypeError(f"{text} is negative")
     return number
+
+
+def _seconds(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0.0
+    if not 0 < number < threading.TIMEOUT_MAX:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds to wait")
+    return number
+
+
+def _topic(text: str) -> tuple[str, list[int]]:
+    """Return a topic, and the partitions that are named: none stand for all."""
+    name, colon, numbers = text.partition(":")
+    try:
+        found = [_count(number) for number in numbers.split(",")] if colon else []
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not TOPIC or TOPIC:0,1") from None
+    return name, found
+
+
+def _datetime(text: str) -> datetime:
+    try:
+        return datetime.fromisoformat(text)
+    except ValueError:
+        todo = "like 2024-01-31T12:00:00Z"
+        raise argparse.ArgumentTypeError(f"{text!r} is no date and time {todo}") from None
+
+
+def _duration(text: str) -> timedelta:
+    found = _ISO.fullmatch(text) or _SHORT.fullmatch(text)
+    if found is None or not any(found.groups()):
+        raise argparse.ArgumentTypeError(f"{text!r} is no duration like PT1H30M, 90m or 2d")
+    units = ("weeks", "days", "hours", "minutes", "seconds")
+    pairs = zip(units, found.groups(default="0"), strict=True)
+    try:
+        return timedelta(**{unit: float(number) for unit, number in pairs})
+    except OverflowError:
+        raise argparse.ArgumentTypeError(f"{text} is longer than there is time") from None
