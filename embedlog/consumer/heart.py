@@ -30,6 +30,8 @@ MOST_WATCHED = 8
 """Processes that one member watches: those after it in the group, so that all are watched."""
 _AGAIN_SECONDS = 0.01
 """A process that ends is told a moment before its locks are free."""
+_RETRY_SECONDS = 0.1
+"""What could not be done, on a full disk perhaps, is tried again after this."""
 
 _log = logging.getLogger(__name__)
 
@@ -101,7 +103,13 @@ class Heart:
     def _abandon(self) -> None:
         """The program forgot its consumer: the others need not wait for the end of its session."""
         _log.warning("%s: its consumer was never closed; leaving", self.member.id)
-        self.member.leave()
+        try:
+            self.member.leave()
+        except ClosedError:
+            raise
+        except EmbedlogError as error:
+            # The lock is free all the same, and by that the others see it.
+            _log.warning("%s: %s", self.member.id, error)
 
     def _turn(self, idle: float) -> None:
         try:
@@ -115,10 +123,13 @@ class Heart:
         except ClosedError:
             raise
         except TimeoutError:
-            pass  # somebody holds a lock, stopped perhaps: the next turn tries again
+            nap = _RETRY_SECONDS  # somebody holds a lock, stopped perhaps
         except EmbedlogError as error:
             _log.warning("%s: %s", self.member.id, error)
-        self._ended |= self._watch.wait(self._nap())
+            nap = _RETRY_SECONDS
+        else:
+            nap = self._nap(idle)
+        self._ended |= self._watch.wait(nap)
 
     def _look(self) -> None:
         """Watch the processes that come after this one, and remove the members that are dead."""
@@ -166,11 +177,12 @@ class Heart:
         self.failed = error
         self.member.group.shared.wake.advance()
 
-    def _nap(self) -> float:
+    def _nap(self, idle: float) -> float:
         if self._ended:
             return _AGAIN_SECONDS
-        now = monotonic()
-        return max(min(self._beat_at, self._checkpoint_at) - now, 0.0)
+        due = min(self._beat_at, self._checkpoint_at) - monotonic()
+        # A poll that ends meanwhile only makes the program be idle from later on.
+        return max(min(due, self._idle_seconds - idle), 0.0)
 
 
 def _after(member: Member, most: int) -> set[int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import select
+import threading
 from collections.abc import Collection
 from contextlib import suppress
 from typing import Final
@@ -21,6 +22,8 @@ class ProcessWatch:
 
     def __init__(self) -> None:
         self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        # Who rings while it is closed would write into a file that got the number since.
+        self._bell_lock = threading.Lock()
         self._poll = select.poll()
         self._poll.register(self._bell, select.POLLIN)
         self._watched: dict[int, int] = {}
@@ -61,11 +64,16 @@ class ProcessWatch:
 
     def ring(self) -> None:
         """End the wait of the thread that waits, or the next one."""
-        with suppress(OSError):
-            os.eventfd_write(self._bell, 1)
+        with self._bell_lock, suppress(BlockingIOError):
+            if self._bell >= 0:
+                os.eventfd_write(self._bell, 1)
 
     def close(self) -> None:
         """Let go of everything."""
+        with self._bell_lock:
+            self._let_go()
+
+    def _let_go(self) -> None:
         for pid in list(self._watched):
             self._drop(pid)
         bell, self._bell = self._bell, -1
@@ -73,5 +81,6 @@ class ProcessWatch:
             os.close(bell)
 
     def __del__(self) -> None:
-        # What a forked child inherited of its parent's watch goes with the object.
-        self.close()
+        # What a forked child inherited of its parent's watch goes with the object; without
+        # the lock, which a thread that the child has not may hold.
+        self._let_go()
