@@ -140,6 +140,10 @@ class Member:
         """Whether anything happened in the group since the last `look`; one read."""
         return self.group.version() != self._seen
 
+    def look_again(self) -> None:
+        """Have `changed` say yes: what the last `look` asked for was not done."""
+        self._seen = -1
+
     def look(self, assignors: Mapping[str, Assignor]) -> Share:
         """Say what it may go on with, what it must release, and what it may take or awaits.
 

@@ -22,7 +22,9 @@ from embedlog.consumer.committing import Committer, Positions
 from embedlog.consumer.heart import Heart
 from embedlog.consumer.listening import Listening
 from embedlog.errors import (
+    ClosedError,
     CommitFailedError,
+    CorruptionError,
     EmbedlogError,
     FencedInstanceIdError,
     UnknownMemberIdError,
@@ -30,7 +32,7 @@ from embedlog.errors import (
 )
 from embedlog.group import Group
 from embedlog.log.root import Root
-from embedlog.member import Member, Start
+from embedlog.member import Member, Share, Start
 from embedlog.record import TopicPartition
 
 INTERNAL = "__"
@@ -60,8 +62,8 @@ class Subscription:
     ) -> None:
         self._root, self._config, self._group = root, config, group
         self._assignment, self._assignors = assignment, assignors
-        self._cooperative = all(each.cooperative for each in assignors.values())
-        """Whether the listener is told only what changes (M20), or everything anew (M19)."""
+        self._eager = not all(each.cooperative for each in assignors.values())
+        """Whether the listener is told everything anew (M19), or only what changes (M20)."""
         self.committer = Committer(config, assignment, self._commit)
         self.listening = Listening()
         self.topics: set[str] = set()
@@ -71,6 +73,9 @@ class Subscription:
         self._known = -1
         """The version of the catalogue that the topics were looked up in."""
         self._generation = root.generation
+        self._told = -1
+        """The generation of the group that the listener knows of."""
+        self._left = False
         self._fenced: FencedInstanceIdError | None = None
         self._polled = monotonic()
         self._polling = False
@@ -116,15 +121,16 @@ class Subscription:
         if self._generation != self._root.generation:
             self._forget()
         self.committer.run_callbacks()
-        try:
-            self._follow()
-        except UnknownMemberIdError as error:
-            self._lose(error)
-            self._follow()
-        except FencedInstanceIdError as error:
-            self._fenced = error
-            self._lose(error)
-            raise
+        while True:
+            try:
+                self._follow()
+                break
+            except UnknownMemberIdError as error:
+                self._lose(error)
+            except FencedInstanceIdError as error:
+                self._fenced = error
+                self._lose(error)
+                raise
         self.listening.raise_failure()
 
     def _follow(self) -> None:
@@ -151,6 +157,8 @@ class Subscription:
         member.group.notice_topics()
 
     def _join(self) -> Member:
+        if self._left:
+            raise ClosedError("the consumer was closed")
         config, group = self._config, self._group()
         # A member of this very group that died a moment ago need not be waited for.
         group.sweep()
@@ -162,22 +170,40 @@ class Subscription:
             instance_id=config.group_instance_id,
             client_id=config.client_id,
         )
-        self._heart = Heart(member, config, self)
+        self._heart, self._told = Heart(member, config, self), -1
         return member
 
     def _rebalance(self, member: Member) -> None:
-        before = member.generation
         share = member.look(self._assignors)
-        new = share.generation != before
-        eager = new and not self._cooperative
-        if eager or share.step.revoked:
+        try:
+            self._apply(member, share)
+        except BaseException:
+            # Half of it may be done: the next look says what is left.
+            member.look_again()
+            raise
+
+    def _apply(self, member: Member, share: Share) -> None:
+        step, new = share.step, share.generation != self._told
+        self._drop(self._assignment.partitions() - member.owned)
+        anew = self._eager and (new or bool(step.added or step.revoked))
+        if anew or step.revoked:
             self.committer.before_leaving()
-            self.listening.revoked(self._assignment.partitions() if eager else share.step.revoked)
-        self._release(member, share.step.revoked)
-        taken = self._take(member, share.step.added) if share.step.added else {}
-        if taken or new:
+            self.listening.revoked(self._assignment.partitions() if anew else step.revoked)
+        # What it owns but does not read was lost in the middle of this: taken once more, it
+        # begins where it should.
+        unread = set(step.kept) - self._assignment.partitions()
+        self._release(member, unread.union(step.revoked))
+        taken = self._take(member, step.added) if step.added else {}
+        if new or anew or taken:
             self.committer.restart()
-            self.listening.assigned([*taken, *share.step.kept] if eager else taken)
+            self.listening.assigned(self._assignment.partitions() if anew else taken)
+        self._told = share.generation
+
+    def _drop(self, lost: set[TopicPartition]) -> None:
+        if lost:
+            self.listening.lost(lost)
+            for one in lost:
+                self._assignment.remove(one)
 
     def _release(self, member: Member, partitions: Iterable[TopicPartition]) -> None:
         gone = list(partitions)
@@ -191,14 +217,16 @@ class Subscription:
             try:
                 # The transaction that takes it needs to find where it ends.
                 self._root.partition(*one).tail()
-            except UnknownTopicOrPartitionError:
-                pass
+            except (UnknownTopicOrPartitionError, CorruptionError):
+                pass  # whoever reads it is told; the others are fine
         taken = member.take(from_end=self._config.auto_offset_reset == "latest")
         for one, start in taken.items():
             try:
                 feed = self._assignment.add(one, self._config.auto_offset_reset)
             except UnknownTopicOrPartitionError:
-                continue  # deleted just now: the next look releases it
+                # Deleted just now: the next look releases it.
+                member.group.notice_topics()
+                continue
             if start.committed is not None:
                 feed.go_on(start.committed)
             elif start.end is not None:
@@ -209,15 +237,19 @@ class Subscription:
         """It is no member any more: whatever it had may have another owner by now (M21)."""
         lost = self._assignment.partitions()
         _log.warning("%s; %d partitions are lost", error, len(lost))
+        self.listening.lost(lost)
         self._assignment.clear()
         self._stop()
-        self.listening.lost(lost)
 
     def _forget(self) -> None:
         """In a forked child: all of it is the parent's, so this is somebody new."""
         self.member = self._heart = None
         self._generation = self._root.generation
         self._assignment.clear()
+
+    def identity(self) -> Member | None:
+        """Return the member that this is; none in a forked child, before it polls."""
+        return self.member if self._generation == self._root.generation else None
 
     def gone(self) -> None:
         """A topic vanished while it was read: look again at what there is."""
@@ -240,10 +272,10 @@ class Subscription:
     # Committing
 
     def _commit(self, positions: Positions) -> None:
-        member = self.member
+        member = self.identity()
         if self._fenced is not None:
             raise self._fenced
-        if member is None or self._generation != self._root.generation:
+        if member is None:
             raise CommitFailedError(
                 "this consumer is not part of an active group",
                 group=self._config.group_id,
@@ -255,13 +287,14 @@ class Subscription:
 
     def leave(self, *, autocommit: bool = True) -> None:
         """Give everything back; what the listener raised is raised when all is done (E24)."""
+        self._left = True
         if self._generation != self._root.generation:
             self._forget()
         if self.member is not None and autocommit:
             self.committer.before_leaving()
         owned = self._assignment.partitions()
-        if owned and self._heart is not None:
-            tell = self.listening.lost if self._heart.failed else self.listening.revoked
+        if owned:
+            tell = self.listening.revoked if self._lives() else self.listening.lost
             tell(owned)
         self._assignment.clear()
         try:
@@ -270,8 +303,19 @@ class Subscription:
             self._stop()
         self.listening.raise_failure()
 
+    def _lives(self) -> bool:
+        try:
+            if self.member is not None:
+                self.member.beat()
+        except (UnknownMemberIdError, FencedInstanceIdError):
+            return False
+        except EmbedlogError as error:
+            _log.warning("leaving, although %s", error)
+        return True
+
     def abandon(self) -> None:
-        """Leave while another thread is in a poll, which ends by itself: nobody is told."""
+        """Leave while another thread is in a poll, which finds itself out: nobody is told."""
+        self._left = True
         self._stop()
 
     def _stop(self) -> None:
