@@ -46,6 +46,9 @@ __all__ = ["COLUMNS", "Consumer", "ConsumerGroupMetadata", "ConsumerRebalanceLis
 T = TypeVar("T")
 Until = Literal["end"] | Mapping[TopicPartition, int] | None
 
+_CLOSE_SECONDS = 30.0
+"""How long `close` waits for another thread (E24)."""
+
 
 class Consumer:
     """Reads partitions of a log root from positions that it keeps.
@@ -170,6 +173,7 @@ class Consumer:
             self._unsubscribe()
 
     def _unsubscribe(self) -> None:
+        self._group.check_outside("unsubscribe")
         self._following = None
         try:
             self._group.leave()
@@ -541,30 +545,32 @@ class Consumer:
     def close(self, autocommit: bool = True, timeout_ms: float | None = None) -> None:
         """Stop reading, commit, and leave the group; an iteration under way ends.
 
-        From any thread; a call that waits in another one is woken.  Later calls
-        raise `ClosedError`.
+        From any thread; a call that waits in another one is woken, and ends with
+        `ClosedError`, as does every later one.
 
         Args:
             autocommit: Commit first, if the consumer does so by itself (E24).
-            timeout_ms: Accepted as kafka-python has it.
+            timeout_ms: How long to wait for another thread to be out; 30 s.  One that is not
+                finds itself out of the group: nothing is committed, and no listener told.
 
         Raises:
+            IllegalStateError: The rebalance listener said so.
             Exception: Whatever the rebalance listener raised, once all is done.
         """
         if self._guard.closed:
             return
-        if self._guard.taken():
-            self._guard.closed = True
+        self._group.check_outside("close")
+        self._guard.closed = True
+        if not self._guard.seize(0):
             self._waiter.ring()
-            # The call in the other thread ends by itself; what is committed is committed.
-            self._group.leave_soon()
-            return
-        with self._guard:
-            try:
-                self._group.leave(autocommit=autocommit)
-            finally:
-                self._assignment.clear()
-                self._guard.closed = True
+            if not self._guard.seize(_CLOSE_SECONDS if timeout_ms is None else timeout_ms / 1000):
+                self._group.leave_soon()
+                return
+        try:
+            self._group.leave(autocommit=autocommit)
+        finally:
+            self._assignment.clear()
+            self._guard.let_go()
 
     def __enter__(self) -> Self:
         return self

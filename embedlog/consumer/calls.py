@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterable, Mapping
 
@@ -14,27 +15,47 @@ class Guard:
     """Lets one thread in at a time, as often as it likes, until the consumer is closed (E13)."""
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()
+        self._lock, self._pid = threading.RLock(), os.getpid()
         self.closed = False
+        """Nobody may begin anything any more, but for whoever closes."""
+        self._closer: int | None = None
 
     def __enter__(self) -> None:
-        if not self._lock.acquire(blocking=False):
+        if not self._take(0):
+            if self.closed:
+                raise ClosedError("the consumer was closed")
             raise IllegalStateError(
                 "another thread is using the consumer",
                 todo="use it in one thread; only wakeup() may be called from others",
             )
-        if self.closed:
+        if self.closed and self._closer != threading.get_ident():
             self._lock.release()
             raise ClosedError("the consumer was closed")
 
-    def taken(self) -> bool:
-        """Whether another thread is in."""
-        if not self._lock.acquire(blocking=False):
-            return True
-        self._lock.release()
-        return False
-
     def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+    def _take(self, timeout: float) -> bool:
+        if self._lock.acquire(blocking=False):
+            return True
+        if self._pid != os.getpid():
+            # A thread was in while its process forked: here there is no such thread.
+            self._lock, self._pid = threading.RLock(), os.getpid()
+        return self._lock.acquire(timeout=timeout)
+
+    def seize(self, timeout: float) -> bool:
+        """Be the last one in: wait until the others are out, and say if they are.
+
+        To be called once `closed` is set; `let_go` ends it.
+        """
+        if not self._take(timeout):
+            return False
+        self._closer = threading.get_ident()
+        return True
+
+    def let_go(self) -> None:
+        """Let nobody in any more, not even who closed."""
+        self._closer = None
         self._lock.release()
 
 

@@ -64,6 +64,7 @@ class GroupPart:
         """Raise unless a subscription makes sense."""
         self._group()
         self._root.context.check_writable()
+        self.check_outside("subscribe")
         check_topics(topics)
         if topics and pattern is not None:
             raise IllegalStateError("topics and a pattern exclude each other (E16)")
@@ -81,11 +82,14 @@ class GroupPart:
             found = Subscription(
                 self._root, self._config, self._group, self._assignment, self._assignors
             )
-        else:
-            found.listening.check_outside("subscribe")
         found.subscribe(topics, compiled, Listening(listener))
         self._subscription = found
         return found
+
+    def check_outside(self, what: str) -> None:
+        """Raise if the rebalance listener says this, which may not."""
+        if self._subscription is not None:
+            self._subscription.listening.check_outside(what)
 
     def leave(self, *, autocommit: bool = True) -> None:
         """Be no member any more."""
@@ -95,12 +99,11 @@ class GroupPart:
                 self._alone.before_leaving()
             self._alone.run_callbacks()
             return
-        found.listening.check_outside("unsubscribe or close")
         self._subscription = None
         found.leave(autocommit=autocommit)
 
     def leave_soon(self) -> None:
-        """Be no member any more, said by another thread than the one that polls."""
+        """Be no member any more, although another thread is still in a call."""
         found, self._subscription = self._subscription, None
         if found is not None:
             found.abandon()
@@ -171,7 +174,7 @@ class GroupPart:
     def metadata(self) -> ConsumerGroupMetadata:
         """Return who this is in the group."""
         found = self._subscription
-        member = None if found is None else found.member
+        member = None if found is None else found.identity()
         return ConsumerGroupMetadata(
             self._config.group_id,
             -1 if member is None else member.generation,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from threading import get_ident
 
 from embedlog.errors import IllegalStateError
 from embedlog.record import TopicPartition
@@ -34,17 +35,18 @@ class Listening:
             raise TypeError(f"a listener is a ConsumerRebalanceListener, not {listener!r}")
         self._listener = listener
         self._error: BaseException | None = None
-        self._inside = False
+        self._inside: int | None = None
+        """The thread in which it is being called."""
 
     def check_outside(self, what: str) -> None:
-        """Raise if the listener is being called: it may not do this."""
-        if self._inside:
+        """Raise if this is said by the listener, which is being called: it may not do this."""
+        if self.inside:
             raise IllegalStateError(f"a rebalance listener may not {what}")
 
     @property
     def inside(self) -> bool:
-        """Whether the listener is being called."""
-        return self._inside
+        """Whether the listener is being called, in this thread."""
+        return self._inside == get_ident()
 
     def revoked(self, partitions: Collection[TopicPartition]) -> None:
         """Tell that partitions are about to go."""
@@ -66,13 +68,13 @@ class Listening:
         callback: Callable[[set[TopicPartition]], None],
         partitions: Collection[TopicPartition],
     ) -> None:
-        self._inside = True
+        self._inside = get_ident()
         try:
             callback(set(partitions))
         except BaseException as error:  # noqa: BLE001 - kept, and raised when all is in order
             self._error = self._error or error
         finally:
-            self._inside = False
+            self._inside = None
 
     def raise_failure(self) -> None:
         """Raise what the listener raised, once."""
