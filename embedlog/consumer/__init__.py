@@ -78,14 +78,14 @@ class Consumer:
         self._root, self._given, self._named = root, config, topics
         self._assignment = Assignment(root, Decoder(self.config))
         self._fetcher = Fetcher(self.config, self._assignment, self._ready, self._failed)
-        self._group = GroupPart(root, self.config, self._assignment)
+        create = asked(config, "allow_auto_create_topics")
+        self._group = GroupPart(root, self.config, self._assignment, create)
         self._following: AllPartitions | Subscription | None = None
         """What keeps the assignment up to date; None where the program assigns."""
         self._guard = Guard()
         self._waiter = Waiter(root, self.config, self._guard)
         self._iterator: Iterator[Record] | None = None
         if topics and self.config.group_id is None:
-            create = asked(config, "allow_auto_create_topics")
             reset = self.config.auto_offset_reset
             self._following = AllPartitions(root, self._assignment, topics, reset, create)
         elif topics:
@@ -174,10 +174,10 @@ class Consumer:
 
     def _unsubscribe(self) -> None:
         self._group.check_outside("unsubscribe")
-        self._following = None
         try:
             self._group.leave()
         finally:
+            self._following = None
             self._assignment.clear()
 
     def _follow(self) -> None:
@@ -194,7 +194,8 @@ class Consumer:
         """Commit positions: the group goes on from there, whoever reads then.
 
         All of them are committed, or none.  Survives the death of any process at once,
-        and a power cut with ``durability="fsync"``, else within a second.
+        and a power cut with ``durability="fsync"``; else within a second, which with
+        `assign` takes a later poll, commit or close.
 
         Args:
             offsets: The next offset to read, by partition; None is every position, of all

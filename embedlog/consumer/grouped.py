@@ -6,6 +6,7 @@ import re
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from functools import partial
+from time import monotonic
 from typing import NamedTuple
 
 from embedlog.assignor import configured
@@ -13,6 +14,7 @@ from embedlog.config import ConsumerConfig
 from embedlog.consumer.assignment import Assignment, Feed
 from embedlog.consumer.calls import check_topics, positions_of
 from embedlog.consumer.committing import Committer, Positions
+from embedlog.consumer.heart import CHECKPOINT_SECONDS
 from embedlog.consumer.listening import ConsumerRebalanceListener, Listening
 from embedlog.consumer.subscription import Subscription
 from embedlog.errors import IllegalStateError, InvalidGroupIdError
@@ -41,14 +43,18 @@ def group_of(root: Root, name: str) -> Group:
 class GroupPart:
     """A consumer's dealings with its group; without a ``group_id`` it refuses them all."""
 
-    def __init__(self, root: Root, config: ConsumerConfig, assignment: Assignment) -> None:
+    def __init__(
+        self, root: Root, config: ConsumerConfig, assignment: Assignment, create: bool
+    ) -> None:
         self._root, self._config, self._assignment = root, config, assignment
+        self._create = create
         self._assignors = configured(config.partition_assignment_strategy)
         if config.group_id is not None:
             check_group_id(config.group_id)
         self._subscription: Subscription | None = None
         self._alone = Committer(config, assignment, self._commit_alone)
         """For partitions that the program assigned (M14)."""
+        self._unsaved_since: float | None = None
 
     def _group(self) -> Group:
         """Return the group, with what is open now: a forked child has opened it anew."""
@@ -80,7 +86,8 @@ class GroupPart:
         compiled = None if pattern is None else re.compile(pattern)
         if found is None:
             found = Subscription(
-                self._root, self._config, self._group, self._assignment, self._assignors
+                *(self._root, self._config, self._group, self._assignment, self._assignors),
+                create=self._create,
             )
         found.subscribe(topics, compiled, Listening(listener))
         self._subscription = found
@@ -97,10 +104,14 @@ class GroupPart:
         if found is None:
             if autocommit and self._config.group_id is not None:
                 self._alone.before_leaving()
+            self._checkpoint(0.0)
             self._alone.run_callbacks()
             return
-        self._subscription = None
-        found.leave(autocommit=autocommit)
+        try:
+            found.leave(autocommit=autocommit)
+        finally:
+            # Not before: the listener commits as the member that it still is.
+            self._subscription = None
 
     def leave_soon(self) -> None:
         """Be no member any more, although another thread is still in a call."""
@@ -116,6 +127,7 @@ class GroupPart:
             if self._config.group_id is not None:
                 self._alone.run_callbacks()
                 self._alone.if_due()
+                self._checkpoint(CHECKPOINT_SECONDS)
             yield
             return
         found.listening.check_outside("poll")
@@ -134,6 +146,15 @@ class GroupPart:
 
     def _commit_alone(self, positions: Positions) -> None:
         self._group().commit(positions)
+        self._unsaved_since = self._unsaved_since or monotonic()
+        self._checkpoint(CHECKPOINT_SECONDS)
+
+    def _checkpoint(self, seconds: float) -> None:
+        """Let what was committed so long ago survive a power cut; a member's thread does that."""
+        since = self._unsaved_since
+        if since is not None and monotonic() - since >= seconds:
+            self._unsaved_since = None
+            self._group().save(always=True)
 
     def positions(
         self, offsets: Positions | None

@@ -38,6 +38,10 @@ class Listening:
         self._inside: int | None = None
         """The thread in which it is being called."""
 
+    def __bool__(self) -> bool:
+        """Whether there is a listener."""
+        return self._listener is not None
+
     def check_outside(self, what: str) -> None:
         """Raise if this is said by the listener, which is being called: it may not do this."""
         if self.inside:

@@ -12,10 +12,11 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable, Collection, Iterable
+from contextlib import suppress
 from time import monotonic
 
 from embedlog import member as members
-from embedlog.assignor import Assignor
+from embedlog.assignor import Assignor, Step
 from embedlog.config import ConsumerConfig
 from embedlog.consumer.assignment import Assignment
 from embedlog.consumer.committing import Committer, Positions
@@ -50,6 +51,7 @@ class Subscription:
         group: What it joins.
         assignment: What it keeps up to date.
         assignors: By name, those it can use.
+        create: Whether to make a topic that is not there (E19).
     """
 
     def __init__(
@@ -59,8 +61,10 @@ class Subscription:
         group: Callable[[], Group],
         assignment: Assignment,
         assignors: dict[str, Assignor],
+        create: bool,
     ) -> None:
         self._root, self._config, self._group = root, config, group
+        self._create = create
         self._assignment, self._assignors = assignment, assignors
         self._eager = not all(each.cooperative for each in assignors.values())
         """Whether the listener is told everything anew (M19), or only what changes (M20)."""
@@ -89,20 +93,19 @@ class Subscription:
         self.topics, self._pattern, self.listening = set(topics), pattern, listening
         self._known = -1
 
-    @property
-    def wants(self) -> bool:
-        """Whether it is subscribed to anything."""
-        return bool(self.topics) or self._pattern is not None
-
     def _wanted(self) -> set[str]:
-        if self._pattern is None:
-            return self.topics
-        hidden = self._config.exclude_internal_topics
-        return {
-            name
-            for name in self._root.topics()
-            if self._pattern.fullmatch(name) and not (hidden and name.startswith(INTERNAL))
-        }
+        if self._pattern is not None:
+            hidden = self._config.exclude_internal_topics
+            self.topics = {
+                name
+                for name in self._root.topics()
+                if self._pattern.fullmatch(name) and not (hidden and name.startswith(INTERNAL))
+            }
+        elif self._create:
+            for topic in self.topics:
+                with suppress(UnknownTopicOrPartitionError):
+                    self._root.ensure_topic(topic)
+        return self.topics
 
     # Following
 
@@ -189,15 +192,24 @@ class Subscription:
         if anew or step.revoked:
             self.committer.before_leaving()
             self.listening.revoked(self._assignment.partitions() if anew else step.revoked)
-        # What it owns but does not read was lost in the middle of this: taken once more, it
-        # begins where it should.
-        unread = set(step.kept) - self._assignment.partitions()
-        self._release(member, unread.union(step.revoked))
-        taken = self._take(member, step.added) if step.added else {}
+        again = self._again(step, anew)
+        self._release(member, again.union(step.revoked))
+        added = again.union(step.added)
+        taken = self._take(member, added) if added else {}
         if new or anew or taken:
             self.committer.restart()
             self.listening.assigned(self._assignment.partitions() if anew else taken)
         self._told = share.generation
+
+    def _again(self, step: Step, anew: bool) -> set[TopicPartition]:
+        """Return what it keeps, but is to take once more, to begin where that says.
+
+        What it owns and does not read was lost in the middle of a rebalance.  And a program
+        that was told that a partition is revoked may have dropped what it did not commit, so
+        it gets that again, as in Kafka.
+        """
+        kept = set(step.kept)
+        return kept if anew and self.listening else kept - self._assignment.partitions()
 
     def _drop(self, lost: set[TopicPartition]) -> None:
         if lost:
