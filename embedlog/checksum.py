@@ -69,8 +69,11 @@ def _choose() -> tuple[str, Extend]:
     raise ImportError("no library computes CRC-32C correctly: reinstall crcmod or google-crc32c")
 
 
-BACKEND, _extend = _choose()
-"""The name of the library in use."""
+BACKEND, extend = _choose()
+"""The name of the library in use, and its own function, for small bytes.
+
+`crc32c` takes any buffer, and a call in Python costs as much as summing up a kilobyte.
+"""
 
 
 def crc32c(data: ReadableBuffer, value: int = 0) -> int:
@@ -92,9 +95,9 @@ def crc32c(data: ReadableBuffer, value: int = 0) -> int:
         TypeError: ``data`` offers no buffer.
     """
     try:
-        return _extend(value, data)
+        return extend(value, data)
     except (TypeError, BufferError):
-        return _extend_by_copy(_extend, data, value)
+        return _extend_by_copy(extend, data, value)
 
 
 def _extend_by_copy(extend: Extend, data: ReadableBuffer, value: int) -> int:

@@ -239,6 +239,17 @@ def test_lengths_that_are_known_already_change_nothing(records, even):
     assert columns.equals(batch.from_lists(values, keys, times))
 
 
+@given(RECORD)
+def test_one_record_encodes_to_the_bytes_of_a_list_of_one(record):
+    """The short way of whoever appends record by record; a None has a column too."""
+    time, key, value = record
+
+    alone = batch.encode_one(value, key, time)
+
+    assert alone == batch.encode_lists([value], [key], time)
+    assert written(alone) == written(batch.encode_lists([value], [key], [time]))
+
+
 @pytest.mark.parametrize("count", [1, 2, 31, 32, 33, 34, 4096, 4097])
 @pytest.mark.parametrize("even", [True, False])
 def test_every_size_takes_its_path_to_the_same_content(count, even):
@@ -683,6 +694,8 @@ def test_a_batch_beyond_the_limit_is_not_made():
         batch.encode_lists([block, block], None, NOW)
     with pytest.raises(RecordTooLargeError):
         batch.encode_lists([block], [block], NOW)
+    with pytest.raises(RecordTooLargeError):
+        batch.encode_one(block, block, NOW)
     rows = pa.RecordBatch.from_arrays(
         [pa.array(np.zeros(9 << 20, np.int64)).view(batch.TIMESTAMP)], names=["t"]
     )

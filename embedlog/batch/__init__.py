@@ -1,14 +1,16 @@
 """The batch: records as Arrow columns, and as the bytes of a segment file.
 
 A batch is one encapsulated Arrow IPC message with a block of ours between the
-flatbuffer and the body (``docs/format.md`` has every byte).  `encode` and
-`encode_lists` do the expensive work without a lock; `EncodedBatch.stamp` fills
-in what is known under the lock only.  `parse` and `Source` check the head and
-the block; a `Batch` checks and decodes the columns one asks for, no others.
+flatbuffer and the body (``docs/format.md`` has every byte).  `encode`,
+`encode_lists` and `encode_one` do the expensive work without a lock;
+`EncodedBatch.stamp` fills in what is known under the lock only.  `parse` and
+`Source` check the head and the block; a `Batch` checks and decodes the columns
+one asks for, no others.
 """
 
 from __future__ import annotations
 
+from embedlog.batch.one import encode_one
 from embedlog.batch.reading import (
     Batch,
     Source,
@@ -62,6 +64,7 @@ __all__ = [
     "binary_array",
     "encode",
     "encode_lists",
+    "encode_one",
     "from_lists",
     "head_length",
     "lengths_of",

@@ -38,14 +38,14 @@ from embedlog.batch.wire import (
     layout_of,
     schema,
 )
-from embedlog.checksum import crc32c
+from embedlog.checksum import crc32c, extend
 from embedlog.errors import InvalidConfigError, RecordTooLargeError, SerializationError
 
 _PAIR = struct.Struct("<ii")
-_PADDING = tuple(bytes(-i & 7) for i in range(8))
+PADDING = tuple(bytes(-i & 7) for i in range(8))
 _RANGES = struct.Struct("<16q")
 _NODES = struct.Struct("<6q")
-_TABLE3 = struct.Struct("<QIIQIIQIII4s")
+TABLE3 = struct.Struct("<QIIQIIQIII4s")
 
 
 @dataclass(slots=True)
@@ -128,7 +128,7 @@ class EncodedBatch:
             ),
             table,
         )
-        return [self.head, SEAL.pack(MAGIC, crc32c(sealed)) + sealed, *self.body]
+        return [self.head, SEAL.pack(MAGIC, extend(0, sealed)) + sealed, *self.body]
 
 
 def encode(
@@ -257,7 +257,7 @@ def _time_range(column: Any) -> tuple[int, int]:
 # From lists of bytes.  Arrow's builders take as long, and would take str for bytes.
 
 
-def _offsets(lengths: list[int]) -> tuple[bytes, int]:
+def offsets_of(lengths: list[int]) -> tuple[bytes, int]:
     """Return the running sums of lengths as int32, padded to 8 bytes, and the total."""
     count, first = len(lengths), lengths[0]
     if count == 1 and first <= MAX_BATCH_BYTES:
@@ -305,12 +305,13 @@ def _even_offsets(count: int, length: int) -> bytes:
 
 
 @lru_cache(maxsize=32)
-def _all_null(count: int) -> _Binary:
+def all_null(count: int) -> Binary:
+    """Return a column that has no value."""
     bitmap = count + 7 >> 3
-    return _Binary(bytes((bitmap + 7 & ~7) + (4 * count + 11 & ~7)), count, bitmap, 0)
+    return Binary(bytes((bitmap + 7 & ~7) + (4 * count + 11 & ~7)), count, bitmap, 0)
 
 
-class _Binary(NamedTuple):
+class Binary(NamedTuple):
     """A binary column as Arrow lays it out: validity, offsets and data, each padded to 8."""
 
     chunk: bytes
@@ -319,19 +320,19 @@ class _Binary(NamedTuple):
     total: int
 
 
-def _binary(values: Sequence[bytes | None] | None, count: int, lengths: Lengths = None) -> _Binary:
+def _binary(values: Sequence[bytes | None] | None, count: int, lengths: Lengths = None) -> Binary:
     if values is None:
-        return _all_null(count)
+        return all_null(count)
     if lengths is None:
         try:
             lengths = list(map(len, values))  # type: ignore[arg-type]
         except TypeError:
             return _nullable(values, count)
-    offsets, total = _offsets(lengths)
-    return _Binary(_joined(offsets, values, total), 0, 0, total)
+    offsets, total = offsets_of(lengths)
+    return Binary(_joined(offsets, values, total), 0, 0, total)
 
 
-def _nullable(values: Sequence[bytes | None], count: int) -> _Binary:
+def _nullable(values: Sequence[bytes | None], count: int) -> Binary:
     """Lay out a column that has a None."""
     try:
         lengths = [-1 if value is None else len(value) for value in values]
@@ -339,18 +340,18 @@ def _nullable(values: Sequence[bytes | None], count: int) -> _Binary:
         raise _not_bytes(values) from error
     nulls = lengths.count(-1)
     if nulls == count:
-        return _all_null(count)
+        return all_null(count)
     bits = np.packbits(np.array(lengths) >= 0, bitorder="little").tobytes()
-    offsets, total = _offsets([0 if length < 0 else length for length in lengths])
+    offsets, total = offsets_of([0 if length < 0 else length for length in lengths])
     present = [value for value in values if value is not None]
     before = bits + bytes(-len(bits) & 7) + offsets
-    return _Binary(_joined(before, present, total), nulls, count + 7 >> 3, total)
+    return Binary(_joined(before, present, total), nulls, count + 7 >> 3, total)
 
 
 def _joined(before: bytes, values: Sequence[Any], total: int) -> bytes:
     """Return the column's bytes; the join is also the check that all are bytes."""
     try:
-        chunk = b"".join([before, *values, _PADDING[total & 7]])
+        chunk = b"".join([before, *values, PADDING[total & 7]])
     except TypeError as error:
         raise _not_bytes(values) from error
     if len(chunk) != len(before) + (total + 7 & ~7):
@@ -414,10 +415,10 @@ def encode_lists(
     time, low, high = _times(timestamps, count)
     key, key_nulls, key_validity, key_total = _binary(keys, count, lengths[1])
     value, value_nulls, value_validity, value_total = _binary(values, count, lengths[0])
-    head, crc, end1, end2, end3 = _head(
+    head, crc, end1, end2, end3 = head_of(
         count, key_nulls, key_validity, key_total, value_nulls, value_validity, value_total
     )
-    table = _TABLE3.pack(
+    table = TABLE3.pack(
         end1, crc32c(time), 0,
         end2, crc32c(key), key_nulls,
         end3, crc32c(value), value_nulls,
@@ -428,7 +429,7 @@ def encode_lists(
 
 
 @lru_cache(maxsize=256)
-def _head(
+def head_of(
     count: int,
     key_nulls: int,
     key_validity: int,

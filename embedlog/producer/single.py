@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from embedlog.batch import encode_lists
+from embedlog.batch import encode_one
 from embedlog.partitioner import partition_for_key
 
 if TYPE_CHECKING:
@@ -31,8 +31,7 @@ def ship(queue: TopicQueue, patience: float | None) -> bool:
     lane = queue.lanes.get(partition)
     if lane is None or lane.waiting or (key is None and queue.compacts):
         return False
-    keys = None if key is None else [key]
-    encoded = encode_lists(gathering.values[:1], keys, gathering.timestamps[0])
+    encoded = encode_one(gathering.values[0], key, gathering.timestamps[0])
     if encoded.size > queue.most or not _take(queue, gathering, encoded.size):
         return False
     lane.waiting.append(gathering.add(partition, encoded))
