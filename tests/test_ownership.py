@@ -1,0 +1,128 @@
+"""Rows of who owns what: epochs grow, and a partition without an owner keeps its row (M22)."""
+
+import pytest
+from support.clock import ManualClock
+from support.roots import open_root
+
+from embedlog import ownership
+from embedlog.catalog import PARTITION_KEY
+from embedlog.ownership import NOBODY, NOWHERE, Owner
+from embedlog.record import TopicPartition
+
+
+@pytest.fixture
+def live(tmp_path):
+    root = open_root(tmp_path, clock=ManualClock())
+    yield root.context.live
+    root.close()
+
+
+def key(topic, partition=0, group=b"g"):
+    return ownership.key(group, PARTITION_KEY.pack(topic, partition))
+
+
+def put(live, rows):
+    def step(txn):
+        for row_key, owner in rows.items():
+            txn.put(row_key, owner.pack())
+
+    live.write(step)
+
+
+def rows(live, group=b"g"):
+    return live.read(lambda txn: dict(ownership.of_group(txn, group)))
+
+
+ROWS = [
+    Owner(),
+    Owner(1, NOWHERE, "a", "t"),
+    Owner((1 << 64) - 1, (1 << 63) - 1, "ä-" + "0" * 36, "t" * 200),
+    Owner(3, 0, NOBODY, "t"),
+]
+
+
+@pytest.mark.parametrize("owner", ROWS, ids=str)
+def test_a_row_comes_back_as_it_was(owner):
+    """Epoch, start, member and topic."""
+    assert ownership.unpack(owner.pack()) == owner
+
+
+def test_a_key_tells_partition_and_topic():
+    """The name is in the row, the id in the key."""
+    assert ownership.topic_id(key(7, 3)) == 7
+    assert ownership.where(key(7, 3), Owner(topic="t")) == TopicPartition("t", 3)
+
+
+def test_a_group_has_only_its_own_rows():
+    """Not those of one whose name begins the same (M17)."""
+    names = [b"g", b"g2", b"gg", b"g\x01", b"g ", b"f"]
+    one = {name: ownership.key(name, PARTITION_KEY.pack(1, 0)) for name in names}
+    for name in names:
+        prefix = ownership.ROWS + name + b"\0"
+        assert [each for each in names if one[each].startswith(prefix)] == [name]
+
+
+def test_a_row_that_is_not_there_has_no_owner(live):
+    """And its first owner gets epoch 1."""
+    assert live.read(lambda txn: ownership.get(txn, key(1))) == Owner(0, NOWHERE, NOBODY, "")
+
+
+def test_freed_partitions_keep_epoch_and_start(live):
+    """Who takes one next begins where they did, by a higher epoch (E1, M22)."""
+    put(live, {key(1): Owner(4, 9, "a", "t"), key(1, 1): Owner(2, 8, "b", "t")})
+    live.write(lambda txn: ownership.free(txn, b"g", {"a"}))
+
+    assert rows(live) == {key(1): Owner(4, 9, NOBODY, "t"), key(1, 1): Owner(2, 8, "b", "t")}
+
+
+def test_when_the_last_member_goes_every_start_is_forgotten(live):
+    """Also that of what nobody owned: who comes next begins at the end of then (E1)."""
+    put(live, {key(1): Owner(4, 9, "a", "t"), key(1, 1): Owner(2, 8, NOBODY, "t")})
+    live.write(lambda txn: ownership.free(txn, b"g", {"a"}, forget_start=True))
+
+    assert rows(live) == {
+        key(1): Owner(4, NOWHERE, NOBODY, "t"),
+        key(1, 1): Owner(2, NOWHERE, NOBODY, "t"),
+    }
+
+
+def test_what_is_handed_over_has_a_new_epoch(live):
+    """So that a commit of the one before does not land (M13)."""
+    put(live, {key(1): Owner(4, 9, "a", "t"), key(1, 1): Owner(2, 8, "b", "t")})
+    live.write(lambda txn: ownership.hand_over(txn, b"g", "a", "c"))
+
+    assert rows(live) == {key(1): Owner(5, 9, "c", "t"), key(1, 1): Owner(2, 8, "b", "t")}
+
+
+FATES = {
+    # (member, in subscribed, in there) → what is left
+    "owned, of a topic that is gone": ("a", 3, Owner(4, 9, "a", "t")),
+    "free, of a topic that is gone": (NOBODY, 3, None),
+    "free, of one that nobody reads": (NOBODY, 2, Owner(4, NOWHERE, NOBODY, "t")),
+    "free, of one that somebody reads": (NOBODY, 1, Owner(4, 9, NOBODY, "t")),
+}
+
+
+@pytest.mark.parametrize("fate", FATES)
+def test_a_row_is_forgotten_with_its_topic_only(live, fate):
+    """Its epoch never begins anew while the topic is there (M22)."""
+    member, topic, left = FATES[fate]
+    put(live, {key(topic): Owner(4, 9, member, "t")})
+    live.write(lambda txn: ownership.forget(txn, b"g", {1}, {1, 2}))
+
+    assert rows(live).get(key(topic)) == left
+
+
+def test_a_group_is_not_touched_by_steps_of_another(live):
+    """Freeing, handing over and forgetting are of one group (M17)."""
+    other = {key(1, group=b"g2"): Owner(4, 9, "a", "t")}
+    put(live, {key(1): Owner(4, 9, "a", "t"), **other})
+
+    def step(txn):
+        ownership.hand_over(txn, b"g", "a", "b")
+        ownership.free(txn, b"g", {"a", "b"}, forget_start=True)
+        ownership.forget(txn, b"g", set(), set())
+
+    live.write(step)
+    assert rows(live) == {}
+    assert rows(live, b"g2") == other
