@@ -203,8 +203,9 @@ def test_who_takes_a_partition_is_told_where_to_begin(group, root, start):
 
 def test_the_next_owner_begins_where_the_group_began(group, root):
     """Not at the end of later: what came in between nobody has read (E1)."""
-    one, other = join(group), join(group)
+    one = join(group)
     assert {start.end for start in follow(one, from_end=True).values()} == {0}
+    other = join(group)
     fill(root.partition("t", 0), 3)
     one.leave()
     assert {start.end for start in follow(other, from_end=True).values()} == {0}
