@@ -92,7 +92,8 @@ class GroupDescription:
         count = len(self.members)
         members = f"{count} member{'s' * (count != 1)}"
         by = f" by {self.assignor}" if self.assignor else ""
-        lag = f"lag {self.lag:,} in {len(self.partitions)} partitions"
+        parts = len(self.partitions)
+        lag = f"lag {self.lag:,} in {parts} partition{'s' * (parts != 1)}"
         return f"{self.group}: {self.state}, generation {self.generation}{by}, {members}, {lag}"
 
     def to_dict(self) -> dict[str, Any]:
