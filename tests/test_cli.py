@@ -22,7 +22,7 @@ from embedlog import catalog
 from embedlog.cli import main
 from embedlog.cli import topics as topics_command
 
-COMMANDS = ("topics", "produce", "consume", "tail", "dump", "verify", "repair", "doctor")
+COMMANDS = ("topics", "produce", "consume", "tail", "groups", "dump", "verify", "repair", "doctor")
 
 
 @pytest.fixture

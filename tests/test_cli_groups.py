@@ -1,0 +1,317 @@
+"""`embedlog groups`: what it prints for people and for programs, and what it refuses."""
+
+from __future__ import annotations
+
+import io
+import json
+import signal
+import subprocess
+import sys
+from datetime import timedelta
+
+import pytest
+from support.clock import START
+from support.roots import encoded
+
+import embedlog
+from embedlog.cli import main
+from embedlog.cli.arguments import parser
+from embedlog.record import OffsetAndMetadata, TopicPartition
+
+T0, T1, U0 = TopicPartition("t", 0), TopicPartition("t", 1), TopicPartition("u", 0)
+VERBS = ("list", "describe", "lag", "reset", "delete")
+
+
+@pytest.fixture
+def root(tmp_path, monkeypatch):
+    """Topics t (5 and 2 records) and u (1); group g is at 2 of 5 and 2 of 2, h is at 0 of u."""
+    path = tmp_path / "log"
+    monkeypatch.setenv("EMBEDLOG_ROOT", str(path))
+    with embedlog.open(path) as log:
+        log.create_topic("t", partitions=2)
+        log.create_topic("u")
+        for one, count in ((T0, 5), (T1, 2), (U0, 1)):
+            for number in range(count):
+                log.partition(*one).append([encoded(b"v", at=START + number)])
+        commit(log, "g", {T0: OffsetAndMetadata(2, "a note"), T1: OffsetAndMetadata(2)})
+        commit(log, "h", {U0: OffsetAndMetadata(0)})
+    return path
+
+
+def commit(log, group, positions):
+    with log.consumer(group_id=group, enable_auto_commit=False) as consumer:
+        consumer.commit(positions)
+
+
+@pytest.fixture
+def run(capfdbinary, monkeypatch):
+    """Run a command in this process: its code, stdout, stderr."""
+
+    def command(*words):
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO()))
+        code = main(["groups", *words])
+        out, err = capfdbinary.readouterr()
+        return code, out.decode(), err.decode()
+
+    return command
+
+
+def table(text):
+    """The cells of a printed table, without its heads."""
+    return [line.split() for line in text.splitlines()[1:]]
+
+
+@pytest.mark.parametrize("verb", [(), *((verb,) for verb in VERBS)])
+def test_each_verb_has_help(run, verb):
+    """Also the command itself."""
+    code, out, _ = run(*verb, "--help")
+
+    assert code == 0
+    assert out.startswith(" ".join(("usage: embedlog groups", *verb)))
+
+
+def test_names_are_listed(run, root):
+    """One a line; with --state as a table; nothing where there is no group."""
+    assert run("list") == (0, "g\nh\n", "")
+    assert run("list", "--json")[1] == '["g", "h"]\n'
+    assert table(run("list", "--state")[1]) == [["g", "Empty", "0"], ["h", "Empty", "0"]]
+    assert json.loads(run("list", "--state", "--json")[1])[0] == {
+        "group": "g",
+        "state": "Empty",
+        "members": 0,
+    }
+    run("delete", "g", "h")
+    assert run("list") == (0, "", "")
+
+
+def test_the_first_columns_are_those_of_kafka(run, root):
+    """In its order, so that scripts which count columns still fit."""
+    code, out, err = run("describe", "g")
+
+    title, _, *lines = out.splitlines()
+    assert (code, err) == (0, "")
+    assert title == "g: Empty, generation 0, 0 members, lag 3 in 2 partitions"
+    assert lines[0].split() == [
+        *("GROUP", "TOPIC", "PARTITION", "CURRENT-OFFSET", "LOG-END-OFFSET", "LAG"),
+        *("CONSUMER-ID", "PID", "CLIENT-ID", "LAG-MS", "COMMITTED", "METADATA"),
+    ]
+    assert lines[1].split()[:9] == ["g", "t", "0", "2", "5", "3", "-", "-", "-"]
+    assert lines[1].endswith("  a note")
+    assert lines[2].split()[:10] == ["g", "t", "1", "2", "2", "0", "-", "-", "-", "0"]
+    assert len(lines) == 3
+
+
+def test_members_are_described(run, root):
+    """With what they own, beside the partitions and by themselves."""
+    with embedlog.open(root) as log, log.consumer("u", group_id="h", client_id="me") as consumer:
+        consumer.poll(timeout_ms=0)
+        me = consumer.group_metadata().member_id
+        _, out, _ = run("describe", "h")
+        _, told, _ = run("describe", "--json")
+
+    (title, partition, member) = (part.splitlines() for part in out.split("\n\n"))
+    assert title[0].startswith("h: Stable, generation 1 by range, 1 member, ")
+    assert partition[1].split()[6:9:2] == [me, "me"]
+    assert member[1].split()[:2] == ["h", me]
+    assert member[1].split()[-2:] == ["1", "u"]
+    found = {each["group"]: each for each in json.loads(told)}
+    assert found["g"]["partitions"][0]["lag"] == 3
+    assert found["h"]["members"][0]["partitions"] == [{"topic": "u", "partition": 0}]
+
+
+def test_lag_is_printed_for_all_groups_or_some(run, root):
+    """A line for each partition, an object for each in JSON."""
+    code, out, _ = run("lag")
+    assert code == 0
+    assert [row[:6] for row in table(out)] == [
+        ["g", "t", "0", "2", "5", "3"],
+        ["g", "t", "1", "2", "2", "0"],
+        ["h", "u", "0", "0", "1", "1"],
+    ]
+    assert [row[0] for row in table(run("lag", "h")[1])] == ["h"]
+    (one,) = json.loads(run("lag", "h", "--json")[1])
+    assert one.pop("lag_ms") > 0
+    assert one == {
+        "group": "h",
+        "topic": "u",
+        "partition": 0,
+        "current_offset": 0,
+        "log_end_offset": 1,
+        "lag": 1,
+    }
+
+
+def test_lag_is_watched_until_it_is_interrupted(root):
+    """Every line is there when it is printed, also in a pipe; Ctrl-C ends it with 130."""
+    command = [sys.executable, "-m", "embedlog", "groups", "lag", "g", "--json", "-w", "0.05"]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True) as child:
+        try:
+            assert [each["lag"] for each in json.loads(child.stdout.readline())] == [3, 0]
+            with embedlog.open(root) as log:
+                log.partition("t", 1).append([encoded(b"x")])
+            while [each["lag"] for each in json.loads(child.stdout.readline())] != [3, 1]:
+                pass
+            # It goes, and may come back: that is what a watch is for.
+            with embedlog.open(root) as log:
+                log.group("g").delete()
+            while json.loads(child.stdout.readline()) != []:
+                pass
+            child.send_signal(signal.SIGINT)
+            assert child.wait(20) == 130
+            assert child.stderr.read() == ""
+        finally:
+            child.kill()
+
+
+@pytest.mark.parametrize(
+    ("words", "offsets"),
+    [
+        (("--to-earliest",), [0, 0]),
+        (("--to-latest",), [5, 2]),
+        (("--to-current",), [2, 2]),
+        (("--to-offset", "4"), [4, 2]),
+        (("--shift-by", "-1"), [1, 1]),
+        (("--shift-by", "2", "--topic", "t:0"), [4]),
+        (("--to-earliest", "--topic", "t:1,0"), [0, 0]),
+        (("--to-earliest", "--topic", "u", "--topic", "t:1"), [0, 0]),
+        (("--to-datetime", "2023-11-14T22:13:20.001Z"), [1, 1]),
+        (("--to-datetime", "2023-11-14T22:13:20.001"), [1, 1]),
+        (("--to-datetime", "2023-11-15T00:13:20.003+02:00"), [3, 2]),
+        (("--to-datetime", "2099-01-01"), [5, 2]),
+        (("--by-duration", "P9999D"), [0, 0]),
+        (("--by-duration", "1s"), [5, 2]),
+    ],
+)
+def test_a_reset_is_told_and_done_with_execute(run, root, words, offsets):
+    """The same twice; only the second time it happens."""
+    before = run("lag", "g")[1]
+
+    code, told, err = run("reset", "g", *words)
+
+    assert (code, err) == (0, "nothing was changed: repeat it with --execute\n")
+    assert [int(row[3]) for row in table(told)] == offsets
+    # The ages of records grew meanwhile.
+    assert [row[:6] for row in table(run("lag", "g")[1])] == [row[:6] for row in table(before)]
+    assert run("reset", "g", *words, "--execute") == (0, told, "")
+    moved = {tuple(row[1:3]): row[3] for row in table(run("lag", "g")[1])}
+    assert [int(moved[tuple(row[1:3])]) for row in table(told)] == offsets
+
+
+def test_a_reset_is_told_to_programs(run, root):
+    """And a new group has no offset before."""
+    _, out, _ = run("reset", "new", "--to-latest", "--topic", "u", "--json")
+
+    assert json.loads(out) == {
+        "group": "new",
+        "dry_run": True,
+        "partitions": [{"topic": "u", "partition": 0, "before": None, "after": 1}],
+    }
+    assert table(run("reset", "new", "--to-latest", "--topic", "u")[1]) == [
+        ["new", "u", "0", "1", "-"]
+    ]
+
+
+def test_groups_are_deleted_all_or_none(run, root):
+    """Or only what they committed for some topics."""
+    assert run("delete", "g", "nobody")[0] == 3
+    assert run("list")[1] == "g\nh\n"
+
+    assert run("delete", "g", "--topic", "t:0") == (0, "", "deleted offsets of g\n")
+    assert [row[2] for row in table(run("lag", "g")[1])] == ["1"]
+    assert run("delete", "g", "h", "--json") == (
+        0,
+        '{"deleted": ["g", "h"]}\n',
+        "deleted g\ndeleted h\n",
+    )
+    assert run("list")[1] == ""
+
+
+def test_an_active_group_is_left_alone(run, root):
+    """The code is 1, and the message names who is in the way."""
+    with embedlog.open(root) as log, log.consumer("u", group_id="h", client_id="me") as consumer:
+        consumer.poll(timeout_ms=0)
+        for words in (
+            ("reset", "h", "--to-latest"),
+            ("reset", "h", "--to-latest", "--execute"),
+            ("delete", "h"),
+            ("delete", "h", "--topic", "u"),
+        ):
+            code, out, err = run(*words)
+            assert (code, out) == (1, "")
+            assert "me-" in err or "read u" in err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("reset", "g"),
+        ("reset", "g", "--to-earliest", "--to-latest"),
+        ("reset", "g", "--to-offset", "-1"),
+        ("reset", "g", "--to-offset", "x"),
+        ("reset", "g", "--to-datetime", "soon"),
+        ("reset", "g", "--by-duration", "soon"),
+        ("reset", "g", "--by-duration", "99999999999w"),
+        ("reset", "g", "--to-latest", "--topic", "t:"),
+        ("reset", "g", "--to-latest", "--topic", "t:x"),
+        ("reset", "g", "--to-latest", "--topic", "t:-1"),
+        ("reset", "", "--to-latest", "--topic", "t"),
+        ("delete",),
+        ("lag", "--watch", "g"),
+        ("lag", "--watch", "0"),
+        ("lag", "--watch", "nan"),
+    ],
+)
+def test_a_wrong_command_is_2_and_one_message(run, root, words):
+    """Nothing is done, and no traceback is printed."""
+    code, out, err = run(*words)
+
+    assert (code, out) == (2, "")
+    assert "embedlog" in err
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("describe", "nobody"),
+        ("lag", "g", "nobody"),
+        ("delete", "nobody"),
+        ("reset", "nobody", "--to-latest"),
+        ("reset", "g", "--to-latest", "--topic", "nothing"),
+        ("reset", "g", "--to-latest", "--topic", "t:7"),
+    ],
+)
+def test_what_is_not_there_is_3(run, root, words):
+    """A group, a topic or a partition; no group is made by asking for it."""
+    assert run(*words)[:2] == (3, "")
+    assert run("list")[1] == "g\nh\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("PT1H", 3600),
+        ("P1DT2H3M4.5S", 93784.5),
+        ("P2W", 14 * 86400),
+        ("pt5m", 300),
+        ("1h", 3600),
+        ("1h30m", 5400),
+        ("90s", 90),
+        ("0.25s", 0.25),
+        ("2d", 172800),
+    ],
+)
+def test_a_duration_is_iso_or_short(text, seconds):
+    """Java's and Kafka's way to write one, and that of everybody else."""
+    found = parser().parse_args(["groups", "reset", "g", "--by-duration", text])
+
+    assert found.by_duration == timedelta(seconds=seconds)
+
+
+@pytest.mark.parametrize("text", ["", "P", "PT", "1", "1M2", "P1M", "P1H", "-1h", "1h 30m", "s"])
+def test_what_is_no_duration_is_refused(text, capsys):
+    """A month has no length, and a number no unit."""
+    with pytest.raises(SystemExit):
+        parser().parse_args(["groups", "reset", "g", f"--by-duration={text}"])
+    assert "--by-duration" in capsys.readouterr().err
