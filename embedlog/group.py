@@ -473,13 +473,18 @@ class Group:
         Raises:
             NonEmptyGroupError: It does; the error names them.
         """
-        told = ", ".join(f"{each.id} (process {each.pid})" for each in members)
-        if told:
-            raise NonEmptyGroupError(
-                f"the group is active: {told}",
-                group=self.name,
-                todo=f"close its members to {what}",
-            )
+        there = list(members)
+        if not there:
+            return
+        told = ", ".join(f"{each.id} (process {each.pid})" for each in there)
+        # A closed static member is still one: who does not know waits in vain.
+        static = any(each.instance_id is not None for each in there)
+        rest = "; static ones stay until their session is over, or are removed" if static else ""
+        raise NonEmptyGroupError(
+            f"the group is active: {told}",
+            group=self.name,
+            todo=f"close its members to {what}{rest}",
+        )
 
     def forget_topic(self, topic: TopicInfo) -> None:
         """Drop what was committed for a topic that is gone."""

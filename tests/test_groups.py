@@ -576,6 +576,8 @@ def test_a_member_can_be_sent_away(log, group):
     """A static one that will not come back keeps its partitions only until then (M13)."""
     member(log, "t", group_instance_id="i").close()
     assert [each.group_instance_id for each in group.members()] == ["i"]
+    with pytest.raises(NonEmptyGroupError, match="static ones stay"):
+        group.delete()
     with pytest.raises(UnknownMemberIdError, match="other"):
         group.remove_members("i", "other")
 
