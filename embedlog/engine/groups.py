@@ -137,8 +137,18 @@ class ConsumerGroup:
     """A consumer group of a log, as it is at each call; it need not exist yet.
 
     Looking changes nothing and works in ``mode="r"``.  Members that died are
-    not counted, also before another one removed them.  What changes a group is
-    refused while it has members, for they would not notice.
+    not counted, also before another one removed them (M10).  What changes a
+    group is refused while it has members, for they would not notice (M15).
+
+    >>> import embedlog, tempfile
+    >>> with embedlog.open(tempfile.mkdtemp()) as log:
+    ...     topic, group = log.create_topic("flights"), log.group("delays")
+    ...     group.reset_offsets("latest", topics="flights", dry_run=False)
+    ...     group
+    Reset of delays: done
+    topic    partition  before  after
+    flights  0          -       0
+    <ConsumerGroup delays: Empty, generation 0, 0 members, lag 0 in 1 partition>
 
     Raises:
         InvalidGroupIdError: It cannot be a name.
