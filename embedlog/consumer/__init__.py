@@ -14,7 +14,7 @@ from itertools import chain
 from typing import Any, Literal, Self, TypeVar
 
 from embedlog.config import ConsumerConfig
-from embedlog.consumer import taking
+from embedlog.consumer import streams, taking
 from embedlog.consumer.assignment import Assignment, Feed
 from embedlog.consumer.calls import (
     Guard,
@@ -85,6 +85,7 @@ class Consumer:
         self._guard = Guard()
         self._waiter = Waiter(root, self.config, self._guard)
         self._iterator: Iterator[Record] | None = None
+        self._streams: list[Consumer] = []
         if topics and self.config.group_id is None:
             reset = self.config.auto_offset_reset
             self._following = AllPartitions(root, self._assignment, topics, reset, create)
@@ -178,7 +179,6 @@ class Consumer:
             self._group.leave()
         finally:
             self._following = None
-            self._assignment.clear()
 
     def _follow(self) -> None:
         if self._following is not None:
@@ -198,10 +198,8 @@ class Consumer:
         `assign` takes a later poll, commit or close.
 
         Args:
-            offsets: The next offset to read, by partition; None is every position, of all
-                that was returned.
-            timeout_ms: Accepted as kafka-python has it; a commit waits only for locks,
-                for as long as the log's ``lock_timeout``.
+            offsets: The next offset to read, by partition; None is every position.
+            timeout_ms: As kafka-python has it; a commit waits for the log's ``lock_timeout``.
 
         Raises:
             InvalidGroupIdError: The consumer has no group (E18).
@@ -541,13 +539,28 @@ class Consumer:
         """
         self._waiter.wakeup()
 
+    def create_message_streams(self, counts: Mapping[str, int]) -> dict[str, list[Consumer]]:
+        """Return so many streams by topic, each to be iterated in a thread of its own (E26).
+
+        Each is a member of its group: a partition feeds exactly one.  They close with it.
+
+        Raises:
+            IllegalStateError, InvalidGroupIdError: It reads something itself, or has no group.
+        """
+        with self._guard:
+            self._group.check_streams(counts, self._following)
+            made = partial(Consumer, self._root)
+            found = streams.begin(made, Consumer._follow, self.config, counts)
+            self._streams += chain.from_iterable(found.values())
+            return found
+
     # Leaving
 
     def close(self, autocommit: bool = True, timeout_ms: float | None = None) -> None:
         """Stop reading, commit, and leave the group; an iteration under way ends.
 
         From any thread; a call that waits in another one is woken, and ends with
-        `ClosedError`, as does every later one.
+        `ClosedError`, as does every later one.  Closes the streams made of it as well.
 
         Args:
             autocommit: Commit first, if the consumer does so by itself (E24).
@@ -561,16 +574,22 @@ class Consumer:
         if self._guard.closed:
             return
         self._group.check_outside("close")
-        self._guard.closed = True
+        seconds = _CLOSE_SECONDS if timeout_ms is None else timeout_ms / 1000
+        # All at once: no stream is to get what another one lets go.
+        for each in (everyone := [*self._streams, self]):
+            each._guard.closed = True
+        for each in everyone:
+            each._close(autocommit, seconds)
+
+    def _close(self, autocommit: bool, seconds: float) -> None:
         if not self._guard.seize(0):
             self._waiter.ring()
-            if not self._guard.seize(_CLOSE_SECONDS if timeout_ms is None else timeout_ms / 1000):
+            if not self._guard.seize(seconds):
                 self._group.leave_soon()
                 return
         try:
             self._group.leave(autocommit=autocommit)
         finally:
-            self._assignment.clear()
             self._guard.let_go()
 
     def __enter__(self) -> Self:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from time import monotonic
@@ -75,6 +75,15 @@ class GroupPart:
         if topics and pattern is not None:
             raise IllegalStateError("topics and a pattern exclude each other (E16)")
 
+    def check_streams(self, topics: Mapping[str, int], following: object) -> None:
+        """Raise unless streams can be made: a consumer with partitions would keep them."""
+        self.check_subscribe(topics, None)
+        if following is not None or len(self._assignment):
+            raise IllegalStateError(
+                "the consumer reads topics itself",
+                todo="make streams of one that has a group_id, and no topics",
+            )
+
     def subscribe(
         self,
         topics: Collection[str],
@@ -99,7 +108,16 @@ class GroupPart:
             self._subscription.listening.check_outside(what)
 
     def leave(self, *, autocommit: bool = True) -> None:
-        """Be no member any more."""
+        """Be no member any more, and read nothing."""
+        # First: what an iteration in another thread takes no more is not committed either.
+        for feed in self._assignment:
+            feed.withdraw()
+        try:
+            self._leave(autocommit)
+        finally:
+            self._assignment.clear()
+
+    def _leave(self, autocommit: bool) -> None:
         found = self._subscription
         if found is None:
             if autocommit and self._config.group_id is not None:

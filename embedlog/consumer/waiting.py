@@ -40,13 +40,14 @@ class Waiter:
         """
         deadline = inf if timeout_ms is None else monotonic() + timeout_ms / 1000
         while True:
+            # First: who closes or wakes it after the looks below advances the page as well.
+            wake = self._root.wake
+            seen = wake.value()
             if self._guard.closed:
                 raise ClosedError("the consumer was closed")
             if self.woken:
                 self.woken = False
                 raise WakeupError("wakeup() was called", todo="poll again to go on")
-            wake = self._root.wake
-            seen = wake.value()
             found = step()
             if found:
                 return found

@@ -1,0 +1,207 @@
+"""Message streams (E26): iterators that share the partitions of topics."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+from support.roots import open_root
+
+from embedlog.config import TopicConfig
+from embedlog.consumer import Consumer, ConsumerRebalanceListener
+from embedlog.errors import ClosedError, IllegalStateError, InvalidGroupIdError
+from embedlog.producer import Producer
+from embedlog.record import TopicPartition
+
+RECORDS = 200
+
+
+@pytest.fixture
+def shared(tmp_path):
+    """A root by the system's clock, with 200 records in four partitions of a topic."""
+    root = open_root(tmp_path / "root", clock=lambda: time.time_ns() // 1_000_000)
+    root.create_topic("t", 4, TopicConfig())
+    fill(root, range(RECORDS))
+    yield root
+    root.close()
+
+
+def fill(root, numbers):
+    with Producer(root) as producer:
+        for number in numbers:
+            producer.send("t", b"%d" % number, partition=number % 4)
+
+
+def reader(root, **settings):
+    given = {"group_id": "g", "auto_offset_reset": "earliest"} | settings
+    return Consumer(root, **given)
+
+
+def numbers(records):
+    return sorted(int(record.value) for record in records)
+
+
+def test_each_partition_feeds_exactly_one_stream(shared):
+    """Two streams have two partitions each, and every record comes once."""
+    with reader(shared, consumer_timeout_ms=100) as consumer:
+        first, second = consumer.create_message_streams({"t": 2})["t"]
+
+        assert len(first.assignment()) == len(second.assignment()) == 2
+        assert not first.assignment() & second.assignment()
+        assert numbers([*first, *second]) == list(range(RECORDS))
+
+
+def test_streams_of_several_topics_read_their_own(shared):
+    """As many for each topic as were asked for."""
+    shared.create_topic("u", 1, TopicConfig())
+    with Producer(shared) as producer:
+        producer.send("u", b"u")
+    with reader(shared, consumer_timeout_ms=100) as consumer:
+        streams = consumer.create_message_streams({"t": 3, "u": 1})
+
+        assert [len(each) for each in streams.values()] == [3, 1]
+        assert [record.value for record in streams["u"][0]] == [b"u"]
+        assert {record.topic for stream in streams["t"] for record in stream} == {"t"}
+
+
+def test_more_streams_than_partitions_leave_some_with_nothing(shared):
+    """They end by their timeout, and take over when others end."""
+    with reader(shared, consumer_timeout_ms=50) as consumer:
+        streams = consumer.create_message_streams({"t": 6})["t"]
+
+        assert sorted(len(each.assignment()) for each in streams) == [0, 0, 1, 1, 1, 1]
+        assert [list(each) for each in streams if not each.assignment()] == [[], []]
+
+
+def test_a_timeout_ends_an_iterator_that_can_be_resumed(shared):
+    """consumer_timeout_ms is StopIteration; the next record goes on where it ended."""
+    with reader(shared, consumer_timeout_ms=50) as consumer:
+        [stream] = consumer.create_message_streams({"t": 1})["t"]
+        assert numbers(stream) == list(range(RECORDS))
+        with pytest.raises(StopIteration):
+            next(stream)
+
+        fill(shared, [RECORDS])
+
+        assert int(next(stream).value) == RECORDS
+
+
+def test_closing_the_consumer_ends_streams_that_wait_in_threads(shared):
+    """Each delivers what it has, commits, and ends; the next consumer finds nothing left."""
+    consumer = reader(shared)
+    streams = consumer.create_message_streams({"t": 2})["t"]
+    found, all_there = [], threading.Event()
+
+    def read(stream):
+        for record in stream:
+            found.append(record)
+            if len(found) == RECORDS:
+                all_there.set()
+
+    threads = [threading.Thread(target=read, args=(stream,)) for stream in streams]
+    for thread in threads:
+        thread.start()
+    assert all_there.wait(20)
+    consumer.close()
+    for thread in threads:
+        thread.join(20)
+
+    assert not any(thread.is_alive() for thread in threads)
+    assert numbers(found) == list(range(RECORDS))
+    with reader(shared, consumer_timeout_ms=50) as after:
+        after.subscribe(["t"])
+        assert list(after) == []
+    with pytest.raises(ClosedError):
+        streams[0].poll()
+
+
+def test_a_close_commits_what_was_delivered_and_nothing_else(shared):
+    """An iteration ends with the record in hand; the next member goes on right after it."""
+    consumer = reader(shared)
+    [stream] = consumer.create_message_streams({"t": 1})["t"]
+    going_on = iter(stream)
+    found = [next(going_on) for _ in range(70)]
+
+    consumer.close()
+
+    found += going_on
+    with reader(shared, consumer_timeout_ms=50) as after:
+        after.subscribe(["t"])
+        found += after
+    assert len(found) == RECORDS
+    assert numbers(found) == list(range(RECORDS))
+
+
+def test_a_listener_is_told_by_a_close_in_another_thread(shared):
+    """It may commit there, as in a close on its own thread (E24)."""
+    told = []
+
+    class Listener(ConsumerRebalanceListener):
+        def on_partitions_revoked(self, revoked):
+            if revoked:
+                consumer.commit({TopicPartition("t", 0): 7})
+                told.append(revoked)
+
+    consumer = reader(shared, enable_auto_commit=False)
+    consumer.subscribe(["t"], listener=Listener())
+    thread = threading.Thread(target=lambda: list(consumer))
+    thread.start()
+    while not consumer._assignment.partitions():
+        time.sleep(0.01)
+    time.sleep(0.1)
+    consumer.close()
+    thread.join(20)
+
+    assert not thread.is_alive()
+    assert told == [{TopicPartition("t", number) for number in range(4)}]
+    assert reader(shared).committed(TopicPartition("t", 0)) == 7
+
+
+def test_a_call_that_does_not_come_out_is_left_behind(shared):
+    """Closing waits for it only so long; then the member leaves without a commit."""
+    inside, go_on = threading.Event(), threading.Event()
+
+    def slow(value):
+        inside.set()
+        go_on.wait(20)
+        return value
+
+    consumer = reader(shared, value_deserializer=slow)
+    consumer.subscribe(["t"])
+    thread = threading.Thread(target=lambda: list(consumer))
+    thread.start()
+    assert inside.wait(20)
+
+    consumer.close(timeout_ms=50)
+    go_on.set()
+    thread.join(20)
+
+    assert not thread.is_alive()
+    assert reader(shared).committed(TopicPartition("t", 0)) is None
+
+
+def test_static_streams_have_names_of_their_own(shared):
+    """A group_instance_id is for one member: each stream adds its topic and number."""
+    with reader(shared, group_instance_id="host") as consumer:
+        streams = consumer.create_message_streams({"t": 2})["t"]
+
+        names = [each.group_metadata().group_instance_id for each in streams]
+        assert names == ["host-t-0", "host-t-1"]
+
+
+@pytest.mark.parametrize("count", [0, -1, True, "2"])
+def test_there_is_at_least_one_stream(shared, count):
+    """Anything else is refused, and nobody joined."""
+    with reader(shared) as consumer, pytest.raises(ValueError):
+        consumer.create_message_streams({"t": count})
+
+
+def test_a_consumer_that_reads_itself_makes_no_streams(shared):
+    """It would be a member that keeps partitions from them; and without a group there is none."""
+    with reader(shared) as consumer:
+        consumer.subscribe(["t"])
+        with pytest.raises(IllegalStateError):
+            consumer.create_message_streams({"t": 1})
+    with Consumer(shared) as alone, pytest.raises(InvalidGroupIdError):
+        alone.create_message_streams({"t": 1})
