@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from embedlog.consumer import Consumer
     from embedlog.engine import Log, Topic, open  # noqa: A004 - like `shelve.open`
     from embedlog.engine.groups import ConsumerGroup
+    from embedlog.engine.running import GroupRun, run_group
     from embedlog.producer import Producer
     from embedlog.record import (
         OffsetAndMetadata,
@@ -37,6 +38,8 @@ __version__ = "0.1.0"
 _HOMES = {
     "open": "engine",
     "Log": "engine",
+    "run_group": "engine.running",
+    "GroupRun": "engine.running",
     "Topic": "engine",
     "ConsumerGroup": "engine.groups",
     "Producer": "producer",
@@ -52,6 +55,7 @@ _HOMES = {
 __all__ = [
     "Consumer",
     "ConsumerGroup",
+    "GroupRun",
     "Log",
     "OffsetAndMetadata",
     "OffsetAndTimestamp",
@@ -63,6 +67,7 @@ __all__ = [
     "TopicPartition",
     "errors",
     "open",
+    "run_group",
 ]
 
 

@@ -202,6 +202,10 @@ class GroupMaxSizeReachedError(EmbedlogError):
     """The group has as many members as it may have (M12)."""
 
 
+class ProcessDiedError(EmbedlogError):
+    """Processes of a run were killed too often, or one failed in a way that cannot be sent."""
+
+
 class AssignorError(EmbedlogError):
     """An assignor failed, or broke its promise; ``problems`` says in what, each as a sentence."""
 

@@ -1,0 +1,417 @@
+"""`run_group`: a function over topics, in several processes, at least once; with real processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+
+import pytest
+
+import embedlog
+from embedlog.errors import InvalidConfigError, InvalidGroupIdError, ProcessDiedError
+
+RECORDS = 400
+EARLIEST = {"auto_offset_reset": "earliest"}
+POISON = b"13"
+
+
+@pytest.fixture
+def log(tmp_path):
+    """A log with 400 numbers in four partitions of a topic; nobody else reads it."""
+    with embedlog.open(tmp_path / "log") as log:
+        log.create_topic("t", partitions=4)
+        fill(log, range(RECORDS))
+        yield log
+        assert log.verify() == []
+
+
+@pytest.fixture
+def seen(tmp_path):
+    """A file that handlers write a line to for each record, whatever happens to them later."""
+    return Lines(tmp_path / "seen")
+
+
+class Lines:
+    def __init__(self, path):
+        self.path = path
+        path.touch()
+
+    def add(self, *words):
+        line = " ".join(map(str, words)) + "\n"
+        fd = os.open(self.path, os.O_WRONLY | os.O_APPEND)
+        os.write(fd, line.encode())
+        os.close(fd)
+
+    def read(self):
+        return [line.split() for line in self.path.read_text().splitlines()]
+
+    def note(self, record):
+        """A handler."""
+        self.add(int(record.value), os.getpid())
+
+    @property
+    def numbers(self):
+        return Counter(int(words[0]) for words in self.read())
+
+    @property
+    def pids(self):
+        return {int(words[1]) for words in self.read()}
+
+
+def fill(log, numbers):
+    with log.producer() as producer:
+        for number in numbers:
+            producer.send("t", b"%d" % number, partition=number % 4)
+
+
+def until(condition, seconds=30.0):
+    give_up = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < give_up
+        time.sleep(0.005)
+
+
+def committed(log):
+    """Return the sum of what the group committed."""
+    with log.consumer(group_id="g") as consumer:
+        return sum(consumer.committed(("t", number)) or 0 for number in range(4))
+
+
+def members(log):
+    from embedlog.consumer.grouped import group_of
+
+    return group_of(log.root, "g").read().members
+
+
+def test_processes_share_the_records_and_stop_at_the_end(log, seen):
+    """Everything that was there is handled once and committed; nobody stays in the group."""
+    run = embedlog.run_group(log, "t", "g", seen.note, processes=2, until="end", **EARLIEST)
+
+    assert run.wait(60)
+    assert seen.numbers == Counter(range(RECORDS))
+    assert os.getpid() not in seen.pids
+    assert committed(log) == RECORDS
+    assert not members(log)
+
+
+def test_a_handler_of_batches_gets_lists_of_one_partition_in_order(log, seen):
+    """As long as max_poll_records allows."""
+
+    def handle(records):
+        assert [record.offset for record in records] == list(
+            range(records[0].offset, records[0].offset + len(records))
+        )
+        seen.add(len(records), len({record.partition for record in records}))
+
+    embedlog.run_group(
+        log, ["t"], "g", handle, batch=True, until="end", max_poll_records=30, **EARLIEST
+    ).wait(60)
+
+    assert sum(int(count) for count, _ in seen.read()) == RECORDS
+    assert max(int(count) for count, _ in seen.read()) <= 30
+    assert {partitions for _, partitions in seen.read()} == {"1"}
+
+
+def test_a_second_run_goes_on_where_the_first_ended(log, seen):
+    """What is committed is not handled again; with nothing left it ends at once."""
+    embedlog.run_group(log, "t", "g", seen.note, until="end", **EARLIEST).wait(60)
+    embedlog.run_group(log, "t", "g", seen.note, until="end", **EARLIEST).wait(60)
+    fill(log, range(RECORDS, RECORDS + 40))
+    embedlog.run_group(log, "t", "g", seen.note, until="end", **EARLIEST).wait(60)
+
+    assert seen.numbers == Counter(range(RECORDS + 40))
+
+
+def test_it_follows_what_comes_until_it_is_stopped(log, seen):
+    """Without `until`; stopping commits what was handled."""
+    with embedlog.run_group(log, "t", "g", seen.note, **EARLIEST) as run:
+        until(lambda: len(seen.numbers) == RECORDS)
+        fill(log, range(RECORDS, RECORDS + 40))
+        until(lambda: len(seen.numbers) == RECORDS + 40)
+        assert run.running
+        assert not run.wait(0.01)
+
+    assert not run.running
+    assert run.pids == []
+    assert committed(log) == RECORDS + 40
+
+
+def test_a_stop_lets_the_record_in_hand_be_handled_and_no_other(log, seen):
+    """What was polled but not handled is not committed."""
+
+    def slow(record):
+        time.sleep(0.1)
+        seen.note(record)
+
+    with embedlog.run_group(log, "t", "g", slow, processes=1, **EARLIEST):
+        until(lambda: seen.numbers)
+
+    assert committed(log) == sum(seen.numbers.values()) < 10
+
+
+class UnluckyError(Exception):
+    """With an argument that is not what it was made of."""
+
+    def __init__(self, number):
+        super().__init__(f"not {number}")
+
+
+def fail_at_13(record):
+    if record.value == POISON:
+        raise ValueError("thirteen")
+
+
+def test_an_error_of_a_handler_is_raised_with_its_traceback(log):
+    """The parent gets the error itself, caused by where it was raised in the child."""
+    run = embedlog.run_group(log, "t", "g", fail_at_13, processes=2, **EARLIEST)
+
+    with pytest.raises(ValueError, match="thirteen") as caught:
+        run.wait(60)
+
+    assert "in fail_at_13" in str(caught.value.__cause__)
+    assert not run.running
+
+
+def test_nothing_after_a_record_that_failed_is_committed(log):
+    """Its partition is committed up to it, and no other process goes on behind it."""
+    for _ in range(2):
+        with pytest.raises(ValueError, match="thirteen"):
+            embedlog.run_group(log, "t", "g", fail_at_13, processes=3, **EARLIEST).wait(60)
+
+    with log.consumer(group_id="g") as consumer:
+        assert consumer.committed(("t", 1)) == 3
+
+
+def test_the_batch_that_failed_comes_again_whole(log, seen):
+    """A handler of batches says yes or no to all of one."""
+
+    def handle(records):
+        seen.add(records[0].partition, records[0].offset, len(records))
+        if any(record.value == POISON for record in records):
+            raise ValueError("thirteen")
+
+    for _ in range(2):
+        with pytest.raises(ValueError, match="thirteen"):
+            embedlog.run_group(log, "t", "g", handle, batch=True, processes=1, **EARLIEST).wait(60)
+
+    assert [words for words in seen.read() if words[0] == "1"] == [["1", "0", "100"]] * 2
+
+
+@pytest.mark.parametrize("error", [UnluckyError(13), SystemExit(3), KeyboardInterrupt()], ids=repr)
+def test_an_error_that_cannot_be_sent_is_told(log, error):
+    """One that does not unpickle, or that would end the parent."""
+
+    def handle(record):
+        raise error
+
+    run = embedlog.run_group(log, "t", "g", handle, processes=1, **EARLIEST)
+
+    expected = UnluckyError if isinstance(error, UnluckyError) else ProcessDiedError
+    with pytest.raises(expected) as caught:
+        run.wait(60)
+    assert "in handle" in str(caught.value.__cause__)
+
+
+def test_an_error_before_the_first_record_is_raised(log):
+    """Whatever a process dies of."""
+    run = embedlog.run_group(log, "t", "g", print, auto_offset_reset="none")
+
+    with pytest.raises(embedlog.errors.NoOffsetForPartitionError):
+        run.wait(60)
+
+
+def test_a_killed_process_is_replaced_and_nothing_is_lost(log, seen):
+    """Half way; what it did not commit comes again."""
+
+    def slow(record):
+        time.sleep(0.002)
+        seen.note(record)
+
+    run = embedlog.run_group(
+        log, "t", "g", slow, processes=2, until="end", max_poll_records=20, **EARLIEST
+    )
+    until(lambda: len(seen.numbers) > 50)
+    victim = run.pids[0]
+    os.kill(victim, signal.SIGKILL)
+
+    assert run.wait(60)
+    assert set(seen.numbers) == set(range(RECORDS))
+    assert sum(seen.numbers.values()) <= RECORDS + 20
+
+
+def test_what_kills_every_process_ends_the_run(log, seen):
+    """After so many restarts it is an error."""
+
+    def deadly(record):
+        if record.value == POISON:
+            seen.note(record)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    run = embedlog.run_group(log, "t", "g", deadly, processes=2, restarts=2, **EARLIEST)
+
+    with pytest.raises(ProcessDiedError, match="SIGKILL"):
+        run.wait(60)
+    assert seen.numbers == {13: 3}
+    assert not run.running
+
+
+def test_a_process_that_was_asked_to_end_by_somebody_else_is_not_replaced(log):
+    """SIGTERM is a way to say that it should."""
+    run = embedlog.run_group(log, "t", "g", lambda record: None, processes=2, **EARLIEST)
+    until(lambda: len(members(log)) == 2)
+    for pid in run.pids:
+        os.kill(pid, signal.SIGTERM)
+
+    assert run.wait(60)
+    assert not members(log)
+
+
+def test_a_handler_that_does_not_end_is_killed(log, seen):
+    """After the time that `stop` was given."""
+
+    def endless(record):
+        seen.note(record)
+        time.sleep(60)
+
+    run = embedlog.run_group(log, "t", "g", endless, processes=1, **EARLIEST)
+    until(lambda: seen.numbers)
+    begun = time.monotonic()
+    run.stop(timeout=0.2)
+
+    assert time.monotonic() - begun < 5
+    assert committed(log) == 0
+
+
+def test_stopping_at_once_is_heard(log):
+    """Before a process has come to its first record, or to anything."""
+    for _ in range(5):
+        begun = time.monotonic()
+        embedlog.run_group(log, "t", "g", lambda record: None, **EARLIEST).stop()
+        assert time.monotonic() - begun < 10
+    assert not members(log)
+
+
+def test_closing_the_log_stops_its_runs(tmp_path):
+    """As it does producers and consumers."""
+    with embedlog.open(tmp_path / "log") as log:
+        log.create_topic("t")
+        run = embedlog.run_group(log, "t", "g", lambda record: None)
+
+    assert not run.running
+
+
+def test_a_static_member_has_a_name_in_each_process(log):
+    """A group_instance_id is for one member only."""
+    with embedlog.run_group(log, "t", "g", print, group_instance_id="host"):
+        until(lambda: len(members(log)) == 2)
+
+        assert {each.instance_id for each in members(log).values()} == {"host-0", "host-1"}
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_a_handler_that_pickles_runs_by_any_start_method(log, method):
+    """It is imported in a process that knows nothing of this one."""
+    run = embedlog.run_group(
+        log, "t", "g", fail_at_13, processes=2, start_method=method, until="end", **EARLIEST
+    )
+
+    with pytest.raises(ValueError, match="thirteen"):
+        run.wait(60)
+
+
+def test_a_handler_that_does_not_pickle_is_refused_at_once(log):
+    """Where it would have to."""
+    with pytest.raises((AttributeError, TypeError)):
+        embedlog.run_group(log, "t", "g", lambda record: None, start_method="spawn")
+
+
+def test_what_makes_no_sense_is_refused(log):
+    """Before any process is started."""
+    with pytest.raises(InvalidConfigError, match="enable_auto_commit"):
+        embedlog.run_group(log, "t", "g", print, enable_auto_commit=True)
+    with pytest.raises(InvalidConfigError, match="max_pol"):
+        embedlog.run_group(log, "t", "g", print, max_pol_records=1)
+    with pytest.raises(InvalidGroupIdError):
+        embedlog.run_group(log, "t", "", print)
+    with pytest.raises(ValueError, match="processes"):
+        embedlog.run_group(log, "t", "g", print, processes=0)
+    with pytest.raises(ValueError, match="until"):
+        embedlog.run_group(log, "t", "g", print, until="then")
+    with pytest.raises(TypeError, match="handler"):
+        embedlog.run_group(log, "t", "g", None)
+
+
+PROGRAM = """
+import os, sys, time, embedlog
+
+def handle(record):
+    time.sleep(0.01)
+
+log = embedlog.open(sys.argv[1])
+run = embedlog.run_group(log, "t", "g", handle, auto_offset_reset="earliest", max_poll_records=5)
+print(*run.pids, flush=True)
+{}
+"""
+WAITS, SLEEPS = "run.wait()", "time.sleep(60)"
+
+
+@pytest.mark.parametrize(
+    ("ending", "with_signal", "code"),
+    [
+        (WAITS, signal.SIGTERM, -signal.SIGTERM),
+        (WAITS, signal.SIGINT, -signal.SIGINT),
+        (SLEEPS, signal.SIGTERM, -signal.SIGTERM),
+        (SLEEPS, signal.SIGINT, -signal.SIGINT),
+        (WAITS, signal.SIGKILL, -signal.SIGKILL),
+        ("", None, 0),
+        ("sys.exit(3)", None, 3),
+    ],
+)
+def test_the_run_ends_with_its_program(log, ending, with_signal, code):
+    """However it ends: what was handled is committed, and no process is left behind."""
+    program = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM.format(ending), log.path],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    pids = [int(pid) for pid in program.stdout.readline().split()]
+    assert len(pids) == 2
+    if with_signal is not None:
+        until(lambda: committed(log) >= 10)
+        program.send_signal(with_signal)
+    program.communicate(timeout=60)
+
+    assert program.returncode in (code, 1 if with_signal == signal.SIGINT else code)
+    until(lambda: not members(log))
+    until(lambda: not any(map(alive, pids)))
+    assert committed(log) < RECORDS
+
+
+def alive(pid):
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def test_two_runs_at_once_from_threads_are_two_runs(log, seen):
+    """Each ends by itself."""
+
+    def go(group):
+        run = embedlog.run_group(log, "t", group, seen.note, until="end", **EARLIEST)
+        assert run.wait(60)
+
+    threads = [threading.Thread(target=go, args=(group,)) for group in "ab"]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(90)
+
+    assert seen.numbers == Counter(dict.fromkeys(range(RECORDS), 2))
