@@ -2,8 +2,9 @@
 
 Loads 336,776 real events into a topic with four partitions, keyed by aircraft,
 while another process follows it; reads them back as records and as columns;
-compares count, order and checksum with the file they came from; then kills a
-writer in mid-write and looks for what was lost.  Run it with ``make demo``.
+compares count, order and checksum with the file they came from; counts them by
+carrier in a group of two processes, one of which is killed half way; then kills
+a writer in mid-write and looks for what was lost.  Run it with ``make demo``.
 """
 
 from __future__ import annotations
@@ -21,16 +22,17 @@ import tempfile
 import time
 import zipfile
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime
 from importlib.resources import files
 from multiprocessing.connection import Connection
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import embedlog
 
 TOPIC, PARTITIONS, CHUNK = "flights", 4, 20_000
 KILLED = "killed-writer"
+CARRIERS, AT_ONCE = "carriers", 1000
 
 
 class Flights(NamedTuple):
@@ -152,14 +154,86 @@ def kill_a_writer(path: str, records: int) -> tuple[set[bytes], float]:
     return acknowledged, seconds
 
 
+def carriers_of(path: str) -> Callable[[list[embedlog.Record]], None]:
+    """Return a handler that writes the carriers of some flights to another topic."""
+    opened: list[embedlog.Producer] = []
+
+    def handle(records: list[embedlog.Record]) -> None:
+        begun = time.monotonic()
+        if not opened:
+            opened.append(embedlog.open(path).producer())
+        codes = [json.loads(record.value)["carrier"] for record in records]
+        where = records[0].partition
+        told = {"pid": os.getpid(), "at": begun, "offset": records[0].offset, "codes": codes}
+        # Safe before this returns, for then the offsets are committed.
+        opened[0].send(CARRIERS, json.dumps(told).encode(), partition=where).result()
+
+    return handle
+
+
+def told(log: embedlog.Log) -> list[tuple[int, dict[str, Any]]]:
+    """Return what the processes wrote, with the partition that it is about."""
+    return [(record.partition, json.loads(record.value)) for record in log.topic(CARRIERS)]
+
+
+def count_in_a_group(log: embedlog.Log, path: str, flights: Flights, size: float) -> Step:
+    """Two processes share the flights; one is killed half way, and its share moves."""
+    log.create_topic(CARRIERS, partitions=PARTITIONS)
+    begun = time.monotonic()
+    run = embedlog.run_group(
+        log,
+        TOPIC,
+        "carriers",
+        carriers_of(path),
+        processes=2,
+        batch=True,
+        until="end",
+        auto_offset_reset="earliest",
+        max_poll_records=AT_ONCE,
+    )
+    while len(log.topic(CARRIERS)) < len(flights.values) / AT_ONCE / 2:
+        time.sleep(0.01)
+    victim = run.pids[0]
+    os.kill(victim, signal.SIGKILL)
+    killed = time.monotonic()
+    run.wait()
+    seconds = time.monotonic() - begun
+    found = told(log)
+    last = {partition: each["pid"] for partition, each in found if each["at"] < killed}
+    taken_over = min(
+        each["at"]
+        for partition, each in found
+        if each["at"] > killed and each["pid"] != victim == last[partition]
+    )
+    lost, twice = check_carriers(found, flights)
+    print(
+        f"a group of two counted carriers, one was killed half way: lost {lost}, "
+        f"{twice:,} handled again; failover took {(taken_over - killed) * 1000:.1f} ms"
+    )
+    return Step("count in a group of two, one killed", len(flights.values), size, seconds)
+
+
+def check_carriers(told: list[tuple[int, dict[str, Any]]], flights: Flights) -> tuple[int, int]:
+    """Return how many flights nobody counted, and how many were counted again."""
+    counted, handled = {}, 0
+    for partition, found in told:
+        handled += len(found["codes"])
+        for offset, code in enumerate(found["codes"], found["offset"]):
+            counted[partition, offset] = code
+    lost = len(flights.values) - len(counted)
+    expected = Counter(json.loads(value)["carrier"] for value in flights.values)
+    assert lost or Counter(counted.values()) == expected
+    return lost, handled - len(counted)
+
+
 def report(steps: list[Step]) -> None:
     """Print the table."""
-    print(f"\n{'step':<34}{'records':>10}{'MB':>9}{'records/s':>14}{'MB/s':>9}")
+    print(f"\n{'step':<38}{'records':>10}{'MB':>9}{'records/s':>14}{'MB/s':>9}")
     for step in steps:
         rate = step.records / step.seconds
         speed = step.megabytes / step.seconds
         print(
-            f"{step.name:<34}{step.records:>10,}{step.megabytes:>9.1f}{rate:>14,.0f}{speed:>9.0f}"
+            f"{step.name:<38}{step.records:>10,}{step.megabytes:>9.1f}{rate:>14,.0f}{speed:>9.0f}"
         )
 
 
@@ -172,6 +246,7 @@ def run(path: str) -> int:
     log.create_topic(TOPIC, partitions=PARTITIONS)
     log.create_topic(KILLED, partitions=2)
     steps = [*load_and_follow(log, path, flights, size), *read_back(log, flights, size)]
+    steps.append(count_in_a_group(log, path, flights, size))
     acknowledged, seconds = kill_a_writer(path, 5_000)
     steps.append(Step("send and wait, until SIGKILL", len(acknowledged), 0.0, seconds))
     log.close()

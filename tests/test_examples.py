@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -22,4 +23,6 @@ def test_the_flights_come_back_as_they_went_in(tmp_path):
     assert done.returncode == 0, done.stderr
     assert "336,776 flights" in done.stdout
     assert "agree, as records and as columns" in done.stdout
+    assert "one was killed half way: lost 0," in done.stdout
+    assert re.search(r"failover took [0-9.]+ ms", done.stdout)
     assert "lost 0   duplicated 0" in done.stdout

@@ -1,0 +1,297 @@
+"""What does a consumer group cost: to commit, to fail over, to join, to do nothing, to share?
+
+Promised: a killed member's partitions are read by another one within 250 ms
+(median) and 1 s (worst); an idle member takes at most 0.2 % of a core.
+"""
+
+import multiprocessing
+import os
+import resource
+import signal
+import time
+from contextlib import ExitStack
+from multiprocessing import connection
+
+import pytest
+
+import embedlog
+
+KILLS = int(os.environ.get("EMBEDLOG_BENCH_KILLS", "50"))
+IDLE_SECONDS = float(os.environ.get("EMBEDLOG_BENCH_IDLE", "20"))
+COMMITS = 3000
+SHARED = 4_000_000
+FORK, SPAWN = map(multiprocessing.get_context, ("fork", "spawn"))
+SETTINGS = {"group_id": "g", "auto_offset_reset": "earliest"}
+
+
+# Commits
+
+
+def member(log, **settings):
+    """A consumer that has what it gets, and has read to the end."""
+    consumer = log.consumer("t", **SETTINGS | settings)
+    while consumer.poll(100):
+        pass
+    return consumer
+
+
+@pytest.mark.parametrize("partitions", [1, 4, 100], ids="partitions={}".format)
+def bench_commit(benchmark, note, log, single, partitions):
+    """`commit()` of one process; the append that publishes is a transaction as well."""
+    log.create_topic("t", partitions=partitions)
+    for number in range(partitions):
+        log.partition("t", number).append([single])
+    consumer = member(log, enable_auto_commit=False)
+
+    note(records=1, floor="bench_lmdb_commit", floors=1)
+    benchmark(consumer.commit)
+    found = [consumer.committed(("t", number)) for number in range(partitions)]
+    assert found == [1] * partitions
+
+
+def commits_of(path, number, pipe):
+    with embedlog.open(path) as log:
+        consumer = log.consumer(**SETTINGS | {"group_id": f"g{number}"}, enable_auto_commit=False)
+        consumer.subscribe(["t"])
+        while consumer.poll(100):
+            pass
+        pipe.send(None)
+        pipe.recv()
+        for _ in range(COMMITS):
+            consumer.commit()
+        pipe.send(resource.getrusage(resource.RUSAGE_SELF).ru_utime)
+        pipe.recv()
+
+
+@pytest.mark.parametrize("processes", [1, 2, 8], ids="processes={}".format)
+def bench_commits_at_once(benchmark, note, log, single, processes):
+    """Commits a second of so many processes together, each of a group of its own."""
+    log.create_topic("t")
+    log.partition("t", 0).append([single])
+    with ExitStack() as started:
+        pipes = [begin(started, commits_of, log.path, number) for number in range(processes)]
+        receive_all(pipes)
+
+        def go():
+            send_all(pipes)
+            receive_all(pipes)
+
+        benchmark.pedantic(go, rounds=1)
+        send_all(pipes)
+    seconds = benchmark.stats["mean"]
+    note(commits_per_second=round(processes * COMMITS / seconds), records=processes * COMMITS)
+
+
+def begin(started, target, *arguments):
+    """Start a process; return the end of its pipe."""
+    ours, theirs = SPAWN.Pipe()
+    process = SPAWN.Process(target=target, args=(*arguments, theirs))
+    process.start()
+    theirs.close()
+    started.callback(process.join)
+    return ours
+
+
+def send_all(pipes):
+    for pipe in pipes:
+        pipe.send(None)
+
+
+def receive_all(pipes):
+    return [pipe.recv() for pipe in pipes]
+
+
+# Failover
+
+
+def first_records(path, pipe):
+    """Tell when each record came, and in which process."""
+    with embedlog.open(path) as log, log.consumer("t", **SETTINGS) as consumer:
+        while True:
+            for records in consumer.poll(None).values():
+                pipe.send((time.perf_counter(), [record.partition for record in records]))
+
+
+def bench_failover(benchmark, note, log, single):
+    """From SIGKILL of one of two members to the first record of its partition in the other."""
+    log.create_topic("t", partitions=2)
+    taken, running = [], {}
+
+    def add():
+        ours, theirs = FORK.Pipe()
+        process = FORK.Process(target=first_records, args=(log.path, theirs))
+        process.start()
+        theirs.close()
+        running[process] = ours
+
+    def owners():
+        """Let each partition have a record, until each process has one of them."""
+        while True:
+            for number in (0, 1):
+                log.partition("t", number).append([single])
+            time.sleep(0.05)
+            found = {each: set(drain(pipe)) for each, pipe in running.items()}
+            if sorted(map(len, found.values())) == [1, 1]:
+                return {each: parts.pop() for each, parts in found.items()}
+
+    def drain(pipe):
+        while pipe.poll():
+            yield from pipe.recv()[1]
+
+    def once():
+        found = owners()
+        victim, survivor = running
+        log.partition("t", found[victim]).append([single])  # read or not, it is to be seen
+        os.kill(victim.pid, signal.SIGKILL)
+        begun = time.perf_counter()
+        log.partition("t", found[victim]).append([single])
+        while found[victim] not in (told := running[survivor].recv())[1]:
+            pass
+        taken.append(told[0] - begun)
+        victim.join()
+        running.pop(victim).close()
+        add()
+
+    add()
+    add()
+    benchmark.pedantic(once, rounds=KILLS)
+    for process in running:
+        process.kill()
+        process.join()
+    middle, worst = sorted(taken)[len(taken) // 2], max(taken)
+    note(kills=KILLS, p50_ms=round(middle * 1000, 1), worst_ms=round(worst * 1000, 1))
+    assert middle < 0.25
+    assert worst < 1.0
+
+
+# Joining
+
+
+def bench_join(benchmark, note, log):
+    """The 50th member of a group with 100 partitions: until each has its two."""
+    log.create_topic("t", partitions=100)
+    consumers = [log.consumer("t", **SETTINGS) for _ in range(49)]
+    poll_until_settled(consumers)
+    begun = time.process_time()
+
+    def join():
+        consumer = log.consumer("t", **SETTINGS)
+        consumer.poll()
+        first = time.perf_counter()
+        poll_until_settled([*consumers, consumer])
+        settled.append(time.perf_counter() - first)
+        consumer.close()
+        return consumer
+
+    settled = []
+    benchmark.pedantic(join, rounds=5)
+    poll_until_settled(consumers)
+    cpu = (time.process_time() - begun) / 5
+    note(members=50, partitions=100, settled_ms=round(min(settled) * 1000, 1))
+    note(cpu_ms_of_a_join_and_a_leave=round(cpu * 1000, 1))
+    for consumer in consumers:
+        consumer.close()
+
+
+def bench_all_join(benchmark, note, log):
+    """50 members join a group with 100 partitions, one after the other, and all are settled."""
+    log.create_topic("t", partitions=100)
+    consumers = [log.consumer("t", **SETTINGS) for _ in range(50)]
+    note(members=50, partitions=100)
+    benchmark.pedantic(lambda: poll_until_settled(consumers), rounds=1)
+    for consumer in consumers:
+        consumer.close()
+
+
+def poll_until_settled(consumers):
+    """Have each poll until all partitions are with somebody, evenly."""
+    while True:
+        for consumer in consumers:
+            consumer.poll()
+        shares = [len(consumer.assignment()) for consumer in consumers]
+        if sum(shares) == 100 and max(shares) - min(shares) <= 1:
+            return
+
+
+# Doing nothing
+
+
+def idle(path, pipe):
+    with embedlog.open(path) as log, log.consumer("t", **SETTINGS) as consumer:
+        consumer.poll(1000)
+        pipe.send(None)
+        pipe.recv()
+        consumer.poll(1000)  # what the others' joining and its own sleep left to do
+        before = resource.getrusage(resource.RUSAGE_SELF)
+        begun = time.perf_counter()
+        consumer.poll(IDLE_SECONDS * 1000)
+        seconds = time.perf_counter() - begun
+        after = resource.getrusage(resource.RUSAGE_SELF)
+        used = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+        pipe.send((used, seconds, after.ru_nvcsw - before.ru_nvcsw))
+        pipe.recv()
+
+
+@pytest.mark.parametrize("members", [1, 4], ids="members={}".format)
+def bench_idle_member(benchmark, note, log, members):
+    """CPU of a process that waits in `poll` of a group where nothing happens."""
+    log.create_topic("t", partitions=4)
+    with ExitStack() as started:
+        pipes = [begin(started, idle, log.path) for _ in range(members)]
+        receive_all(pipes)
+        send_all(pipes)
+        told = benchmark.pedantic(lambda: receive_all(pipes), rounds=1)
+        send_all(pipes)  # who leaves wakes the others
+    percent = [used / seconds * 100 for used, seconds, _ in told]
+    wakes = [count / seconds for _, seconds, count in told]
+    note(cpu_percent=round(max(percent), 3), wakes_per_second=round(max(wakes), 1))
+    assert max(percent) <= 0.2
+
+
+# Sharing
+
+
+def delivered(path, members, pipe):
+    """Join, wait for the others, and read what comes then, as record objects."""
+    with embedlog.open(path) as log, log.consumer("t", **SETTINGS) as consumer:
+        while len(consumer.assignment()) != 4 // members:
+            consumer.poll(10)
+        pipe.send(None)
+        pipe.recv()
+        begun = time.process_time()
+        # The assignment may have been another one for a moment: somebody reads what is left.
+        while not pipe.poll():
+            found = consumer.poll(10, max_records=20_000)
+            if found:
+                pipe.send((sum(map(len, found.values())), time.process_time() - begun))
+
+
+@pytest.mark.parametrize("processes", [1, 2, 4], ids="processes={}".format)
+def bench_delivery(benchmark, note, log, thousand, processes):
+    """Records a second to so many processes that share four partitions.
+
+    `per_core` is what they would get together with a core each: by CPU time.
+    """
+    log.create_topic("t", partitions=4)
+    with ExitStack() as started:
+        pipes = [begin(started, delivered, log.path, processes) for _ in range(processes)]
+        receive_all(pipes)
+        for number in range(4):
+            for _ in range(SHARED // 4 // 16_000):
+                log.partition("t", number).append([thousand] * 16)
+        total = sum(log.partition("t", number).end_offset() for number in range(4))
+        used = {}
+
+        def go():
+            send_all(pipes)
+            left = total
+            while left:
+                for pipe in connection.wait(pipes):
+                    count, used[pipe] = pipe.recv()
+                    left -= count
+
+        benchmark.pedantic(go, rounds=1)
+        send_all(pipes)
+    seconds = benchmark.stats["mean"]
+    note(records=total, records_per_second=round(total / seconds))
+    note(per_core=round(total / max(used.values())), cpu_seconds=round(sum(used.values()), 2))
