@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from embedlog import errors
     from embedlog.config import TopicConfig
-    from embedlog.consumer import Consumer
+    from embedlog.consumer import Consumer, ConsumerRebalanceListener
     from embedlog.engine import Log, Topic, open  # noqa: A004 - like `shelve.open`
     from embedlog.engine.groups import ConsumerGroup
     from embedlog.engine.running import GroupRun, run_group
@@ -44,6 +44,7 @@ _HOMES = {
     "ConsumerGroup": "engine.groups",
     "Producer": "producer",
     "Consumer": "consumer",
+    "ConsumerRebalanceListener": "consumer",
     "TopicConfig": "config",
     "Record": "record",
     "RecordMetadata": "record",
@@ -55,6 +56,7 @@ _HOMES = {
 __all__ = [
     "Consumer",
     "ConsumerGroup",
+    "ConsumerRebalanceListener",
     "GroupRun",
     "Log",
     "OffsetAndMetadata",

@@ -8,13 +8,15 @@ import sys
 from pathlib import Path
 
 REPOSITORY = Path(__file__).parent.parent
+FORKS = "ignore:This process:DeprecationWarning"
+"""Newer Pythons warn of any fork beside threads; a run forks unless it is told not to."""
 BLOCK = re.compile(r"```python\n(.*?)```", re.DOTALL)
 
 
 def run(code: str, directory: Path) -> str:
     """Run a session in a directory of its own and return what it printed."""
     done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", code],
+        [sys.executable, "-W", "error", "-W", FORKS, "-c", code],
         cwd=directory,
         capture_output=True,
         text=True,
@@ -27,7 +29,7 @@ def run(code: str, directory: Path) -> str:
 
 def test_the_session_in_the_readme_runs_as_it_stands(tmp_path):
     """It prints an offset, the record, and a table with one row."""
-    [session] = BLOCK.findall((REPOSITORY / "README.md").read_text())
+    session, _ = BLOCK.findall((REPOSITORY / "README.md").read_text())
 
     printed = run(session, tmp_path).splitlines()
 
@@ -38,11 +40,23 @@ def test_the_session_in_the_readme_runs_as_it_stands(tmp_path):
 
 def test_the_session_in_the_readme_runs_a_second_time(tmp_path):
     """A newcomer pastes it again: the topic is there, and the record is the second."""
-    [session] = BLOCK.findall((REPOSITORY / "README.md").read_text())
+    session, _ = BLOCK.findall((REPOSITORY / "README.md").read_text())
 
     run(session, tmp_path)
 
     assert run(session, tmp_path).splitlines()[0] == "1"
+
+
+def test_the_group_in_the_readme_handles_each_record_once(tmp_path):
+    """After the session before it, and a second time: what is committed does not come again."""
+    session, shared = BLOCK.findall((REPOSITORY / "README.md").read_text())
+    run(session, tmp_path)
+
+    first, second = (run(shared, tmp_path).splitlines() for _ in range(2))
+
+    handled = ["""handled b'{"dest": "IAH"}'""", """handled b'{"dest": "MIA"}'"""]
+    assert sorted(first) == [*handled, "left: 0"]
+    assert second == [handled[1], "left: 0"]
 
 
 def test_the_guide_runs_from_top_to_bottom(tmp_path):
