@@ -1,4 +1,4 @@
-"""One member: joins, takes, commits, releases, leaves; dies, is stopped, and comes back (M5–M22)."""
+"""One member: joins, takes, commits, releases, leaves; dies, is stopped, and returns (M5–M22)."""
 
 import os
 import signal
