@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import argparse
 import os
-import re
-import threading
-from datetime import datetime, timedelta
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from embedlog import __version__
+
+if TYPE_CHECKING:
+    from datetime import datetime, timedelta
 
 OK: Final = 0
 FAILED: Final = 1
@@ -41,13 +41,6 @@ and the escapes  \\n \\t \\r \\0 \\\\ \\xHH
 RESETS = """\
 What lies outside of the log means its nearer end.  A time without a zone is UTC.
 """
-
-_ISO = re.compile(
-    r"P(?:(\d+)W)?(?:(\d+)D)?(?:T(?:(\d+)H)?(?:(\d+)M)?(?:(\d+(?:\.\d+)?)S)?)?", re.IGNORECASE
-)
-_SHORT = re.compile(
-    r"(?:(\d+)w)?(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+(?:\.\d+)?)s)?", re.IGNORECASE
-)
 
 _Commands = Any  # argparse's own type for this has no public name
 
@@ -255,41 +248,28 @@ def _count(text: str) -> int:
     return number
 
 
+# What takes modules or patterns that the other commands would only load in vain.
+
+
 def _seconds(text: str) -> float:
-    try:
-        number = float(text)
-    except ValueError:
-        number = 0.0
-    if not 0 < number < threading.TIMEOUT_MAX:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds to wait")
-    return number
+    from embedlog.cli.values import seconds
+
+    return seconds(text)
 
 
 def _topic(text: str) -> tuple[str, list[int]]:
-    """Return a topic, and the partitions that are named: none stand for all."""
-    name, colon, numbers = text.partition(":")
-    try:
-        found = [_count(number) for number in numbers.split(",")] if colon else []
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not TOPIC or TOPIC:0,1") from None
-    return name, found
+    from embedlog.cli.values import topic
+
+    return topic(text)
 
 
 def _datetime(text: str) -> datetime:
-    try:
-        return datetime.fromisoformat(text)
-    except ValueError:
-        todo = "like 2024-01-31T12:00:00Z"
-        raise argparse.ArgumentTypeError(f"{text!r} is no date and time {todo}") from None
+    from embedlog.cli.values import moment
+
+    return moment(text)
 
 
 def _duration(text: str) -> timedelta:
-    found = _ISO.fullmatch(text) or _SHORT.fullmatch(text)
-    if found is None or not any(found.groups()):
-        raise argparse.ArgumentTypeError(f"{text!r} is no duration like PT1H30M, 90m or 2d")
-    units = ("weeks", "days", "hours", "minutes", "seconds")
-    pairs = zip(units, found.groups(default="0"), strict=True)
-    try:
-        return timedelta(**{unit: float(number) for unit, number in pairs})
-    except OverflowError:
-        raise argparse.ArgumentTypeError(f"{text} is longer than there is time") from None
+    from embedlog.cli.values import duration
+
+    return duration(text)
