@@ -20,7 +20,7 @@ from unittest.mock import patch
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from support.forks import in_memory
 from support.groups import SESSION_MS, Uptime, join, make_group, make_topics, owner_rows, positions
 from support.groups import crash as let_go
@@ -28,7 +28,6 @@ from support.roots import healthy, open_root
 
 from embedlog import ownership
 from embedlog.assignor import configured
-from embedlog.config import TopicConfig
 from embedlog.errors import (
     CommitFailedError,
     FencedInstanceIdError,
@@ -157,9 +156,25 @@ class GroupModel(RuleBasedStateMachine):
 
     # Joining and going
 
+    @initialize(many=st.integers(1, 3), topics=subscriptions, names=st.sampled_from(LISTS))
+    def begin(self, many: int, topics: list[str], names: list[str]) -> None:
+        """Some are there before anything else happens."""
+        for number in range(many):
+            self._join(sorted({*topics, "a"}), names, "x" if number == 2 else None)
+
+    @rule()
+    @precondition(lambda self: len(self.session) < MOST_MEMBERS)
+    def join_simply(self) -> None:
+        """One like most."""
+        self._join(["a", "b"], LISTS[0], None)
+
     @rule(topics=subscriptions, names=preferences, instance=instances)
     @precondition(lambda self: len(self.session) < MOST_MEMBERS)
     def join(self, topics: list[str], names: list[str], instance: str | None) -> None:
+        """One with wishes of its own."""
+        self._join(topics, names, instance)
+
+    def _join(self, topics: list[str], names: list[str], instance: str | None) -> None:
         """It is a member at once, in the place of one of the same instance id (M5, M13)."""
         before = {each for each, one in self.instance.items() if one == instance is not None}
         if not self._fits(names, set(self.wishes) - before):
@@ -185,11 +200,19 @@ class GroupModel(RuleBasedStateMachine):
     def _fits(self, names: list[str], others: set[str]) -> bool:
         return bool(set(names).intersection(*(self.wishes[each][1] for each in others)))
 
-    @rule(number=which)
+    @rule(
+        number=which, how=st.sampled_from(["leave", "crash", "send away"]), last=st.integers(0, 3)
+    )
     @precondition(lambda self: self.players)
-    def leave(self, number: int) -> None:
-        """A dynamic member is gone at once, a static one only lets go (M11, M13)."""
+    def go(self, number: int, how: str, last: int) -> None:
+        """A member ends; the group is seldom left empty, for there is little to see then."""
+        if len(self.players) < 3 and last:
+            return
         player = self.player(number)
+        {"leave": self._leave, "crash": self._crash, "send away": self._send_away}[how](player)
+
+    def _leave(self, player: Player) -> None:
+        """A dynamic member is gone at once, a static one only lets go (M11, M13)."""
         player.member.leave()
         player.member.leave()
         self.players.remove(player)
@@ -198,15 +221,18 @@ class GroupModel(RuleBasedStateMachine):
         else:
             self.crashed.add(player.id)
 
-    @rule(number=which)
-    @precondition(lambda self: self.players)
-    def crash(self, number: int) -> None:
+    def _crash(self, player: Player) -> None:
         """Its lock is free, and nothing else happens until somebody looks (M10)."""
-        player = self.player(number)
         let_go(player.member)
         self.players.remove(player)
         if player.id in self.session:
             self.crashed.add(player.id)
+
+    def _send_away(self, player: Player) -> None:
+        """An administrator may; it learns so when it does something (M11)."""
+        known = [player.id] if player.id in self.session else []
+        assert self.group.remove_members([player.id, "nobody"]) == known
+        self._removed({player.id})
 
     @rule(number=which, topics=subscriptions)
     @precondition(lambda self: self.players)
@@ -262,6 +288,13 @@ class GroupModel(RuleBasedStateMachine):
             row: told for row, told in player.mine.items() if self.owner.get(row) == player.id
         }
         assert {one for one, _ in player.mine.values()} == player.member.owned
+
+    @rule(first=which)
+    @precondition(lambda self: self.players)
+    def follow_all(self, first: int) -> None:
+        """Each polls once, whoever is first."""
+        for player in self.players[first:] + self.players[:first]:
+            self._follow(player)
 
     @rule(number=which)
     @precondition(lambda self: self.players)
@@ -349,9 +382,9 @@ class GroupModel(RuleBasedStateMachine):
 
         def work() -> None:
             if what == "join" or second is player:
-                self.join(topics, ["range", "cooperative-sticky"], None)
+                self._join(topics, LISTS[0], None)
             elif second in self.players:
-                self.leave(self.players.index(second))
+                self._leave(second)
 
         self._follow(player, {name: Hooked(name, work) for name in ASSIGNORS})
 
@@ -365,12 +398,12 @@ class GroupModel(RuleBasedStateMachine):
         if not self._is_out(player, player.member.beat):
             self._lives(player)
 
-    @rule(ms=st.sampled_from([1, 400, SESSION_MS - 1, SESSION_MS]), beating=st.integers(0, 255))
-    def wait(self, ms: int, beating: int) -> None:
-        """Time goes by; those that are stopped do not beat meanwhile."""
+    @rule(ms=st.sampled_from([1, 400, SESSION_MS - 1, SESSION_MS]), stopped=which)
+    def wait(self, ms: int, stopped: int) -> None:
+        """Time goes by; one may be stopped meanwhile, the others beat."""
         self.uptime.advance(ms)
         for place, player in enumerate(self.players):
-            if beating >> place & 1 and player.id in self.session:
+            if place != stopped and player.id in self.session:
                 player.member.beat()
                 self._lives(player)
 
@@ -383,16 +416,24 @@ class GroupModel(RuleBasedStateMachine):
 
     # Committing
 
-    @rule(number=which, topic=st.sampled_from(TOPICS), partition=st.integers(0, 4),
-          offset=st.integers(0, 99), owned=st.booleans())  # fmt: skip
+    @rule(number=which, place=which, offset=st.integers(0, 99))
+    @precondition(lambda self: any(player.mine for player in self.players))
+    def commit(self, number: int, place: int, offset: int) -> None:
+        """Of what it owns, as far as it knows."""
+        able = [player for player in self.players if player.mine]
+        player = able[number % len(able)]
+        some = sorted(player.member.owned)
+        self._commit(player, some[place % len(some)], offset)
+
+    @rule(number=which, topic=st.sampled_from(TOPICS), n=st.integers(0, 3))
     @precondition(lambda self: self.players)
-    def commit(self, number: int, topic: str, partition: int, offset: int, owned: bool) -> None:
+    def commit_anything(self, number: int, topic: str, n: int) -> None:
+        """Of what it may never have owned."""
+        self._commit(self.player(number), TopicPartition(topic, n), 77)
+
+    def _commit(self, player: Player, one: TopicPartition, offset: int) -> None:
         """It lands if, and only if, the member owns the partition now (E23, M22)."""
-        player = self.player(number)
-        one = TopicPartition(topic, partition)
-        if owned and player.member.owned:
-            one = sorted(player.member.owned)[partition % len(player.member.owned)]
-        position = OffsetAndMetadata(offset, f"by {number}")
+        position = OffsetAndMetadata(offset, f"by {player.id}")
         if self._owns(player, one):
             player.member.commit({one: position})
             self.committed[self._key(one)] = position  # type: ignore[index]
@@ -403,8 +444,21 @@ class GroupModel(RuleBasedStateMachine):
         exists = self._key(one) is not None
         assert isinstance(raised.value, CommitFailedError) == exists
 
-    @rule(topic=st.sampled_from(TOPICS), offset=st.integers(0, 99), reset=st.booleans())
-    def commit_from_outside(self, topic: str, offset: int, reset: bool) -> None:
+    @rule(
+        what=st.sampled_from(["commit", "reset", "delete offsets", "delete"]),
+        topic=st.sampled_from(TOPICS),
+        offset=st.integers(0, 99),
+    )
+    def administer(self, what: str, topic: str, offset: int) -> None:
+        """What comes from outside of the group."""
+        if what == "delete":
+            self._delete()
+        elif what == "delete offsets":
+            self._delete_offsets(topic)
+        else:
+            self._commit_from_outside(topic, offset, what == "reset")
+
+    def _commit_from_outside(self, topic: str, offset: int, reset: bool) -> None:
         """Only while nobody is in the group (M14)."""
         one, position = TopicPartition(topic, 0), OffsetAndMetadata(offset)
         key = self._key(one)
@@ -423,8 +477,7 @@ class GroupModel(RuleBasedStateMachine):
         if refused:
             self._removed(self._dead())
 
-    @rule(topic=st.sampled_from(TOPICS))
-    def delete_offsets(self, topic: str) -> None:
+    def _delete_offsets(self, topic: str) -> None:
         """Only of a topic that nobody reads (M15)."""
         one = TopicPartition(topic, 0)
         key = self._key(one)
@@ -438,8 +491,7 @@ class GroupModel(RuleBasedStateMachine):
         self.group.delete_offsets([one])
         self.committed.pop(key, None)
 
-    @rule()
-    def delete(self) -> None:
+    def _delete(self) -> None:
         """Only while nobody is in it (M15); then it begins anew."""
         self._insisted(bool(self.session))
         if self.session:
@@ -454,32 +506,18 @@ class GroupModel(RuleBasedStateMachine):
         with pytest.raises(GroupIdNotFoundError):
             self.group.snapshot()
 
-    @rule(number=which)
-    @precondition(lambda self: self.session)
-    def remove_a_member(self, number: int) -> None:
-        """An administrator may send anybody away; it learns so when it does something."""
-        gone = sorted(self.session)[number % len(self.session)]
-        assert self.group.remove_members([gone, "nobody"]) == [gone]
-        self._removed({gone})
-
     # Topics
 
-    @rule(topic=st.sampled_from(TOPICS))
-    def change_a_topic(self, topic: str) -> None:
-        """One that is not there is created, one that is there grows (M16)."""
+    @rule(topic=st.sampled_from(TOPICS), how=st.sampled_from(["more", "more", "gone", "anew"]))
+    def change_a_topic(self, topic: str, how: str) -> None:
+        """It is created, or grows; it goes, and one of the same name is another one (M16, A38)."""
         known = self.root.topics().get(topic)
-        if known is None:
-            self.root.create_topic(topic, 2, TopicConfig())
-        elif known.partitions < 4:
-            self.root.grow_topic(topic, known.partitions + 1)
-
-    @rule(topic=st.sampled_from(TOPICS), anew=st.booleans())
-    def delete_a_topic(self, topic: str, anew: bool) -> None:
-        """It goes, and one of the same name is another one (A38)."""
-        if topic in self.root.topics():
+        if known is not None and how != "more":
             self.root.delete_topic(topic)
-            if anew:
-                self.root.create_topic(topic, 2, TopicConfig())
+        if how == "anew" or known is None:
+            make_topics(self.root, **{topic: 2})
+        elif how == "more" and known.partitions < 4:
+            self.root.grow_topic(topic, known.partitions + 1)
 
     @rule()
     def notice(self) -> None:
