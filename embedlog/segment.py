@@ -114,11 +114,13 @@ class SegmentFile:
 
     def write(self, buffers: list[Any], position: int) -> int:
         """Write at a known position; returns how many bytes."""
-        return self._files.write(self._open_fd(), buffers, position)
+        assert self.fd is not None, "the segment was closed"
+        return self._files.write(self.fd, buffers, position)
 
     def size(self) -> int:
         """The length of the file now."""
-        return self._files.size(self._open_fd())
+        assert self.fd is not None, "the segment was closed"
+        return self._files.size(self.fd)
 
     def bytes(self, position: int, length: int) -> bytes:
         """Return what the file has there, as it is."""

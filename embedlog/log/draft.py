@@ -94,7 +94,7 @@ class Draft:
         """Put a batch at the end of the draft."""
         log, now = self._log, self.tail
         append_time = None
-        if log.config.message_timestamp_type == "LogAppendTime":
+        if log.stamps:
             append_time = log.context.clock()
         base, position = now.next_offset, now.position
         following, end = base + one.count, position + one.size

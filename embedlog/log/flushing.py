@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from embedlog import catalog, kv
 from embedlog.catalog import PartitionInfo
+from embedlog.config import TopicConfig
 from embedlog.errors import (
     DurabilityError,
     EmbedlogError,
@@ -27,7 +28,12 @@ from embedlog.segment import SegmentFile
 if TYPE_CHECKING:
     from embedlog.log.partition import PartitionLog
 
-_NEVER_MS = (1 << 63) - 1
+_NEVER = (1 << 63) - 1
+
+
+def by_itself(config: TopicConfig) -> bool:
+    """Whether flush.messages or flush.ms ever asks for a flush; by default neither does."""
+    return min(config.flush_messages, config.flush_ms) < _NEVER
 
 
 def due(log: PartitionLog, now: Tail) -> bool:
@@ -35,7 +41,7 @@ def due(log: PartitionLog, now: Tail) -> bool:
     config = log.config
     if now.next_offset - now.durable_offset >= config.flush_messages:
         return True
-    if config.flush_ms >= _NEVER_MS:
+    if config.flush_ms >= _NEVER:
         return False
     return log.context.clock() - now.flushed_ms >= config.flush_ms
 

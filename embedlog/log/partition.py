@@ -13,11 +13,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from typing import Any, TypeVar
 
 from sortedcontainers import SortedDict
 
 from embedlog import batch as batches
-from embedlog import catalog
+from embedlog import catalog, kv
 from embedlog.batch import EncodedBatch
 from embedlog.catalog import SegmentInfo, TopicInfo
 from embedlog.config import TopicConfig
@@ -30,13 +31,15 @@ from embedlog.errors import (
     RecordTooLargeError,
     UnknownTopicOrPartitionError,
 )
-from embedlog.log import flushing, lookup, placing, recovery, refusing, rolling, tail
+from embedlog.log import alone, flushing, lookup, placing, recovery, refusing, rolling, tail
 from embedlog.log.context import Context
 from embedlog.log.draft import Draft
 from embedlog.log.reader import PartitionReader
 from embedlog.log.tail import Known, Tail
 from embedlog.record import Appended, OffsetAndTimestamp
 from embedlog.segment import SegmentFile, path_of
+
+T = TypeVar("T")
 
 
 class PartitionLog:
@@ -63,7 +66,8 @@ class PartitionLog:
         self.config: TopicConfig = topic.config
         self._segments: SortedDict[int, SegmentInfo] | None = None
         self.last: SegmentInfo
-        self._roll_ms, self._bounds_times, self._needs_keys = 0, False, False
+        self._most = self.roll_ms = 0
+        self._bounds_times, self._needs_keys, self.stamps = False, False, False
         self.known: Known | None = None
         self._previewed: tuple[tuple[int, int], Tail] | None = None
         self.active: tuple[int, SegmentFile] | None = None
@@ -162,9 +166,16 @@ class PartitionLog:
         self.last = self._there(found[-1] if found else None)
         self._segments = SortedDict({one.base_offset: one for one in found}) if whole else None
         self.config = topic.config
-        self._roll_ms = rolling.longest_ms(topic.config, self.last)
-        self._bounds_times, self._needs_keys = _bounds_times(topic.config), topic.config.compacts
+        self._take_settings(topic.config)
         self.version = version
+
+    def _take_settings(self, config: TopicConfig) -> None:
+        """Work out once what every append asks of them."""
+        self._most = min(config.max_message_bytes, config.segment_bytes)
+        self.roll_ms = rolling.longest_ms(config, self.last)
+        self._bounds_times, self._needs_keys = _bounds_times(config), config.compacts
+        self._flushes = flushing.by_itself(config)
+        self.stamps = config.message_timestamp_type == "LogAppendTime"
 
     def _there(self, found: SegmentInfo | None) -> SegmentInfo:
         if found is None:
@@ -246,17 +257,22 @@ class PartitionLog:
         try:
             file, now = self._end_for_append_locked()
             for one in encoded:
-                self._check(one)
+                if one.size > self._most or self._bounds_times:
+                    self._check(one)
             if self._needs_keys and any(one.null_keys for one in encoded):
                 raise refusing.no_key(self, encoded)
-            draft = self._append_locked(file, now, encoded, synced)
+            receipt = None
+            if len(encoded) == 1 and not synced and not self._flushes:
+                receipt = alone.append(self, file, now, encoded[0])
+            if receipt is None:
+                draft = self._append_locked(file, now, encoded, synced)
         finally:
             self.release()
         self.dirty = True
-        if synced or flushing.due(self, draft.tail):
+        if receipt is None and (synced or flushing.due(self, draft.tail)):
             flushing.flush_to(self, draft.tail)
         self.context.wake.advance()
-        return draft.receipts
+        return draft.receipts if receipt is None else [receipt]
 
     def append_at(
         self,
@@ -349,25 +365,38 @@ class PartitionLog:
         return draft
 
     def _commit_locked(self, file: SegmentFile, draft: Draft) -> None:
-        """Write what the draft holds and publish it; on any failure cut it back off."""
+        """Write what the draft holds and publish it."""
         if not draft.buffers:
             if draft.reveal():
                 self.context.live.write(draft.publish)
             return
+        self.commit_locked(
+            file, draft.buffers, draft.position, draft.tail.next_offset, draft.publish
+        )
+        self.known = draft.published
+
+    def commit_locked(
+        self,
+        file: SegmentFile,
+        buffers: list[Any],
+        position: int,
+        next_offset: int,
+        publish: kv.Step[T],
+    ) -> T:
+        """Write bytes, which end at an offset, and publish them; on any failure cut them off."""
         try:
-            file.write(draft.buffers, draft.position)
-            self.context.live.write(draft.publish)
-            self.known = draft.published
+            file.write(buffers, position)
+            return self.context.live.write(publish)
         except BaseException:
-            self._cut_back(file, draft)
+            self._cut_back(file, position, next_offset)
             raise
 
-    def _cut_back(self, file: SegmentFile, draft: Draft) -> None:
+    def _cut_back(self, file: SegmentFile, position: int, next_offset: int) -> None:
         try:
             # An interrupt can come after the commit: what is published stays.
             row = self.context.live.get(self.tail_key)
-            if row is None or tail.unpack(row).next_offset < draft.tail.next_offset:
-                file.truncate(draft.position)
+            if row is None or tail.unpack(row).next_offset < next_offset:
+                file.truncate(position)
                 # Or a power cut could bring it back, behind what is written next.
                 flushing.sync(self, file)
         except EmbedlogError:
@@ -378,11 +407,11 @@ class PartitionLog:
             return True
         if now.next_offset == now.base_offset:
             return False
-        if now.position + one.size - file.start > self.config.segment_bytes:
+        end, most = now.position + one.size, self.config.segment_bytes
+        if end > most and end - file.start > most:
             return True
-        logs_own = self.config.message_timestamp_type == "LogAppendTime"
-        latest = self.context.clock() if logs_own else one.max_timestamp
-        return latest - now.first_timestamp > self._roll_ms
+        latest = self.context.clock() if self.stamps else one.max_timestamp
+        return latest - now.first_timestamp > self.roll_ms
 
     def tail_locked(self) -> Tail:
         """The tail, with a roll finished that its process did not live to finish."""

@@ -16,6 +16,7 @@ LAST_SEQUENCE = (1 << 31) - 1
 _HEAD = struct.Struct(">hq")
 _BATCH = struct.Struct(">iiqq")
 _KEPT = _BATCH.size * (REMEMBERED - 1)
+_FULL = struct.Struct(f">hq{_KEPT}siiqq")
 _OWNER = struct.Struct(">qI")
 
 
@@ -109,10 +110,17 @@ def note(
     A new epoch that goes on counting remembers what the one before it sent; one
     that starts again at 0 (Kafka's way) must not mistake its batches for those.
     """
-    row = _HEAD.pack(epoch, now_ms)
-    if known is not None and (known.epoch == epoch or known.due == sent[0]):
-        row += known.row[_HEAD.size :][-_KEPT:]
-    return Producer(epoch, after(sent[1], 1), row + _BATCH.pack(*sent))
+    kept, first, last = b"", sent[0], sent[1]
+    if known is not None:
+        before, due, row = known
+        if before == epoch or due == first:
+            kept = row[_HEAD.size :][-_KEPT:]
+    if len(kept) == _KEPT:
+        # In one go, since it is so for nearly every append, under the lock.
+        row = _FULL.pack(epoch, now_ms, kept, *sent)
+    else:
+        row = _HEAD.pack(epoch, now_ms) + kept + _BATCH.pack(*sent)
+    return tuple.__new__(Producer, (epoch, last + 1 & LAST_SEQUENCE, row))
 
 
 def below(known: Producer, offset: int) -> Producer:

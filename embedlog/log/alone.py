@@ -1,0 +1,74 @@
+"""One batch with nothing to roll, index or look up: nearly every append that somebody waits for.
+
+`Draft` does it for any number of batches in any state, in twice the time; what
+is not as expected here is left to it.  Under the partition's lock.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from embedlog import kv
+from embedlog.batch import HEADERS, EncodedBatch
+from embedlog.log import sequence
+from embedlog.log.sequence import LAST_SEQUENCE
+from embedlog.log.tail import Known, Tail
+from embedlog.record import Appended
+from embedlog.segment import SegmentFile
+
+if TYPE_CHECKING:
+    from embedlog.log.partition import PartitionLog
+
+
+def append(log: PartitionLog, file: SegmentFile, now: Tail, one: EncodedBatch) -> Appended | None:
+    """Write a batch and publish it; None, and nothing can be seen, if there is more to it."""
+    known, config = log.known, log.config
+    if known is None or known.tail is not now or log.stamps:
+        return None
+    version, row, _, producers = known
+    # Tuples are taken apart and put together as such here: the names of their fields and
+    # their constructors, which are in Python, would take 3 of the 20 µs.
+    segment, first, base, position, _, _, *kept, newest, oldest, made, unindexed, flushed, _ = now
+    latest, following, end = one.max_timestamp, base + one.count, position + one.size
+    if (
+        base == first
+        or unindexed > config.index_interval_bytes
+        or end > config.segment_bytes
+        or latest - oldest > log.roll_ms
+        or one.flags & HEADERS
+        or log.last.headers
+    ):
+        return None
+    producer_id, stored = one.producer_id, b""
+    if producer_id is not None:
+        before, number = producers.get(producer_id), one.base_sequence
+        if before is None or number is None:
+            return None
+        epoch, due, _ = before
+        if epoch != one.producer_epoch or due != number:
+            return None
+        sent = number, number + one.count - 1 & LAST_SEQUENCE, base, following
+        noted = sequence.note(before, epoch, sent, log.context.clock())
+        producers, stored = {**producers, producer_id: noted}, noted.row
+    newest = latest if latest > newest else newest
+    ends, since = (following, end, following, end), unindexed + one.size
+    fields = segment, first, *ends, *kept, newest, oldest, made, since, flushed, False
+    after = tuple.__new__(Tail, fields)
+    packed = after.pack()
+
+    def publish(txn: kv.Txn) -> int:
+        number: int = txn.id()
+        # As in `Draft.publish`; to adopt what a flush noted meanwhile is left to that.
+        if number != version + 1 and txn.get(log.tail_key) != row:
+            return -1
+        txn.put(log.tail_key, packed)
+        if producer_id is not None:
+            txn.put(sequence.key(log.key, producer_id), stored)
+        return number
+
+    buffers = one.stamp(base, now.leader_epoch)
+    version = log.commit_locked(file, buffers, position, following, publish)
+    if version < 0:
+        return None
+    log.known = tuple.__new__(Known, (version, packed, after, producers))
+    return tuple.__new__(Appended, (base, following, None, False))
