@@ -149,12 +149,10 @@ class Catalog:
 
     def __init__(self, state: kv.Store) -> None:
         self._state = state
+        self.version = state.version
+        """Returns a number that grows with every change of anything in `state`."""
         self._version = -1
         self._cache: dict[str, TopicInfo] = {}
-
-    def version(self) -> int:
-        """A number that grows with every change of anything in `state`."""
-        return self._state.version()
 
     def topics(self) -> dict[str, TopicInfo]:
         """Return every topic by name, sorted."""

@@ -105,7 +105,7 @@ class EncodedBatch:
         if append_time is not None:
             flags, low, high = flags | LOG_APPEND_TIME, append_time, append_time
         table, producer = self.table, self.producer_id
-        sealed = b"%b%b" % (
+        sealed = (
             SEALED.pack(
                 self.metadata_crc,
                 VERSION,
@@ -125,8 +125,8 @@ class EncodedBatch:
                 high,
                 -1 if producer is None else producer,
                 -1 if self.delete_horizon is None else self.delete_horizon,
-            ),
-            table,
+            )
+            + table
         )
         return [self.head, SEAL.pack(MAGIC, extend(0, sealed)) + sealed, *self.body]
 

@@ -91,8 +91,8 @@ class Delivery:
     """
 
     __slots__ = (
-        *("callbacks", "deadline", "error", "order", "parcels", "places", "queue"),
-        *("sealed", "starts", "timestamps"),
+        *("alone", "callbacks", "deadline", "error", "order", "parcels", "places"),
+        *("queue", "sealed", "starts", "timestamps"),
     )
 
     def __init__(self, queue: TopicQueue, deadline: float) -> None:
@@ -104,6 +104,8 @@ class Delivery:
         self.timestamps: list[int] = []
         self.callbacks: list[Callback] = []
         self.error: BaseException | None = None
+        self.alone: RecordMetadata | None = None
+        """What became of its only row, if that needed no parcel."""
         self.sealed = False
 
     def add(self, partition: int, encoded: EncodedBatch) -> Parcel:
@@ -116,6 +118,8 @@ class Delivery:
 
     def outcome(self, row: int | None) -> Any:
         """Return what became of a row, or of all (None): a value, an exception, or None."""
+        if self.alone is not None:
+            return self.alone
         if row is None:
             return self._outcome_of_all()
         if self.error is not None:
@@ -149,7 +153,7 @@ class Delivery:
 
     def settled(self) -> bool:
         """Whether every row was written, or failed for good."""
-        if self.error is not None:
+        if self.error is not None or self.alone is not None:
             return True
         return self.sealed and all(parcel.settled() for parcel in self.parcels)
 

@@ -18,13 +18,15 @@ from embedlog.errors import (
 )
 from embedlog.log import PartitionLog, sequence
 from embedlog.log.claim import claim, known
-from embedlog.log.sequence import REMEMBERED, Sent
+from embedlog.log.sequence import LAST_SEQUENCE, REMEMBERED, Sent
 from embedlog.producer.future import Parcel
-from embedlog.record import Appended
+from embedlog.record import Appended, RecordMetadata
 
 if TYPE_CHECKING:
+    from embedlog.batch import EncodedBatch
     from embedlog.log.sequence import Producer as Known
     from embedlog.producer import Producer
+    from embedlog.producer.queue import Gathering
 
 MAX_BACKOFF = 1.0
 
@@ -42,7 +44,9 @@ class Lane:
         self.log = log
         self.waiting: deque[Parcel] = deque()
         self.retry_at = 0.0
-        self._producer = producer
+        self._producer, self._reports = producer, producer.reports
+        self._numbers = producer.config.enable_idempotence
+        self._durability = producer.durability
         self._identity: tuple[int, int] | None = None
         self._next: int | None = None
         self._tries = 0
@@ -68,8 +72,6 @@ class Lane:
         return found
 
     def _number(self, group: list[Parcel]) -> None:
-        if not self._producer.config.enable_idempotence:
-            return
         if self._next is None or self._identity is None:
             self.begin()
         assert self._next is not None
@@ -115,10 +117,11 @@ class Lane:
         while self.waiting and not (self.retry_at and monotonic() < self.retry_at):
             group = self._group()
             try:
-                self._number(group)
+                if self._numbers:
+                    self._number(group)
                 receipts = self.log.append(
                     [parcel.encoded for parcel in group if parcel.encoded is not None],
-                    durability=self._producer.durability,
+                    durability=self._durability,
                     timeout=patience,
                 )
             except Exception as error:  # noqa: BLE001 - kept, and raised by the futures
@@ -126,19 +129,52 @@ class Lane:
             else:
                 self._written(group, receipts)
 
+    def calm(self) -> bool:
+        """Whether nothing waits, is tried again, or must be asked first."""
+        return not (self.waiting or self.retry_at or (self._numbers and self._next is None))
+
+    def ship_alone(
+        self, gathering: Gathering, encoded: EncodedBatch, patience: float | None
+    ) -> None:
+        """As `ship`, for one record and a lane that is `calm`: a parcel is made if this fails."""
+        if patience is None or patience > self._patience:
+            patience = self._patience
+        number = self._next
+        if number is not None and self._identity is not None:
+            encoded.producer_id, encoded.producer_epoch = self._identity
+            encoded.base_sequence = number
+            self._next = number + 1 & LAST_SEQUENCE
+        log = self.log
+        try:
+            receipt = log.append([encoded], durability=self._durability, timeout=patience)[0]
+            at = gathering.timestamps[0] if receipt.timestamp is None else receipt.timestamp
+            gathering.alone = RecordMetadata(log.topic, log.partition, receipt.base_offset, at)
+        except BaseException as error:
+            parcel = gathering.add(log.partition, encoded)
+            parcel.sequence = number
+            self.waiting.append(parcel)
+            gathering.seal()
+            self._producer.room.release(gathering.granted - encoded.size)
+            if not isinstance(error, Exception):
+                raise
+            self._failed([parcel], error)
+        else:
+            gathering.seal()
+            self._reports.written(gathering, encoded, receipt, gathering.granted)
+
     def _group(self) -> list[Parcel]:
         """Return the batches for one append: no more than the log remembers, for a repeat."""
         most = 1
         if self._singly:
             self._singly -= 1
-        elif self._producer.config.enable_idempotence:
+        elif self._numbers:
             most = REMEMBERED
         if most == 1 or len(self.waiting) == 1:
             return [self.waiting[0]]
         return [self.waiting[i] for i in range(min(most, len(self.waiting)))]
 
     def _written(self, group: list[Parcel], receipts: list[Appended]) -> None:
-        self._tries = 0
+        self._tries, self.retry_at = 0, 0.0
         for parcel, receipt in zip(group, receipts, strict=True):
             parcel.receipt = receipt
             self._settle()
@@ -147,7 +183,7 @@ class Lane:
         """The first of the waiting is written, or failed: let it go."""
         parcel = self.waiting.popleft()
         parcel.encoded = None
-        self._producer.reports.settled(parcel)
+        self._reports.settled(parcel)
 
     # Failing
 
@@ -161,7 +197,7 @@ class Lane:
             self._recall(group)
             self._singly = len(group)
         else:
-            if self._producer.config.enable_idempotence:
+            if self._numbers:
                 self._recall(list(self.waiting))
             self._drop(group, error)
 
@@ -179,8 +215,7 @@ class Lane:
 
     def _expire(self, late: list[Parcel], error: Exception) -> None:
         """Fail what is not in the log, so that it never will be (G11)."""
-        config = self._producer.config
-        sent = self._recall(list(self.waiting)) if config.enable_idempotence else {}
+        sent = self._recall(list(self.waiting)) if self._numbers else {}
         for parcel in late:
             found = sent.get(-1 if parcel.sequence is None else parcel.sequence)
             # With "fsync" being in the log is not enough, and nobody said more.

@@ -43,7 +43,8 @@ class Gathering(Delivery):
     __slots__ = ("chosen", "granted", "headers", "keys", "left", "opened", "values")
 
     def __init__(self, queue: TopicQueue) -> None:
-        super().__init__(queue, 0.0)
+        # Not by super().__init__: there is one for every record somebody waits for.
+        Delivery.__init__(self, queue, 0.0)
         self.values: list[bytes | None] = []
         self.keys: list[bytes | None] = []
         self.headers: dict[int, Any] = {}
@@ -85,8 +86,9 @@ class Gathering(Delivery):
         return Rows(self.values, keys, self.timestamps, headers)
 
     def seal(self) -> None:
-        """Forget the records: they are in batches now."""
-        self.values, self.keys, self.headers, self.chosen = [], [], {}, {}
+        """Forget the records: they are in batches now, and no more come."""
+        self.values = self.keys = []
+        self.headers = self.chosen = {}
         self.sealed = True
 
 
@@ -102,6 +104,8 @@ class TopicQueue:
         self.draining = threading.Lock()
         self.full: deque[Gathering] = deque()
         self.open: Gathering = Gathering(self)
+        self.leaving: Gathering | None = None
+        """A record that is being written alone, without a parcel."""
         self.closed = False
         self.lanes: dict[int, Lane] = {}
         self.splitter = Splitter(self)
@@ -109,6 +113,7 @@ class TopicQueue:
         self._retry_at = 0.0
         self.plain = producer.config.compression_type == "none"
         self.version = -1
+        self.newest = producer.root.context.catalog.version
         self.info: TopicInfo
         self.full_at = self.limit = self.wide = self.most = 0
         self.look()
@@ -158,9 +163,13 @@ class TopicQueue:
 
     def drain(self, deadline: float | None = None) -> bool:
         """Write what was gathered, in this thread; False if another one kept at it too long."""
-        left = None if deadline is None else max(deadline - monotonic(), 0.0)
-        if not self.draining.acquire(timeout=-1 if left is None else left):
-            return False
+        left = None
+        if deadline is None:
+            self.draining.acquire()
+        else:
+            left = max(deadline - monotonic(), 0.0)
+            if not self.draining.acquire(timeout=left):
+                return False
         try:
             self.drain_locked(left)
         finally:
@@ -395,7 +404,7 @@ class TopicQueue:
         error = IllegalStateError(
             "the record was sent before the fork", topic=self.topic, todo="the parent writes it"
         )
-        for gathering in (*self.full, self.open):
+        for gathering in (*self.full, self.open, self.leaving or self.open):
             gathering.error = error
         for lane in self.lanes.values():
             for parcel in lane.waiting:

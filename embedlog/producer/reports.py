@@ -10,8 +10,10 @@ from embedlog.producer import sender
 from embedlog.producer.future import Callback, Delivery, Parcel, run_callback
 
 if TYPE_CHECKING:
+    from embedlog.batch import EncodedBatch
     from embedlog.producer import Producer
     from embedlog.producer.queue import Gathering
+    from embedlog.record import Appended
 
 COUNTS = ("records", "batches", "bytes", "errors", "retries", "duplicates")
 
@@ -22,7 +24,8 @@ class Reports:
     def __init__(self, producer: Producer) -> None:
         self.counts = dict.fromkeys(COUNTS, 0)
         self._producer = producer
-        self._settled: deque[Parcel | Delivery] = deque()
+        self._settled: deque[tuple[Delivery, int]] = deque()
+        """With the bytes of memory that are free again."""
         self._called: deque[Delivery] = deque()
         self._calling = threading.Lock()
         self._caller: int | None = None
@@ -32,23 +35,32 @@ class Reports:
         self.counts["retries"] += 1
         self._producer.sender.wake()
 
+    def written(
+        self, delivery: Delivery, batch: Parcel | EncodedBatch, receipt: Appended, freed: int
+    ) -> None:
+        """Count a batch that was written; the rest is done after the drain."""
+        counts = self.counts
+        counts["batches"] += 1
+        counts["records"] += batch.count
+        counts["bytes"] += batch.size
+        if receipt.duplicate:
+            counts["duplicates"] += 1
+        self._settled.append((delivery, freed))
+
     def settled(self, parcel: Parcel) -> None:
         """Count a batch that was written or failed; the rest is done after the drain."""
-        counts = self.counts
         if parcel.receipt is not None:
-            counts["batches"] += 1
-            counts["records"] += parcel.count
-            counts["duplicates"] += parcel.receipt.duplicate
-            counts["bytes"] += parcel.size
-        elif parcel.error is not None:
+            self.written(parcel.delivery, parcel, parcel.receipt, parcel.size)
+            return
+        if parcel.error is not None:
             self._count_errors(parcel.delivery.queue.topic, parcel.count, parcel.error)
-        self._settled.append(parcel)
+        self._settled.append((parcel.delivery, parcel.size))
 
     def refused(self, gathering: Gathering, count: int, error: BaseException) -> None:
         """Count records of which no batch could be made."""
         self._count_errors(gathering.queue.topic, count, error)
         self._producer.room.release(gathering.granted)
-        self._settled.append(gathering)
+        self._settled.append((gathering, 0))
 
     def _count_errors(self, topic: str, count: int, error: BaseException) -> None:
         self.counts["errors"] += count
@@ -59,19 +71,17 @@ class Reports:
         """Tell whoever waits what was settled, and call back.  Under no lock."""
         settled = self._settled
         if settled:
-            with self._producer.lock:
+            room, called = self._producer.room, self._called
+            with room.lock:
                 size = 0
                 while settled:
-                    size += self._tell_locked(settled.popleft())
-                self._producer.room.told_locked(size)
+                    delivery, its = settled.popleft()
+                    size += its
+                    if delivery.callbacks and (not called or called[-1] is not delivery):
+                        called.append(delivery)
+                room.told_locked(size)
         if self._called:
             self.call_back()
-
-    def _tell_locked(self, one: Parcel | Delivery) -> int:
-        delivery, size = (one.delivery, one.size) if isinstance(one, Parcel) else (one, 0)
-        if delivery.callbacks and (not self._called or self._called[-1] is not delivery):
-            self._called.append(delivery)
-        return size
 
     def call_back(self, wait: bool = False) -> None:
         """Run the callbacks that are due, in order; one thread at a time (G9)."""

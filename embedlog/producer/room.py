@@ -34,6 +34,8 @@ class Room:
         self._memory = config.buffer_memory
         self._block = config.max_block_ms / 1000
         self._largest = min(config.max_request_size, MOST_RECORD)
+        # Never more than the largest record: then one that is too large always asks.
+        self._share = min(GRANT, self._largest)
 
     def more(self, queue: TopicQueue, size: int) -> tuple[Gathering, int]:
         """Under the lock: return where a record fits, and what is left there after it.
@@ -48,6 +50,12 @@ class Room:
         """
         if size > self._largest:
             raise self._too_large(queue.topic, size)
+        gathering, share = queue.open, min(self._share, queue.full_at)
+        free = self._memory - self.buffered
+        if not gathering.granted and size <= share <= free and not queue.closed:
+            # The first of a gathering that has room, as every record somebody waits for is.
+            self._grant(gathering, share)
+            return gathering, share - size
         limit, drained = None, self._producer.synced
         while not queue.closed:
             gathering = queue.open
@@ -58,7 +66,7 @@ class Room:
                 self._drain([queue])
             elif gathering.values and gathering.size + size > PIECE_BYTES:
                 queue.renew()
-            elif self._grant(queue, gathering, size):
+            elif self._granted(queue, gathering, size):
                 return gathering, gathering.left - size
             else:
                 now = monotonic()
@@ -66,15 +74,18 @@ class Room:
                 self._wait_for_memory(queue.topic, limit - now)
         raise ClosedError("the producer was closed", topic=queue.topic)
 
-    def _grant(self, queue: TopicQueue, gathering: Gathering, size: int) -> bool:
+    def _granted(self, queue: TopicQueue, gathering: Gathering, size: int) -> bool:
         """Give a gathering room for at least one record, if there is any."""
-        # Never more than the largest record: then one that is too large always asks.
         until_full = queue.full_at - gathering.size
-        share = min(GRANT, self._largest, until_full if until_full > 0 else GRANT)
+        share = min(self._share, until_full if until_full > 0 else GRANT)
         free = self._memory - self.buffered
         granted = min(max(size, share) - gathering.left, free)
         if gathering.left + granted < size:
             return False
+        self._grant(gathering, granted)
+        return True
+
+    def _grant(self, gathering: Gathering, granted: int) -> None:
         self.buffered += granted
         gathering.granted += granted
         gathering.left += granted
@@ -84,7 +95,6 @@ class Room:
             # Later records need not: the thread sleeps only while nothing is gathered.
             if self._producer.sender.idle:
                 self._producer.sender.wake()
-        return True
 
     def _wait_for_memory(self, topic: str, left: float) -> None:
         if left <= 0:

@@ -21,41 +21,35 @@ def ship(queue: TopicQueue, patience: float | None) -> bool:
     Under the queue's drain lock.  Whatever is unusual is left as it was, to the
     general way, which also finds the errors.
     """
-    gathering, producer = queue.open, queue.producer
+    gathering = queue.open
     if len(gathering.values) != 1 or queue.full or gathering.headers or gathering.chosen:
         return False
-    if not queue.plain or producer.abandoned or queue.version != producer.root.version():
+    if not queue.plain or queue.producer.abandoned or queue.version != queue.newest():
         return False
     key = gathering.keys[0]
-    partition = _partition(queue, key)
+    partition = 0 if queue.info.partitions == 1 else _partition(queue, key)
     lane = queue.lanes.get(partition)
-    if lane is None or lane.waiting or (key is None and queue.compacts):
+    if lane is None or not lane.calm() or (key is None and queue.compacts):
         return False
     encoded = encode_one(gathering.values[0], key, gathering.timestamps[0])
-    if encoded.size > queue.most or not _take(queue, gathering, encoded.size):
+    if encoded.size > queue.most or not _take(queue, gathering):
         return False
-    lane.waiting.append(gathering.add(partition, encoded))
-    gathering.seal()
-    lane.ship(patience)
+    lane.ship_alone(gathering, encoded, patience)
+    queue.leaving = None
     return True
 
 
 def _partition(queue: TopicQueue, key: bytes | None) -> int:
     """Return where the record goes; -1 if that is not easily said."""
-    if queue.info.partitions == 1:
-        return 0
     if key is None or queue.producer.config.partitioner_ignore_keys:
         return -1
     return partition_for_key(key, queue.info.partitions)
 
 
-def _take(queue: TopicQueue, gathering: Gathering, size: int) -> bool:
-    """Begin a new gathering, and count no more than the batch of the old one."""
-    producer = queue.producer
-    with producer.lock:
-        # Somebody may have sent another one meanwhile.
+def _take(queue: TopicQueue, gathering: Gathering) -> bool:
+    """Begin a new gathering, unless somebody has sent another record meanwhile."""
+    with queue.producer.lock:
         alone = queue.open is gathering and len(gathering.values) == 1
         if alone:
-            queue.open = type(gathering)(queue)
-            producer.room.buffered -= gathering.granted - size
+            queue.leaving, queue.open = gathering, type(gathering)(queue)
     return alone
