@@ -67,8 +67,8 @@ def append(log: PartitionLog, file: SegmentFile, now: Tail, one: EncodedBatch) -
         return number
 
     buffers = one.stamp(base, now.leader_epoch)
-    version = log.commit_locked(file, buffers, position, following, publish)
-    if version < 0:
+    committed = log.commit_locked(file, buffers, position, following, publish)
+    if committed < 0:
         return None
-    log.known = tuple.__new__(Known, (version, packed, after, producers))
+    log.known = tuple.__new__(Known, (committed, packed, after, producers))
     return tuple.__new__(Appended, (base, following, None, False))

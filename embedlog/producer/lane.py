@@ -148,7 +148,9 @@ class Lane:
         try:
             receipt = log.append([encoded], durability=self._durability, timeout=patience)[0]
             at = gathering.timestamps[0] if receipt.timestamp is None else receipt.timestamp
-            gathering.alone = RecordMetadata(log.topic, log.partition, receipt.base_offset, at)
+            found = log.topic, log.partition, receipt.base_offset, at
+            # A third of the time of the named tuple's own constructor, which is in Python.
+            gathering.alone = tuple.__new__(RecordMetadata, found)
         except BaseException as error:
             parcel = gathering.add(log.partition, encoded)
             parcel.sequence = number

@@ -171,7 +171,8 @@ class TopicQueue:
             if not self.draining.acquire(timeout=left):
                 return False
         try:
-            self.drain_locked(left)
+            if not single.ship(self, left):
+                self._drain_rest(left)
         finally:
             self.draining.release()
         self.producer.reports.tell()
@@ -189,8 +190,10 @@ class TopicQueue:
 
     def drain_locked(self, patience: float | None) -> None:
         """Pack what was gathered into batches, and append them."""
-        if single.ship(self, patience):
-            return
+        if not single.ship(self, patience):
+            self._drain_rest(patience)
+
+    def _drain_rest(self, patience: float | None) -> None:
         if monotonic() >= self._retry_at:
             for gathering in self._take():
                 self._pack(gathering)

@@ -79,7 +79,9 @@ class Reports:
                     size += its
                     if delivery.callbacks and (not called or called[-1] is not delivery):
                         called.append(delivery)
-                room.told_locked(size)
+                room.buffered -= size
+                if room.waiters:
+                    room.wake_locked()
         if self._called:
             self.call_back()
 

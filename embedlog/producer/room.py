@@ -30,7 +30,7 @@ class Room:
         self.buffered = 0
         self._producer = producer
         self._progress = threading.Condition(self.lock)
-        self._waiters = 0
+        self.waiters = 0
         self._memory = config.buffer_memory
         self._block = config.max_block_ms / 1000
         self._largest = min(config.max_request_size, MOST_RECORD)
@@ -137,11 +137,9 @@ class Room:
         with self.lock:
             self.buffered -= size
 
-    def told_locked(self, size: int) -> None:
-        """Under the lock: so many bytes are written or failed; wake whoever waits."""
-        self.buffered -= size
-        if self._waiters:
-            self._progress.notify_all()
+    def wake_locked(self) -> None:
+        """Under the lock: something was settled; wake whoever waits."""
+        self._progress.notify_all()
 
     # Waiting
 
@@ -152,8 +150,8 @@ class Room:
                 self._wait(min(seconds, 0.1))
 
     def _wait(self, seconds: float) -> None:
-        self._waiters += 1
+        self.waiters += 1
         try:
             self._progress.wait(seconds)
         finally:
-            self._waiters -= 1
+            self.waiters -= 1
