@@ -2,10 +2,11 @@
 
 import pytest
 from support.cruel import CruelFiles
-from support.roots import abandon, encoded, fill, make_log, open_root, values
+from support.roots import abandon, encoded, fill, make_log, open_root, rows, values
 
 from embedlog.errors import DurabilityError, StorageError
-from embedlog.log import flushing
+from embedlog.log import alone, flushing
+from embedlog.log.sequence import LAST_SEQUENCE
 
 
 class Between(CruelFiles):
@@ -99,3 +100,38 @@ def test_a_flush_that_fails_while_an_append_is_written_fails_it(here, there):
     assert values(there) == [b"v0", b"v1"]
     with pytest.raises(DurabilityError):
         here.append([encoded(b"newer")])
+
+
+SENT = {
+    "plain": [{"at": 5}, {"at": 9}, {"at": 7}],
+    "numbered": [{"producer": (7, 0, n % (1 << 31))} for n in range(8)],
+    "wrapping": [{"producer": (7, 0, (LAST_SEQUENCE - 1 + n) % (1 << 31))} for n in range(4)],
+    "a new epoch": [{"producer": (7, 0, 0)}, {"producer": (7, 1, 0)}, {"producer": (7, 1, 1)}],
+    "a repeat": [{"producer": (7, 0, n)} for n in (0, 1, 1, 2)],
+    "two producers": [{"producer": (n % 2, 0, n // 2)} for n in range(6)],
+    "compressed": [{"compression": "lz4"}] * 3,
+    "headers": [{}, {"headers": [[("h", b"1")]]}, {}],
+    "an index entry": [{}, {}, {}],
+    "old and new": [{"at": 1}, {"at": 2}, {"at": 1 + (8 << 24)}, {"at": 3}],
+    "a full segment": [{}] * 20,
+}
+"""What is appended, batch by batch, in a log that rolls early and indexes every other batch."""
+
+
+@pytest.mark.parametrize("name", SENT)
+def test_a_batch_alone_is_appended_as_a_draft_would(tmp_path, monkeypatch, name):
+    """The short way leaves the same rows, receipts and bytes behind."""
+    found = []
+    for place in ("short", "general"):
+        if place == "general":
+            monkeypatch.setattr(alone, "append", lambda *_: None)
+        root = open_root(tmp_path / place)
+        log = make_log(
+            root, {"segment.bytes": 4096, "index.interval.bytes": 800, "segment.ms": 8 << 20}
+        )
+        receipts = [log.append([encoded(b"v", **one)]) for one in SENT[name]]
+        stored = root.context.live.read(lambda txn: list(txn.cursor()))
+        found.append((receipts, rows(log), stored))
+        abandon(root)
+
+    assert found[0] == found[1]

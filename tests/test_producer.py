@@ -31,6 +31,7 @@ from embedlog.errors import (
     UnknownTopicOrPartitionError,
 )
 from embedlog.files import Files
+from embedlog.log import PartitionLog
 from embedlog.partitioner import partition_for_key
 from embedlog.producer import Producer, splitting
 from embedlog.producer.queue import COLUMN_BYTES, HEAD_BYTES, WRITE_BYTES
@@ -442,6 +443,30 @@ def test_a_write_is_tried_again_and_order_is_kept(root):
         assert second.result(5).offset == 1
         assert first.result(5).offset == 0
         assert producer.metrics()["retries"] > 0
+
+
+@pytest.mark.parametrize("written", [True, False])
+def test_an_interrupted_wait_loses_nothing_and_writes_nothing_twice(root, monkeypatch, written):
+    """Whoever presses Ctrl-C in `result` may wait again, whether the append had happened or not."""
+    with Producer(root, linger_ms=10_000) as producer:
+        producer.send("one", b"1").result()
+        append = PartitionLog.append
+
+        def interrupted(*args, **named):
+            monkeypatch.undo()
+            if written:
+                append(*args, **named)
+            raise KeyboardInterrupt
+
+        future = producer.send("one", b"2")
+        monkeypatch.setattr(PartitionLog, "append", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            future.result()
+
+        assert future.result().offset == 1
+        assert producer.send("one", b"3").result().offset == 2
+        assert producer.metrics()["buffered"] == 0
+    assert values(root.partition("one", 0)) == [b"1", b"2", b"3"]
 
 
 def test_an_expired_record_never_appears_and_leaves_no_gap(root):
@@ -859,6 +884,26 @@ def test_a_forked_child_starts_anew(root):
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
         assert mine.result(5).offset == 1
     assert values(root.partition("one", 0)) == [b"child", b"parent"]
+
+
+def test_a_record_that_is_being_written_at_a_fork_is_the_parents(root, monkeypatch):
+    """P18: its future fails in the child, also of a record that is alone."""
+    append, ends = PartitionLog.append, []
+
+    def forking(*args, **named):
+        monkeypatch.undo()
+        child = os.fork()
+        if child == 0:
+            os._exit(0 if mine.failed() else 1)
+        ends.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+        return append(*args, **named)
+
+    with Producer(root, linger_ms=10_000) as producer:
+        producer.send("one", b"1").result()
+        mine = producer.send("one", b"2")
+        monkeypatch.setattr(PartitionLog, "append", forking)
+        assert mine.result().offset == 1
+    assert ends == [0]
 
 
 def test_a_producer_is_pickled_as_its_root_and_settings():
