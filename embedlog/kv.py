@@ -40,7 +40,9 @@ MAX_READERS = 2048
 FIRST_MAP_BYTES = 64 << 20
 LARGEST_MAP_BYTES = 1 << 40
 VERSION_PLACES = 18, 512 + 18
-"""Which 8-byte words of the file are its two meta pages' transaction numbers (format 0.9)."""
+"""Which 8-byte words of the file are its two meta pages' transaction numbers (format 0.9).
+
+Commits write them in turn: even numbers are in the first."""
 META_BYTES = 8192
 MAGIC_AND_FORMAT = 0x00000001_BEEFC0DE
 LARGEST_CHECKED_BYTES = 16 << 30
@@ -249,7 +251,7 @@ class Store:
                     txn.commit()
                     pages = self._pages
                     # A step that changed nothing leaves its number to the next one.
-                    if pages is not None and number in (pages[18], pages[530]):
+                    if pages is not None and number == pages[VERSION_PLACES[number & 1]]:
                         self._confirmed = number
                     return result
             except lmdb.MapFullError:

@@ -1,4 +1,4 @@
-"""One batch with nothing to roll, index or look up: nearly every append that somebody waits for.
+"""One batch with nothing to roll, widen or look up: nearly every append that somebody waits for.
 
 `Draft` does it for any number of batches in any state, in twice the time; what
 is not as expected here is left to it.  Under the partition's lock.
@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from embedlog import kv
+from embedlog import index, kv
 from embedlog.batch import HEADERS, EncodedBatch
+from embedlog.index import Entry
 from embedlog.log import sequence
 from embedlog.log.sequence import LAST_SEQUENCE
 from embedlog.log.tail import Known, Tail
@@ -32,7 +33,6 @@ def append(log: PartitionLog, file: SegmentFile, now: Tail, one: EncodedBatch) -
     latest, following, end = one.max_timestamp, base + one.count, position + one.size
     if (
         base == first
-        or unindexed > config.index_interval_bytes
         or end > config.segment_bytes
         or latest - oldest > log.roll_ms
         or one.flags & HEADERS
@@ -50,6 +50,9 @@ def append(log: PartitionLog, file: SegmentFile, now: Tail, one: EncodedBatch) -
         sent = number, number + one.count - 1 & LAST_SEQUENCE, base, following
         noted = sequence.note(before, epoch, sent, log.context.clock())
         producers, stored = {**producers, producer_id: noted}, noted.row
+    entry = None
+    if unindexed > config.index_interval_bytes:
+        entry, unindexed = Entry(base, position, newest), 0
     newest = latest if latest > newest else newest
     ends, since = (following, end, following, end), unindexed + one.size
     fields = segment, first, *ends, *kept, newest, oldest, made, since, flushed, False
@@ -62,6 +65,8 @@ def append(log: PartitionLog, file: SegmentFile, now: Tail, one: EncodedBatch) -
         if number != version + 1 and txn.get(log.tail_key) != row:
             return -1
         txn.put(log.tail_key, packed)
+        if entry is not None:
+            index.put(txn, log.key, segment, entry)
         if producer_id is not None:
             txn.put(sequence.key(log.key, producer_id), stored)
         return number

@@ -115,7 +115,7 @@ class TopicQueue:
         self.version = -1
         self.newest = producer.root.context.catalog.version
         self.info: TopicInfo
-        self.full_at = self.limit = self.wide = self.most = 0
+        self.full_at = self.limit = self.wide = self.most = self.share = 0
         self.look()
 
     def look(self) -> TopicInfo:
@@ -140,6 +140,7 @@ class TopicQueue:
         batch = max(self.producer.batch_size or COLUMN_BYTES, 1)
         self.wide = max(min(batch, self.most - HEAD_BYTES), 1)
         self.full_at = min(self.limit * info.partitions, PIECE_BYTES)
+        self.share = min(self.producer.room.share, self.full_at)
         return info
 
     # Draining

@@ -35,7 +35,7 @@ class Room:
         self._block = config.max_block_ms / 1000
         self._largest = min(config.max_request_size, MOST_RECORD)
         # Never more than the largest record: then one that is too large always asks.
-        self._share = min(GRANT, self._largest)
+        self.share = min(GRANT, self._largest)
 
     def more(self, queue: TopicQueue, size: int) -> tuple[Gathering, int]:
         """Under the lock: return where a record fits, and what is left there after it.
@@ -50,9 +50,9 @@ class Room:
         """
         if size > self._largest:
             raise self._too_large(queue.topic, size)
-        gathering, share = queue.open, min(self._share, queue.full_at)
-        free = self._memory - self.buffered
-        if not gathering.granted and size <= share <= free and not queue.closed:
+        gathering, share = queue.open, queue.share
+        fits = size <= share <= self._memory - self.buffered
+        if fits and not gathering.granted and not queue.closed:
             # The first of a gathering that has room, as every record somebody waits for is.
             self._grant(gathering, share)
             return gathering, share - size
@@ -77,7 +77,7 @@ class Room:
     def _granted(self, queue: TopicQueue, gathering: Gathering, size: int) -> bool:
         """Give a gathering room for at least one record, if there is any."""
         until_full = queue.full_at - gathering.size
-        share = min(self._share, until_full if until_full > 0 else GRANT)
+        share = min(self.share, until_full if until_full > 0 else GRANT)
         free = self._memory - self.buffered
         granted = min(max(size, share) - gathering.left, free)
         if gathering.left + granted < size:
