@@ -22,9 +22,12 @@ if TYPE_CHECKING:
 
 
 def append(log: PartitionLog, file: SegmentFile, now: Tail, one: EncodedBatch) -> Appended | None:
-    """Write a batch and publish it; None, and nothing can be seen, if there is more to it."""
+    """Write a batch and publish it; None, and nothing can be seen, if there is more to it.
+
+    For a topic whose settings ask nothing of a batch but its size, which it has.
+    """
     known, config = log.known, log.config
-    if known is None or known.tail is not now or log.stamps:
+    if known is None or known.tail is not now:
         return None
     version, row, _, producers = known
     # Tuples are taken apart and put together as such here: the names of their fields and
@@ -36,7 +39,6 @@ def append(log: PartitionLog, file: SegmentFile, now: Tail, one: EncodedBatch) -
         or end > config.segment_bytes
         or latest - oldest > log.roll_ms
         or one.flags & HEADERS
-        or log.last.headers
     ):
         return None
     producer_id, stored = one.producer_id, b""

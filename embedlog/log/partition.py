@@ -27,8 +27,6 @@ from embedlog.errors import (
     CorruptionError,
     EmbedlogError,
     LockTimeoutError,
-    RecordBatchTooLargeError,
-    RecordTooLargeError,
     UnknownTopicOrPartitionError,
 )
 from embedlog.log import alone, flushing, lookup, placing, recovery, refusing, rolling, tail
@@ -66,8 +64,8 @@ class PartitionLog:
         self.config: TopicConfig = topic.config
         self._segments: SortedDict[int, SegmentInfo] | None = None
         self.last: SegmentInfo
-        self._most = self.roll_ms = 0
-        self._bounds_times, self._needs_keys, self.stamps = False, False, False
+        self._most_alone = self.roll_ms = 0
+        self.bounds_times, self.needs_keys, self.stamps = False, False, False
         self.known: Known | None = None
         self._previewed: tuple[tuple[int, int], Tail] | None = None
         self.active: tuple[int, SegmentFile] | None = None
@@ -170,12 +168,15 @@ class PartitionLog:
         self.version = version
 
     def _take_settings(self, config: TopicConfig) -> None:
-        """Work out once what every append asks of them."""
-        self._most = min(config.max_message_bytes, config.segment_bytes)
+        """Work out once what every append asks of them, and of the active segment."""
         self.roll_ms = rolling.longest_ms(config, self.last)
-        self._bounds_times, self._needs_keys = _bounds_times(config), config.compacts
-        self._flushes = flushing.by_itself(config)
+        self.bounds_times, self.needs_keys = refusing.bounds_times(config), config.compacts
         self.stamps = config.message_timestamp_type == "LogAppendTime"
+        demanding = self.stamps or self.bounds_times or self.needs_keys or self.last.headers
+        # How large a batch `alone` may append: none where there is more to ask of it than that.
+        self._most_alone = min(config.max_message_bytes, config.segment_bytes)
+        if demanding or flushing.by_itself(config):
+            self._most_alone = -1
 
     def _there(self, found: SegmentInfo | None) -> SegmentInfo:
         if found is None:
@@ -256,15 +257,11 @@ class PartitionLog:
         self.acquire(timeout)
         try:
             file, now = self._end_for_append_locked()
-            for one in encoded:
-                if one.size > self._most or self._bounds_times:
-                    self._check(one)
-            if self._needs_keys and any(one.null_keys for one in encoded):
-                raise refusing.no_key(self, encoded)
             receipt = None
-            if len(encoded) == 1 and not synced and not self._flushes:
+            if len(encoded) == 1 and not synced and encoded[0].size <= self._most_alone:
                 receipt = alone.append(self, file, now, encoded[0])
             if receipt is None:
+                refusing.check(self, encoded)
                 draft = self._append_locked(file, now, encoded, synced)
         finally:
             self.release()
@@ -308,10 +305,7 @@ class PartitionLog:
         try:
             _, now = self._end_for_append_locked()
             placing.check_first(self, now, runs[0][0])
-            for _, one in placed:
-                self._check(one)
-            if self._needs_keys and any(one.null_keys for _, one in placed):
-                raise refusing.no_key(self, [one for _, one in placed])
+            refusing.check(self, [one for _, one in placed])
             for offset, encoded in runs:
                 now = placing.skip_to(self, now, offset)
                 draft = self._append_locked(self.active_file(), now, encoded, synced)
@@ -324,25 +318,6 @@ class PartitionLog:
             flushing.flush_to(self, now)
         self.context.wake.advance()
         return receipts
-
-    def _check(self, one: EncodedBatch) -> None:
-        size, config = one.size, self.config
-        if size > config.max_message_bytes:
-            raise RecordTooLargeError(
-                f"a batch of {size} bytes is over max.message.bytes {config.max_message_bytes}",
-                topic=self.topic,
-                partition=self.partition,
-                todo="send less at once, or raise max.message.bytes of the topic",
-            )
-        if size > config.segment_bytes:
-            raise RecordBatchTooLargeError(
-                f"a batch of {size} bytes is over segment.bytes {config.segment_bytes}",
-                topic=self.topic,
-                partition=self.partition,
-                todo="send less at once, or raise segment.bytes of the topic",
-            )
-        if self._bounds_times:
-            refusing.check_times(self, one)
 
     def _append_locked(
         self, file: SegmentFile, now: Tail, encoded: Sequence[EncodedBatch], synced: bool
@@ -606,9 +581,3 @@ class PartitionLog:
         finally:
             if waited:
                 self._lock.release()
-
-
-def _bounds_times(config: TopicConfig) -> bool:
-    """Whether a topic refuses timestamps far from the clock."""
-    narrow = min(config.message_timestamp_before_max_ms, config.message_timestamp_after_max_ms)
-    return config.message_timestamp_type == "CreateTime" and narrow < (1 << 63) - 1

@@ -1,4 +1,4 @@
-"""What a topic refuses about records, and how it is told (A6, A7)."""
+"""What a topic refuses to take, and how it is told (A4, A6, A7)."""
 
 from __future__ import annotations
 
@@ -8,14 +8,47 @@ from typing import TYPE_CHECKING
 
 from embedlog import batch as batches
 from embedlog.batch import EncodedBatch
-from embedlog.errors import InvalidRecordError
+from embedlog.config import TopicConfig
+from embedlog.errors import InvalidRecordError, RecordBatchTooLargeError, RecordTooLargeError
 
 if TYPE_CHECKING:
     from embedlog.log.partition import PartitionLog
 
 
-def check_times(log: PartitionLog, one: EncodedBatch) -> None:
-    """Refuse a batch with a timestamp too far from the clock (A7)."""
+def check(log: PartitionLog, encoded: Sequence[EncodedBatch]) -> None:
+    """Refuse batches that the topic's settings do not allow.
+
+    Raises:
+        RecordTooLargeError: A batch over ``max.message.bytes`` (A4).
+        InvalidRecordError: A6, A7.
+    """
+    for one in encoded:
+        _check_one(log, one)
+    if log.needs_keys and any(one.null_keys for one in encoded):
+        raise _no_key(log, encoded)
+
+
+def _check_one(log: PartitionLog, one: EncodedBatch) -> None:
+    size, config = one.size, log.config
+    if size > config.max_message_bytes:
+        raise RecordTooLargeError(
+            f"a batch of {size} bytes is over max.message.bytes {config.max_message_bytes}",
+            topic=log.topic,
+            partition=log.partition,
+            todo="send less at once, or raise max.message.bytes of the topic",
+        )
+    if size > config.segment_bytes:
+        raise RecordBatchTooLargeError(
+            f"a batch of {size} bytes is over segment.bytes {config.segment_bytes}",
+            topic=log.topic,
+            partition=log.partition,
+            todo="send less at once, or raise segment.bytes of the topic",
+        )
+    if log.bounds_times:
+        _check_times(log, one)
+
+
+def _check_times(log: PartitionLog, one: EncodedBatch) -> None:
     now, config = log.context.clock(), log.config
     oldest = now - config.message_timestamp_before_max_ms
     newest = now + config.message_timestamp_after_max_ms
@@ -29,7 +62,7 @@ def check_times(log: PartitionLog, one: EncodedBatch) -> None:
         )
 
 
-def no_key(log: PartitionLog, encoded: Sequence[EncodedBatch]) -> InvalidRecordError:
+def _no_key(log: PartitionLog, encoded: Sequence[EncodedBatch]) -> InvalidRecordError:
     """Say which records cannot be compacted, counted from the first one given (A6)."""
     firsts = accumulate((one.count for one in encoded), initial=0)
     rows = [
@@ -45,3 +78,9 @@ def no_key(log: PartitionLog, encoded: Sequence[EncodedBatch]) -> InvalidRecordE
         indices=rows,
         todo="give them keys",
     )
+
+
+def bounds_times(config: TopicConfig) -> bool:
+    """Whether a topic refuses timestamps far from the clock."""
+    narrow = min(config.message_timestamp_before_max_ms, config.message_timestamp_after_max_ms)
+    return config.message_timestamp_type == "CreateTime" and narrow < (1 << 63) - 1
