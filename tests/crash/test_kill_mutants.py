@@ -77,17 +77,15 @@ def leave_an_unpublished_tail() -> None:
 
 def publish_before_the_write() -> None:
     """Readers are told of bytes that are not there yet."""
-    real = PartitionLog._commit_locked
 
-    def commit(self: PartitionLog, file: SegmentFile, draft: Any) -> None:
-        if not draft.buffers:
-            real(self, file, draft)
-            return
-        self.context.live.write(draft.publish)
-        self.known = draft.published
-        file.write(draft.buffers, draft.position)
+    def commit(
+        self: PartitionLog, file: SegmentFile, buffers: Any, place: int, _: int, publish: Any
+    ) -> Any:
+        published = self.context.live.write(publish)
+        file.write(buffers, place)
+        return published
 
-    PartitionLog._commit_locked = commit  # type: ignore[method-assign]
+    PartitionLog.commit_locked = commit  # type: ignore[method-assign]
 
 
 def acknowledge_before_the_publish() -> None:
@@ -110,16 +108,16 @@ def acknowledge_before_the_publish() -> None:
 
 def advance_over_a_failed_write() -> None:
     """The position moves on although the bytes were not all written."""
-    real = PartitionLog._commit_locked
+    real = PartitionLog.commit_locked
 
-    def commit(self: PartitionLog, file: SegmentFile, draft: Any) -> None:
+    def commit(self: PartitionLog, *what: Any) -> Any:
         try:
-            real(self, file, draft)
+            return real(self, *what)
         except StorageError:
-            self.context.live.write(draft.publish)
+            self.context.live.write(what[-1])
             raise
 
-    PartitionLog._commit_locked = commit  # type: ignore[method-assign]
+    PartitionLog.commit_locked = commit  # type: ignore[method-assign]
 
 
 def try_a_failed_flush_again() -> None:
