@@ -162,7 +162,7 @@ class Lane:
             self._failed([parcel], error)
         else:
             gathering.seal()
-            self._reports.written(gathering, encoded, receipt, gathering.granted)
+            self._reports.written_alone(gathering, encoded.size, receipt.duplicate)
 
     def _group(self) -> list[Parcel]:
         """Return the batches for one append: no more than the log remembers, for a repeat."""

@@ -10,10 +10,8 @@ from embedlog.producer import sender
 from embedlog.producer.future import Callback, Delivery, Parcel, run_callback
 
 if TYPE_CHECKING:
-    from embedlog.batch import EncodedBatch
     from embedlog.producer import Producer
     from embedlog.producer.queue import Gathering
-    from embedlog.record import Appended
 
 COUNTS = ("records", "batches", "bytes", "errors", "retries", "duplicates")
 
@@ -35,24 +33,29 @@ class Reports:
         self.counts["retries"] += 1
         self._producer.sender.wake()
 
-    def written(
-        self, delivery: Delivery, batch: Parcel | EncodedBatch, receipt: Appended, freed: int
-    ) -> None:
-        """Count a batch that was written; the rest is done after the drain."""
-        counts = self.counts
+    def written_alone(self, gathering: Gathering, size: int, duplicate: bool) -> None:
+        """Count a record that needed no parcel, and tell of it unless it is to be called back."""
+        counts, room = self.counts, self._producer.room
         counts["batches"] += 1
-        counts["records"] += batch.count
-        counts["bytes"] += batch.size
-        if receipt.duplicate:
-            counts["duplicates"] += 1
-        self._settled.append((delivery, freed))
+        counts["records"] += 1
+        counts["bytes"] += size
+        counts["duplicates"] += duplicate
+        with room.lock:
+            room.buffered -= gathering.granted
+            if room.waiters:
+                room.wake_locked()
+            if gathering.callbacks:
+                self._settled.append((gathering, 0))
 
     def settled(self, parcel: Parcel) -> None:
         """Count a batch that was written or failed; the rest is done after the drain."""
+        counts = self.counts
         if parcel.receipt is not None:
-            self.written(parcel.delivery, parcel, parcel.receipt, parcel.size)
-            return
-        if parcel.error is not None:
+            counts["batches"] += 1
+            counts["records"] += parcel.count
+            counts["duplicates"] += parcel.receipt.duplicate
+            counts["bytes"] += parcel.size
+        elif parcel.error is not None:
             self._count_errors(parcel.delivery.queue.topic, parcel.count, parcel.error)
         self._settled.append((parcel.delivery, parcel.size))
 
