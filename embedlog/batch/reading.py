@@ -41,7 +41,7 @@ from embedlog.batch.wire import (
     find_message,
     layout_of,
 )
-from embedlog.checksum import crc32c
+from embedlog.checksum import crc32c, extend
 from embedlog.errors import CorruptBatchError, UnsupportedFormatError
 
 _TABLE = 18
@@ -239,7 +239,7 @@ class Batch:
         if shape is None or start + shape.size > limit:
             return None
         head, magic, crc, sealed = shape.parts(self._source.view, start)
-        if magic != MAGIC or crc != crc32c(sealed) or not sealed.endswith(shape.end):
+        if magic != MAGIC or crc != extend(0, sealed) or not sealed.endswith(shape.end):
             return None
         fields: tuple[Any, ...] = shape.fields(sealed)
         known = shape.known
@@ -375,7 +375,7 @@ class Batch:
             begin = fields[at - 3] if i else 0
             if not begin <= end <= size:
                 source.corrupt(self._start, "its columns lie outside it")
-            if crc32c(slice_(body + begin, end - begin)) != fields[at + 1]:
+            if extend(0, slice_(body + begin, end - begin)) != fields[at + 1]:
                 source.corrupt(self._start, f"the CRC of column {source.layout.names[i]} is wrong")
 
     def _decode(self, pick: Pick) -> Any:
