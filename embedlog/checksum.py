@@ -70,9 +70,9 @@ def _choose() -> tuple[str, Extend]:
 
 
 BACKEND, extend = _choose()
-"""The name of the library in use, and its own function, for small bytes.
+"""The name of the library in use, and its own function, for bytes and Arrow buffers only.
 
-`crc32c` takes any buffer, and a call in Python costs as much as summing up a kilobyte.
+`crc32c` takes any buffer, but a call in Python costs as much as summing up a kilobyte.
 """
 
 

@@ -72,6 +72,15 @@ def test_bytes_are_summed_wherever_they_are(name, holder, monkeypatch):
     assert backends()[name](HOLDERS[holder](data), 5) == crc32c(data, 5)
 
 
+@pytest.mark.parametrize("name", backends())
+def test_bytes_and_arrow_buffers_need_no_detour(name):
+    """The libraries' own functions read them in place: `extend` is called with nothing else."""
+    extend = checksum._load(name)
+
+    for data in (VECTORS[1][0], pa.py_buffer(VECTORS[1][0])):
+        assert extend(0, data) == VECTORS[1][1]
+
+
 def test_what_is_no_buffer_is_refused():
     """A number is not a count of zero bytes."""
     for wrong in (5, "text", None):
