@@ -41,7 +41,7 @@ def append(log: PartitionLog, file: SegmentFile, now: Tail, one: EncodedBatch) -
         or one.flags & HEADERS
     ):
         return None
-    producer_id, stored = one.producer_id, b""
+    producer_id, noted = one.producer_id, None
     if producer_id is not None:
         before, number = producers.get(producer_id), one.base_sequence
         if before is None or number is None:
@@ -51,7 +51,6 @@ def append(log: PartitionLog, file: SegmentFile, now: Tail, one: EncodedBatch) -
             return None
         sent = number, number + one.count - 1 & LAST_SEQUENCE, base, following
         noted = sequence.note(before, epoch, sent, log.context.clock())
-        producers, stored = {**producers, producer_id: noted}, noted.row
     entry = None
     if unindexed > config.index_interval_bytes:
         entry, unindexed = Entry(base, position, newest), 0
@@ -69,13 +68,16 @@ def append(log: PartitionLog, file: SegmentFile, now: Tail, one: EncodedBatch) -
         txn.put(log.tail_key, packed)
         if entry is not None:
             index.put(txn, log.key, segment, entry)
-        if producer_id is not None:
-            txn.put(sequence.key(log.key, producer_id), stored)
+        if noted is not None and producer_id is not None:
+            txn.put(sequence.key(log.key, producer_id), noted.row)
         return number
 
     buffers = one.stamp(base, now.leader_epoch)
     committed = log.commit_locked(file, buffers, position, following, publish)
     if committed < 0:
         return None
+    if noted is not None and producer_id is not None:
+        # After the commit, for then nobody believes the one it was known with any more.
+        producers[producer_id] = noted
     log.known = tuple.__new__(Known, (committed, packed, after, producers))
     return tuple.__new__(Appended, (base, following, None, False))
