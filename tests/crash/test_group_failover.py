@@ -1,0 +1,56 @@
+"""Members of a group that are killed or stopped while they own partitions."""
+
+from __future__ import annotations
+
+import statistics
+
+import pytest
+from support import forks, killing
+from support.cruel import scratch_directory
+from support.failover import (
+    Kill,
+    Stopped,
+    check_member_kill,
+    check_stopped,
+    count_operations,
+    make_topic,
+    takeovers,
+)
+from support.forks import tell
+
+
+@pytest.mark.parametrize("kills", [8, pytest.param(50, marks=pytest.mark.full)])
+def test_the_partitions_of_a_killed_member_go_on_at_once(kills):
+    """P15, M10: from the kill to a survivor's first record; what the timers say does not matter."""
+    with scratch_directory() as directory:
+        times = takeovers(directory / "root", kills)
+    median, worst = statistics.median(times), times[-1]
+    tell(f"{kills} kills: median {median * 1000:.1f} ms, worst {worst * 1000:.1f} ms")
+    assert median <= 0.25
+    assert worst <= 1.0
+
+
+@pytest.mark.parametrize("count", [6, pytest.param(40, marks=pytest.mark.full)])
+def test_a_stopped_member_is_fenced(count):
+    """P14, M21, M22: its session over, others go on; its commit is refused, its partitions lost."""
+    with scratch_directory() as directory:
+        seconds = check_stopped(directory / "root", Stopped(count))
+    tell(f"{count} stopped; all had successors after {seconds:.2f} s")
+
+
+@pytest.mark.parametrize("limit", [60, pytest.param(None, marks=pytest.mark.full)])
+def test_a_member_killed_at_any_operation_leaves_a_group_that_goes_on(limit):
+    """P1, P15: what it said it committed is committed; nobody waits, nothing is left out."""
+    with scratch_directory() as directory:
+        template = directory / "template"
+        made = forks.run(lambda: make_topic(template, 3, records=3))
+        assert made.finding() is None, made.finding()
+        root = directory / "counted"
+        forks.run(lambda: make_topic(root, 3, records=3))
+        counted = forks.run(lambda: count_operations(root))
+        assert counted.finding() is None, counted.finding()
+        cases = [Kill(n, when) for n in range(counted.value) for when in ("before", "after")]
+        check = killing.partial(check_member_kill, template=template)
+        died = forks.spread(forks.evenly(cases, limit), check)
+    tell(f"{sum(died)} of {len(died)} killed, {counted.value} operations in all")
+    assert sum(died) >= 0.9 * len(died)

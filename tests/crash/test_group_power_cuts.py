@@ -1,0 +1,22 @@
+"""P4, P5: what a group committed survives a power cut, as far as was promised."""
+
+from __future__ import annotations
+
+import pytest
+from support.commits import Commits, cut_commits
+from support.fleet import share_out
+
+
+@pytest.mark.parametrize(
+    "states", [300, pytest.param(20_000, marks=pytest.mark.full)], ids="states={}".format
+)
+@pytest.mark.parametrize("durability", ["fsync", "os"])
+def test_commits_survive_a_power_cut(durability, states, record_property):
+    """P4: with fsync, each that returned; P5: with os, those of the last checkpoint, and never
+    one past the end of the log; and the group reads on from there."""
+    cases = [Commits(durability, subscribed, states // 2) for subscribed in (True, False)]
+    outcome = share_out(cut_commits, cases)
+    record_property("states", str(outcome))
+
+    assert not outcome.findings, str(outcome)
+    assert outcome.distinct >= states * 0.8, f"-> {outcome.distinct} states"

@@ -1,0 +1,333 @@
+"""A group whose members come, go, are killed and stopped at random, while somebody writes.
+
+Each member writes down in a journal what it was given, what it read, and what
+it committed, before and after; the journals outlive their writers, and are
+held against each other in the end.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from itertools import pairwise
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import embedlog
+from embedlog.errors import CommitFailedError
+from embedlog.record import TopicPartition
+from support import forks
+from support.roots import encoded
+from support.sharing import Diary, Partitions, Remote
+
+GROUP = "churn"
+WORK_SECONDS = 0.1
+"""At most, for what a poll returned."""
+COMMIT_SECONDS = 0.1
+"""Seldom enough for what was read to be lost with its reader now and then."""
+
+
+class Churn(NamedTuple):
+    """How long, how often, how many."""
+
+    seconds: float = 60.0
+    pause: float = 0.1
+    """Seconds from one event to the next."""
+    members: int = 6
+    partitions: int = 12
+    session_ms: int = 1000
+    stops: tuple[float, ...] = (0.02, 0.2, 0.5, 1.6)
+    """Seconds that somebody is stopped; if all are shorter than the session, nobody is lost."""
+    strategy: str = "cooperative-sticky"
+    seed: int = 1
+
+
+# One member
+
+
+class _Journal:
+    """Lines that are in the file as soon as they are written."""
+
+    def __init__(self, path: Path) -> None:
+        self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+
+    def put(self, lines: list[str]) -> None:
+        os.write(self._fd, "".join(f"{line}\n" for line in lines).encode())
+
+
+class Worker:
+    """What a member does: read, write down, commit, until it is told to leave."""
+
+    def __init__(self, case: Churn, directory: Path, life: int) -> None:
+        self._journal = _Journal(directory / f"member-{life}")
+        self._log = embedlog.open(directory / "root")
+        self._read: Partitions = set()
+        self._dice = random.Random(life)
+        self.member = self._log.consumer(
+            group_id=GROUP,
+            auto_offset_reset="earliest",
+            enable_auto_commit=False,
+            session_timeout_ms=case.session_ms,
+            heartbeat_interval_ms=case.session_ms // 8,
+            partition_assignment_strategy=case.strategy,
+            client_id=f"life{life}",
+        )
+        listener = Diary(assigned=self._given, revoked=self._revoked, lost=self._lost)
+        self.member.subscribe(["t"], listener=listener)
+
+    def run(self, pipe: Connection) -> None:
+        pipe.send("here")
+        committed = time.monotonic()
+        while not pipe.poll(0):
+            found = self.member.poll(50)
+            self._journal.put(
+                [f"r {tp[1]} {rows[0].offset} {rows[-1].offset}" for tp, rows in found.items()]
+            )
+            self._read |= set(found)
+            # Work takes its time: most stops come here, and the next thing is a commit.
+            time.sleep(self._dice.random() * WORK_SECONDS if found else 0)
+            if self._read and time.monotonic() - committed > COMMIT_SECONDS:
+                self.commit(self._read & self.member.assignment())
+                self._read, committed = set(), time.monotonic()
+        self.member.close()
+        self._log.close()
+
+    def _given(self, given: Partitions) -> None:
+        now = time.monotonic_ns()
+        self._journal.put([f"a {tp.partition} {self.member.position(tp)} {now}" for tp in given])
+
+    def _revoked(self, given: Partitions) -> None:
+        kind = "revoked" if self.commit(given) else "lost"
+        self._journal.put([f"e {tp.partition} {kind}" for tp in given])
+
+    def _lost(self, given: Partitions) -> None:
+        self._journal.put([f"e {tp.partition} lost" for tp in given])
+
+    def commit(self, given: Partitions) -> bool:
+        offsets = {tp: self.member.position(tp) for tp in given}
+        now = time.monotonic_ns()
+        lines = [f"{tp.partition} {offset} {now}" for tp, offset in offsets.items()]
+        self._journal.put([f"b {line}" for line in lines])
+        try:
+            self.member.commit(offsets)
+        except CommitFailedError as error:
+            self._journal.put([f"x {error}"])
+            return False
+        self._journal.put([f"c {line}" for line in lines])
+        return True
+
+
+def _write(case: Churn, directory: Path, pipe: Connection) -> None:
+    """Append to all partitions until told to stop."""
+    dice = random.Random(case.seed)
+    with embedlog.open(directory / "root") as log:
+        pipe.send("here")
+        while not pipe.poll(0.002):
+            number = dice.randrange(case.partitions)
+            log.partition("t", number).append([encoded(*[b"v"] * dice.randint(1, 5))])
+
+
+# All of them
+
+
+class _Slot:
+    """A place that some member takes, most of the time."""
+
+    def __init__(self, case: Churn, directory: Path, number: int) -> None:
+        self._case, self._directory, self._number, self._life = case, directory, number, 0
+        self.remote: Remote | None = None
+        self.stopped_until: float | None = None
+        self.leaving = False
+
+    def start(self) -> None:
+        self._life += 1
+        life = self._number * 10_000 + self._life
+        case, directory = self._case, self._directory
+        self.remote = Remote(lambda pipe: Worker(case, directory, life).run(pipe))
+
+    def kill(self) -> None:
+        assert self.remote is not None
+        remote, self.remote = self.remote, None
+        remote.kill()
+
+    def stop(self, until: float) -> None:
+        assert self.remote is not None
+        self.remote.stop()
+        self.stopped_until = until
+
+    def go_on(self) -> None:
+        if self.remote is not None and self.stopped_until is not None:
+            self.remote.go_on()
+        self.stopped_until = None
+
+    def leave(self) -> None:
+        assert self.remote is not None
+        self.remote.say("leave")
+        self.leaving = True
+
+    def left(self) -> bool:
+        """Whether it has left by now; that takes longer while one that is stopped has a lock."""
+        if self.remote is not None and self.leaving and self.remote.over():
+            remote, self.remote, self.leaving = self.remote, None, False
+            remote.end()
+        return self.remote is None
+
+
+def check_churn(case: Churn, directory: Path) -> Counter[str]:
+    """Let it run; then hold the journals against the log, and against each other."""
+    with embedlog.open(directory / "root") as log:
+        log.create_topic("t", case.partitions)
+    slots = [_Slot(case, directory, number) for number in range(case.members)]
+    writer = Remote(lambda pipe: _write(case, directory, pipe))
+    writer.hear()
+    try:
+        done = _disturb(case, slots)
+        writer.say("stop")
+        writer.end()
+        for slot in slots:
+            slot.go_on()
+            if slot.left():
+                slot.start()
+        ends = _wait_until_read(case, directory)
+        for slot in slots:
+            if not slot.leaving:
+                slot.leave()
+        forks.until(lambda: all(slot.left() for slot in slots))
+    finally:
+        for slot in slots:
+            if slot.remote is not None:
+                slot.go_on()
+                slot.kill()
+    done += _compare(ends, directory)
+    return done
+
+
+def _disturb(case: Churn, slots: list[_Slot]) -> Counter[str]:
+    done, dice = Counter[str](), random.Random(case.seed)
+    until = time.monotonic() + case.seconds
+    while (now := time.monotonic()) < until:
+        for slot in slots:
+            if slot.stopped_until is not None and now >= slot.stopped_until:
+                slot.go_on()
+        slot = dice.choice(slots)
+        if slot.left():
+            slot.start()
+            done["joins"] += 1
+        elif slot.stopped_until is None and not slot.leaving:
+            what = dice.choice(("kills", "stops", "leaves"))
+            done[what] += 1
+            if what == "kills":
+                slot.kill()
+            elif what == "leaves":
+                slot.leave()
+            else:
+                slot.stop(now + dice.choice(case.stops))
+        time.sleep(max(0.0, case.pause - (time.monotonic() - now)))
+    return done
+
+
+def _wait_until_read(case: Churn, directory: Path) -> list[int]:
+    with embedlog.open(directory / "root") as log:
+        ends = [log.partition("t", number).end_offset() for number in range(case.partitions)]
+        watcher = log.consumer(group_id=GROUP)
+        wanted = [end or None for end in ends]
+        places = [TopicPartition("t", number) for number in range(case.partitions)]
+        forks.until(lambda: [watcher.committed(tp) for tp in places] == wanted, 30)
+    return ends
+
+
+# What the journals say
+
+
+@dataclass
+class Tenure:
+    """One member's time with one partition."""
+
+    life: str
+    partition: int
+    begin: int
+    """The offset it began at."""
+    given_ns: int
+    runs: list[tuple[int, int]] = field(default_factory=list)
+    commits: list[tuple[int, int]] = field(default_factory=list)
+    """Offset, and when the call began; of those that succeeded."""
+    end: str = "killed"
+
+
+def _tenures(directory: Path, done: Counter[str]) -> list[Tenure]:
+    found = []
+    for path in sorted(directory.glob("member-*")):
+        having: dict[int, Tenure] = {}
+        for line in path.read_text().splitlines():
+            kind, *rest = line.split(" ")
+            if kind == "x":
+                done["refused"] += 1
+                continue
+            number = int(rest[0])
+            if kind == "a":
+                having[number] = Tenure(path.name, number, int(rest[1]), int(rest[2]))
+                found.append(having[number])
+            elif kind == "r":
+                having[number].runs.append((int(rest[1]), int(rest[2])))
+            elif kind == "c":
+                having[number].commits.append((int(rest[1]), int(rest[2])))
+            elif kind == "e":
+                having.pop(number).end = rest[1]
+    return sorted(found, key=lambda tenure: tenure.given_ns)
+
+
+def _compare(ends: list[int], directory: Path) -> Counter[str]:
+    done = Counter[str]()
+    tenures = _tenures(directory, done)
+    done["tenures"] = len(tenures)
+    for tenure in tenures:
+        done[f"ended {tenure.end}"] += 1
+        _check_order(tenure)
+    for number, end in enumerate(ends):
+        own = [tenure for tenure in tenures if tenure.partition == number]
+        _check_commits(own)
+        done += _count(own, end)
+    return done
+
+
+def _check_order(tenure: Tenure) -> None:
+    due = tenure.begin
+    for first, last in tenure.runs:
+        assert first == due, f"{tenure}: read {first} when {due} was due"
+        due = last + 1
+    for (before, _), (after, _) in pairwise(tenure.commits):
+        assert before <= after, f"{tenure}: a commit went back"
+
+
+def _check_commits(own: list[Tenure]) -> None:
+    """No commit that began after somebody else was given the partition did land."""
+    for tenure, after in pairwise(own):
+        for offset, began in tenure.commits:
+            assert began < after.given_ns, f"{tenure} committed {offset} as {after} had it"
+        if tenure.commits:
+            assert after.begin >= tenure.commits[-1][0], f"{after} began before {tenure} committed"
+
+
+def _count(own: list[Tenure], end: int) -> Counter[str]:
+    """All was read; what was read twice was first read by somebody who did not leave cleanly."""
+    done, readers = Counter[str](), dict[int, list[Tenure]]()
+    for tenure in own:
+        for first, last in tenure.runs:
+            for offset in range(first, last + 1):
+                readers.setdefault(offset, []).append(tenure)
+    assert sorted(readers) == list(range(end)), "records were never read"
+    for offset, found in readers.items():
+        done["records"] += 1
+        done["twice"] += len(found) - 1
+        for tenure in found[:-1]:
+            done["twice after a clean end"] += tenure.end == "revoked"
+            assert tenure.end != "revoked", f"offset {offset} of {tenure} was read again by {found}"
+    return done
+
+
+def told(done: Counter[str]) -> dict[str, Any]:
+    return dict(sorted(done.items()))

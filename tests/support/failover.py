@@ -1,0 +1,234 @@
+"""Members that die or stop while they own partitions, and those who take over."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import time
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import embedlog
+from embedlog.errors import CommitFailedError
+from embedlog.files import Files
+from embedlog.log import mending
+from embedlog.record import TopicPartition
+from support import forks
+from support.cruel import CruelFiles
+from support.roots import encoded
+from support.sharing import Diary, Remote, partitions, shared_out
+
+GROUP = "g"
+STICKY = {"partition_assignment_strategy": "cooperative-sticky"}
+BY_HAND = {"auto_offset_reset": "earliest", "enable_auto_commit": False, **STICKY}
+
+
+def make_topic(path: Path, count: int, records: int = 0) -> None:
+    with embedlog.open(path) as log:
+        log.create_topic("t", count)
+        for number in range(count):
+            for _ in range(records):
+                log.partition("t", number).append([encoded(b"a", b"b")])
+
+
+# P15: killed
+
+
+def _own(path: Path, pipe: Connection) -> None:
+    """Join, say what it owns once it has its share, and hold it until the end."""
+    member = embedlog.open(path).consumer("t", group_id=GROUP, **BY_HAND)
+    while len(member.assignment()) != 1:
+        member.poll(5)
+    pipe.send(sorted(member.assignment()))
+    pipe.recv()
+
+
+def takeover(path: Path, survivor: Any, log: Any) -> float:
+    """Kill an owner; return after how many seconds a record of its came to the survivor."""
+    with Remote(lambda pipe: _own(path, pipe)) as owner:
+        forks.until(lambda: survivor.poll(0) is not None and owner.hears())
+        (lost,) = owner.hear()
+        log.partition(*lost).append([encoded(b"v")])
+        started = time.monotonic()
+        os.kill(owner.pid, signal.SIGKILL)
+        while lost not in survivor.poll(1000):
+            assert time.monotonic() - started < 20
+        elapsed = time.monotonic() - started
+        survivor.commit()
+        return elapsed
+
+
+def takeovers(path: Path, count: int) -> list[float]:
+    """Kill owners, one after the other; returns how long each take-over took, sorted."""
+    make_topic(path, 2)
+    with embedlog.open(path) as log:
+        survivor = log.consumer("t", group_id=GROUP, **BY_HAND)
+        return sorted(takeover(path, survivor, log) for _ in range(count))
+
+
+# P14: stopped
+
+
+class Stopped(NamedTuple):
+    """So many owners, each of a group of its own, are stopped at once."""
+
+    count: int
+    session_ms: int = 400
+
+
+def _own_a_group(path: Path, number: int, case: Stopped, pipe: Connection) -> None:
+    """Own everything, be stopped, then try to commit; say what came of it."""
+    diary = Diary()
+    log = embedlog.open(path)
+    member = log.consumer(group_id=f"g{number}", **_timers(case), **BY_HAND)
+    member.subscribe(["t"], listener=diary)
+    member.poll(0)
+    owned = member.assignment()
+    pipe.send(len(owned))
+    pipe.recv()
+    try:
+        member.commit()
+        refused = False
+    except CommitFailedError:
+        refused = True
+    diary.taken()
+    member.poll(0)
+    pipe.send((refused, diary.taken()[0] == ("lost", owned)))
+    log.close()
+
+
+def _timers(case: Stopped) -> dict[str, Any]:
+    return {"session_timeout_ms": case.session_ms, "heartbeat_interval_ms": case.session_ms // 3}
+
+
+def check_stopped(path: Path, case: Stopped) -> float:
+    """Stop owners for longer than their session; returns the seconds until all had successors."""
+    make_topic(path, 2, records=3)
+    owners = [
+        Remote(lambda pipe, number=number: _own_a_group(path, number, case, pipe))
+        for number in range(case.count)
+    ]
+    try:
+        for owner in owners:
+            assert owner.hear() == 2
+        with embedlog.open(path) as log:
+            heirs = [
+                log.consumer("t", group_id=f"g{number}", **_timers(case), **BY_HAND)
+                for number in range(case.count)
+            ]
+            started = time.monotonic()
+            for owner in owners:
+                owner.stop()
+            for heir in heirs:
+                shared_out([heir], partitions("t", 2))
+                heir.commit({TopicPartition("t", 0): 5, TopicPartition("t", 1): 6})
+            elapsed = time.monotonic() - started
+            for owner in owners:
+                owner.go_on()
+                owner.say("commit")
+            for owner in owners:
+                assert owner.hear() == (True, True), "it committed, or was not told of the loss"
+                owner.end()
+            for heir in heirs:
+                assert heir.committed(TopicPartition("t", 0)) == 5
+                assert heir.committed(TopicPartition("t", 1)) == 6
+        return elapsed
+    finally:
+        for owner in owners:
+            owner.__exit__()
+
+
+# Killed at any operation
+
+
+class Kill(NamedTuple):
+    """Kill the process before or after its so-manieth operation."""
+
+    n: int
+    when: str
+
+
+def _live(root: Path, notes: Path, seam: Any) -> None:
+    """A member's life: join, read, commit, share with another one, and leave."""
+    fd = os.open(notes, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+
+    def commit(member: Any, offset: int) -> None:
+        owned = sorted(member.assignment())
+        for kind in ("b", "c"):
+            if kind == "c":
+                member.commit(dict.fromkeys(owned, offset))
+            os.write(fd, "".join(f"{kind} {tp.partition} {offset}\n" for tp in owned).encode())
+
+    log = embedlog.open(root, files=seam)
+    first = log.consumer("t", group_id=GROUP, **BY_HAND)
+    first.poll(0)
+    commit(first, 1)
+    second = log.consumer("t", group_id=GROUP, **BY_HAND)
+    shared_out([first, second], partitions("t", 3), each=1)
+    for member in (first, second):
+        commit(member, 2)
+    first.close()
+    shared_out([second], partitions("t", 3))
+    commit(second, 3)
+    second.unsubscribe()
+    log.close()
+
+
+def count_operations(root: Path) -> int:
+    """How many operations such a life has, more or less: some are those of a thread."""
+    made: list[CruelFiles] = []
+
+    def seam(path: Any, **how: Any) -> CruelFiles:
+        made.append(CruelFiles(path, **how))
+        return made[-1]
+
+    _live(root, root.with_suffix(".notes"), seam)
+    return made[-1].count()
+
+
+def check_member_kill(case: Kill, *, template: Path) -> bool:
+    """Kill a member; another one gets all of it, and reads on from what was committed."""
+    root = template.with_name(f"run-{os.getpid()}")
+    notes = root.with_suffix(".notes")
+    _copy(template, root)
+    notes.unlink(missing_ok=True)
+
+    def seam(path: Any, **how: Any) -> CruelFiles:
+        files = CruelFiles(path, **how)
+        files.kill_at(case.n, case.when)
+        return files
+
+    end = forks.run(lambda: _live(root, notes, seam))
+    assert end.killed or end.finding() is None, end.finding()
+    judged = forks.run(lambda: _judge(root, notes))
+    assert judged.finding() is None, judged.finding()
+    return end.killed
+
+
+def _copy(template: Path, root: Path) -> None:
+    shutil.rmtree(root, ignore_errors=True)
+    shutil.copytree(template, root)
+    # A copy would count as another root, as after a reboot.
+    files = Files(root)
+    (root / mending.BOOT_FILE).write_bytes(mending._boot(files))
+    files.close_all()
+
+
+def _judge(root: Path, notes: Path) -> None:
+    done, begun = [0, 0, 0], [0, 0, 0]
+    for line in notes.read_text().splitlines() if notes.exists() else ():
+        kind, number, offset = line.split()
+        (done if kind == "c" else begun)[int(number)] = int(offset)
+    with embedlog.open(root) as log:
+        heir, found = log.consumer("t", group_id=GROUP, **BY_HAND), [[], [], []]
+        started = time.monotonic()
+        while any(len(records) == 0 or records[-1] < 5 for records in found):
+            assert time.monotonic() - started < 5, f"it has {heir.assignment()}, and {found}"
+            for tp, records in heir.poll(100).items():
+                found[tp.partition] += [record.offset for record in records]
+        for number, records in enumerate(found):
+            assert done[number] <= records[0] <= begun[number], f"{records} after {begun}"
+            assert records == list(range(records[0], 6))
+        assert log.verify() == []

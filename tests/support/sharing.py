@@ -1,0 +1,199 @@
+"""Consumers in groups for tests: members, listeners that keep a diary, members elsewhere."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterable
+from multiprocessing.connection import Connection
+from typing import Any
+
+from embedlog.consumer import Consumer, ConsumerRebalanceListener
+from embedlog.record import TopicPartition
+from support import forks
+
+PATIENCE = 20.0
+Partitions = set[TopicPartition]
+
+
+class Diary(ConsumerRebalanceListener):
+    """Writes down what it is told, and does what the test wants meanwhile.
+
+    Args:
+        does: What to do by the kind of call, with the partitions.
+    """
+
+    def __init__(self, **does: Callable[[Partitions], Any]) -> None:
+        self.entries: list[tuple[str, Partitions]] = []
+        self._does = does
+
+    def on_partitions_revoked(self, revoked: Partitions) -> None:
+        self._note("revoked", revoked)
+
+    def on_partitions_assigned(self, assigned: Partitions) -> None:
+        self._note("assigned", assigned)
+
+    def on_partitions_lost(self, lost: Partitions) -> None:
+        self._note("lost", lost)
+
+    def _note(self, kind: str, partitions: Partitions) -> None:
+        self.entries.append((kind, partitions))
+        if kind in self._does:
+            self._does[kind](partitions)
+
+    def taken(self) -> list[tuple[str, Partitions]]:
+        """Return the entries since the last call."""
+        entries, self.entries = self.entries, []
+        return entries
+
+
+def partitions(topic: str, count: int) -> Partitions:
+    return {TopicPartition(topic, number) for number in range(count)}
+
+
+def shared_out(
+    consumers: Iterable[Consumer], wanted: Partitions, *, each: int | None = None
+) -> int:
+    """Poll until all of it is assigned, to nobody twice; returns how many records came meanwhile.
+
+    Args:
+        each: How many partitions each of them is to have at least.
+    """
+    listed, came = list(consumers), 0
+
+    def fair() -> bool:
+        nonlocal came
+        for one in listed:
+            came += sum(map(len, one.poll(0).values()))
+        having = [one.assignment() for one in listed]
+        found = set().union(*having)
+        assert sum(map(len, having)) == len(found), f"a partition has two owners: {having}"
+        return found == wanted and (each is None or min(map(len, having)) >= each)
+
+    forks.until(fair, PATIENCE)
+    return came
+
+
+def drained(consumer: Consumer, **options: Any) -> list[Any]:
+    """Poll until nothing comes, and return the records."""
+    found: list[Any] = []
+    while got := consumer.poll(**options):
+        for records in got.values():
+            found += records
+    return found
+
+
+class Remote:
+    """A forked child that talks with its parent through a pipe.
+
+    Args:
+        work: Is given the child's end of the pipe.
+    """
+
+    def __init__(self, work: Callable[[Connection], Any]) -> None:
+        self._pipe, theirs = multiprocessing.Pipe()
+        self._child = forks.Child(lambda: work(theirs))
+        theirs.close()
+        self.pid = self._child.pid
+        self._over = False
+
+    def say(self, what: Any) -> None:
+        self._pipe.send(what)
+
+    def hear(self, seconds: float = PATIENCE) -> Any:
+        """Return what the child says next; fails with what it died of, if it did."""
+        if self._pipe.poll(seconds):
+            try:
+                return self._pipe.recv()
+            except EOFError:
+                end = self._child.end()
+                self._over = True
+                raise AssertionError(f"the child is gone: {end.finding()}") from None
+        raise AssertionError("the child says nothing")
+
+    def hears(self) -> bool:
+        """Whether the child said something."""
+        return self._pipe.poll(0)
+
+    def stop(self) -> None:
+        os.kill(self.pid, signal.SIGSTOP)
+        assert self._child.stopped()
+
+    def go_on(self) -> None:
+        self._child.go_on()
+
+    def kill(self) -> float:
+        """Kill it, and return when, by the monotonic clock."""
+        now = time.monotonic()
+        os.kill(self.pid, signal.SIGKILL)
+        self._over = True
+        self._child.end()
+        return now
+
+    def over(self) -> bool:
+        """Whether it is done; `end` must be called after."""
+        how = os.WEXITED | os.WNOWAIT | os.WNOHANG
+        return os.waitid(os.P_PID, self.pid, how) is not None
+
+    def end(self) -> Any:
+        """Wait until it is done, and return what it returned."""
+        self._over = True
+        end = self._child.end()
+        assert end.finding() is None, end.finding()
+        return end.value
+
+    def __enter__(self) -> Remote:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if not self._over:
+            self.kill()
+        self._pipe.close()
+
+
+# Many groups side by side
+
+
+class Crowd:
+    """Threads that are members of many groups; each reads until it is told to stop.
+
+    Args:
+        log: Where.
+        groups: How many groups.
+        members: How many members of each.
+    """
+
+    def __init__(self, log: Any, groups: int, members: int) -> None:
+        self.found: list[list[tuple[int, int]]] = [[] for _ in range(groups)]
+        self._done = threading.Event()
+        self._errors: list[BaseException] = []
+        self._threads = [
+            threading.Thread(target=self._work, args=(log, number))
+            for number in range(groups)
+            for _ in range(members)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def _work(self, log: Any, number: int) -> None:
+        try:
+            options = {"auto_offset_reset": "earliest", "auto_commit_interval_ms": 50}
+            with log.consumer("t", group_id=f"g{number}", **options) as member:
+                while not self._done.is_set():
+                    for records in member.poll(100, max_records=20).values():
+                        # A list is extended in one step, so threads may share it.
+                        self.found[number] += [(one.partition, one.offset) for one in records]
+        except BaseException as error:  # noqa: BLE001 - raised again by `end`
+            self._errors.append(error)
+
+    def end(self) -> list[list[tuple[int, int]]]:
+        """Let all leave, and return what each group has read."""
+        self._done.set()
+        for thread in self._threads:
+            thread.join()
+        for error in self._errors:
+            raise error
+        return self.found

@@ -1,0 +1,1447 @@
+"""Consumers that share topics as a group: subscribing, committing, listeners, members."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import multiprocessing
+import pickle
+import threading
+import time
+
+import pytest
+from support import forks
+from support.children import in_child
+from support.roots import abandon, fill, healthy, open_root
+from support.sharing import Diary, Remote, drained, partitions, shared_out
+
+import embedlog
+from embedlog.config import TopicConfig
+from embedlog.consumer import Consumer
+from embedlog.consumer.grouped import group_of
+from embedlog.errors import (
+    ClosedError,
+    CommitFailedError,
+    FencedInstanceIdError,
+    IllegalStateError,
+    InvalidConfigError,
+    InvalidGroupIdError,
+    OffsetMetadataTooLargeError,
+    UnknownTopicOrPartitionError,
+    WakeupError,
+)
+from embedlog.record import OffsetAndMetadata, TopicPartition
+
+T0, T1, T2, T3 = (TopicPartition("t", number) for number in range(4))
+COOPERATIVE = {"partition_assignment_strategy": "cooperative-sticky"}
+
+
+@pytest.fixture
+def root(tmp_path):
+    """A root that is healthy afterwards, in which no thread of a member is left."""
+    root = open_root(tmp_path / "root")
+    yield root
+    assert healthy(root)
+    abandon(root)
+
+
+@pytest.fixture
+def join(root):
+    """Makes consumers of the group ``g``, which begin at the beginning; closed afterwards."""
+    made = []
+
+    def join(*topics, **config):
+        options = {"group_id": "g", "auto_offset_reset": "earliest", "enable_auto_commit": False}
+        # Members are in the order of their ids (M26): here, in the order they were made.
+        options["client_id"] = f"m{len(made)}"
+        made.append(Consumer(root, *topics, **{**options, **config}))
+        return made[-1]
+
+    yield join
+    for one in made:
+        one.close(autocommit=False)
+    left = [each.name for each in threading.enumerate() if each.name.startswith("embedlog-heart")]
+    assert left == []
+
+
+def make(root, topic="t", count=2, batches=2, size=2):
+    """Make a topic, the same records in each partition."""
+    root.create_topic(topic, count, TopicConfig())
+    for number in range(count):
+        fill(root.partition(topic, number), batches, size=size)
+
+
+def group(root, name="g"):
+    return group_of(root, name)
+
+
+def committed(root, one=T0, name="g"):
+    found = group(root, name).committed([one])[one]
+    return None if found is None else found.position.offset
+
+
+# Subscribing
+
+
+def test_members_share_the_partitions_and_each_record_comes_once(root, join):
+    """M11, E9: together they read everything, each partition at one of them."""
+    make(root, count=4)
+    members = [join("t") for _ in range(2)]
+
+    came = shared_out(members, partitions("t", 4), each=2)
+    records = [record for one in members for record in drained(one)]
+
+    assert came + len(records) >= 16
+    assert {one.position(tp) for one in members for tp in one.assignment()} == {4}
+
+
+def test_a_pattern_must_fit_the_whole_name(root, join):
+    """E17: internal topics are hidden, and topics that come later are joined."""
+    for name in ("ab", "abc", "xab", "__ab"):
+        make(root, name, 1)
+    member = join()
+    member.subscribe(pattern="_*ab.?")
+    member.poll(0)
+    assert {tp.topic for tp in member.assignment()} == {"ab", "abc"} == member.subscription()
+
+    make(root, "abd", 1)
+    root.delete_topic("abc")
+    shared_out([member], {TopicPartition("ab", 0), TopicPartition("abd", 0)})
+
+    seeing = join(group_id="h", exclude_internal_topics=False)
+    seeing.subscribe(pattern="__.*")
+    seeing.poll(0)
+    assert seeing.assignment() == {TopicPartition("__ab", 0)}
+
+
+def test_a_new_subscription_takes_the_place_of_the_old_one_at_the_next_poll(root, join):
+    """E16: nothing changes before; what both name stays, with its position."""
+    for name in ("a", "b", "c"):
+        make(root, name, 1)
+    a, b, c = (TopicPartition(name, 0) for name in "abc")
+    member = join("a", "b", **COOPERATIVE)
+    drained(member)
+    member.seek(b, 1)
+
+    member.subscribe(["b", "c"])
+    assert member.assignment() == {a, b}
+    assert member.subscription() == {"b", "c"}
+    records = member.poll(0)
+
+    assert member.assignment() == {b, c}
+    assert [record.offset for record in records[b]] == [1, 2, 3]
+    assert [record.offset for record in records[c]] == [0, 1, 2, 3]
+
+
+def test_to_subscribe_to_nothing_is_to_unsubscribe(root, join):
+    """E16: the member leaves at once, and partitions may be assigned by hand then."""
+    make(root)
+    member, other = join("t"), join("t")
+    shared_out([member, other], partitions("t", 2), each=1)
+
+    member.subscribe([])
+
+    assert (member.subscription(), member.assignment()) == (set(), set())
+    with pytest.raises(IllegalStateError):
+        member.poll(0)
+    shared_out([other], partitions("t", 2))
+    member.assign([T0])
+    assert len(member.poll(0)[T0]) == 4
+
+
+def test_subscribing_and_assigning_exclude_each_other(root, join):
+    """E16, until unsubscribe."""
+    make(root)
+    subscribed, assigned = join("t"), join()
+    assigned.assign([T0])
+
+    with pytest.raises(IllegalStateError):
+        subscribed.assign([T0])
+    for wrong in ({"topics": ["t"]}, {"pattern": "t"}):
+        with pytest.raises(IllegalStateError):
+            assigned.subscribe(**wrong)
+    with pytest.raises(IllegalStateError):
+        join().subscribe(["t"], pattern="t")
+    assigned.unsubscribe()
+    assigned.subscribe(["t"])
+    assert shared_out([assigned], partitions("t", 2)) == 8
+
+
+@pytest.mark.parametrize(
+    ("given", "error"),
+    [
+        ({"topics": "t"}, TypeError),
+        ({"topics": [7]}, TypeError),
+        ({"topics": [" "]}, ValueError),
+        ({"topics": ["t"], "listener": print}, TypeError),
+        ({"pattern": "("}, Exception),
+    ],
+    ids=str,
+)
+def test_a_wrong_subscription_is_refused_and_the_old_one_stays(root, join, given, error):
+    """E16: null and blank names are errors."""
+    make(root)
+    member = join("t")
+    member.poll(0)
+
+    with pytest.raises(error):
+        member.subscribe(**given)
+
+    assert member.subscription() == {"t"}
+    assert len(drained(member)) == 0
+    assert member.assignment() == {T0, T1}
+
+
+def test_without_a_group_there_is_no_subscription_and_no_commit(root):
+    """E18: what only a group could do is refused."""
+    make(root)
+    alone = Consumer(root, "t")
+    for call in (
+        lambda: alone.subscribe(["t"]),
+        alone.commit,
+        alone.commit_async,
+        lambda: alone.committed(T0),
+    ):
+        with pytest.raises(InvalidGroupIdError):
+            call()
+    with pytest.raises(InvalidConfigError):
+        Consumer(root, "t", enable_auto_commit=True)
+    assert alone.group_metadata() == (None, -1, "", None)
+    alone.close()
+
+
+@pytest.mark.parametrize("name", ["", "\0", "x" * 201, "a\0b"])
+def test_a_bad_group_id_is_refused_when_the_consumer_is_made(root, name):
+    with pytest.raises((InvalidGroupIdError, InvalidConfigError)):
+        Consumer(root, "t", group_id=name)
+
+
+def test_a_topic_that_does_not_exist_is_waited_for(root, join):
+    """E19: silently; all of it is read when it comes."""
+    member = join("t")
+    assert member.poll(0) == {}
+    assert member.assignment() == set()
+
+    with forks_to_come(lambda: make(root)):
+        records = member.poll(5000)
+
+    assert sum(map(len, records.values())) + len(drained(member)) == 8
+
+
+def forks_to_come(work):
+    """A thread that does something in a moment, while the block waits for it."""
+
+    class Soon:
+        def __enter__(self):
+            self._timer = threading.Timer(0.05, work)
+            self._timer.start()
+
+        def __exit__(self, *_):
+            self._timer.join()
+
+    return Soon()
+
+
+def test_a_topic_is_made_if_that_was_asked_for(root, join):
+    """E19: allow_auto_create_topics, when it is set."""
+    join("asked", allow_auto_create_topics=True).poll(0)
+    join("not-asked").poll(0)
+
+    assert list(root.topics()) == ["asked"]
+
+
+@pytest.mark.parametrize("strategy", ["range", "roundrobin", "sticky", "cooperative-sticky"])
+def test_a_topic_that_grows_is_shared_out_anew(root, join, strategy):
+    """M16: whoever polls next notices, and everybody reads on."""
+    make(root)
+    members = [join("t", partition_assignment_strategy=strategy) for _ in range(2)]
+    shared_out(members, partitions("t", 2), each=1)
+
+    root.grow_topic("t", 6)
+    fill(root.partition("t", 5), 1)
+
+    assert shared_out(members, partitions("t", 6), each=3) >= 1
+
+
+def test_a_topic_that_is_deleted_leaves_and_comes_back_from_its_beginning(root, join):
+    """A38, M16: what was committed for the old one does not count for the new one."""
+    make(root)
+    make(root, "u")
+    member = join("t", "u", **COOPERATIVE)
+    shared_out([member], partitions("t", 2) | partitions("u", 2))
+    drained(member)
+    member.commit()
+
+    root.delete_topic("t")
+    shared_out([member], partitions("u", 2))
+    make(root, count=1)
+    came = shared_out([member], partitions("t", 1) | partitions("u", 2))
+
+    assert came + len(drained(member)) == 4
+    assert member.committed(T0) is None
+
+
+def test_two_groups_do_not_see_each_other(root, join):
+    """M17: each has all partitions, and commits of its own."""
+    make(root)
+    first, second = join("t"), join("t", group_id="h")
+
+    shared_out([first], partitions("t", 2))
+    shared_out([second], partitions("t", 2))
+    first.commit()
+
+    assert first.committed(T0) == 4
+    assert second.committed(T0) is None
+
+
+# Committing
+
+
+def test_a_commit_is_where_the_group_goes_on(root, join):
+    """E2, E4: also after a member is gone; auto_offset_reset is not asked then."""
+    make(root, count=1)
+    member = join("t")
+    member.poll(0, max_records=3)
+    member.commit()
+    member.close()
+
+    after = join("t", auto_offset_reset="none")
+
+    assert [record.offset for record in after.poll(0)[T0]] == [3]
+    assert after.committed(T0) == 3
+
+
+def test_a_commit_of_zero_counts(root, join):
+    """E2: the reset policy is not used even then."""
+    make(root, count=1)
+    first = join("t")
+    first.poll(0)
+    first.commit({T0: 0})
+    first.close()
+
+    assert len(join("t", auto_offset_reset="latest").poll(0)[T0]) == 4
+
+
+def test_what_was_committed_comes_back_as_it_was(root, join):
+    """E4: metadata and leader epoch; kafka-python's -1 is no epoch."""
+    make(root)
+    member = join("t")
+    shared_out([member], partitions("t", 2))
+
+    member.commit({T0: OffsetAndMetadata(1, "note ☃", 7), T1: OffsetAndMetadata(2, "", -1)})
+
+    assert member.committed(T0) == 1
+    assert member.committed(T0, metadata=True) == OffsetAndMetadata(1, "note ☃", 7)
+    assert member.committed(T1, metadata=True) == OffsetAndMetadata(2, "", None)
+
+
+def test_committed_needs_no_assignment_and_is_none_without_a_commit(root, join):
+    """E4."""
+    make(root)
+    assert join().committed(T1) is None
+    with pytest.raises(UnknownTopicOrPartitionError):
+        join().committed(TopicPartition("t", 2))
+    with pytest.raises(TypeError):
+        join().committed("t")
+
+
+@pytest.mark.parametrize(
+    ("given", "error"),
+    [
+        ({T0: OffsetAndMetadata(-1)}, ValueError),
+        ({T0: OffsetAndMetadata(1, "x" * 4097)}, OffsetMetadataTooLargeError),
+        ({T0: "1"}, TypeError),
+        ({"t": 1}, TypeError),
+        ([T0], TypeError),
+        ({TopicPartition("u", 0): 1}, UnknownTopicOrPartitionError),
+        ({T1: 1, TopicPartition("t", 9): 1}, UnknownTopicOrPartitionError),
+    ],
+    ids=lambda value: str(value)[:30],
+)
+def test_a_wrong_commit_changes_nothing(root, join, given, error):
+    """E21: all of it is committed, or nothing."""
+    make(root)
+    member = join("t")
+    shared_out([member], partitions("t", 2))
+    for call in (member.commit, member.commit_async):
+        with pytest.raises(error):
+            call(given)
+            # What only the commit itself can find out is told by the future.
+            raise_of(member.commit_async(given))
+
+    assert (committed(root), committed(root, T1)) == (None, None)
+
+
+def raise_of(future):
+    future.result(timeout=5)
+
+
+def test_an_offset_past_the_end_and_an_empty_commit_are_accepted(root, join):
+    """E21."""
+    make(root)
+    member = join("t")
+    shared_out([member], partitions("t", 2))
+
+    member.commit({T0: 1000})
+    member.commit({})
+
+    assert member.committed(T0) == 1000
+
+
+def test_a_partition_of_somebody_else_cannot_be_committed(root, join):
+    """M22: stricter than Kafka; nothing of such a commit lands."""
+    make(root)
+    members = [join("t") for _ in range(2)]
+    shared_out(members, partitions("t", 2), each=1)
+    own, others = (next(iter(one.assignment())) for one in members)
+
+    with pytest.raises(CommitFailedError) as caught:
+        members[0].commit({own: 1, others: 1})
+
+    assert (caught.value.topic, caught.value.partition) == others
+    assert committed(root, own) is None
+
+
+def test_a_commit_before_the_first_poll_is_refused(root, join):
+    """E23: nothing is owned yet."""
+    make(root)
+    with pytest.raises(CommitFailedError, match="poll"):
+        join("t").commit({T0: 1})
+
+
+def test_callbacks_run_in_order_on_the_polling_thread(root, join):
+    """E22: not before the next call, and each with what it was about."""
+    make(root)
+    member, told = join("t"), []
+    shared_out([member], partitions("t", 2))
+
+    def note(offsets, error):
+        told.append((offsets[T0].offset, error, threading.get_ident()))
+
+    for number in (1, 3, 2):
+        member.commit_async({T0: number}, callback=note)
+    assert told == []
+    member.poll(0)
+    member.commit_async({T0: 4}, callback=note)
+    member.commit({T0: 5})
+    member.commit_async({T0: 6}, callback=note)
+    member.close()
+
+    assert [entry[0] for entry in told] == [1, 3, 2, 4, 6]
+    assert {entry[1:] for entry in told} == {(None, threading.get_ident())}
+    assert committed(root) == 6
+
+
+def test_commits_land_in_the_order_of_the_calls(root, join):
+    """E22: an older one never lands after a newer one."""
+    make(root)
+    member = join("t")
+    shared_out([member], partitions("t", 2))
+
+    future = member.commit_async({T0: 3})
+    member.commit({T0: 1})
+
+    assert future.result(timeout=5) == {T0: OffsetAndMetadata(3)}
+    assert committed(root) == 1
+
+
+def test_a_failed_commit_goes_to_its_callback_and_is_not_tried_again(root, join):
+    """E22, E23."""
+    make(root)
+    members, told = [join("t") for _ in range(2)], []
+    shared_out(members, partitions("t", 2), each=1)
+    (others,) = members[1].assignment()
+
+    future = members[0].commit_async({others: 1}, callback=lambda *what: told.append(what))
+    members[0].poll(0)
+
+    assert isinstance(future.exception(timeout=5), CommitFailedError)
+    ((offsets, error),) = told
+    assert isinstance(error, CommitFailedError) and list(offsets) == [others]
+    assert committed(root, others) is None
+
+
+def test_a_callback_that_raises_is_heard_once(root, join):
+    make(root)
+    member, told = join("t"), []
+    shared_out([member], partitions("t", 2))
+
+    def fail(offsets, error):
+        raise ZeroDivisionError
+
+    member.commit_async({T0: 1}, callback=fail)
+    member.commit_async({T0: 2}, callback=lambda *what: told.append(what))
+    with pytest.raises(ZeroDivisionError):
+        member.poll(0)
+    member.poll(0)
+
+    assert len(told) == 1
+
+
+# Committing by itself
+
+
+def test_auto_commit_commits_what_earlier_polls_returned(root, join):
+    """E20: when the interval is over, in a poll, before this poll fetches."""
+    make(root, count=1)
+    member = join("t", enable_auto_commit=True, auto_commit_interval_ms=0, max_poll_records=1)
+
+    seen = []
+    for _ in range(4):
+        member.poll(0)
+        seen.append(committed(root))
+
+    assert seen == [None, 1, 2, 3]
+
+
+def test_auto_commit_waits_for_its_interval(root, join):
+    """E20, M20b: which begins anew when partitions are given."""
+    make(root, count=1)
+    member = join("t", enable_auto_commit=True, auto_commit_interval_ms=150, max_poll_records=1)
+    member.poll(0)
+    started = time.monotonic()
+    while committed(root) is None:
+        member.poll(0, max_records=1)
+        assert time.monotonic() < started + 5
+
+    assert time.monotonic() - started >= 0.14
+
+
+@pytest.mark.parametrize("leave", ["unsubscribe", "close", "subscribe"])
+def test_auto_commit_commits_before_leaving(root, join, leave):
+    """E20, E24."""
+    make(root, count=1)
+    member = join("t", enable_auto_commit=True)
+    member.poll(0, max_records=3)
+
+    member.subscribe([]) if leave == "subscribe" else getattr(member, leave)()
+
+    assert committed(root) == 3
+
+
+@pytest.mark.parametrize("strategy", ["range", "cooperative-sticky"])
+def test_auto_commit_commits_before_a_revocation(root, join, strategy):
+    """E20, M19: the next owner goes on where the old one was."""
+    make(root)
+    options = {"enable_auto_commit": True, "partition_assignment_strategy": strategy}
+    first = join("t", **options)
+    first.poll(0, max_records=1)
+    first.poll(0, max_records=3)
+    positions = {tp: first.position(tp) for tp in (T0, T1)}
+    second = join("t", **options)
+    # It joins, and what it is to have is read no further by the first.
+    second.subscribe(["t"], listener=Diary(assigned=lambda given: second.pause(*given)))
+    second.poll(0)
+    shared_out([first, second], partitions("t", 2), each=1)
+
+    (moved,) = second.assignment()
+    assert second.position(moved) == positions[moved] == committed(root, moved)
+
+
+def test_an_exception_in_the_with_block_commits_nothing(root):
+    """E20: the record in hand may not be processed."""
+    make(root, count=1)
+    options = {"group_id": "g", "auto_offset_reset": "earliest"}
+    with pytest.raises(ZeroDivisionError), Consumer(root, "t", **options) as member:
+        member.poll(0)
+        raise ZeroDivisionError
+    assert committed(root) is None
+
+    with Consumer(root, "t", **options) as member:
+        assert len(member.poll(0)[T0]) == 4
+    assert committed(root) == 4
+
+
+def test_close_without_autocommit_commits_nothing(root, join):
+    make(root, count=1)
+    member = join("t", enable_auto_commit=True)
+    member.poll(0)
+    member.close(autocommit=False)
+
+    assert committed(root) is None
+
+
+def test_an_assign_commits_what_was_there_before(root, join):
+    """E20, M14: of partitions that are assigned by hand as well."""
+    make(root)
+    member = join(enable_auto_commit=True)
+    member.assign([T0])
+    member.poll(0, max_records=3)
+
+    member.assign([T1])
+
+    assert committed(root) == 3
+
+
+def test_iteration_commits_only_what_was_taken(root, join):
+    """E20, with the record in hand: it was returned."""
+    make(root, count=1, size=4)
+    member = join("t", enable_auto_commit=True, auto_commit_interval_ms=0)
+    for record in member:
+        if record.offset == 2:
+            break
+    assert (member.position(T0), committed(root)) == (3, None)
+    member.commit()
+    assert committed(root) == 3
+    # The rest of the batch is still there for whoever goes on.
+    assert next(member).offset == 3
+    member.close()
+
+    assert committed(root) == 4
+
+
+def test_iteration_commits_as_it_goes_on(root, join):
+    """E20: between the batches of an iteration."""
+    make(root, count=1, batches=5, size=2)
+    member = join("t", enable_auto_commit=True, auto_commit_interval_ms=0, consumer_timeout_ms=50)
+    seen = [(record.offset, committed(root)) for record in member]
+
+    assert [offset for offset, _ in seen] == list(range(10))
+    assert all(at is None or at <= offset for offset, at in seen)
+    assert committed(root) == 10
+
+
+# Where a group begins
+
+
+def test_latest_misses_nothing_after_the_poll_that_assigned(root, join):
+    """E1: the end is fixed in the transaction that assigns, not at the first fetch."""
+    make(root)
+    member = join("t", auto_offset_reset="latest")
+    member.poll(0)
+    assert member.assignment() == {T0, T1}
+
+    fill(root.partition("t", 0), 1, first=9)
+    assert [record.value for record in drained(member)] == [b"v9"]
+
+
+def test_latest_stays_where_it_began_for_those_who_come_after(root, join):
+    """E1, M25: who takes over without a commit begins where the group began."""
+    make(root)
+    first = join("t", auto_offset_reset="latest")
+    first.poll(0)
+    second = join("t", auto_offset_reset="latest")
+    shared_out([first, second], partitions("t", 2), each=1)
+    (moved,) = second.assignment()
+    fill(root.partition(*moved), 1, first=9)
+    second.close()
+
+    came = shared_out([first], partitions("t", 2))
+    records = drained(first)
+
+    assert came + len(records) == 1
+
+
+def test_an_empty_group_forgets_where_it_began(root, join):
+    """E1: a fresh group without a commit begins at the end as of then."""
+    make(root)
+    join("t", auto_offset_reset="latest").poll(0)
+    first = join("t", auto_offset_reset="latest")
+    first.close()
+    for each in group(root).read().members:
+        group(root).remove_members([each])
+    fill(root.partition("t", 0), 1, first=9)
+
+    member = join("t", auto_offset_reset="latest", group_id="h")
+    member.poll(0)
+
+    assert member.position(T0) == 5
+
+
+def test_a_committed_position_past_the_end_is_settled_by_the_reset(root, join):
+    """E1, E21: as any position out of range."""
+    make(root, count=1)
+    first = join("t")
+    first.poll(0)
+    first.commit({T0: OffsetAndMetadata(1000)})
+    first.close()
+
+    assert [record.offset for record in join("t").poll(0)[T0]] == [0, 1, 2, 3]
+
+
+# Manual assignment in a group
+
+
+def test_assigned_partitions_begin_where_the_group_committed(root, join):
+    """M14, E2."""
+    make(root)
+    first = join()
+    first.assign([T0, T1])
+    first.commit({T0: 2})
+    first.close()
+
+    second = join()
+    second.assign([T0, T1])
+    found = second.poll(0)
+
+    assert [record.offset for record in found[T0]] == [2, 3]
+    assert [record.offset for record in found[T1]] == [0, 1, 2, 3]
+
+
+def test_a_commit_without_membership_needs_an_empty_group(root, join):
+    """M14: a member would not notice."""
+    make(root)
+    alone, member = join(), join("t")
+    alone.assign([T0])
+    alone.commit({T0: 1})
+    member.poll(0)
+
+    with pytest.raises(CommitFailedError):
+        alone.commit({T0: 2})
+    member.close()
+    alone.commit({T0: 3})
+
+    assert committed(root) == 3
+
+
+# The listener
+
+
+@pytest.fixture
+def told(root, join):
+    """Makes consumers with diaries: ``told("range")`` returns both."""
+
+    def told(strategy, **does):
+        diary = Diary(**does)
+        member = join(partition_assignment_strategy=strategy)
+        member.subscribe(["t"], listener=diary)
+        return member, diary
+
+    return told
+
+
+def test_an_eager_listener_is_told_everything_anew(root, told):
+    """M19: revoked(all) then assigned(all), also the first time, with nothing to revoke."""
+    make(root)
+    first, diary = told("range")
+    first.poll(0)
+    assert diary.taken() == [("revoked", set()), ("assigned", {T0, T1})]
+
+    second, other = told("range")
+    shared_out([first, second], partitions("t", 2), each=1)
+
+    assert other.entries[0] == ("revoked", set())
+    assert [entry for entry in other.taken() if entry[1]] == [("assigned", {T1})]
+    assert diary.taken() == [("revoked", {T0, T1}), ("assigned", {T0})]
+
+    second.close()
+    shared_out([first], partitions("t", 2))
+    assert other.taken() == [("revoked", {T1})]
+    assert diary.taken() == [("revoked", {T0}), ("assigned", {T0, T1})]
+    first.close()
+    assert diary.taken() == [("revoked", {T0, T1})]
+
+
+def test_a_cooperative_listener_is_told_what_changes(root, told):
+    """M20: only that, and assigned once a generation, perhaps with nothing."""
+    make(root)
+    first, diary = told("cooperative-sticky")
+    first.poll(0)
+    assert diary.taken() == [("assigned", {T0, T1})]
+
+    second, other = told("cooperative-sticky")
+    shared_out([first, second], partitions("t", 2), each=1)
+    assert diary.taken() == [("revoked", {T1}), ("assigned", set())]
+    assert [entry for entry in other.taken() if entry[1]] == [("assigned", {T1})]
+
+    second.close()
+    shared_out([first], partitions("t", 2))
+    assert [entry for entry in diary.taken() if entry[1]] == [("assigned", {T1})]
+    first.unsubscribe()
+    assert diary.taken() == [("revoked", {T0, T1})]
+
+
+def test_a_consumer_with_an_eager_assignor_is_eager(root, told):
+    """Kafka: range and cooperative-sticky together are the way to change over, and eager."""
+    make(root)
+    member, diary = told(("range", "cooperative-sticky"))
+    member.poll(0)
+
+    assert diary.taken() == [("revoked", set()), ("assigned", {T0, T1})]
+
+
+@pytest.mark.parametrize("strategy", ["range", "cooperative-sticky"])
+def test_the_old_owner_lets_go_before_the_new_one_is_told(root, told, strategy):
+    """M22, M23: what is committed within revoked is where the new owner begins."""
+    make(root)
+    order = []
+    positions = {}
+
+    def revoked(given):
+        order.append(("revoked", given))
+        first.commit(dict.fromkeys(given, 3))
+
+    def assigned(given):
+        order.append(("assigned", given))
+        positions.update({tp: second.position(tp) for tp in given})
+
+    first, _ = told(strategy, revoked=revoked)
+    first.poll(0)
+    order.clear()
+    second, _ = told(strategy, assigned=assigned)
+    shared_out([first, second], partitions("t", 2), each=1)
+
+    assert positions == {T1: 3}
+    kinds = [kind for kind, given in order if T1 in given]
+    assert kinds[:2] == ["revoked", "assigned"]
+
+
+@pytest.mark.parametrize("strategy", ["range", "cooperative-sticky"])
+def test_a_seek_within_assigned_counts_for_the_first_fetch(root, told, strategy):
+    """E6."""
+    make(root, count=1)
+    member, _ = told(strategy, assigned=lambda given: [member.seek(tp, 2) for tp in given])
+
+    assert [record.offset for record in member.poll(0)[T0]] == [2, 3]
+
+
+def test_a_listener_sees_the_old_partitions_then_the_new_ones(root, told):
+    """M20b: during revoked what was assigned before, during assigned what is now."""
+    make(root)
+    seen = []
+    first, _ = told(
+        "cooperative-sticky",
+        revoked=lambda given: seen.append(first.assignment()),
+        assigned=lambda given: seen.append(first.assignment()),
+    )
+    first.poll(0)
+    second, _ = told("cooperative-sticky")
+    shared_out([first, second], partitions("t", 2), each=1)
+
+    assert seen == [{T0, T1}, {T0, T1}, {T0}]
+
+
+CALLS = {
+    "subscribe": lambda one: one.subscribe(["u"]),
+    "subscribe to nothing": lambda one: one.subscribe([]),
+    "unsubscribe": lambda one: one.unsubscribe(),
+    "assign": lambda one: one.assign([T0]),
+    "poll": lambda one: one.poll(0),
+    "iterate": lambda one: next(iter(one)),
+    "close": lambda one: one.close(),
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("kind", ["assigned", "revoked"])
+def test_what_a_listener_may_not_do_is_refused_and_changes_nothing(root, told, call, kind):
+    """M18; in Kafka this is undefined."""
+    make(root)
+    once = [True]
+    member, _ = told("range", **{kind: lambda given: once and once.pop() and CALLS[call](member)})
+
+    with pytest.raises(IllegalStateError):
+        member.poll(0)
+    assert shared_out([member], partitions("t", 2)) == 8
+    assert member.subscription() == {"t"}
+
+
+@pytest.mark.parametrize("strategy", ["range", "cooperative-sticky"])
+@pytest.mark.parametrize("kind", ["assigned", "revoked"])
+def test_an_error_of_a_listener_comes_out_of_poll_once_all_is_done(root, told, strategy, kind):
+    """M24: revoke then assign are both tried, and nothing is lost."""
+    make(root)
+    failing = {}
+
+    def fail(given):
+        if failing:
+            failing.clear()
+            raise ZeroDivisionError
+
+    first, diary = told(strategy, **{kind: fail})
+    first.poll(0, max_records=1)
+    diary.taken()
+    failing.update(now=True)
+    second, _ = told(strategy)
+    second.poll(0)
+    with pytest.raises(ZeroDivisionError):
+        forks.until(lambda: first.poll(0, max_records=1) and False)
+
+    shared_out([first, second], partitions("t", 2), each=1)
+    assert {kind for kind, _ in diary.entries} == {"revoked", "assigned"}
+    assert not [record for record in drained(first) if record.partition == 1]
+
+
+def test_an_error_of_a_listener_on_close_comes_once_all_is_done(root, told):
+    """E24."""
+    make(root)
+    first, _ = told("cooperative-sticky", revoked=lambda given: 1 / 0)
+    first.poll(0)
+
+    with pytest.raises(ZeroDivisionError):
+        first.close()
+
+    assert group(root).read().members == {}
+    first.close()
+
+
+def test_a_listener_may_commit_seek_pause_and_ask(root, told):
+    """E6, M18."""
+    make(root)
+
+    def revoked(given):
+        for tp in given:
+            member.commit({tp: member.position(tp)})
+            member.pause(tp)
+            member.seek(tp, 0)
+            assert member.committed(tp) == 4
+        told_so.append(member.group_metadata().generation_id)
+
+    told_so = []
+    member, _ = told("cooperative-sticky", revoked=revoked)
+    shared_out([member], partitions("t", 2))
+    drained(member)
+    member.close()
+
+    assert told_so == [1]
+    assert (committed(root), committed(root, T1)) == (4, 4)
+
+
+@pytest.mark.parametrize("strategy", ["range", "cooperative-sticky"])
+def test_what_was_told_as_revoked_begins_again_where_it_was_committed(root, told, strategy):
+    """M25: a program may have dropped what it did not commit; what is kept goes on."""
+    make(root)
+    first, _ = told(strategy)
+    drained(first)
+    first.commit({T0: 1})
+    first.pause(T0)
+    second, _ = told(strategy)
+    second.poll(0)
+
+    again = [record.offset for record in drained(first)]
+
+    assert first.assignment() == {T0}
+    eager = strategy == "range"
+    assert again == ([1, 2, 3] if eager else [])
+    assert first.paused() == (set() if eager else {T0})
+    assert first.position(T0) == 4
+
+
+def test_without_a_listener_what_is_kept_goes_on_whatever_the_assignor(root, join):
+    """M25, E11: position, what was read ahead, and pause."""
+    make(root)
+    first = join("t")
+    first.poll(0, max_records=1)
+    first.poll(0, max_records=2)
+    first.pause(T0)
+    place = first.position(T0)
+    second = join("t")
+    shared_out([first, second], partitions("t", 2), each=1)
+
+    assert first.assignment() == first.paused() == {T0}
+    assert first.position(T0) == place
+
+
+def test_what_was_read_ahead_of_a_revoked_partition_is_thrown_away(root, join):
+    """E9: the new owner returns it, and nobody else."""
+    make(root, batches=10, size=5)
+    first = join("t", **COOPERATIVE)
+    first.poll(0, max_records=1)
+    first.poll(0, max_records=1)
+    second = join("t", **COOPERATIVE)
+    second.poll(0)
+    moved = first.poll(0, max_records=1)
+    assert set(moved) <= {T0}
+    assert first.assignment() == {T0}
+
+    assert {record.partition for record in drained(first)} == {0}
+    shared_out([first, second], partitions("t", 2), each=1)
+
+
+# Members
+
+
+def test_group_metadata_tells_who_this_is(root, join):
+    make(root)
+    member = join("t", group_instance_id="i", client_id="c")
+    assert member.group_metadata() == ("g", -1, "", "i")
+    member.poll(0)
+
+    found = member.group_metadata()
+    assert found.member_id in group(root).read().members
+    assert (found.group_id, found.generation_id, found.group_instance_id) == ("g", 1, "i")
+
+
+def test_a_program_that_does_not_poll_loses_its_partitions(root, join):
+    """M9: it leaves by itself, is told lost at the next poll, and joins again then."""
+    make(root)
+    diary = Diary()
+    slow = join(max_poll_interval_ms=150, **COOPERATIVE)
+    slow.subscribe(["t"], listener=diary)
+    slow.poll(0)
+    other = join("t", **COOPERATIVE)
+    started = time.monotonic()
+
+    shared_out([other], partitions("t", 2))
+    assert 0.1 < time.monotonic() - started < 2
+    with pytest.raises(CommitFailedError):
+        slow.commit()
+    assert slow.assignment() == {T0, T1}
+    diary.taken()
+    slow.poll(0)
+    assert diary.taken()[0] == ("lost", {T0, T1})
+
+    with_polls(slow, other)
+
+
+def with_polls(*members):
+    shared_out(members, partitions("t", 2), each=1)
+
+
+def test_a_poll_that_waits_is_a_sign_of_life(root, join):
+    """M9, M7: what counts is the time between two polls."""
+    make(root, batches=0)
+    diary = Diary()
+    member = join(max_poll_interval_ms=100, session_timeout_ms=300, heartbeat_interval_ms=50)
+    member.subscribe(["t"], listener=diary)
+    member.poll(700)
+    member.poll(0)
+
+    assert [kind for kind, _ in diary.entries] == ["revoked", "assigned"]
+
+
+def test_a_heart_beats_while_the_program_works(root, join):
+    """M7, M8: for longer than the session."""
+    make(root)
+    diary = Diary()
+    member = join(session_timeout_ms=200, heartbeat_interval_ms=40)
+    member.subscribe(["t"], listener=diary)
+    member.poll(0)
+    threading.Event().wait(0.6)
+    group(root).sweep()
+    member.commit({T0: 1})
+    member.poll(0)
+
+    assert [kind for kind, _ in diary.entries] == ["revoked", "assigned"]
+
+
+def test_a_stopped_process_is_fenced_when_it_wakes(tmp_path):
+    """M8, M21, M22, P14: its commit fails, its partitions are lost, it joins again."""
+    path = tmp_path / "root"
+    options = {"session_timeout_ms": 300, "heartbeat_interval_ms": 60, "group_id": "g"}
+    options |= {"auto_offset_reset": "earliest", "enable_auto_commit": False, **COOPERATIVE}
+
+    def work(pipe):
+        log, diary = embedlog.open(path), Diary()
+        member = log.consumer(**options)
+        member.subscribe(["t"], listener=diary)
+        records = member.poll(0)
+        pipe.send(sorted(member.assignment()))
+        assert pipe.recv() == "commit"
+        with pytest.raises(CommitFailedError):
+            member.commit()
+        diary.taken()
+        forks.until(lambda: member.poll(0) is not None and member.assignment())
+        pipe.send((diary.taken(), sorted(member.assignment())))
+        pipe.recv()
+        log.close()
+        return len(records)
+
+    with embedlog.open(path) as log:
+        make(log.root)
+    with Remote(work) as stopped:
+        assert stopped.hear() == [T0, T1]
+        with embedlog.open(path) as log:
+            stopped.stop()
+            other = log.consumer("t", **options)
+            shared_out([other], partitions("t", 2))
+            other.commit()
+            stopped.go_on()
+            stopped.say("commit")
+            shared_out([other], {T0})
+            told, owned = stopped.hear()
+            assert told[0] == ("lost", {T0, T1})
+            assert owned == [T1]
+            assert (other.committed(T0), other.committed(T1)) == (4, 4)
+            stopped.say("end")
+            stopped.end()
+
+
+def test_a_killed_process_is_followed_at_once(tmp_path):
+    """M10: whatever the timers say."""
+    path = tmp_path / "root"
+
+    def work(pipe):
+        member = embedlog.open(path).consumer("t", group_id="g")
+        member.poll(0)
+        pipe.send(len(member.assignment()))
+        pipe.recv()
+
+    with embedlog.open(path) as log:
+        make(log.root)
+    with Remote(work) as owner:
+        assert owner.hear() == 2
+        with embedlog.open(path) as log:
+            other = log.consumer("t", group_id="g")
+            forks.until(lambda: other.poll(0) is None or group(log.root).read().settled)
+            killed = owner.kill()
+            shared_out([other], partitions("t", 2))
+            assert time.monotonic() - killed < 2
+
+
+def test_a_static_member_that_comes_back_has_what_it_had(root, join):
+    """M13: close does not leave, nobody else notices, and it goes on from its commit."""
+    make(root)
+    static = join("t", group_instance_id="i")
+    diary = Diary()
+    other = join()
+    other.subscribe(["t"], listener=diary)
+    shared_out([static, other], partitions("t", 2), each=1)
+    had = static.assignment()
+    drained(static)
+    static.commit()
+    static.close()
+    diary.taken()
+    other.poll(0)
+    assert len(other.assignment()) == 1
+
+    again = join("t", group_instance_id="i")
+    again.poll(0)
+    other.poll(0)
+
+    assert again.assignment() == had
+    assert diary.taken() == []
+    assert drained(again) == []
+
+
+def test_a_second_holder_of_an_instance_id_fences_the_first(root, join):
+    """M13, E23: for good; the first one's commit does not land."""
+    make(root)
+    diary = Diary()
+    first = join(group_instance_id="i")
+    first.subscribe(["t"], listener=diary)
+    first.poll(0)
+    second = join("t", group_instance_id="i")
+    second.poll(0)
+    assert second.assignment() == {T0, T1}
+    diary.taken()
+
+    with pytest.raises((CommitFailedError, FencedInstanceIdError)):
+        first.commit({T0: 1})
+    for _ in range(2):
+        with pytest.raises(FencedInstanceIdError):
+            first.poll(0)
+    assert diary.taken() == [("lost", {T0, T1})]
+    with pytest.raises(FencedInstanceIdError):
+        first.commit({T0: 1})
+    first.close()
+    second.commit({T0: 2})
+    assert committed(root) == 2
+
+
+def test_a_static_member_that_died_keeps_its_place_for_its_session(tmp_path):
+    """M13 over M10: that is what the name is for."""
+    path = tmp_path / "root"
+    options = {"group_id": "g", "session_timeout_ms": 700, "heartbeat_interval_ms": 100}
+
+    def work(pipe):
+        member = embedlog.open(path).consumer("t", group_instance_id="i", **options)
+        member.poll(0)
+        pipe.send(len(member.assignment()))
+        pipe.recv()
+
+    with embedlog.open(path) as log:
+        make(log.root)
+    with Remote(work) as owner:
+        assert owner.hear() == 2
+        killed = owner.kill()
+    with embedlog.open(path) as log:
+        other = log.consumer("t", **options)
+        shared_out([other], partitions("t", 2))
+        assert time.monotonic() - killed > 0.5
+
+
+# Threads
+
+
+def test_wakeup_ends_a_poll_once_and_loses_nothing(root, join):
+    """E12."""
+    make(root, batches=0)
+    member = join("t")
+    with forks_to_come(member.wakeup), pytest.raises(WakeupError):
+        member.poll(5000)
+    assert member.assignment() == {T0, T1}
+    fill(root.partition("t", 0), 1)
+    assert len(drained(member)) == 1
+    member.wakeup()
+    member.close()
+
+
+def test_two_threads_at_once_are_refused(root, join):
+    """E13."""
+    make(root, batches=0)
+    member = join("t")
+    caught = []
+
+    def other():
+        for call in (member.poll, member.commit, member.unsubscribe, member.assignment):
+            try:
+                call()
+            except IllegalStateError as error:
+                caught.append(error)
+        member.wakeup()
+
+    timer = threading.Timer(0.1, other)
+    timer.start()
+    with pytest.raises(WakeupError):
+        member.poll(5000)
+    timer.join()
+    assert len(caught) == 4
+
+
+def test_close_is_idempotent_and_ends_every_later_call(root, join):
+    """E24."""
+    make(root)
+    member = join("t")
+    member.poll(0)
+    for _ in range(3):
+        member.close(timeout_ms=0)
+
+    assert group(root).read().members == {}
+    for call in (member.poll, member.commit, member.assignment, lambda: member.subscribe(["t"])):
+        with pytest.raises(ClosedError):
+            call()
+
+
+def test_close_from_another_thread_ends_the_poll_and_leaves(root, join):
+    """E24: what earlier polls returned is committed, and the listener is told."""
+    make(root, count=1)
+    diary = Diary()
+    member = join(enable_auto_commit=True)
+    member.subscribe(["t"], listener=diary)
+    drained(member)
+    with forks_to_come(member.close), pytest.raises(ClosedError):
+        member.poll(10_000)
+
+    forks.until(lambda: not group(root).read().members)
+    assert committed(root) == 4
+    assert diary.entries[-1] == ("revoked", {T0})
+
+
+def test_close_gives_up_on_a_thread_that_stays(root, join):
+    """E24: the member is out of the group all the same, and does not come back."""
+    make(root, count=1)
+    inside, go = threading.Event(), threading.Event()
+
+    def assigned(given):
+        inside.set()
+        go.wait(10)
+
+    member = join()
+    member.subscribe(["t"], listener=Diary(assigned=assigned))
+    caught = []
+
+    def poll():
+        try:
+            member.poll(10_000)
+        except ClosedError as error:
+            caught.append(error)
+
+    thread = threading.Thread(target=poll)
+    thread.start()
+    inside.wait(10)
+    started = time.monotonic()
+    member.close(timeout_ms=50)
+    assert time.monotonic() - started < 5
+    assert group(root).read().members == {}
+    go.set()
+    thread.join()
+
+    assert group(root).read().members == {}
+    assert len(caught) <= 1
+
+
+def test_iteration_ends_when_another_thread_closes(root, join):
+    make(root, count=1)
+    member = join("t", enable_auto_commit=True)
+    with forks_to_come(member.close):
+        assert len(list(member)) == 4
+    forks.until(lambda: not group(root).read().members)
+    assert committed(root) == 4
+
+
+def test_a_consumer_that_is_forgotten_leaves(root, caplog):
+    """Nobody waits for the end of its session."""
+    make(root)
+    member = Consumer(root, "t", group_id="g")
+    member.poll(0)
+    del member
+    gc.collect()
+
+    with caplog.at_level(logging.CRITICAL):
+        forks.until(lambda: not group(root).read().members)
+        forks.until(lambda: not hearts())
+
+
+def hearts():
+    return [each for each in threading.enumerate() if each.name.startswith("embedlog-heart")]
+
+
+def test_closing_the_log_closes_its_members(tmp_path):
+    """They leave, and what they read is committed."""
+    with embedlog.open(tmp_path / "root") as log:
+        make(log.root, count=1)
+        member = log.consumer("t", group_id="g", auto_offset_reset="earliest")
+        member.poll(0)
+    assert hearts() == []
+    with pytest.raises(ClosedError):
+        member.poll(0)
+    member.close()
+
+    with embedlog.open(tmp_path / "root") as log:
+        assert log.consumer(group_id="g").committed(T0) == 4
+        assert group(log.root).read().members == {}
+
+
+def test_closing_the_log_under_a_poll_ends_it(tmp_path):
+    with embedlog.open(tmp_path / "root") as log:
+        make(log.root, batches=0)
+        member = log.consumer("t", group_id="g")
+        with forks_to_come(log.close), pytest.raises(ClosedError):
+            member.poll(10_000)
+    assert hearts() == []
+
+
+def test_many_threads_are_members(root, join):
+    """Each thread with a consumer of its own; every record comes to one of them."""
+    make(root, count=6, batches=20, size=5)
+    seen, lock, done = [], threading.Lock(), threading.Event()
+
+    def work():
+        member = join("t", enable_auto_commit=True, auto_commit_interval_ms=0, **COOPERATIVE)
+        while not done.is_set():
+            for records in member.poll(20, max_records=7).values():
+                with lock:
+                    seen.extend((record.partition, record.offset) for record in records)
+        member.close()
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    forks.until(lambda: len(set(seen)) == 600, 30)
+    done.set()
+    for thread in threads:
+        thread.join()
+
+    assert len(seen) == len(set(seen)) == 600
+    assert {committed(root, tp) for tp in partitions("t", 6)} == {100}
+
+
+# Processes
+
+
+def test_a_pickled_consumer_is_another_member(root, join):
+    """It is what it was made with, not where it is."""
+    make(root)
+    member = join("t")
+    member.poll(0)
+
+    again = pickle.loads(pickle.dumps(member))
+    try:
+        assert again.group_metadata().member_id == ""
+        again.poll(0)
+        assert again.group_metadata().member_id != member.group_metadata().member_id
+    finally:
+        again.close()
+        again._root.close()
+
+
+def test_a_forked_child_is_a_new_member_and_leaves_the_parent_alone(tmp_path):
+    """P18: whatever it does with the consumer it inherited, and however it ends."""
+    with embedlog.open(tmp_path / "root") as log:
+        make(log.root, batches=0)
+        diary = Diary()
+        member = log.consumer(group_id="g", enable_auto_commit=False, **COOPERATIVE)
+        member.subscribe(["t"], listener=diary)
+        member.poll(0)
+        own = member.group_metadata().member_id
+
+        def child():
+            before = member.group_metadata().member_id
+            with pytest.raises(CommitFailedError):
+                member.commit({T0: 7})
+            forks.until(lambda: member.poll(10) is not None and member.assignment())
+            after = member.group_metadata().member_id
+            member.close()
+            return before, after
+
+        with meanwhile_polling(member):
+            before, after = in_child(child)
+            assert before == ""
+            assert after not in ("", own)
+            assert in_child(lambda: member.close()) is None
+            assert in_child(lambda: log.close()) is None
+        shared_out([member], partitions("t", 2))
+
+        assert member.group_metadata().member_id == own
+        assert "lost" not in dict(diary.entries)
+        assert member.committed(T0) is None
+        member.commit({T0: 0})
+
+
+class meanwhile_polling:  # noqa: N801 - reads as a statement
+    """Polls a consumer in a thread while the block runs."""
+
+    def __init__(self, member):
+        self._member, self._done = member, threading.Event()
+        self._thread = threading.Thread(target=self._poll)
+
+    def _poll(self):
+        while not self._done.is_set():
+            self._member.poll(20)
+
+    def __enter__(self):
+        self._thread.start()
+
+    def __exit__(self, *_):
+        self._done.set()
+        self._thread.join()
+
+
+def test_a_killed_child_of_a_member_disturbs_nobody(tmp_path):
+    """P18: the parent's lock, session and partitions are its own."""
+    with embedlog.open(tmp_path / "root") as log:
+        make(log.root, batches=0)
+        member = log.consumer("t", group_id="g")
+        member.poll(0)
+        own = member.group_metadata()
+        for _ in range(3):
+            child = Remote(lambda pipe: (member.poll(0), pipe.send(1), pipe.recv()))
+            with child:
+                child.hear()
+        shared_out([member], partitions("t", 2))
+
+        assert member.group_metadata().member_id == own.member_id
+
+
+def read_a_share(log, count, path):
+    """Read as a member in a process of its own, until there is nothing more."""
+    member = log.consumer("t", group_id="g", auto_offset_reset="earliest", consumer_timeout_ms=400)
+    found = [f"{record.partition} {record.offset}" for record in member]
+    member.close()
+    with open(f"{path}-{count}", "w") as file:
+        file.write("\n".join(found))
+    log.close()
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_every_way_to_start_a_process_makes_members(tmp_path, method):
+    """P18: a log goes to a child by inheritance or by pickle."""
+    with embedlog.open(tmp_path / "root") as log:
+        make(log.root, count=4, batches=5, size=5)
+        context = multiprocessing.get_context(method)
+        children = [
+            context.Process(target=read_a_share, args=(log, n, tmp_path / "found"))
+            for n in range(2)
+        ]
+        for child in children:
+            child.start()
+        for child in children:
+            child.join(60)
+            assert child.exitcode == 0
+        found = [
+            line for n in range(2) for line in (tmp_path / f"found-{n}").read_text().split("\n")
+        ]
+        found = [line for line in found if line]
+        assert len(found) == len(set(found)) == 100
+        assert {log.consumer(group_id="g").committed(tp) for tp in partitions("t", 4)} == {25}
