@@ -22,11 +22,14 @@ from embedlog.consumer.grouped import group_of
 from embedlog.errors import (
     ClosedError,
     CommitFailedError,
+    CorruptBatchError,
     FencedInstanceIdError,
     IllegalStateError,
     InvalidConfigError,
     InvalidGroupIdError,
+    LockTimeoutError,
     OffsetMetadataTooLargeError,
+    ReadOnlyError,
     UnknownTopicOrPartitionError,
     WakeupError,
 )
@@ -1445,3 +1448,153 @@ def test_every_way_to_start_a_process_makes_members(tmp_path, method):
         found = [line for line in found if line]
         assert len(found) == len(set(found)) == 100
         assert {log.consumer(group_id="g").committed(tp) for tp in partitions("t", 4)} == {25}
+
+
+# What fails half way
+
+
+class Trouble:
+    """Lets the so-manieth write of a group fail, before it is done or after."""
+
+    def __init__(self, root, monkeypatch, error):
+        self._live, self._error, self.left, self.after = root.context.live, error, -1, False
+        self._write = self._live.write
+        monkeypatch.setattr(self._live, "write", self)
+
+    def __call__(self, step):
+        mine = threading.current_thread() is threading.main_thread()
+        self.left -= mine
+        if mine and self.left == 0 and not self.after:
+            raise self._error("trouble")
+        result = self._write(step)
+        if mine and self.left == 0:
+            raise self._error("trouble")
+        return result
+
+
+@pytest.mark.parametrize("strategy", ["range", "cooperative-sticky"])
+@pytest.mark.parametrize("error", [LockTimeoutError, KeyboardInterrupt])
+def test_a_rebalance_that_fails_half_way_is_done_by_the_next_poll(
+    root, join, monkeypatch, strategy, error
+):
+    """M22, M24: whichever write failed, or was interrupted when it was done."""
+    make(root)
+    trouble, failed = Trouble(root, monkeypatch, error), 0
+    for number in range(20):
+        trouble.left, trouble.after = number // 2 + 1, bool(number % 2)
+        options = {"partition_assignment_strategy": strategy, "group_id": f"g{number}"}
+        first, second = join("t", **options), join("t", **options)
+        diary = Diary()
+        if number % 4 >= 2:
+            first.subscribe(["t"], listener=diary)
+        came = set()
+        for _ in range(12):
+            for one in (first, second):
+                try:
+                    for records in one.poll(0).values():
+                        came |= {(record.partition, record.offset) for record in records}
+                except error:
+                    failed += 1
+        assert len(first.assignment()) == len(second.assignment()) == 1
+        assert len(came) == 8
+        trouble.left = -1
+        for one in (first, second):
+            one.commit()
+            one.close()
+    assert failed >= 10
+
+
+def test_a_commit_that_fails_changes_nothing_and_may_be_repeated(root, join, monkeypatch):
+    make(root)
+    member = join("t")
+    shared_out([member], partitions("t", 2))
+    trouble = Trouble(root, monkeypatch, LockTimeoutError)
+    trouble.left = 1
+
+    with pytest.raises(LockTimeoutError):
+        member.commit({T0: 3})
+    assert committed(root) is None
+    member.commit({T0: 3})
+
+    assert committed(root) == 3
+
+
+@pytest.mark.parametrize("write", range(1, 5))
+def test_a_close_that_fails_leaves_no_thread_and_no_lock(root, join, monkeypatch, write):
+    """E24: the others see that it is gone, whatever could not be written."""
+    make(root)
+    member, other = join("t", enable_auto_commit=True), join("t")
+    member.poll(0)
+    trouble = Trouble(root, monkeypatch, LockTimeoutError)
+    trouble.left = write
+    try:
+        member.close()
+    except LockTimeoutError:
+        pass
+    trouble.left = -1
+
+    assert len(hearts()) == 0
+    shared_out([other], partitions("t", 2))
+
+
+def test_a_damaged_partition_does_not_keep_a_member_from_the_others(tmp_path):
+    """E10, E14: whoever polls it is told, time and again; seek past it, or pause it, to go on."""
+    with embedlog.open(tmp_path / "root") as log:
+        make(log.root, batches=5)
+    damage_first_batch(tmp_path / "root", 0)
+    with embedlog.open(tmp_path / "root") as log:
+        member = log.consumer("t", group_id="g", auto_offset_reset="earliest")
+        found, errors = 0, 0
+        for _ in range(6):
+            try:
+                found += sum(map(len, member.poll(0).values()))
+            except CorruptBatchError as error:
+                errors += error.partition == 0
+        assert found == 10
+        assert errors >= 2
+        assert member.assignment() == {T0, T1}
+
+
+def damage_first_batch(path, partition):
+    """Change a byte of the values in the first batch of a partition."""
+    segment = sorted(path.glob(f"topics/*/{partition}/*.arrows"))[0]
+    data = bytearray(segment.read_bytes())
+    data[data.index(b"v0v1")] ^= 1
+    segment.write_bytes(data)
+
+
+def test_a_log_that_may_only_be_read_has_no_members(tmp_path):
+    """A member has to write that it is there."""
+    with embedlog.open(tmp_path / "root") as log:
+        make(log.root)
+    with embedlog.open(tmp_path / "root", mode="r") as log:
+        with pytest.raises(ReadOnlyError):
+            log.consumer("t", group_id="g")
+        alone = log.consumer(group_id="g", auto_offset_reset="earliest")
+        alone.assign([T0])
+        assert len(alone.poll(0)[T0]) == 4
+        with pytest.raises(ReadOnlyError):
+            alone.commit({T0: 1})
+        assert alone.committed(T0) is None
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda one: one.position(T1),
+        lambda one: one.seek(T1, 0),
+        lambda one: one.pause(T1),
+        lambda one: one.resume(T1),
+        lambda one: one.current_lag(T1),
+        lambda one: one.seek_to_end(T1),
+    ],
+)
+def test_a_partition_that_went_away_is_not_assigned_any_more(root, join, call):
+    """E3, E11, M25: its position is forgotten."""
+    make(root)
+    first, second = join("t"), join("t")
+    shared_out([first, second], partitions("t", 2), each=1)
+    assert first.assignment() == {T0}
+
+    with pytest.raises(IllegalStateError):
+        call(first)
