@@ -6,6 +6,7 @@ import gc
 import logging
 import multiprocessing
 import pickle
+import random
 import threading
 import time
 
@@ -1598,3 +1599,40 @@ def test_a_partition_that_went_away_is_not_assigned_any_more(root, join, call):
 
     with pytest.raises(IllegalStateError):
         call(first)
+
+
+def test_members_that_are_closed_from_anywhere_at_any_time_end_well(root, monkeypatch):
+    """E13, E24: seeded; threads close, wake and forget each other's consumers as they read."""
+    make(root, count=6)
+    done, shared, failures = threading.Event(), [], []
+    monkeypatch.setattr(threading, "excepthook", lambda found: failures.append(found.exc_value))
+    fine = (ClosedError, WakeupError, IllegalStateError, CommitFailedError)
+
+    def work(dice):
+        while not done.is_set():
+            member = Consumer(root, "t", group_id="g", auto_commit_interval_ms=5, **COOPERATIVE)
+            shared.append(member)
+            try:
+                for _ in range(dice.randrange(1, 20)):
+                    member.poll(dice.choice([0, 1, 10]))
+                    other = dice.choice(shared[-6:])
+                    dice.choice([member.commit, other.wakeup, member.unsubscribe, other.close])()
+                    other.close(timeout_ms=dice.choice([0, 50])) if dice.random() < 0.1 else None
+                    member.subscribe(["t"])
+                member.close()
+            except fine:
+                pass
+
+    threads = [threading.Thread(target=work, args=(random.Random(n),)) for n in range(6)]
+    for thread in threads:
+        thread.start()
+    threading.Event().wait(2)
+    done.set()
+    for thread in threads:
+        thread.join()
+    for member in shared:
+        member.close()
+
+    assert failures == []
+    assert hearts() == []
+    assert group(root).read().members == {}

@@ -565,7 +565,7 @@ class Consumer:
         Args:
             autocommit: Commit first, if the consumer does so by itself (E24).
             timeout_ms: How long to wait for another thread to be out; 30 s.  One that is not
-                finds itself out of the group: nothing is committed, and no listener told.
+                finds itself out of the group, with its partitions lost.
 
         Raises:
             IllegalStateError: The rebalance listener said so.

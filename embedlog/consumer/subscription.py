@@ -276,6 +276,8 @@ class Subscription:
     def end_poll(self) -> None:
         """A poll ends: the time until the next one counts."""
         self._polled, self._polling = monotonic(), False
+        if self._left:
+            self._stop()
 
     def idle(self) -> float:
         """Return for how many seconds the program has not polled (M9)."""
@@ -326,9 +328,13 @@ class Subscription:
         return True
 
     def abandon(self) -> None:
-        """Leave while another thread is in a poll, which finds itself out: nobody is told."""
+        """Be out of the group while another thread is in a poll, which lets go when it ends."""
         self._left = True
-        self._stop()
+        member, heart = self.member, self._heart
+        if heart is not None:
+            heart.stop()
+        if member is not None and member.info.instance_id is None:
+            member.group.remove_members([member.id])
 
     def _stop(self) -> None:
         member, heart, self.member, self._heart = self.member, self._heart, None, None
