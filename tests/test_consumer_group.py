@@ -21,16 +21,19 @@ from embedlog.config import TopicConfig
 from embedlog.consumer import Consumer
 from embedlog.consumer.grouped import group_of
 from embedlog.errors import (
+    AssignorError,
     ClosedError,
     CommitFailedError,
     CorruptBatchError,
     FencedInstanceIdError,
     IllegalStateError,
+    InconsistentGroupProtocolError,
     InvalidConfigError,
     InvalidGroupIdError,
     LockTimeoutError,
     OffsetMetadataTooLargeError,
     ReadOnlyError,
+    RecordDeserializationError,
     UnknownTopicOrPartitionError,
     WakeupError,
 )
@@ -1636,3 +1639,121 @@ def test_members_that_are_closed_from_anywhere_at_any_time_end_well(root, monkey
     assert failures == []
     assert hearts() == []
     assert group(root).read().members == {}
+
+
+def test_auto_commit_tries_again_what_may_succeed_later(root, join, monkeypatch):
+    """E20: after retry_backoff_ms; a poll does not fail for it."""
+    make(root, count=1)
+    options = {"auto_commit_interval_ms": 20, "retry_backoff_ms": 30}
+    member = join("t", enable_auto_commit=True, **options)
+    member.poll(0)
+    trouble = Trouble(root, monkeypatch, LockTimeoutError)
+    trouble.left = 1
+    threading.Event().wait(0.03)
+
+    member.poll(0)
+    assert (trouble.left, committed(root)) == (0, None)
+    member.poll(0)
+    assert committed(root) is None
+    threading.Event().wait(0.04)
+    member.poll(0)
+
+    assert committed(root) == 4
+
+
+def test_auto_commit_goes_on_after_what_cannot_succeed(root, join, caplog):
+    """E20: it is logged."""
+    make(root)
+    alone, member = join(enable_auto_commit=True, auto_commit_interval_ms=0), join("t")
+    alone.assign([T0])
+    member.poll(0)
+    alone.poll(0)
+    with caplog.at_level(logging.WARNING):
+        alone.poll(0)
+
+    assert "auto-commit" in caplog.text
+    assert committed(root) is None
+
+
+def test_a_record_that_cannot_be_read_is_not_committed(root, join):
+    """E10, E20: those before it are."""
+    make(root, count=1)
+
+    def refuse(data):
+        if data == b"v2":
+            raise ValueError
+        return data
+
+    member = join("t", value_deserializer=refuse, enable_auto_commit=True)
+    assert [record.offset for record in member.poll(0)[T0]] == [0, 1]
+    for _ in range(2):
+        with pytest.raises(RecordDeserializationError):
+            member.poll(0)
+    member.commit()
+    assert committed(root) == 2
+    member.seek(T0, 3)
+
+    assert [record.offset for record in member.poll(0)[T0]] == [3]
+
+
+def test_columns_come_to_members_as_well(root, join):
+    """Positions and commits are those of records."""
+    make(root, count=1, batches=3)
+    member = join("t", consumer_timeout_ms=20)
+    assert [batch.num_rows for batch in member.poll_batches(0, max_records=3)[T0]] == [2, 1]
+    member.commit()
+    assert committed(root) == 3
+    assert [batch.num_rows for batch in member.iter_batches()] == [1, 2]
+    member.commit()
+
+    assert committed(root) == 6
+
+
+def test_who_shares_no_assignor_with_the_group_stays_out(root, join):
+    """M5: it is told, and the others do not notice."""
+    make(root)
+    first = join("t", partition_assignment_strategy="range")
+    other = join("t", partition_assignment_strategy="sticky")
+    first.poll(0)
+    for _ in range(2):
+        with pytest.raises(InconsistentGroupProtocolError):
+            other.poll(0)
+    first.poll(0)
+    assert first.assignment() == {T0, T1}
+    first.close()
+
+    assert len(drained(other)) == 8
+
+
+def test_the_error_of_an_assignor_comes_out_of_poll(root, join):
+    """The group stays as it is; once the assignor works, it goes on."""
+    make(root)
+
+    class Own:
+        name, cooperative, works = "own", True, False
+
+        def assign(self, counts, members):
+            if not self.works:
+                raise ZeroDivisionError
+            return {each.id: sorted(partitions("t", counts["t"])) for each in members}
+
+    own = Own()
+    member = join("t", partition_assignment_strategy=[own])
+    for _ in range(2):
+        with pytest.raises(AssignorError):
+            member.poll(0)
+    own.works = True
+
+    assert len(drained(member)) == 8
+
+
+def test_the_lag_of_a_member_is_known_once_it_has_a_position(root, join):
+    """E25, E3."""
+    make(root)
+    member = join("t")
+    (first,) = member.poll(0, max_records=3)
+    (other,) = {T0, T1} - {first}
+
+    assert (member.current_lag(first), member.current_lag(other)) == (1, None)
+    assert member.position(other) == 0
+    assert member.current_lag(other) == 4
