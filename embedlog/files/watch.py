@@ -44,6 +44,11 @@ class ProcessWatch:
             self._watched[pid] = fd
             self._poll.register(fd, select.POLLIN)
 
+    @property
+    def blind(self) -> bool:
+        """Whether one of them cannot be watched: it is gone, or not to be seen from here."""
+        return self._blind
+
     def _drop(self, pid: int) -> None:
         fd = self._watched.pop(pid)
         self._poll.unregister(fd)
