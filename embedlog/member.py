@@ -18,6 +18,8 @@ from embedlog.membership import LOCKS, MemberInfo, Membership
 from embedlog.ownership import NOBODY, NOWHERE, Owner
 from embedlog.record import OffsetAndMetadata, TopicPartition
 
+UNSETTLED = -1
+"""Stands for the version of a group that is not settled."""
 LONGEST_NAME = 100
 """Characters of a client or instance id that go before a member's id: it is part of keys."""
 
@@ -49,7 +51,7 @@ class _View(NamedTuple):
 
     share: Share
     version: int
-    """-1 if the group is not settled: then there is more to do."""
+    """`UNSETTLED` if that is so: then there is more to do."""
     held: dict[TopicPartition, Claim]
     """Of what it took, what the rows say it owns."""
     strays: list[Claim]
@@ -151,8 +153,10 @@ class Member:
             UnknownMemberIdError, FencedInstanceIdError: It is no member any more.
             AssignorError: See `Group.settle`.
         """
-        self.group.settle(assignors)
         view = self.group.shared.live.read(self._look)
+        if view.version == UNSETTLED:
+            self.group.settle(assignors)
+            view = self.group.shared.live.read(self._look)
         while view.strays:
             # Else nobody ever gets them: it cannot release what it does not know of.
             self.group.change(partial(self._give_up, view.strays))
@@ -165,12 +169,15 @@ class Member:
         group = self.group.document(txn)
         self._check(group)
         meant = set(group.target.get(self.id, ()))
-        owned: dict[str, set[TopicPartition]] = {self.id: set()}
+        topics = {topic: number for topic, (number, _) in group.topics.items()}
+        keys = {PARTITION_KEY.pack(topics[one.topic], one.partition) for one in meant}
+        have: set[TopicPartition] = set()
+        others: set[TopicPartition] = set()
         held, strays = {}, []
-        for row_key, owner in ownership.of_group(txn, self.group.key):
+        for row_key, owner in ownership.concerning(txn, self.group.key, self.id, keys):
             one = ownership.where(row_key, owner)
             # Of a topic that was deleted, and created again perhaps, nothing is left to keep.
-            there = group.topics.get(one.topic, (0, 0))[0] == ownership.topic_id(row_key)
+            there = topics.get(one.topic) == ownership.topic_id(row_key)
             claim = (row_key, owner.epoch)
             if owner.member == self.id and self._epochs.get(one) == claim:
                 held[one] = claim
@@ -178,8 +185,8 @@ class Member:
                 strays.append(claim)
                 continue
             if owner.member != NOBODY and there:
-                owned.setdefault(owner.member, set()).add(one)
-        step = assignor.steps(group.target, owned)[self.id]
+                (have if owner.member == self.id else others).add(one)
+        step = assignor.step(meant, have, others)
         kept = set(step.kept) & held.keys()
         # What a static member before it owned is its own, but was not told to it yet (M13).
         untold = set(step.kept) - kept
@@ -189,7 +196,7 @@ class Member:
             tuple(sorted({*step.added, *untold})),
             step.awaited,
         )
-        version = group.version if group.settled else -1
+        version = group.version if group.settled else UNSETTLED
         return _View(Share(group.generation, group.assignor or "", step), version, held, strays)
 
     def take(self, *, from_end: bool) -> dict[TopicPartition, Start]:

@@ -76,6 +76,19 @@ def of_group(txn: kv.Txn, group: bytes) -> Iterator[tuple[bytes, Owner]]:
         yield bytes(row_key), unpack(row)
 
 
+def concerning(
+    txn: kv.Txn, group: bytes, member: str, partitions: Collection[bytes]
+) -> Iterator[tuple[bytes, Owner]]:
+    """Yield the rows of what a member owns, and of some partitions, by key, whoever owns them.
+
+    The others are not taken apart: in a large group that is nearly all of them.
+    """
+    mine = member.encode() + _END
+    for row_key, row in kv.rows(txn, ROWS + group + _END):
+        if row.startswith(mine, _ROW.size) or row_key[-PARTITION_KEY.size :] in partitions:
+            yield row_key, unpack(row)
+
+
 def of_members(txn: kv.Txn, group: bytes, members: Collection[str]) -> list[tuple[bytes, Owner]]:
     """Return the rows of a group that some members own."""
     return [found for found in of_group(txn, group) if found[1].member in members]

@@ -18,7 +18,7 @@ from __future__ import annotations
 from embedlog.assignor.choosing import by_name, choose, configured
 from embedlog.assignor.dealing import RangeAssignor, RoundRobinAssignor
 from embedlog.assignor.members import Assignment, Assignor, Member, check, ordered, target
-from embedlog.assignor.moving import Step, steps
+from embedlog.assignor.moving import Step, step, steps
 from embedlog.assignor.sticky import CooperativeStickyAssignor, StickyAssignor
 
 __all__ = [
@@ -35,6 +35,7 @@ __all__ = [
     "choose",
     "configured",
     "ordered",
+    "step",
     "steps",
     "target",
 ]

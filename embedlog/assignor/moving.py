@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from typing import NamedTuple
 
 from embedlog.record import TopicPartition
@@ -53,11 +53,21 @@ def steps(
     found = {}
     for each in sorted(target.keys() | having.keys()):
         have, want = having.get(each, set()), set(target.get(each, ()))
-        found[each] = Step(
-            *map(_sorted, (want & have, have - want, want - taken, want & taken - have))
-        )
+        found[each] = step(want, have, taken - have)
     return found
 
 
-def _sorted(given: set[TopicPartition]) -> Partitions:
+def step(want: Set[TopicPartition], have: Set[TopicPartition], others: Set[TopicPartition]) -> Step:
+    """Say what one member may do now; see `steps`.
+
+    Args:
+        want: What it should have.
+        have: What it has.
+        others: What others have, at least of what it should have.
+    """
+    free = want - have
+    return Step(*map(_sorted, (want & have, have - want, free - others, free & others)))
+
+
+def _sorted(given: Set[TopicPartition]) -> Partitions:
     return tuple(sorted(given))
