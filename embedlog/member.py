@@ -289,8 +289,8 @@ class Member:
             raise self._refused("the partition is not assigned to this consumer", one)
         if claimed != row_key:
             raise self._refused("the topic was deleted and created again", one)
-        owner = ownership.get(txn, row_key)
-        if (owner.member, owner.epoch) != (self.id, epoch):
+        if not ownership.is_owned(txn, row_key, self.id, epoch):
+            owner = ownership.get(txn, row_key)
             whose = owner.member if owner.member != NOBODY else "nobody"
             raise self._refused(
                 f"the partition belongs to {whose} by epoch {owner.epoch}, "

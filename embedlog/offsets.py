@@ -80,7 +80,7 @@ def check(position: OffsetAndMetadata) -> None:
     # kafka-python writes -1 for one that is not known.
     if not _NO_EPOCH <= (position.leader_epoch or 0) < 1 << 31:
         raise ValueError(f"leader epoch {position.leader_epoch} is not in 0 to 2**31 - 1")
-    if len((position.metadata or "").encode()) > MOST_METADATA_BYTES:
+    if position.metadata and len(position.metadata.encode()) > MOST_METADATA_BYTES:
         raise OffsetMetadataTooLargeError(
             f"the metadata of a commit may have {MOST_METADATA_BYTES} bytes",
             offset=position.offset,
