@@ -43,6 +43,8 @@ class Churn(NamedTuple):
     stops: tuple[float, ...] = (0.02, 0.2, 0.5, 1.6)
     """Seconds that somebody is stopped; if all are shorter than the session, nobody is lost."""
     strategy: str = "cooperative-sticky"
+    static: bool = False
+    """Whether a member that comes has the name of the one whose place it takes (M13)."""
     seed: int = 1
 
 
@@ -75,6 +77,7 @@ class Worker:
             heartbeat_interval_ms=case.session_ms // 8,
             partition_assignment_strategy=case.strategy,
             client_id=f"life{life}",
+            group_instance_id=f"slot{life // 10_000}" if case.static else None,
         )
         listener = Diary(assigned=self._given, revoked=self._revoked, lost=self._lost)
         self.member.subscribe(["t"], listener=listener)
