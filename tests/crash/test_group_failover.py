@@ -12,6 +12,7 @@ from support.failover import (
     Stopped,
     check_member_kill,
     check_stopped,
+    check_stopped_with_lock,
     count_operations,
     make_topic,
     takeovers,
@@ -54,3 +55,16 @@ def test_a_member_killed_at_any_operation_leaves_a_group_that_goes_on(limit):
         died = forks.spread(forks.evenly(cases, limit), check)
     tell(f"{sum(died)} of {len(died)} killed, {counted.value} operations in all")
     assert sum(died) >= 0.9 * len(died)
+
+
+@pytest.mark.parametrize("limit", [12, pytest.param(None, marks=pytest.mark.full)])
+def test_a_member_stopped_with_a_lock_is_named_by_those_who_wait_for_it(limit):
+    """P16: in time; and nothing is left to mend once it is gone."""
+    with scratch_directory() as directory:
+        template = directory / "template"
+        made = forks.run(lambda: make_topic(template, 3, records=3))
+        assert made.finding() is None, made.finding()
+        check = killing.partial(check_stopped_with_lock, template=template)
+        named = forks.spread(forks.evenly(range(40), limit), check)
+    tell(f"{sum(named)} of {len(named)} were in the way")
+    assert sum(named) >= len(named) // 3

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import embedlog
-from embedlog.errors import CommitFailedError
+from embedlog.errors import CommitFailedError, LockTimeoutError
 from embedlog.files import Files
 from embedlog.log import mending
 from embedlog.record import TopicPartition
@@ -231,4 +231,51 @@ def _judge(root: Path, notes: Path) -> None:
         for number, records in enumerate(found):
             assert done[number] <= records[0] <= begun[number], f"{records} after {begun}"
             assert records == list(range(records[0], 6))
+        assert log.verify() == []
+
+
+# Stopped with a lock
+
+
+def check_stopped_with_lock(n: int, *, template: Path) -> bool:
+    """Stop a member as it holds a lock; whether somebody was told of it.
+
+    Who meets the lock is told the process and its state, and all goes on once that is gone.
+    """
+    root = template.with_name(f"run-{os.getpid()}")
+    _copy(template, root)
+
+    def seam(path: Any, **how: Any) -> CruelFiles:
+        files = CruelFiles(path, **how)
+        files.stop_at(n, only={"unlock"})
+        return files
+
+    child = forks.Child(lambda: _live(root, root.with_suffix(".notes"), seam))
+    if not child.stopped():
+        assert child.end().finding() is None
+        return False
+    judged = forks.run(lambda: _meet(root, child))
+    child.kill()
+    assert judged.finding() is None, judged.finding()
+    end = forks.run(lambda: _take_all(root))
+    assert end.finding() is None, end.finding()
+    return bool(judged.value)
+
+
+def _meet(root: Path, child: forks.Child) -> bool:
+    try:
+        log = embedlog.open(root, lock_timeout=0.2)
+        member = log.consumer("t", group_id=GROUP, **BY_HAND)
+        member.poll(0)
+    except LockTimeoutError as error:
+        named = error.pid, error.state
+    else:
+        return False
+    assert named == (child.pid, "T")
+    return True
+
+
+def _take_all(root: Path) -> None:
+    with embedlog.open(root) as log:
+        shared_out([log.consumer("t", group_id=GROUP, **BY_HAND)], partitions("t", 3))
         assert log.verify() == []
