@@ -17,6 +17,7 @@ import re
 import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from embedlog import kv
@@ -76,8 +77,9 @@ class TopicInfo:
         ).encode()
 
 
+@lru_cache(maxsize=1024)
 def unpack_topic(name: str, row: bytes) -> TopicInfo:
-    """Return a topic from its stored row."""
+    """Return a topic from its stored row; the same rows come again and again."""
     fields: dict[str, Any] = json.loads(kv.unseal(row, f"topic {name}", TOPIC + name.encode()))
     return TopicInfo(
         name,
