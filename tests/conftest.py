@@ -8,6 +8,8 @@ import signal
 # Before Arrow is loaded: its own allocator has locks that a fork copies as they are, and
 # tests fork from threads that are in it (docs/guarantees.md).
 os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
+# Hundreds of programs are started, which would all be compiled anew.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 from collections.abc import Iterator
 from pathlib import Path
