@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import traceback
 from functools import partial
 from pathlib import Path
@@ -61,14 +62,15 @@ def _record(path: Path, case: Commits) -> Recording:
     root.create_topic("t", 1, TopicConfig.parse({"segment.bytes": 2000}))
     recorder.note("created")
     log, member = root.partition("t", 0), _consumer(root, case.subscribed)
-    for step in range(case.steps):
-        log.append([encoded(*[b"v" * 50] * 3)])
+    dice = random.Random(case.seed)
+    for _ in range(case.steps):
+        log.append([encoded(*[b"v" * 50] * dice.randint(1, 5))])
         drained(member)
         place = member.position(T0)
         recorder.note("begun", place)
         member.commit()
         recorder.note("done" if case.durability == "fsync" else "volatile", place)
-        if step % 5 == 4:
+        if dice.random() < 0.2:
             offsets.checkpoint(root.context.live, root.context.state)
             recorder.note("done", place)
     member.close()
