@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import weakref
+from math import inf
 from time import monotonic
 from typing import Protocol
 
@@ -58,12 +59,13 @@ class Heart:
         """Why the member is none any more."""
         self._beat_seconds = config.heartbeat_interval_ms / 1000
         self._idle_seconds = config.max_poll_interval_ms / 1000
+        watch = self._watch = ProcessWatch()
         # Weak: a consumer that the program forgot must be collected, thread or no thread.
-        self._owner = weakref.ref(owner)
-        self._watch = ProcessWatch()
+        self._owner = weakref.ref(owner, lambda _: watch.ring())
         self._stopped = threading.Event()
         self._beat_at = monotonic() + self._beat_seconds
-        self._checkpoint_at = monotonic() + CHECKPOINT_SECONDS
+        self._unsaved_since: float | None = None
+        """When the first commit was made that is perhaps not on the disk."""
         self._turned = member.group.uptime()
         self._late_ms = config.session_timeout_ms
         self._judges_at = 0.0
@@ -78,6 +80,12 @@ class Heart:
     def ring(self) -> None:
         """Have it look at the group now."""
         self._watch.ring()
+
+    def note_commit(self) -> None:
+        """Have what was committed saved within a second; idle members wake for nothing."""
+        if self._unsaved_since is None:
+            self._unsaved_since = monotonic()
+            self._watch.ring()
 
     def stop(self) -> None:
         """End the thread, and wait for it."""
@@ -147,6 +155,7 @@ class Heart:
             removed = group.sweep(but=self.member.id)
             if removed:
                 _log.info("%s: removed %s, dead or silent", self.member.id, ", ".join(removed))
+            self._unsaved_since = monotonic()  # of what they committed last
         if self._ended:
             dynamic = [each for each in group.read().members.values() if not each.instance_id]
             self._ended &= {each.pid for each in dynamic}
@@ -177,10 +186,16 @@ class Heart:
             )
 
     def _checkpoint(self) -> None:
-        if monotonic() >= self._checkpoint_at:
-            self._checkpoint_at = monotonic() + CHECKPOINT_SECONDS
+        since = self._unsaved_since
+        if since is not None and monotonic() >= since + CHECKPOINT_SECONDS:
+            # Before the look: a commit from now on is noted anew.
+            self._unsaved_since = None
             shared = self.member.group.shared
-            offsets.checkpoint(shared.live, shared.state)
+            try:
+                offsets.checkpoint(shared.live, shared.state)
+            except EmbedlogError:
+                self._unsaved_since = since
+                raise
 
     def _lose(self, error: EmbedlogError) -> None:
         self.failed = error
@@ -189,7 +204,9 @@ class Heart:
     def _nap(self, idle: float) -> float:
         if self._ended:
             return _AGAIN_SECONDS
-        due = min(self._beat_at, self._checkpoint_at) - monotonic()
+        since = self._unsaved_since
+        saved_at = inf if since is None else since + CHECKPOINT_SECONDS
+        due = min(self._beat_at, saved_at) - monotonic()
         # A poll that ends meanwhile only makes the program be idle from later on.
         return max(min(due, self._idle_seconds - idle), 0.0)
 

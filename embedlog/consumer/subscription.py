@@ -296,6 +296,8 @@ class Subscription:
                 todo="poll, which joins the group, and then commit",
             )
         member.commit(positions)
+        if self._heart is not None:
+            self._heart.note_commit()
 
     # Leaving
 
