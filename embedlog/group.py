@@ -250,7 +250,7 @@ class Group:
         group: Membership,
     ) -> None:
         if group.version == version:
-            group.settle(name, topics, target)
+            group.settle(name, topics, target, max(there, default=0))
             ownership.forget(txn, self.key, {number for number, _ in topics.values()}, there)
 
     def notice_topics(self) -> None:

@@ -31,7 +31,7 @@ class Start(NamedTuple):
 
     committed: OffsetAndMetadata | None
     end: int | None
-    """Without a commit: where the group began to read this partition from its end."""
+    """Without a commit: where a group that reads from the end began with this partition."""
 
 
 class Share(NamedTuple):
@@ -203,7 +203,8 @@ class Member:
         """Own what is meant for it and free, and say where to begin with each.
 
         Args:
-            from_end: Without a commit it begins at the end, as of this transaction (E1).
+            from_end: Without a commit it begins at the end, as of this transaction (E1); with
+                a partition that came while the group was reading, at its start.
         """
 
         def step(txn: kv.Txn, group: Membership) -> dict[TopicPartition, tuple[bytes, int, Start]]:
@@ -211,7 +212,8 @@ class Member:
             taken = {}
             for one in group.target.get(self.id, ()):
                 key = PARTITION_KEY.pack(group.topics[one.topic][0], one.partition)
-                found = self._take(txn, one, key, from_end)
+                edge = int(not group.came_later(one)) if from_end else None
+                found = self._take(txn, one, key, edge)
                 if found is not None:
                     taken[one] = found
             if taken:
@@ -223,20 +225,21 @@ class Member:
         return {one: start for one, (_, _, start) in taken.items()}
 
     def _take(
-        self, txn: kv.Txn, one: TopicPartition, key: bytes, from_end: bool
+        self, txn: kv.Txn, one: TopicPartition, key: bytes, edge: int | None
     ) -> tuple[bytes, int, Start] | None:
+        """Own one, if it is free; ``edge`` is where to begin: 0 its start, 1 its end."""
         row_key = ownership.key(self.group.key, key)
         owner = ownership.get(txn, row_key)
         if owner.member not in (NOBODY, self.id) or one in self._epochs:
             return None
         row = txn.get(offsets.key(self.group.key, key))
         start = owner.start
-        if row is None and from_end and start == NOWHERE:
+        if row is None and edge is not None and start == NOWHERE:
             known = self.group.ends(txn, key)
-            start = NOWHERE if known is None else known[1]
+            start = NOWHERE if known is None else known[edge]
         txn.put(row_key, Owner(owner.epoch + 1, start, self.id, one.topic).pack())
         committed = None if row is None else offsets.unpack(row).position
-        end = start if from_end and start != NOWHERE else None
+        end = start if edge is not None and start != NOWHERE else None
         return row_key, owner.epoch + 1, Start(committed, end)
 
     def release(self, partitions: Partitions) -> None:

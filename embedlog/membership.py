@@ -68,6 +68,10 @@ class Membership:
     target: dict[str, tuple[TopicPartition, ...]] = field(default_factory=dict)
     topics: Topics = field(default_factory=dict)
     """The topics as they were when the target was made."""
+    newest: int | None = None
+    """The id of the last topic that was there when the group, then empty, got its first target."""
+    began: dict[str, int] = field(default_factory=dict)
+    """How many partitions each topic had when the group first read it."""
     emptied_ms: int = 0
     """When the last member left (M15)."""
 
@@ -128,7 +132,8 @@ class Membership:
 
     def _empty(self, now_ms: int) -> None:
         """Nobody is there, so the target of nobody is made (M2: as a generation of its own)."""
-        self.settle("", {}, {})
+        self.settle("", {}, {}, 0)
+        self.newest, self.began = None, {}
         self.assignor, self.emptied_ms = None, now_ms
 
     def resubscribe(self, member: str, topics: Iterable[str]) -> None:
@@ -147,15 +152,28 @@ class Membership:
             self.settled = False
 
     def settle(
-        self, name: str, topics: Topics, target: dict[str, tuple[TopicPartition, ...]]
+        self,
+        name: str,
+        topics: Topics,
+        target: dict[str, tuple[TopicPartition, ...]],
+        newest: int,
     ) -> None:
-        """Take a new target."""
+        """Take a new target, made when the newest topic of all had that id."""
         self.touch()
         self.generation += 1
         self.assignor, self.topics, self.target = name, topics, target
+        self.newest = newest if self.newest is None else self.newest
+        for topic, (_, count) in topics.items():
+            self.began.setdefault(topic, count)
         self.settled = True
 
     # Questions
+
+    def came_later(self, one: TopicPartition) -> bool:
+        """Whether a partition came while the group was reading: all in it came after it began."""
+        number, count = self.topics[one.topic][0], self.began.get(one.topic)
+        new = self.newest is not None and number > self.newest
+        return new or (count is not None and one.partition >= count)
 
     @property
     def subscribed(self) -> set[str]:

@@ -639,6 +639,20 @@ def test_latest_stays_where_it_began_for_those_who_come_after(root, join):
     assert came + len(records) == 1
 
 
+def test_latest_reads_what_comes_later_from_its_start(root, join):
+    """M16, E1: grown partitions and new topics begin where nobody could have read before."""
+    make(root)
+    member = join(auto_offset_reset="latest")
+    member.subscribe(pattern="t.*")
+    member.poll(0)
+    root.grow_topic("t", 3)
+    root.create_topic("tt", 1, TopicConfig())
+    for where in (("t", 2), ("tt", 0)):
+        fill(root.partition(*where), 1, first=9)
+
+    assert [record.value for record in drained(member)] == [b"v9", b"v9"]
+
+
 def test_an_empty_group_forgets_where_it_began(root, join):
     """E1: a fresh group without a commit begins at the end as of then."""
     make(root)

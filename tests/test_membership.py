@@ -28,7 +28,7 @@ def group_of(*members):
 
 def settled(*members, target=None):
     group = group_of(*members)
-    group.settle("range", {"t": (1, 2)}, target or {each.id: () for each in members})
+    group.settle("range", {"t": (1, 2)}, target or {each.id: () for each in members}, 1)
     return group
 
 
@@ -49,7 +49,7 @@ def test_each_target_is_a_generation():
     assert group.generation == 2
 
     group.admit(info("b"))
-    group.settle("range", {}, {"b": ()})
+    group.settle("range", {}, {"b": ()}, 1)
     assert group.generation == 3
 
 
