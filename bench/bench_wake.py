@@ -25,6 +25,7 @@ SPAWN = multiprocessing.get_context("spawn")
 def stamps_of_wakes(path, pipe, pairs):
     files = Files(path)
     page, found = WakePage(files), []
+    page.join()
     pipe.send(None)
     for seen in range(pairs):
         while page.value() == seen:
@@ -59,6 +60,7 @@ def bench_floor_of_a_wake(benchmark, note, published, tmp_path):
 def stamps_of_reads(path, pipe, pairs):
     with embedlog.open(path) as log:
         reader, wake, found = log.partition("t", 0).reader(0), log.root.wake, []
+        wake.join()
         pipe.send(None)
         while len(found) < pairs:
             seen = wake.value()
@@ -97,6 +99,7 @@ def bench_wake(benchmark, note, log, published, durability):
 def idle(path, pipe, seconds):
     with embedlog.open(path) as log:
         reader, wake = log.partition("t", 0).reader(0), log.root.wake
+        wake.join()
         pipe.send(None)
         began, until = time.process_time(), time.monotonic() + seconds
         while time.monotonic() < until:

@@ -81,6 +81,8 @@ def _run(args: argparse.Namespace, place: Place, most: int | None) -> int:
 def _views(log: Log, args: argparse.Namespace, place: Place) -> Iterator[View]:
     """Yield what is there, and with ``--follow`` for ever what has come since."""
     done: dict[int, int] = {}
+    if args.follow:
+        log.root.wake.join()
     while True:
         seen = log.root.wake.value()
         parts = [_next(part, done, place) for part in _ranges(log, args)]

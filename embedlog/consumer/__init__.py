@@ -590,7 +590,7 @@ class Consumer:
         try:
             self._group.leave(autocommit=autocommit)
         finally:
-            self._guard.let_go()
+            self._waiter.end()
 
     def __enter__(self) -> Self:
         return self

@@ -10,6 +10,7 @@ from typing import TypeVar
 from embedlog.config import ConsumerConfig
 from embedlog.consumer.calls import Guard
 from embedlog.errors import ClosedError, WakeupError
+from embedlog.files import WakePage
 from embedlog.log.root import Root
 
 T = TypeVar("T")
@@ -25,20 +26,25 @@ class Waiter:
 
     def __init__(self, root: Root, config: ConsumerConfig, guard: Guard) -> None:
         self._root, self._config, self._guard = root, config, guard
+        self._joined: WakePage | None = None
+        """Where this waiter is counted; a forked child has another page."""
         self.woken = False
         """Whether `wakeup` was called, and nobody heard it yet."""
 
     def repeat(self, step: Callable[[], T], timeout_ms: float | None) -> T:
         """Repeat a step until it gives something or the time is over.
 
-        A waiter reads the wake page before it looks, so what is published
-        between the look and the sleep ends the sleep.
+        A waiter joins the wake page and reads it before it looks, so what is published
+        between the look and the sleep ends the sleep.  One that never sleeps need not
+        join, so the first look comes before it; one that slept does not leave until it
+        finds something at once, since most who wait come back and wait again.
 
         Raises:
             WakeupError: `wakeup` was called.
             ClosedError: The consumer was closed.
         """
         deadline = inf if timeout_ms is None else monotonic() + timeout_ms / 1000
+        slept = False
         while True:
             # First: who closes or wakes it after the looks below advances the page as well.
             wake = self._root.wake
@@ -50,11 +56,29 @@ class Waiter:
                 raise WakeupError("wakeup() was called", todo="poll again to go on")
             found = step()
             if found:
+                if not slept:
+                    self.leave()
                 return found
             left = deadline - monotonic()
             if left <= 0:
                 return found
-            wake.wait(seen, min(left, self._nap()))
+            if self._joined is wake:
+                slept = True
+                wake.wait(seen, min(left, self._nap()))
+            else:
+                wake.join()
+                self._joined = wake
+
+    def leave(self) -> None:
+        """Let whoever publishes know that nobody waits here."""
+        page, self._joined = self._joined, None
+        if page is not None:
+            page.leave()
+
+    def end(self) -> None:
+        """Wait no more, and let nobody in any more; for who has seized the guard to close."""
+        self.leave()
+        self._guard.let_go()
 
     def _nap(self) -> float:
         """How long to sleep at most, in seconds."""

@@ -46,10 +46,10 @@ from embedlog.files.place import (
     sync_parent,
     without_first,
 )
-from embedlog.files.wake import WakePage
+from embedlog.files.wake import WakePage, forget_waiters
 from embedlog.files.watch import ProcessWatch
 
-__all__ = ["Files", "ProcessWatch", "WakePage"]
+__all__ = ["Files", "ProcessWatch", "WakePage", "forget_waiters"]
 
 IOV_MAX: Final = 1024
 """The kernel takes this many buffers in one vectored write, then says EINVAL."""

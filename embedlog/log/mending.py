@@ -11,7 +11,7 @@ import re
 from embedlog import catalog, kv, membership
 from embedlog.checksum import crc32c
 from embedlog.errors import CorruptionError, EmbedlogError, StorageError
-from embedlog.files import Files
+from embedlog.files import Files, forget_waiters
 from embedlog.segment import CHUNK_BYTES, SegmentFile
 
 BOOT_FILE = "live/boot"
@@ -34,6 +34,7 @@ def mend(files: Files) -> list[str]:
     for name in files.list("locks"):
         if name.startswith("member-"):
             files.unlink(f"locks/{name}")
+    forget_waiters(files)
     new = not files.exists("state") and not files.exists(COPY)
     rebooted = not live_is_valid(files)
     done = _mend_state(files, clean)

@@ -169,6 +169,7 @@ class _Member:
             log.partition("t", n).reader(dice.randint(0, log.partition("t", n).end_offset()))
             for n in range(PARTITIONS)
         ]
+        log.root.wake.join()
         while not self._stop.exists():
             value = log.root.wake.value()
             found = [self._look(n, reader) for n, reader in enumerate(readers)]
