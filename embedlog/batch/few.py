@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import struct
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from embedlog.batch.wire import find_message
 
@@ -28,8 +28,18 @@ _ENDS = tuple(struct.Struct(f"<{count + 1}I").unpack_from for count in range(MOS
 Items = list[bytes | None]
 
 
+class _Column(NamedTuple):
+    """Where one column of keys or values has its buffers, from the body's begin."""
+
+    nulls: int
+    bits_at: int
+    ends_at: int
+    data_at: int
+    data_bytes: int
+
+
 def lists(
-    view: Any, start: int, body: int, stop: int, count: int, plain: tuple[bytes, bytes]
+    view: Any, start: int, block: int, body: int, stop: int, count: int, plain: tuple[bytes, bytes]
 ) -> tuple[list[int], Items, Items, None] | None:
     """Return times, keys, values, and no headers, of an uncompressed batch of three columns.
 
@@ -38,33 +48,59 @@ def lists(
     Args:
         view: Bytes with the batch in them.
         start: Where it begins.
+        block: Where its flatbuffer ends.
         body: Where its body begins.
         stop: Where it ends.
         count: How many rows there should be, at most `MOST`.
         plain: The skeleton that its head has.
     """
     try:
-        places = _places(plain)
-        if places is None:
+        told = _told(bytes(view[start:block]), stop - body, count, plain)
+        if told is None:
             return None
-        told = _ONE(view, start + places[0])[0], _ONE(view, start + places[1])[0]
-        (buffers, *ranges, nodes, rows, nulls, keys, no_keys,
-         values, no_values) = _FACTS(view, start + places[2])  # fmt: skip
-        room = stop - body
-        if told != (room, count) or (buffers, nodes, nulls) != (8, 3, 0):
-            return None
-        if not count == rows == keys == values or ranges[3] < 8 * count:
-            return None
-        for place, length in zip(ranges[::2], ranges[1::2], strict=True):
-            if place + length > room or place % 8:
-                return None
-        found_keys = _items(view, body, ranges[4:10], no_keys, count)
-        found_values = _items(view, body, ranges[10:], no_values, count)
+        times_at, keys, values = told
+        found_keys = _items(view, body, keys, count)
+        found_values = _items(view, body, values, count)
         if found_keys is None or found_values is None:
             return None
-        return list(_TIMES[count](view, body + ranges[2])), found_keys, found_values, None
+        return list(_TIMES[count](view, body + times_at)), found_keys, found_values, None
     except (struct.error, IndexError, OverflowError):
         return None
+
+
+@lru_cache(maxsize=64)
+def _told(
+    head: bytes, room: int, count: int, plain: tuple[bytes, bytes]
+) -> tuple[int, _Column, _Column] | None:
+    """Return where a head says that times, keys and values are; None if that is unusual.
+
+    Remembered, for batches of equal sizes have equal heads: 5 µs, and more after a sleep.
+    """
+    places = _places(plain)
+    if places is None:
+        return None
+    told = _ONE(head, places[0])[0], _ONE(head, places[1])[0]
+    (buffers, *ranges, nodes, rows, nulls, keys, no_keys,
+     values, no_values) = _FACTS(head, places[2])  # fmt: skip
+    if told != (room, count) or (buffers, nodes, nulls) != (8, 3, 0):
+        return None
+    if not count == rows == keys == values or ranges[3] < 8 * count:
+        return None
+    for place, length in zip(ranges[::2], ranges[1::2], strict=True):
+        if place + length > room or place % 8:
+            return None
+    found_keys = _column(ranges[4:10], no_keys, count)
+    found_values = _column(ranges[10:], no_values, count)
+    if found_keys is None or found_values is None:
+        return None
+    return ranges[2], found_keys, found_values
+
+
+def _column(ranges: list[int], nulls: int, count: int) -> _Column | None:
+    bits_at, bits, ends_at, ends_bytes, data_at, data_bytes = ranges
+    if ends_bytes < 4 * count + 4 or (nulls and not bits):
+        return None
+    return _Column(nulls, bits_at, ends_at, data_at, data_bytes)
 
 
 @lru_cache(maxsize=64)
@@ -76,10 +112,10 @@ def _places(plain: tuple[bytes, bytes]) -> tuple[int, int, int] | None:
     return (found.body_length, found.length, found.buffers - 4) if usual else None
 
 
-def _items(view: Any, body: int, ranges: list[int], nulls: int, count: int) -> Items | None:
-    bits_at, bits, ends_at, ends_bytes, data_at, data_bytes = ranges
+def _items(view: Any, body: int, column: _Column, count: int) -> Items | None:
+    nulls, bits_at, ends_at, data_at, data_bytes = column
     ends = _ENDS[count](view, body + ends_at)
-    if ends_bytes < 4 * count + 4 or ends[-1] > data_bytes or (nulls and not bits):
+    if ends[-1] > data_bytes:
         return None
     valid = (1 << count) - 1
     if nulls:

@@ -480,7 +480,7 @@ class Batch:
                 self._check(source.layout.every)
             stop, plain = start + self.size, source.layout.plain
             assert plain is not None, "that is what makes a head plain"
-            rows = few.lists(source.view, start, self._body, stop, self.count, plain)
+            rows = few.lists(source.view, start, self._block, self._body, stop, self.count, plain)
             if rows is not None:
                 return rows
         columns = self.columns(verify=verify)

@@ -529,8 +529,7 @@ class Consumer:
         raise error
 
     def _await(self, step: Callable[[], T], timeout_ms: float | None) -> T:
-        with self._group.polling():
-            return self._waiter.repeat(step, timeout_ms)
+        return self._group.polling(partial(self._waiter.repeat, step, timeout_ms))
 
     def wakeup(self) -> None:
         """Make the call that waits now, or the next that may wait, raise `WakeupError` once (E12).

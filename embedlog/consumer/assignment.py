@@ -183,9 +183,7 @@ class Feed:
 
     def _is_end(self, known: Tail | None) -> bool:
         """Whether the reader has come as far as this end of the partition allows."""
-        if known is None or self._reader is None:
-            return False
-        return self._reader.offset == self.log.visible_end(known)
+        return known is not None and self._reader is not None and self._reader.is_at_end(known)
 
     def _reading(self) -> PartitionReader:
         # What was taken from the root before a fork is void in the child.

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from time import monotonic
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from embedlog.assignor import configured
 from embedlog.config import ConsumerConfig
@@ -23,6 +22,8 @@ from embedlog.log import tail
 from embedlog.log.root import Root
 from embedlog.offsets import check_group_id
 from embedlog.record import OffsetAndMetadata, TopicPartition
+
+T = TypeVar("T")
 
 
 class ConsumerGroupMetadata(NamedTuple):
@@ -137,21 +138,19 @@ class GroupPart:
         if found is not None:
             found.abandon()
 
-    @contextmanager
-    def polling(self) -> Iterator[None]:
-        """Tell the group that the program polls (M9)."""
+    def polling(self, call: Callable[[], T]) -> T:
+        """Call, and tell the group that the program polls (M9)."""
         found = self._subscription
         if found is None:
             if self._config.group_id is not None:
                 self._alone.run_callbacks()
                 self._alone.if_due()
                 self._checkpoint(CHECKPOINT_SECONDS)
-            yield
-            return
+            return call()
         found.listening.check_outside("poll")
         found.begin_poll()
         try:
-            yield
+            return call()
         finally:
             found.end_poll()
 

@@ -92,10 +92,11 @@ class PartitionReader:
         for attempt in range(_TRIES):
             log.refresh()
             now, known = known, None
-            guessed = now is not None and self._goes_on(now)
-            if now is None or not guessed:
+            end = None if now is None else self._end_by(now)
+            guessed = end is not None
+            if now is None or end is None:
                 now = log.tail()
-            end = self._check_range(now)
+                end = self._check_range(now)
             if self.offset == end:
                 return []
             try:
@@ -114,16 +115,23 @@ class PartitionReader:
                 return found
         return []
 
-    def _goes_on(self, known: Tail) -> bool:
-        """Whether to read by an end that the caller read: of this epoch, and not overtaken."""
-        return (
-            known.leader_epoch == self.leader_epoch
-            and known.start_offset <= self.offset <= self._log.visible_end(known)
-        )
+    def _end_by(self, known: Tail) -> int | None:
+        """How far to read by an end that the caller read; None if it is not to be believed.
+
+        It is if it is of this epoch, and has not overtaken this reader.
+        """
+        end = self._log.visible_end(known)
+        believed = known.leader_epoch == self.leader_epoch
+        return end if believed and known.start_offset <= self.offset <= end else None
+
+    def is_at_end(self, now: Tail) -> bool:
+        """Whether it has come as far as this end of the partition allows."""
+        return self.offset == self._log.visible_end(now)
 
     def _read(self, now: Tail, end: int, max_bytes: int) -> list[Batch] | None:
         """Read from the segment that holds the offset; None if it moved on meanwhile."""
-        self._find(now)
+        if self._info is None or self._version != self._log.version:
+            self._find(now)
         while True:
             assert self._info is not None
             assert self._file is not None
@@ -144,8 +152,12 @@ class PartitionReader:
 
     def _take(self, found: list[Batch], end: int) -> list[Batch]:
         """Move past what was found, and return the part that is asked for."""
-        wanted = [one for one in found if self.offset < one.next_offset <= end]
         last = found[-1]
+        if last is found[0] and self.offset < last.next_offset <= end:
+            # One batch, all of it: what a reader finds that slept.
+            self._position, self.offset = last.position + last.size, last.next_offset
+            return found
+        wanted = [one for one in found if self.offset < one.next_offset <= end]
         if last.next_offset <= end:
             self._position = last.position + last.size
         elif wanted:
@@ -158,8 +170,6 @@ class PartitionReader:
         """Have the segment of `offset` open, at a position at or before it."""
         log, info, version = self._log, self._info, self._log.version
         if info is not None:
-            if version == self._version:
-                return
             current = log.segment_at(info.base_offset)
             if current.id == info.id:
                 if current != info:
