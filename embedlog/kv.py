@@ -140,17 +140,22 @@ class Store:
 
     def get(self, key: bytes) -> bytes | None:
         """Return one value, or None; about a microsecond."""
+        return self.get_at(key)[0]
+
+    def get_at(self, key: bytes) -> tuple[bytes | None, int]:
+        """Return one value, or None, and the version that it is of."""
         shared = self._shared or self._attach()
         try:
             with shared.reading:
                 txn = shared.handle.begin()
                 try:
-                    value: bytes | None = txn.get(key)
+                    found: tuple[bytes | None, int] = txn.get(key), txn.id()
                 finally:
                     txn.abort()
         except lmdb.Error:
-            value = self.read(lambda txn: txn.get(key))
-        return value
+            found = self.read(lambda txn: (txn.get(key), txn.id()))
+        self._confirmed = found[1]
+        return found
 
     def read(self, step: Step[T]) -> T:
         """Run ``step`` in one read transaction: a consistent view, never kept."""
@@ -406,9 +411,9 @@ class Nothing:
         """There is nothing."""
         return None
 
-    def version(self) -> int:
-        """It never changes."""
-        return 0
+    def get_at(self, key: bytes) -> tuple[bytes | None, int]:
+        """There is nothing."""
+        return None, 0
 
     def read(self, step: Step[T]) -> T:
         """Run ``step`` on nothing."""

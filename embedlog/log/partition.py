@@ -100,12 +100,12 @@ class PartitionLog:
     def _tail_row(self) -> Tail | None:
         """The row in `live`, from memory while nothing was committed there."""
         live = self.context.live
-        # Before the row: then a row that is newer than its version is only read again.
-        version = live.version()
         known = self.known
+        if known is not None and live.stands(known.version):
+            return known.tail
+        row, version = live.get_at(self.tail_key)
         if known is not None and known.version == version:
             return known.tail
-        row = live.get(self.tail_key)
         if row is None:
             return None
         now = tail.unpack(row)
