@@ -177,7 +177,8 @@ class Files:
                 written = self._pwritev(fd, buffers, position)
             except OSError as error:
                 raise self._failed(error, "write", fd) from error
-            if written == sum(map(len, buffers)):
+            # One buffer is what every small append has.
+            if written == (len(buffers[0]) if len(buffers) == 1 else sum(map(len, buffers))):
                 return written
         else:
             written = 0

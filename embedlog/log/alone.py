@@ -13,7 +13,7 @@ from embedlog.batch import HEADERS, EncodedBatch
 from embedlog.index import Entry
 from embedlog.log import sequence
 from embedlog.log.sequence import LAST_SEQUENCE
-from embedlog.log.tail import Known, Tail
+from embedlog.log.tail import Known, Tail, pack
 from embedlog.record import Appended
 from embedlog.segment import SegmentFile
 
@@ -41,7 +41,7 @@ def append(log: PartitionLog, file: SegmentFile, now: Tail, one: EncodedBatch) -
         or one.flags & HEADERS
     ):
         return None
-    producer_id, noted = one.producer_id, None
+    producer_id, noted, producer_key = one.producer_id, None, b""
     if producer_id is not None:
         before, number = producers.get(producer_id), one.base_sequence
         if before is None or number is None:
@@ -51,6 +51,7 @@ def append(log: PartitionLog, file: SegmentFile, now: Tail, one: EncodedBatch) -
             return None
         sent = number, number + one.count - 1 & LAST_SEQUENCE, base, following
         noted = sequence.note(before, epoch, sent, log.context.clock())
+        producer_key = sequence.key(log.key, producer_id)
     entry = None
     if unindexed > config.index_interval_bytes:
         entry, unindexed = Entry(base, position, newest), 0
@@ -58,7 +59,7 @@ def append(log: PartitionLog, file: SegmentFile, now: Tail, one: EncodedBatch) -
     ends, since = (following, end, following, end), unindexed + one.size
     fields = segment, first, *ends, *kept, newest, oldest, made, since, flushed, False
     after = tuple.__new__(Tail, fields)
-    packed = after.pack()
+    packed = pack(*fields)
 
     def publish(txn: kv.Txn) -> int:
         number: int = txn.id()
@@ -68,8 +69,8 @@ def append(log: PartitionLog, file: SegmentFile, now: Tail, one: EncodedBatch) -
         txn.put(log.tail_key, packed)
         if entry is not None:
             index.put(txn, log.key, segment, entry)
-        if noted is not None and producer_id is not None:
-            txn.put(sequence.key(log.key, producer_id), noted.row)
+        if noted is not None:
+            txn.put(producer_key, noted.row)
         return number
 
     buffers = one.stamp(base, now.leader_epoch)

@@ -10,6 +10,8 @@ from embedlog.log.sequence import Producer
 
 ROWS = b"E"
 _ROW = struct.Struct(">QQQQQQQQIqqqQqB")
+pack = _ROW.pack
+"""Return the fields of a tail as stored."""
 _NO_TIME = -(1 << 63)
 
 
@@ -43,7 +45,7 @@ class Tail(NamedTuple):
 
     def pack(self) -> bytes:
         """Return the row as stored."""
-        return _ROW.pack(*self)
+        return pack(*self)
 
     @property
     def timestamp(self) -> int | None:

@@ -43,8 +43,12 @@ class Gathering(Delivery):
     __slots__ = ("chosen", "granted", "headers", "keys", "left", "opened", "values")
 
     def __init__(self, queue: TopicQueue) -> None:
-        # Not by super().__init__: there is one for every record somebody waits for.
-        Delivery.__init__(self, queue, 0.0)
+        # Not by super().__init__, whose fields these are: there is one of it for every record
+        # somebody waits for.
+        self.queue, self.deadline = queue, 0.0
+        self.parcels, self.starts, self.timestamps, self.callbacks = [], [], [], []
+        self.order = self.places = self.error = self.alone = None
+        self.sealed = False
         self.values: list[bytes | None] = []
         self.keys: list[bytes | None] = []
         self.headers: dict[int, Any] = {}
