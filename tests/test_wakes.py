@@ -12,6 +12,7 @@ from support.children import in_child
 from support.roots import abandon, encoded, make_log, open_root
 
 from embedlog.consumer import Consumer, waiting
+from embedlog.files import Files
 
 FOR_EVER_SECONDS = 60.0
 """How long a reader sleeps that missed a wake: far longer than any test takes."""
@@ -148,10 +149,24 @@ def test_the_child_of_a_fork_counts_for_itself(tmp_path):
     root.close()
 
 
-def test_a_reader_that_may_not_write_sees_an_append_soon(tmp_path):
-    """It cannot be counted, so it looks at the page by itself."""
+def test_a_reader_with_mode_r_is_counted_and_woken(tmp_path):
+    """To be counted changes nothing of the log, so it sleeps as others do."""
+    root = open_root(tmp_path / "root")
+    make_log(root)
+    watching = open_root(tmp_path / "root", mode="r")
+    consumer = Consumer(watching, "t", auto_offset_reset="earliest")
+    assert consumer.poll(1) == {}
+    assert counted(root) == 1
+    watching.close()
+    assert counted(root) == 0
+    root.close()
+
+
+def test_a_reader_that_may_not_write_sees_an_append_soon(tmp_path, monkeypatch):
+    """As on a remote file system: it cannot be counted, so it looks at the page by itself."""
     root = open_root(tmp_path / "root")
     log = make_log(root)
+    monkeypatch.setattr(Files, "filesystem", lambda files: "nfs")
     watching = open_root(tmp_path / "root", mode="r")
     consumer = Consumer(watching, "t", auto_offset_reset="earliest")
     assert consumer.poll(1) == {}

@@ -18,7 +18,7 @@ T = TypeVar("T")
 _NAP_SECONDS = 1.0
 """The longest sleep: a Ctrl-C that came just before it must not wait for a record."""
 _SHORT_NAP_SECONDS = 0.05
-"""The same where `wakeup` cannot ring, since the log was opened to read only."""
+"""The same where `wakeup` cannot ring, since the wake page may not be written."""
 
 
 class Waiter:
@@ -83,7 +83,7 @@ class Waiter:
     def _nap(self) -> float:
         """How long to sleep at most, in seconds."""
         config = self._config
-        nap = _NAP_SECONDS if self._root.context.files.writable else _SHORT_NAP_SECONDS
+        nap = _NAP_SECONDS if self._root.wake.rings else _SHORT_NAP_SECONDS
         if config.fetch_min_bytes > 1:
             nap = min(nap, config.fetch_max_wait_ms / 1000)
         return min(nap, max(config.metadata_max_age_ms, 1) / 1000)
@@ -95,5 +95,5 @@ class Waiter:
 
     def ring(self) -> None:
         """Have whoever waits look again."""
-        if self._root.context.files.writable:
+        if self._root.wake.rings:
             self._root.wake.advance()

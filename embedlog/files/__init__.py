@@ -143,15 +143,22 @@ class Files:
     # Files
 
     def open(
-        self, path: str, *, write: bool = False, create: bool = False, exclusive: bool = False
+        self,
+        path: str,
+        *,
+        write: bool = False,
+        create: bool = False,
+        exclusive: bool = False,
+        counted: bool = False,
     ) -> int:
         """Open a regular file and return its descriptor; `create` makes it (0600) if need be.
 
         Links, FIFOs and devices are refused (ELOOP, ENOTDIR, EINVAL), and for writing
         also a file that has a second name: it may be somebody else's.  With `exclusive`
         the file must be new.  A new file's name is durable after `sync_directory` only.
+        `counted` is for the wake page: to be counted among readers changes no log.
         """
-        if write or create:
+        if (write and not counted) or create:
             self._check_writable("open", path)
         flags = _OPEN_FILE | (os.O_RDWR if write else os.O_RDONLY)
         if create:

@@ -21,7 +21,8 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
-from embedlog.errors import ClosedError
+from embedlog.errors import ClosedError, StorageError
+from embedlog.files.place import REMOTE_FILESYSTEMS
 
 if TYPE_CHECKING:
     from embedlog.files import Files
@@ -64,17 +65,18 @@ class WakePage:
     that returns from `wait`, for whatever reason, looks again.
 
     The mapping is shared by all processes and stays valid in a forked child.
-    With `Files` that are not writable it can be waited on and not advanced; such a
-    reader cannot be counted, and looks at the page once in a millisecond.
+    Who may not write it, such as another user, can wait on it and not advance it; such
+    a reader cannot be counted, and looks at the page once in a millisecond.
     """
 
     def __init__(self, files: Files) -> None:
-        fd = files.open(WAKE_FILE, write=files.writable, create=files.writable)
+        fd, self.rings = _open(files)
+        """`rings` tells whether this object can `advance` the page, and is woken by others."""
         try:
             if files.writable and files.size(fd) < PAGE_BYTES:
                 # Two processes may both do so: growing twice is growing once.
                 files.truncate(fd, PAGE_BYTES)
-            self._map = files.map(fd, PAGE_BYTES, write=files.writable)
+            self._map = files.map(fd, PAGE_BYTES, write=self.rings)
         finally:
             files.close(fd)
         words = memoryview(self._map)
@@ -89,7 +91,7 @@ class WakePage:
         number = _FUTEX_NUMBERS.get(machine)
         self._may_skip = machine == "x86_64"
         self._calls = number and _Calls(number, _address(self._map))
-        self._polls = not (self._calls and files.writable)
+        self._polls = not (self._calls and self.rings)
 
     def join(self) -> None:
         """Be counted among those who may wait, until `leave` or `close`; before the look.
@@ -162,6 +164,20 @@ class WakePage:
         self._calls = None
         for word in (self._counter, self._waiters, self._stamp):
             word.release()
+
+
+def _open(files: Files) -> tuple[int, bool]:
+    """Open the page, to write if that is allowed, and tell whether it is.
+
+    With `mode="r"` too, but not where the memory of several machines would be written
+    over each other's.
+    """
+    if files.writable:
+        return files.open(WAKE_FILE, write=True, create=True), True
+    with suppress(StorageError):
+        if files.filesystem() not in REMOTE_FILESYSTEMS.values():
+            return files.open(WAKE_FILE, write=True, counted=True), True
+    return files.open(WAKE_FILE), False
 
 
 class _Calls:
