@@ -162,6 +162,18 @@ def test_a_reader_with_mode_r_is_counted_and_woken(tmp_path):
     root.close()
 
 
+def test_every_publication_is_told_to_who_only_looks(tmp_path):
+    """With nobody counted, the counter stands still; the time does not."""
+    root = open_root(tmp_path / "root")
+    log = make_log(root)
+    watching = open_root(tmp_path / "root", mode="r")
+    before = watching.wake.published()
+    log.append([encoded(b"v")])
+    assert watching.wake.published() != before
+    watching.close()
+    root.close()
+
+
 def test_a_reader_that_may_not_write_sees_an_append_soon(tmp_path, monkeypatch):
     """As on a remote file system: it cannot be counted, so it looks at the page by itself."""
     root = open_root(tmp_path / "root")

@@ -119,6 +119,13 @@ class WakePage:
         except ValueError as error:
             raise ClosedError("the wake page was closed before") from error
 
+    def published(self) -> int:
+        """Return when something was last published, also to who has not joined."""
+        try:
+            return self._stamp[0]
+        except ValueError as error:
+            raise ClosedError("the wake page was closed before") from error
+
     def advance(self) -> None:
         """Wake everyone who waits, in all processes; what they look for is there to be seen.
 

@@ -92,7 +92,7 @@ class PartitionLog:
 
     def _preview(self) -> Tail:
         """Where the log would end, for a reader after a reboot that nobody recovered from yet."""
-        seen = self.context.catalog.version(), self.context.wake.value()
+        seen = self.context.catalog.version(), self.context.wake.published()
         if self._previewed is None or self._previewed[0] != seen:
             self._previewed = seen, recovery.preview(self)
         return self._previewed[1]
