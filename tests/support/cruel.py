@@ -414,15 +414,13 @@ class CruelFiles(Files):
             os.kill(os.getpid(), signal.SIGKILL)
         return result
 
-    def open(
-        self, path: str, *, write: bool = False, create: bool = False, exclusive: bool = False
-    ) -> int:
+    def open(self, path: str, *, create: bool = False, **how: bool) -> int:
         base = super()
         new = create and not self.exists(path)
         return self._do(
             "create" if new else "open",
             path,
-            lambda: base.open(path, write=write, create=create, exclusive=exclusive),
+            lambda: base.open(path, create=create, **how),
             lambda record, fd: record.opened(fd, path),
         )
 
