@@ -87,7 +87,7 @@ def _hurt(case: Chaos, crew: list[_Member]) -> Counter[str]:
         idle = [one for one in crew if all(one is not other for _, other in stopped)]
         if idle:
             victim = dice.choice(idle)
-            if dice.random() < 0.6:
+            if dice.random() < 0.4:
                 victim.kill()
                 victim.start()
                 done["kills"] += 1

@@ -509,13 +509,17 @@ class Short(NamedTuple):
     full: bool
 
 
-def short_cases(counts: list[dict[str, int]]) -> list[Short]:
-    """Every write of every scene."""
+SHORT = (0, False), (1, False), (100, False), (300, False), (100, True)
+"""How much of a write is done, and whether the rest meets a full disk."""
+
+
+def short_cases(counts: list[dict[str, int]], each: int = len(SHORT)) -> list[Short]:
+    """Every write of every scene, shortened in ``each`` ways, which take turns."""
     return [
-        Short(scene, n, length, full)
+        Short(scene, n, *SHORT[(n * each + way) % len(SHORT)])
         for scene, counted in enumerate(counts)
         for n in range(counted["write"])
-        for length, full in ((0, False), (1, False), (100, False), (300, False), (100, True))
+        for way in range(each)
     ]
 
 
