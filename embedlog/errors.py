@@ -178,6 +178,10 @@ class FencedInstanceIdError(EmbedlogError):
     """Another member took over the ``group_instance_id`` (M13)."""
 
 
+class FencedError(EmbedlogError):
+    """Somebody else took this work over while this process was silent: it must not go on (P14)."""
+
+
 class CommitFailedError(EmbedlogError):
     """The partitions belong to another member by now, so nothing was committed (E23)."""
 

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from embedlog import catalog, index
 from embedlog.catalog import SegmentInfo
-from embedlog.errors import ClosedError, EmbedlogError
+from embedlog.errors import ClosedError, EmbedlogError, StorageError
 from embedlog.index import Entry
-from embedlog.log import lookup, mending
+from embedlog.log import lookup, mending, trimming
+from embedlog.log.context import Context
 from embedlog.log.partition import PartitionLog
 from embedlog.log.tail import Tail
 from embedlog.segment import END_MARK, SegmentFile
@@ -82,7 +83,15 @@ def verify_partition(log: PartitionLog) -> Iterator[Finding | int]:
         try:
             yield from _verify_segment(log, segment, now)
         except EmbedlogError as error:
+            if isinstance(error, StorageError) and error.missing and not _named(log, segment):
+                continue  # dropped since the look at the manifest
             yield _finding(log, log.path_of(segment), error.position or 0, str(error))
+
+
+def _named(log: PartitionLog, segment: SegmentInfo) -> bool:
+    log.refresh()
+    now = log.segments.get(segment.base_offset)
+    return now is not None and now.id == segment.id
 
 
 def _rolling(segments: list[SegmentInfo], now: Tail) -> bool:
@@ -170,12 +179,21 @@ def _verify_batches(
 
 def _strays(root: Root) -> Iterator[Finding]:
     try:
-        found = mending.strays(root.context.files, root.context.state)
+        found = unnamed(root.context)
     except EmbedlogError as error:
         yield Finding("", 0, error.path or root.path, 0, str(error))
         return
     for path in found:
         yield Finding("", 0, path, 0, "the manifest does not name it")
+
+
+def unnamed(context: Context) -> list[str]:
+    """Return the files that nothing names, but for those that retention is about to unlink."""
+    # Before the look, and after it: they may be unlinked, or become doomed, while it goes on.
+    leaving = trimming.doomed(context.live)
+    found = mending.strays(context.files, context.state, leaving)
+    leaving = trimming.doomed(context.live) if found else set()
+    return [path for path in found if path not in leaving and context.files.exists(path)]
 
 
 def _finding(log: PartitionLog, path: str, position: int, what: str) -> Finding:

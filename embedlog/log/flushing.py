@@ -82,15 +82,24 @@ def _sync_all(logs: list[PartitionLog], failures: list[EmbedlogError]) -> dict[P
     flushed: dict[PartitionLog, Tail] = {}
     for log in logs:
         try:
-            now = log.tail()
-            if now.failed:
-                raise failed(log)
-            sync_data(log, now, _file_of(log, now))
-            flushed[log] = now
+            flushed[log] = _sync_one(log)
         except EmbedlogError as error:
             _note_failure(log, error, failures)
     _sync_names(flushed, failures)
     return flushed
+
+
+def _sync_one(log: PartitionLog) -> Tail:
+    while True:
+        now = log.tail()
+        if now.failed:
+            raise failed(log)
+        try:
+            sync_data(log, now, _file_of(log, now))
+            return now
+        except EmbedlogError as error:
+            if not _overtaken(log, now, error):
+                raise
 
 
 def _sync_names(flushed: dict[PartitionLog, Tail], failures: list[EmbedlogError]) -> None:
@@ -172,14 +181,26 @@ def flush_to(log: PartitionLog, mine: Tail) -> None:
     wrote before its flush began is covered by it (group commit).
     """
     with log.flush_lock:
-        current = log.tail()
-        if current.durable_offset >= mine.next_offset:
+        while (current := log.tail()).durable_offset < mine.next_offset:
+            if current.failed:
+                raise failed(log)
+            try:
+                sync_files(log, current, _file_of(log, current))
+            except EmbedlogError as error:
+                if _overtaken(log, current, error):
+                    continue
+                raise
+            break
+        else:
             return
-        if current.failed:
-            raise failed(log)
-        sync_files(log, current, _file_of(log, current))
         if not log.context.live.write(lambda txn: _publish(log, txn, current)):
             raise failed(log)
+
+
+def _overtaken(log: PartitionLog, seen: Tail, error: EmbedlogError) -> bool:
+    """Whether a flush found something gone because retention dropped it meanwhile."""
+    gone = isinstance(error, OffsetOutOfRangeError) or getattr(error, "missing", False)
+    return gone and log.tail().start_offset > seen.start_offset
 
 
 def _file_of(log: PartitionLog, current: Tail) -> SegmentFile:

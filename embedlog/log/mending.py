@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Collection
 
 from embedlog import catalog, kv, membership
 from embedlog.checksum import crc32c
@@ -44,7 +45,7 @@ def mend(files: Files) -> list[str]:
         if not new:
             done.append("live was of another boot, or damaged: it was built anew")
     # A power cut can undo the last unlinks, and the unlink of the clean mark.
-    if not new and (clean is None or rebooted):
+    if not new and (clean is None or rebooted or done):
         done += _sweep(files)
     return done
 
@@ -206,9 +207,8 @@ def _adopt_partition(files: Files, txn: kv.Txn, info: catalog.TopicInfo, number:
     directory, key = f"{info.directory}/{number}", info.key(number)
     there = files.list(directory) if files.exists(directory) else []
     found = sorted(name for name in there if _SEGMENT_NAME.fullmatch(name))
-    named = catalog.segments(txn, key)
+    named, done = _without_trimmed(txn, key, catalog.segments(txn, key), found)
     last = named[-1] if named else None
-    done = []
     for name in found:
         base, file_id = map(int, name.removesuffix(".arrows").split("-"))
         if last is not None:
@@ -217,6 +217,8 @@ def _adopt_partition(files: Files, txn: kv.Txn, info: catalog.TopicInfo, number:
             if base == last.base_offset and last.file_name in found:
                 continue
             _name_after(txn, key, last, base)
+        elif base:
+            _start_at(txn, key, base)
         headers = _has_headers(files, f"{directory}/{name}")
         last = catalog.SegmentInfo(base, file_id, 0, headers=headers)
         catalog.put_segment(txn, key, last)
@@ -225,6 +227,35 @@ def _adopt_partition(files: Files, txn: kv.Txn, info: catalog.TopicInfo, number:
     if last is None:
         catalog.new_segment(txn, key, 0)
     return done
+
+
+def _without_trimmed(
+    txn: kv.Txn, key: bytes, named: list[catalog.SegmentInfo], found: list[str]
+) -> tuple[list[catalog.SegmentInfo], list[str]]:
+    """Forget the segments that retention dropped after the copy was made.
+
+    Those are the first ones, their files are gone, and none is there in their place.
+    """
+    bases = sorted(int(name[:20]) for name in found)
+    gone = 0
+    while gone < len(named) and named[gone].file_name not in found:
+        gone += 1
+    kept = named[gone:]
+    if not gone or not bases or bases[0] < (kept[0].base_offset if kept else named[-1].base_offset):
+        return named, []
+    if not kept and bases[0] == named[-1].base_offset:
+        return named, []
+    for segment in named[:gone]:
+        catalog.drop_segment(txn, key, segment)
+    start = kept[0].base_offset if kept else bases[0]
+    _start_at(txn, key, start)
+    return kept, [f"offsets below {start} were deleted after the copy was made"]
+
+
+def _start_at(txn: kv.Txn, key: bytes, offset: int) -> None:
+    info = catalog.partition(txn, key) or catalog.PartitionInfo()
+    if info.start_offset < offset:
+        catalog.put_partition(txn, key, info._replace(start_offset=offset))
 
 
 def _has_headers(files: Files, path: str) -> bool:
@@ -294,10 +325,10 @@ def _sweep(files: Files) -> list[str]:
     return [f"removed {path}: the manifest does not name it" for path in found]
 
 
-def strays(files: Files, state: kv.Store) -> list[str]:
+def strays(files: Files, state: kv.Store, leaving: Collection[str] = ()) -> list[str]:
     """Return the segment files, and the topics' directories, that the manifest does not name.
 
-    Other files are not ours: they are left alone (A28).
+    Other files are not ours: they are left alone (A28); those ``leaving`` go by themselves.
     """
     # Files before names: what is created meanwhile is named before it is there.
     present = {
@@ -315,7 +346,9 @@ def strays(files: Files, state: kv.Store) -> list[str]:
             found += [
                 f"{directory}/{name}"
                 for name in names
-                if _SEGMENT_NAME.fullmatch(name) and name not in known
+                if _SEGMENT_NAME.fullmatch(name)
+                and name not in known
+                and f"{directory}/{name}" not in leaving
             ]
     return found
 

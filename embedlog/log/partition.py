@@ -27,6 +27,7 @@ from embedlog.errors import (
     CorruptionError,
     EmbedlogError,
     LockTimeoutError,
+    StorageError,
     UnknownTopicOrPartitionError,
 )
 from embedlog.log import alone, flushing, lookup, placing, recovery, refusing, rolling, tail
@@ -534,10 +535,17 @@ class PartitionLog:
 
     def offset_for_timestamp(self, timestamp: int) -> OffsetAndTimestamp | None:
         """Return the first record, in offset order, at or after ``timestamp`` ms (B10)."""
-        # The tail first: a segment that is rolled after it is looked at as sealed.
-        now = self.tail()
-        self.refresh()
-        return lookup.offset_for_timestamp(self, now, timestamp)
+        while True:
+            start = self.start_offset()
+            # The tail first: a segment that is rolled after it is looked at as sealed.
+            now = self.tail()
+            self.refresh()
+            try:
+                return lookup.offset_for_timestamp(self, now, timestamp)
+            except StorageError as error:
+                # Retention overtook the look: the next one begins where the log does now.
+                if not error.missing or self.start_offset() == start:
+                    raise
 
     # The lock
 

@@ -130,8 +130,9 @@ class PartitionReader:
 
     def _read(self, now: Tail, end: int, max_bytes: int) -> list[Batch] | None:
         """Read from the segment that holds the offset; None if it moved on meanwhile."""
-        if self._info is None or self._version != self._log.version:
-            self._find(now)
+        outdated = self._info is None or self._version != self._log.version
+        if outdated and not self._find(now):
+            return None
         while True:
             assert self._info is not None
             assert self._file is not None
@@ -166,8 +167,8 @@ class PartitionReader:
             self.offset = wanted[-1].next_offset
         return wanted
 
-    def _find(self, now: Tail) -> None:
-        """Have the segment of `offset` open, at a position at or before it."""
+    def _find(self, now: Tail) -> bool:
+        """Have the segment of `offset` open, at a position at or before it; False if it is gone."""
         log, info, version = self._log, self._info, self._log.version
         if info is not None:
             current = log.segment_at(info.base_offset)
@@ -176,14 +177,20 @@ class PartitionReader:
                     # It was sealed meanwhile: the same bytes, from now on mapped.
                     self._info, self._file = current, log.open_segment(current)
                 self._version = version
-                return
-        self._open(log.segment_at(self.offset))
+                return True
+        found_info = log.segment_at(self.offset)
+        if found_info.base_offset > self.offset:
+            # Dropped since the look at the tail: the next look tells that it is out of range.
+            self._info = self._file = None
+            return False
+        self._open(found_info)
         assert self._info is not None
         assert self._file is not None
         found = lookup.position_of_offset(log, self._info, self.offset)
         self._position = self._file.start if found is None else found
         # Of before the look: if the manifest moved on since, the next read looks again.
         self._version = version
+        return True
 
     def _open(self, info: SegmentInfo) -> None:
         active = None if info.sealed else self._log.open_active(info.id)
@@ -193,7 +200,9 @@ class PartitionReader:
     def _next_segment(self) -> bool:
         assert self._info is not None
         following = self._log.segment_after(self._info)
-        if following is None:
+        # Segments leave no gap: what does not follow at once replaced, or outlived, what did.
+        if following is None or following.base_offset != self._info.next_offset:
+            self._info = self._file = None
             return False
         self._open(following)
         return True

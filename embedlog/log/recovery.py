@@ -156,7 +156,8 @@ def _merged(kept: dict[int, Producer], replayed: dict[int, Producer]) -> dict[in
 def _continues(log: PartitionLog, found: Survey, segment: SegmentInfo, upto: int) -> bool:
     """Look at one segment; True if it is whole, so that the log may go on after it."""
     safe = segment.next_offset is not None and segment.next_offset <= found.info.recovery_offset
-    safe = safe and not found.replay
+    # One that was adopted has no size yet: only the scan finds it.
+    safe = safe and not found.replay and segment.size > 0
     if safe and segment.next_offset is not None and segment.next_offset <= upto:
         if not _marked(_check_there(log, segment), segment):
             found.unmarked.append(segment)
@@ -488,7 +489,8 @@ def cut(log: PartitionLog, now: Tail, offset: int) -> Tail:
     def step(txn: kv.Txn) -> None:
         info = catalog.partition(txn, log.key) or PartitionInfo()
         lower = min(info.recovery_offset, offset)
-        start = min(info.start_offset, offset)
+        # That of `live` is ahead where a trim died before it was durable; it never moves back.
+        start = min(max(info.start_offset, now.start_offset), offset)
         catalog.put_partition(
             txn, log.key, info._replace(recovery_offset=lower, start_offset=start)
         )

@@ -52,7 +52,7 @@ def repair_root(root: Root, dry_run: bool, progress: Progress | None = None) -> 
         told += _repair_partition(log, dry_run)
     # Looked for again: a finding without a topic may also be a catalogue that is damaged.
     files = root.context.files
-    for path in mending.strays(files, root.context.state):
+    for path in checking.unnamed(root.context):
         told.append(f"{path}: removed, the manifest does not name it")
         if not dry_run:
             mending.remove_stray(files, path)
