@@ -44,6 +44,7 @@ _NO_OFFSET = (1 << 63) - 1
 
 TOPIC, SEGMENT, PARTITION, INDEX, PRODUCERS, EPOCHS = b"T", b"S", b"L", b"X", b"P", b"E"
 PRODUCER_NAME, COUNTER, ROOT = b"Q", b"N", b"R"
+_BUDGET = ROOT + b"retention.bytes"
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,6 +244,22 @@ class Catalog:
             return info
 
         return self._state.write(step)
+
+    def retention_bytes(self) -> int | None:
+        """Return how many bytes all topics together may hold; None is any number."""
+        row = self._state.get(_BUDGET)
+        return None if row is None else int(_U64.unpack(kv.unseal(row, "the budget", _BUDGET))[0])
+
+    def put_retention_bytes(self, most: int | None) -> None:
+        """Set what `retention_bytes` returns."""
+
+        def step(txn: kv.Txn) -> None:
+            if most is None:
+                txn.delete(_BUDGET)
+            else:
+                txn.put(_BUDGET, kv.seal(_U64.pack(most), _BUDGET))
+
+        self._state.write(step)
 
     def delete_topic(self, info: TopicInfo) -> None:
         """Drop a topic's name and everything recorded of its partitions."""

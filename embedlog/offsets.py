@@ -180,6 +180,12 @@ def _groups(txn: kv.Txn) -> Iterator[bytes]:
             found = cursor.set_range(ROWS + group + _AFTER_END)
 
 
+def in_partition(txn: kv.Txn, partition: bytes) -> dict[bytes, bytes]:
+    """Return what every group committed in a partition: rows of `live` or, sealed, of `state`."""
+    found = ((group, txn.get(key(group, partition))) for group in list(_groups(txn)))
+    return {group: bytes(row) for group, row in found if row is not None}
+
+
 def groups(state: kv.Store) -> set[bytes]:
     """Return the groups of which something was saved."""
     return state.read(lambda txn: set(_groups(txn)))

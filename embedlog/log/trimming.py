@@ -61,6 +61,7 @@ def trim(
     whole: bool = False,
     epoch: int | None = None,
     limit: Limit | None = None,
+    timeout: float | None = None,
 ) -> Trimmed:
     """Make ``offset`` the first that can be read, and drop what lies wholly before it.
 
@@ -75,6 +76,7 @@ def trim(
         epoch: Do nothing unless the log is still in this leader epoch: ``offset``
             was chosen by looking at segments that a cut may have replaced.
         limit: Asked under the lock, and in the transaction that moves the start.
+        timeout: Seconds to wait for the partition; as long as for any lock by default.
 
     Raises:
         OffsetOutOfRangeError: Past the end of what is published (A30).
@@ -84,7 +86,7 @@ def trim(
         Exception: Whatever ``limit`` raised; nothing was changed.
     """
     log.context.check_writable()
-    log.acquire()
+    log.acquire(timeout)
     try:
         now = log.tail_locked()
         if now.failed:

@@ -9,11 +9,12 @@ everywhere.  A config is checked once, when it is made, and never changes.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import Field, dataclass, field, fields
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from math import inf
-from typing import Any, NoReturn, Self
+from typing import Any
 
+from embedlog.config.settings import Settings
 from embedlog.errors import InvalidConfigError
 
 LONG_MAX = (1 << 63) - 1
@@ -23,15 +24,6 @@ INT_MAX = (1 << 31) - 1
 
 _ACKS = {"all": "all", "-1": "all", "0": 0, "1": 1}
 _FALSE_TRUE = {"false": False, "true": True}
-_NETWORK = frozenset(
-    "api_version api_version_auto_timeout_ms bootstrap_servers bootstrap_topics_filter "
-    "client_dns_lookup connections_max_idle_ms kafka_client receive_buffer_bytes "
-    "reconnect_backoff_max_ms reconnect_backoff_ms selector send_buffer_bytes "
-    "sock_chunk_bytes sock_chunk_buffer_count socket_connection_setup_timeout_ms "
-    "socket_connection_setup_timeout_max_ms socket_options socks5_proxy proxy_url "
-    "wakeup_timeout_ms zookeeper_connect".split()
-)
-_NETWORK_PREFIXES = ("sasl_", "security_", "ssl_")
 
 
 # Kinds of values: each takes what the user gave and returns what the field
@@ -148,6 +140,16 @@ def _cleanup_policy(value: object) -> str:
     return ",".join(sorted(policy))
 
 
+def _groups(value: object) -> str:
+    words = [] if value == "" else value.split(",") if isinstance(value, str) else value
+    if not isinstance(words, list | tuple | set):
+        raise ValueError('not "", "all", or names of groups with commas between them')
+    names = [str(word).strip() for word in words]
+    if not all(names) or ("all" in names and len(names) > 1):
+        raise ValueError('not names of groups, or "all" alone')
+    return ",".join(names)
+
+
 def _patience(value: object) -> int | None:
     """Return milliseconds; None, infinity and -1 (Kafka 0.8) all mean for ever."""
     if value is None or value in (inf, -1, "-1"):
@@ -174,105 +176,8 @@ def _strategies(value: Any) -> tuple[Any, ...]:
     return tuple(given) if objects else tuple(named)
 
 
-class _Settings:
-    """What all three configs do: parse, show, and change by making a new one."""
-
-    __slots__ = ()
-
-    @classmethod
-    def parse(cls, settings: Mapping[str, object]) -> Self:
-        """Make a config from names in either spelling and values typed or as text.
-
-        None means the default, except for settings that can be None.
-
-        Raises:
-            InvalidConfigError: A setting is unknown (the nearest known one is
-                named), given twice, of the wrong type, or contradicts another.
-        """
-        given: dict[str, object] = {}
-        for spelling, value in settings.items():
-            name = str(spelling).replace(".", "_")
-            if name not in cls._fields():
-                cls._refuse(str(spelling), name)
-            if name in given:
-                raise InvalidConfigError(f"{name} is given twice, as {spelling} too", setting=name)
-            if value is not None:
-                given[name] = value
-        return cls(**given)
-
-    def changed(self, settings: Mapping[str, object]) -> Self:
-        """Return a copy with some settings changed; a value of None resets to the default.
-
-        Raises:
-            InvalidConfigError: As `parse`.
-        """
-        changes = {str(name).replace(".", "_"): value for name, value in settings.items()}
-        if len(changes) < len(settings):
-            self.parse(settings)  # which says what is given twice
-        kept = {name.replace(".", "_"): value for name, value in self.overrides().items()}
-        return self.parse(kept | changes)
-
-    def overrides(self) -> dict[str, object]:
-        """Return the settings that differ from their defaults, by their dotted names."""
-        usual = type(self)().to_dict()
-        return {name: value for name, value in self.to_dict().items() if value != usual[name]}
-
-    def to_dict(self) -> dict[str, object]:
-        """Return all settings by their dotted names."""
-        return {name.replace("_", "."): getattr(self, name) for name in self._fields()}
-
-    @classmethod
-    def _fields(cls) -> dict[str, Field[Any]]:
-        known: dict[str, Field[Any]] = cls.__dataclass_fields__  # type: ignore[attr-defined]
-        return known
-
-    @classmethod
-    def _refuse(cls, spelling: str, name: str) -> NoReturn:
-        """Say why there is no such setting, and which one was perhaps meant."""
-        if name in _NETWORK or name.startswith(_NETWORK_PREFIXES):
-            raise InvalidConfigError(
-                f"{spelling} is about connecting to brokers, and a log root has no brokers",
-                todo="Leave it out: embedlog.open(path) says where the log is.",
-                setting=name,
-            )
-        from difflib import get_close_matches
-
-        near = get_close_matches(name, cls._fields(), n=1)
-        style = "." if "." in spelling else "_"
-        raise InvalidConfigError(
-            f"{cls.__name__} has no setting {spelling}",
-            todo=f"Did you mean {near[0].replace('_', style)}?" if near else None,
-            setting=name,
-        )
-
-    def _check_each(self) -> None:
-        """Put every field into its type and range; called once, from ``__post_init__``."""
-        for each in fields(self):  # type: ignore[arg-type]
-            value = getattr(self, each.name)
-            # A default needs no check, and may be one that no user can give.
-            if value is each.default:
-                continue
-            try:
-                self._settle(each.name, each.metadata["check"](value))
-            except ValueError as error:
-                raise InvalidConfigError(
-                    f"{each.name} {value!r} is {error}", setting=each.name, value=value
-                ) from None
-
-    def _settle(self, name: str, value: object) -> None:
-        object.__setattr__(self, name, value)
-
-    def _require(self, fits: bool, first: str, why: str, second: str) -> None:
-        """Refuse two settings that contradict each other, with both values."""
-        if not fits:
-            here, there = getattr(self, first), getattr(self, second)
-            raise InvalidConfigError(
-                f"{first} {here!r} {why} {second} {there!r}", settings=(first, second)
-            )
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TopicConfig(_Settings):
+class TopicConfig(Settings):
     """How each partition of a topic keeps its records.
 
     >>> config = TopicConfig.parse({"retention.ms": "60000"})
@@ -311,6 +216,17 @@ class TopicConfig(_Settings):
 
     retention_bytes: int = _number(-1, -1)
     """Delete old segments down to no less than this, per partition; -1 is never (C3)."""
+
+    retention_topic_bytes: int = _number(-1, -1)
+    """Delete the oldest segments while all partitions together hold more (embedlog's own)."""
+
+    retention_min_consumed: str = _checked("", _groups)
+    """Delete nothing that these groups (commas between them), or ``all`` that committed here,
+    have not consumed, up to ``retention_bytes_hard`` (embedlog's own)."""
+
+    retention_bytes_hard: int = _number(-1, -1)
+    """Once a partition holds more, what is due goes although somebody still wants it: a lease, or
+    a group of ``retention_min_consumed``; -1 is never (embedlog's own)."""
 
     max_message_bytes: int = _number(1_048_588, 0, INT_MAX)
     """Refuse a batch that is larger, as written, compressed (A4)."""
@@ -380,7 +296,7 @@ class TopicConfig(_Settings):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ProducerConfig(_Settings):
+class ProducerConfig(Settings):
     """How a producer gathers, encodes and acknowledges records.
 
     >>> ProducerConfig.parse({"acks": "1", "linger.ms": 5}).enable_idempotence
@@ -497,7 +413,7 @@ class ProducerConfig(_Settings):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ConsumerConfig(_Settings):
+class ConsumerConfig(Settings):
     """How a consumer reads, commits and shares partitions with its group.
 
     >>> ConsumerConfig.parse({"group_id": "delays"}).auto_offset_reset

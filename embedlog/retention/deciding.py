@@ -1,0 +1,152 @@
+"""What the settings ask to delete: pure functions over the segments of a partition."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, TypeVar
+
+from embedlog.catalog import SegmentInfo
+from embedlog.config import TopicConfig
+from embedlog.log.tail import Tail
+
+Key = TypeVar("Key")
+
+
+class Part(NamedTuple):
+    """One segment as retention looks at it: it goes whole or stays (C1)."""
+
+    base_offset: int
+    next_offset: int
+    size: int
+    timestamp: int | None
+    """When its youngest record counts as written; None is not known, so it stays."""
+    active: bool = False
+    future: bool = False
+    """Whether that record claims to be of the future."""
+
+
+def parts(segments: Sequence[SegmentInfo], now: Tail, now_ms: int) -> list[Part]:
+    """Return the segments that hold something, in offset order.
+
+    Args:
+        segments: The manifest, read after the tail.
+        now: The tail.
+        now_ms: The time.
+    """
+    found = []
+    for place, info in enumerate(segments):
+        if info.next_offset is not None:
+            # The next one was made when this was sealed: no record of it is younger.
+            after = segments[place + 1].created_ms if place + 1 < len(segments) else 0
+            when, future = _written(info.max_timestamp, after, now_ms)
+            found.append(Part(info.base_offset, info.next_offset, info.size, when, future=future))
+        elif info.id == now.segment_id and not now.empty and now.end_offset == now.next_offset:
+            when, future = _written(now.timestamp, 0, now_ms)
+            found.append(
+                Part(info.base_offset, now.next_offset, now.end_position, when, True, future)
+            )
+    return found
+
+
+def _written(latest: int | None, sealed_ms: int, now_ms: int) -> tuple[int | None, bool]:
+    """Return when the youngest record of a segment counts as written, and if it claims to be later.
+
+    Records without a time count from the sealing of their segment, and so do
+    those of the future: else one wrong clock keeps everything after it for ever.
+    """
+    future = latest is not None and latest > now_ms
+    if latest is None or latest < 0 or future:
+        return sealed_ms or None, future
+    return latest, False
+
+
+def by_size(found: Sequence[Part], most: int) -> int:
+    """Return how many of the oldest go so that no less than ``most`` bytes stay (C3)."""
+    if most < 0:
+        return 0
+    excess, count = sum(part.size for part in found) - most, 0
+    while count < len(found) and excess >= found[count].size:
+        excess -= found[count].size
+        count += 1
+    return count
+
+
+def by_time(found: Sequence[Part], longest_ms: int, now_ms: int) -> int:
+    """Return how many of the oldest are older than that, up to the first that is not (C2)."""
+    if longest_ms < 0:
+        return 0
+    for count, part in enumerate(found):
+        if part.timestamp is None or now_ms - part.timestamp <= longest_ms:
+            return count
+    return len(found)
+
+
+def over(found: Sequence[Part], most: int) -> int:
+    """Return how many sealed ones must go until no more than ``most`` bytes stay."""
+    if most < 0:
+        return 0
+    total, count = sum(part.size for part in found), 0
+    while count < len(found) and total > most and not found[count].active:
+        total -= found[count].size
+        count += 1
+    return count
+
+
+def due(found: Sequence[Part], config: TopicConfig, now_ms: int) -> int:
+    """Return how many of the oldest go by size, then by time (C1, C6)."""
+    if not config.deletes:
+        return 0
+    count = by_size(found, config.retention_bytes)
+    return count + by_time(found[count:], config.retention_ms, now_ms)
+
+
+def offset_after(found: Sequence[Part], count: int) -> int:
+    """Return where the log begins once so many are gone; 0 if none goes."""
+    return found[count - 1].next_offset if count else 0
+
+
+def within(
+    found: Mapping[Key, Sequence[Part]],
+    counts: Mapping[Key, int],
+    floors: Mapping[Key, int],
+    most: int,
+) -> dict[Key, int]:
+    """Return how many go of each partition so that all together hold no more than ``most``.
+
+    The oldest sealed ones first, whatever partition they are of.
+
+    Args:
+        found: The segments of each.
+        counts: How many go anyhow.
+        floors: What may not be deleted in each: offsets from here on.
+        most: Bytes; negative is any number.
+    """
+    counts = dict(counts)
+    left = sum(part.size for key, its in found.items() for part in its[counts[key] :])
+    if most < 0:
+        return counts
+    order: list[tuple[int, int, Key]] = []
+    for number, key in enumerate(found):
+        _offer(order, number, key, found[key], counts[key], floors[key])
+    while left > most and order:
+        _, number, key = heapq.heappop(order)
+        left -= found[key][counts[key]].size
+        counts[key] += 1
+        _offer(order, number, key, found[key], counts[key], floors[key])
+    return counts
+
+
+def _offer(
+    order: list[tuple[int, int, Key]],
+    number: int,
+    key: Key,
+    its: Sequence[Part],
+    at: int,
+    floor: int,
+) -> None:
+    """Put the oldest that is left of a partition into the order, if it may go."""
+    if at < len(its) and not its[at].active and its[at].next_offset <= floor:
+        # What is of no known time is kept longest.
+        when = its[at].timestamp
+        heapq.heappush(order, (1 << 63 if when is None else when, number, key))

@@ -1,0 +1,242 @@
+"""One round of retention over a log: look, decide, trim; and deletes that are asked for."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+from embedlog import kv
+from embedlog.errors import ClosedError, EmbedlogError, FencedError, UnknownTopicOrPartitionError
+from embedlog.log import PartitionLog, trimming
+from embedlog.log.root import Root
+from embedlog.log.tail import Tail
+from embedlog.retention import deciding, keeping
+from embedlog.retention.deciding import Part
+from embedlog.retention.keeping import ANY, Keeper
+
+Fence = Callable[[kv.Txn], None]
+"""Raises, in a transaction of `live`, if this process may not do housekeeping any more."""
+
+_log = logging.getLogger("embedlog")
+
+
+class Deleted(NamedTuple):
+    """What a round deleted of one partition."""
+
+    topic: str
+    partition: int
+    start_offset: int
+    segments: int
+    bytes: int
+
+
+class Seen(NamedTuple):
+    """A partition as of one look."""
+
+    log: PartitionLog
+    now: Tail
+    parts: list[Part]
+    saved: dict[bytes, int]
+    keepers: list[Keeper]
+
+    @property
+    def hard(self) -> int:
+        """Up to where nobody keeps anything: it holds more than ``retention.bytes.hard``."""
+        count = deciding.over(self.parts, self.log.config.retention_bytes_hard)
+        return deciding.offset_after(self.parts, count)
+
+    @property
+    def floor(self) -> int:
+        """From where on nothing is deleted."""
+        return max(min((each.offset for each in self.keepers), default=ANY), self.hard)
+
+    def free(self, due: int) -> int:
+        """Return how many of the first so many segments nobody keeps."""
+        return sum(part.next_offset <= self.floor for part in self.parts[:due])
+
+
+def retain(
+    root: Root,
+    now_ms: int,
+    *,
+    fence: Fence | None = None,
+    stopped: Callable[[], bool] = bool,
+    timeout: float | None = None,
+) -> list[Deleted]:
+    """Delete what the settings ask for, in every partition, and sweep the files that are due.
+
+    Looks at the settings as they are now (C10).  A partition that fails does
+    not stop the others; the first error is raised at the end.
+
+    Args:
+        root: The open log.
+        now_ms: The time, in milliseconds since 1970.
+        fence: Asked in every transaction that deletes.
+        stopped: Asked between partitions: whether to leave the rest to another round.
+        timeout: Seconds to wait for a partition; as long as for any lock by default.
+
+    Raises:
+        FencedError: Another process does the housekeeping now.
+        EmbedlogError: Some partition could not be looked at, or trimmed.
+    """
+    root.context.check_writable()
+    failures: list[EmbedlogError] = []
+    done = []
+    for one, goal in _goals(root, now_ms, failures, stopped):
+        if stopped():
+            break
+        try:
+            done += _trim(one, goal, fence, timeout)
+        except (ClosedError, FencedError):
+            raise
+        except UnknownTopicOrPartitionError:
+            continue  # deleted meanwhile
+        except EmbedlogError as error:
+            _note(one.log, error, failures)
+    if fence is not None:
+        root.context.live.read(fence)
+    keeping.forget_ended(root.context)
+    trimming.sweep(root.context)
+    if failures:
+        raise failures[0]
+    return done
+
+
+def _goals(
+    root: Root, now_ms: int, failures: list[EmbedlogError], stopped: Callable[[], bool]
+) -> list[tuple[Seen, int]]:
+    """Return the partitions that have something to delete, and where they are to begin."""
+    budget = root.context.catalog.retention_bytes()
+    found: dict[PartitionLog, Seen] = {}
+    counts: dict[PartitionLog, int] = {}
+    for info in root.topics().values():
+        its: dict[PartitionLog, Seen] = {}
+        for number in range(info.partitions):
+            if stopped():
+                break
+            one = _try_look(root, info.name, number, now_ms, budget is not None, failures)
+            if one is not None:
+                its[one.log] = one
+        found |= its
+        counts |= _counts(its, info.config.retention_topic_bytes, now_ms)
+    if budget is not None:
+        counts = _within(found, counts, budget)
+    return [
+        (one, goal)
+        for log, one in found.items()
+        if (goal := deciding.offset_after(one.parts, counts[log])) or _leftover(one)
+    ]
+
+
+def _counts(its: Mapping[PartitionLog, Seen], most: int, now_ms: int) -> dict[PartitionLog, int]:
+    counts = {
+        log: one.free(deciding.due(one.parts, log.config, now_ms)) for log, one in its.items()
+    }
+    return _within(its, counts, most)
+
+
+def _within(
+    its: Mapping[PartitionLog, Seen], counts: Mapping[PartitionLog, int], most: int
+) -> dict[PartitionLog, int]:
+    """Raise the counts to what a budget asks for; only what may be deleted can make room."""
+    # A compacted topic counts, but only compaction makes it smaller (C6).
+    floors = {log: one.floor if log.config.deletes else 0 for log, one in its.items()}
+    return deciding.within({log: one.parts for log, one in its.items()}, counts, floors, most)
+
+
+def _leftover(one: Seen) -> bool:
+    """Whether segments lie wholly below the start, whoever moved that (C1, C6)."""
+    return bool(one.parts) and one.parts[0].next_offset <= one.now.start_offset
+
+
+def _try_look(
+    root: Root,
+    topic: str,
+    number: int,
+    now_ms: int,
+    whole: bool,
+    failures: list[EmbedlogError],
+) -> Seen | None:
+    try:
+        log = root.partition(topic, number)
+        # Never used since the boot: to look would make its files.
+        if log.context.live.get(log.tail_key) is None:
+            return None
+        log.refresh()
+        return look(log, now_ms) if whole or _worth_a_look(log, now_ms) else None
+    except ClosedError:
+        raise
+    except UnknownTopicOrPartitionError:
+        return None
+    except EmbedlogError as error:
+        failures.append(error)
+        _log.warning("retention of %s-%d: %s", topic, number, error)
+        return None
+
+
+def _worth_a_look(log: PartitionLog, now_ms: int) -> bool:
+    """Whether to read the whole manifest: by time alone, the oldest segment tells; by one seek."""
+    config = log.config
+    if max(config.retention_bytes, config.retention_topic_bytes) >= 0:
+        return True
+    now = log.tail()
+    first = log.segment_at(0)
+    if first.next_offset is not None and first.next_offset <= now.start_offset:
+        return True
+    if not config.deletes or config.retention_ms < 0:
+        return False
+    latest = first.max_timestamp if first.sealed else now.timestamp
+    if latest is None or not 0 <= latest <= now_ms:
+        return True
+    return now_ms - latest > config.retention_ms
+
+
+def look(log: PartitionLog, now_ms: int) -> Seen:
+    """Return a partition as it is now, and who keeps what in it."""
+    # The tail first: a segment that is rolled after it is looked at as sealed.
+    now = log.tail()
+    log.refresh()
+    found = deciding.parts(list(log.segments.values()), now, now_ms)
+    saved = keeping.saved_positions(log)
+    keepers = log.context.live.read(lambda txn: list(keeping.keepers(log, txn, saved)))
+    return Seen(log, now, found, saved, keepers)
+
+
+def _trim(one: Seen, goal: int, fence: Fence | None, timeout: float | None) -> list[Deleted]:
+    log, saved, hard = one.log, one.saved, one.hard
+
+    def limit(txn: kv.Txn) -> int:
+        # Again, where it counts: a lease may have come since the look, a process been overtaken.
+        if fence is not None:
+            fence(txn)
+        kept = keeping.keepers(log, txn, saved)
+        return max(min((each.offset for each in kept), default=ANY), hard)
+
+    epoch = one.now.leader_epoch
+    start, segments, size = trimming.trim(
+        log, min(goal, one.now.end_offset), whole=True, epoch=epoch, limit=limit, timeout=timeout
+    )
+    if not segments:
+        return []
+    _log.info("%s-%d: deleted %d segments below %d", log.topic, log.partition, segments, start)
+    return [Deleted(log.topic, log.partition, start, segments, size)]
+
+
+def _note(log: PartitionLog, error: EmbedlogError, failures: list[EmbedlogError]) -> None:
+    failures.append(error)
+    _log.warning("retention of %s-%d: %s", log.topic, log.partition, error)
+
+
+def delete_records(log: PartitionLog, offset: int) -> int:
+    """Make everything below ``offset`` unreadable, and return where the log begins then.
+
+    As Kafka's: -1 is the end; it is durable, at once, and nobody keeps anything
+    from it.  Whole segments below go, the active one too if all of it does.
+
+    Raises:
+        OffsetOutOfRangeError: The offset is past the end (A30).
+        Exception: As `trimming.trim`.
+    """
+    log.refresh()
+    return trimming.trim(log, log.tail().end_offset if offset == -1 else offset).start_offset

@@ -1,0 +1,595 @@
+"""What is deleted, when, and what keeps it: by time, by size, by budgets, for groups and leases."""
+
+from __future__ import annotations
+
+import logging
+from contextlib import closing
+
+import pytest
+from support.clock import START, ManualClock
+from support.roots import bases, encoded, fill, make_log, offsets, open_root, segment_files
+
+from embedlog import offsets as committed
+from embedlog.catalog import SegmentInfo
+from embedlog.errors import (
+    DurabilityError,
+    FencedError,
+    InvalidConfigError,
+    OffsetOutOfRangeError,
+    UnknownTopicOrPartitionError,
+)
+from embedlog.files import Files
+from embedlog.log import tail
+from embedlog.record import OffsetAndMetadata, TopicPartition
+from embedlog.retention import (
+    BelievedClock,
+    deciding,
+    delete_records,
+    describe,
+    hold,
+    leases,
+    retain,
+)
+from embedlog.retention.believing import MOST_AHEAD_MS
+from embedlog.retention.deciding import Part
+
+SIZE = encoded(b"v0").size
+DAY = 86_400_000
+HOUR = 3_600_000
+HERE = TopicPartition("t", 0)
+
+
+class Later(Files):
+    """A machine whose uptime a test moves."""
+
+    ms = 0
+
+    def uptime_ms(self) -> int:
+        return super().uptime_ms() + Later.ms
+
+
+def config(**more):
+    """Two records in a segment, unlinked at once, and nothing else that deletes."""
+    usual = {"segment.bytes": 2 * SIZE, "file.delete.delay.ms": 0, "retention.ms": -1}
+    return usual | {name.replace("_", "."): value for name, value in more.items()}
+
+
+def make(root, count=10, every=HOUR, topic="t", **more):
+    """A partition with a record per hour."""
+    log = make_log(root, config(**more), topic)
+    for number in range(count):
+        log.append([encoded(b"v%d" % number, at=START + number * every)])
+    return log
+
+
+def commit(root, group, offset, log):
+    row = committed.pack(OffsetAndMetadata(offset, "", None), START)
+    key = committed.key(group.encode(), log.key)
+    root.context.live.write(lambda txn: committed.put(txn, {key: row}))
+
+
+# By time
+
+
+def test_a_segment_goes_once_its_youngest_record_is_older_than_asked(root):
+    """C2: now − largest timestamp > retention.ms, strictly."""
+    log = make(root, retention_ms=DAY)
+
+    assert retain(root, START + HOUR + DAY) == []
+    assert retain(root, START + HOUR + DAY + 1)[0][2:4] == (2, 1)
+    assert offsets(log) == list(range(2, 10))
+    assert len(segment_files(root.path)) == 4
+
+
+def test_one_young_record_keeps_its_segment_and_all_after_it(root):
+    """C2: the first survivor ends the pass."""
+    log = make_log(root, config(retention_ms=DAY))
+    for at in (0, 2 * DAY, 0, 0, 0):
+        log.append([encoded(b"x", at=START + at)])
+
+    assert retain(root, START + 2 * DAY + 1) == []
+    assert retain(root, START + 3 * DAY + 1)[0].start_offset == 5
+
+
+def test_minus_one_is_for_ever(root):
+    """C2."""
+    make(root)
+
+    assert retain(root, START + 10_000 * DAY) == []
+
+
+def test_an_expired_active_segment_is_rolled_and_goes(root):
+    """C4: numbering goes on, one empty segment stays, and that one is never deleted."""
+    log = make(root, count=3, retention_ms=DAY)
+    retain(root, START + 10 * DAY)
+
+    assert (log.start_offset(), log.end_offset(), bases(log)) == (3, 3, [3])
+    assert retain(root, START + 20 * DAY) == []
+    assert log.append([encoded(b"x")])[0].base_offset == 3
+
+
+def test_what_was_appended_since_the_look_stays(root, monkeypatch):
+    """C4: an active segment that got a young record meanwhile is not deleted."""
+    log = make(root, count=3, retention_ms=DAY)
+    due = deciding.due
+
+    def slow(parts, config, now_ms):
+        found = due(parts, config, now_ms)
+        log.append([encoded(b"v9", at=now_ms)])
+        return found
+
+    monkeypatch.setattr(deciding, "due", slow)
+    retain(root, START + 3 * DAY)
+
+    assert offsets(log) == [2, 3]
+
+
+def test_a_second_round_changes_nothing(root):
+    """C5."""
+    make(root, retention_ms=DAY, retention_bytes=3 * SIZE)
+    now = START + 5 * HOUR + DAY
+    retain(root, now)
+    before = root.context.state.version()
+
+    assert retain(root, now) == []
+    assert root.context.state.version() == before
+
+
+def test_a_record_of_the_future_counts_from_when_its_segment_was_sealed(root, clock):
+    """P17, C2: one wrong clock keeps the rest for a while, but not for ever."""
+    log = make_log(root, config(retention_ms=DAY, segment_ms=10_000 * DAY))
+    for at in (0, 1000 * DAY, 0, 0, 0):
+        clock.advance(HOUR)
+        log.append([encoded(b"x", at=START + at)])
+    sealed = START + 3 * HOUR  # by the third append
+
+    assert retain(root, sealed + DAY) == []
+    assert retain(root, sealed + DAY + 1)[0].start_offset == 5
+    assert bases(log) == [5]
+
+
+def test_what_has_no_time_counts_from_when_its_segment_was_sealed():
+    """B12: and where even that is not known, after a restored state, it stays."""
+    end = tail.Tail(9, 30, 30, 0, 30, 0, 0, 0, 0)
+    made = {"size": 5, "end_position": 5, "max_timestamp": -1}
+    segments = [
+        SegmentInfo(0, 1, 100, 10, **made),
+        SegmentInfo(10, 2, 200, 20, **made | {"max_timestamp": None}),
+        SegmentInfo(20, 3, 300, 30, **made),
+        SegmentInfo(30, 9, 0),
+    ]
+    found = deciding.parts(segments, end, 1000)
+
+    assert [part.timestamp for part in found] == [200, 300, None]
+    assert deciding.by_time(found, 0, 10**15) == 2
+
+
+# By size
+
+
+@pytest.mark.parametrize(
+    ("most", "left"), [(10, 2), (15, 3), (14, 3), (9, 2), (5, 1), (4, 1), (0, 0), (-1, 3)]
+)
+def test_a_log_never_shrinks_below_its_size(most, left):
+    """C3: 15 equal records in 3 segments: a limit of 10 leaves 2, one of 15 leaves 3."""
+    found = [Part(0, 5, 5, None), Part(5, 10, 5, None), Part(10, 15, 5, None, active=True)]
+
+    assert 3 - deciding.by_size(found, most) == left
+
+
+def test_size_is_per_partition(root):
+    """C3."""
+    root.create_topic("t", 2, log_config(retention_bytes=3 * SIZE))
+    for number in (0, 1):
+        fill(root.partition("t", number), 4 + 4 * number)
+    retain(root, START)
+
+    sizes = [root.partition("t", number).size_bytes() for number in (0, 1)]
+    assert all(3 * SIZE <= size < 9 * SIZE for size in sizes)
+    assert len({root.partition("t", number).start_offset() for number in (0, 1)}) == 2
+
+
+def log_config(**more):
+    from embedlog.config import TopicConfig
+
+    return TopicConfig.parse(config(**more))
+
+
+def test_size_goes_before_time(root):
+    """C1: each from the oldest on."""
+    found = [Part(n, n + 1, 10, START + n) for n in range(5)]
+    settings = log_config(retention_bytes=40, retention_ms=DAY)
+
+    assert deciding.due(found, settings, START) == 1
+    assert deciding.due(found, settings, START + DAY + 3) == 3
+
+
+def test_a_compacted_topic_ignores_both_but_not_its_start(root):
+    """C6: compact alone; compact,delete applies them."""
+    log = make_log(root, config(cleanup_policy="compact", retention_ms=1, retention_bytes=0))
+    for number in range(6):
+        log.append([encoded(b"v", keys=[b"k%d" % number])])
+    assert retain(root, START + DAY) == []
+    root.alter_topic("t", {"cleanup.policy": "compact,delete"})
+
+    assert retain(root, START + DAY)[0].start_offset == 6
+
+
+def test_settings_apply_at_the_next_round_to_old_segments_too(root):
+    """C10: without a reopen, in another process's handle as well."""
+    log = make(root)
+    with closing(open_root(root.path)) as other:
+        assert retain(other, START + 30 * DAY) == []
+        root.alter_topic("t", {"retention.ms": DAY})
+        assert retain(other, START + 30 * DAY)[0].start_offset == 10
+    assert log.start_offset() == 10
+
+
+# Budgets
+
+
+def test_a_topic_budget_takes_the_oldest_of_all_partitions(root):
+    """retention.topic.bytes: sealed segments, oldest first, until no more is left."""
+    root.create_topic("t", 2, log_config(retention_topic_bytes=1))
+    first, second = root.partition("t", 0), root.partition("t", 1)
+    for number in range(6):
+        (first, second)[number % 2].append([encoded(b"x", at=START + number)])
+    total = first.size_bytes() + second.size_bytes()
+    root.alter_topic("t", {"retention.topic.bytes": total - 1})
+    retain(root, START)
+
+    assert (first.start_offset(), second.start_offset()) == (2, 0)
+    root.alter_topic("t", {"retention.topic.bytes": 0})
+    retain(root, START)
+    # Active ones are not for a budget to take.
+    assert (first.start_offset(), second.start_offset()) == (2, 2)
+    assert (offsets(first), offsets(second)) == ([2], [2])
+
+
+def test_a_budget_of_the_root_covers_all_topics(root):
+    """Topics that are only compacted count, and are left alone."""
+    logs = [make(root, topic=name) for name in ("a", "b")]
+    kept = make(root, topic="c")
+    root.alter_topic("c", {"cleanup.policy": "compact"})
+    total = sum(log.size_bytes() for log in (*logs, kept))
+    root.context.catalog.put_retention_bytes(total)
+    assert retain(root, START) == []
+    root.context.catalog.put_retention_bytes(total - 1)
+
+    done = retain(root, START)
+    assert [(one.topic, one.segments) for one in done] == [("a", 1)]
+    root.context.catalog.put_retention_bytes(0)
+    retain(root, START)
+    assert [log.start_offset() for log in (*logs, kept)] == [8, 8, 0]
+    root.context.catalog.put_retention_bytes(None)
+    assert root.context.catalog.retention_bytes() is None
+
+
+def test_budgets_leave_what_somebody_keeps_and_take_more_elsewhere():
+    """A floor holds one partition; the room is made in the other."""
+    found = {name: [Part(n, n + 1, 10, n) for n in range(4)] for name in "ab"}
+
+    assert deciding.within(found, {"a": 0, "b": 0}, {"a": 1, "b": 99}, 50) == {"a": 1, "b": 2}
+    assert deciding.within(found, {"a": 0, "b": 0}, {"a": 0, "b": 0}, 0) == {"a": 0, "b": 0}
+    assert deciding.within(found, {"a": 0, "b": 0}, {"a": 9, "b": 9}, -1) == {"a": 0, "b": 0}
+
+
+# Groups
+
+
+def test_nothing_goes_that_a_named_group_has_not_consumed(root):
+    """retention.min.consumed: from the segment of its position on, everything stays."""
+    log = make(root, retention_ms=DAY, retention_min_consumed="slow, fast")
+    commit(root, "fast", 9, log)
+    now = START + 30 * DAY
+    assert retain(root, now) == []
+    commit(root, "slow", 5, log)
+    commit(root, "other", 0, log)
+
+    assert retain(root, now)[0].start_offset == 4
+    commit(root, "slow", 10, log)
+    assert retain(root, now)[0].start_offset == 8
+    commit(root, "fast", 10, log)
+    assert retain(root, now)[0].start_offset == 10
+
+
+def test_all_is_every_group_that_committed_here(root):
+    """retention.min.consumed=all; without any group nobody is waited for."""
+    log = make(root, retention_ms=DAY, retention_min_consumed="all")
+    commit(root, "a", 6, log)
+    commit(root, "b", 3, log)
+
+    assert retain(root, START + 30 * DAY)[0].start_offset == 2
+
+
+def test_a_group_counts_though_only_its_checkpoint_is_left(root):
+    """P5: after a reboot `live` knows nothing of it until it is used."""
+    log = make(root, retention_ms=DAY, retention_min_consumed="all")
+    commit(root, "a", 4, log)
+    committed.checkpoint(root.context.live, root.context.state)
+    root.context.live.write(lambda txn: txn.delete(committed.key(b"a", log.key)))
+
+    assert retain(root, START + 30 * DAY)[0].start_offset == 4
+
+
+def test_a_hard_cap_frees_what_a_dead_group_keeps(root):
+    """retention.bytes.hard: no more than that is kept for anybody."""
+    log = make(root, retention_ms=DAY, retention_min_consumed="dead")
+    sizes = [info.size for info in log.segments.values()]
+    most = log.size_bytes() - sizes[0]
+    root.alter_topic("t", {"retention.bytes.hard": most})
+
+    assert retain(root, START + 30 * DAY)[0].start_offset == 2
+    assert retain(root, START + 30 * DAY) == []
+
+
+def test_the_hard_cap_alone_deletes_nothing(root):
+    """It lifts a protection; what is due is said by the other settings."""
+    make(root, retention_bytes_hard=0)
+
+    assert retain(root, START + 30 * DAY) == []
+
+
+# Leases
+
+
+def test_what_a_lease_covers_stays_until_it_ends(tmp_path):
+    """P20: a running query is not pulled from under; time is that of CLOCK_BOOTTIME."""
+    Later.ms = 0
+    clock = ManualClock()
+    with closing(open_root(tmp_path / "root", files=Later, clock=clock)) as root:
+        log = make(root, retention_ms=DAY)
+        now = START + 30 * DAY
+        lease = hold(root, "query 1", {HERE: 5}, 60)
+        assert retain(root, now)[0].start_offset == 4
+        clock.advance(1000 * DAY)  # a wall clock ends no lease
+        assert leases(root)[0].name == "query 1"
+        Later.ms = 50_000
+        lease.renew()
+        Later.ms = 100_000
+        assert retain(root, now) == []
+        assert leases(root)[0].offsets == {HERE: 5}
+        Later.ms = 111_000
+        assert leases(root) == []
+        assert retain(root, now)[0].start_offset == 10
+        with pytest.raises(OffsetOutOfRangeError):
+            lease.renew()
+        assert (
+            root.context.live.read(lambda txn: [k for k, _ in txn.cursor() if k[:1] == b"H"]) == []
+        )
+        assert log.start_offset() == 10
+
+
+def test_a_released_lease_keeps_nothing(root):
+    """And of two with one name, the later one counts."""
+    make(root, retention_ms=DAY)
+    with hold(root, "q", {HERE: 0}, 60) as lease:
+        assert "1 partitions" in repr(lease)
+        hold(root, "q", {HERE: 7}, 60)
+        assert [one.offsets for one in leases(root)] == [{HERE: 7}]
+    assert leases(root) == []
+    lease.release()
+
+    assert retain(root, START + 30 * DAY)[0].start_offset == 10
+
+
+def test_a_lease_that_comes_between_the_look_and_the_delete_holds(root, monkeypatch):
+    """P20: it is looked at in the transaction that moves the start."""
+    log = make(root, retention_ms=DAY)
+    due = deciding.due
+
+    def slow(*asked):
+        hold(root, "late", {HERE: 3}, 60)
+        return due(*asked)
+
+    monkeypatch.setattr(deciding, "due", slow)
+    retain(root, START + 30 * DAY)
+
+    assert log.start_offset() == 2
+
+
+def test_what_is_deleted_cannot_be_held(root):
+    """OffsetOutOfRange is raised when it is asked for, not in the middle of the query."""
+    make(root)
+    delete_records(root.partition("t", 0), 4)
+
+    with pytest.raises(OffsetOutOfRangeError, match="4 to 10"):
+        hold(root, "q", {HERE: 3}, 60)
+    with pytest.raises(OffsetOutOfRangeError):
+        hold(root, "q", {HERE: 11}, 60)
+    with pytest.raises(UnknownTopicOrPartitionError):
+        hold(root, "q", {TopicPartition("t", 1): 0}, 60)
+    for name, seconds in (("", 1), ("x" * 201, 1), ("x", 0)):
+        with pytest.raises(ValueError, match="name of 1 to 200"):
+            hold(root, name, {HERE: 5}, seconds)
+    assert leases(root) == []
+
+
+def test_the_hard_cap_is_above_leases_too(root):
+    """A query that was forgotten does not fill the disk."""
+    log = make(root, retention_ms=DAY, retention_bytes_hard=0)
+    hold(root, "q", {HERE: 0}, 60)
+    retain(root, START + 30 * DAY)
+
+    # All but the active segment, which makes no room worth a query.
+    assert log.start_offset() == 8
+
+
+# Deletes that are asked for
+
+
+def test_delete_records_is_durable_and_exact(root):
+    """Kafka's: below the offset nothing can be read; -1 is the end."""
+    log = make(root)
+
+    assert delete_records(log, 3) == 3
+    assert offsets(log) == list(range(3, 10))
+    assert delete_records(log, -1) == 10
+    assert (log.start_offset(), log.end_offset(), bases(log)) == (10, 10, [10])
+    with pytest.raises(OffsetOutOfRangeError):
+        delete_records(log, 11)
+    assert delete_records(log, 2) == 10
+
+
+def test_a_round_drops_what_a_killed_trim_left(root, monkeypatch):
+    """C1: breaches of the start come first, also where nothing is due."""
+    from embedlog.log import trimming
+
+    log = make(root)
+    monkeypatch.setattr(trimming, "_drop", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        delete_records(log, 5)
+    monkeypatch.undo()
+
+    assert retain(root, START)[0][2:4] == (5, 2)
+    assert len(segment_files(root.path)) == 3
+
+
+# Rounds
+
+
+def test_a_bad_partition_does_not_stop_the_others(root):
+    """P9: its error is raised at the end, when all the others are done."""
+    bad, good = (
+        make(root, topic="bad", retention_ms=DAY),
+        make(root, topic="good", retention_ms=DAY),
+    )
+    row = root.context.live.get(bad.tail_key)
+    failed = tail.unpack(row)._replace(failed=True).pack()
+    root.context.live.write(lambda txn: txn.put(bad.tail_key, failed))
+    with pytest.raises(DurabilityError):
+        retain(root, START + 30 * DAY)
+    root.context.live.write(lambda txn: txn.put(bad.tail_key, row))
+
+    assert (bad.start_offset(), good.start_offset()) == (0, 10)
+
+
+def test_an_owner_that_was_overtaken_deletes_nothing(root):
+    """P14: asked in the transaction that would delete."""
+    log = make(root, retention_ms=DAY)
+
+    def fence(txn):
+        raise FencedError("another process does that now")
+
+    with pytest.raises(FencedError):
+        retain(root, START + 30 * DAY, fence=fence)
+    assert (log.start_offset(), len(segment_files(root.path))) == (0, 5)
+
+
+def test_a_round_that_is_stopped_leaves_the_rest(root):
+    """close() need not wait for ten thousand partitions."""
+    make(root, retention_ms=DAY)
+
+    assert retain(root, START + 30 * DAY, stopped=lambda: True) == []
+
+
+def test_a_partition_that_was_never_used_is_left_alone(root):
+    """Files come with first use."""
+    root.create_topic("t", 3, log_config(retention_ms=1))
+
+    assert retain(root, START + DAY) == []
+    assert segment_files(root.path) == []
+
+
+def test_by_time_alone_a_round_reads_no_manifest(root, monkeypatch):
+    """Ten thousand segments: the oldest one tells that nothing is due."""
+    log = make(root, retention_ms=DAY)
+    monkeypatch.setattr(type(log), "segments", property(lambda _: 1 / 0))
+
+    assert retain(root, START + DAY) == []
+
+
+# The clock
+
+
+def test_a_jump_ahead_deletes_no_more_than_a_step_of_it(root, caplog):
+    """P17: what passed by the wall clock alone is believed an hour a round, and told."""
+    log = make(root, count=40, retention_ms=DAY)
+    clock, uptime = ManualClock(START + DAY), ManualClock(1_000)
+    now = BelievedClock(root.context.live, clock, uptime)
+    retain(root, now())
+    clock.advance(730 * DAY)
+    uptime.advance(30_000)
+    with caplog.at_level(logging.WARNING):
+        retain(root, now())
+
+    assert "jumped" in caplog.text
+    assert log.start_offset() <= 2
+    clock.set(START + DAY + 30_000)
+    assert now() == clock()
+    retain(root, now())
+    assert log.start_offset() <= 2
+
+
+def test_time_that_passes_by_both_clocks_is_believed(root):
+    """P17: a sleep of a week, an hour of daylight saving, a step back."""
+    clock, uptime = ManualClock(), ManualClock(1_000)
+    now = BelievedClock(root.context.live, clock, uptime)
+    assert now() == START
+    for wall, real in ((7 * DAY, 7 * DAY), (MOST_AHEAD_MS, 0), (-DAY, 5), (10, 10)):
+        clock.advance(wall)
+        uptime.advance(real)
+        assert now() == clock()
+
+
+def test_another_process_goes_on_with_what_was_believed(root):
+    """P17: a new owner is no reason to believe the jump."""
+    clock, uptime = ManualClock(), ManualClock(1_000)
+    BelievedClock(root.context.live, clock, uptime)()
+    clock.advance(730 * DAY)
+
+    assert BelievedClock(root.context.live, clock, uptime)() == START + MOST_AHEAD_MS
+
+
+# In words
+
+
+def test_it_says_what_goes_when_and_why_something_stays(root):
+    """C9: because retention.ms is misread as a time after which things are gone."""
+    log = make(root, retention_ms=DAY, retention_min_consumed="slow", retention_bytes=10_000)
+    commit(root, "slow", 2, log)
+    told = describe(root, "t", START + 5 * HOUR + DAY + 1)
+
+    assert told[0].startswith("t: a segment goes once its youngest record is older than 1 day")
+    assert "up to 7 days (segment.ms)" in told[0]
+    assert "9.8 KiB stay (retention.bytes)" in told[1]
+    assert told[2] == "t: nothing goes before it is consumed by: slow"
+    assert told[3].startswith("partition 0: offsets 0 to 1 (1 segment, ")
+    assert told[3].endswith(" go with the next round")
+    assert told[4].startswith("partition 0: offsets 2 to 5 (2 segments")
+    assert told[4].endswith("stay although due: group 'slow' has not consumed it")
+    assert told[5] == (
+        "partition 0: offsets 6 to 9 stay: the first segment goes after 2023-11-16 05:13:20 UTC, "
+        "for its youngest record is of 2023-11-15 05:13:20 UTC; those after it later"
+    )
+
+
+def test_it_tells_of_leases_the_future_and_what_goes_never(root, clock):
+    """C9."""
+    root.create_topic("empty", 1, log_config(cleanup_policy="compact"))
+    log = make(root, count=1, retention_ms=DAY, retention_bytes_hard=1 << 21)
+    log.append([encoded(b"x", at=START + 10**15)])
+    fill(log, 3)
+    root.context.catalog.put_retention_bytes(1 << 31)
+    hold(root, "query", {HERE: 1}, 60)
+    told = "\n".join(describe(root, "t", START + 3 * DAY))
+
+    assert "lease 'query' holds it for another" in told
+    assert "beyond 2.0 MiB a partition keeps nothing for leases" in told
+    assert "all topics hold more than 2.0 GiB" in told
+    later = "\n".join(describe(root, "t", START + 1))
+    assert "claims to be of the future" in later
+    empty = describe(root, "empty", START)
+    assert "nothing goes by time or size" in empty[0]
+    assert empty[-1] == "partition 0: holds nothing"
+    root.alter_topic("t", {"retention.ms": -1, "retention.topic.bytes": 5})
+    told = "\n".join(describe(root, "t", START))
+    assert "nothing goes by time" in told
+    assert "all partitions hold more than 5 bytes" in told
+
+
+@pytest.mark.parametrize("bad", ["a,,b", "all,b", " ", 5])
+def test_groups_are_named_properly(bad):
+    """Settings are checked once, with what was wanted."""
+    with pytest.raises(InvalidConfigError, match="names of groups"):
+        log_config(retention_min_consumed=bad)
