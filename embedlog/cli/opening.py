@@ -40,7 +40,8 @@ def to_write(args: argparse.Namespace, *, create: bool = False, durability: str 
     import embedlog
 
     root = root_of(args) if create else _existing(args)
-    return embedlog.open(root, durability=durability)
+    # A command deletes nothing that it was not asked to.
+    return embedlog.open(root, durability=durability, maintenance=False)
 
 
 def _existing(args: argparse.Namespace) -> str:

@@ -17,6 +17,8 @@ from embedlog.log import DURABILITIES, VISIBILITIES, PartitionLog
 from embedlog.log.checking import Finding, rebuild_index, verify_root
 from embedlog.log.repairing import repair_root
 from embedlog.log.root import Root
+from embedlog.maintenance import Maintenance
+from embedlog.record import TopicPartition
 
 Progress = Callable[[int, int], None]
 """Called with how much of a long work is done, and how much there is, in bytes."""
@@ -39,6 +41,11 @@ class Log:
     def __init__(self, root: Root, options: Mapping[str, Any]) -> None:
         self.root = root
         self._options = dict(options)
+        self.maintenance = Maintenance(
+            root, doubting=options["clock"] is None, background=options["maintenance"]
+        )
+        # A log that its program forgot does no housekeeping; its threads would keep it open.
+        weakref.finalize(self, self.maintenance.forsake).atexit = False
         self._children: weakref.WeakSet[Any] = weakref.WeakSet()
         _open_logs.add(self)
 
@@ -125,6 +132,7 @@ class Log:
         from embedlog.engine.topic import Topic
 
         self.root.topic(name)
+        self.maintenance.ensure()
         return Topic(self.root, name)
 
     def __getitem__(self, name: str) -> Any:
@@ -137,6 +145,7 @@ class Log:
 
     def partition(self, topic: str, number: int) -> PartitionLog:
         """Return the log of one partition, the floor below producers and consumers."""
+        self.maintenance.ensure()
         return self.root.partition(topic, number)
 
     # Groups
@@ -165,6 +174,7 @@ class Log:
         """Return a producer; see `embedlog.Producer` for its settings (kafka-python's names)."""
         from embedlog.producer import Producer
 
+        self.maintenance.ensure()
         made = Producer(self.root, **config)
         self._children.add(made)
         return made
@@ -173,6 +183,7 @@ class Log:
         """Return a consumer; see `embedlog.Consumer` for its settings (kafka-python's names)."""
         from embedlog.consumer import Consumer
 
+        self.maintenance.ensure()
         made = Consumer(self.root, *topics, **config)
         self._children.add(made)
         return made
@@ -183,6 +194,86 @@ class Log:
             if hasattr(child, "flush"):
                 child.flush()
         self.root.flush()
+
+    # Housekeeping
+
+    def maintain(self) -> dict[str, Any]:
+        """Do the housekeeping once, now, by the log's clock; return what was done, by job.
+
+        Works with ``maintenance=False`` as well.  A process that does the
+        housekeeping in the background leaves it to this call for so long.
+
+        Raises:
+            EmbedlogError: Something could not be done; all else was.
+        """
+        return self.maintenance.maintain()
+
+    def delete_records(self, offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
+        """Delete what lies below an offset of each partition; -1 is its end.
+
+        At once, durably, and whoever still wants it; returns where each begins then.
+
+        Raises:
+            OffsetOutOfRangeError: An offset is past the end; those before it in order are done.
+        """
+        from embedlog.retention import delete_records
+
+        return {one: delete_records(self.root.partition(*one), to) for one, to in offsets.items()}
+
+    def hold(
+        self,
+        name: str,
+        offsets: Mapping[TopicPartition, int] | None = None,
+        *,
+        seconds: float = 60.0,
+    ) -> Any:
+        """Keep records from being deleted for so long: for a query that runs, or as a snapshot.
+
+        Returns a `Lease`: `renew` it in time, `release` it, or use it in a
+        ``with``.  It ends with a reboot.  Settings may put a cap on what is
+        kept (``retention.bytes.hard``), and `delete_records` heeds nobody.
+
+        Args:
+            name: A lease of that name is replaced.
+            offsets: What is here and after stays; by default everything there is now.
+            seconds: Unless it is renewed.
+
+        Raises:
+            OffsetOutOfRangeError: Some of it is deleted already; nothing is held.
+        """
+        from embedlog.retention import hold
+
+        held = self._starts() if offsets is None else offsets
+        return hold(self.root, name, held, seconds)
+
+    def _starts(self) -> dict[TopicPartition, int]:
+        return {
+            TopicPartition(info.name, number): self.root.partition(info.name, number).start_offset()
+            for info in self.root.topics().values()
+            for number in range(info.partitions)
+        }
+
+    def leases(self) -> list[Any]:
+        """Return who holds what, by name; see `hold`."""
+        from embedlog.retention import leases
+
+        return list(leases(self.root))
+
+    @property
+    def retention_bytes(self) -> int | None:
+        """How many bytes all topics together may hold; None is any number.
+
+        Above it the oldest sealed segments go, of topics that delete, whichever
+        they are of.  Set it for all processes, durably, from the next round on.
+        """
+        return self.root.context.catalog.retention_bytes()
+
+    @retention_bytes.setter
+    def retention_bytes(self, most: int | None) -> None:
+        if most is not None and (not isinstance(most, int) or most < 0):
+            raise InvalidConfigError(f"retention_bytes is {most!r}, not None or a number of bytes")
+        self.root.context.check_writable()
+        self.root.context.catalog.put_retention_bytes(most)
 
     # Health
 
@@ -212,6 +303,7 @@ class Log:
         if self.root.closed:
             return
         try:
+            self.maintenance.close()
             for child in list(self._children):
                 child.close()
         finally:
@@ -256,6 +348,7 @@ def open(  # noqa: A001 - as in `embedlog.open`, like `shelve.open` and `lmdb.op
     clock: Callable[[], int] | None = None,
     auto_create_topics: bool = True,
     lock_timeout: float = 10.0,
+    maintenance: bool = True,
     unsafe_filesystem: bool = False,
     files: Callable[..., Files] = Files,
 ) -> Log:
@@ -271,6 +364,7 @@ def open(  # noqa: A001 - as in `embedlog.open`, like `shelve.open` and `lmdb.op
         clock: Returns milliseconds since 1970; the system's unless given.
         auto_create_topics: Make a topic with the defaults when it is first written to.
         lock_timeout: Seconds to wait for another process before `LockTimeoutError`.
+        maintenance: Whether this process may do the housekeeping; one of those that may does it.
         unsafe_filesystem: Write even on NFS, SMB, 9p or FUSE.
         files: The seam to the file system; for tests.
 
@@ -295,6 +389,7 @@ def open(  # noqa: A001 - as in `embedlog.open`, like `shelve.open` and `lmdb.op
         "clock": clock,
         "auto_create_topics": auto_create_topics,
         "lock_timeout": lock_timeout,
+        "maintenance": maintenance,
         "unsafe_filesystem": unsafe_filesystem,
         "files": files,
     }

@@ -224,6 +224,12 @@ class Topic(View):
         """Its settings, by Kafka's names."""
         return self._root.topic(self.name).config.to_dict()
 
+    def describe_retention(self) -> list[str]:
+        """Return in words what is deleted when, and why something is still there."""
+        from embedlog.retention import describe
+
+        return describe(self._root, self.name, self._root.clock())
+
     def size_bytes(self) -> int:
         """Bytes of its segment files."""
         return sum(self._log(number).size_bytes() for number in range(self.partitions))

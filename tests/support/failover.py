@@ -161,7 +161,7 @@ def _live(root: Path, notes: Path, seam: Any) -> None:
                 member.commit(dict.fromkeys(owned, offset))
             os.write(fd, "".join(f"{kind} {tp.partition} {offset}\n" for tp in owned).encode())
 
-    log = embedlog.open(root, files=seam)
+    log = embedlog.open(root, files=seam, maintenance=False)
     first = log.consumer("t", group_id=GROUP, **BY_HAND)
     first.poll(0)
     commit(first, 1)

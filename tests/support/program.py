@@ -136,7 +136,12 @@ class World:
     def _open(self, durability: str) -> None:
         self.durability = durability
         self.log = embedlog.open(
-            self.path, durability=durability, files=self.files, lock_timeout=self.lock_timeout
+            self.path,
+            durability=durability,
+            files=self.files,
+            lock_timeout=self.lock_timeout,
+            # Its operations are counted: no thread may make some of its own.
+            maintenance=False,
         )
 
     def _close(self) -> None:

@@ -1,0 +1,489 @@
+"""Who does the housekeeping of a log, when another one does, and who may not any more."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from contextlib import closing
+
+import pytest
+from support.children import Held, in_child
+from support.clock import START, ManualClock
+from support.roots import encoded, fill, make_log, open_root
+
+import embedlog
+from embedlog import maintenance
+from embedlog.errors import DurabilityError, FencedError, ReadOnlyError
+from embedlog.log import tail, trimming
+from embedlog.maintenance import JOBS, OWNER, Job, Maintenance, owner
+from embedlog.record import TopicPartition
+
+SIZE = encoded(b"v0").size
+DAY = 86_400_000
+OLD = {"segment.bytes": 2 * SIZE, "file.delete.delay.ms": 0, "retention.ms": DAY}
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch):
+    """Nobody here waits for a second before the first thing is done."""
+    monkeypatch.setattr(maintenance, "_LEAST_SECONDS", 0.01)
+
+
+def eventually(holds: Callable[[], object], seconds: float = 20) -> float:
+    """Wait until something holds, and return how many seconds that took."""
+    began = time.monotonic()
+    while not holds():
+        assert time.monotonic() - began < seconds, "it never came"
+        time.sleep(0.001)
+    return time.monotonic() - began
+
+
+def threads(name="embedlog-"):
+    return [each for each in threading.enumerate() if each.name.startswith(name)]
+
+
+def often(run=lambda turn: None, name="often"):
+    return Job(name, 0.01, run)
+
+
+# One owner
+
+
+def test_a_log_that_is_only_opened_starts_nothing(tmp_path):
+    """A program that opens and closes pays nothing; the first use starts the thread."""
+    before = threads()
+    with embedlog.open(tmp_path / "log") as log:
+        log.create_topic("t")
+        assert log.topics() == ["t"]
+        # `create_topic` returned a view of the topic: from then on it runs.
+        assert len(threads("embedlog-maintenance")) == 1
+        eventually(lambda: owner(log.root))
+    with embedlog.open(tmp_path / "log") as log:
+        assert threads() == before
+    assert threads() == before
+
+
+def test_a_process_can_opt_out_and_still_ask_for_a_round(tmp_path):
+    """maintenance=False: no thread; `maintain` does one round with the log's clock."""
+    clock = ManualClock()
+    with embedlog.open(tmp_path / "log", clock=clock, maintenance=False) as log:
+        log.create_topic("t", config=OLD)
+        fill(log.partition("t", 0), 6)
+        assert (threads(), owner(log.root)) == ([], None)
+        assert log.maintain()["retention"] == []
+        clock.advance(DAY + 1_000)
+        done = log.maintain()["retention"]
+        assert [(one.topic, one.start_offset, one.segments) for one in done] == [("t", 6, 3)]
+        assert log.partition("t", 0).start_offset() == 6
+
+
+def test_the_background_does_what_maintain_does(tmp_path):
+    """Retention, without anybody asking."""
+    with closing(open_root(tmp_path / "log")) as root:
+        log = make_log(root, OLD)
+        fill(log, 6)
+        root.clock.advance(2 * DAY)
+        with closing(Maintenance(root, [JOBS[0]._replace(every_seconds=0.05)])) as mine:
+            mine.ensure()
+            eventually(lambda: log.start_offset() == 6)
+            assert owner(root).pid == os.getpid()
+            assert mine.epoch == owner(root).epoch == 1
+    assert threads() == []
+
+
+def test_a_changed_setting_applies_at_the_next_round(tmp_path):
+    """C10: without a reopen."""
+    with closing(open_root(tmp_path / "log")) as root:
+        log = make_log(root, OLD | {"retention.ms": -1})
+        fill(log, 6)
+        root.clock.advance(2 * DAY)
+        rounds = []
+        job = often(lambda turn: rounds.append(JOBS[0].run(turn)))
+        with closing(Maintenance(root, [job])) as mine:
+            mine.ensure()
+            eventually(lambda: len(rounds) > 2)
+            assert log.start_offset() == 0
+            root.alter_topic("t", {"retention.ms": DAY})
+            eventually(lambda: log.start_offset() == 6)
+
+
+def test_one_of_several_does_it(tmp_path):
+    """Two handles, in one process or in two: one owner, and another one once it closes."""
+    with closing(open_root(tmp_path / "log")) as first, closing(open_root(tmp_path / "log")) as two:
+        done = []
+        one = Maintenance(first, [often(lambda turn: done.append(1))])
+        other = Maintenance(two, [often(lambda turn: done.append(2))])
+        one.ensure()
+        eventually(lambda: done)
+        other.ensure()
+        eventually(lambda: len(done) > 50)
+        assert set(done) == {1}
+        one.close()
+        del done[:]
+        eventually(lambda: 2 in done)
+        assert 1 not in done
+        assert owner(two).epoch == 2
+        other.close()
+
+
+def child_that_owns(path, ready):
+    root = open_root(path)
+    mine = Maintenance(root, [often()])
+    mine.ensure()
+    eventually(lambda: mine.epoch)
+    ready()
+
+
+def test_when_the_owner_is_killed_another_takes_over_at_once(tmp_path):
+    """P15: the kernel tells, and its lock is free; no deadline is waited for."""
+    path = tmp_path / "log"
+    open_root(path).close()
+    with (
+        Held(lambda ready: child_that_owns(path, ready)) as child,
+        closing(open_root(path)) as root,
+    ):
+        mine = Maintenance(root, [often()])
+        mine.ensure()
+        eventually(lambda: mine._watch._watched)
+        assert mine.epoch is None
+        os.kill(child.pid, signal.SIGKILL)
+        took = eventually(lambda: mine.epoch)
+        assert owner(root).epoch == 2
+        mine.close()
+    assert took < 1
+
+
+def test_a_stopped_owner_is_overtaken_and_deletes_nothing_when_it_wakes(tmp_path):
+    """P14, rule 3: past its deadline; its epoch is checked in the transaction that deletes."""
+    path = tmp_path / "log"
+    with closing(open_root(path)) as root:
+        log = make_log(root, OLD)
+        fill(log, 6)
+    told, say = os.pipe()
+
+    def work(ready):
+        other = open_root(path)
+        mine = Maintenance(other, [], session_ms=200)
+        mine.ensure()
+        eventually(lambda: mine.epoch)
+        turn = maintenance.Turn(other, mine.epoch, lambda: START + 2 * DAY, bool)
+        ready_then_stopped = threading.Thread(target=ready, daemon=True)
+        ready_then_stopped.start()
+        eventually(lambda: owner(other).epoch > 1)
+        try:
+            JOBS[0].run(turn)
+            os.write(say, b"deleted")
+        except FencedError:
+            os.write(say, b"fenced")
+        eventually(lambda: mine.epoch is None)
+        os.write(say, b" and out")
+        time.sleep(60)
+
+    with Held(work) as child, closing(open_root(path)) as root:
+        child.stop()
+        mine = Maintenance(root, [often()], session_ms=60_000)
+        mine.ensure()
+        eventually(lambda: mine.epoch)
+        assert owner(root).epoch == 2
+        os.kill(child.pid, signal.SIGCONT)
+        said = b""
+        while not said.endswith(b"out"):
+            said += os.read(told, 100)
+        assert said == b"fenced and out"
+        assert root.partition("t", 0).start_offset() == 0
+        # The lock that the stopped one kept is taken with the next beat.
+        eventually(lambda: "maintenance" in held_locks(path))
+        mine.close()
+
+
+def held_locks(path):
+    """Tell whether the lock of the housekeeping is held by anybody."""
+    with open(path / "locks" / "maintenance") as file:
+        import fcntl
+
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return "maintenance"
+    return ""
+
+
+def test_an_owner_that_was_overtaken_stops_its_jobs(tmp_path, monkeypatch):
+    """Rule 3: it hears of it at its next beat, and becomes one of those who wait."""
+    monkeypatch.setattr(maintenance, "BEAT_SECONDS", 0.05)
+    with closing(open_root(tmp_path / "log")) as root:
+        done = []
+        with closing(Maintenance(root, [often(lambda turn: done.append(1))])) as mine:
+            mine.ensure()
+            eventually(lambda: done)
+            far = root.context.files.uptime_ms() + 10_000_000
+            # As if another machine's worth of processes had it: the pid is of nobody.
+            root.context.live.write(
+                lambda txn: txn.put(OWNER, maintenance._ROW.pack(7, far, os.getppid()))
+            )
+            eventually(lambda: mine.epoch is None or mine.epoch > 7)
+            # Its lock was free again, so it could be had.
+            eventually(lambda: mine.epoch == 8)
+
+
+def test_maintain_overtakes_the_background_of_others_for_a_while(tmp_path, monkeypatch):
+    """One round now, exclusively; then they have it back."""
+    monkeypatch.setattr(maintenance, "BEAT_SECONDS", 0.05)
+    path = tmp_path / "log"
+    with closing(open_root(path)) as first, closing(open_root(path)) as second:
+        background = Maintenance(first, [often()])
+        background.ensure()
+        eventually(lambda: background.epoch == 1)
+        seen = []
+
+        def look(turn):
+            eventually(lambda: background.epoch is None)
+            turn.stopping()
+            seen.append((turn.epoch, owner(second).epoch))
+            second.context.live.read(turn.fence)
+            return "looked"
+
+        with closing(Maintenance(second, [often(look, "look")], background=False)) as mine:
+            assert mine.maintain() == {"look": "looked"}
+        assert seen == [(2, 2)]
+        eventually(lambda: background.epoch == 3)
+        background.close()
+
+
+def test_maintain_uses_the_epoch_of_its_own_background(tmp_path):
+    """And waits for the same job there: never two at a time in one process."""
+    with closing(open_root(tmp_path / "log")) as root:
+        running, most = [], []
+
+        def work(turn):
+            running.append(turn.epoch)
+            most.append(len(running))
+            time.sleep(0.001)
+            running.pop()
+
+        with closing(Maintenance(root, [often(work)])) as mine:
+            mine.ensure()
+            eventually(lambda: most)
+            for _ in range(20):
+                mine.maintain()
+            assert owner(root).epoch == 1
+        assert max(most) == 1
+
+
+def test_maintain_keeps_the_others_off_while_it_is_long(tmp_path, monkeypatch):
+    """Its deadline moves along, and it takes the lock as soon as that is free."""
+    monkeypatch.setattr(maintenance, "BEAT_SECONDS", 0.02)
+    with closing(open_root(tmp_path / "log")) as root:
+
+        def long(turn):
+            for _ in range(30):
+                time.sleep(0.01)
+                assert not turn.stopping()
+                root.context.live.read(turn.fence)
+
+        with closing(open_root(root.path)) as other:
+            waiting = Maintenance(other, [often()])
+            with closing(Maintenance(root, [often(long)], session_ms=100)) as mine:
+                late = threading.Timer(0.05, waiting.ensure)
+                late.start()
+                mine.maintain()
+                late.join()
+            eventually(lambda: waiting.epoch)
+            waiting.close()
+
+
+# Jobs
+
+
+def test_a_failure_is_kept_and_told_and_the_others_go_on(tmp_path, caplog):
+    """Nobody would hear of it otherwise; the job is tried again."""
+    with closing(open_root(tmp_path / "log")) as root:
+        rounds = []
+
+        def bad(turn):
+            rounds.append(1)
+            if len(rounds) < 3:
+                raise (
+                    DurabilityError("the disk is bad") if len(rounds) == 1 else ValueError("a bug")
+                )
+
+        good = []
+        jobs = [often(bad, "bad"), often(lambda turn: good.append(1), "good")]
+        with caplog.at_level(logging.WARNING), closing(Maintenance(root, jobs)) as mine:
+            mine.ensure()
+            eventually(lambda: mine.failures or len(rounds) > 3)
+            eventually(lambda: len(rounds) > 4 and good)
+            assert mine.failures == {}
+        assert "the disk is bad" in caplog.text
+        assert "a bug" in caplog.text
+
+
+def test_maintain_raises_what_failed_after_all_else_is_done(tmp_path):
+    """To the caller, who asked for it."""
+    with closing(open_root(tmp_path / "log")) as root:
+        bad, good = make_log(root, OLD, "bad"), make_log(root, OLD, "good")
+        for log in (bad, good):
+            fill(log, 6)
+        row = root.context.live.get(bad.tail_key)
+        failed = tail.unpack(row)._replace(failed=True).pack()
+        root.context.live.write(lambda txn: txn.put(bad.tail_key, failed))
+        root.clock.advance(2 * DAY)
+        with closing(Maintenance(root, background=False)) as mine, pytest.raises(DurabilityError):
+            mine.maintain()
+        assert (bad.start_offset(), good.start_offset()) == (0, 6)
+        root.context.live.write(lambda txn: txn.put(bad.tail_key, row))
+
+
+def test_processes_that_live_for_moments_do_their_share(tmp_path, monkeypatch):
+    """When a job was last done stands in `live`: the time between is that of the log."""
+    with closing(open_root(tmp_path / "log")) as root:
+        job = Job("hourly", 3600.0, lambda turn: None)
+        mine = Maintenance(root, [job])
+        assert mine.due_seconds(job) == 3600.0
+        assert 3590 < mine.due_seconds(job) <= 3600
+        key = OWNER + b"hourly"
+        long_ago = max(root.context.files.uptime_ms() - 3_600_000, 0)
+        root.context.live.write(lambda txn: txn.put(key, maintenance._U64.pack(long_ago)))
+        assert mine.due_seconds(job._replace(every_seconds=1e-9)) == 0.01
+        mine.do(job, maintenance.Turn(root, 1, root.clock, bool))
+        assert mine.due_seconds(job) > 3590
+        mine.close()
+
+
+def test_commits_are_saved_by_the_owner(tmp_path):
+    """P4: also of consumers that are no members, which nobody saves for otherwise."""
+    with embedlog.open(tmp_path / "log", maintenance=False) as log:
+        log.create_topic("t")
+        with log.consumer(group_id="g", enable_auto_commit=False) as consumer:
+            one = TopicPartition("t", 0)
+            consumer.assign([one])
+            consumer.commit({one: embedlog.OffsetAndMetadata(0, "", None)})
+            assert log.maintain()["checkpoint"] == 1
+
+
+# Life
+
+
+def test_closing_waits_for_the_work_in_hand_and_can_be_repeated(tmp_path):
+    """Joined by close(), and no thread uses the log after."""
+    with closing(open_root(tmp_path / "log")) as root:
+        at_work, done = threading.Event(), []
+
+        def work(turn):
+            at_work.set()
+            while not turn.stopping():
+                time.sleep(0.001)
+            done.append(root.topics())
+
+        mine = Maintenance(root, [often(work)])
+        mine.ensure()
+        assert at_work.wait(10)
+        mine.close()
+        mine.close()
+        assert done == [{}]
+        assert threads() == []
+        mine.ensure()
+        assert threads() == []
+
+
+def test_a_log_that_was_forgotten_does_nothing_any_more(tmp_path):
+    """Its thread does not keep it alive."""
+    log = embedlog.open(tmp_path / "log")
+    log.create_topic("t")
+    root = log.root
+    eventually(lambda: owner(root))
+    del log
+    gc.collect()
+    eventually(lambda: not threads())
+    root.close()
+
+
+def test_a_forked_child_takes_part_anew(tmp_path):
+    """P18: it has neither the threads nor the locks of its parent."""
+    with embedlog.open(tmp_path / "log") as log:
+        log.create_topic("t")
+        eventually(lambda: log.maintenance.epoch)
+
+        def work():
+            inherited = (log.maintenance.epoch, threads())
+            log.topic("t")
+            started = len(threads("embedlog-maintenance"))
+            eventually(lambda: log.maintenance._watch._watched)
+            epoch = log.maintenance.epoch
+            log.close()
+            return inherited, started, epoch, threads()
+
+        assert in_child(work) == ((None, []), 1, None, [])
+        assert owner(log.root).epoch == log.maintenance.epoch == 1
+
+
+def test_a_fork_comes_between_two_pieces_of_work(tmp_path):
+    """P18: what is copied in the middle of Arrow's work would hang the child."""
+    with closing(open_root(tmp_path / "log")) as root:
+        inside = []
+
+        def work(turn):
+            for _ in range(10):
+                inside.append(1)
+                time.sleep(0.002)
+                inside.pop()
+                turn.stopping()
+
+        with closing(Maintenance(root, [often(work)])) as mine:
+            mine.ensure()
+            eventually(lambda: inside)
+            for _ in range(10):
+                assert in_child(lambda: list(inside)) == []
+
+
+def test_a_reader_does_no_housekeeping(tmp_path):
+    """P19."""
+    with embedlog.open(tmp_path / "log") as log:
+        log.create_topic("t")
+    with embedlog.open(tmp_path / "log", mode="r") as log:
+        log.topic("t")
+        assert threads() == []
+        with pytest.raises(ReadOnlyError):
+            log.maintain()
+        with pytest.raises(ReadOnlyError):
+            log.retention_bytes = 5
+
+
+def test_the_systems_clock_is_doubted_and_a_programs_is_not(tmp_path):
+    """P17: what a program passes is what it wants to go by."""
+    with embedlog.open(tmp_path / "a") as log:
+        log.maintain()
+        assert log.root.context.live.get(b"K") is not None
+    with embedlog.open(tmp_path / "b", clock=ManualClock()) as log:
+        log.maintain()
+        assert log.root.context.live.get(b"K") is None
+
+
+def test_what_a_log_offers_to_its_users(tmp_path):
+    """delete_records, leases, budgets and describe_retention, from the top floor."""
+    clock = ManualClock()
+    with embedlog.open(tmp_path / "log", clock=clock) as log:
+        topic = log.create_topic("t", config=OLD)
+        fill(log.partition("t", 0), 6)
+        one = TopicPartition("t", 0)
+        with log.hold("snapshot") as lease:
+            assert lease.offsets == {one: 0}
+            assert [each.name for each in log.leases()] == ["snapshot"]
+            clock.advance(2 * DAY)
+            assert log.maintain()["retention"] == []
+            assert any("lease 'snapshot'" in line for line in topic.describe_retention())
+        assert log.delete_records({one: 3}) == {one: 3}
+        assert log.delete_records({one: -1}) == {one: 6}
+        assert log.retention_bytes is None
+        log.retention_bytes = 1 << 30
+        assert log.retention_bytes == 1 << 30
+        log.retention_bytes = None
+        with pytest.raises(ValueError, match="retention_bytes"):
+            log.retention_bytes = -5
+        assert trimming.doomed(log.root.context.live) == set()
+        assert log.verify() == []
