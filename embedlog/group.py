@@ -469,6 +469,27 @@ class Group:
         txn.delete(self._document)
         txn.delete(self._version)
 
+    def expire(self, now_ms: int, longest_ms: int) -> int:
+        """Forget commits that are so old, of topics that no member reads; return how many (M15)."""
+        topics = {info.id: name for name, info in self.shared.catalog.topics().items()}
+
+        def old(txn: kv.Txn, group: Membership) -> list[bytes]:
+            # What an empty group committed counts from when its last member left.
+            since = 0 if group.members else group.emptied_ms
+            return [
+                offsets.partition_of(key)
+                for key, row in offsets.of_group(txn, self.key).items()
+                if now_ms - max(offsets.unpack(row).committed_ms, since) > longest_ms
+                and topics.get(ownership.topic_id(key)) not in group.subscribed
+            ]
+
+        found = self.shared.live.read(lambda txn: old(txn, self.document(txn)))
+        if found:
+            self.change(lambda txn, group: self._forget(txn, old(txn, group)))
+            self.save(always=True)
+            self.shared.live.write(self._delete)
+        return len(found)
+
     def check_empty(self, members: Iterable[MemberInfo], what: str) -> None:
         """Raise if a group has members, for they would not notice what is to be done.
 

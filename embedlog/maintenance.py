@@ -28,6 +28,8 @@ from typing import NamedTuple
 from embedlog import kv, offsets
 from embedlog.errors import ClosedError, EmbedlogError, FencedError
 from embedlog.files import ProcessWatch
+from embedlog.group import Group, names
+from embedlog.log import tail
 from embedlog.log.root import Root
 from embedlog.retention import BelievedClock, Deleted, retain
 
@@ -35,6 +37,8 @@ OWNER = b"M"
 """The key in `live` of who owns it; with a job's name, of when that was done last."""
 SESSION_MS = 15_000
 """An owner that is silent for so long is overtaken."""
+OFFSETS_RETENTION_MS = 7 * 86_400_000
+"""Kafka's offsets.retention.minutes."""
 BEAT_SECONDS = 3.0
 """How often an owner shows that it lives, and the others look whether it left."""
 PATIENCE_SECONDS = 1.0
@@ -123,7 +127,22 @@ def _checkpoint(turn: Turn) -> int:
     return offsets.checkpoint(turn.root.context.live, turn.root.context.state)
 
 
-JOBS = (Job("retention", 30.0, _retention), Job("checkpoint", 5.0, _checkpoint))
+def _expire_offsets(turn: Turn) -> int:
+    """Forget what groups committed that were not used for a week (M15)."""
+    context, now = turn.root.context, turn.clock()
+    count = 0
+    for name in names(context.live, context.state):
+        if turn.stopping():
+            break
+        count += Group(context, name, tail.ends).expire(now, OFFSETS_RETENTION_MS)
+    return count
+
+
+JOBS = (
+    Job("retention", 30.0, _retention),
+    Job("checkpoint", 5.0, _checkpoint),
+    Job("offsets", 600.0, _expire_offsets),
+)
 
 
 class Maintenance:

@@ -366,6 +366,34 @@ def test_commits_are_saved_by_the_owner(tmp_path):
             assert log.maintain()["checkpoint"] == 1
 
 
+def test_what_groups_committed_that_are_not_used_is_forgotten_after_a_week(tmp_path):
+    """M15: from when the last member left, or the last commit; not of topics that members read."""
+    clock = ManualClock()
+    week = maintenance.OFFSETS_RETENTION_MS
+    with embedlog.open(tmp_path / "log", clock=clock, maintenance=False) as log:
+        log.create_topic("t")
+        log.partition("t", 0).append([encoded(b"x")])
+        one = TopicPartition("t", 0)
+        with log.consumer(group_id="alone", enable_auto_commit=False) as consumer:
+            consumer.assign([one])
+            consumer.commit({one: embedlog.OffsetAndMetadata(1, "", None)})
+        active = log.consumer("t", group_id="active", enable_auto_commit=False)
+        active.poll(0)
+        log.group("idle").reset_offsets("latest", topics="t", dry_run=False)
+        active.commit({one: embedlog.OffsetAndMetadata(1, "", None)})
+        clock.advance(week)
+        assert log.maintain()["offsets"] == 0
+        clock.advance(1)
+        assert log.maintain()["offsets"] == 2
+        assert log.groups() == ["active"]
+        active.close()
+        clock.advance(week)
+        assert log.maintain()["offsets"] == 0
+        clock.advance(1)
+        assert log.maintain()["offsets"] == 1
+        assert log.groups() == []
+
+
 # Life
 
 

@@ -476,6 +476,17 @@ def test_an_owner_that_was_overtaken_deletes_nothing(root):
     assert (log.start_offset(), len(segment_files(root.path))) == (0, 5)
 
 
+def test_on_a_full_disk_files_go_at_once(root, monkeypatch):
+    """P10: file.delete.delay.ms is for readers that can wait for it."""
+    make(root, retention_ms=DAY, file_delete_delay_ms=60_000)
+    retain(root, START + 30 * DAY)
+    assert len(segment_files(root.path)) == 6
+    monkeypatch.setattr(Files, "free_bytes", lambda _: 1_000)
+    retain(root, START + 30 * DAY)
+
+    assert len(segment_files(root.path)) == 1
+
+
 def test_a_round_that_is_stopped_leaves_the_rest(root):
     """close() need not wait for ten thousand partitions."""
     make(root, retention_ms=DAY)

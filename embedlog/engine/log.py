@@ -5,10 +5,11 @@ from __future__ import annotations
 import atexit
 import logging
 import os
+import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from embedlog.config import TopicConfig
 from embedlog.errors import EmbedlogError, InvalidConfigError
@@ -17,8 +18,10 @@ from embedlog.log import DURABILITIES, VISIBILITIES, PartitionLog
 from embedlog.log.checking import Finding, rebuild_index, verify_root
 from embedlog.log.repairing import repair_root
 from embedlog.log.root import Root
-from embedlog.maintenance import Maintenance
 from embedlog.record import TopicPartition
+
+if TYPE_CHECKING:
+    from embedlog.maintenance import Maintenance
 
 Progress = Callable[[int, int], None]
 """Called with how much of a long work is done, and how much there is, in bytes."""
@@ -41,11 +44,8 @@ class Log:
     def __init__(self, root: Root, options: Mapping[str, Any]) -> None:
         self.root = root
         self._options = dict(options)
-        self.maintenance = Maintenance(
-            root, doubting=options["clock"] is None, background=options["maintenance"]
-        )
-        # A log that its program forgot does no housekeeping; its threads would keep it open.
-        weakref.finalize(self, self.maintenance.forsake).atexit = False
+        self._maintenance: Maintenance | None = None
+        self._making = threading.Lock()
         self._children: weakref.WeakSet[Any] = weakref.WeakSet()
         _open_logs.add(self)
 
@@ -58,6 +58,27 @@ class Log:
     def durability(self) -> str:
         """What an acknowledged record survives; see `open`."""
         return self.root.durability
+
+    @property
+    def maintenance(self) -> Maintenance:
+        """This handle's part in the housekeeping; made when it is first asked for."""
+        from embedlog.maintenance import Maintenance
+
+        with self._making:
+            made = self._maintenance
+            if made is None:
+                doubting, background = self._options["clock"] is None, self._options["maintenance"]
+                made = Maintenance(self.root, doubting=doubting, background=background)
+                # A log that its program forgot does none; its threads would keep it open.
+                weakref.finalize(self, made.forsake).atexit = False
+                self._maintenance = made
+            return made
+
+    def _keep_house(self) -> None:
+        """The log is used: from now on this process may do the housekeeping, if it is willing."""
+        root = self.root
+        if self._options["maintenance"] and root.mode == "rw" and not root.closed:
+            (self._maintenance or self.maintenance).ensure()
 
     # Topics
 
@@ -132,7 +153,7 @@ class Log:
         from embedlog.engine.topic import Topic
 
         self.root.topic(name)
-        self.maintenance.ensure()
+        self._keep_house()
         return Topic(self.root, name)
 
     def __getitem__(self, name: str) -> Any:
@@ -145,7 +166,7 @@ class Log:
 
     def partition(self, topic: str, number: int) -> PartitionLog:
         """Return the log of one partition, the floor below producers and consumers."""
-        self.maintenance.ensure()
+        self._keep_house()
         return self.root.partition(topic, number)
 
     # Groups
@@ -174,7 +195,7 @@ class Log:
         """Return a producer; see `embedlog.Producer` for its settings (kafka-python's names)."""
         from embedlog.producer import Producer
 
-        self.maintenance.ensure()
+        self._keep_house()
         made = Producer(self.root, **config)
         self._children.add(made)
         return made
@@ -183,7 +204,7 @@ class Log:
         """Return a consumer; see `embedlog.Consumer` for its settings (kafka-python's names)."""
         from embedlog.consumer import Consumer
 
-        self.maintenance.ensure()
+        self._keep_house()
         made = Consumer(self.root, *topics, **config)
         self._children.add(made)
         return made
@@ -303,7 +324,8 @@ class Log:
         if self.root.closed:
             return
         try:
-            self.maintenance.close()
+            if self._maintenance is not None:
+                self._maintenance.close()
             for child in list(self._children):
                 child.close()
         finally:

@@ -99,7 +99,8 @@ def trim(
         log.release()
     if done.segments and not log.config.file_delete_delay_ms:
         sweep(log.context, log.key)
-    log.context.wake.advance()
+    if done.start_offset != now.start_offset:
+        log.context.wake.advance()
     return done
 
 

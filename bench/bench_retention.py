@@ -1,0 +1,51 @@
+"""How long does a round of retention take: with nothing to do, and with all there is?"""
+
+import shutil
+
+import pytest
+
+import embedlog
+from embedlog import batch
+
+SEGMENTS = 10_000
+CONFIG = {"segment.bytes": 1, "retention.ms": -1, "file.delete.delay.ms": 0}
+
+
+@pytest.fixture(scope="module")
+def many_segments(tmp_path_factory):
+    """A partition of 10,000 segments, all of one old record."""
+    path = tmp_path_factory.mktemp("retention") / "log"
+    with embedlog.open(path, maintenance=False) as log:
+        one = batch.encode_lists([b"v"], None, 1_000)
+        log.create_topic("t", config=CONFIG | {"segment.bytes": one.size})
+        log.partition("t", 0).append([one] * SEGMENTS)
+    return path
+
+
+def bench_idle_round(benchmark, note, many_segments):
+    """By time alone, and nothing is due: the oldest segment tells."""
+    with embedlog.open(many_segments, maintenance=False) as log:
+        log.alter_topic("t", {"retention.ms": 1 << 60})
+        note(segments=SEGMENTS)
+        done = benchmark.pedantic(log.maintain, rounds=20, warmup_rounds=2)
+        assert done["retention"] == []
+        log.alter_topic("t", {"retention.ms": -1})
+
+
+def bench_delete_all(benchmark, note, many_segments, tmp_path):
+    """10,000 segments at once, their files unlinked."""
+    logs = []
+
+    def fresh():
+        while logs:
+            logs.pop().close()
+        shutil.rmtree(tmp_path / "log", ignore_errors=True)
+        shutil.copytree(many_segments, tmp_path / "log")
+        logs.append(embedlog.open(tmp_path / "log", maintenance=False))
+        logs[0].alter_topic("t", {"retention.ms": 1})
+        assert logs[0].partition("t", 0).start_offset() == 0
+
+    note(segments=SEGMENTS)
+    benchmark.pedantic(lambda: logs[0].maintain(), setup=fresh, rounds=3)
+    assert logs[0].partition("t", 0).start_offset() == SEGMENTS
+    logs.pop().close()

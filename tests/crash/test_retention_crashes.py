@@ -1,0 +1,141 @@
+"""A round of retention, killed, failing or without power at every operation; and its readers."""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support import forks, trims
+from support.cruel import FALLIBLE, scratch_directory
+from support.forks import tell
+from support.roots import encoded, healthy, make_log, open_root
+from support.trims import Case
+
+from embedlog import catalog
+from embedlog.log import trimming
+
+
+@pytest.fixture(scope="module")
+def directory() -> Iterator[Path]:
+    with scratch_directory() as path:
+        yield path
+
+
+@pytest.fixture(scope="module")
+def counted(directory: Path) -> dict[str, int]:
+    return trims.count(directory)
+
+
+@pytest.mark.parametrize("company", [False, True], ids=["alone", "beside another"])
+def test_a_round_that_is_killed_leaves_the_old_log_or_the_new_one(directory, counted, company):
+    """Rule 5, P1: at every operation; the next round finishes it, and no file is left over."""
+    total = sum(counted.values())
+    cases = [Case(n, "after", company) for n in range(total)]
+    cases += [Case(n, "before", company, ("unlock",)) for n in range(counted["unlock"])]
+    died = forks.spread(cases, functools.partial(trims.check_kill, directory=directory))
+    tell(f"{sum(died)} kills at {len(cases)} places")
+    assert sum(died) >= 80
+
+
+def test_a_round_that_fails_loses_nothing_and_is_made_up_for(directory, counted):
+    """P8, P10: any operation, once or from then on; with the same handle all is done after."""
+    total = sum(counted.get(kind, 0) for kind in FALLIBLE)
+    cases = [Case(n, how) for n in range(total) for how in ("once", "forever")]
+    told = forks.spread(cases, functools.partial(trims.check_fault, directory=directory))
+    tell(f"{len(cases)} faults, of which {sum(told)} were told to somebody")
+    assert sum(told) >= 50
+
+
+def test_after_a_power_cut_the_log_is_the_old_one_or_the_new_one(directory):
+    """Rule 5, P4: at every cut; what was done before is durable, and unlinks that came back go."""
+    recording = trims.record(directory)
+    seen, findings = trims.cut_everywhere(recording, 600, directory)
+    tell(f"{seen} states")
+    assert findings == []
+    assert seen >= 200
+
+
+def test_readers_in_other_processes_run_through_it(tmp_path):
+    """P20: no error but OffsetOutOfRange, where data was really deleted; nothing is skipped."""
+    path, stop = tmp_path / "root", tmp_path / "stop"
+    root = open_root(path)
+    size = encoded(b"0", b"1", b"2").size
+    # What is kept is so little that readers are overtaken.
+    make_log(root, {"segment.bytes": 3 * size, "retention.bytes": 6 * size, "retention.ms": -1})
+    root.alter_topic("t", {"file.delete.delay.ms": 0})
+    root.close()
+    readers = [forks.Child(lambda: trims.read_through(path, stop)) for _ in range(2)]
+    writer = forks.Child(lambda: trims.churn(path, stop))
+    time.sleep(5)
+    stop.touch()
+    ends = [each.end() for each in (*readers, writer)]
+    for end in ends:
+        assert end.finding() is None, end.finding()
+    read = sum(end.value[0] for end in ends[:2])
+    overtaken = sum(end.value[1] for end in ends[:2])
+    tell(f"{read} records read, {overtaken} times overtaken, {ends[2].value} deleted")
+    assert read > 1_000
+    assert ends[2].value > 1_000
+    root = open_root(path)
+    assert healthy(root)
+    root.close()
+
+
+# Planted bugs: what the checks above are worth
+
+
+def unlinked_first(monkeypatch):
+    """Files go before their names."""
+    trim_locked = trimming._trim_locked
+
+    def wrong(log, now, offset, whole, limit):
+        log.refresh()
+        for info in trimming._before(log, min(offset, now.end_offset)):
+            log.context.files.unlink(log.path_of(info), missing_ok=True)
+        return trim_locked(log, now, offset, whole, limit)
+
+    monkeypatch.setattr(trimming, "_trim_locked", wrong)
+
+
+def not_doomed(monkeypatch):
+    """Nobody notes which files are to go."""
+    monkeypatch.setattr(trimming, "_row_key", lambda key, info: b"!" + key)
+
+
+def not_finished(monkeypatch):
+    """A start that moved is taken for a trim that was finished."""
+    goal = trimming._goal
+
+    def wrong(log, now, offset, whole, most):
+        found = goal(log, now, offset, whole, most)
+        if found == now.start_offset:
+            monkeypatch.setattr(trimming, "_before", lambda log, start: [])
+        return found
+
+    monkeypatch.setattr(trimming, "_goal", wrong)
+
+
+@pytest.mark.parametrize("bug", [unlinked_first, not_doomed, not_finished])
+def test_kills_find_what_was_planted(directory, counted, monkeypatch, bug):
+    """A checker that never found anything proves nothing."""
+    bug(monkeypatch)
+    cases = [Case(n, "before", n % 2 == 1) for n in range(sum(counted.values()))]
+    with pytest.raises(AssertionError):
+        forks.spread(cases, functools.partial(trims.check_kill, directory=directory))
+
+
+def test_power_cuts_find_a_start_that_is_not_durable(tmp_path, monkeypatch):
+    """Names that are dropped without it leave a log that seems to begin with a hole."""
+
+    def wrong(txn, key, start, segments):
+        for segment in segments:
+            catalog.drop_segment(txn, key, segment)
+
+    monkeypatch.setattr(trimming, "_drop", wrong)
+    recording = trims.record(tmp_path)
+    monkeypatch.undo()
+
+    assert trims.cut_everywhere(recording, 600, tmp_path)[1]
