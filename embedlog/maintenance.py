@@ -45,6 +45,8 @@ PATIENCE_SECONDS = 1.0
 """How long the background waits for a partition: the next round tries again."""
 _SOON_SECONDS = 0.01
 """A process that ends is told a moment before its locks are free."""
+_MOST_BLIND = 100
+"""Looks at a lock whose process is gone; after that it is one that cannot be seen from here."""
 _LEAST_SECONDS = 1.0
 """A program does its own things first; one that ends before this does no housekeeping."""
 _FORK_SECONDS = 1.0
@@ -184,6 +186,7 @@ class Maintenance:
         self._keeper: threading.Thread | None = None
         self._watch: ProcessWatch | None = None
         self._workers: list[_Worker] = []
+        self._blind = 0
         self._running = {job.name: threading.Lock() for job in self.jobs}
 
     # The life of it
@@ -194,11 +197,17 @@ class Maintenance:
             return
         with self._starting:
             if self._keeper is None and not self._closed:
-                self._watch = ProcessWatch()
-                self._keeper = threading.Thread(
-                    target=self._keep, name="embedlog-maintenance", daemon=True
-                )
-                self._keeper.start()
+                try:
+                    self._watch = ProcessWatch()
+                    keeper = threading.Thread(
+                        target=self._keep, name="embedlog-maintenance", daemon=True
+                    )
+                    keeper.start()
+                    self._keeper = keeper
+                except (OSError, RuntimeError) as error:
+                    # Not for want of a descriptor or a thread does a program fail that asked
+                    # for none; the next use of the log tries again.
+                    _log.warning("no housekeeping of %s from here: %s", self.root.path, error)
 
     def forsake(self) -> None:
         """End soon: nobody has the log any more."""
@@ -248,6 +257,11 @@ class Maintenance:
         except EmbedlogError as error:
             _log.warning("housekeeping of %s: %s", self.root.path, error)
             return BEAT_SECONDS
+        except RuntimeError as error:
+            # No thread can be started: somebody else may have more luck.
+            _log.warning("housekeeping of %s: %s", self.root.path, error)
+            self._give_up(release=True)
+            return BEAT_SECONDS
         finally:
             self._claims.release()
 
@@ -262,7 +276,8 @@ class Maintenance:
             return BEAT_SECONDS
         owner = _owner(self.root.context.live.get(OWNER))
         self._watch.watch({owner.pid} if owner.pid else ())
-        if self._watch.blind:
+        self._blind = self._blind + 1 if self._watch.blind else 0
+        if 0 < self._blind <= _MOST_BLIND:
             return _SOON_SECONDS
         left = (owner.until - self._uptime()) / 1000
         return max(min(left, BEAT_SECONDS), _SOON_SECONDS)
@@ -312,7 +327,8 @@ class Maintenance:
         for worker in self._workers:
             worker.stop()
         for worker in self._workers:
-            worker.join()
+            if worker.ident is not None:
+                worker.join()
         self._workers = []
         try:
             if epoch is not None and release:

@@ -469,6 +469,44 @@ def test_a_fork_comes_between_two_pieces_of_work(tmp_path):
                 assert in_child(lambda: list(inside)) == []
 
 
+@pytest.mark.parametrize("what", ["ProcessWatch", "threading.Thread"])
+def test_a_program_does_not_fail_for_want_of_a_thread(tmp_path, monkeypatch, caplog, what):
+    """P19: it asked for none; the next use of the log tries again."""
+
+    def refuse(*_, **__):
+        raise OSError(24, "too many open files") if what == "ProcessWatch" else RuntimeError("no")
+
+    with embedlog.open(tmp_path / "log") as log:
+        monkeypatch.setattr(f"embedlog.maintenance.{what}", refuse)
+        with caplog.at_level(logging.WARNING):
+            log.create_topic("t")
+        assert "no housekeeping" in caplog.text
+        assert threads() == []
+        monkeypatch.undo()
+        log.topic("t")
+        assert len(threads("embedlog-maintenance")) == 1
+
+
+def test_an_owner_that_can_start_no_thread_leaves_it_to_others(tmp_path, monkeypatch):
+    """P19: and tries again later."""
+    monkeypatch.setattr(maintenance, "BEAT_SECONDS", 0.02)
+    with closing(open_root(tmp_path / "log")) as root:
+        start, tries = maintenance._Worker.start, []
+
+        def refuse(self):
+            tries.append(1)
+            if len(tries) < 3:
+                raise RuntimeError("can't start new thread")
+            start(self)
+
+        monkeypatch.setattr(maintenance._Worker, "start", refuse)
+        done = []
+        with closing(Maintenance(root, [often(lambda turn: done.append(1))])) as mine:
+            mine.ensure()
+            eventually(lambda: done)
+            assert mine.epoch == 3
+
+
 def test_a_reader_does_no_housekeeping(tmp_path):
     """P19."""
     with embedlog.open(tmp_path / "log") as log:
