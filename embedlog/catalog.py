@@ -45,6 +45,9 @@ _NO_OFFSET = (1 << 63) - 1
 TOPIC, SEGMENT, PARTITION, INDEX, PRODUCERS, EPOCHS = b"T", b"S", b"L", b"X", b"P", b"E"
 PRODUCER_NAME, COUNTER, ROOT = b"Q", b"N", b"R"
 _BUDGET = ROOT + b"retention.bytes"
+CLEANED, PASSING = b"K", b"W"
+OF_PARTITIONS = (SEGMENT, PARTITION, INDEX, PRODUCERS, EPOCHS, CLEANED, PASSING)
+"""The kinds of rows that go with a partition."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,7 +270,7 @@ class Catalog:
         def step(txn: kv.Txn) -> None:
             txn.delete(TOPIC + info.name.encode())
             for partition in range(info.partitions):
-                for kind in (SEGMENT, PARTITION, INDEX, PRODUCERS, EPOCHS):
+                for kind in OF_PARTITIONS:
                     kv.remove(txn, kind + info.key(partition))
 
         self._state.write(step)
@@ -419,6 +422,43 @@ def drop_segment(txn: kv.Txn, key: bytes, segment: SegmentInfo) -> None:
     """Take one line off the manifest, and its index; the caller unlinks the file after."""
     txn.delete(_segment_key(SEGMENT, key, segment))
     txn.delete(_segment_key(INDEX, key, segment))
+
+
+def put_passing(txn: kv.Txn, key: bytes, segment: SegmentInfo) -> None:
+    """Name a file that is on its way into the manifest, or out of it: it is no garbage yet."""
+    row_key = _segment_key(PASSING, key, segment)
+    txn.put(row_key, kv.seal(b"", row_key))
+
+
+def drop_passing(txn: kv.Txn, key: bytes, segment: SegmentInfo) -> None:
+    """Forget a file on its way; it is in the manifest by now, or unlinked."""
+    txn.delete(_segment_key(PASSING, key, segment))
+
+
+def passing(txn: kv.Txn, key: bytes) -> list[SegmentInfo]:
+    """Return the files of a partition that are on their way; of them only the name is known."""
+    found = [_SEGMENT_KEY.unpack(row_key[1:]) for row_key, _ in kv.rows(txn, PASSING + key)]
+    return [SegmentInfo(base, number, 0) for _, _, base, number in found]
+
+
+def cleaned_offset(txn: kv.Txn, key: bytes) -> int | None:
+    """Return how far compaction got in a partition: where its dirty part begins (D1)."""
+    row = txn.get(CLEANED + key)
+    if row is None:
+        return None
+    offset: int = _U64.unpack(kv.unseal(row, "how far a partition is compacted", CLEANED + key))[0]
+    return offset
+
+
+def put_cleaned_offset(txn: kv.Txn, key: bytes, offset: int) -> None:
+    """Note how far compaction got."""
+    txn.put(CLEANED + key, kv.seal(_U64.pack(offset), CLEANED + key))
+
+
+def clamp_cleaned_offset(txn: kv.Txn, key: bytes, end: int) -> None:
+    """What comes after a cut was never compacted (D26)."""
+    if (cleaned_offset(txn, key) or 0) > end:
+        put_cleaned_offset(txn, key, end)
 
 
 def _segment_key(kind: bytes, key: bytes, segment: SegmentInfo) -> bytes:

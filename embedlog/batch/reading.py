@@ -34,6 +34,7 @@ from embedlog.batch.wire import (
     TIMESTAMP,
     TRAILER,
     VERSION,
+    ZSTD_FRAME,
     Layout,
     Message,
     Pick,
@@ -346,6 +347,18 @@ class Batch:
         """The columns as stored, without the segment's metadata."""
         return self._source.layout.schema
 
+    @property
+    def codec(self) -> str:
+        """What it is compressed with: ``none``, ``lz4`` or ``zstd``."""
+        if not self.flags & COMPRESSED:
+            return "none"
+        body = self._source.view[self._body : self._start + self.size]
+        return "zstd" if ZSTD_FRAME in bytes(body) else "lz4"
+
+    def null_count(self, name: str) -> int:
+        """How many rows of a column are null, from the block: nothing is decoded."""
+        return int(self._fields[_TABLE + 3 * self._source.layout.names.index(name) + 2])
+
     def columns(self, names: Sequence[str] | None = None, verify: bool = True) -> Any:
         """Return the columns named as a `pyarrow.RecordBatch`; None is all but the offsets.
 
@@ -362,7 +375,9 @@ class Batch:
         if verify:
             self._check(pick.indexes)
         columns = self._decode(pick)
-        if flags & LOG_APPEND_TIME and self._source.layout.time in pick.indexes:
+        # What was compacted into one batch had times of its own, which the column tells.
+        stamped = flags & (LOG_APPEND_TIME | EXPLICIT_OFFSETS) == LOG_APPEND_TIME
+        if stamped and self._source.layout.time in pick.indexes:
             columns = self._with_append_time(columns, pick)
         return columns
 

@@ -7,10 +7,8 @@ from typing import Any
 import pyarrow as pa
 
 from embedlog.batch.reading import parse
-from embedlog.batch.wire import COMPRESSED, EXPLICIT_OFFSETS, HEADERS_TYPE, schema
+from embedlog.batch.wire import COMPRESSED, EXPLICIT_OFFSETS, HEADERS_TYPE, ZSTD_FRAME, schema
 from embedlog.batch.writing import EncodedBatch, encode
-
-_ZSTD_FRAME = b"\x28\xb5\x2f\xfd"
 
 
 def with_headers(one: EncodedBatch) -> EncodedBatch:
@@ -25,7 +23,7 @@ def with_headers(one: EncodedBatch) -> EncodedBatch:
     columns = pa.RecordBatch.from_arrays(arrays, schema=schema(headers=True))
     compression = "none"
     if one.flags & COMPRESSED:
-        compression = "zstd" if _ZSTD_FRAME in message else "lz4"
+        compression = "zstd" if ZSTD_FRAME in message else "lz4"
     wide = encode(columns, compression, timestamps=(one.min_timestamp, one.max_timestamp))
     if one.producer_id is not None:
         assert one.producer_epoch is not None

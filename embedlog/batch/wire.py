@@ -36,6 +36,8 @@ _SIX = struct.Struct("<6H").unpack_from
 I64 = struct.Struct("<q")
 CONTINUATION = 0xFFFFFFFF
 MAGIC, END_MAGIC = b"EMBL", b"embl"
+ZSTD_FRAME = b"\x28\xb5\x2f\xfd"
+"""How each compressed buffer begins, after its length, if it is not lz4's."""
 MIN_BLOCK = HEADER.size + TRAILER.size
 
 TIMESTAMP = pa.timestamp("ms", tz="UTC")

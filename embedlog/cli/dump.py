@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from typing import Any
 
 from embedlog import batch as batches
@@ -53,14 +54,14 @@ class Dumped:
             self._guess(error.what)
 
     def _guess(self, what: str) -> None:
-        """Take the columns of a topic of bytes, with or without headers: what fits first."""
+        """Take the columns of a topic of bytes, with headers and offsets or without: what fits."""
         tried = []
-        for headers in (False, True):
-            schema = batches.schema(headers=headers)
+        for headers, offsets in product((False, True), repeat=2):
+            schema = batches.schema(headers=headers, offsets=offsets)
             self._file = SegmentFile(self._files, self._name, schema=schema)
-            tried.append((self._find(0), headers))
-        self._start, headers = min(tried)
-        schema = batches.schema(headers=headers)
+            tried.append((self._find(0), headers, offsets))
+        self._start, headers, offsets = min(tried)
+        schema = batches.schema(headers=headers, offsets=offsets)
         self._file = SegmentFile(self._files, self._name, schema=schema)
         self._damage = Damage(0, self._start, what)
 

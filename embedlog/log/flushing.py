@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from embedlog import catalog, kv
-from embedlog.catalog import PartitionInfo
+from embedlog.catalog import PartitionInfo, SegmentInfo
 from embedlog.config import TopicConfig
 from embedlog.errors import (
     DurabilityError,
@@ -211,6 +211,10 @@ def _file_of(log: PartitionLog, current: Tail) -> SegmentFile:
     # Sealed meanwhile, by a process that does not flush; or cut.
     info = log.segments.get(current.base_offset)
     if info is None or info.id != current.segment_id:
+        if log.tail().leader_epoch == current.leader_epoch:
+            # Sealed and compacted meanwhile, which flushes before: nothing is left to do,
+            # and the next one is as good as any.
+            return log.active_file()
         raise OffsetOutOfRangeError(
             "the log was cut while it was flushed", topic=log.topic, partition=log.partition
         )
@@ -233,7 +237,19 @@ def sync_data(log: PartitionLog, now: Tail, file: SegmentFile) -> None:
     if now.durable_offset < now.base_offset:
         for info in list(log.segments.values()):
             if info.sealed and now.durable_offset < info.next_offset <= now.base_offset:
-                sync(log, log.open_segment(info, write=True))
+                _sync_sealed(log, info)
+    sync(log, file)
+
+
+def _sync_sealed(log: PartitionLog, info: SegmentInfo) -> None:
+    try:
+        file = log.open_segment(info, write=True)
+    except StorageError as error:
+        log.refresh()
+        now = log.segments.get(info.base_offset)
+        if not error.missing or (now is not None and now.id == info.id):
+            raise
+        return  # Compacted meanwhile, which flushes before.
     sync(log, file)
 
 

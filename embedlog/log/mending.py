@@ -13,7 +13,7 @@ from embedlog import catalog, kv, membership
 from embedlog.checksum import crc32c
 from embedlog.errors import CorruptionError, EmbedlogError, StorageError
 from embedlog.files import Files, forget_waiters
-from embedlog.segment import CHUNK_BYTES, SegmentFile
+from embedlog.segment import CHUNK_BYTES, END_MARK, SegmentFile
 
 BOOT_FILE = "live/boot"
 CLEAN_FILE = "closed"
@@ -124,7 +124,7 @@ def _copy_is_good(files: Files) -> bool:
 def _adopt_newer(files: Files) -> list[str]:
     """If there are segments with numbers that `state` never gave out, it is an old one."""
     numbers = [
-        int(name.removesuffix(".arrows").partition("-")[2])
+        _number_of(name)
         for topic in (files.list("topics") if files.exists("topics") else [])
         for partition in files.list(f"topics/{topic}")
         for name in files.list(f"topics/{topic}/{partition}")
@@ -179,10 +179,13 @@ def _adopt(files: Files, store: kv.Store) -> list[str]:
     done: list[str] = []
 
     def step(txn: kv.Txn) -> None:
+        # What has a number that the copy gave out, and no name in it, was garbage then.
+        newest = catalog.last_number(txn, b"segment")
         done[:] = _adopt_topics(files, txn)
         for info in [catalog.topic_of_row(row) for row in kv.rows(txn, catalog.TOPIC)]:
             for number in range(info.partitions):
-                done.extend(_adopt_partition(files, txn, info, number))
+                done.extend(_adopt_compacted(files, txn, info, number, newest))
+                done.extend(_adopt_partition(files, txn, info, number, newest))
 
     store.write(step)
     return done
@@ -203,7 +206,61 @@ def _adopt_topics(files: Files, txn: kv.Txn) -> list[str]:
     return done
 
 
-def _adopt_partition(files: Files, txn: kv.Txn, info: catalog.TopicInfo, number: int) -> list[str]:
+def _adopt_compacted(
+    files: Files, txn: kv.Txn, info: catalog.TopicInfo, number: int, newest: int
+) -> list[str]:
+    """Name the segments that took the place of those the copy names, whose files are gone."""
+    directory, key, done = f"{info.directory}/{number}", info.key(number), []
+    there = files.list(directory) if files.exists(directory) else []
+    named = catalog.segments(txn, key)
+    gone = [one for one in named if one.file_name not in there]
+    # The last one first: of several in one place it is the one that was swapped in last.
+    found = [name for name in there if gone and _SEGMENT_NAME.fullmatch(name)]
+    for name in sorted(found, key=_number_of, reverse=True):
+        whole = _compacted(files, f"{directory}/{name}") if _number_of(name) > newest else None
+        if whole is None or whole.next_offset is None:
+            continue
+        replaced = [
+            one for one in named if whole.base_offset <= one.base_offset < whole.next_offset
+        ]
+        if not set(gone).intersection(replaced):
+            continue
+        for one in replaced:
+            catalog.drop_segment(txn, key, one)
+            named.remove(one)
+        catalog.put_segment(txn, key, whole)
+        catalog.raise_number(txn, b"segment", whole.id)
+        done.append(f"adopted {directory}/{name}, in the place of {len(replaced)} segments")
+    return done
+
+
+def _compacted(files: Files, path: str) -> catalog.SegmentInfo | None:
+    """Return the line of the manifest for a compacted segment that is whole; else None."""
+    base, number = map(int, path.rpartition("/")[2].removesuffix(".arrows").split("-"))
+    latest, end = None, None
+    try:
+        file = SegmentFile(files, path)
+        stop = file.size() - len(END_MARK)
+        if "offset" not in file.schema.names or file.bytes(stop, len(END_MARK)) != END_MARK:
+            return None
+        for one in file.scan(file.start, stop):
+            end = one.next_offset
+            latest = one.max_timestamp if latest is None else max(latest, one.max_timestamp)
+    except EmbedlogError:
+        return None
+    headers = "headers" in file.schema.names
+    return catalog.SegmentInfo(
+        base, number, 0, end, stop + len(END_MARK), stop, latest, headers=headers
+    )
+
+
+def _number_of(name: str) -> int:
+    return int(name.removesuffix(".arrows").partition("-")[2])
+
+
+def _adopt_partition(
+    files: Files, txn: kv.Txn, info: catalog.TopicInfo, number: int, newest: int
+) -> list[str]:
     directory, key = f"{info.directory}/{number}", info.key(number)
     there = files.list(directory) if files.exists(directory) else []
     found = sorted(name for name in there if _SEGMENT_NAME.fullmatch(name))
@@ -212,7 +269,8 @@ def _adopt_partition(files: Files, txn: kv.Txn, info: catalog.TopicInfo, number:
     for name in found:
         base, file_id = map(int, name.removesuffix(".arrows").split("-"))
         if last is not None:
-            if base < last.base_offset or file_id <= last.id:
+            # Below the end of a compacted one lies what it replaced.
+            if base < (last.next_offset or last.base_offset) or file_id <= newest:
                 continue
             if base == last.base_offset and last.file_name in found:
                 continue
@@ -226,6 +284,9 @@ def _adopt_partition(files: Files, txn: kv.Txn, info: catalog.TopicInfo, number:
         done.append(f"adopted {directory}/{name}")
     if last is None:
         catalog.new_segment(txn, key, 0)
+    elif last.next_offset is not None:
+        number = catalog.next_number(txn, b"segment")
+        catalog.put_segment(txn, key, catalog.SegmentInfo(last.next_offset, number, 0))
     return done
 
 
@@ -317,6 +378,7 @@ def _sweep(files: Files) -> list[str]:
             files.unlink(f"locks/{name}")
     store = kv.Store(files, "state", durable=True, timeout=10)
     try:
+        _forget_passing(store)
         found = strays(files, store)
     finally:
         store.close()
@@ -325,10 +387,21 @@ def _sweep(files: Files) -> list[str]:
     return [f"removed {path}: the manifest does not name it" for path in found]
 
 
+def _forget_passing(store: kv.Store) -> None:
+    """Nobody is attached, so nobody brings in what is on its way: it is garbage."""
+
+    def step(txn: kv.Txn) -> list[bytes]:
+        return [key for key, _ in kv.rows(txn, catalog.PASSING)]
+
+    if store.read(step):
+        store.write(lambda txn: kv.remove(txn, catalog.PASSING))
+
+
 def strays(files: Files, state: kv.Store, leaving: Collection[str] = ()) -> list[str]:
     """Return the segment files, and the topics' directories, that the manifest does not name.
 
-    Other files are not ours: they are left alone (A28); those ``leaving`` go by themselves.
+    Those on their way into it or out of it are none of them, nor those ``leaving``
+    by themselves.  Other files are not ours: they are left alone (A28).
     """
     # Files before names: what is created meanwhile is named before it is there.
     present = {
@@ -366,7 +439,8 @@ def _named(txn: kv.Txn) -> tuple[set[str], dict[str, set[str]]]:
     for info in map(catalog.topic_of_row, kv.rows(txn, catalog.TOPIC)):
         topics.add(info.directory)
         for number in range(info.partitions):
-            found = catalog.segments(txn, info.key(number))
+            key = info.key(number)
+            found = [*catalog.segments(txn, key), *catalog.passing(txn, key)]
             named[f"{info.directory}/{number}"] = {segment.file_name for segment in found}
     return topics, named
 

@@ -540,11 +540,13 @@ class PartitionLog:
             # The tail first: a segment that is rolled after it is looked at as sealed.
             now = self.tail()
             self.refresh()
+            version = self.version
             try:
                 return lookup.offset_for_timestamp(self, now, timestamp)
             except StorageError as error:
-                # Retention overtook the look: the next one begins where the log does now.
-                if not error.missing or self.start_offset() == start:
+                # Its file was replaced by compaction, or retention overtook the look.
+                same = self.start_offset() == start and self.context.catalog.version() == version
+                if not error.missing or same:
                     raise
 
     # The lock

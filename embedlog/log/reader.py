@@ -78,7 +78,8 @@ class PartitionReader:
     def read(self, max_bytes: int = CHUNK_BYTES, known: Tail | None = None) -> list[Batch]:
         """Return the next batches, about ``max_bytes`` of them; ``[]`` at the end.
 
-        The first may begin below `offset`, where that lies inside a batch.
+        The first may begin below `offset`, where that lies inside a batch: not only at
+        the first read, for compaction may have merged batches since the last one.
         ``known`` is an end that the caller has just read: believed where it allows
         to go on, and read again before anything is found wrong.
 

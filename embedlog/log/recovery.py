@@ -88,7 +88,8 @@ class Survey:
         assert one.producer_id is not None
         assert one.producer_epoch is not None
         assert one.base_sequence is not None
-        last = sequence.after(one.base_sequence, one.count - 1)
+        # Of a compacted batch some records are gone, but not their numbers (D11).
+        last = sequence.after(one.base_sequence, one.next_offset - one.base_offset - 1)
         sent = Sent(one.base_sequence, last, one.base_offset, one.next_offset)
         known = self.producers.get(one.producer_id)
         if known is None or sent not in known.batches:
@@ -494,6 +495,7 @@ def cut(log: PartitionLog, now: Tail, offset: int) -> Tail:
         catalog.put_partition(
             txn, log.key, info._replace(recovery_offset=lower, start_offset=start)
         )
+        catalog.clamp_cleaned_offset(txn, log.key, offset)
 
     log.context.state.write(step)
     # From here on nobody trusts the old tail; if this process dies, the next

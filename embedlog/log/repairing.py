@@ -137,15 +137,25 @@ def _raise_if_passing(error: EmbedlogError) -> None:
 
 def _salvage(log: PartitionLog, segment: SegmentInfo) -> Salvage:
     path = log.path_of(segment)
-    schema = rolling.schema_of(log, segment)
+    schemas = [rolling.schema_of(log, segment, offsets) for offsets in (False, True)]
     try:
         data = pa.py_buffer(log.context.files.read_file(path))
     except StorageError as error:
         _raise_if_passing(error)
-        salvage = Salvage(segment, schema)
+        salvage = Salvage(segment, schemas[0])
         salvage.told.append(f"{path}: dropped whole, it cannot be read: {error}")
         return salvage
-    salvage = Salvage(segment, schema)
+    # Whether it was compacted is told by its schema, which may be what is damaged.
+    return max(
+        (_salvage_as(log, segment, schema, data) for schema in schemas),
+        key=lambda one: len(one.good),
+    )
+
+
+def _salvage_as(
+    log: PartitionLog, segment: SegmentInfo, schema: pa.Schema, data: pa.Buffer
+) -> Salvage:
+    path, salvage = log.path_of(segment), Salvage(segment, schema)
     position, expected = _start(data), segment.base_offset
     end = _end_offset(log, segment)
     # An end mark elsewhere is damage: good batches may follow it.

@@ -139,12 +139,16 @@ def columns_of(info: SegmentInfo) -> tuple[Any, ...]:
     return _columns(info.headers)
 
 
-def schema_of(log: PartitionLog, info: SegmentInfo) -> Any:
-    """Return the Arrow schema that a segment file of this partition begins with."""
+def schema_of(log: PartitionLog, info: SegmentInfo, offsets: bool = False) -> Any:
+    """Return the Arrow schema that a segment file of this partition begins with.
+
+    Args:
+        offsets: Whether it is compacted, so that its last column tells the offsets.
+    """
     metadata = {
         b"embedlog.version": b"1",
         b"embedlog.topic": log.topic.encode(),
         b"embedlog.partition": str(log.partition).encode(),
         b"embedlog.base_offset": str(info.base_offset).encode(),
     }
-    return batches.schema(headers=info.headers, metadata=metadata)
+    return batches.schema(headers=info.headers, offsets=offsets, metadata=metadata)

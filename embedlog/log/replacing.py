@@ -1,0 +1,251 @@
+"""Swapping sealed segments for new ones that hold the same records, or some of them.
+
+The files are made where no lock is held and nobody looks; then one transaction
+on `state` takes the old names off the manifest and puts the new ones on it,
+with their indexes.  Killed before that, the log is the old one; after it, the
+new one.  In order (reliability, rule 5):
+
+1. Name the new file as *passing* in `state`, then create it: whoever looks for
+   garbage leaves it alone, and whoever comes after a crash knows what to remove.
+2. Write it, flush it, flush the directory.
+3. Under the partition's lock: the fence, a look whether the segments are still
+   those that were read, and the commit.  The old names are passing from here on.
+4. Unlink the old files, then forget them.  Readers finish with what they have open.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING
+
+from embedlog import catalog, index, kv
+from embedlog.batch import EncodedBatch
+from embedlog.catalog import SegmentInfo
+from embedlog.errors import (
+    DurabilityError,
+    EmbedlogError,
+    FencedError,
+    StorageError,
+)
+from embedlog.index import Entry
+from embedlog.log import flushing, rolling
+from embedlog.segment import END_MARK, create
+
+if TYPE_CHECKING:
+    from embedlog.log.partition import PartitionLog
+
+Fence = Callable[[], None]
+"""Raises `FencedError` if its caller may not change the log any more."""
+
+_NO_TIME = -(1 << 63)
+
+
+def anybody() -> None:
+    """The fence of whoever needs no right but the partition's lock."""
+
+
+@contextmanager
+def claimed(log: PartitionLog) -> Iterator[bool]:
+    """Have the right to rewrite a partition's segments, and say whether it was free.
+
+    One process at a time: two would do the same work, of which one swap is refused.
+    What one that was killed left of its files is removed first.
+    """
+    log.context.check_writable()
+    files = log.context.files
+    claim = files.open(f"locks/{log.topic_id}-{log.partition}.rewrite", write=True, create=True)
+    try:
+        free = files.try_lock(claim)
+        if free:
+            _sweep(log)
+        yield free
+    finally:
+        files.close(claim)
+
+
+def _sweep(log: PartitionLog) -> None:
+    """Remove the files on their way of a process that was killed; under the claim."""
+    left = log.context.state.read(lambda txn: catalog.passing(txn, log.key))
+    if left:
+        _discard(log, left)
+
+
+def _discard(log: PartitionLog, segments: Sequence[SegmentInfo]) -> None:
+    for segment in segments:
+        log.context.files.unlink(log.path_of(segment), missing_ok=True)
+
+    def step(txn: kv.Txn) -> None:
+        for segment in segments:
+            catalog.drop_passing(txn, log.key, segment)
+
+    # After the files: a name that is forgotten first would leave garbage behind.
+    log.context.state.write(step)
+
+
+class Replacement:
+    """A segment on its way into the manifest, in the place of one or several.
+
+    Belongs to one thread, which has the claim of `claimed`; `abandon` it unless
+    `swap` returned.  Its batches lie in ``[base, next)`` offsets and cover it
+    without a gap, so that a reader that comes to the end of the last one has
+    come to the end of the segment.
+
+    Args:
+        log: The partition.
+        base_offset: Of the first one that it replaces.
+        headers: Whether it has the headers column.
+    """
+
+    def __init__(self, log: PartitionLog, base_offset: int, *, headers: bool) -> None:
+        self._log = log
+
+        def step(txn: kv.Txn) -> SegmentInfo:
+            number = catalog.next_number(txn, b"segment")
+            new = SegmentInfo(base_offset, number, log.context.clock(), headers=headers)
+            catalog.put_passing(txn, log.key, new)
+            return new
+
+        self._passing = True
+        self.info = log.context.state.write(step)
+        """Its line of the manifest; complete once it is swapped in."""
+        schema = rolling.schema_of(log, self.info, offsets=True)
+        try:
+            self._file = create(log.context.files, log.path_of(self.info), schema)
+        except BaseException:
+            self.abandon()
+            raise
+        self._position = self._file.start
+        self._entries: list[Entry] = []
+        self._unindexed, self._latest = 0, _NO_TIME
+
+    @property
+    def size(self) -> int:
+        """Bytes that were written so far."""
+        return self._position
+
+    def write(self, one: EncodedBatch, base_offset: int, next_offset: int, epoch: int) -> None:
+        """Write a batch that covers ``[base_offset, next_offset)``."""
+        if self._unindexed > self._log.config.index_interval_bytes:
+            self._entries.append(Entry(base_offset, self._position, self._latest))
+            self._unindexed = 0
+        buffers = one.stamp(base_offset, epoch, next_offset=next_offset)
+        self._position += self._file.write(buffers, self._position)
+        self._unindexed += one.size
+        self._latest = max(self._latest, one.max_timestamp)
+
+    def _seal(self, next_offset: int) -> None:
+        self._file.write([END_MARK], self._position)
+        try:
+            self._file.sync()
+        except DurabilityError as error:
+            # Nobody's loss: the log is on the old files still, and goes on.
+            raise StorageError(error.what, **error.facts) from error
+        self.info = self.info._replace(
+            next_offset=next_offset,
+            size=self._position + len(END_MARK),
+            end_position=self._position,
+            max_timestamp=None if self._latest == _NO_TIME else self._latest,
+        )
+
+    def swap(
+        self, old: Sequence[SegmentInfo], *, fence: Fence = anybody, cleaned: int | None = None
+    ) -> None:
+        """Put the segment in the place of a run of sealed ones.
+
+        Args:
+            old: The run, as it was read.
+            fence: Called under the partition's lock, right before the commit.
+            cleaned: How far compaction has come with this, noted in the same transaction.
+
+        Raises:
+            FencedError: The fence's, or the segments were changed meanwhile.
+            StorageError, LockTimeoutError: Nothing was changed.
+        """
+        log = self._log
+        assert old[-1].next_offset is not None, "only sealed segments are replaced"
+        self._seal(old[-1].next_offset)
+        self._sync_names()
+        log.acquire()
+        try:
+            # A recovery that is due would look for what is about to go.
+            log.tail_locked()
+            fence()
+            log.context.state.write(lambda txn: self._swap(txn, old, cleaned))
+        finally:
+            log.release()
+        self._passing = False
+        # The swap stands; what fails here is left to whoever sweeps next.
+        with suppress(EmbedlogError):
+            _discard(log, old)
+
+    def _sync_names(self) -> None:
+        log = self._log
+        try:
+            log.context.files.sync_directory(f"{log.directory}/{log.partition}")
+        except DurabilityError as error:
+            # The names of others were in it too, and nobody will be told again (P9).
+            raise flushing.fail(log, error) from error
+
+    def _swap(self, txn: kv.Txn, old: Sequence[SegmentInfo], cleaned: int | None) -> None:
+        key = self._log.key
+        _check(self._log, txn, old)
+        for segment in old:
+            catalog.drop_segment(txn, key, segment)
+            catalog.put_passing(txn, key, segment)
+        catalog.drop_passing(txn, key, self.info)
+        catalog.put_segment(txn, key, self.info)
+        catalog.put_index_blob(txn, key, self.info, index.pack(self._entries))
+        if cleaned is not None:
+            catalog.put_cleaned_offset(txn, key, cleaned)
+
+    def abandon(self) -> None:
+        """Remove what was written, if it was not swapped in; what fails is left to the next one."""
+        if self._passing:
+            self._passing = False
+            with suppress(EmbedlogError):
+                _discard(self._log, [self.info])
+
+
+def _check(log: PartitionLog, txn: kv.Txn, old: Sequence[SegmentInfo]) -> None:
+    """Refuse to replace what is not there any more, or what recovery would still look into."""
+    info = catalog.partition(txn, log.key)
+    now = {segment.base_offset: segment for segment in catalog.segments(txn, log.key)}
+    if info is None or any(now.get(segment.base_offset) != segment for segment in old):
+        raise _overtaken(log, "its segments were changed meanwhile")
+    # Past the recovery point a scan takes gaps for lost records.
+    end = old[-1].next_offset
+    if end is None or end > info.recovery_offset:
+        raise _overtaken(log, "its segments are not on the disk yet")
+
+
+def _overtaken(log: PartitionLog, why: str) -> FencedError:
+    return FencedError(
+        f"the partition was not rewritten: {why}",
+        topic=log.topic,
+        partition=log.partition,
+        todo="nothing was changed; the next round begins anew",
+    )
+
+
+def note_cleaned(log: PartitionLog, offset: int, *, fence: Fence = anybody) -> None:
+    """Note how far compaction has come where there was nothing to rewrite."""
+    log.acquire()
+    try:
+        fence()
+        log.context.state.write(lambda txn: catalog.put_cleaned_offset(txn, log.key, offset))
+    finally:
+        log.release()
+
+
+def flush(log: PartitionLog, upto: int) -> None:
+    """Put the partition on the disk, and its producers' numbers: what is rewritten must be there.
+
+    Does nothing where all below ``upto`` is there already.
+
+    Raises:
+        DurabilityError: It failed, now or before; nothing may be rewritten then.
+    """
+    info = log.context.state.read(lambda txn: catalog.partition(txn, log.key))
+    if info is None or info.recovery_offset < upto or log.tail().failed:
+        flushing.flush([log])
