@@ -1,0 +1,117 @@
+"""How fast is a partition compacted, and in how much memory?"""
+
+import resource
+import shutil
+import tempfile
+
+import numpy as np
+import pytest
+
+import embedlog
+from embedlog import batch
+from embedlog.compaction import CleanerSettings, clean
+
+RECORDS = 1_000_000
+START = 1_700_000_000_000
+FLOOR = {"floor": "bench_pread_crc"}
+
+
+@pytest.fixture
+def dirty(tmp_path):
+    """Makes logs of 100-byte values and 10-byte keys, all of it dirty and in sealed segments."""
+    made = []
+
+    def make(unique, records=RECORDS, each=1000):
+        directory = tempfile.mkdtemp(dir=tmp_path)
+        log = embedlog.open(directory)
+        made.append((log, directory))
+        log.create_topic("t", config={"cleanup.policy": "compact", "segment.bytes": 64 << 20})
+        part = log.partition("t", 0)
+        rng = np.random.default_rng(1)
+        keys = max(int(records * unique), 1)
+        numbers = rng.permutation(records) if unique == 1 else rng.integers(0, keys, records)
+        for first in range(0, records, each):
+            some = [b"k%09d" % number for number in numbers[first : first + each].tolist()]
+            part.append([batch.encode_lists([b"v" * 100] * len(some), some, START)])
+        part.roll()
+        part.flush()
+        return part
+
+    yield make
+    for log, directory in made:
+        assert log.verify() == []
+        log.close()
+        shutil.rmtree(directory)
+
+
+@pytest.mark.parametrize("unique", [0.01, 0.5, 1], ids="unique={:.0%}".format)
+def bench_compact(benchmark, note, dirty, unique):
+    """One thread, batches of 1,000 records; the flush and the swap are in it."""
+    parts = iter([dirty(unique) for _ in range(3)])
+    size = dirty(unique).size_bytes()
+    note(records=RECORDS, bytes=size, **FLOOR, floors=size / (64 << 20))
+
+    def setup():
+        return (next(parts),), {}
+
+    done = benchmark.pedantic(lambda part: clean(part, START), setup=setup, rounds=3)
+    assert done.records_read == RECORDS
+    assert (done.records_kept == RECORDS) == (unique == 1)
+
+
+@pytest.mark.parametrize("unique", [0.01, 1], ids="unique={:.0%}".format)
+def bench_compact_a_trickle(benchmark, note, dirty, unique):
+    """Batches of one record each, as a producer writes them that waits for each."""
+    parts = iter([dirty(unique, 50_000, 1) for _ in range(3)])
+    note(records=50_000)
+
+    def setup():
+        return (next(parts),), {}
+
+    done = benchmark.pedantic(lambda part: clean(part, START), setup=setup, rounds=3)
+    assert done.records_read == 50_000
+
+
+@pytest.mark.parametrize("records", [1_000_000, 10_000_000], ids="keys={:,}".format)
+def bench_memory_of_a_compaction(benchmark, note, dirty, records):
+    """Private memory that it adds, all keys different: the dedupe buffer, and a few batches."""
+    part = dirty(1, records)
+    before, most = anonymous(), [0]
+
+    def progress(done, total):
+        most[0] = max(most[0], anonymous())
+
+    settings = CleanerSettings(dedupe_buffer_size=64 << 20)
+    done = benchmark.pedantic(
+        lambda: clean(part, START, settings=settings, progress=progress), rounds=1
+    )
+    note(
+        records=records,
+        passes=done.passes,
+        added_kib=most[0] - before,
+        peak_rss_kib=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
+    )
+    assert most[0] - before < (64 + 100) << 10
+
+
+def bench_get(benchmark, note, dirty):
+    """The latest value of one key: of the newest segment all keys are looked at."""
+    part = dirty(0.01)
+    topic = embedlog.open(part.context.root).topic("t")
+    note(records=1)
+    assert benchmark.pedantic(lambda: topic.get(b"k%09d" % 7), rounds=5) == b"v" * 100
+
+
+def bench_latest(benchmark, note, dirty):
+    """`Topic.to_arrow(latest=True)` of a log that was never compacted."""
+    part = dirty(0.01)
+    topic = embedlog.open(part.context.root).topic("t")
+    note(records=RECORDS)
+    found = benchmark.pedantic(lambda: topic.to_arrow(latest=True).num_rows, rounds=3)
+    assert found == RECORDS // 100
+
+
+def anonymous():
+    """KiB of memory of our own: maps of files can be taken back by the kernel at any time."""
+    with open("/proc/self/status") as file:
+        return next(int(line.split()[1]) for line in file if line.startswith("RssAnon"))

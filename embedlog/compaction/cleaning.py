@@ -1,0 +1,407 @@
+"""Keeping the last record of each key: one partition, pass by pass (D7-D21).
+
+A pass reads the keys of the dirty part into the map of last offsets, until that
+is full or the part is over.  Then it goes through the log from its start to
+where the map ends, segment by segment, and leaves out what a later record of
+the same key replaces.  In this order, from low offsets to high ones, and each
+run of segments swapped in before the next is begun: a tombstone is only ever
+removed once all that it deletes is gone from the log.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from embedlog.batch import CONTROL, Batch
+from embedlog.catalog import SegmentInfo
+from embedlog.compaction.offsetmap import OffsetMap
+from embedlog.compaction.rewriting import UNSTAMPED, Exact, Rewriter, kind_of
+from embedlog.compaction.scanning import Chunk, Scanner, data_rows, nulls, where_last
+from embedlog.compaction.selecting import Section, look
+from embedlog.compaction.settings import CleanerSettings, Pace
+from embedlog.config import INT_MAX
+from embedlog.errors import EmbedlogError, FencedError
+from embedlog.log import PartitionLog, flushing, replacing
+from embedlog.log.replacing import Fence, Replacement, anybody
+
+Words = Any
+Progress = Callable[[int, int], None]
+
+_INPUT_SEGMENTS = 8
+"""Swap in what there is once so many segments' bytes were read: each swap frees disk space."""
+
+
+@dataclass(slots=True)
+class Cleaned:
+    """What a compaction did to one partition."""
+
+    topic: str
+    partition: int
+    first_dirty: int = 0
+    """Where the dirty part begins now."""
+    passes: int = 0
+    bytes_before: int = 0
+    bytes_after: int = 0
+    records_read: int = 0
+    """In the segments that were rewritten."""
+    records_kept: int = 0
+    keyless: int = 0
+    """Removed because they had no key (D9)."""
+    tombstones: int = 0
+    """Removed because their time was over (D17)."""
+    segments_before: int = 0
+    segments_after: int = 0
+    why: str = ""
+    """In words: what was done, or why nothing was."""
+    error: EmbedlogError | None = field(default=None, repr=False)
+    """What went wrong; other partitions were cleaned nevertheless (D4)."""
+
+
+class _Pass:
+    """One pass over a partition."""
+
+    def __init__(
+        self,
+        section: Section,
+        now_ms: int,
+        settings: CleanerSettings,
+        scanner: Scanner,
+        fence: Fence,
+        done: Cleaned,
+    ) -> None:
+        self._section, self._log, self._now_ms = section, section.log, now_ms
+        self._settings, self._scanner, self._fence, self._done = settings, scanner, fence, done
+        self._map = OffsetMap(
+            settings.dedupe_buffer_size,
+            settings.io_buffer_load_factor,
+            section.first_dirty,
+            section.first_uncleanable,
+        )
+        self.end = section.first_uncleanable
+        """The pass looks at the records below; what comes after is kept as it is."""
+        self._last_sent = {
+            number: known.batches[-1].base_offset
+            for number, known in flushing.producers(self._log).items()
+            if known.batches
+        }
+
+    # First: the last offset of each key
+
+    def read_keys(self) -> None:
+        """Fill the map; it ends at the first key that does not fit."""
+        first = self._section.first_dirty
+        for info in self._section.segments:
+            if info.next_offset is None or info.next_offset <= first:
+                continue
+            for chunk in self._scanner.chunks(info, first):
+                if not self._take(chunk, first):
+                    return
+
+    def _take(self, chunk: Chunk, first: int) -> bool:
+        rows = chunk.valid
+        records = data_rows(chunk)
+        if records is not None:
+            rows = records if rows is None else rows & records
+        if len(chunk.offsets) and chunk.offsets[0] < first:
+            dirty = chunk.offsets >= first
+            rows = dirty if rows is None else rows & dirty
+        (high, low), offsets = chunk.hashes, chunk.offsets
+        if rows is not None:
+            high, low, offsets = high[rows], low[rows], offsets[rows]
+        fitting = self._map.add(high, low, offsets)
+        if fitting < len(offsets):
+            self.end = int(offsets[fitting])
+            return False
+        return True
+
+    # Then: leave out what was replaced
+
+    def rewrite(self) -> None:
+        """Go through the log up to the end of the map, run by run."""
+        sources = [info for info in self._section.segments if info.base_offset < self.end]
+        limit = self._log.config.segment_bytes
+        run: _Run | None = None
+        try:
+            for place, info in enumerate(sources):
+                following = sources[place + 1] if place + 1 < len(sources) else None
+                if run is not None and not run.takes(info, self._bytes_left(info), limit):
+                    self._close(run, None)
+                    run = None
+                alone = run is None and (following is None or info.size + following.size > limit)
+                if self._is_clean(info, alone, limit):
+                    if run is not None:
+                        self._close(run, None)
+                        run = None
+                    continue
+                run = run or _Run(self._log, info)
+                self._rewrite_segment(run, info)
+            if run is not None:
+                self._close(run, self.end)
+            else:
+                replacing.note_cleaned(self._log, self.end, fence=self._fence)
+        finally:
+            if run is not None:
+                run.new.abandon()
+
+    def _bytes_left(self, info: SegmentInfo) -> int:
+        """About how much of a segment is left: known where the notes cover it, else all of it."""
+        assert info.next_offset is not None
+        replaced = self._map.replaced(info.base_offset, info.next_offset)
+        return info.size if replaced is None else int(info.size * (1 - replaced.mean()))
+
+    def _close(self, run: _Run, cleaned: int | None) -> None:
+        end = run.sources[-1].next_offset
+        assert end is not None
+        run.rewriter.finish(end)
+        run.new.swap(run.sources, fence=self._fence, cleaned=cleaned)
+        done = self._done
+        done.segments_before += len(run.sources)
+        done.segments_after += 1
+        done.bytes_before += sum(info.size for info in run.sources)
+        done.bytes_after += run.new.info.size
+
+    def _is_clean(self, info: SegmentInfo, alone: bool, limit: int) -> bool:
+        """Whether a segment may stay as it is: nothing to leave out, and too large to merge."""
+        clean = (info.next_offset or 0) <= min(self._section.first_dirty, self.end)
+        if not clean or not (alone or info.size > limit // 2):
+            return False
+        if "offset" not in self._log.open_segment(info).schema.names:
+            return False
+        for chunk in self._scanner.chunks(info):
+            kept = self._kept(chunk)
+            if not kept.all() or any(self._tombstone_is_due(one) for one in chunk.batches):
+                return False
+        return True
+
+    def _tombstone_is_due(self, one: Batch) -> bool:
+        if not one.null_count("value") or one.flags & CONTROL:
+            return False
+        return one.delete_horizon is None or one.delete_horizon <= self._now_ms
+
+    def _kept(self, chunk: Chunk) -> Words:
+        """Return which rows stay, but for tombstones: no later one has their key (D8, D9)."""
+        kept = where_last(chunk, self._map)
+        if chunk.valid is not None:
+            kept &= chunk.valid
+        if len(chunk.offsets) and chunk.offsets[-1] >= self.end:
+            kept |= chunk.offsets >= self.end
+        records = data_rows(chunk)
+        return kept if records is None else kept | ~records
+
+    def _rewrite_segment(self, run: _Run, info: SegmentInfo) -> None:
+        run.sources.append(info)
+        for chunk in self._scanner.chunks(info, whole=True):
+            kept = self._kept(chunk)
+            self._done.records_read += len(kept)
+            if chunk.valid is not None:
+                self._done.keyless += int(np.count_nonzero(~chunk.valid & ~kept))
+            self._rewrite_chunk(run, chunk, kept)
+
+    def _rewrite_chunk(self, run: _Run, chunk: Chunk, kept: Words) -> None:
+        """Hand on what is left, batches of one kind and with one horizon together."""
+        ends = chunk.ends
+        left = np.diff(np.append(0, np.cumsum(kept))[ends], prepend=0)
+        together: list[tuple[int, Words]] = []
+        state: tuple[Any, ...] | None = None
+        for place in self._interesting(chunk, left):
+            one = chunk.batches[place]
+            rows = kept[chunk.start(place) : ends[place]]
+            for part, horizon in self._parts(chunk, place, rows):
+                exact = self._exact(one)
+                now = kind_of(one), horizon, one.has_headers
+                if exact is not None or now != state:
+                    self._hand_on(run, chunk, together, state)
+                    together, state = [], now
+                if exact is None:
+                    together.append((place, part))
+                else:
+                    table = chunk.table([(place, part)])
+                    run.rewriter.add_exact(table, now[0], horizon, exact)
+                    self._done.records_kept += table.num_rows
+                    state = None
+        self._hand_on(run, chunk, together, state)
+
+    def _interesting(self, chunk: Chunk, left: Words) -> Any:
+        """Return the batches that have rows left, or that a producer is known by."""
+        found = set(np.flatnonzero(left).tolist())
+        if self._last_sent:
+            batches = enumerate(chunk.batches)
+            found.update(place for place, one in batches if self._is_last(one))
+        return sorted(found)
+
+    def _is_last(self, one: Batch) -> bool:
+        number = one.producer_id
+        return number is not None and self._last_sent.get(number) == one.base_offset
+
+    def _exact(self, one: Batch) -> Exact | None:
+        if not self._is_last(one):
+            return None
+        assert one.producer_id is not None
+        assert one.producer_epoch is not None
+        assert one.base_sequence is not None
+        return Exact(
+            one.base_offset,
+            one.next_offset,
+            one.producer_id,
+            one.producer_epoch,
+            one.base_sequence,
+        )
+
+    def _parts(self, chunk: Chunk, place: int, rows: Words) -> list[tuple[Words, int | None]]:
+        """Return rows of a batch, each with the horizon of the tombstones among them (D17)."""
+        one = chunk.batches[place]
+        if not one.null_count("value") or one.flags & CONTROL:
+            return [(rows, None)]
+        tombstones = nulls(one.columns(("value",)).column(0))
+        reached = chunk.offsets[chunk.start(place) : chunk.ends[place]] < self.end
+        horizon = one.delete_horizon
+        if horizon is not None and horizon <= self._now_ms:
+            # All that they deleted went before them, in this pass or in an earlier one.
+            gone = rows & tombstones & reached
+            self._done.tombstones += int(np.count_nonzero(gone))
+            rows = rows & ~gone
+        if horizon is None:
+            horizon = self._now_ms + self._log.config.delete_retention_ms
+        if reached.all() or self._is_last(one):
+            return [(rows, horizon if (rows & tombstones & reached).any() else None)]
+        # Past the end of the pass nothing was cleaned: the time of these begins later.
+        below, above = rows & reached, rows & ~reached
+        first = horizon if (below & tombstones).any() else None
+        later = UNSTAMPED if one.delete_horizon is None else one.delete_horizon
+        then = later if (above & tombstones).any() else None
+        return [(below, first), (above, then)]
+
+    def _hand_on(
+        self,
+        run: _Run,
+        chunk: Chunk,
+        together: list[tuple[int, Words]],
+        state: tuple[Any, ...] | None,
+    ) -> None:
+        if together and state is not None:
+            table = chunk.table(together)
+            self._done.records_kept += table.num_rows
+            run.rewriter.add(table, state[0], state[1])
+
+
+class _Run:
+    """Segments that become one (D12)."""
+
+    def __init__(self, log: PartitionLog, first: SegmentInfo) -> None:
+        self.sources: list[SegmentInfo] = []
+        self.new = Replacement(log, first.base_offset, headers=first.headers)
+        most = log.config.max_message_bytes
+        self.rewriter = Rewriter(self.new, first.base_offset, first.headers, most)
+
+    def takes(self, info: SegmentInfo, size: int, limit: int) -> bool:
+        """Whether another segment, of which so much is left, fits in."""
+        span = (info.next_offset or 0) - self.new.info.base_offset
+        read = sum(one.size for one in self.sources)
+        return (
+            self.rewriter.size + size <= limit
+            and span <= INT_MAX
+            and read < _INPUT_SEGMENTS * limit
+            and self.new.info.headers >= info.headers
+        )
+
+
+def clean(
+    log: PartitionLog,
+    now_ms: int,
+    *,
+    settings: CleanerSettings | None = None,
+    fence: Fence = anybody,
+    progress: Progress | None = None,
+    pace: Pace | None = None,
+) -> Cleaned:
+    """Compact a partition as far as it can be now, whether or not it is due.
+
+    In as many passes as the map of offsets makes necessary.  Readers and
+    writers go on meanwhile; each run of segments is swapped in as it is done.
+
+    Args:
+        log: Of a topic that is compacted.
+        now_ms: The time, for lags and tombstones.
+        settings: Memory and bytes a second.
+        fence: Called before each chunk of bytes, and under the partition's lock
+            right before each commit; what it raises ends the compaction.
+        progress: Called with how many bytes were looked at, and about how many there are.
+        pace: Shared by several cleaners that have one budget of bytes a second.
+
+    Raises:
+        FencedError: The fence's; or another process changed, or cleans, the partition.
+        CorruptionError: A batch is damaged; what was swapped in before stays.
+        DiskFullError, StorageError: The same.
+    """
+    settings = settings or CleanerSettings()
+    pace = pace or Pace(settings.io_max_bytes_per_second)
+    done = Cleaned(log.topic, log.partition)
+    guard = _guard(log, fence)
+    with replacing.claimed(log) as free:
+        if not free:
+            raise FencedError(
+                "another process compacts the partition",
+                topic=log.topic,
+                partition=log.partition,
+                todo="nothing was changed",
+            )
+        while True:
+            guard()
+            section = look(log, now_ms)
+            done.first_dirty = section.first_dirty
+            if not section.segments or (done.passes and not section.cleanable_bytes):
+                break
+            # After the look: what was sealed before it must be on the disk.
+            replacing.flush(log, section.first_uncleanable)
+            counter = _Counter(guard, pace, progress, section)
+            scanner = Scanner(log, settings.io_buffer_size, counter.spend)
+            one = _Pass(section, now_ms, settings, scanner, guard, done)
+            one.read_keys()
+            one.rewrite()
+            done.passes += 1
+    done.why = _told(done)
+    return done
+
+
+class _Counter:
+    """What is to happen with each chunk that is read."""
+
+    def __init__(
+        self, guard: Fence, pace: Pace, progress: Progress | None, section: Section
+    ) -> None:
+        self._guard, self._pace, self._progress = guard, pace, progress
+        self._done, self._total = 0, section.clean_bytes + 2 * section.cleanable_bytes
+
+    def spend(self, size: int) -> None:
+        self._guard()
+        self._pace.spend(size)
+        self._done += size
+        if self._progress is not None:
+            self._progress(min(self._done, self._total), self._total)
+
+
+def _guard(log: PartitionLog, fence: Fence) -> Fence:
+    def guard() -> None:
+        fence()
+        log.refresh()
+        # D27: whoever turned compaction off, or closed the log, wants it to end now.
+        if not log.config.compacts:
+            raise FencedError(
+                "the topic is not compacted any more", topic=log.topic, partition=log.partition
+            )
+
+    return guard
+
+
+def _told(done: Cleaned) -> str:
+    if not done.segments_before:
+        return "nothing to do: all that can be compacted is"
+    return (
+        f"{done.records_read - done.records_kept:,} of {done.records_read:,} records left out, "
+        f"{done.bytes_before:,} bytes became {done.bytes_after:,}, "
+        f"{done.segments_before} segments {done.segments_after}"
+    )

@@ -1,0 +1,74 @@
+"""One look at many partitions: those that are due are cleaned, and what fails holds up nobody."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+
+from embedlog.compaction.cleaning import Cleaned, Progress, clean
+from embedlog.compaction.selecting import choose
+from embedlog.compaction.settings import CleanerSettings, Pace
+from embedlog.errors import ClosedError, EmbedlogError, FencedError
+from embedlog.log import PartitionLog
+from embedlog.log.replacing import Fence, anybody
+
+_logger = logging.getLogger("embedlog.compaction")
+
+
+def clean_round(
+    logs: Iterable[PartitionLog],
+    now_ms: int,
+    failed: dict[PartitionLog, EmbedlogError],
+    *,
+    settings: CleanerSettings | None = None,
+    fence: Fence = anybody,
+    pace: Pace | None = None,
+) -> list[Cleaned]:
+    """Clean the partitions that are due, the most urgent first (D3, D4).
+
+    Args:
+        logs: All there are; those whose topics are not compacted are left out.
+        now_ms: The time.
+        failed: Partitions that could not be cleaned, and why: left out from then
+            on, until the caller forgets them.  Those that fail now are added.
+        settings: As in `clean`.
+        fence: As in `clean`; where it raises `FencedError` the round goes on with the
+            next partition, which asks it again.
+        pace: As in `clean`.
+
+    Raises:
+        ClosedError: The log was closed meanwhile.
+    """
+    done = []
+    for section in choose(logs, now_ms, failed):
+        one = attempt(section.log, now_ms, settings=settings, fence=fence, pace=pace)
+        if one.error is not None and not isinstance(one.error, FencedError):
+            failed[section.log] = one.error
+        done.append(one)
+    return done
+
+
+def attempt(
+    log: PartitionLog,
+    now_ms: int,
+    *,
+    settings: CleanerSettings | None = None,
+    fence: Fence = anybody,
+    progress: Progress | None = None,
+    pace: Pace | None = None,
+    roll: bool = False,
+) -> Cleaned:
+    """Clean one partition as `clean` does, but return what went wrong instead of raising it.
+
+    With ``roll`` the active segment is rolled first, so that what it holds can be cleaned.
+    """
+    try:
+        if roll:
+            log.roll()
+        return clean(log, now_ms, settings=settings, fence=fence, progress=progress, pace=pace)
+    except ClosedError:
+        raise
+    except EmbedlogError as error:
+        if not isinstance(error, FencedError):
+            _logger.warning("%s-%d is not compacted: %s", log.topic, log.partition, error)
+        return Cleaned(log.topic, log.partition, why=f"not compacted: {error.what}", error=error)
