@@ -317,6 +317,39 @@ class Log:
         """Make the sparse index anew from the segments; returns how many entries it has."""
         return rebuild_index(self.root, topic)
 
+    # Keeping it small
+
+    def compact(
+        self,
+        topic: str,
+        *,
+        force: bool = False,
+        progress: Progress | None = None,
+        settings: Mapping[str, object] | None = None,
+    ) -> list[Any]:
+        """Compact a topic here and now: of each key the last record is kept, at its offset.
+
+        Others read and write meanwhile.  Returns for each partition that was
+        looked at what was done, in numbers and, as ``why``, in words.
+
+        Args:
+            topic: Its ``cleanup.policy`` has ``compact``.
+            force: Also what is not dirty enough to be due, what is in the active
+                segment, which is rolled first, and tombstones whose time is over
+                where nothing is dirty (D19).
+            progress: Called with how many bytes were looked at, and how many there are.
+            settings: Kafka's ``log.cleaner.*``: ``dedupe.buffer.size``,
+                ``io.buffer.size``, ``io.buffer.load.factor``, ``io.max.bytes.per.second``.
+
+        Raises:
+            InvalidConfigError: The topic is not compacted, or a setting is unknown.
+            CorruptionError, StorageError: A partition could not be compacted; the
+                others were.
+        """
+        from embedlog.engine.compacting import compact
+
+        return compact(self.root, topic, force=force, progress=progress, settings=settings)
+
     # Life
 
     def close(self) -> None:

@@ -54,7 +54,9 @@ class View:
         place = rows + count if rows < 0 else rows
         if not 0 <= place < count:
             raise IndexError(f"row {rows} of {count}")
-        return next(iter(View(self._root, self.name, _cut(self.ranges(), place, place + 1))))
+        for record in View(self._root, self.name, _cut(self.ranges(), place, place + 1)):
+            return record
+        raise IndexError(f"row {rows} was compacted away: a later record has its key")
 
     def __iter__(self) -> Iterator[Record]:
         """Yield every record as an object."""
@@ -108,21 +110,55 @@ class View:
             raise KeyError(f"no column {unknown[0]!r}; there are {', '.join(known)}")
         return pa.schema([known[name].with_nullable(True) for name in wanted])
 
-    def to_arrow(self, columns: Sequence[str] | None = None) -> pa.Table:
-        """Return a table over the segments' own memory: nothing is copied unless compressed."""
+    def to_arrow(self, columns: Sequence[str] | None = None, *, latest: bool = False) -> pa.Table:
+        """Return a table over the segments' own memory: nothing is copied unless compressed.
+
+        Args:
+            columns: Some of those of `schema`.
+            latest: Only the last record of each key, if that has a value: the
+                same whether or not compaction has run.
+        """
         import pyarrow as pa
 
         schema = self.schema(columns)
-        return pa.concat_tables([schema.empty_table(), *self._tables(schema)])
+        tables = self._latest(schema) if latest else self._tables(schema)
+        return pa.concat_tables([schema.empty_table(), *tables])
 
-    def to_pandas(self, columns: Sequence[str] | None = None) -> Any:
-        """Return a pandas DataFrame."""
+    def _latest(self, schema: pa.Schema) -> Iterator[pa.Table]:
+        from embedlog.engine.compacting import latest
+
+        parts = [part for part in self.ranges() if part.start < part.stop]
+        return latest(self._root, self.name, parts, schema)
+
+    def to_pandas(self, columns: Sequence[str] | None = None, *, latest: bool = False) -> Any:
+        """Return a pandas DataFrame; as `to_arrow`."""
         need("pandas")
-        return self.to_arrow(columns).to_pandas()
+        return self.to_arrow(columns, latest=latest).to_pandas()
 
-    def to_polars(self, columns: Sequence[str] | None = None) -> Any:
-        """Return a Polars DataFrame."""
-        return need("polars").from_arrow(self.to_arrow(columns))
+    def to_polars(self, columns: Sequence[str] | None = None, *, latest: bool = False) -> Any:
+        """Return a Polars DataFrame; as `to_arrow`."""
+        return need("polars").from_arrow(self.to_arrow(columns, latest=latest))
+
+    # As a table: of each key the latest value
+
+    def get(self, key: bytes, default: bytes | None = None) -> bytes | None:
+        """Return the latest value of a key, whether or not compaction has run.
+
+        ``default`` if there is none, or a tombstone.  Keys are looked at from the
+        newest segment backwards, in the partition that the key belongs to; in the
+        others only if it is not there.
+        """
+        from embedlog.engine.compacting import get
+
+        parts = [part for part in self.ranges() if part.start < part.stop]
+        found = get(self._root, self.name, parts, key)
+        return default if found is None else found
+
+    def items(self) -> Iterator[tuple[bytes, bytes]]:
+        """Yield each key with its latest value, those that were deleted left out."""
+        for table in self._latest(self.schema(["key", "value"])):
+            for some in table.to_batches():
+                yield from zip(*(column.to_pylist() for column in some.columns), strict=True)
 
     def __arrow_c_stream__(self, requested_schema: object = None) -> object:
         """The Arrow PyCapsule stream: DuckDB, Polars, pandas and others take the view as it is."""
@@ -172,10 +208,12 @@ class View:
                 continue
             reader = self._log(part.partition).reader(part.start)
             while reader.offset < part.stop:
+                # A batch may begin below it: compaction merged some while this goes on.
+                left = part._replace(start=reader.offset)
                 found = reader.read(_READ_BYTES)
                 if not found:
                     break
-                rows = _covered(found, part)
+                rows = _covered(found, left)
                 if rows:
                     yield part, rows
 
@@ -230,6 +268,12 @@ class Topic(View):
 
         return describe(self._root, self.name, self._root.clock())
 
+    def explain_compaction(self) -> list[str]:
+        """Return in words what compaction will do with each partition, or why it does nothing."""
+        from embedlog.engine.compacting import explain
+
+        return explain(self._root, self.name)
+
     def size_bytes(self) -> int:
         """Bytes of its segment files."""
         return sum(self._log(number).size_bytes() for number in range(self.partitions))
@@ -270,7 +314,7 @@ def _rows(batch: Any, part: Range) -> tuple[int, int]:
     import pyarrow.compute as pc
 
     offsets = batch.offsets()
-    below = [pc.sum(pc.less(offsets, edge)).as_py() for edge in (part.start, part.stop)]
+    below = [pc.sum(pc.less(offsets, edge)).as_py() or 0 for edge in (part.start, part.stop)]
     return below[0], below[1]
 
 

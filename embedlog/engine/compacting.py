@@ -1,0 +1,162 @@
+"""Compaction as a program asks for it, and the latest value of each key (D19)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from embedlog.errors import FencedError, InvalidConfigError
+from embedlog.log.root import Root
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from embedlog.compaction import Cleaned
+    from embedlog.engine.topic import Range
+
+Progress = Callable[[int, int], None]
+
+
+def compact(
+    root: Root,
+    name: str,
+    *,
+    force: bool = False,
+    progress: Progress | None = None,
+    settings: Mapping[str, object] | None = None,
+) -> list[Cleaned]:
+    """Compact the partitions of a topic here and now; see `Log.compact`."""
+    from embedlog.compaction import CleanerSettings, attempt, choose
+
+    root.context.check_writable()
+    info = root.topic(name)
+    if not info.config.compacts:
+        raise InvalidConfigError(
+            f"the topic is not compacted: cleanup.policy is {info.config.cleanup_policy!r}",
+            topic=name,
+            todo=f'alter_topic("{name}", {{"cleanup.policy": "compact"}})',
+        )
+    parsed = CleanerSettings.parse(settings or {})
+    logs = [root.partition(name, number) for number in range(info.partitions)]
+    failed: dict[Any, Any] = {}
+    if not force:
+        logs = [section.log for section in choose(logs, root.clock(), failed)]
+    done = []
+    for place, log in enumerate(logs):
+        told = _of_all(progress, place, len(logs))
+        # Rolled, so that what was just written is compacted too: the active segment never is.
+        one = attempt(log, root.clock(), settings=parsed, progress=told, roll=force)
+        done.append(one)
+    errors = [*failed.values(), *(one.error for one in done if one.error is not None)]
+    # One bad partition does not keep the others from being cleaned; it is told at the end.
+    for error in errors:
+        if not isinstance(error, FencedError):
+            raise error
+    return done
+
+
+def _of_all(progress: Progress | None, place: int, count: int) -> Progress | None:
+    """Make the progress of one partition that of all, which are taken to be of one size."""
+    if progress is None:
+        return None
+    told = progress
+
+    def step(done: int, total: int) -> None:
+        told(place * total + done, count * total)
+
+    return step
+
+
+def explain(root: Root, name: str) -> list[str]:
+    """Say in words what compaction will do with each partition, or why it does nothing."""
+    from embedlog.compaction import explain as explain_one
+
+    now = root.clock()
+    return [
+        explain_one(root.partition(name, number), now) for number in range(root.partitions(name))
+    ]
+
+
+# The latest value of each key
+
+
+def get(root: Root, name: str, parts: Sequence[Range], key: bytes) -> bytes | None:
+    """Return the latest value of a key; None if it has none, or was deleted."""
+    from embedlog.compaction.latest import last_record
+    from embedlog.partitioner import partition_for_key
+
+    home = partition_for_key(key, root.partitions(name))
+    found = []
+    for part in sorted(parts, key=lambda one: one.partition != home):
+        log = root.partition(name, part.partition)
+        last = last_record(log, key, part.start, part.stop)
+        if last is not None and part.partition == home:
+            return last.value
+        if last is not None:
+            found.append((last.timestamp, part.partition, last.value))
+    # Elsewhere it is only if somebody chose, or the topic has grown since: then by time.
+    return max(found, key=lambda one: one[:2])[2] if found else None
+
+
+def latest(root: Root, name: str, parts: Sequence[Range], schema: pa.Schema) -> Iterator[pa.Table]:
+    """Yield the last record of each key that was not deleted, with some columns."""
+    if len(parts) == 1:
+        for table in _last_of(root, name, parts[0]):
+            yield _chosen(table, schema)
+        return
+    tables = [table for part in parts for table in _last_of(root, name, part)]
+    if tables:
+        import pyarrow as pa
+
+        whole = pa.concat_tables(tables, promote_options="default")
+        yield _chosen(_one_each(whole, root.partitions(name)), schema)
+
+
+def _last_of(root: Root, name: str, part: Range) -> Iterator[pa.Table]:
+    import pyarrow as pa
+
+    from embedlog.compaction.latest import last_records
+
+    log = root.partition(name, part.partition)
+    for table in last_records(log, part.start, part.stop):
+        number = pa.repeat(pa.scalar(part.partition, pa.int32()), table.num_rows)
+        yield table.append_column("partition", number)
+
+
+def _one_each(table: pa.Table, partitions: int) -> pa.Table:
+    """Keep one record a key, also where a key is in several partitions, by the rule of `get`."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    from embedlog.partitioner import partitions_for_keys
+
+    keys = table["key"].combine_chunks()
+    homes = pa.array(partitions_for_keys(keys, partitions), pa.int32())
+    at_home = pc.equal(homes, table["partition"].combine_chunks())
+    if pc.all(at_home).as_py():
+        return table
+    order = ("key", "home", "timestamp", "partition")
+    table = table.append_column("home", at_home)
+    table = table.sort_by([(name, "ascending") for name in order]).combine_chunks()
+    keys = table["key"].combine_chunks()
+    count = table.num_rows
+    changes = pc.not_equal(keys.slice(1), keys.slice(0, count - 1))
+    last = pa.concat_arrays([changes, pa.array([True])])
+    kept = table.filter(last).drop_columns(["home"])
+    return kept.sort_by([("partition", "ascending"), ("offset", "ascending")])
+
+
+def _chosen(table: pa.Table, schema: pa.Schema) -> pa.Table:
+    """Return the records that are no tombstones, with the columns of a schema."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if table["value"].null_count:
+        table = table.filter(pc.is_valid(table["value"]))
+    columns = [
+        table[field.name]
+        if field.name in table.schema.names
+        else pa.nulls(table.num_rows, field.type)
+        for field in schema
+    ]
+    return pa.Table.from_arrays(columns, schema=schema)

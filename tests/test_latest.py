@@ -1,0 +1,211 @@
+"""A topic as a table: the latest value of each key, whether or not compaction has run (D8, D19)."""
+
+import pytest
+from support.compacted import keep
+from support.roots import encoded
+
+import embedlog
+from embedlog.errors import CorruptionError, InvalidConfigError, ReadOnlyError
+from embedlog.partitioner import partition_for_key
+
+CONFIG = {"cleanup.policy": "compact"}
+
+
+@pytest.fixture
+def log(tmp_path):
+    """An open log; healthy when the test is done."""
+    with embedlog.open(tmp_path / "log") as log:
+        yield log
+        assert log.verify() == []
+
+
+def send(log, *pairs, topic="t", partition=None):
+    with log.producer() as producer:
+        for key, value in pairs:
+            producer.send(topic, value, key=key, partition=partition).result(5)
+
+
+PAIRS = [(b"a", b"1"), (b"b", b"2"), (b"a", b"3"), (b"c", b"4"), (b"c", None), (b"d", b"")]
+
+
+@pytest.mark.parametrize("partitions", [1, 4])
+@pytest.mark.parametrize("compacted", [False, True])
+def test_the_latest_values_are_the_same_before_and_after(log, partitions, compacted):
+    """Deleted keys have none, an empty value is one."""
+    topic = log.create_topic("t", partitions, CONFIG)
+    send(log, *PAIRS)
+    if compacted:
+        log.compact("t", force=True)
+
+    assert dict(topic.items()) == {b"a": b"3", b"b": b"2", b"d": b""}
+    assert [topic.get(key) for key in (b"a", b"b", b"c", b"d", b"e")] == [
+        *(b"3", b"2", None, b"", None)
+    ]
+    assert topic.get(b"c", b"gone") == b"gone"
+    table = topic.to_arrow(latest=True)
+    assert table.schema == topic.to_arrow().schema
+    found = {row["key"]: (row["value"], row["partition"]) for row in table.to_pylist()}
+    assert found == {
+        key: (value, partition_for_key(key, partitions)) for key, value in topic.items()
+    }
+    assert topic.to_arrow(["key"], latest=True).schema.names == ["key"]
+
+
+def test_an_empty_topic_has_no_items(log):
+    """Neither has a topic of which all was deleted."""
+    topic = log.create_topic("t", 2, CONFIG)
+    assert (list(topic.items()), topic.get(b"a")) == ([], None)
+    send(log, (b"a", None))
+    assert (list(topic.items()), topic.get(b"a")) == ([], None)
+    assert topic.to_arrow(latest=True).num_rows == 0
+
+
+def test_a_topic_that_is_not_compacted_has_latest_values_too(log):
+    """It is a way to read; records without a key are in it nowhere."""
+    topic = log.create_topic("t")
+    send(log, (None, b"0"), *PAIRS, (None, None))
+    assert dict(topic.items()) == {b"a": b"3", b"b": b"2", b"d": b""}
+
+
+def test_headers_come_with_the_last_record(log):
+    """Also where some segments have no such column."""
+    topic = log.create_topic("t", 1, CONFIG)
+    send(log, (b"a", b"1"))
+    with log.producer() as producer:
+        producer.send("t", b"2", key=b"b", headers=[("h", b"x")]).result(5)
+    found = topic.to_arrow(["key", "headers"], latest=True).to_pylist()
+    assert [(row["key"], row["headers"] or []) for row in found] == [
+        (b"a", []),
+        (b"b", [{"key": "h", "value": b"x"}]),
+    ]
+
+
+def test_a_part_of_a_topic_has_its_own_latest(log):
+    """A view covers what it says."""
+    topic = log.create_topic("t", 1, CONFIG)
+    send(log, *PAIRS)
+    assert topic[0:2].to_arrow(["value"], latest=True)["value"].to_pylist() == [b"1", b"2"]
+    assert topic.partition(0)[1:].to_arrow(["offset"], latest=True)["offset"].to_pylist() == [
+        *(1, 2, 5)
+    ]
+
+
+def test_a_key_that_moved_has_the_value_of_where_it_belongs(log):
+    """G5: after a topic has grown, and where somebody chose the partition; get and items agree."""
+    topic = log.create_topic("t", 1, CONFIG)
+    keys = [b"k%d" % number for number in range(20)]
+    send(log, *[(key, b"old") for key in keys])
+    log.create_partitions("t", 3)
+    send(log, *[(key, b"new") for key in keys[::2]], (keys[4], None))
+    send(log, (keys[1], b"elsewhere"), partition=2)
+
+    found = dict(topic.items())
+
+    assert {key: value for key in keys if (value := topic.get(key)) is not None} == found
+    assert keys[4] not in found
+    for key in keys[6::2]:
+        assert found[key] == b"new"
+    assert len(topic.to_arrow(latest=True)) == len(found)
+
+
+def test_the_newest_segment_is_asked_first(log, monkeypatch):
+    """`get` does not look at older ones where a newer one has the key."""
+    topic = log.create_topic("t", 1, CONFIG)
+    for value in (b"1", b"2"):
+        send(log, (b"a", value), (b"b", value))
+        log.partition("t", 0).roll()
+    part = log.partition("t", 0)
+    opened = []
+    open_segment = part.open_segment
+    monkeypatch.setattr(
+        part, "open_segment", lambda info, **all: opened.append(info) or open_segment(info, **all)
+    )
+    assert topic.get(b"a") == b"2"
+    assert 0 not in [info.base_offset for info in opened]
+
+
+def test_a_merge_in_the_middle_of_a_look_repeats_nothing(log):
+    """P20: compaction may put what was read and what was not into one batch."""
+    topic = log.create_topic("t", 1, {**CONFIG, "segment.bytes": 1500})
+    part = log.partition("t", 0)
+    for number in range(12):
+        part.append([encoded(b"v", keys=[b"%d" % number])])
+    batches = topic.batches(["offset"])
+    seen = next(batches)["offset"].to_pylist()
+
+    keep(part, set(range(12)))
+
+    for one in batches:
+        seen += one["offset"].to_pylist()
+    assert seen == list(range(12))
+
+
+# In the foreground
+
+
+def test_a_forced_compaction_takes_the_active_segment_too(log):
+    """D19: who asks for it has just written what is to be compacted."""
+    topic = log.create_topic("t", 2, CONFIG)
+    send(log, *PAIRS)
+    seen = []
+
+    assert log.compact("t") == []
+    assert "active segment" in " ".join(topic.explain_compaction())
+    done = log.compact("t", force=True, progress=lambda *now: seen.append(now))
+
+    assert [one.partition for one in done] == [0, 1]
+    assert sum(one.records_kept for one in done) == 4
+    assert "left out" in done[0].why + done[1].why
+    assert sum(1 for _ in topic) == 4
+    assert all(0 <= part <= whole for part, whole in seen)
+    assert "nothing to do" in " ".join(topic.explain_compaction())
+
+
+def test_what_is_due_is_compacted_without_force(log):
+    """As maintenance would, now."""
+    log.create_topic("t", 1, CONFIG)
+    send(log, *PAIRS)
+    log.partition("t", 0).roll()
+    (done,) = log.compact("t")
+    assert done.records_kept == 4
+    assert log.compact("t") == []
+
+
+def test_a_topic_that_is_not_compacted_is_refused(log):
+    """With the call that changes it."""
+    log.create_topic("t")
+    with pytest.raises(InvalidConfigError, match="alter_topic"):
+        log.compact("t", force=True)
+    with pytest.raises(InvalidConfigError, match="dedupe"):
+        log.alter_topic("t", CONFIG)
+        log.compact("t", settings={"log.cleaner.nonsense": 1})
+
+
+def test_a_reader_compacts_nothing(tmp_path):
+    """mode="r" changes nothing, and says what would happen."""
+    with embedlog.open(tmp_path / "log") as log:
+        log.create_topic("t", 1, CONFIG)
+        send(log, *PAIRS)
+    with embedlog.open(tmp_path / "log", mode="r") as log:
+        with pytest.raises(ReadOnlyError):
+            log.compact("t", force=True)
+        assert log.topic("t").get(b"a") == b"3"
+        assert "active segment" in " ".join(log.topic("t").explain_compaction())
+
+
+def test_a_damaged_partition_is_told_after_the_others_were_compacted(tmp_path):
+    """D4: in the foreground too."""
+    with embedlog.open(tmp_path / "log") as log:
+        log.create_topic("t", 2, CONFIG)
+        for number in (0, 1):
+            send(log, (b"a", b"1"), (b"a", b"2"), partition=number)
+            log.partition("t", number).roll()
+        path = next((tmp_path / "log").glob("topics/*/0/*-1.arrows"))
+        data = bytearray(path.read_bytes())
+        data[len(data) // 3 :] = bytes(len(data) - len(data) // 3)
+        path.write_bytes(data)
+
+        with pytest.raises(CorruptionError):
+            log.compact("t", force=True)
+
+        assert [record.offset for record in log.topic("t").partition(1)] == [1]
