@@ -18,7 +18,7 @@ from support.roots import (
 
 from embedlog import catalog
 from embedlog.consumer import Consumer
-from embedlog.engine import Log
+from embedlog.engine.topic import Topic
 from embedlog.errors import FencedError, StorageError
 from embedlog.log import replacing
 from embedlog.log.repairing import repair_root
@@ -314,7 +314,7 @@ def test_a_failed_flush_of_a_new_file_harms_nobody(tmp_path):
 def test_a_view_says_that_a_row_is_gone(root, log):
     """A removed offset has no record, and no other one stands in for it."""
     keep(log, KEPT)
-    view = Log(root, {}).topic("t")
+    view = Topic(root, "t")
 
     assert view[7].offset == 7
     with pytest.raises(IndexError, match="compacted away"):
