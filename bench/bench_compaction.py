@@ -9,7 +9,8 @@ import pytest
 
 import embedlog
 from embedlog import batch
-from embedlog.compaction import CleanerSettings, clean
+from embedlog.compaction import clean
+from embedlog.config import MaintenanceConfig
 
 RECORDS = 1_000_000
 START = 1_700_000_000_000
@@ -81,7 +82,7 @@ def bench_memory_of_a_compaction(benchmark, note, dirty, records):
     def progress(done, total):
         most[0] = max(most[0], anonymous())
 
-    settings = CleanerSettings(dedupe_buffer_size=64 << 20)
+    settings = MaintenanceConfig(log_cleaner_dedupe_buffer_size=64 << 20)
     done = benchmark.pedantic(
         lambda: clean(part, START, settings=settings, progress=progress), rounds=1
     )

@@ -23,7 +23,6 @@ from support.roots import (
 
 from embedlog import batch, catalog
 from embedlog.compaction import (
-    CleanerSettings,
     Pace,
     attempt,
     choose,
@@ -35,12 +34,12 @@ from embedlog.compaction import (
 from embedlog.compaction.hashing import KeyHasher
 from embedlog.compaction.offsetmap import OffsetMap
 from embedlog.compaction.rewriting import TARGET_BYTES
-from embedlog.config import TopicConfig
+from embedlog.config import MaintenanceConfig, TopicConfig
 from embedlog.errors import FencedError, InvalidConfigError, InvalidRecordError, StorageError
 from embedlog.log import replacing
 from embedlog.log.expiring import expire_producers
 
-COMPACT = {"cleanup.policy": "compact", "delete.retention.ms": 1000}
+COMPACT = {"cleanup.policy": "compact", "delete.retention.ms": 1000, "file.delete.delay.ms": 0}
 DAY = 86_400_000
 
 
@@ -286,7 +285,9 @@ def test_a_map_that_is_full_ends_the_pass(log, slots, first, expected, then, mon
     segment(log, *[(b"%d" % (number % 2), b"v%d" % number) for number in range(5)])
     cleaned(log, first)
     only_one_pass(monkeypatch)
-    room = CleanerSettings(dedupe_buffer_size=24 * slots + 9, io_buffer_load_factor=1.0)
+    room = MaintenanceConfig(
+        log_cleaner_dedupe_buffer_size=24 * slots + 9, log_cleaner_io_buffer_load_factor=1.0
+    )
 
     with pytest.raises(StopIteration):
         run(log, settings=room)
@@ -307,7 +308,7 @@ def test_one_slot_comes_to_the_end_in_several_passes(log, monkeypatch):
         seen.append(keys_at(log))
 
     monkeypatch.setattr(replacing.Replacement, "swap", swap)
-    run(log, settings=CleanerSettings(dedupe_buffer_size=1))
+    run(log, settings=MaintenanceConfig(log_cleaner_dedupe_buffer_size=1))
 
     assert seen == [
         [(1, 1), (0, 2), (1, 3), (0, 4)],
@@ -551,7 +552,7 @@ def test_past_the_end_of_a_pass_no_tombstone_gets_its_time(log, clock, monkeypat
     put(log, (b"a", b"1"), (b"a", None), (b"b", b"1"), (b"b", None))
     log.roll()
     only_one_pass(monkeypatch)
-    room = CleanerSettings(dedupe_buffer_size=1)
+    room = MaintenanceConfig(log_cleaner_dedupe_buffer_size=1)
 
     with pytest.raises(StopIteration):
         run(log, settings=room)
@@ -700,7 +701,7 @@ def test_it_takes_no_more_bytes_a_second_than_it_may():
 def test_settings_that_make_no_sense_are_refused(bad):
     """With the names that there are."""
     with pytest.raises(InvalidConfigError):
-        CleanerSettings.parse({f"log.cleaner.{name}": value for name, value in bad.items()})
+        MaintenanceConfig.parse({f"log.cleaner.{name}": value for name, value in bad.items()})
 
 
 # Keys
@@ -753,4 +754,4 @@ def test_the_topic_s_config_has_what_kafka_has():
     """The defaults of section 3."""
     config = TopicConfig()
     assert (config.min_cleanable_dirty_ratio, config.delete_retention_ms) == (0.5, DAY)
-    assert CleanerSettings().dedupe_buffer_size == 134_217_728
+    assert MaintenanceConfig().log_cleaner_dedupe_buffer_size == 134_217_728

@@ -25,7 +25,7 @@ from embedlog.log.repairing import repair_root
 from embedlog.record import TopicPartition
 from embedlog.segment import SegmentFile
 
-CONFIG = {"segment.bytes": 3000, "index.interval.bytes": 0}
+CONFIG = {"segment.bytes": 3000, "index.interval.bytes": 0, "file.delete.delay.ms": 0}
 KEPT = {1, 2, 7, 19, 20}
 LEFT = [1, 2, 7, 19, 20, 33, 34, 35]
 

@@ -17,10 +17,10 @@ from support.clock import START, ManualClock
 from support.roots import encoded, fill, make_log, open_root
 
 import embedlog
-from embedlog import maintenance
+from embedlog.config import MaintenanceConfig
 from embedlog.errors import DurabilityError, FencedError, ReadOnlyError
-from embedlog.log import tail, trimming
-from embedlog.maintenance import JOBS, OWNER, Job, Maintenance, owner
+from embedlog.log import dooming, tail
+from embedlog.maintenance import JOBS, OWNER, Job, Maintenance, Owner, Turn, owner, owning
 from embedlog.record import TopicPartition
 
 SIZE = encoded(b"v0").size
@@ -31,7 +31,7 @@ OLD = {"segment.bytes": 2 * SIZE, "file.delete.delay.ms": 0, "retention.ms": DAY
 @pytest.fixture(autouse=True)
 def soon(monkeypatch):
     """Nobody here waits for a second before the first thing is done."""
-    monkeypatch.setattr(maintenance, "_LEAST_SECONDS", 0.01)
+    monkeypatch.setattr(owning, "_LEAST_SECONDS", 0.01)
 
 
 def eventually(holds: Callable[[], object], seconds: float = 20) -> float:
@@ -171,7 +171,7 @@ def test_a_stopped_owner_is_overtaken_and_deletes_nothing_when_it_wakes(tmp_path
         mine = Maintenance(other, [], session_ms=200)
         mine.ensure()
         eventually(lambda: mine.epoch)
-        turn = maintenance.Turn(other, mine.epoch, lambda: START + 2 * DAY, bool)
+        turn = Turn(other, mine.epoch, lambda: START + 2 * DAY, bool)
         ready_then_stopped = threading.Thread(target=ready, daemon=True)
         ready_then_stopped.start()
         eventually(lambda: owner(other).epoch > 1)
@@ -215,7 +215,7 @@ def held_locks(path):
 
 def test_an_owner_that_was_overtaken_stops_its_jobs(tmp_path, monkeypatch):
     """Rule 3: it hears of it at its next beat, and becomes one of those who wait."""
-    monkeypatch.setattr(maintenance, "BEAT_SECONDS", 0.05)
+    monkeypatch.setattr(owning, "BEAT_SECONDS", 0.05)
     with closing(open_root(tmp_path / "log")) as root:
         done = []
         with closing(Maintenance(root, [often(lambda turn: done.append(1))])) as mine:
@@ -223,9 +223,7 @@ def test_an_owner_that_was_overtaken_stops_its_jobs(tmp_path, monkeypatch):
             eventually(lambda: done)
             far = root.context.files.uptime_ms() + 10_000_000
             # As if another machine's worth of processes had it: the pid is of nobody.
-            root.context.live.write(
-                lambda txn: txn.put(OWNER, maintenance._ROW.pack(7, far, os.getppid()))
-            )
+            root.context.live.write(lambda txn: txn.put(OWNER, Owner(7, far, os.getppid()).pack()))
             eventually(lambda: mine.epoch is None or mine.epoch > 7)
             # Its lock was free again, so it could be had.
             eventually(lambda: mine.epoch == 8)
@@ -233,7 +231,7 @@ def test_an_owner_that_was_overtaken_stops_its_jobs(tmp_path, monkeypatch):
 
 def test_maintain_overtakes_the_background_of_others_for_a_while(tmp_path, monkeypatch):
     """One round now, exclusively; then they have it back."""
-    monkeypatch.setattr(maintenance, "BEAT_SECONDS", 0.05)
+    monkeypatch.setattr(owning, "BEAT_SECONDS", 0.05)
     path = tmp_path / "log"
     with closing(open_root(path)) as first, closing(open_root(path)) as second:
         background = Maintenance(first, [often()])
@@ -277,7 +275,7 @@ def test_maintain_uses_the_epoch_of_its_own_background(tmp_path):
 
 def test_maintain_keeps_the_others_off_while_it_is_long(tmp_path, monkeypatch):
     """Its deadline moves along, and it takes the lock as soon as that is free."""
-    monkeypatch.setattr(maintenance, "BEAT_SECONDS", 0.02)
+    monkeypatch.setattr(owning, "BEAT_SECONDS", 0.02)
     with closing(open_root(tmp_path / "log")) as root:
 
         def long(turn):
@@ -348,9 +346,9 @@ def test_processes_that_live_for_moments_do_their_share(tmp_path, monkeypatch):
         assert 3590 < mine.due_seconds(job) <= 3600
         key = OWNER + b"hourly"
         long_ago = max(root.context.files.uptime_ms() - 3_600_000, 0)
-        root.context.live.write(lambda txn: txn.put(key, maintenance._U64.pack(long_ago)))
+        root.context.live.write(lambda txn: txn.put(key, owning._U64.pack(long_ago)))
         assert mine.due_seconds(job._replace(every_seconds=1e-9)) == 0.01
-        mine.do(job, maintenance.Turn(root, 1, root.clock, bool))
+        mine.do(job, Turn(root, 1, root.clock, bool))
         assert mine.due_seconds(job) > 3590
         mine.close()
 
@@ -369,7 +367,7 @@ def test_commits_are_saved_by_the_owner(tmp_path):
 def test_what_groups_committed_that_are_not_used_is_forgotten_after_a_week(tmp_path):
     """M15: from when the last member left, or the last commit; not of topics that members read."""
     clock = ManualClock()
-    week = maintenance.OFFSETS_RETENTION_MS
+    week = MaintenanceConfig().offsets_retention_minutes * 60_000
     with embedlog.open(tmp_path / "log", clock=clock, maintenance=False) as log:
         log.create_topic("t")
         log.partition("t", 0).append([encoded(b"x")])
@@ -477,7 +475,7 @@ def test_a_program_does_not_fail_for_want_of_a_thread(tmp_path, monkeypatch, cap
         raise OSError(24, "too many open files") if what == "ProcessWatch" else RuntimeError("no")
 
     with embedlog.open(tmp_path / "log") as log:
-        monkeypatch.setattr(f"embedlog.maintenance.{what}", refuse)
+        monkeypatch.setattr(f"embedlog.maintenance.owning.{what}", refuse)
         with caplog.at_level(logging.WARNING):
             log.create_topic("t")
         assert "no housekeeping" in caplog.text
@@ -489,9 +487,9 @@ def test_a_program_does_not_fail_for_want_of_a_thread(tmp_path, monkeypatch, cap
 
 def test_an_owner_that_can_start_no_thread_leaves_it_to_others(tmp_path, monkeypatch):
     """P19: and tries again later."""
-    monkeypatch.setattr(maintenance, "BEAT_SECONDS", 0.02)
+    monkeypatch.setattr(owning, "BEAT_SECONDS", 0.02)
     with closing(open_root(tmp_path / "log")) as root:
-        start, tries = maintenance._Worker.start, []
+        start, tries = owning._Worker.start, []
 
         def refuse(self):
             tries.append(1)
@@ -499,7 +497,7 @@ def test_an_owner_that_can_start_no_thread_leaves_it_to_others(tmp_path, monkeyp
                 raise RuntimeError("can't start new thread")
             start(self)
 
-        monkeypatch.setattr(maintenance._Worker, "start", refuse)
+        monkeypatch.setattr(owning._Worker, "start", refuse)
         done = []
         with closing(Maintenance(root, [often(lambda turn: done.append(1))])) as mine:
             mine.ensure()
@@ -551,5 +549,5 @@ def test_what_a_log_offers_to_its_users(tmp_path):
         log.retention_bytes = None
         with pytest.raises(ValueError, match="retention_bytes"):
             log.retention_bytes = -5
-        assert trimming.doomed(log.root.context.live) == set()
+        assert dooming.doomed(log.root.context.live) == set()
         assert log.verify() == []

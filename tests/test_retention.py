@@ -20,14 +20,13 @@ from embedlog.errors import (
 )
 from embedlog.files import Files
 from embedlog.log import tail
+from embedlog.log.leasing import hold, leases
 from embedlog.record import OffsetAndMetadata, TopicPartition
 from embedlog.retention import (
     BelievedClock,
     deciding,
     delete_records,
     describe,
-    hold,
-    leases,
     retain,
 )
 from embedlog.retention.believing import MOST_AHEAD_MS

@@ -21,7 +21,7 @@ from support.roots import (
 from embedlog import catalog
 from embedlog.errors import DurabilityError, OffsetOutOfRangeError, ReadOnlyError
 from embedlog.files import Files
-from embedlog.log import flushing, mending, sequence, tail, trimming
+from embedlog.log import dooming, flushing, mending, sequence, tail, trimming
 from embedlog.log.trimming import trim
 
 SIZE = encoded(b"v0").size
@@ -206,12 +206,12 @@ def test_files_stay_for_their_delay(tmp_path):
         trim(log, 6)
         assert len(segment_files(root.path)) == 5
         assert healthy(root)
-        assert root.context.state and trimming.sweep(root.context) == 0
+        assert root.context.state and dooming.sweep(root.context) == 0
         Later.ms = 1_001
         with closing(open_root(root.path, files=Later)) as other:
-            assert trimming.sweep(other.context) == 3
+            assert dooming.sweep(other.context) == 3
         assert len(segment_files(root.path)) == 2
-        assert trimming.doomed(root.context.live) == set()
+        assert dooming.doomed(root.context.live) == set()
 
 
 def test_on_a_full_disk_the_delay_can_be_cut_short(root):
@@ -220,7 +220,7 @@ def test_on_a_full_disk_the_delay_can_be_cut_short(root):
     fill(log, 10)
     trim(log, 6)
 
-    assert (trimming.sweep(root.context), trimming.sweep(root.context, early=True)) == (0, 3)
+    assert (dooming.sweep(root.context), dooming.sweep(root.context, early=True)) == (0, 3)
 
 
 def test_after_a_clean_close_the_next_one_sweeps(tmp_path):
@@ -232,7 +232,7 @@ def test_after_a_clean_close_the_next_one_sweeps(tmp_path):
     with closing(open_root(tmp_path / "root")) as root:
         assert root.mended == []
         assert healthy(root)
-        assert trimming.sweep(root.context, early=True) == 3
+        assert dooming.sweep(root.context, early=True) == 3
 
 
 def test_a_trim_is_finished_by_the_next_one(root, log, monkeypatch):
@@ -246,7 +246,7 @@ def test_a_trim_is_finished_by_the_next_one(root, log, monkeypatch):
         trim(log, 6)
     assert (log.start_offset(), offsets(log), len(bases(log))) == (6, [6, 7, 8, 9], 5)
     # Their names stand: nobody unlinks them.
-    assert trimming.sweep(root.context, early=True) == 0
+    assert dooming.sweep(root.context, early=True) == 0
     monkeypatch.undo()
 
     assert trim(log, 0, whole=True).segments == 3
@@ -407,10 +407,10 @@ def test_a_deleted_topic_takes_its_doomed_files_along(root):
     log = make_log(root, {"segment.bytes": 2 * SIZE})
     fill(log, 10)
     trim(log, 6)
-    assert len(trimming.doomed(root.context.live)) == 3
+    assert len(dooming.doomed(root.context.live)) == 3
     root.delete_topic("t")
 
-    assert trimming.doomed(root.context.live) == set()
+    assert dooming.doomed(root.context.live) == set()
 
 
 def test_a_reading_handle_changes_nothing(root, log):

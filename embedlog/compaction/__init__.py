@@ -13,13 +13,12 @@ a topic as a table, whether or not it was compacted.
 from __future__ import annotations
 
 from embedlog.compaction.cleaning import Cleaned, clean
+from embedlog.compaction.pacing import Pace
 from embedlog.compaction.rounds import attempt, clean_round
 from embedlog.compaction.selecting import Section, choose, explain, look
-from embedlog.compaction.settings import CleanerSettings, Pace
 
 __all__ = [
     "Cleaned",
-    "CleanerSettings",
     "Pace",
     "Section",
     "attempt",

@@ -19,11 +19,11 @@ import numpy as np
 from embedlog.batch import CONTROL, Batch
 from embedlog.catalog import SegmentInfo
 from embedlog.compaction.offsetmap import OffsetMap
+from embedlog.compaction.pacing import Pace
 from embedlog.compaction.rewriting import UNSTAMPED, Exact, Rewriter, kind_of
 from embedlog.compaction.scanning import Chunk, Scanner, data_rows, nulls, where_last
 from embedlog.compaction.selecting import Section, look
-from embedlog.compaction.settings import CleanerSettings, Pace
-from embedlog.config import INT_MAX
+from embedlog.config import INT_MAX, MaintenanceConfig
 from embedlog.errors import EmbedlogError, FencedError
 from embedlog.log import PartitionLog, flushing, replacing
 from embedlog.log.replacing import Fence, Replacement, anybody
@@ -68,16 +68,18 @@ class _Pass:
         self,
         section: Section,
         now_ms: int,
-        settings: CleanerSettings,
+        settings: MaintenanceConfig,
         scanner: Scanner,
         fence: Fence,
+        pace: Pace,
         done: Cleaned,
     ) -> None:
         self._section, self._log, self._now_ms = section, section.log, now_ms
+        self._pace = pace
         self._settings, self._scanner, self._fence, self._done = settings, scanner, fence, done
         self._map = OffsetMap(
-            settings.dedupe_buffer_size,
-            settings.io_buffer_load_factor,
+            settings.log_cleaner_dedupe_buffer_size,
+            settings.log_cleaner_io_buffer_load_factor,
             section.first_dirty,
             section.first_uncleanable,
         )
@@ -157,6 +159,7 @@ class _Pass:
         end = run.sources[-1].next_offset
         assert end is not None
         run.rewriter.finish(end)
+        self._pace.spend(run.new.size, self._fence)
         run.new.swap(run.sources, fence=self._fence, cleaned=cleaned)
         done = self._done
         done.segments_before += len(run.sources)
@@ -313,7 +316,7 @@ def clean(
     log: PartitionLog,
     now_ms: int,
     *,
-    settings: CleanerSettings | None = None,
+    settings: MaintenanceConfig | None = None,
     fence: Fence = anybody,
     progress: Progress | None = None,
     pace: Pace | None = None,
@@ -337,8 +340,8 @@ def clean(
         CorruptionError: A batch is damaged; what was swapped in before stays.
         DiskFullError, StorageError: The same.
     """
-    settings = settings or CleanerSettings()
-    pace = pace or Pace(settings.io_max_bytes_per_second)
+    settings = settings or MaintenanceConfig()
+    pace = pace or Pace(settings.log_cleaner_io_max_bytes_per_second)
     done = Cleaned(log.topic, log.partition)
     guard = _guard(log, fence)
     with replacing.claimed(log) as free:
@@ -358,8 +361,8 @@ def clean(
             # After the look: what was sealed before it must be on the disk.
             replacing.flush(log, section.first_uncleanable)
             counter = _Counter(guard, pace, progress, section)
-            scanner = Scanner(log, settings.io_buffer_size, counter.spend)
-            one = _Pass(section, now_ms, settings, scanner, guard, done)
+            scanner = Scanner(log, settings.log_cleaner_io_buffer_size, counter.spend)
+            one = _Pass(section, now_ms, settings, scanner, guard, pace, done)
             one.read_keys()
             one.rewrite()
             done.passes += 1
@@ -378,7 +381,7 @@ class _Counter:
 
     def spend(self, size: int) -> None:
         self._guard()
-        self._pace.spend(size)
+        self._pace.spend(size, self._guard)
         self._done += size
         if self._progress is not None:
             self._progress(min(self._done, self._total), self._total)

@@ -6,8 +6,9 @@ import logging
 from collections.abc import Iterable
 
 from embedlog.compaction.cleaning import Cleaned, Progress, clean
+from embedlog.compaction.pacing import Pace
 from embedlog.compaction.selecting import choose
-from embedlog.compaction.settings import CleanerSettings, Pace
+from embedlog.config import MaintenanceConfig
 from embedlog.errors import ClosedError, EmbedlogError, FencedError
 from embedlog.log import PartitionLog
 from embedlog.log.replacing import Fence, anybody
@@ -20,7 +21,7 @@ def clean_round(
     now_ms: int,
     failed: dict[PartitionLog, EmbedlogError],
     *,
-    settings: CleanerSettings | None = None,
+    settings: MaintenanceConfig | None = None,
     fence: Fence = anybody,
     pace: Pace | None = None,
 ) -> list[Cleaned]:
@@ -40,6 +41,9 @@ def clean_round(
         ClosedError: The log was closed meanwhile.
     """
     done = []
+    logs = [log for log in logs if log not in failed]
+    for log in logs:
+        _roll_idle(log, now_ms, failed)
     for section in choose(logs, now_ms, failed):
         one = attempt(section.log, now_ms, settings=settings, fence=fence, pace=pace)
         if one.error is not None and not isinstance(one.error, FencedError):
@@ -48,11 +52,24 @@ def clean_round(
     return done
 
 
+def _roll_idle(log: PartitionLog, now_ms: int, failed: dict[PartitionLog, EmbedlogError]) -> None:
+    """Roll what no append will roll: an active segment is never compacted (D6)."""
+    try:
+        log.refresh()
+        now = log.tail()
+        if log.config.compacts and not now.empty and now_ms - now.created_ms > log.roll_ms:
+            log.roll()
+    except ClosedError:
+        raise
+    except EmbedlogError as error:
+        failed[log] = error
+
+
 def attempt(
     log: PartitionLog,
     now_ms: int,
     *,
-    settings: CleanerSettings | None = None,
+    settings: MaintenanceConfig | None = None,
     fence: Fence = anybody,
     progress: Progress | None = None,
     pace: Pace | None = None,

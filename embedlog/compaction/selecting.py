@@ -9,19 +9,20 @@ from embedlog import catalog
 from embedlog.catalog import SegmentInfo
 from embedlog.config import LONG_MAX
 from embedlog.errors import EmbedlogError, StorageError
-from embedlog.log import PartitionLog
+from embedlog.log import PartitionLog, leasing
+from embedlog.log.leasing import Held
 
 
 class Section(NamedTuple):
     """What compaction sees of a partition: ``[start, first_dirty)`` clean, then the dirty part.
 
     Of that ``[first_dirty, first_uncleanable)`` can be cleaned now; the active
-    segment never is.
+    segment never is, nor what a lease holds.
     """
 
     log: PartitionLog
     segments: list[SegmentInfo]
-    """Those that can be cleaned, and the clean ones before them."""
+    """Those that can be rewritten: clean ones, then those that can be cleaned."""
     start: int
     first_dirty: int
     first_uncleanable: int
@@ -31,6 +32,8 @@ class Section(NamedTuple):
     """Dirty bytes that are younger than ``min.compaction.lag.ms``."""
     overdue: bool
     """A dirty record is older than ``max.compaction.lag.ms``."""
+    lease: Held | None
+    """Whose segments are left alone, from its offset on."""
 
     @property
     def ratio(self) -> float:
@@ -61,18 +64,22 @@ def look(log: PartitionLog, now_ms: int) -> Section:
     stop = max((info.next_offset or 0 for info in sealed), default=start)
     first_dirty = _first_dirty(log, start, stop, now.next_offset)
     dirty = [info for info in sealed if (info.next_offset or 0) > first_dirty]
+    lease = leasing.held_from(log)
+    most = LONG_MAX if lease is None else lease.offset
     ripe = _ripe(dirty, now_ms - log.config.min_compaction_lag_ms, log)
-    end = (ripe[-1].next_offset if ripe else None) or first_dirty
+    cleanable = [info for info in ripe if (info.next_offset or 0) <= most]
+    end = (cleanable[-1].next_offset if cleanable else None) or first_dirty
     return Section(
         log,
-        [info for info in sealed if (info.next_offset or 0) <= end],
+        [info for info in sealed if (info.next_offset or 0) <= min(end, most)],
         start,
         first_dirty,
         end,
-        sum(info.size for info in sealed if info not in dirty),
-        sum(info.size for info in ripe),
-        sum(info.size for info in dirty) - sum(info.size for info in ripe),
+        sum(info.size for info in sealed[: len(sealed) - len(dirty)]),
+        sum(info.size for info in cleanable),
+        sum(info.size for info in dirty[len(ripe) :]),
         _overdue(log, dirty, now_ms),
+        lease,
     )
 
 
@@ -166,6 +173,12 @@ def _verdict(section: Section) -> str:
         return (
             f"waits: {section.ratio:.0%} of its bytes are dirty, not more than "
             f"min.cleanable.dirty.ratio {config.min_cleanable_dirty_ratio:.0%}."
+        )
+    lease = section.lease
+    if lease is not None and lease.offset < section.log.segments.keys()[-1]:
+        return (
+            f"waits: lease {lease.name!r} holds offset {lease.offset} and all after it "
+            f"for another {lease.ms_left // 1000} s."
         )
     if section.lagging:
         return (

@@ -296,6 +296,48 @@ class TopicConfig(Settings):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MaintenanceConfig(Settings):
+    """How a process keeps house, while it is the one that does: settings of a broker in Kafka.
+
+    >>> MaintenanceConfig.parse({"log.cleaner.threads": 2}).log_cleaner_threads
+    2
+    """
+
+    log_retention_check_interval_ms: int = _number(30_000, 1)
+    """Look for what is to be deleted so often; Kafka's 300000 saves nothing here (C11)."""
+
+    offsets_retention_minutes: int = _number(10_080, 1)
+    """Forget the offsets of a group that nobody used for so long (M15)."""
+
+    offsets_retention_check_interval_ms: int = _number(600_000, 1)
+    """Look for such groups so often."""
+
+    log_cleaner_enable: bool = _switch(True)
+    """Compact topics that ask for it."""
+
+    log_cleaner_threads: int = _number(1, 1, 64)
+    """Compact so many partitions at a time."""
+
+    log_cleaner_backoff_ms: int = _number(15_000, 1)
+    """Look for what is to be compacted so often."""
+
+    log_cleaner_dedupe_buffer_size: int = _number(128 << 20, 1)
+    """Bytes for the offsets of keys, 24 a key; with less than it needs it takes several passes."""
+
+    log_cleaner_io_buffer_load_factor: float = _number(0.9, 0.01, 1.0)
+    """How full that may become."""
+
+    log_cleaner_io_buffer_size: int = _number(4 << 20, 1)
+    """Bytes to read at once; larger than Kafka's 512 KiB, as batches are."""
+
+    log_cleaner_io_max_bytes_per_second: float = _number(inf, 1.0, inf)
+    """Read and write no more than this, all threads together."""
+
+    def __post_init__(self) -> None:
+        self._check_each()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ProducerConfig(Settings):
     """How a producer gathers, encodes and acknowledges records.
 

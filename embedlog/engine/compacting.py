@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from embedlog.config import MaintenanceConfig
 from embedlog.errors import FencedError, InvalidConfigError
 from embedlog.log.root import Root
 
@@ -26,7 +27,7 @@ def compact(
     settings: Mapping[str, object] | None = None,
 ) -> list[Cleaned]:
     """Compact the partitions of a topic here and now; see `Log.compact`."""
-    from embedlog.compaction import CleanerSettings, attempt, choose
+    from embedlog.compaction import attempt, choose
 
     root.context.check_writable()
     info = root.topic(name)
@@ -36,7 +37,7 @@ def compact(
             topic=name,
             todo=f'alter_topic("{name}", {{"cleanup.policy": "compact"}})',
         )
-    parsed = CleanerSettings.parse(settings or {})
+    parsed = MaintenanceConfig.parse(settings or {})
     logs = [root.partition(name, number) for number in range(info.partitions)]
     failed: dict[Any, Any] = {}
     if not force:

@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from embedlog.config import TopicConfig
+from embedlog.config import MaintenanceConfig, TopicConfig
 from embedlog.errors import EmbedlogError, InvalidConfigError
 from embedlog.files import Files
 from embedlog.log import DURABILITIES, VISIBILITIES, PartitionLog
@@ -62,13 +62,18 @@ class Log:
     @property
     def maintenance(self) -> Maintenance:
         """This handle's part in the housekeeping; made when it is first asked for."""
-        from embedlog.maintenance import Maintenance
+        from embedlog.maintenance import Maintenance, jobs_of
 
         with self._making:
             made = self._maintenance
             if made is None:
-                doubting, background = self._options["clock"] is None, self._options["maintenance"]
-                made = Maintenance(self.root, doubting=doubting, background=background)
+                config = self._options["maintenance"]
+                made = Maintenance(
+                    self.root,
+                    jobs_of(config or MaintenanceConfig()),
+                    doubting=self._options["clock"] is None,
+                    background=config is not None,
+                )
                 # A log that its program forgot does none; its threads would keep it open.
                 weakref.finalize(self, made.forsake).atexit = False
                 self._maintenance = made
@@ -77,7 +82,7 @@ class Log:
     def _keep_house(self) -> None:
         """The log is used: from now on this process may do the housekeeping, if it is willing."""
         root = self.root
-        if self._options["maintenance"] and root.mode == "rw" and not root.closed:
+        if self._options["maintenance"] is not None and root.mode == "rw" and not root.closed:
             (self._maintenance or self.maintenance).ensure()
 
     # Topics
@@ -262,7 +267,7 @@ class Log:
         Raises:
             OffsetOutOfRangeError: Some of it is deleted already; nothing is held.
         """
-        from embedlog.retention import hold
+        from embedlog.log.leasing import hold
 
         held = self._starts() if offsets is None else offsets
         return hold(self.root, name, held, seconds)
@@ -276,7 +281,7 @@ class Log:
 
     def leases(self) -> list[Any]:
         """Return who holds what, by name; see `hold`."""
-        from embedlog.retention import leases
+        from embedlog.log.leasing import leases
 
         return list(leases(self.root))
 
@@ -338,8 +343,8 @@ class Log:
                 segment, which is rolled first, and tombstones whose time is over
                 where nothing is dirty (D19).
             progress: Called with how many bytes were looked at, and how many there are.
-            settings: Kafka's ``log.cleaner.*``: ``dedupe.buffer.size``,
-                ``io.buffer.size``, ``io.buffer.load.factor``, ``io.max.bytes.per.second``.
+            settings: Kafka's ``log.cleaner.dedupe.buffer.size``, ``.io.buffer.size``,
+                ``.io.buffer.load.factor`` and ``.io.max.bytes.per.second``.
 
         Raises:
             InvalidConfigError: The topic is not compacted, or a setting is unknown.
@@ -403,7 +408,7 @@ def open(  # noqa: A001 - as in `embedlog.open`, like `shelve.open` and `lmdb.op
     clock: Callable[[], int] | None = None,
     auto_create_topics: bool = True,
     lock_timeout: float = 10.0,
-    maintenance: bool = True,
+    maintenance: bool | Mapping[str, object] = True,
     unsafe_filesystem: bool = False,
     files: Callable[..., Files] = Files,
 ) -> Log:
@@ -419,7 +424,8 @@ def open(  # noqa: A001 - as in `embedlog.open`, like `shelve.open` and `lmdb.op
         clock: Returns milliseconds since 1970; the system's unless given.
         auto_create_topics: Make a topic with the defaults when it is first written to.
         lock_timeout: Seconds to wait for another process before `LockTimeoutError`.
-        maintenance: Whether this process may do the housekeeping; one of those that may does it.
+        maintenance: Whether this process may do the housekeeping; one of those that may does it,
+            by its settings: those of a broker in Kafka, such as ``{"log.cleaner.threads": 2}``.
         unsafe_filesystem: Write even on NFS, SMB, 9p or FUSE.
         files: The seam to the file system; for tests.
 
@@ -444,7 +450,7 @@ def open(  # noqa: A001 - as in `embedlog.open`, like `shelve.open` and `lmdb.op
         "clock": clock,
         "auto_create_topics": auto_create_topics,
         "lock_timeout": lock_timeout,
-        "maintenance": maintenance,
+        "maintenance": _housekeeping(maintenance),
         "unsafe_filesystem": unsafe_filesystem,
         "files": files,
     }
@@ -464,6 +470,12 @@ def _reopen(path: str, options: dict[str, Any]) -> Log:
         files=options["files"],
     )
     return Log(root, options)
+
+
+def _housekeeping(given: bool | Mapping[str, object]) -> MaintenanceConfig | None:
+    if isinstance(given, bool):
+        return MaintenanceConfig() if given else None
+    return MaintenanceConfig.parse(given)
 
 
 def _checked_path(path: str | os.PathLike[str]) -> str:

@@ -9,7 +9,7 @@ from embedlog import catalog, index
 from embedlog.catalog import SegmentInfo
 from embedlog.errors import ClosedError, EmbedlogError, StorageError
 from embedlog.index import Entry
-from embedlog.log import lookup, mending, trimming
+from embedlog.log import dooming, lookup, mending
 from embedlog.log.context import Context
 from embedlog.log.partition import PartitionLog
 from embedlog.log.tail import Tail
@@ -190,9 +190,9 @@ def _strays(root: Root) -> Iterator[Finding]:
 def unnamed(context: Context) -> list[str]:
     """Return the files that nothing names, but for those that retention is about to unlink."""
     # Before the look, and after it: they may be unlinked, or become doomed, while it goes on.
-    leaving = trimming.doomed(context.live)
+    leaving = dooming.doomed(context.live)
     found = mending.strays(context.files, context.state, leaving)
-    leaving = trimming.doomed(context.live) if found else set()
+    leaving = dooming.doomed(context.live) if found else set()
     return [path for path in found if path not in leaving and context.files.exists(path)]
 
 

@@ -10,7 +10,8 @@ new one.  In order (reliability, rule 5):
 2. Write it, flush it, flush the directory.
 3. Under the partition's lock: the fence, a look whether the segments are still
    those that were read, and the commit.  The old names are passing from here on.
-4. Unlink the old files, then forget them.  Readers finish with what they have open.
+4. Doom the old files (`dooming`), then forget that they are passing.  Readers finish
+   with what they have open, and who looked a name up has time to open it.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from embedlog.errors import (
     StorageError,
 )
 from embedlog.index import Entry
-from embedlog.log import flushing, rolling
+from embedlog.log import dooming, flushing, leasing, rolling
 from embedlog.segment import END_MARK, create
 
 if TYPE_CHECKING:
@@ -72,15 +73,34 @@ def _sweep(log: PartitionLog) -> None:
 
 
 def _discard(log: PartitionLog, segments: Sequence[SegmentInfo]) -> None:
+    """Unlink what never was in the manifest, and what nobody can be looking for any more."""
     for segment in segments:
         log.context.files.unlink(log.path_of(segment), missing_ok=True)
+    _forget(log, segments)
 
+
+def _forget(log: PartitionLog, segments: Sequence[SegmentInfo]) -> None:
     def step(txn: kv.Txn) -> None:
         for segment in segments:
             catalog.drop_passing(txn, log.key, segment)
 
-    # After the files: a name that is forgotten first would leave garbage behind.
+    # After the files are gone or doomed: a name forgotten first would leave garbage behind.
     log.context.state.write(step)
+
+
+def _retire(log: PartitionLog, segments: Sequence[SegmentInfo]) -> None:
+    """Let the files go that were replaced, once their time is over."""
+    due = dooming.due(log)
+
+    def step(txn: kv.Txn) -> None:
+        for segment in segments:
+            dooming.put(txn, log, segment, due)
+
+    log.context.live.write(step)
+    _forget(log, segments)
+    full = log.context.files.free_bytes() < dooming.LITTLE_SPACE
+    if full or not log.config.file_delete_delay_ms:
+        dooming.sweep(log.context, log.key, early=full)
 
 
 class Replacement:
@@ -171,13 +191,14 @@ class Replacement:
             # A recovery that is due would look for what is about to go.
             log.tail_locked()
             fence()
+            _check_leases(log, old)
             log.context.state.write(lambda txn: self._swap(txn, old, cleaned))
         finally:
             log.release()
         self._passing = False
         # The swap stands; what fails here is left to whoever sweeps next.
         with suppress(EmbedlogError):
-            _discard(log, old)
+            _retire(log, old)
 
     def _sync_names(self) -> None:
         log = self._log
@@ -205,6 +226,12 @@ class Replacement:
             self._passing = False
             with suppress(EmbedlogError):
                 _discard(self._log, [self.info])
+
+
+def _check_leases(log: PartitionLog, old: Sequence[SegmentInfo]) -> None:
+    lease = leasing.held_from(log)
+    if lease is not None and lease.offset < (old[-1].next_offset or 0):
+        raise _overtaken(log, f"lease {lease.name!r} holds it")
 
 
 def _check(log: PartitionLog, txn: kv.Txn, old: Sequence[SegmentInfo]) -> None:

@@ -30,7 +30,7 @@ from embedlog.errors import (
     UnsupportedFormatError,
 )
 from embedlog.files import Files, WakePage
-from embedlog.log import flushing, mending, sequence, tail, trimming
+from embedlog.log import dooming, flushing, mending, sequence, tail
 from embedlog.log.context import Context
 from embedlog.log.partition import PartitionLog
 
@@ -367,7 +367,7 @@ class Root:
 
 def _forget(txn: kv.Txn, info: TopicInfo) -> None:
     for number in range(info.partitions):
-        for kind in (tail.ROWS, b"I", sequence.ROWS, trimming.DOOMED):
+        for kind in (tail.ROWS, b"I", sequence.ROWS, dooming.DOOMED):
             kv.remove(txn, kind + info.key(number))
 
 

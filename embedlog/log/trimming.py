@@ -2,7 +2,7 @@
 
 Order is the algorithm (reliability, rule 5).  The start moves in `live` first,
 in the transaction that looks at who may not be overtaken; there, too, stands
-which files are *doomed*.  Then one transaction of `state` makes the start
+which files are `dooming`'s.  Then one transaction of `state` makes the start
 durable and drops the names.  Only then are files unlinked, at once or after
 ``file.delete.delay.ms``, by whoever sweeps next.
 
@@ -19,25 +19,17 @@ forgotten by time only, so that a repetition is still known as one (G19).
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 from embedlog import catalog, kv
 from embedlog.catalog import PartitionInfo, SegmentInfo
 from embedlog.errors import OffsetOutOfRangeError
-from embedlog.log import flushing, tail
+from embedlog.log import dooming, flushing, tail
 from embedlog.log.tail import Tail
 
 if TYPE_CHECKING:
-    from embedlog.log.context import Context
     from embedlog.log.partition import PartitionLog
-
-DOOMED = b"Z"
-"""First letter of the keys in `live` of files that are to be unlinked."""
-
-_SEGMENT = struct.Struct(">QQ")
-_DUE = struct.Struct(">Q")
 
 Limit = Callable[[kv.Txn], int]
 """Tells, in the transaction of `live` that moves the start, how far it may move; or raises."""
@@ -98,7 +90,7 @@ def trim(
     finally:
         log.release()
     if done.segments and not log.config.file_delete_delay_ms:
-        sweep(log.context, log.key)
+        dooming.sweep(log.context, log.key)
     if done.start_offset != now.start_offset:
         log.context.wake.advance()
     return done
@@ -123,7 +115,7 @@ def _trim_locked(
         now = log.roll_locked(now)
     if goal == now.start_offset and not _before(log, goal):
         return Trimmed(goal)
-    due = log.context.files.uptime_ms() + log.config.file_delete_delay_ms
+    due = dooming.due(log)
 
     def step(txn: kv.Txn) -> int:
         here = tail.unpack(txn.get(log.tail_key))
@@ -134,7 +126,7 @@ def _trim_locked(
         durable = max(here.durable_offset, start)
         txn.put(log.tail_key, here._replace(start_offset=start, durable_offset=durable).pack())
         for info in _before(log, start):
-            txn.put(_row_key(log.key, info), _DUE.pack(due) + log.path_of(info).encode())
+            dooming.put(txn, log, info, due)
         return start
 
     start = log.context.live.write(step)
@@ -174,60 +166,3 @@ def _drop(txn: kv.Txn, key: bytes, start: int, segments: list[SegmentInfo]) -> N
     kept = [entry for entry in known if entry[1] > start]
     if len(kept) + 1 < len(known):
         catalog.put_epochs(txn, key, [(known[-len(kept) - 1][0], start), *kept])
-
-
-# Files that nothing names any more
-
-
-def _row_key(key: bytes, info: SegmentInfo) -> bytes:
-    return DOOMED + key + _SEGMENT.pack(info.base_offset, info.id)
-
-
-def doomed(live: kv.Store | kv.Nothing) -> set[str]:
-    """Return the paths of the files that are to be unlinked: no strays, though nothing names them.
-
-    Some may still be named, where a process died in the middle.
-    """
-    return {path for _, _, path in live.read(lambda txn: list(_rows(txn, b"")))}
-
-
-def _rows(txn: kv.Txn, key: bytes) -> Iterator[tuple[bytes, int, str]]:
-    for row_key, row in kv.rows(txn, DOOMED + key):
-        yield bytes(row_key), _DUE.unpack_from(row)[0], bytes(row[_DUE.size :]).decode()
-
-
-def sweep(context: Context, key: bytes = b"", *, early: bool = False) -> int:
-    """Unlink the files whose delay is over, and return how many.
-
-    Args:
-        context: The open log.
-        key: Of one partition; of all of them by default.
-        early: Also those whose delay is not over, as on a full disk.
-
-    Raises:
-        StorageError: One of them cannot be unlinked; the next sweep tries again.
-    """
-    now = context.files.uptime_ms()
-    found = context.live.read(lambda txn: list(_rows(txn, key)))
-    due = [(row_key, path) for row_key, at, path in found if early or at <= now]
-    # Still named: its trim died before it dropped the name, and the next one will.
-    named = context.state.read(lambda txn: {row for row, _ in due if _is_named(txn, row)})
-    gone = [(row_key, path) for row_key, path in due if row_key not in named]
-    if not gone:
-        return 0
-    for _, path in gone:
-        context.files.unlink(path, missing_ok=True)
-    for directory in sorted({path.rpartition("/")[0] for _, path in gone}):
-        if context.files.exists(directory):
-            context.files.sync_directory(directory)
-    context.live.write(lambda txn: _forget(txn, [row_key for row_key, _ in gone]))
-    return len(gone)
-
-
-def _is_named(txn: kv.Txn, row_key: bytes) -> bool:
-    return txn.get(catalog.SEGMENT + row_key[1:]) is not None
-
-
-def _forget(txn: kv.Txn, row_keys: list[bytes]) -> None:
-    for row_key in row_keys:
-        txn.delete(row_key)

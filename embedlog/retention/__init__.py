@@ -7,18 +7,13 @@ doubts a clock that jumped.
 """
 
 from embedlog.retention.believing import BelievedClock
-from embedlog.retention.keeping import Lease, LeaseInfo, hold, leases
 from embedlog.retention.rounds import Deleted, delete_records, retain
 from embedlog.retention.telling import describe
 
 __all__ = [
     "BelievedClock",
     "Deleted",
-    "Lease",
-    "LeaseInfo",
     "delete_records",
     "describe",
-    "hold",
-    "leases",
     "retain",
 ]

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from embedlog import kv
 from embedlog.errors import ClosedError, EmbedlogError, FencedError, UnknownTopicOrPartitionError
-from embedlog.log import PartitionLog, trimming
+from embedlog.log import PartitionLog, dooming, leasing, trimming
 from embedlog.log.root import Root
 from embedlog.log.tail import Tail
 from embedlog.retention import deciding, keeping
@@ -17,9 +17,6 @@ from embedlog.retention.keeping import ANY, Keeper
 
 Fence = Callable[[kv.Txn], None]
 """Raises, in a transaction of `live`, if this process may not do housekeeping any more."""
-
-LITTLE_SPACE = 64 << 20
-"""Bytes that are free on a disk that counts as full."""
 
 _log = logging.getLogger("embedlog")
 
@@ -99,9 +96,9 @@ def retain(
             _note(one.log, error, failures)
     if fence is not None:
         root.context.live.read(fence)
-    keeping.forget_ended(root.context)
+    leasing.forget_ended(root.context)
     # On a disk that is full nobody waits for file.delete.delay.ms (P10).
-    trimming.sweep(root.context, early=root.context.files.free_bytes() < LITTLE_SPACE)
+    dooming.sweep(root.context, early=root.context.files.free_bytes() < dooming.LITTLE_SPACE)
     if failures:
         raise failures[0]
     return done

@@ -19,13 +19,14 @@ from support.clock import START, ManualClock
 from support.cruel import CruelFiles
 from support.roots import abandon, batch_rows, encoded, healthy, make_log, open_root, rows
 
-from embedlog.compaction import CleanerSettings, clean, look
+from embedlog.compaction import clean, look
 from embedlog.compaction.latest import last_record, last_records
-from embedlog.config import TopicConfig
+from embedlog.config import MaintenanceConfig, TopicConfig
 from embedlog.log.sequence import after
 
 CONFIG = {
     "cleanup.policy": "compact",
+    "file.delete.delay.ms": 0,
     "segment.bytes": 2600,
     "index.interval.bytes": 500,
     "delete.retention.ms": 40,
@@ -158,7 +159,9 @@ class CompactionModel(RuleBasedStateMachine):
             if len(seen) < 3:
                 seen.append(state_of(rows(self.log)))
 
-        limits = CleanerSettings(dedupe_buffer_size=24 * slots, io_buffer_size=chunk)
+        limits = MaintenanceConfig(
+            log_cleaner_dedupe_buffer_size=24 * slots, log_cleaner_io_buffer_size=chunk
+        )
         clean(self.log, self.clock(), settings=limits, progress=progress)
 
         wanted = state_of(self.all)

@@ -10,7 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from embedlog.compaction import CleanerSettings, clean, look
+from embedlog.compaction import clean, look
+from embedlog.config import MaintenanceConfig
 from embedlog.errors import DurabilityError, EmbedlogError
 from embedlog.log import PartitionLog
 from embedlog.log.repairing import repair_root
@@ -22,12 +23,13 @@ from support.roots import abandon, encoded, healthy, make_log, open_root, rows, 
 
 CONFIG = {
     "cleanup.policy": "compact",
+    "file.delete.delay.ms": 0,
     "segment.bytes": 2600,
     "index.interval.bytes": 600,
     "delete.retention.ms": 50,
 }
 RECORDS = 56
-SMALL = CleanerSettings(dedupe_buffer_size=24 * 6, io_buffer_size=1500)
+SMALL = MaintenanceConfig(log_cleaner_dedupe_buffer_size=24 * 6, log_cleaner_io_buffer_size=1500)
 
 
 def seam(boot: str | None = None, **options: Any) -> Any:

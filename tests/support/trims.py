@@ -15,7 +15,7 @@ import embedlog
 from embedlog.config import TopicConfig
 from embedlog.errors import EmbedlogError, OffsetOutOfRangeError
 from embedlog.files import Files
-from embedlog.log import trimming
+from embedlog.log import dooming
 from embedlog.log.repairing import repair_root
 from embedlog.log.root import Root
 from embedlog.retention import delete_records, retain
@@ -88,7 +88,7 @@ def check_between(root: Root) -> None:
 def check_done(root: Root) -> None:
     """All is done, and no file is there that the manifest does not name."""
     assert work(root) == []
-    trimming.sweep(root.context, early=True)
+    dooming.sweep(root.context, early=True)
     for name, (goal, end) in GOALS.items():
         log = root.partition(name, 0)
         assert (log.start_offset(), log.end_offset()) == (goal, end)
@@ -96,7 +96,7 @@ def check_done(root: Root) -> None:
         named = {info.file_name for info in log.segments.values()}
         there = {path.name for path in segment_files(root.path) if path.parts[-3].startswith(name)}
         assert there == named, f"{name}: {there} are there, {named} are named"
-    assert trimming.doomed(root.context.live) == set()
+    assert dooming.doomed(root.context.live) == set()
     assert healthy(root)
 
 

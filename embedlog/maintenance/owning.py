@@ -1,4 +1,4 @@
-"""Who does the housekeeping of a log, and when: the only room that starts threads for it.
+"""Who does the housekeeping of a log, and when.
 
 Of all attached processes one owns it: it holds the lock ``locks/maintenance``,
 and its *epoch* stands in `live`.  The lock is free the moment its process
@@ -8,9 +8,9 @@ while a machine sleeps): past it another one raises the epoch.  Every
 transaction that deletes checks the epoch, so that one that wakes deletes
 nothing (rule 3, P14).
 
-What is done are *jobs*: plain functions of a `Turn`.  When one was last done
-stands in `live` too, so that processes that live for seconds only do their
-share.  Nothing starts before a program does something with its log.
+When a job was last done stands in `live` too, so that processes that live for
+seconds only do their share.  Nothing starts before a program does something
+with its log.
 """
 
 from __future__ import annotations
@@ -23,22 +23,17 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from time import monotonic
-from typing import NamedTuple
 
-from embedlog import kv, offsets
+from embedlog import kv
 from embedlog.errors import ClosedError, EmbedlogError, FencedError
 from embedlog.files import ProcessWatch
-from embedlog.group import Group, names
-from embedlog.log import tail
 from embedlog.log.root import Root
-from embedlog.retention import BelievedClock, Deleted, retain
+from embedlog.maintenance.jobs import JOBS
+from embedlog.maintenance.turns import OWNER, Job, Owner, Turn, owner_in
+from embedlog.retention import BelievedClock
 
-OWNER = b"M"
-"""The key in `live` of who owns it; with a job's name, of when that was done last."""
 SESSION_MS = 15_000
 """An owner that is silent for so long is overtaken."""
-OFFSETS_RETENTION_MS = 7 * 86_400_000
-"""Kafka's offsets.retention.minutes."""
 BEAT_SECONDS = 3.0
 """How often an owner shows that it lives, and the others look whether it left."""
 PATIENCE_SECONDS = 1.0
@@ -53,98 +48,9 @@ _FORK_SECONDS = 1.0
 _TRIES = 3
 
 _LOCK = "locks/maintenance"
-_ROW = struct.Struct(">QQI")
 _U64 = struct.Struct(">Q")
 _log = logging.getLogger("embedlog")
 _all: weakref.WeakSet[Maintenance] = weakref.WeakSet()
-
-
-class Owner(NamedTuple):
-    """Who owns the housekeeping."""
-
-    epoch: int
-    """Grows with each owner."""
-    until: int
-    """Its deadline, in milliseconds since boot."""
-    pid: int
-
-
-class Turn:
-    """What a job gets: the log, the time, and how to ask whether to go on.
-
-    Args:
-        root: The open log.
-        epoch: By which the process owns the housekeeping.
-        clock: Milliseconds since 1970, as far as they are believed: one call for one round.
-        stopping: Whether to end; also a moment in which a fork may happen.
-        timeout: Seconds to wait for a partition; as long as for any lock by default.
-    """
-
-    def __init__(
-        self,
-        root: Root,
-        epoch: int,
-        clock: Callable[[], int],
-        stopping: Callable[[], bool],
-        timeout: float | None = None,
-    ) -> None:
-        self.root, self.epoch, self.clock = root, epoch, clock
-        self.stopping, self.timeout = stopping, timeout
-
-    def fence(self, txn: kv.Txn) -> None:
-        """Raise unless this process owns the housekeeping, in a transaction of `live`.
-
-        Raises:
-            FencedError: Another one does.
-        """
-        row = txn.get(OWNER)
-        if row is None or _ROW.unpack(row)[0] != self.epoch:
-            raise FencedError(
-                "another process took the housekeeping over",
-                path=self.root.path,
-                todo="nothing: it goes on there",
-            )
-
-
-class Job(NamedTuple):
-    """Something to be done every so often by one process."""
-
-    name: str
-    every_seconds: float
-    run: Callable[[Turn], object]
-    """Asks `Turn.stopping` between short pieces, and `Turn.fence` in what deletes."""
-
-
-def _retention(turn: Turn) -> list[Deleted]:
-    return retain(
-        turn.root,
-        turn.clock(),
-        fence=turn.fence,
-        stopped=turn.stopping,
-        timeout=turn.timeout,
-    )
-
-
-def _checkpoint(turn: Turn) -> int:
-    return offsets.checkpoint(turn.root.context.live, turn.root.context.state)
-
-
-def _expire_offsets(turn: Turn) -> int:
-    """Forget what groups committed that were not used for a week (M15)."""
-    context, now = turn.root.context, turn.clock()
-    count = 0
-    for name in names(context.live, context.state):
-        if turn.stopping():
-            break
-        count += Group(context, name, tail.ends).expire(now, OFFSETS_RETENTION_MS)
-    return count
-
-
-JOBS = (
-    Job("retention", 30.0, _retention),
-    Job("checkpoint", 5.0, _checkpoint),
-    Job("offsets", 600.0, _expire_offsets),
-)
 
 
 class Maintenance:
@@ -187,7 +93,7 @@ class Maintenance:
         self._watch: ProcessWatch | None = None
         self._workers: list[_Worker] = []
         self._blind = 0
-        self._running = {job.name: threading.Lock() for job in self.jobs}
+        self._running = {job.name: threading.Semaphore(job.threads) for job in self.jobs}
 
     # The life of it
 
@@ -274,7 +180,7 @@ class Maintenance:
             self._watch.watch(())
             self._start_workers(epoch)
             return BEAT_SECONDS
-        owner = _owner(self.root.context.live.get(OWNER))
+        owner = owner_in(self.root.context.live.get(OWNER))
         self._watch.watch({owner.pid} if owner.pid else ())
         self._blind = self._blind + 1 if self._watch.blind else 0
         if 0 < self._blind <= _MOST_BLIND:
@@ -297,13 +203,13 @@ class Maintenance:
         now = self._uptime()
 
         def step(txn: kv.Txn) -> int | None:
-            owner = _owner(txn.get(OWNER))
+            owner = owner_in(txn.get(OWNER))
             if not free and owner.until > now:
                 return None
-            txn.put(OWNER, _ROW.pack(owner.epoch + 1, now + self.session_ms, os.getpid()))
+            txn.put(OWNER, Owner(owner.epoch + 1, now + self.session_ms, os.getpid()).pack())
             return owner.epoch + 1
 
-        if not free and _owner(self.root.context.live.get(OWNER)).until > now:
+        if not free and owner_in(self.root.context.live.get(OWNER)).until > now:
             return None
         return self.root.context.live.write(step)
 
@@ -318,7 +224,7 @@ class Maintenance:
 
         def step(txn: kv.Txn) -> None:
             turn.fence(txn)
-            txn.put(OWNER, _ROW.pack(epoch, until, os.getpid()))
+            txn.put(OWNER, Owner(epoch, until, os.getpid()).pack())
 
         self.root.context.live.write(step)
 
@@ -352,7 +258,7 @@ class Maintenance:
     # The jobs
 
     def _start_workers(self, epoch: int) -> None:
-        self._workers = [_Worker(self, job, epoch) for job in self.jobs]
+        self._workers = [_Worker(self, job, epoch) for job in self.jobs for _ in range(job.threads)]
         for worker in self._workers:
             worker.start()
 
@@ -372,7 +278,7 @@ class Maintenance:
         self.root.context.live.write(lambda txn: txn.put(OWNER + job.name.encode(), row))
 
     def do(self, job: Job, turn: Turn) -> object:
-        """Do a job once; never two at a time in one process."""
+        """Do a job once; never more of them at a time in one process than its ``threads``."""
         with self._running[job.name]:
             done = job.run(turn)
             self._note(job)
@@ -439,7 +345,7 @@ class Maintenance:
             yield Turn(self.root, epoch, self._clock(), stopping)
         finally:
             if not self.root.closed:
-                if _owner(self.root.context.live.get(OWNER)).epoch == epoch:
+                if owner_in(self.root.context.live.get(OWNER)).epoch == epoch:
                     self._extend(epoch, 0)
                 self._unlock()
 
@@ -447,8 +353,8 @@ class Maintenance:
         until = self._uptime() + self.session_ms
 
         def step(txn: kv.Txn) -> int:
-            epoch = _owner(txn.get(OWNER)).epoch + 1
-            txn.put(OWNER, _ROW.pack(epoch, until, os.getpid()))
+            epoch = owner_in(txn.get(OWNER)).epoch + 1
+            txn.put(OWNER, Owner(epoch, until, os.getpid()).pack())
             return epoch
 
         return self.root.context.live.write(step)
@@ -496,16 +402,6 @@ class _Worker(threading.Thread):
             self._of.failures[self._job.name] = error
             trace = None if isinstance(error, EmbedlogError) else error
             _log.warning("%s of %s: %s", self._job.name, self._of.root.path, error, exc_info=trace)
-
-
-def _owner(row: bytes | None) -> Owner:
-    return Owner(0, 0, 0) if row is None else Owner._make(_ROW.unpack(row))
-
-
-def owner(root: Root) -> Owner | None:
-    """Return who owns the housekeeping of a log; None if nobody ever did since the boot."""
-    row = root.context.live.get(OWNER)
-    return None if row is None else _owner(row)
 
 
 def _before_fork() -> None:

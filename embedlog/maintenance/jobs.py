@@ -1,0 +1,122 @@
+"""What there is to do: plain functions of a `Turn`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from time import monotonic
+from typing import TYPE_CHECKING
+
+from embedlog import offsets
+from embedlog.config import MaintenanceConfig
+from embedlog.errors import DiskFullError, EmbedlogError, FencedError, UnknownTopicOrPartitionError
+from embedlog.group import Group, names
+from embedlog.log import PartitionLog, tail
+from embedlog.maintenance.turns import Job, Turn
+from embedlog.retention import Deleted, retain
+
+if TYPE_CHECKING:
+    from embedlog.compaction import Cleaned, Pace
+
+CHECKPOINT_SECONDS = 5.0
+FORGIVING_SECONDS = 600.0
+"""A partition that could not be compacted is left alone for so long."""
+
+
+def jobs_of(config: MaintenanceConfig) -> tuple[Job, ...]:
+    """Return the jobs, as often as a config says."""
+    found = [
+        Job("retention", config.log_retention_check_interval_ms / 1000, _retention),
+        Job("checkpoint", CHECKPOINT_SECONDS, _checkpoint),
+        Job(
+            "offsets",
+            config.offsets_retention_check_interval_ms / 1000,
+            lambda turn: _expire_offsets(turn, config.offsets_retention_minutes * 60_000),
+        ),
+    ]
+    if config.log_cleaner_enable:
+        pause, threads = config.log_cleaner_backoff_ms / 1000, config.log_cleaner_threads
+        found.append(Job("compaction", pause, Compaction(config), threads))
+    return tuple(found)
+
+
+def _retention(turn: Turn) -> list[Deleted]:
+    return retain(
+        turn.root,
+        turn.clock(),
+        fence=turn.fence,
+        stopped=turn.stopping,
+        timeout=turn.timeout,
+    )
+
+
+def _checkpoint(turn: Turn) -> int:
+    return offsets.checkpoint(turn.root.context.live, turn.root.context.state)
+
+
+def _expire_offsets(turn: Turn, retention_ms: int) -> int:
+    """Forget what groups committed that were not used for so long (M15)."""
+    context, now = turn.root.context, turn.clock()
+    count = 0
+    for name in names(context.live, context.state):
+        if turn.stopping():
+            break
+        count += Group(context, name, tail.ends).expire(now, retention_ms)
+    return count
+
+
+class Compaction:
+    """Compacts what is due; its threads share one budget of bytes, and what failed (D3, D4).
+
+    Several threads look for themselves; of a partition that one of them has the
+    others are told that it is not free, and go on with the next.
+    """
+
+    def __init__(self, config: MaintenanceConfig) -> None:
+        self._config = config
+        self._pace: Pace | None = None
+        self._failed: dict[PartitionLog, EmbedlogError] = {}
+        self._forgiven = monotonic()
+
+    def __call__(self, turn: Turn) -> list[Cleaned]:
+        """Do one round; what went wrong with a partition is in its `Cleaned`."""
+        logs = list(_used(turn))
+        if not logs:
+            return []
+        # Only now: it loads numpy, which a program without compacted topics may never need.
+        from embedlog.compaction import Pace, clean_round
+
+        self._pace = self._pace or Pace(self._config.log_cleaner_io_max_bytes_per_second)
+        if monotonic() - self._forgiven > FORGIVING_SECONDS:
+            self._failed.clear()
+            self._forgiven = monotonic()
+
+        def fence() -> None:
+            if turn.stopping():
+                raise FencedError("the housekeeping ends here", path=turn.root.path)
+            turn.root.context.live.read(turn.fence)
+
+        now = turn.clock()
+        done = clean_round(
+            logs, now, self._failed, settings=self._config, fence=fence, pace=self._pace
+        )
+        # There may be room again.
+        for log, error in list(self._failed.items()):
+            if isinstance(error, DiskFullError):
+                self._failed.pop(log, None)
+        return done
+
+
+def _used(turn: Turn) -> Iterator[PartitionLog]:
+    """Yield the partitions to compact that were used since the boot."""
+    for info in turn.root.topics().values():
+        for number in range(info.partitions if info.config.compacts else 0):
+            try:
+                log = turn.root.partition(info.name, number)
+            except UnknownTopicOrPartitionError:
+                break  # deleted meanwhile
+            # To look at one that was not would make its files.
+            if log.context.live.get(log.tail_key) is not None:
+                yield log
+
+
+JOBS = jobs_of(MaintenanceConfig())
