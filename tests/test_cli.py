@@ -21,7 +21,10 @@ from embedlog import catalog
 from embedlog.cli import main
 from embedlog.cli import topics as topics_command
 
-COMMANDS = ("topics", "produce", "consume", "tail", "groups", "dump", "verify", "repair", "doctor")
+COMMANDS = (
+    *("topics", "produce", "consume", "tail", "groups", "compact", "maintain", "explain"),
+    *("dump", "verify", "repair", "doctor"),
+)
 
 
 @pytest.fixture
@@ -747,30 +750,3 @@ def test_doctor_needs_no_log(run, root):
     assert code in (0, 1)
     assert "log" not in json.loads(out)
     assert not root.exists()
-
-
-# The bar
-
-
-class Terminal(io.StringIO):
-    def isatty(self):
-        return True
-
-
-def test_a_bar_is_drawn_on_a_terminal_and_wiped(monkeypatch):
-    """On stderr, at most ten times a second, and gone at the end; nothing in a pipe."""
-    from embedlog.cli.output import Bar
-
-    moments = iter([0.0, 0.01, 0.2, 0.21, 0.5])
-    monkeypatch.setattr("embedlog.cli.output.time.monotonic", lambda: next(moments))
-    screen = Terminal()
-    monkeypatch.setattr(sys, "stderr", screen)
-
-    with Bar("verify") as bar:
-        for done in (1, 50, 60, 100):
-            bar(done * 1000, 100_000)
-
-    assert screen.getvalue().count("\r") == 3
-    assert "verify ███████████████" in screen.getvalue()
-    assert " 50% of 100.0 kB" in screen.getvalue()
-    assert screen.getvalue().endswith("\r\x1b[K")

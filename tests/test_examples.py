@@ -29,4 +29,5 @@ def test_the_flights_come_back_as_they_went_in(tmp_path):
     assert "agree, as records and as columns" in done.stdout
     assert "one was killed half way: lost 0," in done.stdout
     assert re.search(r"failover took [0-9.]+ ms", done.stdout)
+    assert re.search(r"each of [34],\d+ aircraft: [\d.]+ MB became [01]\.\d MB", done.stdout)
     assert "lost 0   duplicated 0" in done.stdout

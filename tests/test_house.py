@@ -13,7 +13,7 @@ import pytest
 
 FLOORS = (
     {"errors"},
-    {"record", "config", "checksum", "files"},
+    {"record", "config", "checksum", "files", "progress"},
     {"batch", "schema", "kv", "partitioner", "assignor"},
     {"segment", "index", "catalog"},
     {"membership", "ownership", "offsets"},

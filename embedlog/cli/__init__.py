@@ -1,4 +1,5 @@
-"""The command line: `embedlog topics|produce|consume|tail|groups|dump|verify|repair|doctor`.
+"""The command line: `embedlog topics|produce|consume|tail|groups|compact|maintain|explain|
+dump|verify|repair|doctor`.
 
 Records go to stdout, all else to stderr; an error is one line, never a
 traceback; the exit codes are in `embedlog --help`.  A command's module is

@@ -69,6 +69,7 @@ def parser() -> argparse.ArgumentParser:
     _tail(commands)
     _groups(commands)
     _dump(commands)
+    _keeping(commands)
     _health(commands)
     return top
 
@@ -231,6 +232,20 @@ def _dump(commands: _Commands) -> None:
     dump = _command(commands, "dump", "dump:dump", about)
     dump.add_argument("file", metavar="SEGMENT_FILE")
     dump.add_argument("--columns", action="store_true", help="with a line for each column")
+
+
+def _keeping(commands: _Commands) -> None:
+    about = "keep the last record of each key, in topics with cleanup.policy=compact"
+    compact = _command(commands, "compact", "keeping:compact", about)
+    compact.add_argument("topics", metavar="TOPIC", nargs="+")
+    compact.add_argument(
+        "--force", action="store_true", help="also what is not due, and the active segment"
+    )
+    about = "do all housekeeping once: retention, compaction, what groups no longer use"
+    _command(commands, "maintain", "keeping:maintain", about)
+    about = "say in words what is deleted or compacted when, and what keeps it"
+    explain = _command(commands, "explain", "keeping:explain", about)
+    explain.add_argument("topics", metavar="TOPIC", nargs="*", help="all, if none is named")
 
 
 def _health(commands: _Commands) -> None:

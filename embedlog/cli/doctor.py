@@ -15,11 +15,12 @@ from typing import Any
 from embedlog import __version__, checksum, kv
 from embedlog.cli.arguments import FAILED, OK
 from embedlog.cli.opening import is_log, root_of
-from embedlog.cli.output import mega, say, say_json
+from embedlog.cli.output import say, say_json
 from embedlog.errors import EmbedlogError, NotALogError
 from embedlog.files import Files
 from embedlog.files.place import REMOTE_FILESYSTEMS, process_state
 from embedlog.log import mending
+from embedlog.progress import mega
 
 _LIBRARIES = ("pyarrow", "lmdb", "numpy", "sortedcontainers", "google-crc32c", "crcmod")
 _SLOW_CHECKSUM = 500

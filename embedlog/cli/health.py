@@ -6,7 +6,8 @@ import argparse
 
 from embedlog.cli.arguments import FAILED, OK
 from embedlog.cli.opening import to_read, to_write
-from embedlog.cli.output import Bar, note, say, say_json
+from embedlog.cli.output import note, say, say_json
+from embedlog.progress import Bar
 
 
 def verify(args: argparse.Namespace) -> int:

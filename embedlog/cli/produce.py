@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from embedlog.cli.arguments import OK
 from embedlog.cli.opening import to_write
-from embedlog.cli.output import Bar, note, say_json
+from embedlog.cli.output import note, say_json
 from embedlog.errors import InvalidRecordError
+from embedlog.progress import Bar
 
 if TYPE_CHECKING:
     from embedlog.producer import Producer

@@ -8,8 +8,9 @@ from typing import Any
 
 from embedlog.cli.arguments import OK
 from embedlog.cli.opening import FORMAT_FILE, root_of, to_read, to_write
-from embedlog.cli.output import mega, note, say, say_json
+from embedlog.cli.output import note, say, say_json
 from embedlog.errors import InvalidConfigError
+from embedlog.progress import mega
 
 _ROWS = b"T"
 """What the keys of topics begin with (docs/format.md).

@@ -329,7 +329,7 @@ class Log:
         topic: str,
         *,
         force: bool = False,
-        progress: Progress | None = None,
+        progress: Progress | bool = True,
         settings: Mapping[str, object] | None = None,
     ) -> list[Any]:
         """Compact a topic here and now: of each key the last record is kept, at its offset.
@@ -343,6 +343,7 @@ class Log:
                 segment, which is rolled first, and tombstones whose time is over
                 where nothing is dirty (D19).
             progress: Called with how many bytes were looked at, and how many there are.
+                By default a bar in terminals and notebooks; False is none.
             settings: Kafka's ``log.cleaner.dedupe.buffer.size``, ``.io.buffer.size``,
                 ``.io.buffer.load.factor`` and ``.io.max.bytes.per.second``.
 
@@ -352,8 +353,11 @@ class Log:
                 others were.
         """
         from embedlog.engine.compacting import compact
+        from embedlog.progress import Bar
 
-        return compact(self.root, topic, force=force, progress=progress, settings=settings)
+        with Bar(f"compact {topic}") as bar:
+            told = (bar if progress else None) if isinstance(progress, bool) else progress
+            return compact(self.root, topic, force=force, progress=told, settings=settings)
 
     # Life
 

@@ -1,0 +1,74 @@
+"""`embedlog compact`, `maintain` and `explain`."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from support.roots import encoded
+
+import embedlog
+from embedlog.cli import main
+
+OLD = 1_000_000
+"""A time in 1970: all of that is due."""
+
+
+@pytest.fixture
+def root(tmp_path, monkeypatch):
+    """A compacted topic with two records of one key, and one whose records are old."""
+    monkeypatch.setenv("EMBEDLOG_ROOT", str(tmp_path / "log"))
+    with embedlog.open(tmp_path / "log", maintenance=False) as log:
+        log.create_topic("fleet", config={"cleanup.policy": "compact"})
+        log.create_topic("old", config={"segment.ms": 1})
+        for value in (b"1", b"2"):
+            log.partition("fleet", 0).append([encoded(value, keys=[b"N1"], at=OLD)])
+            log.partition("old", 0).append([encoded(value, at=OLD)])
+    return tmp_path / "log"
+
+
+def run(capsys, *words):
+    code = main(list(words))
+    told = capsys.readouterr()
+    return code, told.out, told.err
+
+
+def test_compact_does_what_is_due_and_all_with_force(root, capsys):
+    """And says which of the two it was."""
+    assert run(capsys, "compact", "fleet")[::2] == (
+        0,
+        "nothing is due; embedlog explain says why, --force does it all the same\n",
+    )
+    code, out, _ = run(capsys, "compact", "fleet", "--force", "--json")
+    (done,) = json.loads(out)
+    assert code == 0
+    assert (done["topic"], done["records_read"], done["records_kept"]) == ("fleet", 2, 1)
+    with embedlog.open(root) as log:
+        assert list(log.topic("fleet").items()) == [(b"N1", b"2")]
+
+
+def test_a_topic_that_is_not_compacted_is_a_wrong_command(root, capsys):
+    """Exit code 2, with the setting to change."""
+    code, _, err = run(capsys, "compact", "old")
+    assert code == 2
+    assert "cleanup.policy" in err
+
+
+def test_maintain_deletes_what_is_due(root, capsys):
+    """Once; the second time nothing is."""
+    code, out, _ = run(capsys, "maintain")
+    assert (code, out.split(":")[0]) == (0, "old-0")
+    assert "begins at 2" in out
+    assert run(capsys, "maintain")[::2] == (0, "nothing was due\n")
+    assert json.loads(run(capsys, "--json", "maintain")[1])["deleted"] == []
+
+
+def test_explain_says_what_happens_to_each_topic(root, capsys):
+    """In words; as JSON, by topic."""
+    code, out, _ = run(capsys, "explain", "fleet")
+    assert code == 0
+    assert "active segment, which is never compacted" in out
+    told = json.loads(run(capsys, "explain", "--json")[1])
+    assert list(told) == ["fleet", "old"]
+    assert any("with the next round" in line for line in told["old"])
+    assert run(capsys, "explain", "none")[0] == 3

@@ -1,0 +1,69 @@
+"""The bar: in terminals and notebooks, and nowhere else."""
+
+from __future__ import annotations
+
+import io
+import sys
+import types
+
+import pytest
+
+from embedlog import progress
+from embedlog.progress import Bar, mega
+
+
+@pytest.fixture(autouse=True)
+def at_once(monkeypatch):
+    """Every call redraws it."""
+    monkeypatch.setattr(progress, "_REDRAW_SECONDS", 0.0)
+
+
+def test_a_pipe_sees_no_bar(capsys):
+    """Nor does a log file."""
+    with Bar("compact") as bar:
+        bar(1, 2)
+    assert capsys.readouterr().err == ""
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def test_a_bar_is_drawn_on_a_terminal_and_wiped(monkeypatch):
+    """On stderr, at most ten times a second, and gone at the end; nothing in a pipe."""
+    monkeypatch.setattr(progress, "_REDRAW_SECONDS", 0.1)
+    moments = iter([0.0, 0.01, 0.2, 0.21, 0.5])
+    monkeypatch.setattr("embedlog.progress.time.monotonic", lambda: next(moments))
+    screen = Terminal()
+    monkeypatch.setattr(sys, "stderr", screen)
+
+    with Bar("verify") as bar:
+        for done in (1, 50, 60, 100):
+            bar(done * 1000, 100_000)
+
+    assert screen.getvalue().count("\r") == 3
+    assert "verify ███████████████" in screen.getvalue()
+    assert " 50% of 100.0 kB" in screen.getvalue()
+    assert screen.getvalue().endswith("\r\x1b[K")
+
+
+def test_a_notebook_sees_one_line_that_changes(monkeypatch):
+    """Its output is not a terminal; the line is a display of its own, emptied at the end."""
+    lines = []
+    handle = types.SimpleNamespace(update=lambda data, raw: lines.append(data["text/plain"]))
+    kernel = types.SimpleNamespace(kernel=object())
+    monkeypatch.setitem(sys.modules, "IPython", types.SimpleNamespace(get_ipython=lambda: kernel))
+    monkeypatch.setitem(
+        sys.modules, "IPython.display", types.SimpleNamespace(display=lambda *_, **__: handle)
+    )
+    with Bar("compact") as bar:
+        bar(1, 4)
+    assert [line[:7] for line in lines] == ["compact", ""]
+    assert "25%" in lines[0]
+
+
+def test_sizes_are_told_for_people():
+    """In powers of ten, as disks are sold."""
+    told = [mega(count) for count in (0, 999, 1000, 1.5e6, 2e9, 3e12, 4e15)]
+    assert told == ["0 B", "999 B", "1.0 kB", "1.5 MB", "2.0 GB", "3.0 TB", "4000.0 TB"]
