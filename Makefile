@@ -2,12 +2,14 @@
 
 PYTHON ?= python3
 PYTEST ?= .venv/bin/python -m pytest
+# A worker for each processor; what says so stays together (`xdist_group`).
+SPREAD ?= -n auto --maxprocesses 4 --dist loadgroup
 ARGS ?=
 
 .PHONY: test check lint wheel bench demo nightly clean
 
 test: .venv/.dev
-	$(PYTEST) $(ARGS)
+	$(PYTEST) $(SPREAD) $(ARGS)
 
 check: lint test wheel
 
@@ -25,13 +27,13 @@ wheel: .venv/.dev
 	.wheel/venv/bin/pip install --quiet "$$(ls .wheel/dist/*.whl)[dev]"
 	for each in tests bench docs examples README.md CHANGELOG.md Makefile pyproject.toml; do \
 		if [ -e $$each ]; then cp -r $$each .wheel/run/; fi; done
-	cd .wheel/run && ../venv/bin/python -m pytest $(ARGS)
+	cd .wheel/run && ../venv/bin/python -m pytest $(SPREAD) $(ARGS)
 
 bench: .venv/.dev
 	$(PYTEST) bench --benchmark-only $(ARGS)
 
 nightly: .venv/.dev
-	$(PYTEST) -m "" $(ARGS)
+	$(PYTEST) $(SPREAD) -m "" $(ARGS)
 
 demo: .venv/.demo
 	.venv/bin/python examples/flights.py $(ARGS)

@@ -504,12 +504,12 @@ def test_auto_commit_commits_what_earlier_polls_returned(root, join):
 def test_auto_commit_waits_for_its_interval(root, join):
     """E20, M20b: which begins anew when partitions are given."""
     make(root, count=1)
+    started = time.monotonic()
     member = join("t", enable_auto_commit=True, auto_commit_interval_ms=150, max_poll_records=1)
     member.poll(0)
-    started = time.monotonic()
     while committed(root) is None:
         member.poll(0, max_records=1)
-        assert time.monotonic() < started + 5
+        assert time.monotonic() < started + 30
 
     assert time.monotonic() - started >= 0.14
 
