@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from embedlog import batch
+from embedlog.batch import wire
 from embedlog.checksum import crc32c
 from embedlog.errors import (
     CorruptBatchError,
@@ -708,3 +709,24 @@ def test_an_unknown_compression_is_refused():
     """The codecs are those every Arrow reader has."""
     with pytest.raises(InvalidConfigError, match="gzip"):
         batch.encode_lists([b"v"], None, NOW, None, "gzip")
+
+
+def test_a_thread_gets_the_layout_of_its_own_schema(monkeypatch):
+    """A10: whatever other threads encode meanwhile; a batch with another's could not be read."""
+    plain, wide = (wire.Layout(batch.schema(headers=headers)) for headers in (False, True))
+
+    class Overtaken:
+        """A layout of the schema that is asked for; while it is compared, another comes in."""
+
+        def __init__(self):
+            self.original = self
+
+        def equals(self, given, metadata):
+            wire._recent[:] = [self, plain]
+            return True
+
+    mine = Overtaken()
+    monkeypatch.setattr(wire, "_layouts", {})
+    monkeypatch.setattr(wire, "_recent", [mine])
+
+    assert wire.layout_of(wide.original) is mine

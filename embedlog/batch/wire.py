@@ -193,9 +193,10 @@ def layout_of(given: Any) -> Layout:
     found = _layouts.get(id(given))
     if found is not None and found.original is given:
         return found
-    if _recent and _recent[-1].original.equals(given, True):
-        return _recent[-1]
-    found = next((one for one in _recent if one.original.equals(given, True)), None)
+    # One look at the list: another thread may change it between two.
+    found = next((one for one in _recent[::-1] if one.original.equals(given, True)), None)
+    if found is not None and found is _recent[-1]:
+        return found
     if found is None:
         found = Layout(given)
     # Bounded: a program that makes schemas all the time must not leak them.
