@@ -38,6 +38,7 @@ from embedlog.config import MaintenanceConfig, TopicConfig
 from embedlog.errors import FencedError, InvalidConfigError, InvalidRecordError, StorageError
 from embedlog.log import replacing
 from embedlog.log.expiring import expire_producers
+from embedlog.retention import delete_records
 
 COMPACT = {"cleanup.policy": "compact", "delete.retention.ms": 1000, "file.delete.delay.ms": 0}
 DAY = 86_400_000
@@ -116,6 +117,23 @@ def test_a_checkpoint_says_where_the_dirty_part_begins(log):
     section = look(log, START)
     assert (section.first_dirty, section.first_uncleanable, section.cleanable_bytes) == (2, 2, 0)
     assert section.clean_bytes > 0
+
+
+def test_what_is_deleted_while_it_is_compacted_is_left_out(root):
+    """D22: retention may drop what a pass has still to read; it looks again, and goes on."""
+    log = make_log(root, {**COMPACT, "cleanup.policy": "compact,delete"})
+    for number in range(6):
+        segment(log, (b"a", b"%d" % number), (b"b%d" % number, b""))
+    seen = []
+
+    def progress(done: int, total: int) -> None:
+        seen.append(done)
+        if len(seen) == 3:
+            delete_records(log, 8)
+
+    run(log, progress=progress)
+
+    assert kept(log) == [(b"b4", b""), (b"a", b"5"), (b"b5", b"")]
 
 
 @pytest.mark.parametrize("checkpoint", [7, 1 << 40])

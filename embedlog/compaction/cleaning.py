@@ -24,7 +24,7 @@ from embedlog.compaction.rewriting import UNSTAMPED, Exact, Rewriter, kind_of
 from embedlog.compaction.scanning import Chunk, Scanner, data_rows, nulls, where_last
 from embedlog.compaction.selecting import Section, look
 from embedlog.config import INT_MAX, MaintenanceConfig
-from embedlog.errors import EmbedlogError, FencedError
+from embedlog.errors import EmbedlogError, FencedError, StorageError
 from embedlog.log import PartitionLog, flushing, replacing
 from embedlog.log.replacing import Fence, Replacement, anybody
 
@@ -363,8 +363,13 @@ def clean(
             counter = _Counter(guard, pace, progress, section)
             scanner = Scanner(log, settings.log_cleaner_io_buffer_size, counter.spend)
             one = _Pass(section, now_ms, settings, scanner, guard, pace, done)
-            one.read_keys()
-            one.rewrite()
+            try:
+                one.read_keys()
+                one.rewrite()
+            except StorageError as error:
+                if not error.missing or not _overtaken(section):
+                    raise
+                continue
             done.passes += 1
     done.why = _told(done)
     return done
@@ -385,6 +390,13 @@ class _Counter:
         self._done += size
         if self._progress is not None:
             self._progress(min(self._done, self._total), self._total)
+
+
+def _overtaken(section: Section) -> bool:
+    """Whether retention dropped meanwhile what was to be read: then the next look sees less."""
+    section.log.refresh()
+    now = section.log.segments
+    return any(now.get(info.base_offset) != info for info in section.segments)
 
 
 def _guard(log: PartitionLog, fence: Fence) -> Fence:

@@ -1,0 +1,521 @@
+"""Writers and readers of all kinds, while housekeeping goes on without a break beside them.
+
+Writers have keys of their own and number what they send, so that of each key it
+is known what was acknowledged last, and an older value after a newer one is seen
+at once.  Who keeps house is killed and stopped at random, and replaced.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import struct
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import embedlog
+from embedlog import batch
+from embedlog.errors import FencedError, LockTimeoutError, OffsetOutOfRangeError
+from embedlog.maintenance import JOBS, Maintenance, owning
+from embedlog.partitioner import partition_for_key
+from embedlog.record import TopicPartition
+from support import forks
+
+PARTITIONS = 2
+KEYS = 40
+"""Of each writer, in each topic."""
+_SMALL: dict[str, object] = {
+    "segment.bytes": 20_000,
+    "index.interval.bytes": 2_000,
+    "retention.ms": -1,
+    "min.cleanable.dirty.ratio": 0.01,
+    "delete.retention.ms": 20,
+}
+TOPICS: dict[str, dict[str, object]] = {
+    "deleted": {"cleanup.policy": "delete", "retention.bytes": 200_000},
+    "aged": {"cleanup.policy": "delete", "retention.ms": 700, "segment.ms": 100},
+    "compacted": {"cleanup.policy": "compact"},
+    "lagging": {"cleanup.policy": "compact", "min.compaction.lag.ms": 20},
+    "both": {"cleanup.policy": "compact,delete", "retention.bytes": 100_000},
+}
+KEPT = ("compacted", "lagging")
+"""The topics of which nothing is deleted but what a later record of its key replaces."""
+_VALUE = struct.Struct("<IQ")
+
+Said = Counter[str]
+
+
+class Household(NamedTuple):
+    """How long, and how often somebody who keeps house is hurt."""
+
+    seconds: float = 60.0
+    pause: float = 0.25
+    """Seconds from one kill or stop to the next."""
+    stops: tuple[float, ...] = (0.05, 0.3, 1.2)
+    """Seconds somebody is stopped."""
+    keepers: int = 3
+    delay_ms: int = 50
+    """The topics' file.delete.delay.ms."""
+    seed: int = 1
+
+
+def check_household(case: Household, directory: Path) -> Said:
+    """Let it run; then every key's last value is what was acknowledged last."""
+    root, stop = directory / "root", directory / "stop"
+    with embedlog.open(root, maintenance=False) as log:
+        for name, config in TOPICS.items():
+            usual = _SMALL | {"file.delete.delay.ms": case.delay_ms}
+            log.create_topic(name, PARTITIONS, usual | config)
+    keepers = [_Keeper(root, case, number) for number in range(case.keepers)]
+    writers = [
+        forks.Child(lambda work=work, n=n: work(root, stop, n)) for n, work in enumerate(WRITERS)
+    ]
+    readers = [
+        forks.Child(lambda work=work, n=n: work(root, stop, n)) for n, work in enumerate(READERS)
+    ]
+    try:
+        done = _hurt(case, keepers, [*writers, *readers])
+    finally:
+        stop.touch()
+        # Before the others are waited for: one that is stopped may have a lock.
+        found = [keeper.kill() for keeper in keepers]
+        ends = [one.end() for one in (*writers, *readers)]
+    assert not any(found), found
+    for work, end in zip((*WRITERS, *READERS), ends, strict=True):
+        assert end.finding() is None, f"{work.__name__}: {end.finding()}"
+    sent: dict[str, dict[bytes, int | None]] = {name: {} for name in TOPICS}
+    for end in ends[: len(writers)]:
+        said, last = end.value
+        done += said
+        for name, keys in last.items():
+            sent[name].update(keys)
+    for end in ends[len(writers) :]:
+        done += end.value
+    end = forks.run(lambda: _compare(root, sent))
+    assert end.finding() is None, end.finding()
+    return done + end.value
+
+
+def _hurt(case: Household, keepers: list[_Keeper], others: list[forks.Child]) -> Said:
+    """Kill and stop those who keep house; ends early if somebody else died."""
+    done, dice, until = Said(), random.Random(case.seed), time.monotonic() + case.seconds
+    while (now := time.monotonic()) < until and not any(map(_is_over, others)):
+        if any(keeper.is_over() for keeper in keepers):
+            break
+        victim = dice.choice(keepers)
+        if victim.go_on_at(now):
+            if dice.random() < 0.5:
+                victim.replace()
+                done["kills"] += 1
+            else:
+                victim.stop(now + dice.choice(case.stops))
+                done["stops"] += 1
+        time.sleep(case.pause)
+    return done
+
+
+def _is_over(child: forks.Child) -> bool:
+    return os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is not None
+
+
+class _Keeper:
+    """A place that is always taken by some process that keeps house."""
+
+    def __init__(self, root: Path, case: Household, number: int) -> None:
+        self._root, self._number = root, number
+        self._until: float | None = None
+        self._start()
+
+    def _start(self) -> None:
+        work = _keep_by_jobs if self._number % 3 else _keep_by_hand
+        self._child = forks.Child(lambda: work(self._root))
+
+    def replace(self) -> None:
+        found = self.kill()
+        assert found is None, found
+        self._start()
+
+    def kill(self) -> str | None:
+        """Kill it, and return what went wrong before."""
+        over = self.is_over()
+        end = self._child.end() if over else self._child.kill()
+        return None if end.killed else f"before it was killed: {end.finding()}"
+
+    def is_over(self) -> bool:
+        return _is_over(self._child)
+
+    def stop(self, until: float) -> None:
+        os.kill(self._child.pid, signal.SIGSTOP)
+        self._until = until
+
+    def go_on_at(self, now: float) -> bool:
+        """Whether it is at work, from now on if its time is over."""
+        if self._until is not None and now >= self._until:
+            self._child.go_on()
+            self._until = None
+        return self._until is None
+
+
+def _keep_by_hand(root: Path) -> None:
+    """Retention and compaction, one after the other, as a program may call them."""
+    log = embedlog.open(root, maintenance=False)
+    while True:
+        with suppress(FencedError, LockTimeoutError):
+            log.maintain()
+        for name in TOPICS:
+            if "compact" in str(TOPICS[name]["cleanup.policy"]):
+                with suppress(FencedError, LockTimeoutError):
+                    log.compact(name, force=True, settings={"log.cleaner.io.buffer.size": 4096})
+
+
+def _keep_by_jobs(root: Path) -> None:
+    """The background's threads, which take turns all the time."""
+    owning.BEAT_SECONDS, owning._LEAST_SECONDS = 0.1, 0.02
+    log = embedlog.open(root, maintenance=False)
+    jobs = [job._replace(every_seconds=0.02) for job in JOBS]
+    house = Maintenance(log.root, jobs, session_ms=400)
+    house.ensure()
+    while True:
+        time.sleep(0.1)
+        bad = [one for one in house.failures.values() if not _is_excused(one)]
+        assert not bad, bad
+
+
+def _compact(log: Any) -> None:
+    for name in TOPICS:
+        if "compact" in str(TOPICS[name]["cleanup.policy"]):
+            log.compact(name, force=True)
+
+
+def _is_excused(error: Exception) -> bool:
+    """Who is stopped may hold a lock; nothing else may fail."""
+    return isinstance(error, FencedError | LockTimeoutError)
+
+
+# Writers: each returns what it did, and the last value of each of its keys
+
+
+class _Diary:
+    """What one writer sends: who, in which order, and what came last."""
+
+    def __init__(self, writer: int) -> None:
+        self.writer, self.number, self.dice = writer, 0, random.Random(writer)
+        self.last: dict[str, dict[bytes, int | None]] = {name: {} for name in TOPICS}
+        self.said = Said()
+
+    def next(self, name: str, partition: int | None = None) -> tuple[bytes, bytes | None]:
+        """Return the key and the value of a record that will be acknowledged."""
+        while True:
+            key = b"%d-%d" % (self.writer, self.dice.randrange(KEYS))
+            if partition in (None, partition_for_key(key, PARTITIONS)):
+                break
+        self.number += 1
+        gone = self.dice.random() < 0.15
+        self.last[name][key] = None if gone else self.number
+        value = _VALUE.pack(self.writer, self.number).ljust(self.dice.choice((12, 60, 300)), b".")
+        return key, None if gone else value
+
+
+def write_and_wait(root: Path, stop: Path, writer: int) -> Any:
+    """One record at a time, each waited for."""
+    diary = _Diary(writer)
+    with (
+        embedlog.open(root, maintenance=False) as log,
+        log.producer(linger_ms=0) as producer,
+    ):
+        while not stop.exists():
+            for name in TOPICS:
+                key, value = diary.next(name)
+                producer.send(name, value, key=key).result(30)
+                diary.said["sent"] += 1
+            time.sleep(0.001)
+    return diary.said, diary.last
+
+
+def write_gathered(root: Path, stop: Path, writer: int) -> Any:
+    """Many records at a time, compressed, some with headers; two producers in turn."""
+    diary = _Diary(writer)
+    with embedlog.open(root, maintenance=False) as log:
+        producers = [
+            log.producer(linger_ms=5, compression_type="lz4"),
+            log.producer(linger_ms=1, batch_size=2000, compression_type="zstd"),
+        ]
+        while not stop.exists():
+            for producer in producers:
+                for _ in range(diary.dice.randint(1, 300)):
+                    name = diary.dice.choice(list(TOPICS))
+                    key, value = diary.next(name)
+                    headers = [("h", b"v")] if diary.dice.random() < 0.01 else None
+                    producer.send(name, value, key=key, headers=headers)
+                    diary.said["sent"] += 1
+                # The other one may have the same keys: what is sent is in order this way.
+                producer.flush(30)
+            time.sleep(0.005)
+    return diary.said, diary.last
+
+
+def write_batches(root: Path, stop: Path, writer: int) -> Any:
+    """Batches of columns, some of them flushed before they are acknowledged."""
+    diary = _Diary(writer)
+    with embedlog.open(root, maintenance=False) as log:
+        while not stop.exists():
+            for name in TOPICS:
+                partition = diary.dice.randrange(PARTITIONS)
+                rows = [diary.next(name, partition) for _ in range(diary.dice.randint(1, 50))]
+                keys, values = zip(*rows, strict=True)
+                codec = diary.dice.choice(("none", "zstd"))
+                now = time.time_ns() // 1_000_000
+                one = batch.encode_lists(list(values), list(keys), now, None, codec)
+                durability = "fsync" if diary.dice.random() < 0.1 else None
+                log.partition(name, partition).append([one], durability=durability)
+                diary.said["sent"] += len(rows)
+            time.sleep(0.005)
+    return diary.said, diary.last
+
+
+WRITERS: tuple[Callable[[Path, Path, int], Any], ...] = (
+    write_and_wait,
+    write_gathered,
+    write_batches,
+    write_gathered,
+)
+
+
+# Readers: each returns how much it saw
+
+
+class _Pass:
+    """What one reader sees in one pass: each offset once, no older value after a newer one."""
+
+    def __init__(self) -> None:
+        self._newest: dict[tuple[str, int, bytes], int] = {}
+        self._next: dict[tuple[str, int], int] = {}
+
+    def see(self, name: str, partition: int, offset: int, key: bytes, value: bytes | None) -> None:
+        due = self._next.get((name, partition), 0)
+        assert offset >= due, f"{name}-{partition}: {offset} after {due - 1}"
+        if name in ("deleted", "aged") and due:
+            assert offset == due, f"{name}-{partition}: {offset} follows {due - 1}"
+        self._next[name, partition] = offset + 1
+        if value is not None:
+            number = _VALUE.unpack_from(value)[1]
+            place = name, partition, key
+            before = self._newest.get(place, 0)
+            assert number > before, f"{place}: {number} at {offset} after {before}"
+            self._newest[place] = number
+
+    def end(self, name: str, partition: int) -> int:
+        """How far it has come."""
+        return self._next.get((name, partition), 0)
+
+
+def _passes(
+    root: Path, stop: Path, fetch: Callable[[Any, _Pass], int], **config: Any
+) -> Iterator[tuple[Said, Any]]:
+    """Read from the start to the end, over and over, each time with a new consumer."""
+    places = [TopicPartition(name, number) for name in TOPICS for number in range(PARTITIONS)]
+    said = Said()
+    with embedlog.open(root, maintenance=False) as log:
+        while not stop.exists():
+            with log.consumer(auto_offset_reset="none", **config) as consumer:
+                consumer.assign(places)
+                consumer.seek_to_beginning()
+                seen = _Pass()
+                quiet = time.monotonic() + 5
+                while time.monotonic() < quiet and not stop.exists():
+                    try:
+                        count = fetch(consumer, seen)
+                    except OffsetOutOfRangeError as error:
+                        _check_deleted(log, error)
+                        said["overtaken"] += 1
+                        break
+                    said["read"] += count
+                    if not count and _is_at_end(consumer, places):
+                        break
+                said["passes"] += 1
+    yield said, None
+
+
+def _is_at_end(consumer: Any, places: list[TopicPartition]) -> bool:
+    try:
+        return all(not consumer.current_lag(place) for place in places)
+    except OffsetOutOfRangeError:
+        return False
+
+
+def _check_deleted(log: Any, error: OffsetOutOfRangeError) -> None:
+    """What is out of range lies below the start, and of a topic that deletes."""
+    assert error.topic not in KEPT, error
+    start = log.partition(error.topic, error.partition).start_offset()
+    assert error.offset is not None and error.offset < start, f"{error}; it starts at {start}"
+
+
+def read_records(root: Path, stop: Path, reader: int) -> Said:
+    """As records, from the start."""
+
+    def fetch(consumer: Any, seen: _Pass) -> int:
+        count = 0
+        for found in consumer.poll(50, max_records=5000).values():
+            for one in found:
+                seen.see(one.topic, one.partition, one.offset, one.key, one.value)
+                count += 1
+        return count
+
+    return next(_passes(root, stop, fetch))[0]
+
+
+def read_arrow(root: Path, stop: Path, reader: int) -> Said:
+    """As Arrow batches, from the start."""
+
+    def fetch(consumer: Any, seen: _Pass) -> int:
+        count = 0
+        for place, found in consumer.poll_batches(50).items():
+            for one in found:
+                columns = [one.column(name).to_pylist() for name in ("offset", "key", "value")]
+                for row in zip(*columns, strict=True):
+                    seen.see(*place, *row)
+                    count += 1
+        return count
+
+    return next(_passes(root, stop, fetch))[0]
+
+
+def read_tables(root: Path, stop: Path, reader: int) -> Said:
+    """As tables: the latest value of a key is never older than it was."""
+    said, dice = Said(), random.Random(reader)
+    newest: dict[tuple[str, bytes], int] = {}
+    with embedlog.open(root, maintenance=False) as log:
+        while not stop.exists():
+            name = dice.choice(list(TOPICS))
+            try:
+                found = _table(log.topic(name), dice)
+            except OffsetOutOfRangeError as error:
+                _check_deleted(log, error)
+                said["overtaken"] += 1
+                continue
+            assert len(dict(found)) == len(found), f"{name}: a key is there twice"
+            for key, value in found:
+                number = _VALUE.unpack_from(value)[1]
+                before = newest.get((name, key), 0)
+                # What deletes may delete the newest; an older one, in front of it, went first.
+                assert number >= before, f"{name}: {key!r} is {number}, was {before}"
+                newest[name, key] = number
+                said["latest"] += 1
+    return said
+
+
+def _table(topic: Any, dice: random.Random) -> list[tuple[bytes, bytes]]:
+    how = dice.randrange(3)
+    if how == 0:
+        return list(topic.items())
+    if how == 1:
+        table = topic.to_arrow(["key", "value"], latest=True)
+        return list(zip(table["key"].to_pylist(), table["value"].to_pylist(), strict=True))
+    keys = [b"%d-%d" % (dice.randrange(len(WRITERS)), dice.randrange(KEYS)) for _ in range(20)]
+    found = [(key, topic.get(key)) for key in set(keys)]
+    return [(key, value) for key, value in found if value is not None]
+
+
+def read_grouped(root: Path, stop: Path, reader: int) -> Said:
+    """In a group of two that takes turns in leaving; what is committed is never read again."""
+    said, seen = Said(), _Pass()
+    with embedlog.open(root, maintenance=False) as log:
+        while not stop.exists():
+            # Alone in its group, so that no other one's records are expected.
+            with log.consumer(
+                *TOPICS, group_id=f"g{reader}", auto_offset_reset="earliest"
+            ) as consumer:
+                for _ in range(20):
+                    for found in consumer.poll(50, max_records=2000).values():
+                        for one in found:
+                            if one.topic not in ("deleted", "aged"):
+                                seen.see(one.topic, one.partition, one.offset, one.key, one.value)
+                            said["grouped"] += 1
+                    consumer.commit()
+    return said
+
+
+def read_times(root: Path, stop: Path, reader: int) -> Said:
+    """By timestamps: what is found is not before the time, and is where it was said to be."""
+    said, dice = Said(), random.Random(reader)
+    begun = time.time_ns() // 1_000_000
+    with embedlog.open(root, maintenance=False) as log:
+        while not stop.exists():
+            name, number = dice.choice(list(TOPICS)), dice.randrange(PARTITIONS)
+            part = log.partition(name, number)
+            at = dice.randint(begun - 100, time.time_ns() // 1_000_000)
+            found = part.offset_for_timestamp(at)
+            if found is None:
+                continue
+            assert found.timestamp >= at
+            assert 0 <= found.offset < part.end_offset()
+            with suppress(OffsetOutOfRangeError):
+                some = part.reader(found.offset).read(1)
+                assert some and some[0].next_offset > found.offset
+            said["times"] += 1
+    return said
+
+
+READERS: tuple[Callable[[Path, Path, int], Said], ...] = (
+    read_records,
+    read_arrow,
+    read_tables,
+    read_grouped,
+    read_times,
+)
+
+
+# The end
+
+
+def _compare(root: Path, sent: dict[str, dict[bytes, int | None]]) -> Said:
+    log = embedlog.open(root, maintenance=False)
+    assert log.verify() == [], log.verify()
+    _check_values(log, sent)
+    for _ in range(3):
+        # By hand and after some time: the tombstones go too.
+        time.sleep(0.05)
+        log.maintain()
+        _compact(log)
+    assert log.verify() == [], log.verify()
+    done = _check_values(log, sent)
+    log.close()
+    log = embedlog.open(root, maintenance=False)
+    assert log.root.mended == [], log.root.mended
+    assert log.verify() == [], log.verify()
+    _check_values(log, sent)
+    log.close()
+    return done
+
+
+def _check_values(log: Any, sent: dict[str, dict[bytes, int | None]]) -> Said:
+    done = Said()
+    for name, expected in sent.items():
+        topic = log.topic(name)
+        found = {key: _VALUE.unpack_from(value)[1] for key, value in topic.items()}
+        wanted = {key: number for key, number in expected.items() if number is not None}
+        if name in KEPT:
+            assert found == wanted, _difference(name, found, wanted)
+        else:
+            wrong = {key: number for key, number in found.items() if wanted.get(key) != number}
+            assert not wrong, _difference(name, wrong, wanted)
+        done["keys"] += len(found)
+        seen = _Pass()
+        for one in topic:
+            seen.see(one.topic, one.partition, one.offset, one.key, one.value)
+        for number in range(PARTITIONS):
+            part = log.partition(name, number)
+            if name in ("deleted", "aged") and part.start_offset() < part.end_offset():
+                assert seen.end(name, number) == part.end_offset()
+    return done
+
+
+def _difference(name: str, found: dict[bytes, int], wanted: dict[bytes, int]) -> str:
+    keys = sorted(key for key in {*found, *wanted} if found.get(key) != wanted.get(key))
+    told = [f"{key!r} is {found.get(key)}, not {wanted.get(key)}" for key in keys[:10]]
+    return f"{name}: {len(keys)} keys are wrong: {'; '.join(told)}"
