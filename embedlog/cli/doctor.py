@@ -20,6 +20,7 @@ from embedlog.errors import EmbedlogError, NotALogError
 from embedlog.files import Files
 from embedlog.files.place import REMOTE_FILESYSTEMS, process_state
 from embedlog.log import mending
+from embedlog.log.reserve import Reserve
 from embedlog.progress import mega
 
 _LIBRARIES = ("pyarrow", "lmdb", "numpy", "sortedcontainers", "google-crc32c", "crcmod")
@@ -85,6 +86,7 @@ def _storage(files: Files) -> Report:
         "root": files.root,
         "filesystem": files.filesystem(),
         "free_bytes": files.free_bytes(),
+        "reserve_bytes": Reserve(files).held(),
         "writable": writable,
         "fsync_us": _fsync_us(files.root) if writable else None,
     }

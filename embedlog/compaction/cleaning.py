@@ -10,8 +10,9 @@ removed once all that it deletes is gone from the log.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,7 @@ from embedlog.compaction.rewriting import UNSTAMPED, Exact, Rewriter, kind_of
 from embedlog.compaction.scanning import Chunk, Scanner, data_rows, nulls, where_last
 from embedlog.compaction.selecting import Section, look
 from embedlog.config import INT_MAX, MaintenanceConfig
-from embedlog.errors import EmbedlogError, FencedError, StorageError
+from embedlog.errors import DiskFullError, EmbedlogError, FencedError, StorageError
 from embedlog.log import PartitionLog, flushing, replacing
 from embedlog.log.replacing import Fence, Replacement, anybody
 
@@ -33,6 +34,8 @@ Progress = Callable[[int, int], None]
 
 _INPUT_SEGMENTS = 8
 """Swap in what there is once so many segments' bytes were read: each swap frees disk space."""
+_MUCH = 0.9
+_COUNTS = ("records_read", "records_kept", "keyless", "tombstones")
 
 
 @dataclass(slots=True)
@@ -85,6 +88,12 @@ class _Pass:
         )
         self.end = section.first_uncleanable
         """The pass looks at the records below; what comes after is kept as it is."""
+        self.left_out: list[SegmentInfo] = []
+        """Segments that the disk had no room to rewrite.  From then on no tombstone goes, for
+        what it deletes may be in them; and the checkpoint stays, so they are tried again."""
+        self._run: _Run | None = None
+        self._room = 0
+        self._noted = False
         self._last_sent = {
             number: known.batches[-1].base_offset
             for number, known in flushing.producers(self._log).items()
@@ -126,28 +135,58 @@ class _Pass:
         """Go through the log up to the end of the map, run by run."""
         sources = [info for info in self._section.segments if info.base_offset < self.end]
         limit = self._log.config.segment_bytes
-        run: _Run | None = None
         try:
             for place, info in enumerate(sources):
+                left = self._bytes_left(info)
+                if self._run is not None and not self._run.takes(info, left, self._room):
+                    self._close()
+                if self._run is None:
+                    self._room = min(limit, self._log.context.reserve.room(_with_more(left)))
                 following = sources[place + 1] if place + 1 < len(sources) else None
-                if run is not None and not run.takes(info, self._bytes_left(info), limit):
-                    self._close(run, None)
-                    run = None
-                alone = run is None and (following is None or info.size + following.size > limit)
-                if self._is_clean(info, alone, limit):
-                    if run is not None:
-                        self._close(run, None)
-                        run = None
-                    continue
-                run = run or _Run(self._log, info)
-                self._rewrite_segment(run, info)
-            if run is not None:
-                self._close(run, self.end)
-            else:
-                replacing.note_cleaned(self._log, self.end, fence=self._fence)
+                alone = following is None or info.size + following.size > limit
+                alone = alone and self._run is None
+                if self._has_no_room(info, left) or self._is_clean(info, alone, limit):
+                    self._close()
+                else:
+                    self._try(partial(self._add, info))
+            self._finish()
         finally:
-            if run is not None:
-                run.new.abandon()
+            if self._run is not None:
+                self._run.new.abandon()
+
+    def _add(self, info: SegmentInfo) -> None:
+        if self._run is None:
+            self._run = _Run(self._log, info, self._done)
+        self._rewrite_segment(self._run, info)
+
+    def _finish(self) -> None:
+        if self._run is not None and not self.left_out:
+            self._close(self.end)
+        self._close()
+        if not self.left_out and not self._noted:
+            replacing.note_cleaned(self._log, self.end, fence=self._fence)
+
+    def _has_no_room(self, info: SegmentInfo, left: int) -> bool:
+        """Whether the disk is too full to rewrite a segment, or to do so for little."""
+        if self._run is None and _with_more(left) > self._room < self._log.config.segment_bytes:
+            self.left_out.append(info)
+            return True
+        # Where some were left out all this is done again: not where nothing is to be gained.
+        return bool(self.left_out) and left > _MUCH * info.size
+
+    def _try(self, step: Callable[[], object]) -> bool:
+        """Go on with a run; if the disk gets full, its segments stay as they are."""
+        try:
+            step()
+            return True
+        except DiskFullError:
+            run, self._run = self._run, None
+            if run is None:
+                raise
+            run.new.abandon()
+            run.take_back(self._done)
+            self.left_out += run.sources
+            return False
 
     def _bytes_left(self, info: SegmentInfo) -> int:
         """About how much of a segment is left: known where the notes cover it, else all of it."""
@@ -155,13 +194,19 @@ class _Pass:
         replaced = self._map.replaced(info.base_offset, info.next_offset)
         return info.size if replaced is None else int(info.size * (1 - replaced.mean()))
 
-    def _close(self, run: _Run, cleaned: int | None) -> None:
+    def _close(self, cleaned: int | None = None) -> None:
+        """Swap in what was gathered, if there is something."""
+        if self._run is not None and self._try(lambda: self._swap(cleaned)):
+            self._run, self._noted = None, cleaned is not None
+
+    def _swap(self, cleaned: int | None) -> None:
+        run, done = self._run, self._done
+        assert run is not None
         end = run.sources[-1].next_offset
         assert end is not None
         run.rewriter.finish(end)
         self._pace.spend(run.new.size, self._fence)
         run.new.swap(run.sources, fence=self._fence, cleaned=cleaned)
-        done = self._done
         done.segments_before += len(run.sources)
         done.segments_after += 1
         done.bytes_before += sum(info.size for info in run.sources)
@@ -183,7 +228,10 @@ class _Pass:
     def _tombstone_is_due(self, one: Batch) -> bool:
         if not one.null_count("value") or one.flags & CONTROL:
             return False
-        return one.delete_horizon is None or one.delete_horizon <= self._now_ms
+        return one.delete_horizon is None or self._is_over(one.delete_horizon)
+
+    def _is_over(self, horizon: int) -> bool:
+        return horizon <= self._now_ms and not self.left_out
 
     def _kept(self, chunk: Chunk) -> Words:
         """Return which rows stay, but for tombstones: no later one has their key (D8, D9)."""
@@ -262,7 +310,7 @@ class _Pass:
         tombstones = nulls(one.columns(("value",)).column(0))
         reached = chunk.offsets[chunk.start(place) : chunk.ends[place]] < self.end
         horizon = one.delete_horizon
-        if horizon is not None and horizon <= self._now_ms:
+        if horizon is not None and self._is_over(horizon):
             # All that they deleted went before them, in this pass or in an earlier one.
             gone = rows & tombstones & reached
             self._done.tombstones += int(np.count_nonzero(gone))
@@ -294,11 +342,17 @@ class _Pass:
 class _Run:
     """Segments that become one (D12)."""
 
-    def __init__(self, log: PartitionLog, first: SegmentInfo) -> None:
+    def __init__(self, log: PartitionLog, first: SegmentInfo, done: Cleaned) -> None:
+        self._before = [getattr(done, name) for name in _COUNTS]
         self.sources: list[SegmentInfo] = []
         self.new = Replacement(log, first.base_offset, headers=first.headers)
         most = log.config.max_message_bytes
         self.rewriter = Rewriter(self.new, first.base_offset, first.headers, most)
+
+    def take_back(self, done: Cleaned) -> None:
+        """Count nothing of it."""
+        for name, value in zip(_COUNTS, self._before, strict=True):
+            setattr(done, name, value)
 
     def takes(self, info: SegmentInfo, size: int, limit: int) -> bool:
         """Whether another segment, of which so much is left, fits in."""
@@ -371,6 +425,9 @@ def clean(
                     raise
                 continue
             done.passes += 1
+            if one.left_out:
+                done.why = _told_of_room(one.left_out, log)
+                return done
     done.why = _told(done)
     return done
 
@@ -410,6 +467,21 @@ def _guard(log: PartitionLog, fence: Fence) -> Fence:
             )
 
     return guard
+
+
+def _with_more(size: int) -> int:
+    """Return what a segment may take at most when it is rewritten: offsets are added."""
+    return size + size // 8
+
+
+def _told_of_room(left_out: Sequence[SegmentInfo], log: PartitionLog) -> str:
+    bases = ", ".join(str(info.base_offset) for info in left_out[:5])
+    more = ", …" if len(left_out) > 5 else ""
+    return (
+        f"the disk is too full: {len(left_out)} segments (at {bases}{more}) stay as they are, "
+        f"the largest of {max(info.size for info in left_out):,} bytes, "
+        f"with {log.context.files.free_bytes():,} bytes free; the next round tries again"
+    )
 
 
 def _told(done: Cleaned) -> str:

@@ -81,8 +81,10 @@ def attempt(
     """
     try:
         if roll:
-            log.roll()
-        return clean(log, now_ms, settings=settings, fence=fence, progress=progress, pace=pace)
+            log.context.reserve.used_by(log.roll)
+        return log.context.reserve.used_by(
+            lambda: clean(log, now_ms, settings=settings, fence=fence, progress=progress, pace=pace)
+        )
     except ClosedError:
         raise
     except EmbedlogError as error:

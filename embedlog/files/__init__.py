@@ -27,7 +27,6 @@ from typing import Any, Final
 from embedlog.errors import (
     ClosedError,
     DurabilityError,
-    LockTimeoutError,
     NotALogError,
     ReadOnlyError,
     StorageError,
@@ -38,10 +37,9 @@ from embedlog.files.place import (
     OPEN_DIRECTORY,
     REMOTE_FILESYSTEMS,
     filesystem_magic,
-    lock_holder,
+    lock_timeout,
     open_root,
     parts,
-    process_state,
     storage_error,
     sync_parent,
     without_first,
@@ -252,6 +250,13 @@ class Files:
         except OSError as error:
             raise self._failed(error, "truncate", fd) from error
 
+    def allocate(self, fd: int, size: int) -> None:
+        """Give the file so many bytes for certain: what is there stays, the rest is zeros."""
+        try:
+            os.posix_fallocate(fd, 0, size)
+        except OSError as error:
+            raise self._failed(error, "allocate", fd) from error
+
     def sync(self, fd: int) -> None:
         """Return once the file's bytes and size are on the disk.
 
@@ -418,24 +423,12 @@ class Files:
         while True:
             left = deadline - time.monotonic()
             if left <= 0:
-                raise self._lock_timeout(fd, timeout)
+                raise lock_timeout(fd, timeout, self._place(fd))
             # select, since time.sleep never ends under a faked wall clock.
             select.select((), (), (), min(pause, left))
             if self.try_lock(fd, shared):
                 return
             pause = min(2 * pause, LONGEST_SLEEP)
-
-    def _lock_timeout(self, fd: int, timeout: float) -> LockTimeoutError:
-        pid = lock_holder(fd)
-        state = None if pid is None else process_state(pid)
-        holder = "another process" if pid is None else f"process {pid} (state {state or 'unknown'})"
-        return LockTimeoutError(
-            f"{holder} held the lock for {timeout:g} s",
-            todo="It was stopped if its state is T: let it go on, or end it",
-            path=self._place(fd),
-            pid=pid,
-            state=state,
-        )
 
     def try_lock(self, fd: int, shared: bool = False) -> bool:
         """Take the file's lock if it is free, and return whether that is done."""
@@ -484,6 +477,11 @@ class Files:
         """Return how many more bytes this user can store on the file system of the root."""
         status = os.fstatvfs(self._open_root_fd("ask for free space in"))
         return status.f_bavail * status.f_frsize
+
+    def total_bytes(self) -> int:
+        """Return how many bytes the file system of the root can store."""
+        status = os.fstatvfs(self._open_root_fd("ask for the size of the disk of"))
+        return status.f_blocks * status.f_frsize
 
     def filesystem(self) -> str:
         """Return the name of the root's file system, or its magic number in hex."""

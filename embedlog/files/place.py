@@ -7,7 +7,7 @@ import errno
 import os
 from typing import Final
 
-from embedlog.errors import DiskFullError, NotALogError, StorageError
+from embedlog.errors import DiskFullError, LockTimeoutError, NotALogError, StorageError
 
 OPEN_DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT)
@@ -104,6 +104,20 @@ def lock_holder(fd: int) -> int | None:
     # Overlays report another device than stat does, so the inode alone must do then;
     # a holder in a process namespace that is not ours has no number here.
     return holder if holder is not None and holder > 0 else None
+
+
+def lock_timeout(fd: int, timeout: float, path: str) -> LockTimeoutError:
+    """Return the error of somebody who waited so many seconds for a file's lock (P16)."""
+    pid = lock_holder(fd)
+    state = None if pid is None else process_state(pid)
+    holder = "another process" if pid is None else f"process {pid} (state {state or 'unknown'})"
+    return LockTimeoutError(
+        f"{holder} held the lock for {timeout:g} s",
+        todo="It was stopped if its state is T: let it go on, or end it",
+        path=path,
+        pid=pid,
+        state=state,
+    )
 
 
 def process_state(pid: int) -> str | None:

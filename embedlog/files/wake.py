@@ -74,8 +74,9 @@ class WakePage:
         """`rings` tells whether this object can `advance` the page, and is woken by others."""
         try:
             if files.writable and files.size(fd) < PAGE_BYTES:
-                # Two processes may both do so: growing twice is growing once.
-                files.truncate(fd, PAGE_BYTES)
+                # Two processes may both do so: growing twice is growing once.  With its bytes,
+                # for to touch a page that a full disk has no room for is a SIGBUS.
+                files.allocate(fd, PAGE_BYTES)
             self._map = files.map(fd, PAGE_BYTES, write=self.rings)
         finally:
             files.close(fd)

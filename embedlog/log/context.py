@@ -9,6 +9,7 @@ from embedlog.catalog import Catalog
 from embedlog.errors import ReadOnlyError
 from embedlog.files import Files, WakePage
 from embedlog.kv import Store
+from embedlog.log.reserve import Reserve
 
 DURABILITIES = ("os", "fsync")
 VISIBILITIES = ("append", "durable")
@@ -23,6 +24,7 @@ class Context:
     live: Store
     catalog: Catalog
     wake: WakePage
+    reserve: Reserve
     clock: Callable[[], int]
     durability: str
     visibility: str
@@ -35,3 +37,9 @@ class Context:
         """Raise unless the log may be changed."""
         if not self.files.writable:
             raise ReadOnlyError("the log was opened with mode='r'", path=self.root)
+
+    def check_appendable(self) -> None:
+        """Raise unless records may be added: also while the disk is known to be full."""
+        self.check_writable()
+        if self.reserve.short:
+            self.reserve.check()

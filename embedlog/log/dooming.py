@@ -97,6 +97,17 @@ def sweep(context: Context, partition: bytes = b"", *, early: bool = False) -> i
     return len(gone)
 
 
+def sweep_soon(log: PartitionLog) -> None:
+    """Unlink what a partition just let go, if nobody is to wait: there is no delay, or no room.
+
+    Raises:
+        StorageError: As `sweep`.
+    """
+    full = log.context.files.free_bytes() < LITTLE_SPACE
+    if full or not log.config.file_delete_delay_ms:
+        log.context.reserve.used_by(lambda: sweep(log.context, log.key, early=full))
+
+
 def _is_held(txn: kv.Txn, row: _Row, now: int) -> bool:
     """Whether a lease covers it: who has it may have looked the file up before it was replaced."""
     return any(one.offset < row.end for one in leasing.held_in(txn, row.partition, now))

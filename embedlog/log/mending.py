@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Collection
+from contextlib import suppress
 
 from embedlog import catalog, kv, membership
 from embedlog.checksum import crc32c
@@ -72,8 +73,13 @@ def copy_state(files: Files, state: kv.Store) -> None:
     aside = f"{COPY}.new"
     kv.discard(files, aside)
     files.make_directory(aside)
-    state.copy(aside)
-    files.write_file(f"{aside}/of", version)
+    try:
+        state.copy(aside)
+        files.write_file(f"{aside}/of", version)
+    except StorageError:
+        with suppress(StorageError):
+            kv.discard(files, aside)  # on a full disk it takes what others need
+        raise
     kv.discard(files, COPY)
     files.rename(aside, COPY)
     files.sync_directory("")

@@ -25,6 +25,7 @@ from embedlog.config import TopicConfig
 from embedlog.errors import (
     ClosedError,
     CorruptionError,
+    DiskFullError,
     EmbedlogError,
     LockTimeoutError,
     StorageError,
@@ -253,7 +254,7 @@ class PartitionLog:
         """
         if not encoded:
             return []
-        self.context.check_writable()
+        self.context.check_appendable()
         synced = (durability or self.context.durability) == "fsync"
         self.acquire(timeout)
         try:
@@ -264,6 +265,9 @@ class PartitionLog:
             if receipt is None:
                 refusing.check(self, encoded)
                 draft = self._append_locked(file, now, encoded, synced)
+        except DiskFullError:
+            self.context.reserve.short = True
+            raise
         finally:
             self.release()
         self.dirty = True
@@ -299,7 +303,7 @@ class PartitionLog:
         """
         if not placed:
             return []
-        self.context.check_writable()
+        self.context.check_appendable()
         runs, receipts = placing.runs_of(self, placed), []
         synced = (durability or self.context.durability) == "fsync"
         self.acquire(timeout)
@@ -312,6 +316,9 @@ class PartitionLog:
                 draft = self._append_locked(self.active_file(), now, encoded, synced)
                 now = draft.tail
                 receipts += draft.receipts
+        except DiskFullError:
+            self.context.reserve.short = True
+            raise
         finally:
             self.release()
         self.dirty = True

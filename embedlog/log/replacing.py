@@ -24,6 +24,7 @@ from embedlog import catalog, index, kv
 from embedlog.batch import EncodedBatch
 from embedlog.catalog import SegmentInfo
 from embedlog.errors import (
+    DiskFullError,
     DurabilityError,
     EmbedlogError,
     FencedError,
@@ -98,9 +99,7 @@ def _retire(log: PartitionLog, segments: Sequence[SegmentInfo]) -> None:
 
     log.context.live.write(step)
     _forget(log, segments)
-    full = log.context.files.free_bytes() < dooming.LITTLE_SPACE
-    if full or not log.config.file_delete_delay_ms:
-        dooming.sweep(log.context, log.key, early=full)
+    dooming.sweep_soon(log)
 
 
 class Replacement:
@@ -198,7 +197,11 @@ class Replacement:
         self._passing = False
         # The swap stands; what fails here is left to whoever sweeps next.
         with suppress(EmbedlogError):
-            _retire(log, old)
+            try:
+                _retire(log, old)
+            except DiskFullError:
+                # No room to doom them: they go at once, and make some.
+                _discard(log, old)
 
     def _sync_names(self) -> None:
         log = self._log

@@ -13,7 +13,7 @@ import tomllib
 import uuid
 import weakref
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import partial
 from typing import Any
 
@@ -23,6 +23,7 @@ from embedlog.config import TopicConfig
 from embedlog.errors import (
     ClosedError,
     CorruptionError,
+    DiskFullError,
     NotALogError,
     StorageError,
     TopicAlreadyExistsError,
@@ -33,6 +34,7 @@ from embedlog.files import Files, WakePage
 from embedlog.log import dooming, flushing, mending, sequence, tail
 from embedlog.log.context import Context
 from embedlog.log.partition import PartitionLog
+from embedlog.log.reserve import Reserve
 
 FORMAT_VERSION = 1
 FORMAT_FILE = "embedlog.toml"
@@ -227,7 +229,7 @@ class Root:
                 self.path, writable=writable, unsafe_filesystem=self._unsafe_filesystem
             )
             try:
-                context = self._context = self._join(files)
+                context = self._context = Reserve(files).used_by(lambda: self._join(files))
                 if self.mended:
                     self._recover_all()
                 return context
@@ -291,6 +293,7 @@ class Root:
                 live=live,
                 catalog=Catalog(state),
                 wake=WakePage(files),
+                reserve=Reserve(files),
                 clock=self.clock,
                 durability=self.durability,
                 visibility=self.visibility,
@@ -351,9 +354,11 @@ class Root:
         files.lock(door, self._lock_timeout)
         files.unlock(self._attached)
         if files.try_lock(self._attached):
-            mending.copy_state(files, context.state)
-            context.state.close()
-            mending.mark_clean(files)
+            # A full disk has no room for a mark: then the next one to open it looks it over.
+            with suppress(DiskFullError):
+                mending.copy_state(files, context.state)
+                context.state.close()
+                mending.mark_clean(files)
 
     def after_fork(self) -> None:
         """In the child: drop what is the parent's; the next call attaches anew."""

@@ -31,6 +31,9 @@ from embedlog.log.tail import Tail
 if TYPE_CHECKING:
     from embedlog.log.partition import PartitionLog
 
+_AT_ONCE = 1_000
+"""Names to drop in one transaction: so few that a full disk has room for its pages."""
+
 Limit = Callable[[kv.Txn], int]
 """Tells, in the transaction of `live` that moves the start, how far it may move; or raises."""
 
@@ -89,8 +92,8 @@ def trim(
         done = _trim_locked(log, now, offset, whole, limit)
     finally:
         log.release()
-    if done.segments and not log.config.file_delete_delay_ms:
-        dooming.sweep(log.context, log.key)
+    if done.segments:
+        dooming.sweep_soon(log)
     if done.start_offset != now.start_offset:
         log.context.wake.advance()
     return done
@@ -131,7 +134,10 @@ def _trim_locked(
 
     start = log.context.live.write(step)
     dropped = _before(log, start)
-    log.context.state.write(lambda txn: _drop(txn, log.key, start, dropped))
+    # The first ones first: what is left after a crash lies below the start, and goes next time.
+    for place in range(0, max(len(dropped), 1), _AT_ONCE):
+        some = dropped[place : place + _AT_ONCE]
+        _drop_some(log, start, some)
     return Trimmed(start, len(dropped), sum(info.size for info in dropped))
 
 
@@ -153,6 +159,10 @@ def _before(log: PartitionLog, start: int) -> list[SegmentInfo]:
             break
         found.append(info)
     return found
+
+
+def _drop_some(log: PartitionLog, start: int, segments: list[SegmentInfo]) -> None:
+    log.context.state.write(lambda txn: _drop(txn, log.key, start, segments))
 
 
 def _drop(txn: kv.Txn, key: bytes, start: int, segments: list[SegmentInfo]) -> None:

@@ -23,6 +23,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from time import monotonic
+from typing import TypeVar
 
 from embedlog import kv
 from embedlog.errors import ClosedError, EmbedlogError, FencedError
@@ -46,6 +47,8 @@ _LEAST_SECONDS = 1.0
 """A program does its own things first; one that ends before this does no housekeeping."""
 _FORK_SECONDS = 1.0
 _TRIES = 3
+
+T = TypeVar("T")
 
 _LOCK = "locks/maintenance"
 _U64 = struct.Struct(">Q")
@@ -211,7 +214,7 @@ class Maintenance:
 
         if not free and owner_in(self.root.context.live.get(OWNER)).until > now:
             return None
-        return self.root.context.live.write(step)
+        return self._write(step)
 
     def _beat(self) -> None:
         """Show that this process lives, and take the lock of one that it overtook."""
@@ -226,7 +229,7 @@ class Maintenance:
             turn.fence(txn)
             txn.put(OWNER, Owner(epoch, until, os.getpid()).pack())
 
-        self.root.context.live.write(step)
+        self._write(step)
 
     def _give_up(self, *, release: bool) -> None:
         epoch, self.epoch = self.epoch, None
@@ -245,6 +248,11 @@ class Maintenance:
         finally:
             if not self.root.closed:
                 self._unlock()
+
+    def _write(self, step: kv.Step[T]) -> T:
+        """Run a step on `live`, on a full disk without the reserve."""
+        context = self.root.context
+        return context.reserve.used_by(lambda: context.live.write(step))
 
     def _uptime(self) -> int:
         return self.root.context.files.uptime_ms()
@@ -275,12 +283,12 @@ class Maintenance:
 
     def _note(self, job: Job) -> None:
         row = _U64.pack(self._uptime())
-        self.root.context.live.write(lambda txn: txn.put(OWNER + job.name.encode(), row))
+        self._write(lambda txn: txn.put(OWNER + job.name.encode(), row))
 
     def do(self, job: Job, turn: Turn) -> object:
         """Do a job once; never more of them at a time in one process than its ``threads``."""
         with self._running[job.name]:
-            done = job.run(turn)
+            done = self.root.context.reserve.used_by(lambda: job.run(turn))
             self._note(job)
         return done
 
@@ -357,7 +365,7 @@ class Maintenance:
             txn.put(OWNER, Owner(epoch, until, os.getpid()).pack())
             return epoch
 
-        return self.root.context.live.write(step)
+        return self._write(step)
 
 
 class _Worker(threading.Thread):

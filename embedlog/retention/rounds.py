@@ -4,11 +4,19 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import NamedTuple
 
 from embedlog import kv
-from embedlog.errors import ClosedError, EmbedlogError, FencedError, UnknownTopicOrPartitionError
+from embedlog.errors import (
+    ClosedError,
+    DiskFullError,
+    EmbedlogError,
+    FencedError,
+    UnknownTopicOrPartitionError,
+)
 from embedlog.log import PartitionLog, dooming, leasing, trimming
+from embedlog.log.context import Context
 from embedlog.log.root import Root
 from embedlog.log.tail import Tail
 from embedlog.retention import deciding, keeping
@@ -87,7 +95,7 @@ def retain(
         if stopped():
             break
         try:
-            done += _trim(one, goal, fence, timeout)
+            done += _trim_somehow(one, goal, fence, timeout)
         except (ClosedError, FencedError):
             raise
         except UnknownTopicOrPartitionError:
@@ -96,12 +104,24 @@ def retain(
             _note(one.log, error, failures)
     if fence is not None:
         root.context.live.read(fence)
-    leasing.forget_ended(root.context)
-    # On a disk that is full nobody waits for file.delete.delay.ms (P10).
-    dooming.sweep(root.context, early=root.context.files.free_bytes() < dooming.LITTLE_SPACE)
+    # First what makes room, for the rest needs some.
+    for step in (_sweep, leasing.forget_ended):
+        try:
+            step(root.context)
+        except ClosedError:
+            raise
+        except EmbedlogError as error:
+            failures.append(error)
+    root.context.reserve.keep()
     if failures:
         raise failures[0]
     return done
+
+
+def _sweep(context: Context) -> None:
+    # On a disk that is full nobody waits for file.delete.delay.ms (P10).
+    early = context.files.free_bytes() < dooming.LITTLE_SPACE
+    context.reserve.used_by(lambda: dooming.sweep(context, early=early))
 
 
 def _goals(
@@ -204,6 +224,29 @@ def look(log: PartitionLog, now_ms: int) -> Seen:
     return Seen(log, now, found, saved, keepers)
 
 
+def _trim_somehow(
+    one: Seen, goal: int, fence: Fence | None, timeout: float | None
+) -> list[Deleted]:
+    """Trim; where the disk is too full for that, make room first, and be content with less."""
+    context, parts = one.log.context, one.parts
+    count = sum(part.next_offset <= goal for part in parts)
+    try:
+        return _trim(one, goal, fence, timeout)
+    except DiskFullError:
+        # What is doomed already, before the reserve: it would go anyway, later.
+        with suppress(DiskFullError):
+            dooming.sweep(context, early=True)
+        context.reserve.give_up()
+    while True:
+        try:
+            return _trim(one, goal, fence, timeout)
+        except DiskFullError:
+            count //= 2
+            if not count:
+                raise
+            goal = deciding.offset_after(parts, count)
+
+
 def _trim(one: Seen, goal: int, fence: Fence | None, timeout: float | None) -> list[Deleted]:
     log, saved, hard = one.log, one.saved, one.hard
 
@@ -240,4 +283,5 @@ def delete_records(log: PartitionLog, offset: int) -> int:
         Exception: As `trimming.trim`.
     """
     log.refresh()
-    return trimming.trim(log, log.tail().end_offset if offset == -1 else offset).start_offset
+    goal = log.tail().end_offset if offset == -1 else offset
+    return log.context.reserve.used_by(lambda: trimming.trim(log, goal)).start_offset

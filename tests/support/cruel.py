@@ -55,14 +55,17 @@ TXNID = 144
 """Where an LMDB meta page has the number of its transaction; pages 0 and 1 are the meta pages."""
 
 CHANGES = frozenset(
-    {"create", "write", "truncate", "sync", "sync_directory", "rename", "unlink", "mkdir", "rmdir"}
+    {
+        *("create", "write", "truncate", "allocate", "sync", "sync_directory"),
+        *("rename", "unlink", "mkdir", "rmdir"),
+    }
 )
 FALLIBLE = CHANGES | {"open", "read", "map", "list"}
 OPERATIONS = FALLIBLE | {"lock", "unlock", "drop_cache"}
 """The names of the operations, as `only` takes them and `counts` has them."""
 
-VOLATILE = frozenset({"live", "locks", "wake"})
-"""First names of paths that belong to one boot: no state after a power cut has them whole."""
+VOLATILE = frozenset({"live", "locks", "reserve", "wake"})
+"""First names of paths that hold nothing after a power cut: no state after one has them whole."""
 
 
 @dataclass(slots=True)
@@ -464,6 +467,10 @@ class CruelFiles(Files):
             lambda: base.truncate(fd, size),
             lambda record, _: record.changed(fd, Truncate, size),
         )
+
+    def allocate(self, fd: int, size: int) -> None:
+        base = super()
+        self._do("allocate", fd, lambda: base.allocate(fd, size))
 
     def sync(self, fd: int) -> None:
         base = super()

@@ -74,12 +74,16 @@ def work(root: Root) -> list[EmbedlogError]:
     return errors
 
 
-def check_between(root: Root) -> None:
-    """Every topic is the old one or the new one; no record between is missing or double."""
+def check_between(root: Root, *, full: bool = False) -> None:
+    """Every topic is the old one or the new one; no record between is missing or double.
+
+    On a full disk a round is content with fewer segments.
+    """
     for name, (goal, end) in GOALS.items():
         log = root.partition(name, 0)
         start = log.start_offset()
-        assert start in (0, goal), f"{name} begins at {start}, neither 0 nor {goal}"
+        known = range(0, goal, 2) if full else (0,)
+        assert start in (*known, goal), f"{name} begins at {start}, neither 0 nor {goal}"
         assert log.end_offset() == end, f"{name} ends at {log.end_offset()}"
         found = [(row[0], row[3]) for row in rows(log)]
         assert found == [(n, b"%02d" % n) for n in range(start, end)], f"{name}: {found}"
@@ -206,7 +210,7 @@ def check_fault(case: Case, *, directory: Path) -> bool:
         root.context.files.heal()  # type: ignore[attr-defined]
         failed = [name for name in GOALS if root.partition(name, 0).tail().failed]
         if not failed:
-            check_between(root)
+            check_between(root, full=number != errno.EIO)
             check_done(root)
         else:
             # A flush failed, in the roll of a segment: that is final until a repair (P9).

@@ -1,0 +1,253 @@
+"""Housekeeping on a disk that is full: in truth (a small tmpfs) or as a model of one (P10)."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+from unittest import mock
+
+import embedlog
+from embedlog import batch, kv
+from embedlog.errors import DiskFullError
+from embedlog.files import Files
+from embedlog.record import TopicPartition
+from support import forks
+from support.clock import START, ManualClock
+from support.cruel import CruelFiles
+from support.full import PAGE, Disk
+
+DAY = 86_400_000
+KEYS = 50
+RECORD = b"." * 500
+ROWS = 10
+SEGMENT = 60_000
+_CONFIG: dict[str, dict[str, object]] = {
+    "time": {"retention.ms": DAY},
+    "size": {},
+    "asked": {},
+    "compact": {"cleanup.policy": "compact", "max.message.bytes": 50_000},
+}
+KINDS = tuple(_CONFIG)
+
+
+class Cramped(NamedTuple):
+    """Housekeeping of one kind begins when so many pages are free."""
+
+    pages: int
+    kind: str
+    reserved: bool = True
+    """Whether there is a reserve to be given up."""
+
+
+class Modelled(CruelFiles):
+    """A small disk as a model: what is written and allocated takes room, what is unlinked frees it.
+
+    LMDB writes past the seam: a commit takes two pages, as one that cannot use old ones again.
+    """
+
+    room: int | None = None
+    """Bytes that are free; None is as many as the real disk has."""
+    disk = 16 << 20
+
+    def free_bytes(self) -> int:
+        return super().free_bytes() if self.room is None else self.room
+
+    def total_bytes(self) -> int:
+        return self.disk
+
+    def take(self, size: int) -> None:
+        if self.room is not None:
+            if size > self.room:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            self.room -= size
+
+    def _pwritev(self, fd: int, buffers: Any, position: int) -> int:  # type: ignore[override]
+        if self.room is not None:
+            whole = b"".join(map(bytes, buffers))
+            fits = min(len(whole), self.room + max(self.size(fd) - position, 0))
+            self.take(max(position + fits - self.size(fd), 0) or (0 if fits else 1))
+            buffers = [whole[:fits]]
+        return super()._pwritev(fd, buffers, position)
+
+    def truncate(self, fd: int, size: int) -> None:
+        if self.room is not None:
+            self.room += max(self.size(fd) - size, 0)
+        super().truncate(fd, size)
+
+    def allocate(self, fd: int, size: int) -> None:
+        try:
+            self.take(max(size - self.size(fd), 0))
+        except OSError as error:
+            raise self._failed(error, "allocate", fd) from error
+        super().allocate(fd, size)
+
+    def unlink(self, path: str, missing_ok: bool = False) -> None:
+        size = 0
+        with suppress(OSError):
+            size = os.stat(f"{self.root}/{path}").st_size
+        super().unlink(path, missing_ok)
+        if self.room is not None:
+            self.room += size
+
+
+def _transact(self: Any, step: Any) -> Any:
+    """A commit on a disk as a model."""
+    files = self._files
+    if isinstance(files, Modelled) and files.room is not None and files.room < 2 * PAGE:
+        raise DiskFullError("the model of a disk is full", errno=errno.ENOSPC)
+    return _real(self, step)
+
+
+_real = kv.Store._transact
+
+
+def check_cramped(case: Cramped, *, place: Path, disk: Disk | None) -> int:
+    """Keep house on a full disk; returns how many bytes the log had less afterwards."""
+    root = (disk.path if disk else place) / f"root-{os.getpid()}"
+    shutil.rmtree(root, ignore_errors=True)
+    end = forks.run(lambda: _keep(root, case, disk))
+    if disk:
+        disk.free()
+    shutil.rmtree(root, ignore_errors=True)
+    assert end.finding() is None, end.finding()
+    return int(end.value)
+
+
+def _keep(root: Path, case: Cramped, disk: Disk | None) -> int:
+    with mock.patch.object(kv.Store, "_transact", _transact):
+        return _Life(root, case, disk).run()
+
+
+class _Life:
+    """A log that fills a disk, and is freed again."""
+
+    def __init__(self, root: Path, case: Cramped, disk: Disk | None) -> None:
+        self.case, self.disk, self.clock = case, disk, ManualClock()
+        made: list[Any] = []
+
+        def seam(path: Any, **options: Any) -> Files:
+            made.append(Files(path, **options) if disk else Modelled(path, **options))
+            return made[-1]
+
+        self.log = embedlog.open(root, clock=self.clock, maintenance=False, files=seam)
+        self.files = made[-1]
+        config: dict[str, object] = {
+            "retention.ms": -1,
+            "segment.bytes": SEGMENT,
+            "delete.retention.ms": 0,
+        }
+        self.log.create_topic("t", config=config | _CONFIG[case.kind])
+        self.part = self.log.partition("t", 0)
+        self.acked: dict[int, bytes] = {}
+        """The first value of each batch that was acknowledged, by its offset."""
+        self.last: dict[bytes, bytes] = {}
+
+    def run(self) -> int:
+        if self.case.reserved:
+            self.log.maintain()
+            assert self.log.root.context.reserve.held() > 0
+        for _ in range(120):
+            self.append()
+        self.leave(self.case.pages)
+        self.fill()
+        before = self.part.size_bytes()
+        self.work()
+        self.check()
+        freed = before - self.part.size_bytes()
+        if self.case.reserved:
+            assert freed > 0, "nothing became free"
+            # By themselves, with the same handle, at the same offset.
+            self.append()
+            assert self.log.root.context.reserve.short is False
+        self.free()
+        self.append()
+        self.check()
+        self.log.maintain()
+        self.check()
+        assert self.log.root.context.reserve.held() > 0, "the reserve is made anew"
+        self.log.close()
+        return freed
+
+    def append(self) -> None:
+        number, end = len(self.acked), self.part.tail().next_offset
+        keys = [b"%d" % ((number * ROWS + row) % KEYS) for row in range(ROWS)]
+        values = [b"%d-%d" % (number, row) + RECORD for row in range(ROWS)]
+        one = batch.encode_lists(values, keys, START + number)
+        receipt = self.part.append([one])[0]
+        assert receipt.base_offset == end
+        self.acked[end] = values[0]
+        self.last.update(zip(keys, values, strict=True))
+
+    def leave(self, pages: int) -> None:
+        if self.disk:
+            self.disk.leave(pages)
+        else:
+            self.files.room = pages * PAGE
+
+    def free(self) -> None:
+        if self.disk:
+            self.disk.free()
+        else:
+            self.files.room = 12 << 20
+
+    def fill(self) -> None:
+        """Append until the disk is full; then nothing can be appended, by nobody."""
+        for _ in range(1000):
+            try:
+                self.append()
+            except DiskFullError:
+                break
+        end = self.part.end_offset()
+        try:
+            self.append()
+        except DiskFullError:
+            assert self.part.end_offset() == end
+
+    def work(self) -> None:
+        """Housekeeping of one kind: by hand, with whatever is free."""
+        steps: dict[str, Callable[[], object]] = {
+            "time": self.by_time,
+            "size": self.by_size,
+            "asked": self.by_request,
+            "compact": self.by_key,
+        }
+        try:
+            steps[self.case.kind]()
+        except DiskFullError:
+            if self.case.reserved:
+                raise
+
+    def by_time(self) -> None:
+        self.clock.advance(2 * DAY)
+        self.log.maintain()
+
+    def by_size(self) -> None:
+        self.log.root.context.reserve.used_by(
+            lambda: self.log.alter_topic("t", {"retention.bytes": 200_000})
+        )
+        self.log.maintain()
+
+    def by_request(self) -> None:
+        self.log.delete_records({TopicPartition("t", 0): self.part.end_offset() // 2})
+
+    def by_key(self) -> None:
+        done = self.log.compact("t", force=True)[0]
+        if not done.segments_before and self.case.reserved:
+            raise AssertionError(done.why)
+
+    def check(self) -> None:
+        """Nothing that was acknowledged is lost but what was to go, and all is whole."""
+        assert self.log.verify() == []
+        start = self.part.start_offset()
+        found = {one.offset: one for one in self.log.topic("t")}
+        if self.case.kind == "compact":
+            assert dict(self.log.topic("t").items()) == self.last
+            return
+        assert sorted(found) == list(range(start, self.part.end_offset()))
+        for offset, value in self.acked.items():
+            assert offset < start or found[offset].value == value
