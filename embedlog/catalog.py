@@ -31,6 +31,10 @@ from embedlog.errors import (
 
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,199}")
 FORBIDDEN_ENDS = (".tmp", ".deleted")
+INTERNAL = "__"
+"""Internal topics begin so: they are shown to whoever asks for them, and to no one else."""
+ACTIVITY = "__activity"
+"""The one that is embedlog's own; see `activity`."""
 
 PARTITION_KEY = struct.Struct(">QI")
 _SEGMENT_KEY = struct.Struct(">QIQQ")
@@ -46,6 +50,8 @@ TOPIC, SEGMENT, PARTITION, INDEX, PRODUCERS, EPOCHS = b"T", b"S", b"L", b"X", b"
 PRODUCER_NAME, COUNTER, ROOT = b"Q", b"N", b"R"
 _BUDGET = ROOT + b"retention.bytes"
 CLEANED, PASSING = b"K", b"W"
+TOLD = b"A"
+"""What `activity` told of a topic; by the topic's id, for it outlives the topic."""
 OF_PARTITIONS = (SEGMENT, PARTITION, INDEX, PRODUCERS, EPOCHS, CLEANED, PASSING)
 """The kinds of rows that go with a partition."""
 
@@ -150,6 +156,20 @@ def check_topic_name(name: object) -> str:
     return name
 
 
+def refuse_internal(name: str) -> None:
+    """Raise for a topic that only the housekeeping makes, and writes to.
+
+    Raises:
+        InvalidTopicError: It is one.
+    """
+    if name == ACTIVITY:
+        raise InvalidTopicError(
+            f"{name} is what the housekeeping writes",
+            todo="read it, or change its settings; all else is done by itself",
+            topic=name,
+        )
+
+
 class Catalog:
     """Reads and changes the catalogue; each call is one transaction on `state`."""
 
@@ -189,6 +209,8 @@ class Catalog:
     def _unknown(self, name: str) -> UnknownTopicOrPartitionError:
         near = difflib.get_close_matches(name, self.topics(), n=1)
         hint = f"did you mean {near[0]!r}?" if near else "create it with create_topic"
+        if name == ACTIVITY:
+            hint = "it is made when the housekeeping has something to tell"
         return UnknownTopicOrPartitionError("there is no such topic", topic=name, todo=hint)
 
     def create_topic(
@@ -383,6 +405,18 @@ def segment_after(txn: kv.Txn, key: bytes, base_offset: int) -> SegmentInfo | No
             return None
         found = _segment(*cursor.item())
     return segment_at(txn, key, found.base_offset)
+
+
+def count_after(txn: kv.Txn, key: bytes, base_offset: int) -> int:
+    """Return how many segments begin after ``base_offset``."""
+    prefix, count = SEGMENT + key, 0
+    with txn.cursor() as cursor:
+        if cursor.set_range(prefix + _U64.pack(base_offset + 1)):
+            for row_key in cursor.iternext(values=False):
+                if not row_key.startswith(prefix):
+                    break
+                count += 1
+    return count
 
 
 def last_segment(txn: kv.Txn, key: bytes) -> SegmentInfo | None:

@@ -22,8 +22,8 @@ from embedlog.cli import main
 from embedlog.cli import topics as topics_command
 
 COMMANDS = (
-    *("topics", "produce", "consume", "tail", "groups", "compact", "maintain", "explain"),
-    *("dump", "verify", "repair", "doctor"),
+    *("topics", "produce", "consume", "tail", "groups", "activity"),
+    *("compact", "maintain", "explain", "dump", "verify", "repair", "doctor"),
 )
 
 

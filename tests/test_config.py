@@ -22,7 +22,7 @@ def test_a_topic_keeps_records_as_kafka_does_by_default():
     assert (config.retention_ms, config.retention_bytes) == (604800000, -1)
     assert (config.max_message_bytes, config.cleanup_policy) == (1048588, "delete")
     assert (config.flush_messages, config.flush_ms) == (LONG_MAX, LONG_MAX)
-    assert (config.index_interval_bytes, config.compression_type) == (65536, "none")
+    assert (config.index_interval_bytes, config.compression_type) == (65536, "producer")
     assert config.message_timestamp_type == "CreateTime"
 
 

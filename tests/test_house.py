@@ -20,6 +20,7 @@ FLOORS = (
     {"log", "group"},
     {"member"},
     {"retention", "compaction", "producer", "consumer"},
+    {"activity"},
     {"maintenance"},
     {"engine"},
     {"spark", "notebook", "cli", "testing", "kafka"},

@@ -1,4 +1,4 @@
-"""The command line: `embedlog topics|produce|consume|tail|groups|compact|maintain|explain|
+"""The command line: `embedlog topics|produce|consume|tail|groups|activity|compact|maintain|explain|
 dump|verify|repair|doctor`.
 
 Records go to stdout, all else to stderr; an error is one line, never a

@@ -42,6 +42,12 @@ RESETS = """\
 What lies outside of the log means its nearer end.  A time without a zone is UTC.
 """
 
+ACTIVITY = """\
+kinds: created altered deleted (topics), rolled recovered retained compacted (partitions),
+rebalanced expired (groups), owner failed (the housekeeping).  They are the records of the
+topic __activity, written by the process that does the housekeeping, a few seconds later.
+"""
+
 _Commands = Any  # argparse's own type for this has no public name
 
 
@@ -68,6 +74,7 @@ def parser() -> argparse.ArgumentParser:
     _consume(commands)
     _tail(commands)
     _groups(commands)
+    _activity(commands)
     _dump(commands)
     _keeping(commands)
     _health(commands)
@@ -98,7 +105,8 @@ def _topics(commands: _Commands) -> None:
     create.add_argument("--partitions", "-p", type=int, default=1, metavar="N")
     create.add_argument("--if-not-exists", action="store_true", help="leave one that is there")
     _settings(create)
-    _command(verbs, "list", "topics:show_names", "print the names of all topics")
+    names = _command(verbs, "list", "topics:show_names", "print the names of all topics")
+    names.add_argument("--internal", action="store_true", help="with those that begin with __")
     describe = _command(verbs, "describe", "topics:describe", "print settings and partitions")
     describe.add_argument("topics", metavar="TOPIC", nargs="*", help="all, if none is named")
     alter = _command(verbs, "alter", "topics:alter", "change settings, or add partitions")
@@ -225,6 +233,19 @@ def _of_topics(command: argparse.ArgumentParser, about: str) -> None:
     command.add_argument(
         "--topic", type=_topic, action="append", default=[], metavar="TOPIC[:N,N]", help=about
     )
+
+
+def _activity(commands: _Commands) -> None:
+    about = "print what the housekeeping did, and saw others do"
+    activity = _command(commands, "activity", "activity:show", about)
+    activity.epilog = ACTIVITY
+    activity.add_argument("-f", "--follow", action="store_true", help="wait for more")
+    activity.add_argument(
+        *("-n", "--last"), type=_count, metavar="N", help="begin N before the end; 10 with -f"
+    )
+    activity.add_argument("--topic", action="append", default=[], metavar="TOPIC")
+    activity.add_argument("--kind", action="append", default=[], metavar="KIND")
+    activity.add_argument("--max", "-m", type=_count, metavar="N", help="stop after N events")
 
 
 def _dump(commands: _Commands) -> None:

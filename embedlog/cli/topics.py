@@ -20,6 +20,10 @@ which takes longer than everything else that listing the names needs.
 """
 
 
+_INTERNAL = "__"
+"""How names of internal topics begin, likewise."""
+
+
 def create(args: argparse.Namespace) -> int:
     """Add a topic, and the log if need be."""
     with to_write(args, create=True) as log:
@@ -43,7 +47,7 @@ def _settings(given: list[str]) -> dict[str, str]:
 
 def show_names(args: argparse.Namespace) -> int:
     """Print the names of all topics; needs no columns, so it loads no pyarrow."""
-    names = _names(args)
+    names = [name for name in _names(args) if args.internal or not name.startswith(_INTERNAL)]
     if args.json:
         say_json(names)
     else:
@@ -55,7 +59,7 @@ def _names(args: argparse.Namespace) -> list[str]:
     root = root_of(args)
     if not _is_ordinary(root):
         with to_read(args) as log:  # which says what is wrong with it
-            return log.topics()
+            return log.topics(internal=True)
     from embedlog import kv
     from embedlog.files import Files
 

@@ -249,8 +249,8 @@ class TopicConfig(Settings):
     file_delete_delay_ms: int = _number(60_000, 0)
     """Unlink a deleted segment's file after this."""
 
-    compression_type: str = _checked("none", _topic_compression)
-    """``none``, ``lz4``, ``zstd``, or ``producer`` for whatever the producer did."""
+    compression_type: str = _checked("producer", _topic_compression)
+    """``none``, ``lz4`` or ``zstd``, whatever a producer is set to; or ``producer``: as it is."""
 
     preallocate: bool = _switch(False)
     """Reserve the disk space of a segment when it is created."""

@@ -13,6 +13,7 @@ from functools import partial
 from itertools import chain
 from typing import Any, Literal, Self, TypeVar
 
+from embedlog.catalog import INTERNAL
 from embedlog.config import ConsumerConfig
 from embedlog.consumer import streams, taking
 from embedlog.consumer.assignment import Assignment, Feed
@@ -317,8 +318,8 @@ class Consumer:
     # What there is
 
     def topics(self) -> set[str]:
-        """Return the names of all topics."""
-        return set(self._root.topics())
+        """Return the names of all topics but internal ones, as kafka-python does."""
+        return {name for name in self._root.topics() if not name.startswith(INTERNAL)}
 
     def partitions_for_topic(self, topic: str) -> set[int] | None:
         """Return the partitions of a topic; None if there is no such topic."""

@@ -17,6 +17,7 @@ from time import monotonic
 
 from embedlog import member as members
 from embedlog.assignor import Assignor, Step
+from embedlog.catalog import INTERNAL
 from embedlog.config import ConsumerConfig
 from embedlog.consumer.assignment import Assignment
 from embedlog.consumer.committing import Committer, Positions
@@ -35,9 +36,6 @@ from embedlog.group import Group
 from embedlog.log.root import Root
 from embedlog.member import Member, Share, Start
 from embedlog.record import TopicPartition
-
-INTERNAL = "__"
-"""Topics of embedlog's own begin so."""
 
 _log = logging.getLogger(__name__)
 

@@ -11,6 +11,7 @@ import weakref
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from embedlog.catalog import INTERNAL, refuse_internal
 from embedlog.config import MaintenanceConfig, TopicConfig
 from embedlog.errors import EmbedlogError, InvalidConfigError
 from embedlog.files import Files
@@ -108,6 +109,7 @@ class Log:
             TopicAlreadyExistsError: Unless ``exist_ok``.
         """
         parsed = TopicConfig.parse(config or {})
+        refuse_internal(name)
         if not (exist_ok and name in self.root.topics()):
             self.root.create_topic(name, partitions, parsed)
         return self.topic(name)
@@ -119,21 +121,28 @@ class Log:
         """
         from embedlog.engine.groups import forget_topic
 
+        refuse_internal(name)
         info = self.root.topic(name)
         self.root.delete_topic(name)
         forget_topic(self.root, info)
 
     def create_partitions(self, name: str, total: int) -> None:
         """Let a topic have ``total`` partitions; keys may move to other ones (G5)."""
+        refuse_internal(name)
         self.root.grow_topic(name, total)
 
     def alter_topic(self, name: str, config: Mapping[str, object]) -> None:
         """Change settings of a topic; None returns one to its default."""
         self.root.alter_topic(name, config)
 
-    def topics(self) -> list[str]:
-        """Return the names of all topics, sorted."""
-        return list(self.root.topics())
+    def topics(self, *, internal: bool = False) -> list[str]:
+        """Return the names of all topics, sorted.
+
+        Args:
+            internal: With those that begin with ``__``, as ``__activity``.
+        """
+        names = self.root.topics()
+        return [name for name in names if internal or not name.startswith(INTERNAL)]
 
     def describe_topic(self, name: str) -> dict[str, Any]:
         """Return a topic's id, settings, and per partition its offsets, bytes and segments."""
@@ -277,6 +286,7 @@ class Log:
             TopicPartition(info.name, number): self.root.partition(info.name, number).start_offset()
             for info in self.root.topics().values()
             for number in range(info.partitions)
+            if not info.name.startswith(INTERNAL)
         }
 
     def leases(self) -> list[Any]:

@@ -18,7 +18,7 @@ from functools import partial
 from typing import Any
 
 from embedlog import __version__, kv, offsets
-from embedlog.catalog import Catalog, TopicInfo
+from embedlog.catalog import ACTIVITY, Catalog, TopicInfo
 from embedlog.config import TopicConfig
 from embedlog.errors import (
     ClosedError,
@@ -123,7 +123,9 @@ class Root:
         try:
             return self.topic(name)
         except UnknownTopicOrPartitionError:
-            if not self.auto_create or not self.context.files.writable:
+            # Who does the housekeeping makes its own topic, with settings of its own.
+            wanted = self.auto_create and name != ACTIVITY
+            if not wanted or not self.context.files.writable:
                 raise
         try:
             return self.create_topic(name, 1, TopicConfig())

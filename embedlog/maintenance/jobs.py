@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from time import monotonic
 from typing import TYPE_CHECKING
 
-from embedlog import offsets
+from embedlog import activity, offsets
 from embedlog.config import MaintenanceConfig
 from embedlog.errors import DiskFullError, EmbedlogError, FencedError, UnknownTopicOrPartitionError
 from embedlog.group import Group, names
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from embedlog.compaction import Cleaned, Pace
 
 CHECKPOINT_SECONDS = 5.0
+ACTIVITY_SECONDS = 2.0
 FORGIVING_SECONDS = 600.0
 """A partition that could not be compacted is left alone for so long."""
 
@@ -36,6 +37,8 @@ def jobs_of(config: MaintenanceConfig) -> tuple[Job, ...]:
     if config.log_cleaner_enable:
         pause, threads = config.log_cleaner_backoff_ms / 1000, config.log_cleaner_threads
         found.append(Job("compaction", pause, Compaction(config), threads))
+    # The last one, so that a round by hand tells also what it changed.
+    found.append(Job("activity", ACTIVITY_SECONDS, _activity))
     return tuple(found)
 
 
@@ -56,12 +59,18 @@ def _checkpoint(turn: Turn) -> int:
 def _expire_offsets(turn: Turn, retention_ms: int) -> int:
     """Forget what groups committed that were not used for so long (M15)."""
     context, now = turn.root.context, turn.clock()
-    count = 0
+    expired = {}
     for name in names(context.live, context.state):
         if turn.stopping():
             break
-        count += Group(context, name, tail.ends).expire(now, retention_ms)
-    return count
+        expired[name] = Group(context, name, tail.ends).expire(now, retention_ms)
+    turn.tell([activity.expired(name, count) for name, count in expired.items() if count])
+    return sum(expired.values())
+
+
+def _activity(turn: Turn) -> list[activity.Event]:
+    """Tell what others did since the last look."""
+    return activity.look(turn.root, turn.fence)
 
 
 class Compaction:

@@ -25,7 +25,7 @@ from contextlib import contextmanager
 from time import monotonic
 from typing import TypeVar
 
-from embedlog import kv
+from embedlog import activity, kv
 from embedlog.errors import ClosedError, EmbedlogError, FencedError
 from embedlog.files import ProcessWatch
 from embedlog.log.root import Root
@@ -282,6 +282,8 @@ class Maintenance:
         return max(job.every_seconds - (now - before) / 1000, _LEAST_SECONDS)
 
     def _note(self, job: Job) -> None:
+        if job.every_seconds < BEAT_SECONDS:
+            return  # it need not be known, and nothing is written where nothing happens
         row = _U64.pack(self._uptime())
         self._write(lambda txn: txn.put(OWNER + job.name.encode(), row))
 
@@ -290,6 +292,8 @@ class Maintenance:
         with self._running[job.name]:
             done = self.root.context.reserve.used_by(lambda: job.run(turn))
             self._note(job)
+        if events := activity.done(done):
+            turn.tell(events)
         return done
 
     def maintain(self) -> dict[str, object]:
@@ -311,6 +315,11 @@ class Maintenance:
                     raise
         raise AssertionError("unreachable")
 
+    def _note_failure(self, job: Job, turn: Turn, error: Exception) -> None:
+        before, self.failures[job.name] = self.failures.get(job.name), error
+        if str(before) != str(error):
+            turn.tell([activity.failed(job.name, error)])
+
     def _do_all(self, turn: Turn) -> dict[str, object]:
         failures: list[EmbedlogError] = []
         done: dict[str, object] = {}
@@ -322,6 +331,7 @@ class Maintenance:
                 raise
             except EmbedlogError as error:
                 failures.append(error)
+                self._note_failure(job, turn, error)
         if failures:
             raise failures[0]
         return done
@@ -407,7 +417,7 @@ class _Worker(threading.Thread):
         except (ClosedError, FencedError):
             raise
         except Exception as error:  # noqa: BLE001 - nobody else would hear of it
-            self._of.failures[self._job.name] = error
+            self._of._note_failure(self._job, self._turn, error)
             trace = None if isinstance(error, EmbedlogError) else error
             _log.warning("%s of %s: %s", self._job.name, self._of.root.path, error, exc_info=trace)
 

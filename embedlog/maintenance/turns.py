@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from embedlog import kv
+from embedlog import activity, kv
 from embedlog.errors import FencedError
 from embedlog.log.root import Root
 
@@ -62,6 +63,10 @@ class Turn:
     ) -> None:
         self.root, self.epoch, self.clock = root, epoch, clock
         self.stopping, self.timeout = stopping, timeout
+
+    def tell(self, events: Sequence[activity.Event]) -> None:
+        """Write what was done to the log's activity, as far as that is possible."""
+        activity.tell(self.root, events, os.getpid())
 
     def fence(self, txn: kv.Txn) -> None:
         """Raise unless this process owns the housekeeping, in a transaction of `live`.

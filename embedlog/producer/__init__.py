@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
+from embedlog.catalog import refuse_internal
 from embedlog.config import ProducerConfig
 from embedlog.errors import (
     ClosedError,
@@ -133,6 +134,7 @@ class Producer:
             ClosedError: The producer, or the log, is closed.
             SerializationError: A key, value or header is not bytes.
             UnknownTopicOrPartitionError: No such topic or partition.
+            InvalidTopicError: embedlog's own topic, as Kafka refuses its own.
             BufferExhaustedError: ``buffer_memory`` stayed full for ``max_block_ms`` (G8).
         """
         queue = self._queues.get(topic) or self._open(topic)
@@ -147,7 +149,8 @@ class Producer:
             return self._send_unusual(queue, value, key, headers, partition, timestamp_ms)
         if key is not None:
             size = RECORD_BYTES + len(value) + len(key)
-        elif queue.compacts:
+        elif queue.compacts and queue.look().config.compacts:
+            # Looked up again: the topic may be altered, and who is refused writes nothing.
             return self._refuse(no_key(topic, [0]))
         else:
             size = RECORD_BYTES + len(value)
@@ -180,7 +183,7 @@ class Producer:
         value, key, headers, partition = self._convert(
             queue, value, key, headers, partition, timestamp
         )
-        if key is None and queue.compacts:
+        if key is None and queue.compacts and queue.look().config.compacts:
             return self._refuse(no_key(queue.topic, [0]))
         if timestamp is None:
             timestamp = self._clock()
@@ -203,6 +206,7 @@ class Producer:
     def _open(self, topic: str) -> TopicQueue:
         """Begin to send to a topic; it is made if it may be."""
         self._check_open()
+        refuse_internal(topic)
         queue = TopicQueue(self, topic)
         with self.lock:
             if self._closed:

@@ -115,11 +115,11 @@ class TopicQueue:
         self.splitter = Splitter(self)
         self.turns = RoundRobinPartitioner()
         self._retry_at = 0.0
-        self.plain = producer.config.compression_type == "none"
         self.version = -1
         self.newest = producer.root.context.catalog.version
         self.info: TopicInfo
         self.full_at = self.limit = self.wide = self.most = self.share = 0
+        self.compression, self.plain = "none", True
         self.look()
 
     def look(self) -> TopicInfo:
@@ -138,6 +138,9 @@ class TopicQueue:
             )
         self.info, config = info, info.config
         self.compacts = config.compacts
+        own = config.compression_type == "producer"
+        self.compression = (self.producer.config if own else config).compression_type
+        self.plain = self.compression == "none"
         self.most = min(config.max_message_bytes, config.segment_bytes)
         # A topic may refuse batches as large as the producer would make them.
         self.limit = max(min(self.producer.config.batch_size, self.most - HEAD_BYTES), 1)

@@ -67,13 +67,13 @@ class Splitter:
         return partition_for_key(rows.keys[0], partitions)
 
     def _to_one(self, rows: Rows, size: int, partition: int) -> Batches:
-        compression = self._config.compression_type
+        compression = self._queue.compression
         for piece in pieces(rows, self._queue.limit, size):
             for encoded in encode_rows(piece, compression, self._queue.most):
                 yield partition, encoded
 
     def _stick(self, rows: Rows, size: int) -> Batches:
-        compression = self._config.compression_type
+        compression = self._queue.compression
         for piece in pieces(rows, self._queue.limit, size):
             partition = self._stay()
             for encoded in encode_rows(piece, compression, self._queue.most):
@@ -126,7 +126,7 @@ class Splitter:
                     yield partition, encoded
 
     def _cut(self, columns: Any, times: tuple[int, int] | None) -> Iterator[EncodedBatch]:
-        compression = self._config.compression_type
+        compression = self._queue.compression
         for start, stop in cuts(columns, self._queue.wide):
             piece = columns.slice(start, stop - start)
             yield from encode_columns(piece, compression, self._queue.most, times)

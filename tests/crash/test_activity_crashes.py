@@ -1,0 +1,152 @@
+"""Events that are told by a process that is killed, or whose disk fails, at every operation."""
+
+from __future__ import annotations
+
+import errno
+import functools
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support import forks
+from support.cruel import FALLIBLE, OPERATIONS, CruelFiles, scratch_directory
+from support.forks import tell
+from support.roots import abandon, encoded, fill, healthy, make_log, open_root
+
+from embedlog import activity
+from embedlog.catalog import ACTIVITY
+from embedlog.log.root import Root
+
+SMALL = {"segment.bytes": 2 * encoded(b"v0").size}
+ALL = [("altered", "b"), ("created", "a"), ("created", "b"), ("rolled", "a-0"), ("rolled", "a-0")]
+
+
+def anybody(_: object) -> None:
+    """Nobody is fenced."""
+
+
+def look(root: Root) -> None:
+    activity.tell(root, activity.look(root, anybody), 1)
+
+
+def work(root: Root) -> None:
+    """What happens to topics, each time told."""
+    log = make_log(root, SMALL, "a")
+    fill(log, 3)
+    make_log(root, topic="b")
+    look(root)
+    fill(log, 3, first=3)
+    root.alter_topic("b", {"retention.ms": 5})
+    look(root)
+
+
+def found(root: Root) -> list[tuple[str, str]]:
+    if ACTIVITY not in root.topics():
+        return []
+    reader, events = root.partition(ACTIVITY, 0).reader(0), []
+    while batches := reader.read(1 << 20):
+        for one in batches:
+            _, keys, values, _ = one.lists()
+            pairs = zip(keys, values, strict=True)
+            events += [(json.loads(value)["kind"], key.decode()) for key, value in pairs]
+    return sorted(each for each in events if each[0] != "owner")
+
+
+def check(root: Root) -> list[tuple[str, str]]:
+    """Look twice more: nothing is told that did not happen, and nothing more than once."""
+    look(root)
+    look(root)
+    events = found(root)
+    left = list(ALL)
+    for each in events:
+        assert each in left, f"{each} is not so, or told twice: {events}"
+        left.remove(each)
+    assert healthy(root)
+    return events
+
+
+@pytest.fixture(scope="module")
+def directory() -> Iterator[Path]:
+    with scratch_directory() as path:
+        yield path
+
+
+@pytest.fixture(scope="module")
+def counted(directory: Path) -> dict[str, int]:
+    def run() -> dict[str, int]:
+        root = open_root(directory / "count", files=CruelFiles)
+        root.context.files.counts.clear()  # type: ignore[attr-defined]
+        work(root)
+        counts = dict(root.context.files.counts)  # type: ignore[attr-defined]
+        assert check(root) == ALL
+        abandon(root)
+        return counts
+
+    end = forks.run(run)
+    assert end.finding() is None, end.finding()
+    counts: dict[str, int] = end.value
+    return counts
+
+
+def check_kill(number: int, *, directory: Path) -> tuple[bool, int]:
+    path = directory / f"kill-{number}"
+
+    def run() -> None:
+        root = open_root(path, files=CruelFiles)
+        root.context.files.kill_at(number, "after", tuple(OPERATIONS))  # type: ignore[attr-defined]
+        work(root)
+
+    def judge() -> int:
+        root = open_root(path)
+        told = len(check(root))
+        root.close()
+        return told
+
+    killed, end = forks.run(run).killed, forks.run(judge)
+    assert end.finding() is None, end.finding()
+    shutil.rmtree(path, ignore_errors=True)
+    return killed, end.value
+
+
+def check_fault(case: tuple[int, bool], *, directory: Path) -> bool:
+    number, forever = case
+    path = directory / f"fault-{number}-{forever}"
+
+    def run() -> bool:
+        root = open_root(path, files=CruelFiles)
+        log = make_log(root, SMALL, "a")
+        fill(log, 3)
+        make_log(root, topic="b")
+        files = root.context.files
+        files.fail_at(  # type: ignore[attr-defined]
+            number, (errno.EIO, errno.ENOSPC)[number % 2], forever, FALLIBLE
+        )
+        look(root)
+        files.heal()  # type: ignore[attr-defined]
+        whole = len(check(root)) == 3
+        root.close()
+        return whole
+
+    end = forks.run(run)
+    assert end.finding() is None, end.finding()
+    shutil.rmtree(path, ignore_errors=True)
+    return bool(end.value)
+
+
+def test_a_process_that_is_killed_tells_nothing_wrong_and_nothing_twice(directory, counted):
+    """At every operation: an event may be missing, and the log is whole."""
+    total = sum(counted.values())
+    ends = forks.spread(list(range(total)), functools.partial(check_kill, directory=directory))
+    tell(f"{sum(killed for killed, _ in ends)} kills, {sum(told for _, told in ends)} events")
+    assert sum(killed for killed, _ in ends) > total / 2
+
+
+def test_a_disk_that_fails_is_no_failure_of_who_tells(directory, counted):
+    """P8, P10: any operation, once or from then on; what is told after is as it was."""
+    total = sum(counted.get(kind, 0) for kind in FALLIBLE)
+    cases = [(number, forever) for number in range(total) for forever in (False, True)]
+    whole = forks.spread(cases, functools.partial(check_fault, directory=directory))
+    tell(f"{len(cases)} faults, after {sum(whole)} of which nothing was missing")
+    assert sum(whole) > 0

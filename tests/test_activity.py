@@ -1,0 +1,523 @@
+"""What is told of a log in its topic ``__activity``: each thing once, and nothing that was not."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from contextlib import closing
+
+import pytest
+from support.children import Held, in_child, killed_in
+from support.clock import START, ManualClock
+from support.roots import encoded, fill, make_log, open_root, rows
+
+import embedlog
+from embedlog import activity, kv, maintenance
+from embedlog.catalog import ACTIVITY, TOLD
+from embedlog.errors import DiskFullError, FencedError, InvalidTopicError
+from embedlog.maintenance import JOBS, Maintenance, Turn, owning
+from embedlog.record import TopicPartition
+
+SIZE = encoded(b"v0").size
+DAY = 86_400_000
+SMALL = {"segment.bytes": 2 * SIZE, "file.delete.delay.ms": 0, "retention.ms": DAY}
+LOOK = next(job for job in JOBS if job.name == "activity")
+
+
+@pytest.fixture
+def clock():
+    return ManualClock()
+
+
+@pytest.fixture
+def log(tmp_path, clock):
+    """A log that nobody looks after unless a test does; healthy at the end."""
+    with embedlog.open(tmp_path / "log", clock=clock, maintenance=False) as log:
+        yield log
+        assert log.verify() == []
+
+
+def told(log, *kinds):
+    """Return what was told: kind, key and facts of each event."""
+    if ACTIVITY not in log:
+        return []
+    found = [(record.key.decode(), json.loads(record.value)) for record in log.topic(ACTIVITY)]
+    events = [(facts.pop("kind"), key, facts) for key, facts in found]
+    return [each for each in events if not kinds or each[0] in kinds]
+
+
+def short(log, *kinds):
+    return [each[:2] for each in told(log, *kinds)]
+
+
+# What is told
+
+
+def test_topics_are_told_of_when_they_are_made_altered_and_deleted(log, clock):
+    """By whichever process: the housekeeping sees it in the catalogue, with the log's clock."""
+    log.create_topic("t", partitions=2, config={"retention.ms": 5})
+    log.maintain()
+    log.alter_topic("t", {"retention.ms": None, "segment.bytes": 1 << 20})
+    log.create_partitions("t", 3)
+    clock.advance(1_000)
+    log.maintain()
+    log.delete_topic("t")
+    log.create_topic("t")
+    log.maintain()
+
+    first, second = {"topic": "t", "id": 1}, {"topic": "t", "id": 3}
+    assert told(log)[1:] == [
+        ("created", "t", first | {"partitions": 2, "config": {"retention.ms": 5}, **made()}),
+        (
+            "altered",
+            "t",
+            first
+            | {
+                "config": {"retention.ms": [5, None], "segment.bytes": [None, 1 << 20]},
+                "partitions": [2, 3],
+            },
+        ),
+        ("deleted", "t", first),
+        ("created", "t", second | {"partitions": 1, "config": {}, **made(1_000)}),
+    ]
+    times = [record.timestamp for record in log.topic(ACTIVITY)]
+    assert times == [START, START] + [START + 1_000] * 3
+
+
+def made(after=0):
+    return {"created_ms": START + after}
+
+
+def test_rolls_are_told_with_where_the_active_segment_begins(log):
+    """Several since the last look are one event, and each of them is counted once."""
+    log.create_topic("t", config=SMALL)
+    fill(log.partition("t", 0), 7)
+    log.maintain()
+    fill(log.partition("t", 0), 2, first=7)
+    log.maintain()
+
+    at = {"topic": "t", "partition": 0}
+    assert told(log, "rolled") == [
+        ("rolled", "t-0", at | {"offset": 6, "segments": 3}),
+        ("rolled", "t-0", at | {"offset": 8, "segments": 1}),
+    ]
+
+
+def test_what_retention_deleted_is_told(log, clock):
+    """C2: with where the partition begins since."""
+    log.create_topic("t", config=SMALL)
+    fill(log.partition("t", 0), 6)
+    clock.advance(2 * DAY)
+    log.maintain()
+
+    (found,) = told(log, "retained")
+    wanted = {"topic": "t", "partition": 0, "start_offset": 6, "segments": 3}
+    assert found[:2] == ("retained", "t-0")
+    assert {name: found[2][name] for name in wanted} == wanted
+
+
+def test_what_compaction_did_is_told():
+    """Of partitions that it cleaned; of the others there is nothing to say."""
+    from embedlog.compaction.cleaning import Cleaned
+
+    did = [
+        Cleaned("t", 1, first_dirty=9, passes=1, records_read=9, records_kept=2),
+        Cleaned("t", 2, why="nothing to do"),
+        Cleaned("t", 3, why="another compacts it", error=FencedError("no")),
+        Cleaned("t", 4, why="not compacted: damaged", error=DiskFullError("damaged")),
+        Cleaned(ACTIVITY, 0, passes=1),
+    ]
+    found, bad = activity.done(did)
+
+    assert bad == ("failed", "t-4", bad.facts)
+    assert (bad.facts["job"], bad.facts["error"]) == ("compaction", "not compacted: damaged")
+    assert (found.kind, found.key) == ("compacted", "t-1")
+    assert (found.facts["records_read"], found.facts["records_kept"]) == (9, 2)
+
+
+def test_generations_of_groups_are_told(log):
+    """M2: each with its members, or the newest one if there were several since the last look."""
+    log.create_topic("t", partitions=2)
+    with log.consumer("t", group_id="g") as consumer:
+        consumer.poll(0)
+        log.maintain()
+        consumer.commit()
+        log.maintain()
+        with log.consumer("t", group_id="g") as other:
+            other.poll(0)
+            log.maintain()
+    log.maintain()
+    log.group("g").delete()
+    log.maintain()
+
+    found = [(facts["generation"], facts["members"]) for _, _, facts in told(log, "rebalanced")]
+    assert found[:2] == [(1, 1), (2, 2)]
+    assert found[-1][1] == 0
+    assert len(found) == len(dict(found))
+
+
+def test_offsets_that_expired_are_told(log, clock):
+    """M15: by group."""
+    log.create_topic("t")
+    fill(log.partition("t", 0), 1)
+    log.group("idle").reset_offsets("latest", topics="t", dry_run=False)
+    clock.advance(7 * DAY + 1)
+    assert log.maintain()["offsets"] == 1
+
+    assert told(log, "expired") == [("expired", "idle", {"group": "idle", "offsets": 1})]
+
+
+def test_a_cut_is_told_with_the_epoch_that_begins_there(log):
+    """A36: whether it was recovery that cut, or somebody asked for it."""
+    log.create_topic("t", config=SMALL)
+    part = log.partition("t", 0)
+    fill(part, 5)
+    log.maintain()
+    part.truncate_to(3)
+    log.maintain()
+
+    at = {"topic": "t", "partition": 0}
+    assert told(log, "recovered") == [("recovered", "t-0", at | {"leader_epoch": 1, "offset": 3})]
+    assert len(told(log, "rolled")) == 1
+
+
+def test_a_new_live_is_told_and_nothing_again_that_was_told(tmp_path, clock):
+    """After a reboot: what was told of topics is durable, of groups it begins anew with them."""
+    path = tmp_path / "log"
+    with embedlog.open(path, clock=clock, maintenance=False) as log:
+        log.create_topic("t", config=SMALL)
+        fill(log.partition("t", 0), 5)
+        log.maintain()
+    (path / "live" / "boot").write_text("another boot")
+    with embedlog.open(path, clock=clock, maintenance=False) as log:
+        log.maintain()
+        log.maintain()
+        found = short(log)
+    assert found == [
+        ("owner", "maintenance"),
+        ("created", "t"),
+        ("rolled", "t-0"),
+        ("owner", "maintenance"),
+        ("recovered", "live"),
+        ("recovered", "t-0"),
+    ]
+
+
+def test_who_does_the_housekeeping_is_told_when_it_is_another(log):
+    """Only with something that it does: to look after an idle log is no event."""
+    log.create_topic("a")
+    log.maintain()
+    log.create_topic("b")
+    log.maintain()
+
+    def elsewhere():
+        log.maintain()
+        log.create_topic("c")
+        log.maintain()
+        return os.getpid()
+
+    child = in_child(elsewhere)
+    pids = [facts["pid"] for _, _, facts in told(log, "owner")]
+    assert pids == [os.getpid(), child]
+
+
+def test_a_job_that_fails_is_told_once(tmp_path):
+    """Again if it fails otherwise."""
+    errors = iter([ValueError("a"), ValueError("a"), ValueError("b"), None])
+
+    def run(turn):
+        error = next(errors, None)
+        if error is not None:
+            raise error
+
+    with embedlog.open(tmp_path / "log", maintenance=False) as log:
+        job = maintenance.Job("bad", 1.0, run)
+        mine = Maintenance(log.root, [job])
+        worker = owning._Worker(mine, job, 1)
+        for _ in range(4):
+            with worker.busy:
+                worker._work()
+        mine.close()
+        assert [facts["error"] for _, _, facts in told(log, "failed")] == ["a", "b"]
+
+
+# What is not
+
+
+def test_a_log_to_which_nothing_happens_has_nothing_written(tmp_path):
+    """Not even in `live`, whose every commit has all who append look at it."""
+    with closing(open_root(tmp_path / "log")) as root:
+        make_log(root)
+        mine = Maintenance(root, [LOOK._replace(every_seconds=0.001)])
+        mine.maintain()
+        before = root.context.state.version(), root.partition(ACTIVITY, 0).end_offset()
+        turn = Turn(root, 1, root.clock, bool)
+        mine.do(LOOK, turn)  # which sees what it wrote itself
+        live = root.context.live.version()
+        for _ in range(10):
+            assert mine.do(LOOK, turn) == []
+        assert root.context.live.version() == live
+        assert (root.context.state.version(), root.partition(ACTIVITY, 0).end_offset()) == before
+        mine.close()
+
+
+def test_nothing_is_told_of_the_topic_itself(log, clock):
+    """That would never end; its size is bounded as that of any topic."""
+    log.create_topic("t")
+    log.maintain()
+    log.alter_topic(ACTIVITY, {"segment.bytes": 1_000, "retention.bytes": 4_000})
+    for number in range(40):
+        log.alter_topic("t", {"retention.ms": number + 1})
+        log.maintain()
+
+    assert log.partition(ACTIVITY, 0).size_bytes() < 6_000
+    assert log.partition(ACTIVITY, 0).start_offset() > 0
+    assert {key for _, key in short(log)} == {"t"}
+
+
+def test_a_script_that_lives_for_moments_makes_no_topic(tmp_path):
+    """It does its own things only: nothing of it is slower than before."""
+    script = """
+        import embedlog, sys
+        with embedlog.open(sys.argv[1]) as log:
+            log.create_topic("t")
+            with log.producer() as producer:
+                producer.send("t", b"x").result()
+    """
+    subprocess.run([sys.executable, "-c", textwrap.dedent(script), tmp_path / "log"], check=True)
+    with embedlog.open(tmp_path / "log", maintenance=False) as log:
+        assert log.topics(internal=True) == ["t"]
+
+
+def test_a_process_without_housekeeping_writes_no_events(tmp_path, monkeypatch):
+    """maintenance=False, however long it lives; a process that is willing tells for it."""
+    monkeypatch.setattr(owning, "_LEAST_SECONDS", 0.01)
+    path = tmp_path / "log"
+    with embedlog.open(path, maintenance=False) as log:
+        log.create_topic("t")
+        fill(log.partition("t", 0), 3)
+        time.sleep(0.2)
+        assert log.topics(internal=True) == ["t"]
+    with closing(open_root(path)) as root:
+        mine = Maintenance(root, [LOOK._replace(every_seconds=0.01)])
+        mine.ensure()
+        wait_for(lambda: ACTIVITY in root.topics())
+        mine.close()
+
+
+def wait_for(holds, seconds=20):
+    began = time.monotonic()
+    while not holds():
+        assert time.monotonic() - began < seconds, "it never came"
+        time.sleep(0.001)
+
+
+def test_an_event_that_cannot_be_written_is_no_failure_of_the_housekeeping(
+    log, clock, monkeypatch, caplog
+):
+    """P10: a full disk takes the event, not the round."""
+    log.create_topic("t", config=SMALL)
+    fill(log.partition("t", 0), 6)
+    log.maintain()
+    clock.advance(2 * DAY)
+
+    def full(*_, **__):
+        raise DiskFullError("no space left")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(embedlog.log.PartitionLog, "append", full)
+        assert log.maintain()["retention"]
+    assert "not told" in caplog.text
+    log.maintain()
+    assert "retained" not in dict(short(log))
+
+
+def test_a_catalogue_that_cannot_be_written_leaves_the_events_for_later(log, monkeypatch):
+    """They are in it: nothing is lost as long as nothing was noted."""
+    log.create_topic("t")
+
+    def full(*_):
+        raise DiskFullError("no space left")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(activity, "_note", full)
+        assert log.maintain()["activity"] == []
+    log.maintain()
+    assert short(log, "created") == [("created", "t")]
+
+
+def test_a_damaged_note_is_made_anew_and_nothing_is_told_by_it(log):
+    """What happened before is not known any more, so nothing is said of it."""
+    log.create_topic("t", config=SMALL)
+    log.maintain()
+    fill(log.partition("t", 0), 5)
+    state = log.root.context.state
+    (key,) = state.read(lambda txn: [bytes(key) for key, _ in kv.rows(txn, TOLD)])
+    state.write(lambda txn: txn.put(key, b"damaged"))
+    log.maintain()
+    fill(log.partition("t", 0), 2, first=5)
+    log.maintain()
+
+    (found,) = told(log, "rolled")
+    assert found[2]["segments"] == 1
+
+
+# Once
+
+
+def die(*_, **__):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+MINE, THEIRS = {("retained", "t-0")}, {("created", "u"), ("rolled", "t-0")}
+
+
+@pytest.mark.parametrize(
+    ("where", "what", "lost"),
+    [
+        ("_note", None, set()),
+        ("tell", "retained", MINE),
+        ("tell", "created", THEIRS),
+        ("_is_new_owner", None, MINE),
+    ],
+)
+def test_an_owner_killed_between_doing_and_telling_tells_less_and_nothing_wrong(
+    log, clock, monkeypatch, where, what, lost
+):
+    """What it was about to tell may be left out; all else is told before or after, and once."""
+    log.create_topic("t", config=SMALL)
+    fill(log.partition("t", 0), 6)
+    log.maintain()
+    before = len(told(log))
+    log.create_topic("u")
+    fill(log.partition("t", 0), 2, first=6)
+    clock.advance(2 * DAY)
+
+    real = getattr(activity, where)
+
+    def reached(*args):
+        if what is None or any(event.kind == what for event in args[1]):
+            die()
+        real(*args)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(activity, where, reached)
+        killed_in(log.maintain)
+    assert log.partition("t", 0).start_offset() >= 6
+    log.maintain()
+    log.maintain()
+
+    found = [each for each in short(log)[before:] if each[0] != "owner"]
+    assert sorted(found) == sorted((MINE | THEIRS) - lost)
+
+
+def test_what_a_killed_process_did_is_told_by_another(log):
+    """It is in the catalogue, so nobody needs to have had the time to tell it."""
+    path = log.path
+
+    def work(ready):
+        with closing(open_root(path)) as root:
+            part = make_log(root, SMALL, "t")
+            fill(part, 5)
+            ready()
+
+    with Held(work) as child:
+        child.kill()
+    log.maintain()
+
+    assert short(log)[1:] == [("created", "t"), ("rolled", "t-0")]
+
+
+def test_of_two_that_look_at_once_one_tells(tmp_path):
+    """One that was overtaken as well as its follower: the note decides."""
+    path = tmp_path / "log"
+    roots = [open_root(path) for _ in range(3)]
+    done = [[], []]
+
+    def look(number):
+        while not over.is_set():
+            done[number] += activity.look(roots[number], lambda _: None)
+
+    over = threading.Event()
+    threads = [threading.Thread(target=look, args=(number,)) for number in (0, 1)]
+    for thread in threads:
+        thread.start()
+    for number in range(30):
+        make_log(roots[2], topic=f"t{number}")
+    over.set()
+    for thread in threads:
+        thread.join()
+    done[0] += activity.look(roots[0], lambda _: None)
+
+    found = [(each.kind, each.key) for each in done[0] + done[1]]
+    assert sorted(found) == sorted(("created", f"t{number}") for number in range(30))
+    for root in roots:
+        root.close()
+
+
+def test_an_owner_that_was_overtaken_notes_nothing(log):
+    """Rule 3: the other one tells it."""
+    log.create_topic("t")
+    with pytest.raises(FencedError):
+        LOOK.run(Turn(log.root, 99, log.root.clock, bool))
+    log.maintain()
+    assert short(log, "created") == [("created", "t")]
+
+
+# A topic like any other, nearly
+
+
+def test_it_is_internal(log):
+    """Hidden from lists and patterns; made, written and deleted by nobody else, as in Kafka."""
+    log.create_topic("t")
+    log.maintain()
+
+    assert log.topics() == ["t"]
+    assert log.topics(internal=True) == [ACTIVITY, "t"]
+    assert ACTIVITY in log
+    assert ACTIVITY not in repr(log)
+    for refused in (
+        lambda: log.create_topic(ACTIVITY, exist_ok=True),
+        lambda: log.delete_topic(ACTIVITY),
+        lambda: log.create_partitions(ACTIVITY, 2),
+        lambda: log.producer().send(ACTIVITY, b"x"),
+    ):
+        with pytest.raises(InvalidTopicError, match="housekeeping"):
+            refused()
+    with log.consumer(group_id="g", auto_offset_reset="earliest") as consumer:
+        assert consumer.topics() == {"t"}
+        consumer.subscribe(pattern=".*")
+        consumer.poll(0)
+        assert consumer.assignment() == {TopicPartition("t", 0)}
+    with log.hold("all") as lease:
+        assert lease.offsets.keys() == {TopicPartition("t", 0)}
+
+
+def test_a_consumer_reads_it_and_may_be_there_first(log):
+    """Who subscribes to it does not make it: it has settings of its own."""
+    with log.consumer(ACTIVITY, group_id="g", auto_offset_reset="earliest") as consumer:
+        assert consumer.poll(0) == {}
+        assert ACTIVITY not in log
+        log.create_topic("t")
+        log.maintain()
+        found = [record for some in consumer.poll(5_000).values() for record in some]
+    assert [json.loads(record.value)["kind"] for record in found][:2] == ["owner", "created"]
+    assert log.describe_topic(ACTIVITY)["overrides"] == {
+        "segment.bytes": 4 << 20,
+        "retention.bytes": 16 << 20,
+    }
+
+
+def test_rows_are_json(log):
+    """One object a record: kind, and the facts."""
+    log.create_topic("t")
+    log.maintain()
+    for _, _, key, value, _ in rows(log.partition(ACTIVITY, 0)):
+        assert key
+        assert json.loads(value)["kind"] in activity.KINDS

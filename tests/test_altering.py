@@ -1,0 +1,383 @@
+"""Settings that another process alters hold in open handles from their next call on (C10)."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+
+import pytest
+from support.children import in_child
+from support.clock import START, ManualClock
+from support.roots import encoded, fill, values
+
+import embedlog
+from embedlog import index
+from embedlog.config import TopicConfig
+from embedlog.errors import (
+    InvalidRecordError,
+    RecordBatchTooLargeError,
+    RecordTooLargeError,
+)
+from embedlog.log import rolling
+from embedlog.record import TopicPartition
+
+SIZE = encoded(b"v0").size
+DAY = 86_400_000
+ZERO = TopicPartition("t", 0)
+
+IGNORED = {
+    *("segment.index.bytes", "segment.max.offset.span", "preallocate"),
+    *("min.insync.replicas", "unclean.leader.election.enable"),
+}
+"""Accepted, and asked by nobody: of what is not built, or need not be."""
+
+
+@pytest.fixture
+def clock():
+    return ManualClock()
+
+
+@pytest.fixture
+def log(tmp_path, clock):
+    """An open log with a topic whose one partition was appended to, so everything is warm."""
+    with embedlog.open(tmp_path / "log", clock=clock, maintenance=False) as log:
+        log.create_topic("t", config={"file.delete.delay.ms": 0})
+        fill(log.partition("t", 0), 3)
+        yield log
+        assert log.verify() == []
+
+
+def alter(log, **settings):
+    """Change settings of the topic as any other process does: with a handle of its own."""
+    settings = {name.replace("_", "."): value for name, value in settings.items()}
+    path, pid = log.path, os.getpid()
+
+    def work():
+        assert os.getpid() != pid
+        with embedlog.open(path, maintenance=False) as other:
+            other.alter_topic("t", settings)
+
+    in_child(work)
+
+
+def add(log, count=1, **options):
+    """Append one record, or some, each by the short way of an append that is waited for."""
+    part = log.partition("t", 0)
+    first = part.tail().next_offset
+    fill(part, count, first=first, **options)
+    return part
+
+
+def segments(part):
+    part.refresh()
+    return len(part.segments)
+
+
+# What an append asks of them, in a handle that is open
+
+
+def check_segment_bytes(log, clock):
+    alter(log, segment_bytes=2 * SIZE)
+    part = add(log)
+    assert segments(part) == 2
+    add(log, 2)
+    assert segments(part) == 3
+    alter(log, segment_bytes=None)
+    add(log, 5)
+    assert segments(part) == 3
+
+
+def check_segment_ms(log, clock):
+    alter(log, segment_ms=2)
+    part = add(log)
+    assert segments(part) == 2
+
+
+def check_segment_jitter_ms(log, clock):
+    part = log.partition("t", 0)
+    alter(log, segment_ms=1 << 40, segment_jitter_ms=1 << 40)
+    longest = rolling.longest_ms(log.root.topic("t").config, part.last)
+    assert longest < 1 << 40
+    part.append([encoded(b"x", at=START + longest)])
+    assert segments(part) == 1
+    part.append([encoded(b"x", at=START + longest + 1)])
+    assert segments(part) == 2
+
+
+def check_index_interval_bytes(log, clock):
+    part = log.partition("t", 0)
+    alter(log, index_interval_bytes=0)
+    add(log, 3)
+    live = log.root.context.live
+    entries = live.read(lambda txn: list(index.entries(txn, part.key, part.last.id)))
+    assert [entry.offset for entry in entries] == [3, 4, 5]
+
+
+def check_flush_messages(log, clock):
+    alter(log, flush_messages=1)
+    part = add(log)
+    assert part.tail().durable_offset == 4
+
+
+def check_flush_ms(log, clock):
+    alter(log, flush_ms=0)
+    part = add(log)
+    assert part.tail().durable_offset == 4
+
+
+def check_max_message_bytes(log, clock):
+    alter(log, max_message_bytes=SIZE - 1)
+    with pytest.raises(RecordTooLargeError):
+        add(log)
+    alter(log, max_message_bytes=SIZE)
+    add(log)
+
+
+def check_message_timestamp_type(log, clock):
+    alter(log, message_timestamp_type="LogAppendTime")
+    clock.advance(77)
+    (receipt,) = log.partition("t", 0).append([encoded(b"x", at=5)])
+    assert receipt.timestamp == START + 77
+    alter(log, message_timestamp_type="CreateTime")
+    (receipt,) = log.partition("t", 0).append([encoded(b"x", at=5)])
+    assert receipt.timestamp is None
+
+
+def check_message_timestamp_before_max_ms(log, clock):
+    alter(log, message_timestamp_before_max_ms=10)
+    with pytest.raises(InvalidRecordError):
+        log.partition("t", 0).append([encoded(b"x", at=START - 11)])
+
+
+def check_message_timestamp_after_max_ms(log, clock):
+    alter(log, message_timestamp_after_max_ms=10)
+    with pytest.raises(InvalidRecordError):
+        log.partition("t", 0).append([encoded(b"x", at=START + 11)])
+
+
+def check_cleanup_policy(log, clock):
+    alter(log, cleanup_policy="compact")
+    with pytest.raises(InvalidRecordError):
+        add(log)
+    alter(log, cleanup_policy="delete")
+    add(log)
+
+
+def check_producer_id_expiration_ms(log, clock):
+    part = log.partition("t", 0)
+    part.append([encoded(b"x", producer=(7, 0, 0))])
+    alter(log, producer_id_expiration_ms=10)
+    clock.advance(11)
+    part.roll()
+    part.append([encoded(b"x", producer=(7, 0, 5))])  # taken as a new one's first (G17)
+
+
+# What deletes and compacts asks of them
+
+
+def due_by_age(log, clock):
+    log.partition("t", 0).roll()
+    clock.advance(DAY)
+
+
+def check_retention_ms(log, clock):
+    due_by_age(log, clock)
+    assert log.maintain()["retention"] == []
+    alter(log, retention_ms=DAY - 10)
+    assert [one.start_offset for one in log.maintain()["retention"]] == [3]
+
+
+def check_retention_bytes(log, clock):
+    alter(log, segment_bytes=SIZE)
+    add(log, 3)
+    assert log.maintain()["retention"] == []
+    alter(log, retention_bytes=2 * SIZE)
+    assert log.maintain()["retention"] != []
+
+
+def check_retention_topic_bytes(log, clock):
+    alter(log, segment_bytes=SIZE)
+    add(log, 3)
+    assert log.maintain()["retention"] == []
+    alter(log, retention_topic_bytes=2 * SIZE)
+    assert log.maintain()["retention"] != []
+
+
+def check_retention_min_consumed(log, clock):
+    due_by_age(log, clock)
+    log.group("g").reset_offsets("earliest", topics="t", dry_run=False)
+    alter(log, retention_ms=10, retention_min_consumed="g")
+    assert log.maintain()["retention"] == []
+    alter(log, retention_min_consumed=None)
+    assert log.maintain()["retention"] != []
+
+
+def check_retention_bytes_hard(log, clock):
+    due_by_age(log, clock)
+    alter(log, retention_ms=10)
+    with log.hold("all", {ZERO: 0}):
+        assert log.maintain()["retention"] == []
+        alter(log, retention_bytes_hard=0)
+        assert log.maintain()["retention"] != []
+
+
+def check_file_delete_delay_ms(log, clock):
+    part = log.partition("t", 0)
+    alter(log, file_delete_delay_ms=3_600_000)
+    old = log.root.context.files.path(part.path_of(part.last))
+    log.delete_records({ZERO: -1})
+    assert os.path.exists(old)
+    add(log)
+    alter(log, file_delete_delay_ms=0)
+    old = log.root.context.files.path(part.path_of(part.last))
+    log.delete_records({ZERO: -1})
+    assert not os.path.exists(old)
+
+
+def dirty(log, **settings):
+    """Make the topic one that is compacted, with twice the same key, in sealed segments."""
+    alter(log, cleanup_policy="compact", **settings)
+    part = log.partition("t", 0)
+    log.delete_records({ZERO: -1})
+    for number in range(2):
+        part.append([encoded(b"%d" % number, keys=[b"k"])])
+        part.roll()
+    return part
+
+
+def compacted(log):
+    return [one.records_kept for one in log.maintain()["compaction"] if one.passes]
+
+
+def check_min_cleanable_dirty_ratio(log, clock):
+    dirty(log, min_cleanable_dirty_ratio=1.0)
+    assert compacted(log) == []
+    alter(log, min_cleanable_dirty_ratio=0.1)
+    assert compacted(log) == [1]
+
+
+def check_min_compaction_lag_ms(log, clock):
+    dirty(log, min_compaction_lag_ms=1_000)
+    assert compacted(log) == []
+    alter(log, min_compaction_lag_ms=0)
+    assert compacted(log) == [1]
+
+
+def check_max_compaction_lag_ms(log, clock):
+    dirty(log, min_cleanable_dirty_ratio=1.0)
+    clock.advance(1_000)
+    assert compacted(log) == []
+    alter(log, max_compaction_lag_ms=10)
+    assert compacted(log) == [1]
+
+
+def check_delete_retention_ms(log, clock):
+    part = dirty(log, min_cleanable_dirty_ratio=0.1)
+    part.append([encoded(None, keys=[b"k"])])
+    part.roll()
+    alter(log, delete_retention_ms=1_000)
+    log.maintain()
+    assert values(part) == [None]
+    clock.advance(1_001)
+    part.append([encoded(b"x", keys=[b"other"])])
+    part.roll()
+    log.maintain()
+    assert values(part) == [b"x"]
+
+
+# What a producer asks of them that is in the middle of its life
+
+
+def check_compression_type(log, clock):
+    part = log.partition("t", 0)
+    with log.producer() as producer:
+        for name, packed in (("lz4", True), ("producer", False), ("zstd", True), ("none", False)):
+            alter(log, compression_type=name)
+            place = producer.send("t", b"x" * 1000).result().offset
+            assert [one.is_compressed for one in part.reader(place).read(1 << 20)] == [packed]
+
+
+CHECKS = {
+    name.removeprefix("check_").replace("_", "."): check
+    for name, check in list(globals().items())
+    if name.startswith("check_")
+}
+
+
+@pytest.mark.parametrize("setting", CHECKS)
+def test_an_altered_setting_holds_from_the_next_call_on(log, clock, setting):
+    """Without a reopen: what the setting asks for is done, or refused, at once."""
+    CHECKS[setting](log, clock)
+
+
+def test_every_setting_of_a_topic_is_looked_at():
+    """One that is added is to be tested here as well."""
+    names = {each.name.replace("_", ".") for each in dataclasses.fields(TopicConfig)}
+    assert CHECKS.keys() | IGNORED == names
+
+
+SENDS = {
+    "singly": lambda producer, value, key: producer.send("t", value, key=key).result(10),
+    "many": lambda producer, value, key: [
+        future.result(10) for future in [producer.send("t", value, key=key) for _ in range(3)]
+    ],
+    "lists": lambda producer, value, key: producer.send_batch("t", [value], [key]).result(10),
+}
+
+
+@pytest.mark.parametrize("send", SENDS.values(), ids=SENDS)
+class TestAProducerThatIsOpen:
+    """Whichever way it sends; with the first record after the alteration."""
+
+    def test_may_send_less_or_more_at_once(self, log, send):
+        """A4, G7."""
+        with log.producer() as producer:
+            send(producer, b"x" * 5_000, b"k")
+            alter(log, max_message_bytes=2_000)
+            with pytest.raises(RecordTooLargeError):
+                send(producer, b"x" * 5_000, b"k")
+            send(producer, b"x" * 500, b"k")
+            alter(log, max_message_bytes=10_000)
+            send(producer, b"x" * 5_000, b"k")
+
+    def test_heeds_the_size_of_segments(self, log, send):
+        """A4, A11."""
+        with log.producer() as producer:
+            send(producer, b"x" * 5_000, b"k")
+            alter(log, segment_bytes=2_000)
+            with pytest.raises((RecordTooLargeError, RecordBatchTooLargeError)):
+                send(producer, b"x" * 5_000, b"k")
+            send(producer, b"x" * 500, b"k")
+        assert segments(log.partition("t", 0)) > 1
+
+    def test_needs_keys_and_needs_them_no_more(self, log, send):
+        """A6: also if all that it sends is refused, so that nothing of it gets to the log."""
+        with log.producer() as producer:
+            send(producer, b"x", None)
+            alter(log, cleanup_policy="compact")
+            for _ in range(2):
+                with pytest.raises(InvalidRecordError):
+                    send(producer, b"x", None)
+            send(producer, b"x", b"k")
+            with pytest.raises(InvalidRecordError):
+                send(producer, b"x", None)
+            alter(log, cleanup_policy="delete")
+            send(producer, b"x", None)
+
+    def test_gets_the_times_of_the_log(self, log, clock, send):
+        """A7."""
+        with log.producer() as producer:
+            send(producer, b"x", b"k")
+            alter(log, message_timestamp_type="LogAppendTime")
+            clock.advance(500)
+            send(producer, b"y", b"k")
+        assert log.topic("t")[-1].timestamp_type == 1
+
+    def test_packs_as_the_topic_says(self, log, send):
+        """Whatever it is set to; the other way round with ``producer``."""
+        with log.producer(compression_type="zstd") as producer:
+            send(producer, b"x" * 1_000, b"k")
+            alter(log, compression_type="none")
+            send(producer, b"x" * 1_000, b"k")
+        found = log.partition("t", 0).reader(3).read(1 << 20)
+        assert (found[0].is_compressed, found[-1].is_compressed) == (True, False)

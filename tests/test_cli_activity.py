@@ -1,0 +1,137 @@
+"""`embedlog activity`: what was told, as lines and as JSON, so far and from now on."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+from support.clock import ManualClock
+from support.roots import encoded, fill
+
+import embedlog
+from embedlog.activity import KINDS
+from embedlog.cli import activity, main
+from embedlog.cli.arguments import ACTIVITY
+
+SMALL = {"segment.bytes": 2 * encoded(b"v0").size, "retention.ms": 1_000}
+
+
+@pytest.fixture
+def root(tmp_path, monkeypatch):
+    path = tmp_path / "log"
+    monkeypatch.setenv("EMBEDLOG_ROOT", str(path))
+    return path
+
+
+@pytest.fixture
+def lively(root):
+    """A log to which a few things happened, one after the other."""
+    clock = ManualClock()
+    with embedlog.open(root, clock=clock, maintenance=False) as log:
+        log.create_topic("t", config=SMALL)
+        fill(log.partition("t", 0), 5)
+        log.maintain()
+        log.create_topic("u", partitions=2)
+        log.alter_topic("t", {"segment.bytes": None})
+        clock.advance(60_000)
+        log.maintain()
+    return root
+
+
+@pytest.fixture
+def run(capsys):
+    def command(*words):
+        code = main(list(words))
+        out, err = capsys.readouterr()
+        return code, out, err
+
+    return command
+
+
+def test_events_are_lines_with_when_what_to_what_and_how(run, lively):
+    """The oldest first, in words."""
+    code, out, err = run("activity")
+
+    assert (code, err) == (0, "")
+    lines = out.splitlines()
+    assert all(line.startswith("2023-11-14T22:1") for line in lines)
+    told = [line.split("  ", 1)[1] for line in lines]
+    segment = SMALL["segment.bytes"]
+    settings = f"segment.bytes={segment}, retention.ms=1000"
+    assert told[1] == f"created     t  id 1, 1 partition, {settings}"
+    assert told[2] == "rolled      t-0  2 new segments, the last one begins at 4"
+    assert told[3].startswith("retained    t-0  3 segments with ")
+    assert any(line.startswith("altered     t  segment.bytes from ") for line in told)
+    assert any(line == "created     u  id 3, 2 partitions" for line in told)
+
+
+def test_json_has_all_the_facts(run, lively):
+    """One object a line."""
+    code, out, _ = run("--json", "activity", "--kind", "rolled", "-n", "1")
+
+    assert code == 0
+    facts = json.loads(out)
+    wanted = {"kind": "rolled", "key": "t-0", "topic": "t", "partition": 0}
+    assert wanted.items() <= facts.items()
+    assert isinstance(facts["timestamp"], int)
+
+
+def test_some_events_can_be_chosen(run, lively):
+    """By topic and by kind; the last so many, or the first."""
+    count = len(run("activity")[1].splitlines())
+
+    assert run("activity", "--topic", "u")[1].count("\n") == 1
+    assert run("activity", "--topic", "u", "--topic", "t", "--kind", "created")[1].count("\n") == 2
+    assert run("activity", "-n", "2")[1] == "".join(
+        f"{line}\n" for line in run("activity")[1].splitlines()[-2:]
+    )
+    assert run("activity", "--max", "2")[1].count("\n") == 2
+    assert run("activity", "-n", "0")[1] == ""
+    assert count > 4
+
+
+def test_an_unknown_kind_is_a_usage_error(run, lively):
+    """Which says what there is."""
+    code, out, err = run("activity", "--kind", "retention")
+
+    assert (code, out) == (2, "")
+    assert "retained" in err
+
+
+def test_the_help_names_every_kind(run):
+    """And each has its words."""
+    assert run("activity", "--help")[0] == 0
+    assert all(kind in ACTIVITY for kind in KINDS)
+    assert activity._WORDS.keys() == set(KINDS)
+    assert activity._words("rolled", {"kind": "rolled", "new": 1}) == "new 1"
+    assert activity._words("of a later version", {"kind": "x", "a": 1}) == "a 1"
+
+
+def test_where_nothing_was_told_it_says_so(run, root):
+    """And that is no failure; a log that is not there is one."""
+    assert run("activity")[0] == 3
+    embedlog.open(root).close()
+    code, out, err = run("activity")
+    assert (code, out) == (0, "")
+    assert "nothing was told yet" in err
+
+
+def test_it_follows_what_comes(root):
+    """Also where the topic is not there yet; --max ends it."""
+    embedlog.open(root).close()
+    words = [sys.executable, "-m", "embedlog", "activity", "-f", "--kind", "created", "-m", "2"]
+    with subprocess.Popen(
+        words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as child:
+        try:
+            assert "nothing was told yet" in child.stderr.readline()
+            with embedlog.open(root, maintenance=False) as log:
+                for name in ("a", "b"):
+                    log.create_topic(name)
+                    log.maintain()
+                    assert f"created     {name}  id" in child.stdout.readline()
+            assert child.wait(20) == 0
+        finally:
+            child.kill()
