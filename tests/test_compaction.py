@@ -21,24 +21,27 @@ from support.roots import (
     segment_files,
 )
 
-from embedlog import batch, catalog
+from embedlog import batch, catalog, kv
 from embedlog.compaction import (
     Pace,
     attempt,
     choose,
     clean,
     clean_round,
+    cleaning,
     explain,
     look,
 )
 from embedlog.compaction.hashing import KeyHasher
 from embedlog.compaction.offsetmap import OffsetMap
-from embedlog.compaction.rewriting import TARGET_BYTES
-from embedlog.config import MaintenanceConfig, TopicConfig
+from embedlog.compaction.rewriting import TARGET_BYTES, Rewriter
+from embedlog.compaction.scanning import Scanner
+from embedlog.config import LONG_MAX, MaintenanceConfig, TopicConfig
 from embedlog.errors import FencedError, InvalidConfigError, InvalidRecordError, StorageError
 from embedlog.log import replacing
 from embedlog.log.expiring import expire_producers
 from embedlog.retention import delete_records
+from embedlog.log.trimming import trim
 
 COMPACT = {"cleanup.policy": "compact", "delete.retention.ms": 1000, "file.delete.delay.ms": 0}
 DAY = 86_400_000
@@ -142,6 +145,23 @@ def test_a_checkpoint_outside_of_the_log_starts_over(log, checkpoint):
     segment(log, (b"a", b"1"))
     cleaned(log, checkpoint)
     assert look(log, START).first_dirty == 0
+
+
+def test_a_checkpoint_below_the_start_moves_up_to_it(log):
+    """D1: after records were deleted."""
+    segment(log, (b"a", b"1"), (b"b", b"2"), (b"a", b"3"))
+    cleaned(log, 1)
+    trim(log, 2)
+    assert (look(log, START).start, look(log, START).first_dirty) == (2, 2)
+
+
+def test_what_is_past_the_active_segment_is_not_dirty(log):
+    """D1: a checkpoint in the active segment leaves nothing to do."""
+    segment(log, (b"a", b"1"), (b"a", b"2"))
+    put(log, (b"a", b"3"), (b"a", b"4"))
+    cleaned(log, 3)
+    section = look(log, START)
+    assert (section.first_dirty, section.cleanable_bytes) == (2, 0)
 
 
 def test_records_younger_than_the_lag_are_left_alone(root, clock):
@@ -415,6 +435,62 @@ def test_a_merged_batch_is_not_too_large(root):
     assert TARGET_BYTES <= 1 << 20
 
 
+def test_a_merged_segment_is_as_old_as_what_was_merged(root, clock):
+    """D12, C2: else retention would count what has no times from the compaction on."""
+    log = make_log(root, COMPACT)
+    segment(log, (b"a", b"1"))
+    clock.advance(DAY)
+    segment(log, (b"b", b"2"))
+    clock.advance(DAY)
+
+    run(log)
+
+    (one, _) = log.segments.values()
+    assert (one.created_ms, one.max_timestamp) == (START, START + DAY)
+
+
+@pytest.mark.parametrize("compression", ["none", "zstd"])
+def test_a_batch_may_be_larger_than_the_buffer(root, log, compression):
+    """D13: than the one it is read into, and than what the topic allows by now."""
+    large = [(b"%d" % (number % 3), bytes(50_000)) for number in range(9)]
+    put(log, *large, compression=compression)
+    put(log, *large, compression=compression)
+    root.alter_topic("t", {"max.message.bytes": 60_000})
+    log.roll()
+
+    run(log, settings=MaintenanceConfig(log_cleaner_io_buffer_size=1))
+
+    assert keys_at(log) == [(0, 15), (1, 16), (2, 17)]
+
+
+def test_empty_batches_have_the_epoch_of_what_is_around_them(log, clock):
+    """A37: a recovery takes a lower epoch than the one before for a stale batch, and cuts there."""
+    for _ in range(3):
+        put(log, (b"a", b"1"), (b"b", b"1"))
+        log.truncate_to(log.end_offset() - 1)
+    log.roll()
+    segment(log, (b"c", b"1"), (b"c", None))
+    segment(log, (b"c", b"1"), (b"c", None))
+    replacing.flush(log, log.end_offset())
+    with replacing.claimed(log):
+        run_of(log, 1)
+
+    found = [one.leader_epoch for one in batches_of(log)]
+    assert found == sorted(found)
+    assert found[-1] == log.tail().leader_epoch > 0
+
+
+def run_of(log, place):
+    """Leave nothing of one segment, as a pass does in which all of its keys come again later."""
+    info = list(log.segments.values())[place]
+    new = replacing.Replacement(log, info.base_offset, headers=False)
+    rewriter = Rewriter(new, info.base_offset, False, 1 << 20)
+    for chunk in Scanner(log, 1 << 20, lambda size: None).chunks(info):
+        rewriter.come_to(chunk.batches[0].leader_epoch)
+    rewriter.finish(info.next_offset)
+    new.swap([info])
+
+
 def test_leader_epochs_stay_with_their_records(log):
     """A37: a reader is told where the log was cut, so batches of two epochs are not merged."""
     for number in range(3):
@@ -556,6 +632,16 @@ def test_a_horizon_is_stamped_once(log, clock):
     assert kept(log) == [(b"b", b"1"), (b"c", None), (b"d", b"1")]
 
 
+def test_a_tombstone_may_stay_for_ever(root, clock):
+    """D17: the largest delete.retention.ms does not overflow."""
+    log = make_log(root, {**COMPACT, "delete.retention.ms": LONG_MAX})
+    segment(log, (b"a", b"1"), (b"a", None))
+    run(log)
+    clock.advance(1000 * DAY)
+    run(log)
+    assert kept(log) == [(b"a", None)]
+
+
 def test_a_new_value_brings_the_key_back(log, clock):
     """D20: by offset only."""
     segment(log, (b"a", b"1"), (b"a", None), (b"a", b"2"))
@@ -618,6 +704,85 @@ def test_a_cut_ends_a_compaction(log, monkeypatch):
 
     assert kept(log) == [(b"a", b"1"), (b"b", b"2")]
     assert look(log, START).first_dirty == 0
+
+
+def test_a_cut_is_not_overwritten_by_what_was_found_before_it(log, monkeypatch):
+    """D22, D26: also where nothing had to be rewritten, the checkpoint is not moved past a cut."""
+    segment(log, (b"a", b"1"), (b"b", b"1"), (b"c", b"1"))
+    run(log)
+    note = replacing.note_cleaned
+
+    def cut(*given, **options):
+        log.truncate_to(1)
+        put(log, (b"a", b"2"))
+        put(log, (b"a", b"3"))
+        note(*given, **options)
+
+    monkeypatch.setattr(replacing, "note_cleaned", cut)
+    monkeypatch.setattr(cleaning._Pass, "_is_clean", lambda *_: True)
+    with pytest.raises(FencedError, match="changed meanwhile"):
+        run(log)
+    monkeypatch.undo()
+    log.roll()
+    assert look(log, START).first_dirty == 1
+    run(log)
+    assert kept(log) == [(b"a", b"3")]
+
+
+@pytest.mark.parametrize("goal", [1, 2, 3])
+def test_records_that_are_deleted_meanwhile_stay_deleted(log, monkeypatch, goal):
+    """D22: whole segments win over the compaction; a part of one is not in its way."""
+    segment(log, (b"a", b"1"), (b"b", b"2"))
+    segment(log, (b"a", b"3"), (b"c", b"4"))
+    swap = replacing.Replacement.swap
+
+    def deleted(self, *given, **options):
+        trim(log, goal)
+        swap(self, *given, **options)
+
+    monkeypatch.setattr(replacing.Replacement, "swap", deleted)
+    done = attempt(log, START)
+    monkeypatch.undo()
+
+    assert (done.error is None) == (goal < 2)
+    run(log)
+    assert [row[0] for row in rows(log)] == [one for one in (1, 2, 3) if one >= goal]
+    assert log.start_offset() == goal
+
+
+def test_a_topic_that_is_made_again_is_not_clean(root, log):
+    """D26: the checkpoint goes with the topic."""
+    segment(log, (b"a", b"1"), (b"a", b"2"))
+    run(log)
+    root.delete_topic("t")
+    again = make_log(root, COMPACT)
+    segment(again, (b"a", b"1"), (b"a", b"2"))
+    assert look(again, START).first_dirty == 0
+    run(again)
+    assert kept(again) == [(b"a", b"2")]
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, StorageError])
+def test_a_swap_whose_answer_is_lost_stands(root, log, monkeypatch, error):
+    """P1: Ctrl-C right after the commit must not take the new file for one that was given up."""
+    segment(log, (b"a", b"1"), (b"a", b"2"))
+    replacing.flush(log, 2)
+    write = kv.Store.write
+
+    def interrupted(store, step):
+        result = write(store, step)
+        if store is log.context.state and log._lock.locked():
+            raise error("lost")
+        return result
+
+    monkeypatch.setattr(kv.Store, "write", interrupted)
+    with pytest.raises(error):
+        run(log)
+    monkeypatch.undo()
+
+    assert kept(log) == [(b"a", b"2")]
+    assert len(segment_files(root.path)) == 2
+    assert look(log, START).first_dirty == 2
 
 
 def test_turning_compaction_off_ends_it(root, log):

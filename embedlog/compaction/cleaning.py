@@ -24,7 +24,7 @@ from embedlog.compaction.pacing import Pace
 from embedlog.compaction.rewriting import UNSTAMPED, Exact, Rewriter, kind_of
 from embedlog.compaction.scanning import Chunk, Scanner, data_rows, nulls, where_last
 from embedlog.compaction.selecting import Section, look
-from embedlog.config import INT_MAX, MaintenanceConfig
+from embedlog.config import INT_MAX, LONG_MAX, MaintenanceConfig
 from embedlog.errors import DiskFullError, EmbedlogError, FencedError, StorageError
 from embedlog.log import PartitionLog, flushing, replacing
 from embedlog.log.replacing import Fence, Replacement, anybody
@@ -149,7 +149,7 @@ class _Pass:
                     self._close()
                 else:
                     self._try(partial(self._add, info))
-            self._finish()
+            self._finish(sources)
         finally:
             if self._run is not None:
                 self._run.new.abandon()
@@ -159,12 +159,12 @@ class _Pass:
             self._run = _Run(self._log, info, self._done)
         self._rewrite_segment(self._run, info)
 
-    def _finish(self) -> None:
+    def _finish(self, sources: list[SegmentInfo]) -> None:
         if self._run is not None and not self.left_out:
             self._close(self.end)
         self._close()
         if not self.left_out and not self._noted:
-            replacing.note_cleaned(self._log, self.end, fence=self._fence)
+            replacing.note_cleaned(self._log, self.end, sources[-1:], fence=self._fence)
 
     def _has_no_room(self, info: SegmentInfo, left: int) -> bool:
         """Whether the disk is too full to rewrite a segment, or to do so for little."""
@@ -247,6 +247,7 @@ class _Pass:
         run.sources.append(info)
         for chunk in self._scanner.chunks(info, whole=True):
             kept = self._kept(chunk)
+            run.rewriter.come_to(chunk.batches[0].leader_epoch)
             self._done.records_read += len(kept)
             if chunk.valid is not None:
                 self._done.keyless += int(np.count_nonzero(~chunk.valid & ~kept))
@@ -316,7 +317,7 @@ class _Pass:
             self._done.tombstones += int(np.count_nonzero(gone))
             rows = rows & ~gone
         if horizon is None:
-            horizon = self._now_ms + self._log.config.delete_retention_ms
+            horizon = min(self._now_ms + self._log.config.delete_retention_ms, LONG_MAX)
         if reached.all() or self._is_last(one):
             return [(rows, horizon if (rows & tombstones & reached).any() else None)]
         # Past the end of the pass nothing was cleaned: the time of these begins later.

@@ -79,6 +79,13 @@ class Rewriter:
         """About how large the new segment is, with what is still gathered."""
         return self._new.size + self._bytes + (self._held.encoded.size if self._held else 0)
 
+    def come_to(self, epoch: int) -> None:
+        """Note the leader epoch of a batch that is read, whether or not anything of it is left.
+
+        An empty batch is of the epoch around it: recovery takes a lower one for stale (A37).
+        """
+        self._epoch = max(self._epoch, epoch)
+
     def add(self, rows: Any, kind: Kind, horizon: int | None) -> None:
         """Take rows, a `pyarrow.Table` with an offset column and perhaps headers.
 
@@ -109,7 +116,7 @@ class Rewriter:
         encoded.sequence(who.producer_id, who.producer_epoch, who.base_sequence)
         self._fill_up_to(who.base_offset)
         self._held = _Held(encoded, who.next_offset, kind.leader_epoch, True)
-        self._epoch = kind.leader_epoch
+        self.come_to(kind.leader_epoch)
 
     def finish(self, end: int) -> None:
         """Write what is left; the segment ends at an offset (D11: also where no record is left)."""
@@ -128,7 +135,7 @@ class Rewriter:
         if self._held is not None:
             self._write(self._held.next_offset)
         self._held = _Held(encoded, last + 1, self._kind.leader_epoch, False)
-        self._epoch = self._kind.leader_epoch
+        self.come_to(self._kind.leader_epoch)
 
     def _encode(self, table: Any, kind: Kind, horizon: int | None) -> EncodedBatch:
         missing = [name for name in self._schema.names if name not in table.schema.names]

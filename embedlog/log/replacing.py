@@ -67,10 +67,18 @@ def claimed(log: PartitionLog) -> Iterator[bool]:
 
 
 def _sweep(log: PartitionLog) -> None:
-    """Remove the files on their way of a process that was killed; under the claim."""
-    left = log.context.state.read(lambda txn: catalog.passing(txn, log.key))
-    if left:
-        _discard(log, left)
+    """Remove the files on their way, of a process that was killed or gave up; under the claim."""
+
+    def step(txn: kv.Txn) -> list[SegmentInfo]:
+        left = catalog.passing(txn, log.key)
+        for segment in left:
+            catalog.put_passing(txn, log.key, segment)
+        return left
+
+    if log.context.state.read(lambda txn: catalog.passing(txn, log.key)):
+        # A commit first, though it says nothing new: of one that failed before it nobody
+        # knows what is on the disk, and a file must not go that a power cut brings back.
+        _discard(log, log.context.state.write(step))
 
 
 def _discard(log: PartitionLog, segments: Sequence[SegmentInfo]) -> None:
@@ -153,7 +161,7 @@ class Replacement:
         self._unindexed += one.size
         self._latest = max(self._latest, one.max_timestamp)
 
-    def _seal(self, next_offset: int) -> None:
+    def _seal(self, next_offset: int, created_ms: int) -> None:
         self._file.write([END_MARK], self._position)
         try:
             self._file.sync()
@@ -161,6 +169,7 @@ class Replacement:
             # Nobody's loss: the log is on the old files still, and goes on.
             raise StorageError(error.what, **error.facts) from error
         self.info = self.info._replace(
+            created_ms=created_ms,
             next_offset=next_offset,
             size=self._position + len(END_MARK),
             end_position=self._position,
@@ -183,7 +192,8 @@ class Replacement:
         """
         log = self._log
         assert old[-1].next_offset is not None, "only sealed segments are replaced"
-        self._seal(old[-1].next_offset)
+        # As old as the first one: what lies before it was sealed then (D12, C2).
+        self._seal(old[-1].next_offset, old[0].created_ms)
         self._sync_names()
         log.acquire()
         try:
@@ -227,8 +237,10 @@ class Replacement:
         """Remove what was written, if it was not swapped in; what fails is left to the next one."""
         if self._passing:
             self._passing = False
+            # `state` knows whether it was: the answer of a commit may have been lost, as
+            # where Ctrl-C comes right after it, and then the old files are to go.
             with suppress(EmbedlogError):
-                _discard(self._log, [self.info])
+                _sweep(self._log)
 
 
 def _check_leases(log: PartitionLog, old: Sequence[SegmentInfo]) -> None:
@@ -244,7 +256,7 @@ def _check(log: PartitionLog, txn: kv.Txn, old: Sequence[SegmentInfo]) -> None:
     if info is None or any(now.get(segment.base_offset) != segment for segment in old):
         raise _overtaken(log, "its segments were changed meanwhile")
     # Past the recovery point a scan takes gaps for lost records.
-    end = old[-1].next_offset
+    end = old[-1].next_offset if old else 0
     if end is None or end > info.recovery_offset:
         raise _overtaken(log, "its segments are not on the disk yet")
 
@@ -258,12 +270,30 @@ def _overtaken(log: PartitionLog, why: str) -> FencedError:
     )
 
 
-def note_cleaned(log: PartitionLog, offset: int, *, fence: Fence = anybody) -> None:
-    """Note how far compaction has come where there was nothing to rewrite."""
+def note_cleaned(
+    log: PartitionLog, offset: int, last: Sequence[SegmentInfo], *, fence: Fence = anybody
+) -> None:
+    """Note how far compaction has come where there was nothing to rewrite.
+
+    Args:
+        log: The partition.
+        offset: How far.
+        last: The segment that this lies in, or none.
+        fence: As in `Replacement.swap`.
+
+    Raises:
+        FencedError: The fence's, or the log was cut meanwhile: what follows the cut is dirty.
+    """
+
+    def step(txn: kv.Txn) -> None:
+        _check(log, txn, last)
+        catalog.put_cleaned_offset(txn, log.key, offset)
+
     log.acquire()
     try:
+        log.tail_locked()
         fence()
-        log.context.state.write(lambda txn: catalog.put_cleaned_offset(txn, log.key, offset))
+        log.context.state.write(step)
     finally:
         log.release()
 
