@@ -246,7 +246,7 @@ class Replacement:
 def _check_leases(log: PartitionLog, old: Sequence[SegmentInfo]) -> None:
     lease = leasing.held_from(log)
     if lease is not None and lease.offset < (old[-1].next_offset or 0):
-        raise _overtaken(log, f"lease {lease.name!r} holds it")
+        raise overtaken(log, f"lease {lease.name!r} holds it")
 
 
 def _check(log: PartitionLog, txn: kv.Txn, old: Sequence[SegmentInfo]) -> None:
@@ -254,14 +254,15 @@ def _check(log: PartitionLog, txn: kv.Txn, old: Sequence[SegmentInfo]) -> None:
     info = catalog.partition(txn, log.key)
     now = {segment.base_offset: segment for segment in catalog.segments(txn, log.key)}
     if info is None or any(now.get(segment.base_offset) != segment for segment in old):
-        raise _overtaken(log, "its segments were changed meanwhile")
+        raise overtaken(log, "its segments were changed meanwhile")
     # Past the recovery point a scan takes gaps for lost records.
     end = old[-1].next_offset if old else 0
     if end is None or end > info.recovery_offset:
-        raise _overtaken(log, "its segments are not on the disk yet")
+        raise overtaken(log, "its segments are not on the disk yet")
 
 
-def _overtaken(log: PartitionLog, why: str) -> FencedError:
+def overtaken(log: PartitionLog, why: str) -> FencedError:
+    """Return the error of a compaction that others came before."""
     return FencedError(
         f"the partition was not rewritten: {why}",
         topic=log.topic,

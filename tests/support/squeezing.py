@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from embedlog.compaction import clean, look
 from embedlog.config import MaintenanceConfig
-from embedlog.errors import DurabilityError, EmbedlogError
+from embedlog.errors import DurabilityError, EmbedlogError, FencedError
 from embedlog.log import PartitionLog, dooming
 from embedlog.log.repairing import repair_root
 from embedlog.log.root import Root
@@ -170,9 +170,13 @@ def go_on(root: Root, end: int, thorough: bool) -> None:
 
 
 def _repeat(log: PartitionLog, end: int) -> None:
-    """G16: what a producer sent last is known, though compaction left nothing of it."""
+    """D11, G16: what a producer sent last is known, though compaction left no record of it."""
+    reader, there = log.reader(log.start_offset()), set()
+    while found := reader.read():
+        there |= {(one.producer_id, one.base_offset) for one in found}
     for producer in (1, 2):
         last = max(number for number in range(end // EACH) if number % 3 == producer)
+        assert (producer, EACH * last) in there
         (receipt,) = log.append([batch_of(last)])
         assert receipt.duplicate
         assert receipt.base_offset == EACH * last
@@ -304,6 +308,37 @@ def _fresh(directory: Path) -> Path:
     path = directory / f"run-{os.getpid()}"
     shutil.rmtree(path, ignore_errors=True)
     return path
+
+
+def check_cut(directory: Path) -> None:
+    """D22: cut the log while it is compacted; the cut stands, and all before it."""
+    root, log = build(_fresh(directory))
+    end, known = EACH * 9, all_rows()
+    calls: list[int] = []
+
+    def progress(done: int, total: int) -> None:
+        calls.append(done)
+        if len(calls) == 12:
+            bounds = [one for one in _bounds(log) if one <= end]
+            log.truncate_to(bounds[-1])
+
+    try:
+        clean(log, START + 20, settings=SMALL, progress=progress)
+        raise AssertionError("a cut was overlooked")
+    except FencedError:
+        pass
+    assert log.end_offset() <= end
+    assert state_of(rows(log)) == state_of(known[: log.end_offset()])
+    assert healthy(root)
+    abandon(root)
+
+
+def _bounds(log: PartitionLog) -> list[int]:
+    """Where batches begin."""
+    reader, found = log.reader(0), [0]
+    while some := reader.read():
+        found += [one.base_offset for one in some]
+    return found
 
 
 # Failures

@@ -1,0 +1,156 @@
+"""Bugs planted in compaction: the checks of this folder, or the oracle, find each of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from support import forks, squeezing
+from support.compaction_oracle import run_some
+from support.cruel import scratch_directory
+from support.forks import tell
+from support.mutants import Change
+
+CLEANING, REPLACING = "embedlog.compaction.cleaning", "embedlog.log.replacing"
+Check = Callable[[Path], object]
+
+
+@pytest.fixture
+def directory() -> Iterator[Path]:
+    with scratch_directory() as path:
+        yield path
+
+
+def by_kills(directory: Path) -> None:
+    squeezing.check_moments(directory, 0, 1, 12)
+
+
+def by_power_cuts(directory: Path) -> None:
+    squeezing.check_power_cuts(directory, 500, thorough=1000)
+
+
+def by_failures(directory: Path) -> None:
+    for case in squeezing.failures(directory, 6, forever=False):
+        squeezing.check_failure(case, directory)
+
+
+def by_a_cut(directory: Path) -> None:
+    squeezing.check_cut(directory)
+
+
+def by_the_oracle(directory: Path) -> None:
+    run_some(60)
+
+
+class Mutant(NamedTuple):
+    """A planted bug, and who finds it."""
+
+    name: str
+    check: Check
+    where: str
+    edits: dict[str, str]
+    besides: tuple[Change, ...] = ()
+
+
+MUTANTS = [
+    Mutant(
+        "swapped in before it is on the disk",
+        by_power_cuts,
+        f"{REPLACING}:Replacement._seal",
+        {"self._file.sync()": "..."},
+    ),
+    Mutant(
+        "its name is not on the disk",
+        by_power_cuts,
+        f"{REPLACING}:Replacement._sync_names",
+        {"log.context.files.sync_directory(": "str("},
+    ),
+    Mutant(
+        "what is replaced is unlinked first",
+        by_kills,
+        f"{REPLACING}:Replacement.swap",
+        {"self._sync_names()": "[log.context.files.unlink(log.path_of(one)) for one in old]"},
+    ),
+    Mutant(
+        "what is given up is not asked of the manifest",
+        by_failures,
+        f"{REPLACING}:Replacement.abandon",
+        {"if self._passing:": "if True:", "_sweep(self._log)": "_discard(self._log, [self.info])"},
+    ),
+    Mutant(
+        "the checkpoint moves before the swap",
+        by_kills,
+        f"{CLEANING}:_Pass.rewrite",
+        {"limit = ": "replacing.note_cleaned(self._log, self.end, sources[-1:])\n    limit = "},
+    ),
+    Mutant(
+        "what is not flushed is replaced",
+        by_power_cuts,
+        f"{REPLACING}:_check",
+        {"end > info.recovery_offset": "False"},
+        (Change(f"{REPLACING}:flush", {"flushing.flush([log])": "..."}),),
+    ),
+    Mutant(
+        "what is replaced is not doomed",
+        by_kills,
+        f"{REPLACING}:_retire",
+        {"log.context.live.write(step)": "..."},
+    ),
+    Mutant(
+        "a horizon is not kept",
+        by_the_oracle,
+        "embedlog.compaction.rewriting:Rewriter._encode",
+        {"encoded.delete_horizon = horizon": "encoded.delete_horizon = None"},
+    ),
+    Mutant(
+        "a tombstone goes in the first pass",
+        by_the_oracle,
+        f"{CLEANING}:_Pass._parts",
+        {"horizon is not None and horizon <=": "(horizon or 0) <="},
+    ),
+    Mutant(
+        "the last offset of a key is the wrong one",
+        by_the_oracle,
+        "embedlog.compaction.offsetmap:OffsetMap._enter",
+        {"known[places] = mine": "known[places] = mine[::-1]"},
+    ),
+    Mutant(
+        "the last batch of a producer is dropped",
+        by_kills,
+        f"{CLEANING}:_Pass._is_last",
+        {"return number is not None and": "return False and"},
+    ),
+    Mutant(
+        "what lies past a full map counts as seen",
+        by_the_oracle,
+        f"{CLEANING}:_Pass._take",
+        {"self.end = int(offsets[fitting])": "..."},
+    ),
+    Mutant(
+        "a cut that came meanwhile is not seen",
+        by_a_cut,
+        f"{REPLACING}:_check",
+        {"now.get(segment.base_offset) != segment": "False"},
+    ),
+]
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name.replace(" ", "-"))
+def test_a_planted_bug_is_found(mutant: Mutant, directory: Path) -> None:
+    """D7-D25: a check that never failed proves nothing."""
+
+    def work() -> str | None:
+        for change in (Change(mutant.where, mutant.edits), *mutant.besides):
+            change()
+        try:
+            mutant.check(directory)
+        except Exception as error:  # noqa: BLE001 - whatever it is, it was found
+            return f"{type(error).__name__}: {' '.join(getattr(error, '__notes__', ()))[:60]}"
+        return None
+
+    end = forks.run(work, patience=120)
+    assert end.finding() is None, end.finding()
+    tell(f"{mutant.name}: {end.value}")
+    assert end.value is not None, "nobody found it"

@@ -1,0 +1,610 @@
+"""Compaction against a dictionary, record by record: what must be left, and what may be.
+
+`Oracle` knows every record that was appended and works out in plain Python which
+of them compaction has to leave: by D8, D9 and D17, one record after the other.
+`CompactionModel` does all that one can do to a partition, kills included, and
+compares.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from functools import partial
+from typing import Any, ClassVar
+
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    rule,
+    run_state_machine_as_test,
+)
+
+from embedlog.compaction import clean, look
+from embedlog.compaction.latest import last_record, last_records
+from embedlog.config import MaintenanceConfig
+from embedlog.engine.topic import Topic
+from embedlog.errors import FencedError
+from embedlog.log.sequence import after
+from embedlog.log.trimming import trim
+from embedlog.retention import retain
+from support.clock import START, ManualClock
+from support.cruel import CruelFiles
+from support.forks import in_memory
+from support.roots import Row, abandon, batch_rows, encoded, healthy, make_log, open_root, rows
+
+RETENTION = 40
+CONFIG = {
+    "cleanup.policy": "compact",
+    "file.delete.delay.ms": 0,
+    "segment.bytes": 2600,
+    "index.interval.bytes": 500,
+    "delete.retention.ms": RETENTION,
+    "retention.ms": -1,
+}
+
+keys = st.binary(max_size=1) | st.sampled_from([b"long" * 40, b"longer" * 40])
+values = st.none() | st.binary(max_size=8)
+records = st.lists(st.tuples(keys, values, st.integers(0, 60)), min_size=1, max_size=6)
+changes = st.sampled_from(
+    [
+        {"min.compaction.lag.ms": 30},
+        {"min.compaction.lag.ms": None},
+        {"segment.bytes": 2000},
+        {"segment.bytes": 9000},
+        {"delete.retention.ms": 0},
+        {"delete.retention.ms": RETENTION},
+        {"max.message.bytes": 1500},
+        {"max.message.bytes": None},
+        {"index.interval.bytes": 0},
+    ]
+)
+
+
+class Oracle:
+    """Every record there is, and which of them compaction has to leave."""
+
+    def __init__(self) -> None:
+        self.rows: dict[int, Row] = {}
+        """All that were appended and not cut, by offset: the log that nobody compacted."""
+        self.left: set[int] = set()
+        """Those that compaction leaves."""
+        self.horizons: dict[int, int] = {}
+        """When a tombstone may go, of those that a pass has cleaned over."""
+        self.start = self.end = 0
+
+    def append(self, row: Row) -> None:
+        assert row[0] == self.end
+        self.rows[self.end] = row
+        self.left.add(self.end)
+        self.end += 1
+
+    def cut(self, offset: int) -> None:
+        for each in range(offset, self.end):
+            self.rows.pop(each, None)
+            self.left.discard(each)
+            self.horizons.pop(each, None)
+        self.end = offset
+
+    def state(self, start: int = 0, stop: int | None = None) -> dict[bytes, Row]:
+        """The last record of each key; of those that are deleted none."""
+        found: dict[bytes, Row] = {}
+        for offset in range(max(start, self.start), self.end if stop is None else stop):
+            row = self.rows.get(offset)
+            if row is None or row[2] is None:
+                continue
+            found.pop(row[2], None)
+            if row[3] is not None:
+                found[row[2]] = row
+        return found
+
+    def compact(self, upto: int, now: int, retention: int) -> set[int]:
+        """Clean all below an offset; returns tombstones that may or may not be gone by now."""
+        last: dict[bytes, int] = {}
+        for offset in sorted(self.left):
+            key = self.rows[offset][2]
+            if offset < upto and key is not None:
+                last[key] = offset
+        unsure = set()
+        for offset in sorted(self.left):
+            _, _, key, value, _ = self.rows[offset]
+            if offset >= upto:
+                continue
+            if key is None or last[key] != offset:
+                self.left.remove(offset)
+            elif value is None and offset not in self.horizons:
+                self.horizons[offset] = now + retention
+                if not retention:
+                    # Stamped by one pass, and due in the next, if there was one.
+                    unsure.add(offset)
+            elif value is None and self.horizons[offset] <= now:
+                self.left.remove(offset)
+        return unsure
+
+    def copy(self) -> Oracle:
+        """What it is now, to try something."""
+        other = Oracle()
+        other.rows, other.start, other.end = self.rows, self.start, self.end
+        other.left, other.horizons = set(self.left), dict(self.horizons)
+        return other
+
+
+class Killed(BaseException):
+    """The process is gone: nothing that it does any more has an effect."""
+
+
+class Mortal(CruelFiles):
+    """Dies at an operation; from then on every operation raises, as in a process that is gone.
+
+    `kv` takes a lock for each write, so nothing is committed any more either.
+    """
+
+    left: int | None = None
+    dead = False
+
+    def die_at(self, number: int) -> None:
+        self.left = number
+
+    def heal(self) -> None:
+        self.left, self.dead = None, False
+
+    def _fault(self, kind: str) -> Any:
+        if self.left is not None:
+            self.left -= 1
+            self.dead = self.dead or self.left < 0
+        if self.dead:
+            raise Killed
+        return super()._fault(kind)
+
+    def _pwritev(self, fd: int, buffers: Any, position: int) -> int:  # type: ignore[override]
+        if self.left == 0 and not self.dead:
+            whole = b"".join(map(bytes, buffers))
+            os.pwrite(fd, whole[: len(whole) // 2], position)
+        return super()._pwritev(fd, buffers, position)
+
+
+class Place:
+    """A root that examples share, each with a topic of its own; a new one after a failure."""
+
+    def __init__(self) -> None:
+        self.path = tempfile.mkdtemp(prefix=f"embedlog-{os.getpid()}-", dir=in_memory())
+        self.clock, self.boots, self.topics = ManualClock(), 0, 0
+        self.root = self.open()
+
+    def open(self) -> Any:
+        files = partial(Mortal, boot=f"boot {self.boots}")
+        files.create_root = CruelFiles.create_root  # type: ignore[attr-defined]
+        self.root = open_root(f"{self.path}/root", clock=self.clock, files=files)
+        return self.root
+
+    def restart(self, reboot: bool) -> Any:
+        """As after a kill, or after the machine went down with all that was written."""
+        self.root.context.files.heal()
+        abandon(self.root)
+        self.boots += reboot
+        return self.open()
+
+    def leave(self) -> None:
+        self.root.context.files.heal()
+        abandon(self.root)
+        shutil.rmtree(self.path, ignore_errors=True)
+
+
+class CompactionModel(RuleBasedStateMachine):
+    """A compacted partition, and the oracle."""
+
+    place: ClassVar[Place | None] = None
+    """Of the last example, if that went well."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        place, CompactionModel.place = CompactionModel.place, None
+        self.home = place or Place()
+        self.home.topics += 1
+        self.name = f"t{self.home.topics}"
+        self.root, self.clock = self.home.root, self.home.clock
+        self.clock.set(START)
+        self.log = make_log(self.root, CONFIG, self.name)
+        self.oracle = Oracle()
+        self.due: dict[int, int] = {}
+        self.last: dict[int, tuple[int, int, Any]] = {}
+        self.producers = 0
+        self._follow_anew()
+
+    # Appending
+
+    @initialize(
+        some=st.lists(
+            st.tuples(records, st.integers(1, 5), st.booleans(), st.sampled_from([None, 1, 2])),
+            min_size=1,
+            max_size=4,
+        )
+    )
+    def begin(self, some: Any) -> None:
+        """There is always something."""
+        for found, times, roll, producer in some:
+            for _ in range(times):
+                self._append(found, producer, None, "none")
+            if roll:
+                self.log.roll()
+
+    @rule(
+        some=records,
+        producer=st.sampled_from([None, None, 1, 2]),
+        headers=st.sampled_from([None, None, None, [("h", b"x")]]),
+        compression=st.sampled_from(["none", "none", "lz4", "zstd"]),
+        times=st.integers(1, 3),
+        roll=st.booleans(),
+    )
+    def append(
+        self,
+        some: Any,
+        producer: int | None,
+        headers: Any,
+        compression: str,
+        times: int,
+        roll: bool,
+    ) -> None:
+        """Keys that repeat, tombstones, batches of all sizes."""
+        for _ in range(times):
+            self._append(some, producer, headers, compression)
+        if roll:
+            self.log.roll()
+
+    def _append(self, some: Any, producer: int | None, headers: Any, compression: str) -> None:
+        found = [(key, value, START + time, list(headers or [])) for key, value, time in some]
+        number = None if producer is None else producer + self.producers
+        who = None if number is None else (number, 0, self.due.get(number, 0))
+        one = encoded(
+            *[value for _, value, _, _ in found],
+            keys=[key for key, _, _, _ in found],
+            at=[time for _, _, time, _ in found],
+            headers=None if headers is None else [headers] * len(found),
+            producer=who,
+            compression=compression,
+        )
+        if one.size > self.log.config.max_message_bytes:
+            return
+        (receipt,) = self.log.append([one])
+        assert receipt.base_offset == self.oracle.end
+        if who is not None:
+            self.due[who[0]] = after(who[2], len(found))
+            self.last[who[0]] = (who[2], receipt.base_offset, one)
+        for key, value, time, heads in found:
+            self.oracle.append((self.oracle.end, time, key, value, heads))
+
+    @rule(some=records, gone=st.booleans())
+    def change_the_policy(self, some: Any, gone: bool) -> None:
+        """D9, D27: without compaction there may be records without keys."""
+        self.root.alter_topic(self.name, {"cleanup.policy": "delete"})
+        try:
+            clean(self.log, self.clock())
+            raise AssertionError("what is not compacted was compacted")
+        except FencedError:
+            pass
+        self._append([(None, value, time) for _, value, time in some], None, None, "none")
+        self.root.alter_topic(self.name, {"cleanup.policy": "compact,delete"})
+        if gone:
+            self.log.roll()
+
+    @rule(gap=st.integers(1, 9))
+    def mirror(self, gap: int) -> None:
+        """D14: a mirror leaves gaps."""
+        one = encoded(b"v", keys=[b"m"])
+        offset = self.oracle.end + gap
+        self.log.append_at([(offset, one)])
+        self.oracle.end = offset
+        self.oracle.append((offset, START, b"m", b"v", []))
+
+    # Other changes
+
+    @rule(some=changes)
+    def alter(self, some: Any) -> None:
+        """Settings apply at once."""
+        self.root.alter_topic(self.name, some)
+
+    @rule(ms=st.sampled_from([1, 20, 50]))
+    def wait(self, ms: int) -> None:
+        """Tombstones and lags."""
+        self.clock.advance(ms)
+
+    @rule(place=st.integers(0, 100))
+    def cut(self, place: int) -> None:
+        """A34, D26: at the beginning of a batch, so that none goes because of its neighbour."""
+        self._cut(place)
+
+    def _cut(self, place: int) -> None:
+        bounds = [one.base_offset for one in self._batches()] + [self.oracle.end]
+        bounds = [one for one in bounds if one > self.oracle.start]
+        if not bounds:
+            return
+        offset = bounds[place * len(bounds) // 101]
+        self.log.truncate_to(offset)
+        self.oracle.cut(offset)
+        # What is known of its producers is another test's; these are new ones.
+        self.producers += 2
+        self.due.clear()
+        self.last.clear()
+        self._follow_anew()
+
+    @rule(share=st.integers(0, 100), whole=st.booleans())
+    def delete_records(self, share: int, whole: bool) -> None:
+        """C8, D22: the start moves, also into a segment."""
+        self._delete(share, whole)
+
+    def _delete(self, share: int, whole: bool) -> None:
+        start, end = self.oracle.start, self.oracle.end
+        trim(self.log, start + (end - start) * share // 250, whole=whole)
+        self._moved()
+
+    @rule(keep=st.integers(2000, 9000))
+    def retain(self, keep: int) -> None:
+        """C3, C6: between compactions, by size."""
+        change = {"cleanup.policy": "compact,delete", "retention.bytes": keep}
+        self.root.alter_topic(self.name, change)
+        retain(self.root, self.clock())
+        self.root.alter_topic(self.name, {"retention.bytes": None})
+        self._moved()
+
+    def _moved(self) -> None:
+        assert self.oracle.start <= self.log.start_offset() <= self.oracle.end
+        self.oracle.start = self.log.start_offset()
+        self._follow_anew()
+
+    @rule(reboot=st.booleans())
+    def reboot(self, reboot: bool) -> None:
+        """A process that is killed, or a machine that restarts with all that was written."""
+        self.log.flush()
+        self._restart(reboot)
+
+    def _restart(self, reboot: bool) -> None:
+        self.root = self.home.restart(reboot)
+        self.log = self.root.partition(self.name, 0)
+        self.follower = self.log.reader(self.follower.offset)
+
+    # Compacting
+
+    @rule(
+        slots=st.sampled_from([1, 2, 5, 1000, 1000]),
+        chunk=st.sampled_from([1, 700, 1 << 20]),
+        roll=st.booleans(),
+        die=st.none() | st.integers(0, 150),
+        meanwhile=st.sampled_from([None, None, None, "append", "cut", "delete", "off"]),
+        number=st.integers(0, 100),
+    )
+    def compact(
+        self,
+        slots: int,
+        chunk: int,
+        roll: bool,
+        die: int | None,
+        meanwhile: str | None,
+        number: int,
+    ) -> None:
+        """During it a reader gets the same state; after it exactly what the oracle says is left."""
+        if roll:
+            self.log.roll()
+        calls = 0
+
+        def progress(done: int, total: int) -> None:
+            nonlocal calls
+            calls += 1
+            if calls == 2:
+                if meanwhile is not None:
+                    self._disturb(meanwhile, number)
+                self._check_state()
+
+        limits = MaintenanceConfig(
+            log_cleaner_dedupe_buffer_size=24 * slots, log_cleaner_io_buffer_size=chunk
+        )
+        if die is not None:
+            self.root.context.files.die_at(die)
+            progress = None  # type: ignore[assignment]
+        done = False
+        try:
+            clean(self.log, self.clock(), settings=limits, progress=progress)
+            done = True
+        except Killed:
+            self._restart(number < 50)
+        except FencedError:
+            assert meanwhile in ("cut", "delete", "off")
+        self.root.context.files.heal()
+        if meanwhile == "off":
+            self.root.alter_topic(self.name, {"cleanup.policy": "compact"})
+        self._compacted(done)
+        if not number % 4:
+            self.ask_for_all()
+
+    def _disturb(self, how: str, number: int) -> None:
+        if how == "append":
+            self._append([(b"", b"meanwhile", 5), (b"a", None, 6)], 1, None, "none")
+        elif how == "cut":
+            self._cut(number)
+        elif how == "delete":
+            self._delete(number, number % 2 == 0)
+        else:
+            self.root.alter_topic(self.name, {"cleanup.policy": "delete"})
+
+    def _compacted(self, done: bool) -> None:
+        """What is left is what the oracle says, or what may be where it did not come to its end."""
+        oracle, now, retention = self.oracle, self.clock(), self.log.config.delete_retention_ms
+        section = look(self.log, now)
+        upto = section.first_dirty if done else section.log.tail().next_offset
+        if done:
+            assert section.cleanable_bytes == 0
+            # Of what is clean only whole segments were looked at.
+            ends = [info.next_offset or 0 for info in self.log.segments.values()]
+            upto = max((end for end in ends if end <= upto), default=oracle.start)
+        wanted = oracle.copy()
+        unsure = wanted.compact(upto, now, retention)
+        most = wanted if done else oracle
+        there = {row[0] for row in rows(self.log)}
+        must = {one for one in wanted.left - unsure if one >= oracle.start}
+        if not done:
+            # One pass may have stamped a tombstone, and a later one removed it.
+            must -= {one for one in must if self._is_due(one, now, retention)}
+        may = {one for one in most.left if one >= oracle.start}
+        assert must <= there <= may, f"lost {must - there}, kept {there - may}"
+        oracle.left = {one for one in most.left if one < oracle.start} | there
+        self._adopt_horizons(most.horizons if done else oracle.horizons, now + retention)
+        self._check_producers(section.first_dirty if done else 0)
+        self.check()
+
+    def _is_due(self, offset: int, now: int, retention: int) -> bool:
+        if self.oracle.rows[offset][3] is not None:
+            return False
+        return self.oracle.horizons.get(offset, now + retention) <= now
+
+    def _adopt_horizons(self, known: dict[int, int], new: int) -> None:
+        """D17: stamped once, by the first pass that cleans over it."""
+        found = {}
+        for one in self._batches():
+            for row in batch_rows(one):
+                if row[3] is None and row[2] is not None and one.delete_horizon is not None:
+                    found[row[0]] = one.delete_horizon
+        for offset, horizon in found.items():
+            if offset >= self.oracle.start:
+                assert horizon == known.get(offset, new), f"the horizon of {offset}"
+        for offset in known:
+            if self.oracle.start <= offset and offset in self.oracle.left:
+                assert offset in found, f"the horizon of {offset} is lost"
+        self.oracle.horizons = found
+
+    def _check_producers(self, upto: int) -> None:
+        """D11: the last batch of a producer keeps its place and numbers."""
+        there = {(one.producer_id, one.base_offset, one.base_sequence) for one in self._batches()}
+        for number, (first, base, _) in self.last.items():
+            if self.oracle.start <= base < upto:
+                assert (number, base, first) in there
+
+    def _batches(self) -> list[Any]:
+        found, reader = [], self.log.reader(self.oracle.start)
+        while some := reader.read():
+            found += some
+        return found
+
+    # Looking
+
+    def check(self) -> None:
+        """The same state, of records that were appended, at their offsets, in order."""
+        found = self._check_state()
+        assert all(self.oracle.rows[row[0]] == row for row in found)
+        offsets = [row[0] for row in found]
+        assert offsets == sorted(one for one in self.oracle.left if one >= self.oracle.start)
+        ends = (self.log.start_offset(), self.log.end_offset())
+        assert ends == (self.oracle.start, self.oracle.end)
+
+    def _check_state(self) -> list[Row]:
+        found = rows(self.log)
+        state: dict[Any, Row] = {}
+        for row in found:
+            if row[2] is not None:
+                state.pop(row[2], None)
+                if row[3] is not None:
+                    state[row[2]] = row
+        assert state == self.oracle.state()
+        return found
+
+    def ask_for_all(self) -> None:
+        """`items`, `get` and `to_arrow(latest=True)` agree, compacted or not."""
+        topic, state = Topic(self.root, self.name), self.oracle.state()
+        wanted = {key: row[3] for key, row in state.items()}
+        assert dict(topic.items()) == wanted
+        asked = {row[2] for row in self.oracle.rows.values() if row[2] is not None}
+        for key in sorted(asked)[:6]:
+            assert topic.get(key) == wanted.get(key)
+        table = topic.to_arrow(["offset", "key"], latest=True).to_pylist()
+        assert {row["key"]: row["offset"] for row in table} == {
+            key: row[0] for key, row in state.items()
+        }
+
+    @rule(start=st.integers(0, 400), count=st.integers(0, 400))
+    def ask_for_a_part(self, start: int, count: int) -> None:
+        """The last record of each key of any part, compacted or not; tombstones too."""
+        first, end = self.oracle.start, self.oracle.end
+        if first == end:
+            return
+        start = first + start % (end - first)
+        stop = min(start + count, end)
+        found = [row for row in rows(self.log) if start <= row[0] < stop and row[2] is not None]
+        last = {row[2]: row for row in found}
+        told = {}
+        for table in last_records(self.log, start, stop):
+            told.update({row["key"]: row["offset"] for row in table.to_pylist()})
+        assert told == {key: row[0] for key, row in last.items()}
+        for key, row in list(last.items())[:3]:
+            assert key is not None
+            assert last_record(self.log, key, start, stop) == (row[0], row[1], row[3])
+        assert last_record(self.log, b"nobody", start, stop) is None
+
+    @rule(place=st.integers(0, 400))
+    def read_from(self, place: int) -> None:
+        """D10: a removed offset is a legal position; times are found as well (B10)."""
+        found = rows(self.log)
+        place = self.oracle.start + place % (self.oracle.end - self.oracle.start + 1)
+        assert rows(self.log, place) == [row for row in found if row[0] >= place]
+        time = START + place % 62
+        first = next((row[0] for row in found if row[1] >= time), None)
+        told = self.log.offset_for_timestamp(time)
+        assert (told and told.offset) == first
+
+    @rule()
+    def repeat(self) -> None:
+        """G16: what was sent is known, though compaction left nothing of it."""
+        for number, (first, base, one) in self.last.items():
+            one.sequence(number, 0, first)
+            (receipt,) = self.log.append([one])
+            assert receipt.duplicate
+            assert receipt.base_offset == base
+
+    @rule(some=st.integers(1, 300))
+    def follow(self, some: int) -> None:
+        """A reader goes on through it all (P20)."""
+        first = self.follower.offset
+        found = [row for one in self.follower.read(some) for row in batch_rows(one)]
+        self.followed += [row for row in found if row[0] >= first]
+
+    def _follow_anew(self) -> None:
+        self.follower = self.log.reader(self.log.start_offset())
+        self.followed: list[Row] = []
+
+    def teardown(self) -> None:
+        """At the end everything is healthy, and the follower saw what it had to."""
+        fine = False
+        try:
+            self.check()
+            self.ask_for_all()
+            while self.follower.offset < self.log.end_offset():
+                self.follow(1 << 20)
+            seen = [row[0] for row in self.followed]
+            assert seen == sorted(set(seen))
+            got = {row[2]: row for row in self.followed}
+            # What it read before may have been deleted meanwhile: tombstones do not wait for ever.
+            assert all(got.get(key) == row for key, row in self.oracle.state().items())
+            assert healthy(self.root)
+            self.root.delete_topic(self.name)
+            fine = self.home.topics < 100
+        finally:
+            if fine:
+                CompactionModel.place = self.home
+            else:
+                self.home.leave()
+
+
+def run_some(examples: int) -> None:
+    """Try some examples, the same each time, and do not look for a smaller one."""
+    run_state_machine_as_test(
+        CompactionModel,
+        settings=settings(
+            max_examples=examples,
+            stateful_step_count=12,
+            derandomize=True,
+            database=None,
+            deadline=None,
+            phases=[Phase.generate],
+            suppress_health_check=list(HealthCheck),
+        ),
+    )
