@@ -6,6 +6,7 @@ from support.roots import encoded
 
 import embedlog
 from embedlog.errors import CorruptionError, InvalidConfigError, ReadOnlyError
+from embedlog.log.reader import PartitionReader
 from embedlog.partitioner import partition_for_key
 
 CONFIG = {"cleanup.policy": "compact"}
@@ -209,3 +210,33 @@ def test_a_damaged_partition_is_told_after_the_others_were_compacted(tmp_path):
             log.compact("t", force=True)
 
         assert [record.offset for record in log.topic("t").partition(1)] == [1]
+
+
+# While it is compacted
+
+
+@pytest.mark.parametrize("moment", range(1, 14))
+def test_a_key_is_not_lost_between_its_old_value_and_its_new_one(log, monkeypatch, moment):
+    """D8: a compaction in the midst of a look removes what came later replaced."""
+    topic = log.create_topic("t", 1, {**CONFIG, "file.delete.delay.ms": 0, "segment.bytes": 900})
+    send(log, *[(b"k%d" % number, b"old") for number in range(12)])
+    calls = []
+    reader_of = PartitionReader.read
+
+    def read(reader, *given, **options):
+        calls.append(None)
+        if len(calls) == moment:
+            send(log, *[(b"k%d" % number, b"new") for number in (0, 5, 11)], (b"k7", None))
+            log.compact("t", force=True)
+        return reader_of(reader, *given, **options)
+
+    monkeypatch.setattr(PartitionReader, "read", read)
+    found = list(topic.items())
+
+    assert len(found) == len(dict(found))
+    there = dict(found)
+    assert there.pop(b"k7", b"old") == b"old"
+    assert there.keys() == {b"k%d" % number for number in range(12) if number != 7}
+    for key in (b"k5", b"k11"):
+        calls.clear()
+        assert topic.get(key) in (b"old", b"new")

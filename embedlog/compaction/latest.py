@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,18 +18,47 @@ from embedlog.log import PartitionLog
 _READ_BYTES = 4 << 20
 
 
-def last_records(log: PartitionLog, start: int, stop: int) -> Iterator[Any]:
+def last_records(
+    log: PartitionLog, start: int, stop: int, now: Callable[[], int] | None = None
+) -> Iterator[Any]:
     """Yield the last record of each key in ``[start, stop)``, tombstones too, as tables.
 
     In order of offset; the columns are those that are stored, and ``offset``.
     Records without a key are left out.  Takes up to 60 bytes of memory for each
     record there is, and reads the keys once and of the rest what is returned.
 
+    Args:
+        log: The partition.
+        start: From here on.
+        stop: The end, as far as it is known.
+        now: Returns where it is by now: a compaction in the meantime may remove a record
+            because of one that came after ``stop``, which is then yielded in its place.
+
     Raises:
         OffsetOutOfRangeError, CorruptBatchError: As when reading.
     """
+    version = log.context.catalog.version
+    while True:
+        stop, before = stop if now is None else now(), version()
+        hasher = KeyHasher()
+        known = _last_offsets(log, start, stop, hasher)
+        if now is None or version() == before or now() == stop:
+            break  # Nothing was replaced while the keys were read.
+    seen = [np.empty(0, np.int64)]
+    for first, found in _reads(log, start, stop):
+        chunk = Chunk(found, hasher, whole=True)
+        rows = _records(chunk, first, stop) & where_last(chunk, known)
+        parts = [(at, rows[chunk.start(at) : chunk.ends[at]]) for at in range(len(found))]
+        if wanted := [(at, part) for at, part in parts if part.any()]:
+            seen.append(chunk.offsets[rows] + 1)
+            yield chunk.table(wanted)
+    gone = np.setdiff1d(known.all_ends(), np.concatenate(seen))
+    if len(gone) and now is not None and now() > stop:
+        yield from _replacing(log, stop, now, lambda keys: np.isin(known.ends(*keys), gone), hasher)
+
+
+def _last_offsets(log: PartitionLog, start: int, stop: int, hasher: KeyHasher) -> OffsetMap:
     records = sum(one.count for _, found in _reads(log, start, stop) for one in found)
-    hasher = KeyHasher()
     # Room to note every offset, unless there are far more of them than records.
     room = 16 * SLOT_BYTES * (records + 64)
     known = OffsetMap(room, 1.0, start, stop, most=records)
@@ -38,12 +67,22 @@ def last_records(log: PartitionLog, start: int, stop: int) -> Iterator[Any]:
         rows = _records(chunk, first, stop)
         high, low = chunk.hashes
         known.add(high[rows], low[rows], chunk.offsets[rows])
-    for first, found in _reads(log, start, stop):
-        chunk = Chunk(found, hasher, whole=True)
-        rows = _records(chunk, first, stop) & where_last(chunk, known)
-        parts = [(at, rows[chunk.start(at) : chunk.ends[at]]) for at in range(len(found))]
-        if wanted := [(at, part) for at, part in parts if part.any()]:
-            yield chunk.table(wanted)
+    return known
+
+
+def _replacing(
+    log: PartitionLog,
+    start: int,
+    now: Callable[[], int],
+    wanted: Callable[[tuple[Words, Words]], Words],
+    hasher: KeyHasher,
+) -> Iterator[Any]:
+    """Yield the last records of some keys that lie past what was read."""
+    for table in last_records(log, start, now(), now):
+        mask = wanted(hasher.keys(table["key"].combine_chunks()))
+        bits = pa.py_buffer(np.packbits(mask, bitorder="little"))
+        if mask.any():
+            yield table.filter(pa.Array.from_buffers(pa.bool_(), len(mask), [None, bits], 0))
 
 
 def _reads(log: PartitionLog, start: int, stop: int) -> Iterator[tuple[int, list[Batch]]]:

@@ -66,6 +66,11 @@ class OffsetMap:
             self._enter(high[:count], low[:count], offsets[:count] + 1)
         return count
 
+    def all_ends(self) -> Words:
+        """Return for each key that is known the offset after the last one it was seen at."""
+        found = self._table[2::3]
+        return found[found != 0].view(np.int64)
+
     def replaced(self, start: int, stop: int) -> Words | None:
         """Return which of the offsets ``[start, stop)`` have a later one of the same key.
 

@@ -13,7 +13,10 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from embedlog.compaction import Cleaned
+    from embedlog.compaction.latest import Found
     from embedlog.engine.topic import Range
+
+    Ranges = Callable[[], Sequence[Range]]
 
 Progress = Callable[[int, int], None]
 
@@ -81,31 +84,50 @@ def explain(root: Root, name: str) -> list[str]:
 # The latest value of each key
 
 
-def get(root: Root, name: str, parts: Sequence[Range], key: bytes) -> bytes | None:
+def get(root: Root, name: str, ranges: Ranges, key: bytes) -> bytes | None:
     """Return the latest value of a key; None if it has none, or was deleted."""
-    from embedlog.compaction.latest import last_record
     from embedlog.partitioner import partition_for_key
 
-    home = partition_for_key(key, root.partitions(name))
-    found = []
-    for part in sorted(parts, key=lambda one: one.partition != home):
-        log = root.partition(name, part.partition)
-        last = last_record(log, key, part.start, part.stop)
-        if last is not None and part.partition == home:
-            return last.value
-        if last is not None:
-            found.append((last.timestamp, part.partition, last.value))
+    home, version = partition_for_key(key, root.partitions(name)), root.context.catalog.version
+    while True:
+        before, parts = version(), _not_empty(ranges)
+        found = _found(root, name, parts, key, home)
+        # Compaction may have removed what was there because of what came after the look began.
+        if found.get(home) or version() == before or _not_empty(ranges) == parts:
+            break
+    if (last := found.get(home)) is not None:
+        return last.value
     # Elsewhere it is only if somebody chose, or the topic has grown since: then by time.
-    return max(found, key=lambda one: one[:2])[2] if found else None
+    newest = max(found, key=lambda number: (found[number].timestamp, number), default=None)
+    return None if newest is None else found[newest].value
 
 
-def latest(root: Root, name: str, parts: Sequence[Range], schema: pa.Schema) -> Iterator[pa.Table]:
+def _not_empty(ranges: Ranges) -> list[Range]:
+    return [part for part in ranges() if part.start < part.stop]
+
+
+def _found(root: Root, name: str, parts: list[Range], key: bytes, home: int) -> dict[int, Found]:
+    """Return the last record of a key in each partition; in no other if it is at home."""
+    from embedlog.compaction.latest import last_record
+
+    found = {}
+    for part in sorted(parts, key=lambda one: one.partition != home):
+        last = last_record(root.partition(name, part.partition), key, part.start, part.stop)
+        if last is not None:
+            found[part.partition] = last
+            if part.partition == home:
+                break
+    return found
+
+
+def latest(root: Root, name: str, ranges: Ranges, schema: pa.Schema) -> Iterator[pa.Table]:
     """Yield the last record of each key that was not deleted, with some columns."""
+    parts = _not_empty(ranges)
     if len(parts) == 1:
-        for table in _last_of(root, name, parts[0]):
+        for table in _last_of(root, name, parts[0], ranges):
             yield _chosen(table, schema)
         return
-    tables = [table for part in parts for table in _last_of(root, name, part)]
+    tables = [table for part in parts for table in _last_of(root, name, part, ranges)]
     if tables:
         import pyarrow as pa
 
@@ -113,13 +135,17 @@ def latest(root: Root, name: str, parts: Sequence[Range], schema: pa.Schema) -> 
         yield _chosen(_one_each(whole, root.partitions(name)), schema)
 
 
-def _last_of(root: Root, name: str, part: Range) -> Iterator[pa.Table]:
+def _last_of(root: Root, name: str, part: Range, ranges: Ranges) -> Iterator[pa.Table]:
     import pyarrow as pa
 
     from embedlog.compaction.latest import last_records
 
+    def now() -> int:
+        found = [each for each in ranges() if each.partition == part.partition]
+        return max(each.stop for each in found) if len(found) == 1 else part.stop
+
     log = root.partition(name, part.partition)
-    for table in last_records(log, part.start, part.stop):
+    for table in last_records(log, part.start, part.stop, now):
         number = pa.repeat(pa.scalar(part.partition, pa.int32()), table.num_rows)
         yield table.append_column("partition", number)
 

@@ -127,8 +127,7 @@ class View:
     def _latest(self, schema: pa.Schema) -> Iterator[pa.Table]:
         from embedlog.engine.compacting import latest
 
-        parts = [part for part in self.ranges() if part.start < part.stop]
-        return latest(self._root, self.name, parts, schema)
+        return latest(self._root, self.name, self.ranges, schema)
 
     def to_pandas(self, columns: Sequence[str] | None = None, *, latest: bool = False) -> Any:
         """Return a pandas DataFrame; as `to_arrow`."""
@@ -150,8 +149,7 @@ class View:
         """
         from embedlog.engine.compacting import get
 
-        parts = [part for part in self.ranges() if part.start < part.stop]
-        found = get(self._root, self.name, parts, key)
+        found = get(self._root, self.name, self.ranges, key)
         return default if found is None else found
 
     def items(self) -> Iterator[tuple[bytes, bytes]]:
