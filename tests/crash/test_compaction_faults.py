@@ -60,6 +60,12 @@ def test_every_operation_of_a_compaction_may_fail(
     assert sum(map(bool, told)) >= len(cases) / 3
 
 
+def test_a_compaction_may_be_cut_short_anywhere(directory: Path) -> None:
+    """D22, D26: a truncation at any of its chunks stands, and loses nothing that was before it."""
+    noticed = forks.spread(range(1, 30), partial(squeezing.check_cut, directory=directory))
+    assert 10 <= sum(noticed)
+
+
 @pytest.mark.parametrize("limit", [900, pytest.param(20_000, marks=pytest.mark.full)])
 def test_the_power_may_go_at_any_moment(directory: Path, limit: int) -> None:
     """D24, P4: what was flushed before the compaction is there after it, by its last values."""
