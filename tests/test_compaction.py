@@ -41,6 +41,7 @@ from embedlog.errors import FencedError, InvalidConfigError, InvalidRecordError,
 from embedlog.log import replacing
 from embedlog.log.expiring import expire_producers
 from embedlog.retention import delete_records
+from embedlog.log.rolling import longest_ms
 from embedlog.log.trimming import trim
 
 COMPACT = {"cleanup.policy": "compact", "delete.retention.ms": 1000, "file.delete.delay.ms": 0}
@@ -210,6 +211,19 @@ def test_one_that_waited_too_long_is_due_whatever_its_ratio(root, clock):
     run(log)
     clock.advance(DAY)
     assert not look(log, clock()).due
+
+
+def test_a_lag_rolls_segments_in_time_to_be_cleaned(root):
+    """D6, A16: at most every max.compaction.lag.ms, and no jitter makes that every append."""
+    lags = {"max.compaction.lag.ms": 100, "segment.jitter.ms": 5000}
+    log = make_log(root, {**COMPACT, **lags})
+    log.refresh()
+    assert 0 < longest_ms(log.config, log.last) <= 100
+    for number in range(4):
+        put(log, (b"a", b"%d" % number), at=START)
+    assert bases(log) == [0]
+    put(log, (b"a", b"4"), at=START + 101)
+    assert bases(log) == [0, 4]
 
 
 def test_the_dirtiest_is_next(root):

@@ -24,8 +24,8 @@ def longest_ms(config: TopicConfig, info: SegmentInfo) -> int:
     if "compact" in config.cleanup_policy:
         longest = min(longest, config.max_compaction_lag_ms)
     if config.segment_jitter_ms:
-        # Fixed for a segment, spread over segments (A16).
-        longest -= info.id * 2654435761 % (config.segment_jitter_ms + 1)
+        # Fixed for a segment, spread over segments (A16); never all of the time there is (D6).
+        longest -= info.id * 2654435761 % (min(config.segment_jitter_ms, longest - 1) + 1)
     return longest
 
 
