@@ -56,6 +56,7 @@ class SegmentFile:
         self._map: batches.Source | None = None
         self._schema = schema
         self._start: int | None = None if schema is None else 0
+        self._has_offsets: bool | None = None
 
     def __del__(self) -> None:
         self.close()
@@ -73,6 +74,14 @@ class SegmentFile:
         if self._schema is None:
             self._read_schema()
         return self._schema
+
+    @property
+    def has_offsets(self) -> bool:
+        """Whether its batches tell their offsets, as those of a compacted segment do."""
+        if self._has_offsets is None:
+            # Kept: every append asks the active segment.
+            self._has_offsets = "offset" in self.schema.names
+        return self._has_offsets
 
     @property
     def start(self) -> int:

@@ -163,6 +163,24 @@ def test_it_is_cut_like_any_other(log, offset):
     assert offsets(log)[-4:] == [offset, offset + 1, offset + 2, offset + 3]
 
 
+@pytest.mark.parametrize("offset", [17, 18, 19, 21, 24, 30, 32, 33])
+def test_what_is_left_of_one_may_be_nothing_or_all(root, log, offset):
+    """A34: what is appended after the cut has no column of offsets, whatever it follows."""
+    keep(log, set(range(18)), slice(1))
+    keep(log, set(range(18, 33)), slice(1, 2), parts=5)
+    assert bases(log) == [0, 18, 33]
+
+    log.truncate_to(offset)
+    fill(log, 4, first=90)
+
+    assert offsets(log)[-4:] == [offset, offset + 1, offset + 2, offset + 3]
+    assert healthy(root)
+    abandon(root)
+    again = open_root(root.path)
+    assert offsets(again.partition("t", 0))[-4:] == [offset + place for place in range(4)]
+    again.close()
+
+
 def test_a_damaged_one_is_repaired(root, log):
     """P12: good batches keep their offsets, also where the schema is damaged."""
     keep(log, KEPT, parts=3)

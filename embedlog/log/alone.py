@@ -39,6 +39,7 @@ def append(log: PartitionLog, file: SegmentFile, now: Tail, one: EncodedBatch) -
         or end > config.segment_bytes
         or latest - oldest > log.roll_ms
         or one.flags & HEADERS
+        or file.has_offsets
     ):
         return None
     producer_id, noted, producer_key = one.producer_id, None, b""

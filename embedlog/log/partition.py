@@ -388,6 +388,8 @@ class PartitionLog:
     def _roll_due(self, file: SegmentFile, now: Tail, one: EncodedBatch) -> bool:
         if one.flags & batches.HEADERS and not self.last.headers:
             return True
+        if file.has_offsets:
+            return True  # What a cut left of a compacted segment: it has a column too many.
         if now.next_offset == now.base_offset:
             return False
         end, most = now.position + one.size, self.config.segment_bytes
