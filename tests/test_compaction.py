@@ -40,9 +40,9 @@ from embedlog.config import LONG_MAX, MaintenanceConfig, TopicConfig
 from embedlog.errors import FencedError, InvalidConfigError, InvalidRecordError, StorageError
 from embedlog.log import replacing
 from embedlog.log.expiring import expire_producers
-from embedlog.retention import delete_records
 from embedlog.log.rolling import longest_ms
 from embedlog.log.trimming import trim
+from embedlog.retention import delete_records
 
 COMPACT = {"cleanup.policy": "compact", "delete.retention.ms": 1000, "file.delete.delay.ms": 0}
 DAY = 86_400_000
