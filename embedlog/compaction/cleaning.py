@@ -217,7 +217,7 @@ class _Pass:
         clean = (info.next_offset or 0) <= min(self._section.first_dirty, self.end)
         if not clean or not (alone or info.size > limit // 2):
             return False
-        if not self._scanner.open(info).has_offsets:
+        if not self._log.open_segment(info).has_offsets:
             return False
         for chunk in self._scanner.chunks(info):
             kept = self._kept(chunk)

@@ -13,9 +13,7 @@ from embedlog.batch import CONTROL, Batch
 from embedlog.catalog import SegmentInfo
 from embedlog.compaction.hashing import KeyHasher
 from embedlog.compaction.offsetmap import OffsetMap
-from embedlog.errors import StorageError
-from embedlog.log import PartitionLog, lookup, replacing
-from embedlog.segment import SegmentFile
+from embedlog.log import PartitionLog, lookup
 
 Words = Any
 
@@ -133,24 +131,9 @@ class Scanner:
         self._log, self._chunk_bytes, self._before = log, chunk_bytes, before
         self.hasher = KeyHasher()
 
-    def open(self, info: SegmentInfo) -> SegmentFile:
-        """Return the open file of a segment.
-
-        Raises:
-            FencedError: The segment was deleted or cut meanwhile (D22).
-        """
-        log = self._log
-        try:
-            return log.open_segment(info)
-        except StorageError as error:
-            log.refresh()
-            if not error.missing or log.segments.get(info.base_offset) == info:
-                raise
-            raise replacing.overtaken(log, "its segments were changed meanwhile") from error
-
     def batches(self, info: SegmentInfo, offset: int = 0) -> Iterator[list[Batch]]:
         """Yield the batches of a sealed segment from an offset on, many at a time."""
-        file = self.open(info)
+        file = self._log.open_segment(info)
         position = None
         if offset > info.base_offset:
             position = lookup.position_of_offset(self._log, info, offset)

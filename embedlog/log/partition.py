@@ -337,7 +337,7 @@ class PartitionLog:
             if repeated is not None:
                 draft.receipts.append(repeated)
                 continue
-            if self._roll_due(file, draft.tail, one):
+            if rolling.is_due(self, file, draft.tail, one):
                 self._commit_locked(file, draft)
                 draft.begin(rolling.roll(self, draft.tail, one.has_headers, synced))
                 file = self.active_file()
@@ -384,19 +384,6 @@ class PartitionLog:
                 flushing.sync(self, file)
         except EmbedlogError:
             pass  # A dead disk may refuse even this: then the next writer cuts it.
-
-    def _roll_due(self, file: SegmentFile, now: Tail, one: EncodedBatch) -> bool:
-        if one.flags & batches.HEADERS and not self.last.headers:
-            return True
-        if file.has_offsets:
-            return True  # What a cut left of a compacted segment: it has a column too many.
-        if now.next_offset == now.base_offset:
-            return False
-        end, most = now.position + one.size, self.config.segment_bytes
-        if end > most and end - file.start > most:
-            return True
-        latest = self.context.clock() if self.stamps else one.max_timestamp
-        return latest - now.first_timestamp > self.roll_ms
 
     def tail_locked(self) -> Tail:
         """The tail, with a roll finished that its process did not live to finish."""

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from embedlog import batch as batches
 from embedlog import catalog, index, kv
+from embedlog.batch import EncodedBatch
 from embedlog.catalog import SegmentInfo
 from embedlog.config import TopicConfig
 from embedlog.errors import DurabilityError
@@ -27,6 +28,20 @@ def longest_ms(config: TopicConfig, info: SegmentInfo) -> int:
         # Fixed for a segment, spread over segments (A16); never all of the time there is (D6).
         longest -= info.id * 2654435761 % (min(config.segment_jitter_ms, longest - 1) + 1)
     return longest
+
+
+def is_due(log: PartitionLog, file: SegmentFile, now: Tail, one: EncodedBatch) -> bool:
+    """Whether a batch goes into a new segment: by size, time, or for want of a column (A12)."""
+    # What a cut left of a compacted segment has a column too many.
+    if file.has_offsets or (one.flags & batches.HEADERS and not log.last.headers):
+        return True
+    if now.next_offset == now.base_offset:
+        return False
+    end, most = now.position + one.size, log.config.segment_bytes
+    if end > most and end - file.start > most:
+        return True
+    latest = log.context.clock() if log.stamps else one.max_timestamp
+    return latest - now.first_timestamp > log.roll_ms
 
 
 def roll(log: PartitionLog, now: Tail, headers: bool, synced: bool) -> Tail:
