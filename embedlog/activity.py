@@ -27,6 +27,7 @@ from embedlog.config import TopicConfig
 from embedlog.errors import (
     ClosedError,
     CorruptionError,
+    DiskFullError,
     EmbedlogError,
     FencedError,
     TopicAlreadyExistsError,
@@ -57,6 +58,8 @@ _NEW: Final[Mapping[str, Any]] = {"config": {}, "places": []}
 """What was told of a topic of which nothing was."""
 _MOST_AT_ONCE = 1_000
 """Events a batch, so that none is over ``max.message.bytes``."""
+_LEAST_BYTES = 1 << 20
+"""On a disk with less nothing is told: what there is, the housekeeping needs."""
 _log = logging.getLogger("embedlog")
 
 Fence = Callable[[kv.Txn], None]
@@ -98,6 +101,8 @@ def tell(root: Root, events: Iterable[Event], pid: int | None = None) -> None:
     if not found:
         return
     try:
+        if root.context.files.free_bytes() < _LEAST_BYTES:
+            raise DiskFullError("the disk is full", path=root.path)
         if pid is not None and _is_new_owner(root, pid):
             found.insert(0, Event("owner", "maintenance", {"pid": pid}))
         log, now = _topic(root), root.clock()
