@@ -217,6 +217,17 @@ class AssignorError(EmbedlogError):
     problems: tuple[str, ...] = ()
 
 
+# Spark
+
+
+class DataLossError(EmbedlogError):
+    """Records that a query was to read are gone: deleted, cut off, or their topic was made anew."""
+
+
+class SparkSetupError(EmbedlogError):
+    """Spark, Java, pyarrow or the Python of Spark's workers is missing, or not the right one."""
+
+
 # Producing
 
 

@@ -92,6 +92,12 @@ def position_of_offset(found: Sequence[Entry], offset: int) -> int | None:
     return found[place - 1].position if place else None
 
 
+def position_from_offset(found: Sequence[Entry], offset: int) -> int | None:
+    """Return where the first indexed batch at or past ``offset`` begins."""
+    place = bisect_left(found, offset, key=_offset)
+    return found[place].position if place < len(found) else None
+
+
 def position_of_time(found: Sequence[Entry], timestamp: int) -> int | None:
     """Return a position before which every record is older than ``timestamp`` (B9)."""
     place = bisect_left(found, timestamp, key=_timestamp_before)
@@ -104,6 +110,19 @@ def active_position_of_offset(txn: kv.Txn, key: bytes, segment_id: int, offset: 
     with txn.cursor() as cursor:
         found = cursor.set_range(ROWS + key + _KEY.pack(segment_id, offset + 1))
         found = cursor.prev() if found else cursor.last()
+        if not found or not cursor.key().startswith(prefix):
+            return None
+        position: int = _ROW.unpack(cursor.value())[0]
+        return position
+
+
+def active_position_from_offset(
+    txn: kv.Txn, key: bytes, segment_id: int, offset: int
+) -> int | None:
+    """As `position_from_offset`, in the rows of the active segment, by one seek."""
+    prefix = ROWS + key + _KEY.pack(segment_id, 0)[:8]
+    with txn.cursor() as cursor:
+        found = cursor.set_range(ROWS + key + _KEY.pack(segment_id, offset))
         if not found or not cursor.key().startswith(prefix):
             return None
         position: int = _ROW.unpack(cursor.value())[0]

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from embedlog.batch.reading import Batch
 
@@ -48,6 +49,23 @@ def table(found: Sequence[Rows], partition: int, schema: Any) -> Any:
         else:
             arrays.append(pa.chunked_array([pa.nulls(count, field.type)], field.type))
     return pa.Table.from_arrays(arrays, schema=schema)
+
+
+def covered(found: Sequence[Batch], start: int, stop: int) -> list[Rows]:
+    """Return batches that lie in ``[start, stop)``, each with the rows of it that do."""
+    if start <= found[0].base_offset and found[-1].next_offset <= stop:
+        return [(one, 0, one.count) for one in found if one.count]
+    rows = [(one, *_rows(one, start, stop)) for one in found if one.base_offset < stop]
+    return [row for row in rows if row[1] < row[2]]
+
+
+def _rows(batch: Batch, start: int, stop: int) -> tuple[int, int]:
+    """Return which rows of a batch lie in a range."""
+    if not batch.has_offsets:
+        return max(start - batch.base_offset, 0), min(stop - batch.base_offset, batch.count)
+    offsets = batch.offsets()
+    below = [pc.sum(pc.less(offsets, edge)).as_py() or 0 for edge in (start, stop)]
+    return below[0], below[1]
 
 
 def _stored(found: Sequence[Rows], names: list[str]) -> Any:

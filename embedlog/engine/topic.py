@@ -201,6 +201,8 @@ class View:
 
     def _reads(self) -> Iterator[tuple[Range, list[tuple[Any, int, int]]]]:
         """Yield what one read found: batches of one segment, and which rows of them are covered."""
+        from embedlog.batch.tables import covered
+
         for part in self.ranges():
             if part.start >= part.stop:
                 continue
@@ -211,7 +213,7 @@ class View:
                 found = reader.read(_READ_BYTES)
                 if not found:
                     break
-                rows = _covered(found, left)
+                rows = covered(found, left.start, left.stop)
                 if rows:
                     yield part, rows
 
@@ -294,26 +296,6 @@ def _cut(ranges: Sequence[Range], start: int, stop: int) -> list[Range]:
             found.append(Range(part.partition, first, last))
         before += part.stop - part.start
     return found
-
-
-def _covered(found: list[Any], part: Range) -> list[tuple[Any, int, int]]:
-    """Return batches that lie in a range, each with the rows of it that do."""
-    if part.start <= found[0].base_offset and found[-1].next_offset <= part.stop:
-        return [(one, 0, one.count) for one in found if one.count]
-    rows = [(one, *_rows(one, part)) for one in found if one.base_offset < part.stop]
-    return [row for row in rows if row[1] < row[2]]
-
-
-def _rows(batch: Any, part: Range) -> tuple[int, int]:
-    """Return which rows of a batch lie in a range."""
-    if not batch.has_offsets:
-        first = max(part.start - batch.base_offset, 0)
-        return first, min(part.stop - batch.base_offset, batch.count)
-    import pyarrow.compute as pc
-
-    offsets = batch.offsets()
-    below = [pc.sum(pc.less(offsets, edge)).as_py() or 0 for edge in (part.start, part.stop)]
-    return below[0], below[1]
 
 
 def _cells(record: Record) -> tuple[str, ...]:

@@ -30,7 +30,7 @@ def entries(log: PartitionLog, info: SegmentInfo) -> list[index.Entry]:
     return [] if blob is None else index.unpack(blob)
 
 
-def _searchable(log: PartitionLog, info: SegmentInfo) -> Sequence[index.Entry]:
+def searchable(log: PartitionLog, info: SegmentInfo) -> Sequence[index.Entry]:
     """As `entries`, but nothing is unpacked that a search does not look at."""
     if not info.sealed:
         return entries(log, info)
@@ -44,9 +44,18 @@ def _searchable(log: PartitionLog, info: SegmentInfo) -> Sequence[index.Entry]:
 def position_of_offset(log: PartitionLog, info: SegmentInfo, offset: int) -> int | None:
     """Return where to start reading for ``offset``; None for the segment's beginning."""
     if info.sealed:
-        return index.position_of_offset(_searchable(log, info), offset)
+        return index.position_of_offset(searchable(log, info), offset)
     return log.context.live.read(
         lambda txn: index.active_position_of_offset(txn, log.key, info.id, offset)
+    )
+
+
+def position_from_offset(log: PartitionLog, info: SegmentInfo, offset: int) -> int | None:
+    """Return where the first indexed batch at or past ``offset`` begins; None if none is."""
+    if info.sealed:
+        return index.position_from_offset(searchable(log, info), offset)
+    return log.context.live.read(
+        lambda txn: index.active_position_from_offset(txn, log.key, info.id, offset)
     )
 
 
@@ -65,7 +74,7 @@ def offset_for_timestamp(log: PartitionLog, now: Tail, timestamp: int) -> Offset
             continue
         file = log.open_segment(info)
         stop = info.end_position if info.sealed else now.end_position
-        start = index.position_of_time(_searchable(log, info), timestamp) or file.start
+        start = index.position_of_time(searchable(log, info), timestamp) or file.start
         for found in _records_at(file, start, stop, timestamp, now.start_offset):
             return found if found.offset < end else None
     return None

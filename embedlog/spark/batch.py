@@ -1,0 +1,48 @@
+"""A batch query on the log: its tasks, from what is there when it is planned."""
+
+from __future__ import annotations
+
+from embedlog.errors import OffsetOutOfRangeError
+from embedlog.spark.options import EARLIEST, LATEST, Bound, SourceOptions
+from embedlog.spark.planning import Range, plan
+from embedlog.spark.reading import Work
+from embedlog.spark.source import Source
+
+
+def works(options: SourceOptions) -> list[Work]:
+    """Return the tasks of a batch query.
+
+    Raises:
+        NotALogError: There is no log.
+        UnknownTopicOrPartitionError: A topic that is named is not there.
+        InvalidConfigError: Offsets are given for other partitions than are read.
+        OffsetOutOfRangeError: It would end before it begins, or past the end.
+        DataLossError: It would begin at what is deleted, unless that is not to fail.
+    """
+    source = Source(options, durable=False)
+    try:
+        source.check_topics()
+        # First where it ends: what is appended meanwhile may move a start to the end,
+        # and no further.
+        stops = source.stops(options.ending or Bound("offset", LATEST))
+        starts = source.starts(options.starting or Bound("offset", EARLIEST))
+        ranges = [Range(one, starts[one], stops[one]) for one in sorted(starts.keys() & stops)]
+        _check(ranges, options)
+        return plan(options.path, ranges, source.partitions().__getitem__, options)
+    finally:
+        source.close()
+
+
+def _check(ranges: list[Range], options: SourceOptions) -> None:
+    """Refuse to begin behind the end, where offsets say so; by times that is merely nothing."""
+    both = (options.starting, options.ending)
+    if not all(one is not None and one.by == "offset" for one in both):
+        return
+    for one, first, stop in ranges:
+        if first > stop:
+            raise OffsetOutOfRangeError(
+                f"the query begins behind its end, which is {stop}",
+                topic=one.topic,
+                partition=one.partition,
+                offset=first,
+            )
