@@ -24,11 +24,12 @@ from embedlog.files import Files
 from embedlog.segment import SegmentFile
 from embedlog.spark import columns
 
-ROWS = 65_536
+ROWS = 32_768
 """Hand on so many rows at once: with fewer Spark spends more on each, with more it gains little."""
+MOST_ROWS = 65_536
+"""A batch of the log with more rows is handed on in parts."""
 BYTES = 8 << 20
-"""Or so many bytes, if that is less."""
-_CHUNK_BYTES = 4 << 20
+"""Hand on sooner, if the rows are so large."""
 
 _logger = logging.getLogger("embedlog")
 _frozen = False
@@ -110,29 +111,50 @@ def _freeze() -> None:
 
 def _piece(files: Files, piece: Piece, names: tuple[str, ...]) -> Iterator[Any]:
     schema = columns.stored(names)
-    held: list[Any] = []
-    kind = 0
+    held = _Held(piece, names)
     for found in _runs(files, piece):
-        last = int(found[0][0].is_log_append_time)
-        if held and (last != kind or _full(held)):
-            yield from _handed(held, names, piece, kind)
-            held = []
-        held.append(table(found, piece.partition, schema))
-        kind = last
-    if held:
-        yield from _handed(held, names, piece, kind)
+        made = table(found, piece.partition, schema)
+        yield from held.add(made, int(found[0][0].is_log_append_time), _size(found, made))
+    yield from held.hand_on()
 
 
-def _full(held: Sequence[Any]) -> bool:
-    count, size = (sum(getattr(one, what) for one in held) for what in ("num_rows", "nbytes"))
-    return bool(count >= ROWS or size >= BYTES)
+class _Held:
+    """Rows that are gathered until they are worth to be handed on."""
+
+    def __init__(self, piece: Piece, names: tuple[str, ...]) -> None:
+        self._piece, self._names = piece, names
+        self._tables: list[Any] = []
+        self._rows = self._bytes = self._kind = 0
+
+    def add(self, table: Any, kind: int, size: int) -> Iterator[Any]:
+        """Take rows of one timestampType; yield what is enough by then."""
+        if kind != self._kind:
+            yield from self.hand_on()
+        self._kind = kind
+        self._tables.append(table)
+        self._rows += table.num_rows
+        self._bytes += size
+        if self._rows >= ROWS or self._bytes >= BYTES:
+            yield from self.hand_on()
+
+    def hand_on(self) -> Iterator[Any]:
+        """Yield what there is."""
+        tables, self._tables = self._tables, []
+        self._rows = self._bytes = 0
+        if not tables:
+            return
+        whole = tables[0] if len(tables) == 1 else pa.concat_tables(tables)
+        topic, partition = self._piece.topic, self._piece.partition
+        for start in range(0, whole.num_rows, MOST_ROWS):
+            some = whole.slice(start, MOST_ROWS)
+            yield from columns.rows(some, self._names, topic, partition, self._kind)
 
 
-def _handed(held: list[Any], names: tuple[str, ...], piece: Piece, kind: int) -> Iterator[Any]:
-    whole = held[0] if len(held) == 1 else pa.concat_tables(held)
-    for start in range(0, whole.num_rows, ROWS):
-        some = whole.slice(start, ROWS)
-        yield from columns.rows(some, names, piece.topic, piece.partition, kind)
+def _size(found: Sequence[Rows], table: Any) -> int:
+    """How many bytes rows take; of many small batches Arrow takes long to tell it."""
+    if found[0][0].is_compressed:
+        return int(table.nbytes)
+    return sum(batch.size for batch, _, _ in found)
 
 
 def _runs(files: Files, piece: Piece) -> Iterator[list[Rows]]:
@@ -152,7 +174,7 @@ def _few(rows: list[Rows]) -> Iterator[list[Rows]]:
     some: list[Rows] = []
     count = 0
     for row in rows:
-        if some and count + row[2] - row[1] > ROWS:
+        if some and count + row[2] - row[1] > MOST_ROWS:
             yield some
             some, count = [], 0
         some.append(row)
@@ -168,7 +190,7 @@ def _batches(files: Files, piece: Piece, chunk: Chunk) -> Iterator[list[Batch]]:
     while position < end:
         look = file.mapped if chunk.sealed else file.read
         try:
-            found = look(position, end, _CHUNK_BYTES)
+            found = look(position, end)
         except CorruptBatchError as error:
             if chunk.sealed or file.size() >= end:
                 raise
