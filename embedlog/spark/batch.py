@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import uuid
+
 from embedlog.errors import OffsetOutOfRangeError
 from embedlog.spark.options import EARLIEST, LATEST, Bound, SourceOptions
 from embedlog.spark.planning import Range, plan
 from embedlog.spark.reading import Work
 from embedlog.spark.source import Source
+
+_TRIES = 10
+"""Looks at a log whose beginning is deleted each time before it is held."""
 
 
 def works(options: SourceOptions) -> list[Work]:
@@ -22,15 +27,30 @@ def works(options: SourceOptions) -> list[Work]:
     source = Source(options, durable=False)
     try:
         source.check_topics()
-        # First where it ends: what is appended meanwhile may move a start to the end,
-        # and no further.
-        stops = source.stops(options.ending or Bound("offset", LATEST))
-        starts = source.starts(options.starting or Bound("offset", EARLIEST))
-        ranges = [Range(one, starts[one], stops[one]) for one in sorted(starts.keys() & stops)]
-        _check(ranges, options)
+        ranges = _held(source)
         return plan(options.path, ranges, source.partitions().__getitem__, options)
     finally:
         source.close()
+
+
+def _held(source: Source) -> list[Range]:
+    """Return what to read, with a lease on it: planned again if retention was quicker."""
+    name = str(uuid.uuid4())
+    for _ in range(_TRIES):
+        ranges = _ranges(source)
+        if source.hold(name, {one.where: one.first for one in ranges if one.first < one.stop}):
+            break
+    return ranges
+
+
+def _ranges(source: Source) -> list[Range]:
+    options = source.options
+    # First where it ends: what is appended meanwhile moves a start to the end, and no further.
+    stops = source.stops(options.ending or Bound("offset", LATEST))
+    starts = source.starts(options.starting or Bound("offset", EARLIEST))
+    ranges = [Range(one, starts[one], stops[one]) for one in sorted(starts.keys() & stops)]
+    _check(ranges, options)
+    return ranges
 
 
 def _check(ranges: list[Range], options: SourceOptions) -> None:

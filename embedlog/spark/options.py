@@ -29,7 +29,7 @@ KNOWN = (
     *("startingOffsetsByTimestampStrategy", "includeHeaders", "failOnDataLoss"),
     *("minPartitions", "maxRecordsPerPartition", "maxBytesPerPartition"),
     *("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay", "maxBytesPerTrigger"),
-    *("commitToGroup", "visibility", "readLease"),
+    *("commitToGroup", "visibility", "readLeaseMs"),
 )
 MEANINGLESS = (
     *("groupIdPrefix", "fetchOffset.numRetries", "fetchOffset.retryIntervalMs"),
@@ -110,7 +110,7 @@ class SourceOptions:
     """Read up to what is "durable", or what is published ("append"); None is the default."""
 
     lease_ms: int = 3_600_000
-    """How long retention waits for a query that does not renew its lease."""
+    """How long retention and compaction wait for a query that does not renew its lease."""
 
     ignored: tuple[str, ...] = ()
     """What was given and has no effect, for a warning."""
@@ -147,7 +147,7 @@ def parse(options: Mapping[str, str]) -> SourceOptions:
         max_delay_ms=read.duration("maxTriggerDelay", 15 * 60_000),
         commit_to_group=read.text("commitToGroup"),
         visibility=read.word("visibility", "", "durable", "append") or None,
-        lease_ms=read.duration("readLease", 3_600_000),
+        lease_ms=read.count("readLeaseMs") or 3_600_000,
         ignored=ignored,
         given=tuple(name for name in KNOWN if name.lower() in given),
     )

@@ -42,6 +42,7 @@ class Source:
         self.log = _opened(options.path)
         self._durable = durable if options.visibility is None else options.visibility == "durable"
         self._known: tuple[int, dict[TopicPartition, PartitionLog]] | None = None
+        self._lease: Any = None
 
     @property
     def writable(self) -> bool:
@@ -49,8 +50,34 @@ class Source:
         return bool(self.log.root.mode == "rw")
 
     def close(self) -> None:
-        """Let the log go."""
+        """Let the log go; a lease lasts on."""
         self.log.close()
+
+    # What is to stay
+
+    def hold(self, name: str, offsets: Mapping[TopicPartition, int]) -> bool:
+        """Keep retention and compaction from what is at these offsets and after, for a while.
+
+        Nobody may tell when the last task is done, so it ends by its time; see readLeaseMs.
+        In a log that may not be written it does nothing.
+
+        Returns:
+            False if some of it is gone already.
+        """
+        if not self.writable or not offsets:
+            return True
+        try:
+            seconds = self.options.lease_ms / 1000
+            self._lease = self.log.hold(f"spark-{name}", offsets, seconds=seconds)
+        except (OffsetOutOfRangeError, UnknownTopicOrPartitionError):
+            return False
+        return True
+
+    def release(self) -> None:
+        """Let go what was held."""
+        lease, self._lease = self._lease, None
+        if lease is not None:
+            lease.release()
 
     # Which partitions
 
@@ -239,7 +266,8 @@ def _opened(path: str) -> Any:
     if not os.path.exists(os.path.join(path, "embedlog.toml")):
         raise NotALogError("there is no log here", path=path, todo="check the option 'path'")
     mode = "rw" if os.access(path, os.W_OK) else "r"
-    return embedlog.open(path, mode=mode)
+    # Whoever writes the log does the housekeeping: these processes are killed without a word.
+    return embedlog.open(path, mode=mode, maintenance=False)
 
 
 def _flat(assigned: Mapping[str, Collection[int]]) -> list[TopicPartition]:

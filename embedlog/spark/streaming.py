@@ -9,6 +9,7 @@ the query ends: nothing here waits for a farewell.
 from __future__ import annotations
 
 import time
+import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -29,6 +30,9 @@ from embedlog.spark.reading import Work
 from embedlog.spark.source import Offsets, Source, logger
 
 Json = Mapping[str, Any]
+
+_HOLD_MS = 5000
+"""Renew the lease so often, at most: Spark asks for new offsets ninety times a second."""
 
 
 def _monotonic_ms() -> int:
@@ -57,6 +61,7 @@ class Stream:
         self._initial: dict[str, Any] | None = None
         self._target: Offsets | None = None
         self._patience: Patience | None = None
+        self._name, self._held_ms = str(uuid.uuid4()), -_HOLD_MS
         if options.min_offsets is not None:
             self._patience = Patience(options.min_offsets, options.max_delay_ms)
 
@@ -68,10 +73,21 @@ class Stream:
         return self._source
 
     def close(self) -> None:
-        """Let the log go."""
+        """Let the log go, and what was held of it."""
         source, self._source = self._source, None
         if source is not None:
+            source.release()
             source.close()
+
+    def _hold(self, offsets: Offsets) -> None:
+        """Keep what is from here on, if that was not done just now.
+
+        An older lease reaches further back; that a batch's beginning is gone is told
+        when it is planned.
+        """
+        now = self._clock_ms()
+        if now - self._held_ms >= _HOLD_MS and self.source.hold(self._name, offsets):
+            self._held_ms = now
 
     # Where it begins, and how far it goes
 
@@ -81,6 +97,7 @@ class Stream:
             self.source.check_topics()
             bound = self.options.starting or Bound("offset", LATEST)
             begin = self.source.positions(self.source.starts(bound))
+            self._hold(dict(begin.offsets))
             self._initial = replace(begin, initial=True).to_json()
         return self._initial
 
@@ -103,6 +120,7 @@ class Stream:
             # A checkpoint without partitions would make the next run begin anew.
             return start
         known = self._known(begin, there)
+        self._hold(known)
         backlog = {one: end - known[one] for one, end in self._published(known).items()}
         if limited and self._target is None and self._waits(sum(backlog.values())):
             return start
@@ -238,6 +256,7 @@ class Stream:
                 self.source.lose(one, "was deleted and created again while a batch was planned")
             else:
                 ranges.append(self._range(one, log, begin, stop))
+        self._hold({one.where: one.first for one in ranges if one.first <= one.stop})
         return plan(self.source.log.path, ranges, logs.__getitem__, self.options)
 
     def _range(self, one: TopicPartition, log: PartitionLog, begin: Positions, stop: int) -> Range:

@@ -5,7 +5,7 @@ import json
 import pytest
 from support.clock import START
 from support.roots import encoded
-from support.sparks import values_of
+from support.sparks import read_all, values_of
 
 import embedlog
 from embedlog.errors import (
@@ -18,8 +18,6 @@ from embedlog.errors import (
 from embedlog.record import TopicPartition
 from embedlog.spark.options import parse
 from embedlog.spark.streaming import Stream
-
-from conftest import read_all  # isort: skip
 
 
 class Query:
