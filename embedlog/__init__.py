@@ -75,8 +75,8 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     """Load a public name when it is first used (PEP 562)."""
-    if name == "errors":
-        return importlib.import_module("embedlog.errors")
+    if name in ("errors", "spark"):
+        return importlib.import_module(f"embedlog.{name}")
     if name not in _HOMES:
         raise AttributeError(f"module 'embedlog' has no attribute {name!r}")
     found = getattr(importlib.import_module(f"embedlog.{_HOMES[name]}"), name)

@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from embedlog.spark.datasource import EmbedlogDataSource
     from embedlog.spark.positions import offsets_behind_latest
-    from embedlog.spark.session import recommended_conf, register, session
+    from embedlog.spark.starting import recommended_conf, register, session
 
 _HOMES = {
     "EmbedlogDataSource": "datasource",
     "offsets_behind_latest": "positions",
-    "recommended_conf": "session",
-    "register": "session",
-    "session": "session",
+    "recommended_conf": "starting",
+    "register": "starting",
+    "session": "starting",
 }
 
 __all__ = [
