@@ -11,7 +11,7 @@ import pytest
 
 from embedlog import batch
 
-RECORDS = 4_000_000
+RECORDS = 2_000_000
 ROWS = 2500
 """Of a batch: as many as a producer puts in one of 256 KiB."""
 
@@ -89,7 +89,7 @@ def bench_spark_read(benchmark, note, spark, path, parquet, action, tmp_path):
     def read():
         action(of_log(spark, path), tmp_path)
 
-    benchmark.pedantic(read, setup=beside, rounds=7, warmup_rounds=2)
+    benchmark.pedantic(read, setup=beside, rounds=5, warmup_rounds=1)
     best = benchmark.stats.stats.min
     note(records=RECORDS, parquet_s=round(min(others), 3), of_parquet=round(min(others) / best, 2))
 
@@ -111,5 +111,5 @@ def bench_spark_stream(benchmark, note, spark, path, tmp_path):
         assert sum(one["numInputRows"] for one in done) == RECORDS
         made.append(min(one["durationMs"]["addBatch"] / one["numInputRows"] for one in done))
 
-    benchmark.pedantic(stream, rounds=4)
+    benchmark.pedantic(stream, rounds=3)
     note(records=RECORDS, rows_s_in_add_batch=round(1000 / min(made)))

@@ -9,7 +9,10 @@ from support.roots import encoded
 
 from embedlog.spark import offsets_behind_latest
 
-pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::FutureWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::FutureWarning"),
+    pytest.mark.xdist_group("spark"),  # one session for all
+]
 
 
 @pytest.fixture
