@@ -12,6 +12,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 import embedlog
+from embedlog.catalog import INTERNAL
 from embedlog.errors import (
     DataLossError,
     InvalidConfigError,
@@ -93,7 +94,9 @@ class Source:
         root = self.log.root
         known = root.topics()
         if pattern is not None:
-            names = tuple(name for name in known if re.fullmatch(pattern, name))
+            # As Kafka's consumers: internal topics are read by their names only.
+            public = (name for name in known if not name.startswith(INTERNAL))
+            names = tuple(name for name in public if re.fullmatch(pattern, name))
         if assigned is not None:
             wanted = [TopicPartition(*one) for one in _flat(assigned)]
         else:

@@ -257,6 +257,7 @@ def test_topics_are_chosen_by_name_pattern_or_assignment(log, rows, send):
     assert {topic for topic, _ in topics(subscribePattern="flights.*")} == {"flights", "flights-2"}
     assert {topic for topic, _ in topics(subscribePattern="flights")} == {"flights"}
     assert topics(subscribePattern="nothing") == []
+    assert {topic for topic, _ in topics(subscribePattern=".*")} <= {*log.topics()}
     assert topics(assign='{"weather": [1], "flights": [0]}') == [("flights", 0), ("weather", 1)]
 
 
