@@ -49,10 +49,10 @@ _NO_OFFSET = (1 << 63) - 1
 TOPIC, SEGMENT, PARTITION, INDEX, PRODUCERS, EPOCHS = b"T", b"S", b"L", b"X", b"P", b"E"
 PRODUCER_NAME, COUNTER, ROOT = b"Q", b"N", b"R"
 _BUDGET = ROOT + b"retention.bytes"
-CLEANED, PASSING = b"K", b"W"
+CLEANED, PASSING, JOURNAL = b"K", b"W", b"J"
 TOLD = b"A"
 """What `activity` told of a topic; by the topic's id, for it outlives the topic."""
-OF_PARTITIONS = (SEGMENT, PARTITION, INDEX, PRODUCERS, EPOCHS, CLEANED, PASSING)
+OF_PARTITIONS = (SEGMENT, PARTITION, INDEX, PRODUCERS, EPOCHS, CLEANED, PASSING, JOURNAL)
 """The kinds of rows that go with a partition."""
 
 

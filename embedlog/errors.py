@@ -249,6 +249,18 @@ class InvalidProducerEpochError(EmbedlogError):
     """A newer producer of the same name took over (G17)."""
 
 
+class RestartedApplicationError(EmbedlogError):
+    """An application counts anew: it would publish again what it published before.
+
+    ``application`` is its name, ``version`` the number it came with, and
+    ``published`` the last one that it published.
+    """
+
+    application: str | None = None
+    version: int | None = None
+    published: int | None = None
+
+
 # Storage
 
 

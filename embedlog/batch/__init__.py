@@ -19,7 +19,7 @@ from embedlog.batch.reading import (
     offset_range,
     parse,
 )
-from embedlog.batch.widening import rows_without_key, with_headers
+from embedlog.batch.widening import rows_without_key, unstamped, with_headers
 from embedlog.batch.wire import (
     COMPRESSED,
     CONTROL,
@@ -74,5 +74,6 @@ __all__ = [
     "row_ends",
     "rows_without_key",
     "schema",
+    "unstamped",
     "with_headers",
 ]

@@ -1,4 +1,4 @@
-"""Looking into a batch that is encoded: for records without a key, or to give it headers."""
+"""Looking into a batch that is encoded: for what has no key, to give it headers, to move it."""
 
 from __future__ import annotations
 
@@ -6,8 +6,15 @@ from typing import Any
 
 import pyarrow as pa
 
-from embedlog.batch.reading import parse
-from embedlog.batch.wire import COMPRESSED, EXPLICIT_OFFSETS, HEADERS_TYPE, ZSTD_FRAME, schema
+from embedlog.batch.reading import Batch, parse
+from embedlog.batch.wire import (
+    COMPRESSED,
+    EXPLICIT_OFFSETS,
+    HEADER,
+    HEADERS_TYPE,
+    ZSTD_FRAME,
+    schema,
+)
 from embedlog.batch.writing import EncodedBatch, encode
 
 
@@ -47,3 +54,23 @@ def _columns(one: EncodedBatch, message: bytes) -> Any:
     whole = pa.py_buffer(message)
     found = parse(whole, 0, whole.size, path="", position=0, schema=stored)
     return found.columns(verify=False)
+
+
+def unstamped(one: Batch) -> EncodedBatch:
+    """Return a batch of a file as it was before it had offsets, to be written elsewhere.
+
+    Its body is not copied, and not looked at: its checksums go along with it.
+    """
+    start, block, body = one._start, one._block, one._body
+    source = one._source
+    return EncodedBatch(
+        source.view[start:block].tobytes(),
+        source.view[block + HEADER.size : body].tobytes(),
+        (source.slice(body, start + one.size - body),),
+        one._fields[0],
+        one.count,
+        one.size,
+        one.flags,
+        one.min_timestamp,
+        one.max_timestamp,
+    )

@@ -19,7 +19,7 @@ from embedlog.cli.output import say, say_json
 from embedlog.errors import EmbedlogError, NotALogError
 from embedlog.files import Files
 from embedlog.files.place import REMOTE_FILESYSTEMS, process_state
-from embedlog.log import mending
+from embedlog.log import mending, staging
 from embedlog.log.reserve import Reserve
 from embedlog.progress import mega
 
@@ -117,8 +117,16 @@ def _log(files: Files) -> Report:
         "closed_cleanly": files.exists(mending.CLEAN_FILE),
         "live_is_of_this_boot": current,
         "boot_id": files.boot_id(),
+        **_staged(files),
         **{name: _database(files, name) for name in ("state", "live")[: 1 + current]},
     }
+
+
+def _staged(files: Files) -> Report:
+    """How many jobs have staged something, and how many of them nobody will publish."""
+    jobs, now_ms = staging.left(files), time.time_ns() // 1_000_000
+    orphans = sum(staging.orphaned(each, now_ms) for each in jobs)
+    return {"staged_jobs": len(jobs), "orphaned_jobs": orphans}
 
 
 def _format(files: Files) -> int | None:
@@ -217,6 +225,11 @@ def _log_findings(log: Report) -> list[str]:
         found.append("live is of another boot: the next process to open the log builds it anew")
     elif not log["in_use"] and not log["closed_cleanly"]:
         found.append("the last process did not close it: the next one to open it looks it over")
+    if log["orphaned_jobs"]:
+        found.append(
+            f"{log['orphaned_jobs']} jobs have left staged files that nobody will publish: "
+            "the next publication, or `embedlog repair`, removes them"
+        )
     for name in ("state", "live"):
         database = log.get(name, {})
         if "error" in database:

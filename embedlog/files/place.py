@@ -91,7 +91,7 @@ def lock_holder(fd: int) -> int | None:
     device = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}"
     inode = str(status.st_ino)
     holder = None
-    for line in _proc("locks").splitlines():
+    for line in proc_file("locks").splitlines():
         # "1: FLOCK  ADVISORY  WRITE 123 08:01:456 0 EOF"; one that waits has "->" first.
         fields = line.split()
         if len(fields) < 6 or fields[1] != "FLOCK":
@@ -122,11 +122,12 @@ def lock_timeout(fd: int, timeout: float, path: str) -> LockTimeoutError:
 
 def process_state(pid: int) -> str | None:
     """Return the letter of proc(5) for what the process does ("T": stopped), None if gone."""
-    told = _proc(f"{pid}/stat")
+    told = proc_file(f"{pid}/stat")
     return told.rpartition(")")[2].split()[0] if told else None
 
 
-def _proc(name: str) -> str:
+def proc_file(name: str) -> str:
+    """Return a file of `/proc`; empty if it is gone."""
     try:
         with open(f"/proc/{name}", encoding="utf-8", errors="replace") as file:
             return file.read()

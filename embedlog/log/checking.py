@@ -9,7 +9,7 @@ from embedlog import catalog, index
 from embedlog.catalog import SegmentInfo
 from embedlog.errors import ClosedError, EmbedlogError, StorageError
 from embedlog.index import Entry
-from embedlog.log import dooming, lookup, mending
+from embedlog.log import dooming, journal, lookup, mending
 from embedlog.log.context import Context
 from embedlog.log.partition import PartitionLog
 from embedlog.log.tail import Tail
@@ -71,6 +71,8 @@ def verify_partition(log: PartitionLog) -> Iterator[Finding | int]:
         now = log.tail()
         log.refresh()
         segments = list(log.segments.values())
+        # What is published, though its process died before anybody could see it, is whole.
+        now = journal.seen_done(log, now)
     except EmbedlogError as error:
         yield _finding(log, error.path or log.directory, error.position or 0, str(error))
         return

@@ -31,8 +31,8 @@ class Draft:
     """
 
     __slots__ = (
-        *("_before", "_entries", "_log", "_producers", "_publish", "_read", "_version"),
-        *("buffers", "position", "published", "receipts", "row", "tail"),
+        *("_before", "_log", "_producers", "_publish", "_read", "_version"),
+        *("buffers", "entries", "position", "published", "receipts", "row", "tail"),
     )
 
     def __init__(self, log: PartitionLog, now: Tail, *, publish: bool) -> None:
@@ -51,7 +51,7 @@ class Draft:
         self._version, self.row, _, self._read = known
         self.position = now.position
         self.buffers: list[Any] = []
-        self._entries: list[Entry] = []
+        self.entries: list[Entry] = []
         self._producers: dict[int, Producer] = {}
 
     def reveal(self) -> bool:
@@ -103,7 +103,7 @@ class Draft:
         newest = now.max_timestamp
         unindexed = now.unindexed
         if unindexed > log.config.index_interval_bytes:
-            self._entries.append(Entry(base, position, newest))
+            self.entries.append(Entry(base, position, newest))
             unindexed = 0
         if one.producer_id is not None:
             self._note(one, base, following)
@@ -149,7 +149,7 @@ class Draft:
                 self._adopt(tail.unpack(row))
         packed = self.tail.pack()
         txn.put(log.tail_key, packed)
-        for entry in self._entries:
+        for entry in self.entries:
             index.put(txn, log.key, self.tail.segment_id, entry)
         producers, mine = self._read, self._producers
         if mine:

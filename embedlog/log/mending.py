@@ -14,6 +14,7 @@ from embedlog import catalog, kv, membership
 from embedlog.checksum import crc32c
 from embedlog.errors import CorruptionError, EmbedlogError, StorageError
 from embedlog.files import Files, forget_waiters
+from embedlog.log import journal
 from embedlog.segment import CHUNK_BYTES, END_MARK, SegmentFile
 
 BOOT_FILE = "live/boot"
@@ -447,7 +448,8 @@ def _named(txn: kv.Txn) -> tuple[set[str], dict[str, set[str]]]:
         for number in range(info.partitions):
             key = info.key(number)
             found = [*catalog.segments(txn, key), *catalog.passing(txn, key)]
-            named[f"{info.directory}/{number}"] = {segment.file_name for segment in found}
+            names = {segment.file_name for segment in found} | journal.files_of(txn, key)
+            named[f"{info.directory}/{number}"] = names
     return topics, named
 
 

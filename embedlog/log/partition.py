@@ -34,6 +34,7 @@ from embedlog.errors import (
 from embedlog.log import alone, flushing, lookup, placing, recovery, refusing, rolling, tail
 from embedlog.log.context import Context
 from embedlog.log.draft import Draft
+from embedlog.log.journal import settle
 from embedlog.log.reader import PartitionReader
 from embedlog.log.tail import Known, Tail
 from embedlog.record import Appended, OffsetAndTimestamp
@@ -62,7 +63,7 @@ class PartitionLog:
         # the manifest only the last line is read, until somebody asks for more:
         # a lookup costs the same whether a partition has four segments or 4,000.
         self._snapshot_lock = threading.Lock()
-        self.version = -1
+        self.version = self.settled = -1
         self.config: TopicConfig = topic.config
         self._segments: SortedDict[int, SegmentInfo] | None = None
         self.last: SegmentInfo
@@ -392,17 +393,15 @@ class PartitionLog:
         self.context.state.settle()
         self.context.live.settle()
         self.refresh()
+        settle(self)
         now = self._tail_row()
         if now is None:
             return recovery.rebuild(self)
         active = self.last
         if now.segment_id == active.id or now.failed:
             return now
-        before = self.segments.get(now.base_offset)
-        if before is not None and (before.id, before.next_offset) == (
-            now.segment_id,
-            now.next_offset,
-        ):
+        before, end = self.segments.get(now.base_offset), (now.segment_id, now.next_offset)
+        if before is not None and (before.id, before.next_offset) == end:
             return rolling.start_segment(self, now, active)
         return recovery.rebuild(self)
 

@@ -23,7 +23,7 @@ from embedlog.errors import (
     UnknownTopicOrPartitionError,
 )
 from embedlog.index import Entry
-from embedlog.log import expiring, flushing, rolling, sequence
+from embedlog.log import expiring, flushing, journal, rolling, sequence
 from embedlog.log.sequence import Producer, Sent
 from embedlog.log.tail import Tail
 from embedlog.segment import CHUNK_BYTES, END_MARK, SegmentFile
@@ -54,6 +54,10 @@ class Survey:
     """Adopted segments, whose size only the scan found, and their index."""
     replay: bool = False
     """Whether to find the producers from the batches alone, from the first one on."""
+    journaled: bool = False
+    """Whether a publication wrote here: then somebody may have seen what is gone."""
+    unpublished: bool = False
+    """Whether a publication may have left batches past the end."""
     reason: str | None = None
     """Why the log ends here, if not because nothing follows."""
     max_timestamp: int = _NO_TIME
@@ -106,11 +110,12 @@ def survey(log: PartitionLog, upto: int = _NEVER) -> Survey:
     Raises:
         CorruptionError: Damage below the recovery point.
     """
-    info, segments, blob = log.context.state.read(
+    info, segments, blob, entered = log.context.state.read(
         lambda txn: (
             catalog.partition(txn, log.key),
             catalog.segments(txn, log.key),
             catalog.producers_blob(txn, log.key),
+            journal.get(txn, log.key),
         )
     )
     if info is None or not segments:
@@ -123,6 +128,10 @@ def survey(log: PartitionLog, upto: int = _NEVER) -> Survey:
     # is then told by its batches only (A34).
     found.replay = bool(stored) and upto != _NEVER
     found.producers = {} if found.replay else known
+    found.journaled, published = entered is not None, journal.ceiling(entered)
+    if published is not None:
+        # What a publication wrote past it is whole, and was never a part of the log.
+        found.unpublished, upto = True, min(upto, published)
     for place, segment in enumerate(segments):
         found.begin(segment)
         if not _continues(log, found, segment, upto) or place == len(segments) - 1:
@@ -285,6 +294,13 @@ def rebuild(log: PartitionLog, upto: int = _NEVER) -> Tail:
     The leader epoch grows, because records that somebody may have seen can be
     gone (A37).  Idempotent: a recovery that was killed is done again (A26).
     """
+    now = _rebuild(log, upto)
+    # Last: what a publication left is cut by now, and that is on the disk.
+    journal.forget(log)
+    return now
+
+
+def _rebuild(log: PartitionLog, upto: int) -> Tail:
     found = survey(log, upto)
     new = found.position is None
     if upto == _NEVER:
@@ -299,6 +315,7 @@ def rebuild(log: PartitionLog, upto: int = _NEVER) -> Tail:
         found.whole
         or found.dropped
         or found.active.sealed
+        or found.journaled
         or log.context.files.exists(log.path_of(found.active))
     )
     active = found.active._replace(next_offset=None, size=0, end_position=0, max_timestamp=None)
@@ -311,7 +328,7 @@ def rebuild(log: PartitionLog, upto: int = _NEVER) -> Tail:
     position = file.start if found.position is None else found.position
     if file.size() > position:
         file.truncate(position)
-    if found.next_offset > found.info.recovery_offset or upto != _NEVER:
+    if found.next_offset > found.info.recovery_offset or upto != _NEVER or found.unpublished:
         # What was found is kept from here on, and what was cut stays cut.
         _sync(log, found, file)
     _unlink(log, found.dropped)

@@ -18,7 +18,7 @@ from embedlog import catalog, index, kv
 from embedlog.batch import Batch
 from embedlog.catalog import PartitionInfo, SegmentInfo
 from embedlog.errors import CorruptionError, EmbedlogError, StorageError
-from embedlog.log import checking, mending, recovery, rolling, tail
+from embedlog.log import checking, mending, recovery, rolling, staging, tail
 from embedlog.log.checking import Finding, Progress
 from embedlog.log.partition import PartitionLog
 from embedlog.segment import END_MARK, SegmentFile, create
@@ -56,6 +56,11 @@ def repair_root(root: Root, dry_run: bool, progress: Progress | None = None) -> 
         told.append(f"{path}: removed, the manifest does not name it")
         if not dry_run:
             mending.remove_stray(files, path)
+    for path in staging.left(files):
+        if staging.orphaned(path, root.clock()):
+            told.append(f"{path}: removed, nobody will publish it")
+            if not dry_run:
+                staging.remove_job(files, path)
     return told
 
 

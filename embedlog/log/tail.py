@@ -10,6 +10,7 @@ from embedlog.log.sequence import Producer
 
 ROWS = b"E"
 _ROW = struct.Struct(">QQQQQQQQIqqqQqB")
+ROW_BYTES = _ROW.size
 pack = _ROW.pack
 """Return the fields of a tail as stored."""
 _NO_TIME = -(1 << 63)

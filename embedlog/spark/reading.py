@@ -7,7 +7,6 @@ log are mostly small; they are gathered before they are handed on.
 
 from __future__ import annotations
 
-import gc
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ from embedlog.batch.tables import Rows, covered, table
 from embedlog.errors import CorruptBatchError, DataLossError, NotALogError, StorageError
 from embedlog.files import Files
 from embedlog.segment import SegmentFile
-from embedlog.spark import columns
+from embedlog.spark import columns, workers
 
 ROWS = 32_768
 """Hand on so many rows at once: with fewer Spark spends more on each, with more it gains little."""
@@ -32,7 +31,6 @@ BYTES = 8 << 20
 """Hand on sooner, if the rows are so large."""
 
 _logger = logging.getLogger("embedlog")
-_frozen = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +77,7 @@ def read(work: Work, names: tuple[str, ...], fail_on_data_loss: bool) -> Iterato
         CorruptBatchError: A batch is not as written.
         NotALogError: The log is not there on this host.
     """
-    _freeze()
+    workers.freeze()
     try:
         files = Files(work.root, writable=False)
     except (NotALogError, StorageError) as error:
@@ -98,15 +96,6 @@ def read(work: Work, names: tuple[str, ...], fail_on_data_loss: bool) -> Iterato
                 _logger.warning("%s", error)
     finally:
         files.close_all()
-
-
-def _freeze() -> None:
-    """Take what is loaded out of the garbage collector's sight: Spark has it run per task."""
-    global _frozen
-    if not _frozen:
-        gc.collect()
-        gc.freeze()
-        _frozen = True
 
 
 def _piece(files: Files, piece: Piece, names: tuple[str, ...]) -> Iterator[Any]:

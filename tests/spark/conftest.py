@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import sys
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,12 +11,20 @@ from typing import Any
 
 import pytest
 from support.clock import START
+from support.sessions import begin
 from support.sparks import ALL, read_all
 
 import embedlog
 from embedlog.engine import Log
 from embedlog.spark.batch import works
 from embedlog.spark.options import parse
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Keep the tests that use the session in one process: each would begin its own."""
+    for item in items:
+        if "spark" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.xdist_group("spark"))
 
 
 @pytest.fixture
@@ -72,40 +79,9 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """A session on two cores; the one that all tests share."""
     if shutil.which("java") is None and "JAVA_HOME" not in os.environ:
         pytest.skip("there is no Java")
-    from embedlog.spark import session
-
-    os.environ["PYSPARK_PYTHON"] = _python(tmp_path_factory.mktemp("python"))
     with warnings.catch_warnings():
         # Of pyspark's own imports and sockets.
         warnings.simplefilter("ignore")
-        made = session(
-            "tests",
-            "local[2]",
-            {
-                "spark.ui.enabled": "false",
-                "spark.log.level": "OFF",
-                "spark.sql.shuffle.partitions": "2",
-                "spark.driver.memory": "1g",
-                "spark.sql.streaming.pollingDelay": "10ms",
-                "spark.sql.warehouse.dir": str(tmp_path_factory.mktemp("warehouse")),
-                "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1",
-            },
-        )
+        made = begin(tmp_path_factory.mktemp("spark"))
     yield made
     made.stop()
-
-
-def _python(directory: Path) -> str:
-    """Return a Python for the workers that starts three times as fast.
-
-    Spark puts a zip of pyspark first on their path, which has no bytecode: each
-    process would compile it anew, for more than a second.
-    """
-    script = directory / "python"
-    script.write_text(
-        "#!/bin/sh\n"
-        "PYTHONPATH=$(echo \"$PYTHONPATH\" | sed 's/[^:]*pyspark[.]zip//')\n"
-        f'export PYTHONPATH\nexec "{sys.executable}" "$@"\n'
-    )
-    script.chmod(0o755)
-    return str(script)

@@ -11,7 +11,6 @@ from embedlog.spark import offsets_behind_latest
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::FutureWarning"),
-    pytest.mark.xdist_group("spark"),  # one session for all
 ]
 
 

@@ -64,7 +64,7 @@ FALLIBLE = CHANGES | {"open", "read", "map", "list"}
 OPERATIONS = FALLIBLE | {"lock", "unlock", "drop_cache"}
 """The names of the operations, as `only` takes them and `counts` has them."""
 
-VOLATILE = frozenset({"live", "locks", "reserve", "wake"})
+VOLATILE = frozenset({"live", "locks", "reserve", "staging", "wake"})
 """First names of paths that hold nothing after a power cut: no state after one has them whole."""
 
 
@@ -172,7 +172,7 @@ class Record:
     def opened(self, fd: int, path: str) -> None:
         if not is_volatile(path):
             self.inodes[fd] = self._adopt(path)
-        elif not path.startswith("live"):
+        elif not path.startswith(("live", "staging")):
             self.volatile.add(path)
 
     def made_directory(self, path: str) -> None:

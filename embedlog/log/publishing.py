@@ -1,0 +1,474 @@
+"""Publishing staged batches in any number of partitions: all of them, or none, and once.
+
+In order, under the locks of all partitions, taken in the order of their keys:
+
+1. Look at the application's marker: what is at or below it was published.
+2. Work out where everything goes: past the end of the active segment, and into
+   new ones where that is full.
+3. One transaction on `state` enters in the journal what is *begun*: where each
+   partition ends, and which files will be made.
+4. Write past the ends, where nobody looks, and into the new files.
+5. With ``durability="fsync"``, flush them, their names, and what was there
+   before and nobody flushed.
+6. One transaction on `state` publishes: the journal says *done*, the manifest
+   has the new segments, the marker stands, the recovery points move.
+7. One transaction on `live` moves all ends; readers are woken.
+
+Killed before 6, nothing happened, and whoever comes next removes what was
+written; after it, whoever comes next does 7.  After a power cut the same holds
+by the journal alone: a log ends where the journal says that a publication
+began, unless it is done.  (With ``durability="os"`` what is written may be
+lost after 6 as after any append; then the marker, which knows where its
+publication ended, counts no longer, and a repetition publishes it again.)
+
+Staged bytes are copied, not adopted by renaming their files: so segments are as
+large as the topic wants them, a small publication costs no segment, and what is
+staged need not be flushed, since nobody needs it after a crash.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from embedlog import batch as batches
+from embedlog import catalog, index, kv
+from embedlog.batch import EncodedBatch
+from embedlog.catalog import SegmentInfo
+from embedlog.errors import (
+    DiskFullError,
+    DurabilityError,
+    EmbedlogError,
+    RestartedApplicationError,
+    StorageError,
+    UnknownTopicOrPartitionError,
+)
+from embedlog.index import Entry
+from embedlog.log import flushing, journal, markers, refusing, rolling, staging
+from embedlog.log.draft import Draft
+from embedlog.log.journal import Entered
+from embedlog.log.markers import Marker
+from embedlog.log.partition import PartitionLog
+from embedlog.log.staging import Staged
+from embedlog.log.tail import Tail
+from embedlog.segment import END_MARK, SegmentFile, create
+
+if TYPE_CHECKING:
+    from embedlog.log.root import Root
+
+_logger = logging.getLogger("embedlog")
+
+
+class Publication(NamedTuple):
+    """Who publishes, and the how-manieth time by its own count."""
+
+    application: str
+    version: int
+    source: str = ""
+    """What counts, such as a query's id; another one begins anew."""
+    run: str = ""
+    """The process or attempt, for those who read a warning."""
+    place: str = ""
+    """A name under which no other ``source`` is to count anew, such as a checkpoint's path."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Those of its markers."""
+        return (self.application, f"at {self.place}") if self.place else (self.application,)
+
+
+class Published(NamedTuple):
+    """What a publication came to."""
+
+    records: int
+    repeated: Marker | None = None
+    """The marker of the one before, if it was published already; then nothing was done."""
+
+
+@dataclass(slots=True)
+class _Leg:
+    """What goes into one segment: the active one, or one that is to follow it."""
+
+    info: SegmentInfo
+    draft: Draft
+    file: SegmentFile | None = None
+
+
+@dataclass(slots=True)
+class _Share:
+    """What goes to one partition; under its lock."""
+
+    log: PartitionLog
+    before: Tail
+    legs: list[_Leg] = field(default_factory=list)
+
+    @property
+    def after(self) -> Tail:
+        return self.legs[-1].draft.tail
+
+
+def publish(
+    root: Root,
+    staged: Sequence[Staged],
+    publication: Publication | None = None,
+    *,
+    durability: str | None = None,
+    timeout: float | None = None,
+    restart: bool = False,
+) -> Published:
+    """Make staged batches part of the log: in all their partitions at once, or in none.
+
+    Those of a partition are in the order of ``staged``.  The files are left to
+    the caller, who may remove them when this returns, or raised.
+
+    Args:
+        root: Where they were staged.
+        staged: What was staged, in the order in which it is to be read.
+        publication: Who publishes; without it a repetition publishes again.
+        durability: What it survives, as in `PartitionLog.append`; the root's by default.
+        timeout: Seconds to wait for each partition, or as long as for any lock.
+        restart: Let an application that counts anew do so.
+
+    Raises:
+        RestartedApplicationError: The application counts anew, and may not.
+        UnknownTopicOrPartitionError: A topic is gone, or another one since.
+        RecordTooLargeError, InvalidRecordError: A topic does not take what was staged.
+        LockTimeoutError: Another process holds a partition; ``pid`` says which.
+        DiskFullError, StorageError: Nothing was published.
+        DurabilityError: A flush failed, now or before; nothing was published.
+        CorruptBatchError: A staged file is not as it was written.
+    """
+    context = root.context
+    context.check_appendable()
+    given = _by_partition(root, staged)
+    if not given and publication is None:
+        return Published(0)
+    with _held(list(given), timeout):
+        told = _told(root, publication, restart)
+        if told is not None:
+            return told
+        synced = (durability or context.durability) == "fsync"
+        records = sum(each.records for each in staged)
+        try:
+            shares = [_planned(log, encoded, synced) for log, encoded in given.items()]
+            told = _carry_out(root, shares, publication, records, synced, restart)
+        except DiskFullError:
+            context.reserve.short = True
+            raise
+    for log in given:
+        log.dirty = True
+    context.wake.advance()
+    return told or Published(records)
+
+
+def _by_partition(root: Root, staged: Sequence[Staged]) -> dict[PartitionLog, list[EncodedBatch]]:
+    """Return what goes to each partition, in the order of the partitions' keys."""
+    found: dict[tuple[int, int], tuple[PartitionLog, list[EncodedBatch]]] = {}
+    for each in staged:
+        for (topic, topic_id, partition), one in staging.read(root.context.files, each):
+            place = topic_id, partition
+            if place not in found:
+                found[place] = _log_of(root, topic, topic_id, partition), []
+            found[place][1].append(one)
+    return dict(found[place] for place in sorted(found))
+
+
+def _log_of(root: Root, topic: str, topic_id: int, partition: int) -> PartitionLog:
+    log = root.partition(topic, partition)
+    if log.topic_id != topic_id:
+        raise UnknownTopicOrPartitionError(
+            "the topic was deleted and created again since this was staged",
+            topic=topic,
+            partition=partition,
+            todo="nothing was published",
+        )
+    return log
+
+
+@contextmanager
+def _held(logs: list[PartitionLog], timeout: float | None) -> Iterator[None]:
+    """Hold all partitions, whose order is the same for everybody."""
+    with ExitStack() as held:
+        for log in logs:
+            log.acquire(timeout)
+            held.callback(log.release)
+        yield
+
+
+# Whether it was published before
+
+
+def _told(root: Root, publication: Publication | None, restart: bool) -> Published | None:
+    if publication is None:
+        return None
+    # A commit whose process died may be seen only when somebody commits next.
+    context = root.context
+    context.state.settle()
+    found = context.state.read(lambda txn: _judged(txn, publication, restart))
+    if found is None:
+        return None
+    # Its process may have died before anybody could see what it had published.
+    context.live.settle()
+    journal.finish_done(context, [key for key, _, _ in found.ends])
+    return Published(0, found)
+
+
+def _judged(txn: kv.Txn, publication: Publication, restart: bool) -> Marker | None:
+    """Return the marker of a publication that was made before; None if it is to be made."""
+    for name in publication.names:
+        marker = markers.get(txn, name)
+        if marker is None or publication.version > marker.version:
+            continue
+        if marker.source != publication.source:
+            if not restart:
+                raise _restarted(publication, marker)
+        elif publication.version < marker.version or not markers.is_lost(txn, marker):
+            return marker
+    return None
+
+
+def _restarted(publication: Publication, marker: Marker) -> RestartedApplicationError:
+    return RestartedApplicationError(
+        f"{publication.names[-1]} published {marker.version} from {marker.source or 'elsewhere'} "
+        f"(run {marker.run or 'unknown'}), and now comes with {publication.version} from "
+        f"{publication.source or 'elsewhere'} (run {publication.run or 'unknown'}): it counts "
+        "anew, as a query does whose checkpoint was deleted",
+        application=publication.application,
+        version=publication.version,
+        published=marker.version,
+        todo="put the checkpoint back; or, if what follows is to be published although it may "
+        "have been before, allow the restart",
+    )
+
+
+# Where it goes
+
+
+def _planned(log: PartitionLog, encoded: list[EncodedBatch], synced: bool) -> _Share:
+    """Work out what goes where in one partition; changes nothing but for a roll that is due."""
+    now = log.tail_locked()
+    if now.failed:
+        raise flushing.failed(log)
+    refusing.check(log, encoded)
+    wide = log.last.headers or any(one.has_headers for one in encoded)
+    if wide is not log.last.headers or rolling.is_due(log, log.active_file(), now, encoded[0]):
+        # By itself, before anything else: that is done, and whole, whatever becomes of the rest.
+        now = rolling.roll(log, now, wide, synced)
+    share = _Share(log, now, [_Leg(log.last, Draft(log, now, publish=True))])
+    file = log.active_file()
+    for one in encoded:
+        whole = batches.with_headers(one) if wide and not one.has_headers else one
+        if rolling.is_due(log, file, share.after, whole):
+            share.legs.append(_next_leg(log, share.after, wide))
+        share.legs[-1].draft.add(whole)
+    return share
+
+
+def _next_leg(log: PartitionLog, now: Tail, wide: bool) -> _Leg:
+    context = log.context
+    number = context.state.write(lambda txn: catalog.next_number(txn, b"segment"))
+    info = SegmentInfo(now.next_offset, number, context.clock(), headers=wide)
+    start = rolling.schema_of(log, info).serialize().size
+    begun = Tail(
+        info.id,
+        info.base_offset,
+        now.next_offset,
+        start,
+        now.next_offset,
+        start,
+        now.durable_offset,
+        now.start_offset,
+        now.leader_epoch,
+        created_ms=info.created_ms,
+        flushed_ms=now.flushed_ms,
+    )
+    return _Leg(info, Draft(log, begun, publish=True))
+
+
+# Doing it
+
+
+class _Repeated(Exception):  # noqa: N818 - it ends a transaction, and is nobody's error
+    def __init__(self, marker: Marker) -> None:
+        super().__init__(marker)
+        self.marker = marker
+
+
+def _carry_out(
+    root: Root,
+    shares: list[_Share],
+    publication: Publication | None,
+    records: int,
+    synced: bool,
+    restart: bool,
+) -> Published | None:
+    context = root.context
+    marker = _marker(root, shares, publication, records)
+    try:
+        number = context.state.write(lambda txn: _begin(txn, shares))
+        for share in shares:
+            _write(share)
+        if synced:
+            for share in shares:
+                _flush(share)
+        rows = {share.log.key: _entered(share, shares, number, synced) for share in shares}
+        known = {share.log.key: flushing.producers(share.log) for share in shares if synced}
+
+        def done(txn: kv.Txn) -> None:
+            if publication is not None and marker is not None:
+                # Another run of it may have published by other partitions meanwhile.
+                before = _judged(txn, publication, restart)
+                if before is not None:
+                    raise _Repeated(before)
+                for name in publication.names:
+                    markers.put(txn, name, marker)
+                markers.expire(txn, marker.time_ms, markers.KEPT_MS)
+            for share in shares:
+                _put_share(txn, share, rows[share.log.key], known.get(share.log.key))
+
+        context.state.write(done)
+        context.live.write(lambda txn: journal.reveal(txn, rows.items()))
+    except _Repeated as repeated:
+        _settle(shares)
+        return Published(0, repeated.marker)
+    except BaseException:
+        _settle(shares)
+        raise
+    return None
+
+
+def _marker(
+    root: Root, shares: list[_Share], publication: Publication | None, records: int
+) -> Marker | None:
+    if publication is None:
+        return None
+    ends = [(each.log.key, each.after.leader_epoch, each.after.next_offset) for each in shares]
+    return Marker(
+        publication.version,
+        publication.source,
+        publication.run,
+        records,
+        root.clock(),
+        tuple(ends),
+    )
+
+
+def _begin(txn: kv.Txn, shares: list[_Share]) -> int:
+    number = catalog.next_number(txn, b"publication")
+    keys = tuple(share.log.key for share in shares)
+    for share in shares:
+        files = tuple((leg.info.base_offset, leg.info.id) for leg in share.legs[1:])
+        begun = Entered(number, False, journal.end_of(share.before), keys, files)
+        journal.put(txn, share.log.key, begun)
+    return number
+
+
+def _write(share: _Share) -> None:
+    """Write past the end of the active segment, and into the files that follow it."""
+    log, last = share.log, share.legs[-1]
+    for leg in share.legs:
+        if leg is share.legs[0]:
+            leg.file = log.active_file()
+        else:
+            schema = rolling.schema_of(log, leg.info)
+            leg.file = create(log.context.files, log.path_of(leg.info), schema)
+            assert leg.file.size() == leg.draft.position
+        buffers: list[Any] = leg.draft.buffers
+        leg.file.write(buffers if leg is last else [*buffers, END_MARK], leg.draft.position)
+
+
+def _flush(share: _Share) -> None:
+    """Put all of it on the disk, with what came before it.
+
+    Raises:
+        DurabilityError: The active segment, or a name, could not be: that is final (P9).
+        StorageError: A new file could not be, which is nobody's loss.
+    """
+    log, first = share.log, share.legs[0]
+    assert first.file is not None
+    flushing.sync_files(log, share.before, first.file)
+    for leg in share.legs[1:]:
+        assert leg.file is not None
+        try:
+            leg.file.sync()
+        except DurabilityError as error:
+            raise StorageError(error.what, **error.facts) from error
+    if len(share.legs) > 1:
+        flushing.sync_entries(log, share.legs[-1].info.id)
+
+
+def _entered(share: _Share, shares: list[_Share], number: int, synced: bool) -> Entered:
+    after = share.after
+    if synced:
+        after = after._replace(
+            durable_offset=after.next_offset, flushed_ms=share.log.context.clock()
+        )
+    return Entered(
+        number,
+        True,
+        journal.end_of(share.before),
+        tuple(each.log.key for each in shares),
+        after=after.pack(),
+        entries=index.pack(share.legs[-1].draft.entries),
+    )
+
+
+def _put_share(txn: kv.Txn, share: _Share, entered: Entered, known: dict[int, Any] | None) -> None:
+    log, key = share.log, share.log.key
+    for leg, following in zip(share.legs, share.legs[1:], strict=False):
+        sealed = _sealed(leg)
+        catalog.put_segment(txn, key, sealed)
+        catalog.put_index_blob(txn, key, sealed, index.pack(_entries(log, leg, share)))
+        catalog.put_segment(txn, key, following.info)
+    if known is not None:
+        flushing.put_recovery_point(txn, key, share.after.next_offset, known)
+    journal.put(txn, key, entered)
+
+
+def _sealed(leg: _Leg) -> SegmentInfo:
+    now = leg.draft.tail
+    return leg.info._replace(
+        next_offset=now.next_offset,
+        size=now.position + len(END_MARK),
+        end_position=now.position,
+        max_timestamp=now.timestamp,
+    )
+
+
+def _entries(log: PartitionLog, leg: _Leg, share: _Share) -> list[Entry]:
+    if leg is not share.legs[0]:
+        return leg.draft.entries
+    before = log.context.live.read(lambda txn: index.entries(txn, log.key, leg.info.id))
+    return before + leg.draft.entries
+
+
+def _settle(shares: list[_Share]) -> None:
+    """After a failure: undo what was begun, or finish what was done; else whoever comes next."""
+    for share in shares:
+        # A disk that refuses even this leaves the journal to the next writer.
+        with suppress(EmbedlogError):
+            share.log.settled = -1
+            share.log.tail_locked()
+
+
+def marker_of(root: Root, application: str) -> Marker | None:
+    """Return what an application published last."""
+    return root.context.state.read(lambda txn: markers.get(txn, application))
+
+
+def log_repetition(publication: Publication, told: Published) -> None:
+    """Say in the log that a publication was skipped, and which runs it was published by."""
+    before = told.repeated
+    assert before is not None
+    _logger.warning(
+        "%s: %d was published already (up to %d, by run %s, %d records), so it is skipped (run %s)",
+        publication.application,
+        publication.version,
+        before.version,
+        before.run or "unknown",
+        before.records,
+        publication.run or "unknown",
+    )

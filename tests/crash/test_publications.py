@@ -1,0 +1,175 @@
+"""A publication that is killed, fails or loses power anywhere: all of it or nothing, and once."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support import forks, publications
+from support.cruel import FALLIBLE, scratch_directory
+from support.forks import tell
+from support.publications import Case
+
+from embedlog.log import journal, markers, publishing
+
+MODES = ("os", "fsync")
+
+
+@pytest.fixture(scope="module")
+def directory() -> Iterator[Path]:
+    with scratch_directory() as path:
+        yield path
+
+
+@pytest.fixture(scope="module")
+def counted(directory: Path) -> dict[str, dict[str, int]]:
+    return {mode: publications.count(directory, mode) for mode in MODES}
+
+
+def kills(counted: dict[str, dict[str, int]], company: bool, each: int) -> list[Case]:
+    """Every so manieth operation, in both modes."""
+    cases = []
+    for shift, mode in enumerate(MODES):
+        kinds = counted[mode]
+        total = sum(kinds.values())
+        cases += [Case(n, "after", mode, company) for n in range(shift, total, each)]
+        writes = range(shift, kinds["write"], 2 * each)
+        cases += [Case(n, "middle", mode, company, ("write",)) for n in writes]
+    return cases
+
+
+def check_kills(directory: Path, cases: list[Case]) -> int:
+    died = forks.spread(cases, functools.partial(publications.check_kill, directory=directory))
+    tell(f"{sum(died)} kills at {len(cases)} places")
+    return sum(died)
+
+
+def faults(counted: dict[str, dict[str, int]], each: int) -> list[Case]:
+    cases = []
+    for shift, mode in enumerate(MODES):
+        total = sum(counted[mode].get(kind, 0) for kind in FALLIBLE)
+        cases += [Case(n, ("once", "forever")[n % 2], mode) for n in range(shift, total, each)]
+    return cases
+
+
+def check_faults(directory: Path, cases: list[Case]) -> int:
+    told = forks.spread(cases, functools.partial(publications.check_fault, directory=directory))
+    tell(f"{len(cases)} faults, of which {sum(told)} were told to somebody")
+    return sum(told)
+
+
+def check_cuts(directory: Path, durability: str, limit: int) -> int:
+    recording = publications.record(directory, durability)
+    seen, findings = publications.cut_everywhere(recording, limit, directory, durability)
+    tell(f"{seen} states")
+    if findings:  # no assert, which would compare them for the message, for a minute
+        raise AssertionError(findings[0])
+    return seen
+
+
+@pytest.mark.parametrize("company", [False, True], ids=["alone", "beside another"])
+def test_a_publication_that_is_killed_is_there_in_all_partitions_or_in_none(
+    directory: Path, counted: dict[str, dict[str, int]], company: bool
+) -> None:
+    """P1, P2: a repetition publishes what is not there, and nothing else."""
+    assert check_kills(directory, kills(counted, company, each=8)) >= 35
+
+
+def test_a_publication_that_fails_is_there_in_all_partitions_or_in_none(
+    directory: Path, counted: dict[str, dict[str, int]]
+) -> None:
+    """P8, P9, P10: any operation, once or from then on; with the same handle all is done after."""
+    assert check_faults(directory, faults(counted, each=8)) >= 20
+
+
+@pytest.mark.parametrize("durability", MODES)
+def test_after_a_power_cut_a_publication_is_there_in_all_partitions_or_in_none(
+    directory: Path, durability: str
+) -> None:
+    """P4: at every cut.  P5: without flushes a prefix of each, and a repetition loses nothing."""
+    assert check_cuts(directory, durability, 100) >= 80
+
+
+@pytest.mark.full
+def test_a_publication_may_be_killed_and_fail_at_every_operation(
+    directory: Path, counted: dict[str, dict[str, int]]
+) -> None:
+    """As above, at all of them; each fault once and for ever."""
+    for company in (False, True):
+        assert check_kills(directory, kills(counted, company, each=1)) >= 300
+    cases = faults(counted, each=1)
+    other = {"once": "forever", "forever": "once"}
+    assert check_faults(directory, [*cases, *(c._replace(what=other[c.what]) for c in cases)]) > 400
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("durability", MODES)
+def test_power_cuts_of_publications_in_full(tmp_path: Path, durability: str) -> None:
+    """As above."""
+    assert check_cuts(tmp_path, durability, 10_000) >= 5_000
+
+
+# Planted bugs: what the checks above are worth
+
+
+def no_journal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Recovery takes whole batches for published ones."""
+    monkeypatch.setattr(journal, "ceiling", lambda entered: None)
+
+
+def nothing_flushed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It says it is durable, and is not."""
+    monkeypatch.setattr(publishing, "_flush", lambda share: None)
+
+
+def ends_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever finishes a publication finishes it where he is."""
+    finish = journal.finish
+
+    def wrong(context: Any, entered: Any) -> None:
+        finish(context, entered._replace(partners=entered.partners[:1]))
+
+    monkeypatch.setattr(journal, "finish", wrong)
+
+
+def marker_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The marker is not in the transaction that publishes, but in one before it."""
+    carry_out = publishing._carry_out
+
+    def wrong(root: Any, shares: Any, publication: Any, *rest: Any) -> Any:
+        marker = publishing._marker(root, shares, publication, 0)
+        root.context.state.write(lambda txn: markers.put(txn, publication.application, marker))
+        return carry_out(root, shares, None, *rest)
+
+    monkeypatch.setattr(publishing, "_carry_out", wrong)
+
+
+@pytest.mark.parametrize(
+    "bug", [marker_apart, pytest.param(ends_one_by_one, marks=pytest.mark.full)]
+)
+def test_kills_find_what_was_planted(
+    directory: Path,
+    counted: dict[str, dict[str, int]],
+    monkeypatch: pytest.MonkeyPatch,
+    bug: Callable[[pytest.MonkeyPatch], None],
+) -> None:
+    """A checker that never found anything proves nothing."""
+    bug(monkeypatch)
+    total = sum(counted["os"].values())
+    with pytest.raises(AssertionError):
+        check_kills(directory, [Case(n, "after", "os", True) for n in range(50, total, 2)])
+
+
+@pytest.mark.parametrize("bug", [nothing_flushed, pytest.param(no_journal, marks=pytest.mark.full)])
+def test_power_cuts_find_what_was_planted(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    bug: Callable[[pytest.MonkeyPatch], None],
+) -> None:
+    """The same for what only the disk shows."""
+    bug(monkeypatch)
+    with pytest.raises(AssertionError):
+        check_cuts(tmp_path, "fsync", 200)

@@ -1,0 +1,145 @@
+"""Processes of a streaming write killed before and after each step: nothing lost, nothing twice."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support import sinks
+from support.forks import tell
+from support.roots import values
+
+import embedlog
+from embedlog.engine import Log
+
+PLACES = (
+    *("before plan", "before stage", "within stage", "after stage"),
+    *("before publish", "within publish", "after publish"),
+)
+"""Where a process of Spark is killed: the planner, a task, or who commits."""
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Iterator[Log]:
+    with embedlog.open(tmp_path / "log") as log:
+        log.create_topic("t", partitions=3, config={"segment.bytes": 30_000})
+        yield log
+        assert log.verify() == []
+
+
+@pytest.fixture
+def killable(spark: Any) -> Any:
+    """The session, with a sink whose processes can be killed."""
+    return sinks.register(spark)
+
+
+def put(source: Path, number: int, rows: int = 400) -> list[bytes]:
+    """Add a file of rows, which is a micro-batch."""
+    source.mkdir(exist_ok=True)
+    lines = [f"{number}-{row}" for row in range(rows)]
+    (source.parent / "aside").write_text("\n".join(lines))
+    (source.parent / "aside").rename(source / f"{number:05d}.txt")
+    return [line.encode() for line in lines]
+
+
+def run(spark: Any, log: Log, directory: Path) -> bool:
+    """Run the query up to what there is; whether it got there."""
+    reader = spark.readStream.format("text").option("maxFilesPerTrigger", 1)
+    frame = reader.load(str(directory / "source")).selectExpr("value", "value as key")
+    given = {
+        "path": log.path,
+        "topic": "t",
+        "checkpointLocation": str(directory / "checkpoint"),
+        "kills": str(directory / "kills"),
+    }
+    writer = frame.repartition(2).writeStream.format("killable").options(**given)
+    query = writer.trigger(availableNow=True).start()
+    try:
+        query.awaitTermination()
+        return True
+    except Exception:  # noqa: BLE001 - Spark's, about a process that is gone
+        return False
+
+
+def everything(log: Log) -> list[bytes]:
+    found = [values(log.partition("t", number)) for number in range(3)]
+    return sorted(itertools.chain(*found))  # type: ignore[arg-type]
+
+
+def kill_at(spark: Any, log: Log, directory: Path, places: list[str]) -> int:
+    """One query, killed at each of these places in turn; returns how many kills there were."""
+    sent: list[bytes] = []
+    died = 0
+    for number, place in enumerate(places):
+        sent += put(directory / "source", number)
+        sinks.order(directory / "kills", place)
+        for _ in range(4):
+            if run(spark, log, directory):
+                break
+        assert not (directory / "kills" / place).exists(), f"nobody came to {place!r}"
+        died += 1
+        assert everything(log) == sorted(sent), f"after a kill {place}"
+    return died
+
+
+def test_a_process_that_is_killed_loses_nothing_and_doubles_nothing(killable, log, tmp_path):
+    """The query begins again at its checkpoint, and what was published is known as that."""
+    died = kill_at(killable, log, tmp_path, list(PLACES))
+    tell(f"{died} kills")
+    assert died == len(PLACES)
+
+
+@pytest.mark.full
+def test_many_processes_that_are_killed(killable, log, tmp_path):
+    """As above, a hundred times and more, in any order."""
+    places = list(PLACES) * 16
+    random.Random(1).shuffle(places)
+    died = kill_at(killable, log, tmp_path, places)
+    tell(f"{died} kills")
+    assert died >= 100
+
+
+DRIVER = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from pathlib import Path
+import embedlog
+from spark.test_spark_crashes import run
+from support import sinks
+from support.sessions import begin
+directory = Path(sys.argv[2])
+spark = sinks.register(begin(directory / "spark"))
+with embedlog.open(directory / "log") as log:
+    sys.exit(0 if run(spark, log, directory) else 3)
+"""
+
+
+@pytest.mark.full
+def test_a_driver_that_is_killed_loses_nothing_and_doubles_nothing(log, tmp_path):
+    """The whole JVM goes, at each place; another application goes on from the checkpoint."""
+    sent: list[bytes] = []
+    tests = str(Path(__file__).parents[1])
+    environment = {"KILL_DRIVER": "1", "PYTHONPATH": str(Path(embedlog.__file__).parents[1])}
+    died = 0
+    for number, place in enumerate(PLACES * 2):
+        sent += put(tmp_path / "source", number)
+        sinks.order(tmp_path / "kills", place)
+        for _ in range(3):
+            done = subprocess.run(
+                [sys.executable, "-c", DRIVER, tests, str(tmp_path)],
+                env={**__import__("os").environ, **environment},
+                capture_output=True,
+                timeout=300,
+            )
+            if done.returncode == 0:
+                break
+        assert not (tmp_path / "kills" / place).exists(), f"nobody came to {place!r}"
+        died += 1
+        assert everything(log) == sorted(sent), f"after a kill {place}"
+    tell(f"{died} drivers killed")
