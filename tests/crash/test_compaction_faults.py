@@ -60,6 +60,11 @@ def test_every_operation_of_a_compaction_may_fail(
     assert sum(map(bool, told)) >= len(cases) / 3
 
 
+def test_a_compaction_may_be_interrupted_after_any_commit(directory: Path) -> None:
+    """P1: what was swapped in stands, though nobody was told so."""
+    forks.spread(range(1, 12), partial(squeezing.check_lost_answer, directory=directory))
+
+
 def test_a_compaction_may_be_cut_short_anywhere(directory: Path) -> None:
     """D22, D26: a truncation at any of its chunks stands, and loses nothing that was before it."""
     noticed = forks.spread(range(1, 30), partial(squeezing.check_cut, directory=directory))

@@ -16,6 +16,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from embedlog import kv
 from embedlog.compaction import clean, look
 from embedlog.config import MaintenanceConfig
 from embedlog.errors import DurabilityError, EmbedlogError, FencedError
@@ -336,6 +337,33 @@ def check_cut(number: int, directory: Path) -> bool:
     assert healthy(root)
     abandon(root)
     return noticed
+
+
+def check_lost_answer(number: int, directory: Path) -> None:
+    """P1: Ctrl-C comes right after a commit of the compaction; it stands."""
+    path = _fresh(directory)
+    root, log = build(path)
+    write, calls = kv.Store.write, 0
+
+    def interrupted(store: kv.Store, step: Any) -> Any:
+        nonlocal calls
+        result = write(store, step)
+        # Under the partition's lock: a swap.
+        if store is log.context.state and log._lock.locked():
+            calls += 1
+            if calls == number:
+                raise KeyboardInterrupt
+        return result
+
+    kv.Store.write = interrupted  # type: ignore[method-assign]
+    try:
+        squeeze(log)
+    except KeyboardInterrupt:
+        pass
+    finally:
+        kv.Store.write = write  # type: ignore[method-assign]
+    go_on(root, judge(root, (0, EACH * BUILT)), True)
+    abandon(root)
 
 
 def _bounds(log: PartitionLog) -> list[int]:
