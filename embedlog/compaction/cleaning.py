@@ -78,6 +78,7 @@ class _Pass:
         done: Cleaned,
     ) -> None:
         self._section, self._log, self._now_ms = section, section.log, now_ms
+        self._epoch = section.leader_epoch
         self._pace = pace
         self._settings, self._scanner, self._fence, self._done = settings, scanner, fence, done
         self._map = OffsetMap(
@@ -164,7 +165,8 @@ class _Pass:
             self._close(self.end)
         self._close()
         if not self.left_out and not self._noted:
-            replacing.note_cleaned(self._log, self.end, sources[-1:], fence=self._fence)
+            last, epoch = sources[-1:], self._epoch
+            replacing.note_cleaned(self._log, self.end, last, fence=self._fence, epoch=epoch)
 
     def _has_no_room(self, info: SegmentInfo, left: int) -> bool:
         """Whether the disk is too full to rewrite a segment, or to do so for little."""
@@ -206,7 +208,7 @@ class _Pass:
         assert end is not None
         run.rewriter.finish(end)
         self._pace.spend(run.new.size, self._fence)
-        run.new.swap(run.sources, fence=self._fence, cleaned=cleaned)
+        run.new.swap(run.sources, fence=self._fence, cleaned=cleaned, epoch=self._epoch)
         done.segments_before += len(run.sources)
         done.segments_after += 1
         done.bytes_before += sum(info.size for info in run.sources)

@@ -34,6 +34,8 @@ class Section(NamedTuple):
     """A dirty record is older than ``max.compaction.lag.ms``."""
     lease: Held | None
     """Whose segments are left alone, from its offset on."""
+    leader_epoch: int
+    """A cut raises it: what was found of the log before is not to be believed then."""
 
     @property
     def ratio(self) -> float:
@@ -80,6 +82,7 @@ def look(log: PartitionLog, now_ms: int) -> Section:
         sum(info.size for info in dirty[len(ripe) :]),
         _overdue(log, dirty, now_ms),
         lease,
+        now.leader_epoch,
     )
 
 

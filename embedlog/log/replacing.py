@@ -177,7 +177,12 @@ class Replacement:
         )
 
     def swap(
-        self, old: Sequence[SegmentInfo], *, fence: Fence = anybody, cleaned: int | None = None
+        self,
+        old: Sequence[SegmentInfo],
+        *,
+        fence: Fence = anybody,
+        cleaned: int | None = None,
+        epoch: int | None = None,
     ) -> None:
         """Put the segment in the place of a run of sealed ones.
 
@@ -185,6 +190,8 @@ class Replacement:
             old: The run, as it was read.
             fence: Called under the partition's lock, right before the commit.
             cleaned: How far compaction has come with this, noted in the same transaction.
+            epoch: The leader epoch in which it was decided what to leave out: a cut since
+                may have taken the records that others were left out for.
 
         Raises:
             FencedError: The fence's, or the segments were changed meanwhile.
@@ -198,7 +205,7 @@ class Replacement:
         log.acquire()
         try:
             # A recovery that is due would look for what is about to go.
-            log.tail_locked()
+            _check_epoch(log, epoch)
             fence()
             _check_leases(log, old)
             log.context.state.write(lambda txn: self._swap(txn, old, cleaned))
@@ -243,10 +250,15 @@ class Replacement:
                 _sweep(self._log)
 
 
+def _check_epoch(log: PartitionLog, epoch: int | None) -> None:
+    if epoch not in (None, log.tail_locked().leader_epoch):
+        raise _overtaken(log, "it was cut meanwhile")
+
+
 def _check_leases(log: PartitionLog, old: Sequence[SegmentInfo]) -> None:
     lease = leasing.held_from(log)
     if lease is not None and lease.offset < (old[-1].next_offset or 0):
-        raise overtaken(log, f"lease {lease.name!r} holds it")
+        raise _overtaken(log, f"lease {lease.name!r} holds it")
 
 
 def _check(log: PartitionLog, txn: kv.Txn, old: Sequence[SegmentInfo]) -> None:
@@ -254,15 +266,14 @@ def _check(log: PartitionLog, txn: kv.Txn, old: Sequence[SegmentInfo]) -> None:
     info = catalog.partition(txn, log.key)
     now = {segment.base_offset: segment for segment in catalog.segments(txn, log.key)}
     if info is None or any(now.get(segment.base_offset) != segment for segment in old):
-        raise overtaken(log, "its segments were changed meanwhile")
+        raise _overtaken(log, "its segments were changed meanwhile")
     # Past the recovery point a scan takes gaps for lost records.
     end = old[-1].next_offset if old else 0
     if end is None or end > info.recovery_offset:
-        raise overtaken(log, "its segments are not on the disk yet")
+        raise _overtaken(log, "its segments are not on the disk yet")
 
 
-def overtaken(log: PartitionLog, why: str) -> FencedError:
-    """Return the error of a compaction that others came before."""
+def _overtaken(log: PartitionLog, why: str) -> FencedError:
     return FencedError(
         f"the partition was not rewritten: {why}",
         topic=log.topic,
@@ -272,7 +283,12 @@ def overtaken(log: PartitionLog, why: str) -> FencedError:
 
 
 def note_cleaned(
-    log: PartitionLog, offset: int, last: Sequence[SegmentInfo], *, fence: Fence = anybody
+    log: PartitionLog,
+    offset: int,
+    last: Sequence[SegmentInfo],
+    *,
+    fence: Fence = anybody,
+    epoch: int | None = None,
 ) -> None:
     """Note how far compaction has come where there was nothing to rewrite.
 
@@ -281,6 +297,7 @@ def note_cleaned(
         offset: How far.
         last: The segment that this lies in, or none.
         fence: As in `Replacement.swap`.
+        epoch: The same.
 
     Raises:
         FencedError: The fence's, or the log was cut meanwhile: what follows the cut is dirty.
@@ -292,7 +309,7 @@ def note_cleaned(
 
     log.acquire()
     try:
-        log.tail_locked()
+        _check_epoch(log, epoch)
         fence()
         log.context.state.write(step)
     finally:

@@ -68,7 +68,7 @@ def test_a_compaction_may_be_interrupted_after_any_commit(directory: Path) -> No
 def test_a_compaction_may_be_cut_short_anywhere(directory: Path) -> None:
     """D22, D26: a truncation at any of its chunks stands, and loses nothing that was before it."""
     noticed = forks.spread(range(1, 30), partial(squeezing.check_cut, directory=directory))
-    assert sum(noticed) >= 10
+    assert sum(noticed) >= 5
 
 
 @pytest.mark.parametrize("limit", [900, pytest.param(20_000, marks=pytest.mark.full)])

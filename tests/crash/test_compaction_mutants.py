@@ -41,6 +41,12 @@ def by_a_cut(directory: Path) -> None:
         squeezing.check_cut(number, directory)
 
 
+def by_many_cuts(directory: Path) -> None:
+    for end in range(2, 14):
+        for number in range(1, 30, 3):
+            squeezing.check_cut(number, directory, end)
+
+
 def by_the_oracle(directory: Path) -> None:
     run_some(60)
 
@@ -55,6 +61,9 @@ class Mutant(NamedTuple):
     besides: tuple[Change, ...] = ()
 
 
+NO_EPOCH = Change(
+    f"{REPLACING}:_check_epoch", {"epoch not in (None, log.tail_locked().leader_epoch)": "False"}
+)
 MUTANTS = [
     Mutant(
         "swapped in before it is on the disk",
@@ -130,14 +139,21 @@ MUTANTS = [
         {"self.end = int(offsets[fitting])": "..."},
     ),
     Mutant(
-        "a cut that came meanwhile is not seen",
+        "a cut of what is rewritten is not seen",
         by_a_cut,
         f"{REPLACING}:_check",
-        # A cut takes the recovery point with it: each of the two looks would see it.
+        # A cut takes the recovery point with it, and raises the epoch: each look would see it.
         {
             "now.get(segment.base_offset) != segment": "False",
             "end > info.recovery_offset": "False",
         },
+        (NO_EPOCH,),
+    ),
+    Mutant(
+        "a cut of what replaced something is not seen",
+        by_many_cuts,
+        f"{REPLACING}:_check_epoch",
+        {"epoch not in (None, log.tail_locked().leader_epoch)": "False"},
     ),
 ]
 

@@ -266,6 +266,7 @@ class CompactionModel(RuleBasedStateMachine):
             producer=who,
             compression=compression,
         )
+        self.log.refresh()
         if one.size > self.log.config.max_message_bytes:
             return
         (receipt,) = self.log.append([one])
