@@ -99,7 +99,8 @@ def _say_topic(topic: dict[str, Any]) -> None:
     parts = topic["partitions"]
     records = sum(part["end_offset"] - part["start_offset"] for part in parts)
     size = mega(sum(part["bytes"] for part in parts))
-    say(f"{topic['name']}  id {topic['id']}, {len(parts)} partitions, {records} records, {size}")
+    of = "offsets" if "compact" in topic["config"]["cleanup.policy"] else "records"
+    say(f"{topic['name']}  id {topic['id']}, {len(parts)} partitions, {records} {of}, {size}")
     say(*(f"  {name}={value}" for name, value in topic["overrides"].items()))
     for part in parts:
         say(

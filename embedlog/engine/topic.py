@@ -283,7 +283,9 @@ class Topic(View):
         parts = f"{count} partition{'s' * (count != 1)}"
         records = len(self)
         size = f", {self.size_bytes() / 1e6:.1f} MB" if records else ""
-        return f"Topic {self.name}: {parts}, {records:,} records{size}"
+        # In a compacted topic most offsets may have no record any more.
+        of = "offsets" if self._root.topic(self.name).config.compacts else "records"
+        return f"Topic {self.name}: {parts}, {records:,} {of}{size}"
 
 
 def _cut(ranges: Sequence[Range], start: int, stop: int) -> list[Range]:
