@@ -11,4 +11,4 @@ from hypothesis import settings
 from support.compaction_oracle import CompactionModel
 
 TestCompactionModel = CompactionModel.TestCase
-TestCompactionModel.settings = settings(stateful_step_count=12)
+TestCompactionModel.settings = settings(stateful_step_count=10)
