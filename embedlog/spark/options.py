@@ -6,15 +6,14 @@ that a wrong option is an error of `load`, not of the first action.
 
 from __future__ import annotations
 
-import difflib
 import json
-import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
 from embedlog.errors import InvalidConfigError
+from embedlog.spark.given import refuse, root
 
 T = TypeVar("T")
 
@@ -130,7 +129,7 @@ def parse(options: Mapping[str, str]) -> SourceOptions:
     ignored = _without_broker(given, options)
     read = _Reader(given)
     made = SourceOptions(
-        path=_path(given),
+        path=root(given),
         subscription=_subscription(read),
         starting=_bound(read, "starting"),
         ending=_bound(read, "ending"),
@@ -169,28 +168,9 @@ def _without_broker(given: dict[str, str], options: Mapping[str, str]) -> tuple[
             ignored.append(spelling)
             del given[name]
         elif name not in known:
-            _refuse(spelling)
+            hint = "that is an option of the writer; a reader has 'subscribe'"
+            refuse("a reader", spelling, KNOWN, hint if name == "topic" else "")
     return tuple(ignored)
-
-
-def _refuse(name: str) -> NoReturn:
-    lower = {known.lower(): known for known in KNOWN}
-    near = difflib.get_close_matches(name.lower(), lower, n=1, cutoff=0.5)
-    hint = f"did you mean {lower[near[0]]!r}?" if near else f"there are {', '.join(KNOWN)}"
-    if name.lower() == "topic":
-        hint = "that is an option of the writer; a reader has 'subscribe'"
-    raise InvalidConfigError(f"a reader has no option {name!r}", todo=hint)
-
-
-def _path(given: Mapping[str, str]) -> str:
-    path = given.get("path", "").strip()
-    if not path:
-        raise InvalidConfigError(
-            "the option 'path' is missing",
-            todo="say where the log is: .option('path', '/data/log'), in the place of "
-            "kafka.bootstrap.servers",
-        )
-    return os.path.abspath(os.path.expanduser(path.removeprefix("file://")))
 
 
 def _check_limits(made: SourceOptions) -> None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import logging
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from embedlog.errors import InvalidConfigError
+from embedlog.spark.given import absolute, refuse, root
 
 KNOWN = (
     *("path", "topic", "durability", "compression", "lockTimeout"),
@@ -64,7 +63,7 @@ def parse(options: Mapping[str, str]) -> SinkOptions:
     _refuse_unknown(options, given)
     version = given.get("txnversion")
     made = SinkOptions(
-        path=_path(given),
+        path=root(given),
         topic=given.get("topic"),
         durability=_word("durability", given.get("durability", "fsync"), ("os", "fsync")),
         compression=_compression(given.get("compression")),
@@ -120,27 +119,14 @@ def _refuse_unknown(options: Mapping[str, str], given: Mapping[str, str]) -> Non
         if name in known or name.startswith("kafka."):
             continue
         # Spark passes its own options of streams on to the sink.
-        near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-        hint = f"did you mean {known[near[0]]!r}?" if near else f"there are {', '.join(KNOWN)}"
-        raise InvalidConfigError(f"a writer has no option {spelling!r}", todo=hint)
-
-
-def _path(given: Mapping[str, str]) -> str:
-    path = given.get("path", "").strip()
-    if not path:
-        raise InvalidConfigError(
-            "the option 'path' is missing",
-            todo="say where the log is: .option('path', '/data/log'), in the place of "
-            "kafka.bootstrap.servers",
-        )
-    return os.path.abspath(os.path.expanduser(path.removeprefix("file://")))
+        refuse("a writer", spelling, KNOWN)
 
 
 def _checkpoint(location: str) -> str:
     """Return one spelling of a place, so that it is known again."""
     if not location or "://" in location.removeprefix("file://"):
         return location
-    return os.path.abspath(os.path.expanduser(location.removeprefix("file://")))
+    return absolute(location)
 
 
 def _word(name: str, value: str, words: tuple[str, ...]) -> str:
