@@ -26,7 +26,7 @@ DAY = 86_400_000
 ZERO = TopicPartition("t", 0)
 
 IGNORED = {
-    *("segment.index.bytes", "segment.max.offset.span", "preallocate"),
+    *("segment.index.bytes", "preallocate"),
     *("min.insync.replicas", "unclean.leader.election.enable"),
 }
 """Accepted, and asked by nobody: of what is not built, or need not be."""
@@ -85,6 +85,12 @@ def check_segment_bytes(log, clock):
     alter(log, segment_bytes=None)
     add(log, 5)
     assert segments(part) == 3
+
+
+def check_segment_max_offset_span(log, clock):
+    before = segments(add(log))
+    alter(log, segment_max_offset_span=1)
+    assert segments(add(log)) == before + 1
 
 
 def check_segment_ms(log, clock):

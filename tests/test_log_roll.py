@@ -45,6 +45,15 @@ def test_batches_of_one_append_may_fall_into_several_segments(root):
     assert [receipt.base_offset for receipt in receipts] == [0, 1, 2, 3, 4]
 
 
+@pytest.mark.parametrize("size", [1, 2])
+def test_a_segment_spans_no_more_offsets_than_it_may(root, size):
+    """segment.max.offset.span (A11), also for single records, which are appended by a short way."""
+    log = make_log(root, {"segment.max.offset.span": 4})
+    for _ in range(10):
+        log.append([encoded(*[b"v"] * size)])
+    assert bases(log) == list(range(0, 10 * size, 4))
+
+
 def test_an_old_segment_is_rolled_by_the_records_own_time(root, clock):
     """Age is counted from the first batch, not by the clock (A12)."""
     log = make_log(root, {"segment.ms": 100})

@@ -24,7 +24,7 @@ from embedlog.compaction.pacing import Pace
 from embedlog.compaction.rewriting import UNSTAMPED, Exact, Rewriter, kind_of
 from embedlog.compaction.scanning import Chunk, Scanner, data_rows, nulls, where_last
 from embedlog.compaction.selecting import Section, look
-from embedlog.config import INT_MAX, LONG_MAX, MaintenanceConfig
+from embedlog.config import LONG_MAX, MaintenanceConfig
 from embedlog.errors import DiskFullError, EmbedlogError, FencedError, StorageError
 from embedlog.log import PartitionLog, flushing, replacing
 from embedlog.log.replacing import Fence, Replacement, anybody
@@ -349,6 +349,7 @@ class _Run:
         self._before = [getattr(done, name) for name in _COUNTS]
         self.sources: list[SegmentInfo] = []
         self.new = Replacement(log, first.base_offset, headers=first.headers)
+        self._most_span = log.config.segment_max_offset_span
         most = log.config.max_message_bytes
         self.rewriter = Rewriter(self.new, first.base_offset, first.headers, most)
 
@@ -363,7 +364,7 @@ class _Run:
         read = sum(one.size for one in self.sources)
         return (
             self.rewriter.size + size <= limit
-            and span <= INT_MAX
+            and span <= self._most_span
             and read < _INPUT_SEGMENTS * limit
             and self.new.info.headers >= info.headers
         )

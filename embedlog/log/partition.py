@@ -21,7 +21,7 @@ from embedlog import batch as batches
 from embedlog import catalog, kv
 from embedlog.batch import EncodedBatch
 from embedlog.catalog import SegmentInfo, TopicInfo
-from embedlog.config import TopicConfig
+from embedlog.config import INT_MAX, TopicConfig
 from embedlog.errors import (
     ClosedError,
     CorruptionError,
@@ -176,6 +176,7 @@ class PartitionLog:
         self.bounds_times, self.needs_keys = refusing.bounds_times(config), config.compacts
         self.stamps = config.message_timestamp_type == "LogAppendTime"
         demanding = self.stamps or self.bounds_times or self.needs_keys or self.last.headers
+        demanding = demanding or config.segment_max_offset_span < INT_MAX
         # How large a batch `alone` may append: none where there is more to ask of it than that.
         self._most_alone = min(config.max_message_bytes, config.segment_bytes)
         if demanding or flushing.by_itself(config):

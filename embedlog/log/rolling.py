@@ -31,12 +31,15 @@ def longest_ms(config: TopicConfig, info: SegmentInfo) -> int:
 
 
 def is_due(log: PartitionLog, file: SegmentFile, now: Tail, one: EncodedBatch) -> bool:
-    """Whether a batch goes into a new segment: by size, time, or for want of a column (A12)."""
+    """Whether a batch goes into a new segment: by size, time, span, or for want of a column (A11)."""
     # What a cut left of a compacted segment has a column too many.
     if file.has_offsets or (one.flags & batches.HEADERS and not log.last.headers):
         return True
-    if now.next_offset == now.base_offset:
+    span = now.next_offset - now.base_offset
+    if not span:
         return False
+    if span + one.count > log.config.segment_max_offset_span:
+        return True
     end, most = now.position + one.size, log.config.segment_bytes
     if end > most and end - file.start > most:
         return True
