@@ -31,7 +31,7 @@ def longest_ms(config: TopicConfig, info: SegmentInfo) -> int:
 
 
 def is_due(log: PartitionLog, file: SegmentFile, now: Tail, one: EncodedBatch) -> bool:
-    """Whether a batch goes into a new segment: by size, time, span, or for want of a column (A11)."""
+    """Whether a batch goes into a new segment: by size, time, span, or for a column (A11)."""
     # What a cut left of a compacted segment has a column too many.
     if file.has_offsets or (one.flags & batches.HEADERS and not log.last.headers):
         return True
