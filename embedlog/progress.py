@@ -27,8 +27,9 @@ class Bar:
     """
 
     def __init__(self, what: str) -> None:
-        self._what, self._notebook = what, _notebook()
-        self._shown = self._notebook is not None or sys.stderr.isatty()
+        self._what, self._notebook = what, _in_notebook()
+        self._shown = self._notebook or sys.stderr.isatty()
+        self._line: Any = None
         self._drawn = time.monotonic()
 
     def __call__(self, done: int, total: int) -> None:
@@ -42,25 +43,26 @@ class Bar:
             self._draw(f"{self._what} {told}")
 
     def _draw(self, line: str) -> None:
-        if self._notebook is None:
+        if not self._notebook:
             sys.stderr.write(f"\r{line}\x1b[K")
             sys.stderr.flush()
+        elif self._line is None:
+            display = importlib.import_module("IPython.display").display
+            self._line = display({"text/plain": line}, raw=True, display_id=True)
         else:
-            self._notebook.update({"text/plain": line}, raw=True)
+            self._line.update({"text/plain": line}, raw=True)
 
     def __enter__(self) -> Bar:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._shown:
+        # In a notebook a short work leaves nothing behind, not even an empty line.
+        if self._shown and not (self._notebook and self._line is None):
             self._draw("")
 
 
-def _notebook() -> Any:
-    """Return where a notebook shows one line that changes; None outside of notebooks."""
+def _in_notebook() -> bool:
+    """Return whether IPython shows what this process prints in a notebook."""
     shell = sys.modules.get("IPython")
     kernel = shell and shell.get_ipython()
-    if kernel is None or not hasattr(kernel, "kernel"):
-        return None
-    display = importlib.import_module("IPython.display").display
-    return display({"text/plain": ""}, raw=True, display_id=True)
+    return kernel is not None and hasattr(kernel, "kernel")

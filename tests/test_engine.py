@@ -275,6 +275,8 @@ def test_a_log_shows_what_it_is(log):
     assert repr(log) == f"<Log {log.path}: no topics; durability='os', mode='rw'>"
     for name in "abcdef":
         log.create_topic(name)
+        if name == "a":
+            assert "log: 1 topic: a;" in repr(log)
 
     assert "6 topics: a, b, c, d, e, …;" in repr(log)
 

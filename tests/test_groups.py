@@ -247,6 +247,16 @@ def test_a_group_pictures_itself_for_people(log, group):
     assert "2023-11-14 22:13:29.000" in group._repr_html_()
 
 
+def test_a_partition_without_a_commit_is_told_apart_from_one_without_lag(log):
+    """A new group has everything before it, and no lag."""
+    with log.consumer("t", group_id="new", auto_offset_reset="earliest") as consumer:
+        consumer.poll(timeout_ms=100, max_records=1)
+        told = log.group("new").describe()
+
+    assert told.title.endswith(" 1 member, lag 0 in 2 partitions (2 without a commit)")
+    assert "None" not in told._repr_html_()
+
+
 def test_a_note_cannot_put_html_into_a_notebook(log):
     """Everything that somebody else wrote is escaped."""
     commit(log, {T0: OffsetAndMetadata(0, "<script>")}, group="<b>")

@@ -48,19 +48,37 @@ def test_a_bar_is_drawn_on_a_terminal_and_wiped(monkeypatch):
     assert screen.getvalue().endswith("\r\x1b[K")
 
 
-def test_a_notebook_sees_one_line_that_changes(monkeypatch):
-    """Its output is not a terminal; the line is a display of its own, emptied at the end."""
+@pytest.fixture
+def lines(monkeypatch):
+    """What a notebook is shown; each display begins a line, each update changes it."""
     lines = []
-    handle = types.SimpleNamespace(update=lambda data, raw: lines.append(data["text/plain"]))
+
+    def show(data, raw, display_id=None):
+        lines.append(data["text/plain"])
+        return types.SimpleNamespace(update=show)
+
     kernel = types.SimpleNamespace(kernel=object())
     monkeypatch.setitem(sys.modules, "IPython", types.SimpleNamespace(get_ipython=lambda: kernel))
-    monkeypatch.setitem(
-        sys.modules, "IPython.display", types.SimpleNamespace(display=lambda *_, **__: handle)
-    )
+    monkeypatch.setitem(sys.modules, "IPython.display", types.SimpleNamespace(display=show))
+    return lines
+
+
+def test_a_notebook_sees_one_line_that_changes(lines):
+    """Its output is not a terminal; the line is a display of its own, emptied at the end."""
     with Bar("compact") as bar:
         bar(1, 4)
-    assert [line[:7] for line in lines] == ["compact", ""]
+        bar(2, 4)
+    assert [line[:7] for line in lines] == ["compact", "compact", ""]
     assert "25%" in lines[0]
+    assert "50%" in lines[1]
+
+
+def test_a_notebook_sees_nothing_of_a_short_work(lines, monkeypatch):
+    """Not even an empty line below the cell."""
+    monkeypatch.setattr(progress, "_REDRAW_SECONDS", 60.0)
+    with Bar("compact") as bar:
+        bar(1, 4)
+    assert lines == []
 
 
 def test_sizes_are_told_for_people():

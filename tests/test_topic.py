@@ -193,7 +193,33 @@ def test_a_topic_shows_what_it_is(topic):
     assert topic.size_bytes() > 3000
 
 
-def test_a_notebook_sees_the_last_records_escaped(topic):
+def shown_offsets(view):
+    """The column of offsets in a notebook's picture."""
+    rows = view._repr_html_().split("<tr>")[2:]
+    return [row.split("<td>")[2].removesuffix("</td>") for row in rows]
+
+
+def test_a_notebook_sees_a_short_view_as_a_whole_and_both_ends_of_a_long_one(topic):
+    """As a data frame is shown; of a topic the first partition's beginning, the last one's end."""
+    assert shown_offsets(topic[40:50]) == [str(row) for row in range(40, 50)]
+    assert shown_offsets(topic[40:51]) == [
+        *("40", "41", "42", "43", "44"),
+        "…",
+        *("46", "47", "48", "49", "50"),
+    ]
+    assert shown_offsets(topic) == ["0", "1", "2", "3", "4", "…", "98", "99", "0", "1", "2"]
+    assert shown_offsets(topic[3:3]) == []
+
+
+def test_a_row_has_a_number(topic):
+    """Who asks for a key, or a name, is told what gives it."""
+    with pytest.raises(TypeError, match=r"not str: the latest value of a key is get\(key\)"):
+        topic["k1"]
+    with pytest.raises(TypeError, match=r"a key is bytes, not str: key.encode\(\)"):
+        topic.get("k1")
+
+
+def test_a_notebook_sees_records_escaped(topic):
     """Values are anybody's bytes: none of them is markup."""
     shown = topic._repr_html_()
 

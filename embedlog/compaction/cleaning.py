@@ -494,5 +494,5 @@ def _told(done: Cleaned) -> str:
     return (
         f"{done.records_read - done.records_kept:,} of {done.records_read:,} records left out, "
         f"{done.bytes_before:,} bytes became {done.bytes_after:,}, "
-        f"{done.segments_before} segments {done.segments_after}"
+        f"segments: {done.segments_before} before, {done.segments_after} after"
     )

@@ -94,6 +94,9 @@ class GroupDescription:
         by = f" by {self.assignor}" if self.assignor else ""
         parts = len(self.partitions)
         lag = f"lag {self.lag:,} in {parts} partition{'s' * (parts != 1)}"
+        # These have no lag, which is not the same as none left to read.
+        if fresh := sum(each.lag is None for each in self.partitions):
+            lag += f" ({fresh} without a commit)"
         return f"{self.group}: {self.state}, generation {self.generation}{by}, {members}, {lag}"
 
     def to_dict(self) -> dict[str, Any]:

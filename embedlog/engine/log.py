@@ -398,7 +398,8 @@ class Log:
             return f"<Log {self.path}: closed>"
         names = self.topics()
         shown = ", ".join(names[:5]) + (", …" if len(names) > 5 else "")
-        told = f"{len(names)} topics: {shown}" if names else "no topics"
+        count = f"{len(names)} topic{'s' * (len(names) != 1)}"
+        told = f"{count}: {shown}" if names else "no topics"
         return f"<Log {self.path}: {told}; durability={self.durability!r}, mode={self.root.mode!r}>"
 
 

@@ -18,7 +18,7 @@ def html_table(title: str, heads: Sequence[str], rows: Iterable[Sequence[object]
     """Return a title and a table for notebooks."""
     head = "".join(f"<th>{html.escape(name)}</th>" for name in heads)
     body = "".join(
-        "<tr>" + "".join(f"<td>{html.escape(str(cell))}</td>" for cell in row) + "</tr>"
+        "<tr>" + "".join(f"<td>{html.escape(_filled(cell))}</td>" for cell in row) + "</tr>"
         for row in rows
     )
     table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
@@ -38,6 +38,10 @@ def text_table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> list[s
 def told(cell: object) -> str:
     """Return what stands in a table for a value; never nothing, so that columns can be counted."""
     return NONE if cell is None or cell == "" else str(cell)
+
+
+def _filled(cell: object) -> str:
+    return NONE if cell is None else str(cell)
 
 
 def moment(timestamp: int) -> str:

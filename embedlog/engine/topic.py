@@ -50,6 +50,11 @@ class View:
             if step != 1:
                 raise ValueError("a view is sliced without a step; use to_arrow() for that")
             return View(self._root, self.name, _cut(self.ranges(), start, stop))
+        if not hasattr(rows, "__index__"):
+            raise TypeError(
+                f"a row is a number or a slice, not {type(rows).__name__}: "
+                "the latest value of a key is get(key), a partition is partition(number)"
+            )
         count = len(self)
         place = rows + count if rows < 0 else rows
         if not 0 <= place < count:
@@ -149,6 +154,8 @@ class View:
         """
         from embedlog.engine.compacting import get
 
+        if isinstance(key, str):
+            raise TypeError("a key is bytes, not str: key.encode()")
         found = get(self._root, self.name, self.ranges, key)
         return default if found is None else found
 
@@ -175,9 +182,12 @@ class View:
         return f"View of {self.name}: {len(self):,} records, {parts or 'nothing'}"
 
     def _repr_html_(self) -> str:
-        """For notebooks: the title and the last records."""
+        """For notebooks: the title and the records, of many the first and the last ones."""
         heads = ("partition", "offset", "timestamp", "key", "value")
-        return html_table(self._title(), heads, map(_cells, self[-_SHOWN:]))
+        if len(self) <= 2 * _SHOWN:
+            return html_table(self._title(), heads, map(_cells, self))
+        first, last = map(_cells, self[:_SHOWN]), map(_cells, self[-_SHOWN:])
+        return html_table(self._title(), heads, (*first, ("…",) * len(heads), *last))
 
     # Reading
 

@@ -111,7 +111,16 @@ def _lengths(items: Sequence[Any], lengths: Lengths) -> list[int]:
     try:
         return [0 if item is None else len(item) for item in items]
     except TypeError as error:
-        raise SerializationError(f"not bytes: {error}", todo="Serialize it first") from error
+        # What has a length is told by the encoder, which looks at the types.
+        kind = next(type(one).__name__ for one in items if one is not None and not _sized(one))
+        raise SerializationError(
+            f"a key or a value is bytes or None, not {kind}",
+            todo="serialize it, or give a data frame to append_table",
+        ) from error
+
+
+def _sized(item: object) -> bool:
+    return hasattr(item, "__len__")
 
 
 def pieces(rows: Rows, limit: int, size: int | None = None) -> Iterator[Rows]:

@@ -13,7 +13,7 @@ from embedlog.spark import session
 def begin(directory: Path, *, quick: bool = True) -> Any:
     """Start a session that knows `format("embedlog")`; a quick one starts soon, and runs slowly."""
     directory.mkdir(parents=True, exist_ok=True)
-    os.environ["PYSPARK_PYTHON"] = _python(directory)
+    os.environ["PYSPARK_PYTHON"] = quick_python(directory)
     settings = {
         "spark.ui.enabled": "false",
         "spark.log.level": "OFF",
@@ -27,7 +27,7 @@ def begin(directory: Path, *, quick: bool = True) -> Any:
     return session("tests", "local[2]", settings)
 
 
-def _python(directory: Path) -> str:
+def quick_python(directory: Path) -> str:
     """Return a Python for the workers that starts three times as fast.
 
     Spark puts a zip of pyspark first on their path, which has no bytecode: each

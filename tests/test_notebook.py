@@ -1,0 +1,99 @@
+"""The notebook runs from top to bottom, and shows what its text says."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.sessions import quick_python
+
+NOTEBOOK = Path(__file__).parent.parent / "examples" / "flights.ipynb"
+RUN = "from nbclient.cli import main; main()"
+
+
+@pytest.fixture(scope="module")
+def cells(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """Its cells with what they put out, run in a kernel, in a process and a directory of its own.
+
+    The cells for Spark are left out only where there is no Java.
+    """
+    directory = tmp_path_factory.mktemp("notebook")
+    notebook = Path(shutil.copy(NOTEBOOK, directory))
+    words = ["--inplace", "--timeout=240"]
+    if shutil.which("java") is None and "JAVA_HOME" not in os.environ:
+        words.append("--NbClientApp.skip_cells_with_tag=spark")
+    # The first two make Spark start sooner; the others keep the files of a user out of it.
+    settings = {
+        "PYSPARK_PYTHON": quick_python(directory),
+        "SPARK_SUBMIT_OPTS": "-XX:TieredStopAtLevel=1 -Xmx1g",
+        "JUPYTER_PLATFORM_DIRS": "1",
+        "JUPYTER_RUNTIME_DIR": str(directory / "runtime"),
+        "IPYTHONDIR": str(directory / "ipython"),
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", RUN, *words, str(notebook)],
+        env={**os.environ, **settings},
+        capture_output=True,
+        text=True,
+        timeout=500,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return [cell for cell in json.loads(notebook.read_text())["cells"] if "outputs" in cell]
+
+
+def shown(cells: list[dict[str, Any]], *, having: str) -> str:
+    """All that the one cell with these words put out, as text."""
+    (cell,) = [cell for cell in cells if having in "".join(cell["source"])]
+    found = []
+    for output in cell["outputs"]:
+        forms = output.get("data", {output.get("name"): output.get("text")})
+        found += ["".join(form) for kind, form in forms.items() if kind != "stderr"]
+    return "\n".join(found)
+
+
+@pytest.mark.xdist_group("spark")
+class TestNotebook:
+    """In one process: the kernel is started once, and beside no other Spark."""
+
+    def test_slices_and_columns_are_shown(self, cells):
+        """All ten records of a slice of ten, as HTML; a picture of the plot."""
+        assert shown(cells, having="topic[100:110]").count("<tr><td>") == 10
+        assert "<Topic flights: 4 partitions, 4,000 records" in shown(cells, having="\ntopic")
+        (plot,) = [cell for cell in cells if "plot.bar" in "".join(cell["source"])]
+        assert any("image/png" in output.get("data", {}) for output in plot["outputs"])
+
+    def test_two_consumers_share_the_partitions(self, cells):
+        """Half of them each; what arrives later is lag until it is read."""
+        assert "{'ann': [2, 3], 'ben': [0, 1]}" in shown(cells, having="consumers = {")
+        assert "2 members, lag 0 in 4 partitions" in shown(cells, having="print(read_all")
+
+    def test_the_last_flight_of_each_aircraft_stays(self, cells):
+        """The bar of a short compaction leaves no line behind."""
+        told = shown(cells, having="log.compact(").splitlines()
+        assert told[0].startswith("4,993 records, ")
+        assert told[1].startswith("1,876 aircraft, ")
+
+    def test_spark_counts_by_carrier_and_writes_it_back(self, cells):
+        """As many rows come into the log as Spark showed."""
+        if not shown(cells, having="embedlog.spark.session"):
+            pytest.skip("there is no Java")
+        assert "|     B6|    920| 10.8|" in shown(cells, having="by_carrier.orderBy")
+        assert "1 partition, 15 records" in shown(cells, having="carriers.write")
+
+    def test_it_ends_healthy(self, cells):
+        """`verify` is the last word."""
+        assert shown(cells, having="log.verify()") == "[]"
+
+
+def test_it_is_kept_without_outputs():
+    """They would change with each run, and hide what is new in a diff."""
+    for cell in json.loads(NOTEBOOK.read_text())["cells"]:
+        assert cell.get("outputs", []) == []
+        assert cell.get("execution_count") is None
