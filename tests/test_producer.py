@@ -214,6 +214,9 @@ def test_what_is_not_bytes_is_refused_with_advice(root, producer):
             producer.send_batch("one", [b"v", wrong])
     with pytest.raises(SerializationError, match="encode"):
         producer.send("one", "text")
+    # As the columns of a data frame have where something is missing.
+    with pytest.raises(SerializationError, match=r"not float.*append_table"):
+        producer.send_batch("one", [b"v", b"w"], keys=[b"k", float("nan")])
     for headers in ([("a",)], [(None, b"v")], [("a", "text")]):
         with pytest.raises(SerializationError):
             producer.send("one", b"v", headers=headers)
