@@ -17,13 +17,11 @@ NOTEBOOK = Path(__file__).parent.parent / "examples" / "flights.ipynb"
 RUN = "from nbclient.cli import main; main()"
 
 
-@pytest.fixture(scope="module")
-def cells(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """Its cells with what they put out, run in a kernel, in a process and a directory of its own.
+def run(directory: Path) -> list[dict[str, Any]]:
+    """Return its cells with what they put out, run in a kernel, in a process and a directory of its own.
 
     The cells for Spark are left out only where there is no Java.
     """
-    directory = tmp_path_factory.mktemp("notebook")
     notebook = Path(shutil.copy(NOTEBOOK, directory))
     words = ["--inplace", "--timeout=240"]
     if shutil.which("java") is None and "JAVA_HOME" not in os.environ:
@@ -59,37 +57,26 @@ def shown(cells: list[dict[str, Any]], *, having: str) -> str:
 
 
 @pytest.mark.xdist_group("spark")
-class TestNotebook:
-    """In one process: the kernel is started once, and beside no other Spark."""
+def test_the_notebook_runs_from_top_to_bottom(tmp_path):
+    """What its text says is what its cells show; one test, for the kernel and Spark start once."""
+    cells = run(tmp_path)
 
-    def test_slices_and_columns_are_shown(self, cells):
-        """All ten records of a slice of ten, as HTML; a picture of the plot."""
-        assert shown(cells, having="topic[100:110]").count("<tr><td>") == 10
-        assert "<Topic flights: 4 partitions, 4,000 records" in shown(cells, having="\ntopic")
-        (plot,) = [cell for cell in cells if "plot.bar" in "".join(cell["source"])]
-        assert any("image/png" in output.get("data", {}) for output in plot["outputs"])
-
-    def test_two_consumers_share_the_partitions(self, cells):
-        """Half of them each; what arrives later is lag until it is read."""
-        assert "{'ann': [0, 1], 'ben': [2, 3]}" in shown(cells, having="consumers = {")
-        assert "2 members, lag 0 in 4 partitions" in shown(cells, having="print(read_all")
-
-    def test_the_last_flight_of_each_aircraft_stays(self, cells):
-        """The bar of a short compaction leaves no line behind."""
-        told = shown(cells, having="log.compact(").splitlines()
-        assert told[0].startswith("4,993 records, ")
-        assert told[1].startswith("1,876 aircraft, ")
-
-    def test_spark_counts_by_carrier_and_writes_it_back(self, cells):
-        """As many rows come into the log as Spark showed."""
-        if not shown(cells, having="embedlog.spark.session"):
-            pytest.skip("there is no Java")
+    assert shown(cells, having="topic[100:110]").count("<tr><td>") == 10
+    assert "<Topic flights: 4 partitions, 4,000 records" in shown(cells, having="\ntopic")
+    (plot,) = [cell for cell in cells if "plot.bar" in "".join(cell["source"])]
+    assert any("image/png" in output.get("data", {}) for output in plot["outputs"])
+    assert "{'ann': [0, 1], 'ben': [2, 3]}" in shown(cells, having="consumers = {")
+    later = shown(cells, having='print("lag"')
+    assert "lag 1000" in later
+    assert "0 members, lag 0 in 4 partitions" in later
+    # Its first line: the bar of a short compaction leaves none behind.
+    compacted = shown(cells, having="log.compact(").splitlines()
+    assert compacted[0].startswith("4,993 records, ")
+    assert compacted[1].startswith("1,876 aircraft, ")
+    if shown(cells, having="embedlog.spark.session"):
         assert "|     B6|    920| 10.8|" in shown(cells, having="by_carrier.orderBy")
         assert "1 partition, 15 records" in shown(cells, having="carriers.write")
-
-    def test_it_ends_healthy(self, cells):
-        """`verify` is the last word."""
-        assert shown(cells, having="log.verify()") == "[]"
+    assert shown(cells, having="log.verify()") == "[]"
 
 
 def test_it_is_kept_without_outputs():
