@@ -18,7 +18,7 @@ RUN = "from nbclient.cli import main; main()"
 
 
 def run(directory: Path) -> list[dict[str, Any]]:
-    """Return its cells with what they put out, run in a kernel, in a process and a directory of its own.
+    """Return its cells with what they put out, run in a kernel, in a process of its own.
 
     The cells for Spark are left out only where there is no Java.
     """
