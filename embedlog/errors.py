@@ -228,6 +228,13 @@ class SparkSetupError(EmbedlogError):
     """Spark, Java, pyarrow or the Python of Spark's workers is missing, or not the right one."""
 
 
+class SparkQueryError(EmbedlogError):
+    """Spark failed in a query, for a reason of its own; the text is the first line of what it said.
+
+    The exception of Spark, pages long, is the ``__cause__``.
+    """
+
+
 # Producing
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 _REDRAW_SECONDS = 0.1
@@ -24,10 +25,14 @@ class Bar:
     """How far a long work is, redrawn ten times a second where somebody may be watching.
 
     Called with how many bytes are done and how many there are; a total of 0 is unknown.
+
+    Args:
+        what: What is being done.
+        told: Says a number for people, if it is not one of bytes.
     """
 
-    def __init__(self, what: str) -> None:
-        self._what, self._notebook = what, _in_notebook()
+    def __init__(self, what: str, told: Callable[[float], str] = mega) -> None:
+        self._what, self._told, self._notebook = what, told, _in_notebook()
         self._shown = self._notebook or sys.stderr.isatty()
         self._line: Any = None
         self._drawn = time.monotonic()
@@ -39,8 +44,8 @@ class Bar:
             self._drawn = now
             share = min(done / total, 1.0) if total else 0.0
             full = "█" * int(share * _WIDTH)
-            told = f"{full:<{_WIDTH}} {share:4.0%} of {mega(total)}" if total else mega(done)
-            self._draw(f"{self._what} {told}")
+            bar = f"{full:<{_WIDTH}} {share:4.0%} of {self._told(total)}"
+            self._draw(f"{self._what} {bar if total else self._told(done)}")
 
     def _draw(self, line: str) -> None:
         if not self._notebook:

@@ -18,7 +18,7 @@ from embedlog import errors
 from embedlog.cli.arguments import FAILED, INTERRUPTED, NOT_FOUND, PIPE_CLOSED, STORAGE, USAGE
 from embedlog.cli.arguments import parser as make_parser
 
-__all__ = ["main"]
+__all__ = ["code_of", "main"]
 
 _CODES: tuple[tuple[int, tuple[type[Exception], ...]], ...] = (
     (
@@ -75,7 +75,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         return PIPE_CLOSED
     except (errors.EmbedlogError, OSError) as error:
         sys.stderr.write(f"embedlog: {error}\n")
-        return next((code for code, kinds in _CODES if isinstance(error, kinds)), FAILED)
+        return code_of(error)
+
+
+def code_of(error: Exception) -> int:
+    """Return the exit code of an error."""
+    return next((code for code, kinds in _CODES if isinstance(error, kinds)), FAILED)
 
 
 def _run(args: argparse.Namespace) -> int:

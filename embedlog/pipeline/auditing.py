@@ -1,0 +1,240 @@
+"""The audit: what is in the Parquet files, hour by hour, against what is in the log.
+
+Every offset of the log up to where it was loaded must be there, each once, and
+the hours of the records must agree.  What retention or compaction took from the
+log since cannot be compared, and is counted apart.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+from pyarrow import dataset
+
+from embedlog.engine.topic import Range, View
+from embedlog.record import TopicPartition
+
+if TYPE_CHECKING:
+    from embedlog.engine import Log
+
+_HOUR_MS = 3_600_000
+_PAGE_BITS = 20
+_COLUMNS = ("partition", "offset", "timestamp")
+
+Numbers = Any
+"""An array of int64; numpy's own type for it says no more."""
+
+
+class Marks:
+    """A set of offsets; a byte for each, where there are some.
+
+    >>> marks = Marks()
+    >>> marks.add(np.array([7, 8, 7])), marks.add(np.array([8, 9]))
+    (array([7, 8]), array([9]))
+    >>> marks.lack(np.array([7, 10, 99_000_000]))
+    2
+    """
+
+    def __init__(self) -> None:
+        self._pages: dict[int, Numbers] = {}
+
+    def add(self, offsets: Numbers) -> Numbers:
+        """Mark offsets, and return those that were not marked before, each once."""
+        fresh = [offsets[:0]]
+        for page, some in self._split(np.unique(offsets)):
+            bits = self._pages.setdefault(page, np.zeros(1 << _PAGE_BITS, bool))
+            places = some & ((1 << _PAGE_BITS) - 1)
+            fresh.append(some[~bits[places]])
+            bits[places] = True
+        return np.concatenate(fresh)
+
+    def lack(self, offsets: Numbers) -> int:
+        """Return how many of these are not marked."""
+        lacking = 0
+        for page, some in self._split(offsets):
+            bits = self._pages.get(page)
+            places = some & ((1 << _PAGE_BITS) - 1)
+            lacking += len(some) if bits is None else int((~bits[places]).sum())
+        return lacking
+
+    def _split(self, offsets: Numbers) -> Iterator[tuple[int, Numbers]]:
+        pages = offsets >> _PAGE_BITS
+        for page in np.unique(pages):
+            yield int(page), offsets[pages == page]
+
+
+@dataclass(slots=True)
+class Counts:
+    """One topic in the files and in the log."""
+
+    files: Counter[int] = field(default_factory=Counter)
+    """Records by their hour (since 1970, UTC), as they are in the files."""
+
+    compared: Counter[int] = field(default_factory=Counter)
+    """Of these, those whose offsets the log may still have."""
+
+    log: Counter[int] = field(default_factory=Counter)
+    """Records of the log by their hour, up to where it was loaded."""
+
+    lost: int = 0
+    """Offsets of the log that are in no file."""
+
+    twice: int = 0
+    """Rows whose offset was in a file already."""
+
+    beyond: int = 0
+    """Rows with offsets past what was loaded, or past the end of the log."""
+
+    compacts: bool = False
+    """Whether compaction may have taken some out of the log."""
+
+    def problems(self, topic: str) -> list[str]:
+        """Return what does not agree, each as a sentence."""
+        told = [
+            f"{topic}: {count:,} record{'s' * (count != 1)} {what}"
+            for count, what in (
+                (self.lost, "of the log are in no file"),
+                (self.twice, "are in the files again"),
+                (self.beyond, "in the files are past what was loaded from the log"),
+            )
+            if count
+        ]
+        for hour in sorted(self.compared | self.log):
+            here, there = self.compared[hour], self.log[hour]
+            if here < there or (here > there and not self.compacts):
+                told.append(f"{topic}: {moment(hour)} has {here:,} in the files, {there:,} in log")
+        return told
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What was loaded, and whether it is what the log has."""
+
+    loaded: int
+    """Records of this run."""
+
+    topics: Mapping[str, Counts]
+    ends: Mapping[TopicPartition, int]
+
+    @property
+    def records(self) -> int:
+        """Records in the files."""
+        return sum(sum(counts.files.values()) for counts in self.topics.values())
+
+    @property
+    def gone(self) -> int:
+        """Records in the files that the log does not have any more."""
+        both = sum(sum(counts.log.values()) - counts.lost for counts in self.topics.values())
+        return self.records - sum(each.twice + each.beyond for each in self.topics.values()) - both
+
+    @property
+    def problems(self) -> list[str]:
+        """What does not agree, each as a sentence; empty is how it should be."""
+        return [told for topic, each in self.topics.items() for told in each.problems(topic)]
+
+    def hours(self) -> Iterator[tuple[str, str, int, int]]:
+        """Yield topic, hour, records in the files, and of them what the log has still."""
+        for topic, counts in self.topics.items():
+            for hour in sorted(counts.files | counts.log):
+                yield topic, moment(hour), counts.files[hour], counts.log[hour]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it for a program."""
+        hours = [
+            {"topic": topic, "hour": hour, "records": records, "log": log}
+            for topic, hour, records, log in self.hours()
+        ]
+        facts = {"loaded": self.loaded, "records": self.records, "gone": self.gone}
+        return {**facts, "problems": self.problems, "hours": hours}
+
+
+def moment(hour: int) -> str:
+    """Return an hour for people.
+
+    >>> moment(0)
+    '1970-01-01 00:00'
+    """
+    return str(np.datetime64(hour, "h")).replace("T", " ") + ":00"
+
+
+def audit(log: Log, into: str, ends: Mapping[TopicPartition, int], loaded: int = 0) -> Report:
+    """Compare what is in the files with what is in the log below these offsets.
+
+    Args:
+        log: Opened in any mode.
+        into: The directory of the files.
+        ends: Up to where each partition was loaded.
+        loaded: For the report.
+    """
+    topics = {}
+    for topic in sorted({one.topic for one in ends}):
+        own = {one.partition: end for one, end in ends.items() if one.topic == topic}
+        topics[topic] = _audit_topic(log, os.path.join(into, f"topic={topic}"), topic, own)
+    return Report(loaded, topics, ends)
+
+
+def _audit_topic(log: Log, folder: str, topic: str, ends: Mapping[int, int]) -> Counts:
+    ranges = _ranges(log, topic, ends)
+    counts = Counts(compacts=topic in log and log.root.topic(topic).config.compacts)
+    marks = {partition: Marks() for partition in ends}
+    for partition, offsets, hours in _rows(folder):
+        _add_files(counts, marks.get(partition), offsets, hours, ranges.get(partition))
+    for one in ranges.values():
+        for batch in View(log.root, topic, [one]).batches(["offset", "timestamp"]):
+            counts.lost += marks[one.partition].lack(np.asarray(batch["offset"]))
+            counts.log += _counted(_hours(batch["timestamp"]))
+    return counts
+
+
+def _ranges(log: Log, topic: str, ends: Mapping[int, int]) -> dict[int, Range]:
+    """Return what the log still has of what was loaded."""
+    if topic not in log:
+        return {}
+    return {
+        one.partition: Range(one.partition, one.start, min(ends[one.partition], one.stop))
+        for one in log.topic(topic).ranges()
+        if one.start < ends.get(one.partition, 0)
+    }
+
+
+def _add_files(
+    counts: Counts, marks: Marks | None, offsets: Numbers, hours: Numbers, there: Range | None
+) -> None:
+    counts.files += _counted(hours)
+    if marks is None:
+        counts.beyond += len(offsets)
+        return
+    fresh = marks.add(offsets)
+    counts.twice += len(offsets) - len(fresh)
+    if there is None:
+        return
+    counts.beyond += int((offsets >= there.stop).sum())
+    counts.compared += _counted(hours[(offsets >= there.start) & (offsets < there.stop)])
+
+
+def _rows(folder: str) -> Iterator[tuple[int, Numbers, Numbers]]:
+    """Yield the rows of a topic's files, some of one partition at a time."""
+    if not os.path.isdir(folder):
+        return
+    for batch in dataset.dataset(folder, format="parquet").to_batches(columns=list(_COLUMNS)):
+        partitions, offsets = np.asarray(batch["partition"]), np.asarray(batch["offset"])
+        hours = _hours(batch["timestamp"])
+        for partition in np.unique(partitions):
+            own = partitions == partition
+            yield int(partition), offsets[own], hours[own]
+
+
+def _hours(times: pa.Array) -> Numbers:
+    milliseconds = times.cast(pa.timestamp("ms", "UTC"), safe=False).cast(pa.int64())
+    return np.asarray(milliseconds) // _HOUR_MS
+
+
+def _counted(hours: Numbers) -> Counter[int]:
+    values, counts = np.unique(hours, return_counts=True)
+    return Counter(dict(zip(values.tolist(), counts.tolist(), strict=True)))

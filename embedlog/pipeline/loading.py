@@ -1,0 +1,295 @@
+"""Loading: a streaming query of Spark's that hands each micro-batch to the output."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import embedlog
+from embedlog.errors import EmbedlogError, InvalidConfigError, NotALogError
+from embedlog.pipeline.auditing import Report, audit
+from embedlog.pipeline.output import HIDDEN, Output
+from embedlog.record import TopicPartition
+from embedlog.spark.positions import Positions, from_json
+from embedlog.spark.telling import typed
+
+if TYPE_CHECKING:
+    from embedlog.engine import Log
+
+Progress = Callable[[int, int], object]
+"""Told how many records are loaded, and how many there are; 0 if that grows."""
+
+BATCH = 1_000_000
+_CODEC = "snappy"
+_LOOK_SECONDS = 0.2
+_TRIES, _TOO_BUSY = 4, "failed to connect back"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loading:
+    """What is loaded, from where and to where."""
+
+    root: str
+    into: str
+    topics: tuple[str, ...] = ()
+    pattern: str | None = None
+    checkpoint: str | None = None
+    max_records_per_trigger: int = BATCH
+    follow: float | None = None
+    """Seconds between micro-batches; None stops at what is there."""
+
+    fail_on_data_loss: bool = True
+
+    def __post_init__(self) -> None:
+        if bool(self.topics) == (self.pattern is not None):
+            raise InvalidConfigError("say which topics to load: their names, or a pattern")
+        if "://" in self.into or "://" in (self.checkpoint or ""):
+            raise InvalidConfigError("output and checkpoint are directories of this machine")
+
+    def open(self) -> Log:
+        """Open the log to read it.
+
+        Raises:
+            NotALogError: There is none.
+        """
+        if not os.path.exists(os.path.join(self.root, "embedlog.toml")):
+            raise NotALogError("there is no log here", path=self.root)
+        return embedlog.open(self.root, mode="r")
+
+    def names(self, log: Log) -> list[str]:
+        """Return the topics that there are now."""
+        if self.pattern is None:
+            return [log.root.topic(name).name for name in self.topics]
+        return [name for name in log.topics() if re.fullmatch(self.pattern, name)]
+
+    @property
+    def marks(self) -> str:
+        """The directory of Spark's checkpoint."""
+        return os.path.abspath(self.checkpoint or os.path.join(self.into, HIDDEN, "checkpoint"))
+
+
+def load(
+    root: str | os.PathLike[str],
+    into: str | os.PathLike[str],
+    topics: Iterable[str] = (),
+    *,
+    pattern: str | None = None,
+    checkpoint: str | os.PathLike[str] | None = None,
+    max_records_per_trigger: int = BATCH,
+    follow: float | None = None,
+    fail_on_data_loss: bool = True,
+    spark: Any = None,
+    progress: Progress | None = None,
+    check: bool = True,
+) -> Report:
+    """Load what is new in topics into Parquet, exactly once, and audit it.
+
+    Args:
+        root: The log.
+        into: The directory of the files; one pipeline at a time loads into it.
+        topics: Their names.
+        pattern: Or a regular expression of whole names; topics that come later are loaded too.
+        checkpoint: Where Spark keeps how far it is; in the output unless given.
+        max_records_per_trigger: At most so many records are published at once.
+        follow: Go on until interrupted, with so many seconds between micro-batches.
+        fail_on_data_loss: Stop where records were deleted before they were loaded; else go on.
+        spark: A session with ``format("embedlog")``; one is made unless given.
+        progress: Is told how far it is.
+        check: Compare all that is in the files with the log; else only load.
+
+    Raises:
+        SparkSetupError: Java or pyspark is missing.
+        LockTimeoutError: Another pipeline loads into the directory.
+        DataLossError: Records were deleted before they were loaded, or a topic was made anew.
+        SparkQueryError: Spark failed for another reason.
+    """
+    loading = Loading(
+        root=os.path.abspath(root),
+        into=os.path.abspath(into),
+        topics=tuple(topics),
+        pattern=pattern,
+        checkpoint=None if checkpoint is None else os.fspath(checkpoint),
+        max_records_per_trigger=max_records_per_trigger,
+        follow=follow,
+        fail_on_data_loss=fail_on_data_loss,
+    )
+    with loading.open() as log:
+        loading.names(log)
+        with Output(loading.into) as output:
+            own = spark is None
+            session = _session() if own else spark
+            try:
+                Query(loading, output, session, log, progress or _silent).run()
+            finally:
+                if own:
+                    session.stop()
+            ends = output.published.ends
+            if not check:
+                return Report(output.rows, {}, ends)
+            return audit(log, loading.into, ends, output.rows)
+
+
+def _silent(_done: int, _total: int) -> None:
+    pass
+
+
+def _session() -> Any:
+    from embedlog.spark import session
+
+    conf = {
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.log.level": "OFF",
+    }
+    return session("embedlog.pipeline", conf=conf)
+
+
+class Query:
+    """The streaming query, and what it does with each micro-batch."""
+
+    def __init__(
+        self, loading: Loading, output: Output, spark: Any, log: Log, progress: Progress
+    ) -> None:
+        self._loading, self._output, self._spark = loading, output, spark
+        self._log, self._progress = log, progress
+        self._failure: BaseException | None = None
+        # Spark does not wait for the thread that publishes when a query is stopped.
+        self._publishing, self._over = threading.Lock(), False
+
+    def run(self) -> None:
+        """Load until there is nothing more, or until interrupted if it follows.
+
+        Raises:
+            EmbedlogError: What went wrong, without the pages that Spark says about it.
+        """
+        for left in range(_TRIES - 1, -1, -1):
+            try:
+                self._run()
+                break
+            except Exception as error:
+                # The processes of Spark find each other within ten seconds, or not at all.
+                if not (left and _TOO_BUSY in str(error)):
+                    raise self._failure or typed(error) from error
+
+    def _run(self) -> None:
+        self._tell()
+        self._over = False
+        query = self._start()
+        try:
+            while not query.awaitTermination(_LOOK_SECONDS):
+                self._tell()
+        except KeyboardInterrupt:
+            if self._loading.follow is None:
+                raise
+        finally:
+            query.stop()
+            with self._publishing:
+                self._over = True
+
+    def _start(self) -> Any:
+        loading, follow = self._loading, self._loading.follow
+        stream = self._spark.readStream.format("embedlog").options(**self._options()).load()
+        writer = stream.writeStream.foreachBatch(self._publish)
+        writer = writer.option("checkpointLocation", loading.marks).queryName("embedlog.pipeline")
+        once = {"availableNow": True}
+        return writer.trigger(
+            **(once if follow is None else {"processingTime": f"{follow} seconds"})
+        ).start()
+
+    def _options(self) -> dict[str, str]:
+        loading = self._loading
+        which = (
+            {"subscribe": ",".join(loading.topics)}
+            if loading.pattern is None
+            else {"subscribePattern": loading.pattern}
+        )
+        return {
+            "path": loading.root,
+            "includeHeaders": "true",
+            "failOnDataLoss": str(loading.fail_on_data_loss).lower(),
+            "startingOffsets": self._starting(),
+            "maxOffsetsPerTrigger": str(loading.max_records_per_trigger),
+            **which,
+        }
+
+    def _starting(self) -> str:
+        """Return where a query begins that has no checkpoint: at the end of what is published."""
+        ends = self._output.published.ends
+        if not ends:
+            return "earliest"
+        return json.dumps(
+            {
+                name: {str(part): ends.get(TopicPartition(name, part), -2) for part in range(count)}
+                for name in self._loading.names(self._log)
+                for count in [self._log.root.partitions(name)]
+            }
+        )
+
+    def _publish(self, frame: Any, number: int) -> None:
+        """Publish one micro-batch; what is published already, as of one that is repeated, is not.
+
+        Spark calls this in a thread of its own and tells of an error in text only, so it is kept.
+        """
+        try:
+            stage = self._output.stage()
+            self._write(frame, stage)
+            with self._publishing:
+                if not self._over:
+                    self._output.publish(stage, planned(self._loading.marks, number))
+        except BaseException as error:
+            if isinstance(error, EmbedlogError | OSError):
+                self._failure = error
+            raise
+
+    def _write(self, frame: Any, stage: str) -> None:
+        fresh = frame.where(unpublished(self._output.published.ends))
+        dated = fresh.selectExpr("*", "date_format(timestamp, 'yyyy-MM-dd') as date")
+        # A few files of a good size for each day, rather than one of each task; sorted, so
+        # that a reader of one partition or of some offsets skips the rest.
+        sorted_ = dated.hint("rebalance", "topic", "date").sortWithinPartitions(
+            "topic", "date", "partition", "offset"
+        )
+        writer = sorted_.write.option("compression", _CODEC).partitionBy("topic", "date")
+        # Spark's default is a type of 96 bits, which others deprecate and have no statistics of.
+        self._spark.conf.set("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS")
+        writer.parquet(stage)
+
+    def _tell(self) -> None:
+        ends = self._output.published.ends
+        if self._loading.follow is not None:
+            self._progress(sum(ends.values()), 0)
+            return
+        parts = [
+            (one.start, max(one.stop, one.start), ends.get(TopicPartition(name, one.partition), 0))
+            for name in self._loading.names(self._log)
+            for one in self._log.topic(name).ranges()
+        ]
+        done = sum(max(min(end, stop) - start, 0) for start, stop, end in parts)
+        self._progress(done, sum(stop - start for start, stop, _ in parts))
+
+
+def planned(checkpoint: str, number: int) -> Positions:
+    """Return where a micro-batch ends: Spark writes its plan down before the batch is run.
+
+    The file has a version, a line about the batch, and a line for each source.
+    """
+    with open(os.path.join(checkpoint, "offsets", str(number)), encoding="utf-8") as file:
+        return from_json(json.loads(file.read().splitlines()[2]))
+
+
+def unpublished(ends: Mapping[TopicPartition, int]) -> str:
+    """Return SQL for the rows that are not published yet.
+
+    >>> unpublished({TopicPartition("t", 0): 7})
+    "not (topic = 't' and partition = 0 and offset < 7)"
+    """
+    each = (
+        f"not (topic = '{one.topic}' and partition = {one.partition} and offset < {end})"
+        for one, end in sorted(ends.items())
+    )
+    return " and ".join(each) or "true"

@@ -1,0 +1,261 @@
+"""The output and the audit of the pipeline, without Spark."""
+
+from __future__ import annotations
+
+import json
+import os
+from datetime import UTC, datetime
+
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+from support.clock import START
+
+import embedlog
+from embedlog.errors import CorruptionError, DataLossError
+from embedlog.pipeline import audit, command
+from embedlog.pipeline.loading import planned, unpublished
+from embedlog.pipeline.output import Output
+from embedlog.record import TopicPartition
+from embedlog.spark.positions import Positions
+from embedlog.spark.telling import typed
+
+HOUR = 3_600_000
+T0, T1 = TopicPartition("t", 0), TopicPartition("t", 1)
+
+
+@pytest.fixture
+def log(tmp_path):
+    """A topic with a record an hour in each partition: twenty, and ten."""
+    with embedlog.open(tmp_path / "log", maintenance=False) as log:
+        log.create_topic("t", partitions=2)
+        with log.producer() as producer:
+            for partition, count in ((0, 20), (1, 10)):
+                for hour in range(count):
+                    at = START + hour * HOUR
+                    producer.send("t", b"v", key=b"k", partition=partition, timestamp_ms=at)
+        yield log
+
+
+def write(folder, rows, name="a.parquet"):
+    """A file of (partition, offset) at the hours that the log has."""
+    at = [START + offset * HOUR for _, offset in rows]
+    columns = {
+        "partition": pa.array([partition for partition, _ in rows], pa.int32()),
+        "offset": pa.array([offset for _, offset in rows], pa.int64()),
+        "timestamp": pa.array(at, pa.timestamp("ms", "UTC")).cast(pa.timestamp("us", "UTC")),
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    parquet.write_table(pa.table(columns), folder / name)
+
+
+def all_rows():
+    return [(0, offset) for offset in range(20)] + [(1, offset) for offset in range(10)]
+
+
+ENDS = {T0: 20, T1: 10}
+SPOILT = [
+    (lambda rows: rows, []),
+    (lambda rows: rows[1:], ["1 record of the log are in no file", "has 1 in the files, 2 in log"]),
+    (lambda rows: rows + rows[:2], ["2 records are in the files again"]),
+    (lambda rows: [*rows, (0, 20)], ["1 record in the files are past what was loaded"]),
+    (lambda rows: [*rows, (2, 0)], ["1 record in the files are past what was loaded"]),
+    (lambda rows: [], ["30 records of the log are in no file"]),
+]
+
+
+@pytest.mark.parametrize(("spoil", "expected"), SPOILT)
+def test_the_audit_sees_every_record(log, tmp_path, spoil, expected):
+    """Lost, doubled, and not to be there yet; in whichever file."""
+    rows = spoil(all_rows())
+    day = tmp_path / "out" / "topic=t" / "date=2023-11-14"
+    write(day, rows[::2], "a.parquet")
+    write(day, rows[1::2], "b.parquet")
+
+    report = audit(log, str(tmp_path / "out"), ENDS)
+
+    for told in expected:
+        assert any(told in problem for problem in report.problems)
+    assert bool(report.problems) == bool(expected)
+    assert report.records == len(rows)
+
+
+def test_the_audit_looks_at_the_hours(log, tmp_path):
+    """The offsets are right, and a time is not."""
+    folder = tmp_path / "out" / "topic=t" / "date=2023-11-14"
+    write(folder, all_rows())
+    table = parquet.read_table(folder / "a.parquet", partitioning=None)
+    moved = table["timestamp"].to_pylist()
+    moved[0] = datetime(2020, 1, 1, tzinfo=UTC)
+    table = table.set_column(2, "timestamp", pa.array(moved, pa.timestamp("us", "UTC")))
+    parquet.write_table(table, folder / "a.parquet")
+
+    problems = audit(log, str(tmp_path / "out"), ENDS).problems
+
+    assert problems[0] == "t: 2020-01-01 00:00 has 1 in the files, 0 in log"
+    assert len(problems) == 2
+
+
+def test_what_the_log_has_no_more_cannot_be_compared(log, tmp_path):
+    """By retention, by compaction, with its topic: it is told, and is no difference."""
+    out = tmp_path / "out"
+    write(out / "topic=t" / "date=2023-11-14", all_rows())
+    log.delete_records({T0: 15})
+    report = audit(log, str(out), ENDS)
+    assert (report.problems, report.gone, report.records) == ([], 15, 30)
+
+    log.alter_topic("t", {"cleanup.policy": "compact"})
+    log.compact("t", force=True)
+    report = audit(log, str(out), ENDS)
+    assert report.problems == []
+    assert report.gone > 15
+
+    log.delete_topic("t")
+    assert (audit(log, str(out), ENDS).gone, audit(log, str(out), ENDS).problems) == (30, [])
+
+
+def test_a_report_is_a_table_and_json(log, tmp_path):
+    """The last hours for people, all of them for programs."""
+    write(tmp_path / "out" / "topic=t" / "date=2023-11-14", all_rows())
+    report = audit(log, str(tmp_path / "out"), ENDS, loaded=30)
+
+    lines = command.table(report)
+    assert lines[0].split() == ["topic", "hour", "(UTC)", "in", "files", "in", "the", "log"]
+    assert lines[1].split() == ["t", "2023-11-14", "22:00", "2", "2"]
+    assert lines[-1] == "loaded 30, in files 30: files and log agree"
+    told = json.loads(json.dumps(report.to_json()))
+    assert told["hours"][0] == {"topic": "t", "hour": "2023-11-14 22:00", "records": 2, "log": 2}
+    assert sum(hour["records"] for hour in told["hours"]) == told["records"] == 30
+
+
+# The output
+
+
+def stage(output, days=("2023-11-14",)):
+    """A batch as Spark leaves it, with a file for each day."""
+    path = output.stage()
+    for day in days:
+        folder = os.path.join(path, "topic=t", f"date={day}")
+        os.makedirs(folder)
+        parquet.write_table(pa.table({"offset": [1, 2]}), os.path.join(folder, "part.parquet"))
+        for other in ("_SUCCESS", ".part.parquet.crc"):
+            (open(os.path.join(folder, other), "w")).close()
+    return path
+
+
+def seen(out):
+    return sorted(path.relative_to(out).as_posix() for path in out.glob("topic=*/date=*/*"))
+
+
+def test_a_batch_is_published_under_names_of_its_own(tmp_path):
+    """And what is published is known to the next process."""
+    with Output(str(tmp_path)) as output:
+        output.publish(stage(output), Positions({T0: 2}, {"t": 1}))
+        output.publish(stage(output), Positions({T0: 1, T1: 4}, {"t": 1}))
+        assert output.rows == 4
+
+    with Output(str(tmp_path)) as output:
+        assert output.published.ends == {T0: 2, T1: 4}
+        assert (output.published.number, output.rows) == (2, 0)
+        with pytest.raises(DataLossError, match="made again"):
+            output.publish(stage(output), Positions({T0: 9}, {"t": 2}))
+    day = "topic=t/date=2023-11-14"
+    assert seen(tmp_path) == [f"{day}/00000000-00000.parquet", f"{day}/00000001-00000.parquet"]
+
+
+@pytest.mark.parametrize("step", ["write_file", "rename", "sync_directory"])
+def test_who_dies_in_a_publication_leaves_all_or_nothing(tmp_path, monkeypatch, step):
+    """Before the one file is replaced: nothing; after it: the next one finishes."""
+    with Output(str(tmp_path)) as output:
+        path = stage(output, ("2023-11-14", "2023-11-15"))
+        calls = []
+
+        def die(*args):
+            calls.append(args)
+            raise KeyboardInterrupt
+
+        whole = output._files.rename
+        if step == "rename":
+            # Of two files and the state: the state's and the first file's are done.
+            def die(*args):
+                calls.append(args)
+                if len(calls) == 3:
+                    raise KeyboardInterrupt
+                whole(*args)
+
+        monkeypatch.setattr(output._files, step, die)
+        with pytest.raises(KeyboardInterrupt):
+            output.publish(path, Positions({T0: 2}))
+    before = len(seen(tmp_path))
+
+    with Output(str(tmp_path)) as output:
+        nothing = step == "write_file"
+        assert output.published.number == (0 if nothing else 1)
+        assert (before, len(seen(tmp_path))) == {
+            "write_file": (0, 0),
+            "rename": (1, 2),
+            # The state's own directory is flushed first.
+            "sync_directory": (0, 2),
+        }[step]
+        assert not os.path.exists(tmp_path / ".pipeline" / "staging")
+
+
+def test_a_published_file_that_is_gone_is_told(tmp_path):
+    """Nobody but the user can have taken it."""
+    with Output(str(tmp_path)) as output:
+        output.publish(stage(output), Positions({T0: 2}))
+    (tmp_path / seen(tmp_path)[0]).unlink()
+
+    with pytest.raises(CorruptionError, match="gone"):
+        Output(str(tmp_path))
+
+
+# Small parts
+
+
+def test_where_a_batch_ends_is_in_sparks_plan(tmp_path):
+    """The file that Spark writes before it runs a batch."""
+    (tmp_path / "offsets").mkdir()
+    (tmp_path / "offsets" / "3").write_text('v1\n{"batchWatermarkMs":0}\n{"t":{"0":7}}')
+
+    assert planned(str(tmp_path), 3).offsets == {T0: 7}
+
+
+def test_what_is_published_is_left_out():
+    """SQL for each partition."""
+    assert unpublished({}) == "true"
+    assert unpublished({T1: 2, T0: 7}).count(" and not (") == 1
+
+
+def test_sparks_errors_become_ours():
+    """The last one of ours in the text, else what Spark says about the reason."""
+    lost = "org.x.Y: bad\n  at z\nembedlog.errors.DataLossError: records are gone [t-0]\n"
+    assert type(typed(RuntimeError(lost))) is DataLossError
+    disk = "x\nCaused by: java.io.IOException: No space left on device\n\tat java"
+    assert str(typed(RuntimeError(disk))) == "Spark failed: No space left on device"
+    assert str(typed(ValueError())) == "Spark failed: ValueError"
+
+
+def test_the_command_says_what_is_wrong(tmp_path, capsys):
+    """In a sentence, before Spark is started; and what it can do."""
+    words = ["--root", str(tmp_path / "log"), "--into", str(tmp_path / "out")]
+    assert command.main(["--help"]) == 0
+    assert "exactly" in capsys.readouterr().out
+    assert command.main(["t", "--into", "x", "--max-records-per-trigger", "0"]) == 2
+    assert command.main(words) == 2
+    capsys.readouterr()
+    assert command.main(["t", *words]) == 3
+    told = capsys.readouterr().err
+    assert told.startswith("embedlog.pipeline: there is no log")
+    assert told.count("\n") == 1
+
+
+def test_the_exit_code_says_whether_they_agree(log, tmp_path, capsys, monkeypatch):
+    """1, and a sentence on stderr, when the audit finds a difference."""
+    write(tmp_path / "out" / "topic=t" / "date=2023-11-14", all_rows()[1:])
+    monkeypatch.setattr(command, "_load", lambda _: audit(log, str(tmp_path / "out"), ENDS))
+
+    assert command.main(["t", "--root", log.path, "--into", "x"]) == 1
+    found = capsys.readouterr()
+    assert "embedlog.pipeline: t: 1 record of the log are in no file" in found.err
+    assert found.out.endswith("they do not agree\n")
