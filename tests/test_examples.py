@@ -2,25 +2,39 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+from support.sessions import quick_python
+
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
 
+@pytest.mark.xdist_group("spark")
+@pytest.mark.skipif(
+    shutil.which("java") is None and "JAVA_HOME" not in os.environ, reason="there is no Java"
+)
 def test_the_flights_come_back_as_they_went_in(tmp_path):
     """The main job on real input: nothing lost, nothing twice, checksums equal.
 
     On the first sixth of it; `make demo` takes it all.
     """
+    quick = {
+        "PYSPARK_PYTHON": quick_python(tmp_path),
+        "JAVA_TOOL_OPTIONS": "-XX:TieredStopAtLevel=1",
+    }
     words = ["--path", str(tmp_path / "log"), "--first", "60000"]
     done = subprocess.run(
         [sys.executable, str(EXAMPLES / "flights.py"), *words],
         capture_output=True,
         text=True,
         timeout=300,
+        env={**os.environ, **quick},
         check=False,
     )
 
@@ -30,4 +44,6 @@ def test_the_flights_come_back_as_they_went_in(tmp_path):
     assert "one was killed half way: lost 0," in done.stdout
     assert re.search(r"failover took [0-9.]+ ms", done.stdout)
     assert re.search(r"each of [34],\d+ aircraft: [\d.]+ MB became [01]\.\d MB", done.stdout)
+    assert "loaded 60,000 flights into Parquet, and then 0 more: files and log agree" in done.stdout
     assert "lost 0   duplicated 0" in done.stdout
+    assert done.stdout.endswith("equal: by Spark from the Parquet, and by pandas from the CSV\n")
