@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import signal
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -102,9 +101,6 @@ def _positive(text: str) -> int:
 def _load(args: argparse.Namespace) -> Report:
     from embedlog.pipeline.loading import load
 
-    if args.follow:
-        # Ended by a service manager it reports as it does after Ctrl-C.
-        signal.signal(signal.SIGTERM, signal.default_int_handler)
     with Bar("load", lambda count: f"{count:,.0f} records") as bar:
         return load(
             args.root,

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -179,17 +181,15 @@ class Query:
     def _run(self) -> None:
         self._tell()
         self._over = False
-        query = self._start()
-        try:
-            while not query.awaitTermination(_LOOK_SECONDS):
-                self._tell()
-        except KeyboardInterrupt:
-            if self._loading.follow is None:
-                raise
-        finally:
-            query.stop()
-            with self._publishing:
-                self._over = True
+        with asked_to_stop(self._loading.follow is not None) as asked:
+            query = self._start()
+            try:
+                while not asked.is_set() and not query.awaitTermination(_LOOK_SECONDS):
+                    self._tell()
+            finally:
+                query.stop()
+                with self._publishing:
+                    self._over = True
 
     def _start(self) -> Any:
         loading, follow = self._loading, self._loading.follow
@@ -271,6 +271,20 @@ class Query:
         ]
         done = sum(max(min(end, stop) - start, 0) for start, stop, end in parts)
         self._progress(done, sum(stop - start for start, stop, _ in parts))
+
+
+@contextmanager
+def asked_to_stop(listen: bool) -> Iterator[threading.Event]:
+    """Set an event on Ctrl-C and SIGTERM, which else break off what is being said to Spark."""
+    asked = threading.Event()
+    main = threading.current_thread() is threading.main_thread()
+    kinds = (signal.SIGINT, signal.SIGTERM) if listen and main else ()
+    before = {kind: signal.signal(kind, lambda *_: asked.set()) for kind in kinds}
+    try:
+        yield asked
+    finally:
+        for kind, handler in before.items():
+            signal.signal(kind, handler)
 
 
 def planned(checkpoint: str, number: int) -> Positions:
