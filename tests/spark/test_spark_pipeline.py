@@ -165,6 +165,7 @@ def kill_within(log, into, tmp_path, after):
     return died
 
 
+@pytest.mark.full
 def test_it_may_be_killed(load, log, send, into, tmp_path):
     """Another process goes on from there."""
     send("t", {0: range(900), 1: range(600)})

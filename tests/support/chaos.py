@@ -59,8 +59,9 @@ class Seen:
 def check_chaos(case: Chaos, directory: Path) -> Counter[str]:
     """Let it run, then compare the log with all journals and with what the readers saw."""
     root, seen = directory / "root", Seen()
+    config = {"segment.bytes": 60_000, "index.interval.bytes": 4096, "retention.ms": -1}
     with embedlog.open(root) as log:
-        log.create_topic("t", PARTITIONS, {"segment.bytes": 60_000, "index.interval.bytes": 4096})
+        log.create_topic("t", PARTITIONS, config)
     stop = directory / "stop"
     crew = [_Member(directory, seen, stop, n < case.writers, n) for n in range(_size(case))]
     for member in crew:

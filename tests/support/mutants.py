@@ -142,7 +142,7 @@ MUTANTS = [
     Mutant(
         "the recovery point moves without a flush",
         "os",
-        (Change(f"{FLUSHING}:_sync_all", {"sync_data(log, now, _file_of(log, now))": "..."}),),
+        (Change(f"{FLUSHING}:_sync_one", {"sync_data(log, now, _file_of(log, now))": "..."}),),
     ),
     Mutant("no checksum is checked in memory", "memory", (no_checksums,)),
     Mutant("no checksum is checked after a power cut", "os", (no_checksums,)),
@@ -214,7 +214,7 @@ MUTANTS = [
         "what a truncation leaves is not synced",
         "fsync",
         (
-            Change(f"{RECOVERY}:rebuild", {"or upto != _NEVER": ""}),
+            Change(f"{RECOVERY}:_rebuild", {"or upto != _NEVER": ""}),
             Change(
                 f"{RECOVERY}:_keep_copy", {"files.sync(fd)": "...", "files.sync_directory": "str"}
             ),
