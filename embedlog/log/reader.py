@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from threading import Event
 from typing import TYPE_CHECKING
 
 from embedlog import catalog
@@ -111,6 +112,8 @@ class PartitionReader:
                 self._info = self._file = None
                 if attempt == _TRIES - 1:
                     raise
+                # Or a roll names a file before it makes it, by a process that has no processor.
+                Event().wait(attempt / 1000)
                 continue
             if found is not None:
                 return found
