@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,7 +17,7 @@ from embedlog.errors import DurabilityError, EmbedlogError
 from embedlog.log import publishing, staging
 from embedlog.log.repairing import repair_root
 from embedlog.log.root import Root
-from support import forks
+from support import faulted, forks
 from support.cruel import FALLIBLE, OPERATIONS, CruelFiles
 from support.power import Recording, materialise
 from support.promises import Rebooted
@@ -165,35 +166,17 @@ class Case(NamedTuple):
 def count(directory: Path, durability: str) -> dict[str, int]:
     """How many operations of each kind there are."""
 
-    def run() -> dict[str, int]:
-        root = _begin(directory / f"count-{durability}", lambda files: None)
+    def run() -> Root:
+        root = _begin(directory / f"count-{durability}", order=lambda files: None)
         work(root, durability, lambda told: None)
         check_between(root, set())
-        return dict(root.context.files.counts)  # type: ignore[attr-defined]
+        return root
 
-    end = forks.run(run)
-    assert end.finding() is None, end.finding()
-    counted: dict[str, int] = end.value
-    return counted
+    return faulted.count(run)
 
 
-def _begin(path: Path, order: Callable[[CruelFiles], None]) -> Root:
-    """Fill a root, leave it as a killed process does, and open it with a fault."""
-    shutil.rmtree(path, ignore_errors=True)
-    root = open_root(path)
-    fill(root)
-    abandon(root)
-    return _join(path, order)
-
-
-def _join(path: Path, order: Callable[[CruelFiles], None]) -> Root:
-    root = open_root(path, files=CruelFiles)
-    for part in PARTS:
-        root.partition(*_place(part)).tail()
-    files: Any = root.context.files
-    files.counts.clear()
-    order(files)
-    return root
+_begin = partial(faulted.begin, fill=fill, parts=[_place(part) for part in PARTS])
+_join = partial(faulted.join, parts=[_place(part) for part in PARTS])
 
 
 def check_kill(case: Case, *, directory: Path) -> bool:
@@ -213,7 +196,7 @@ def check_kill(case: Case, *, directory: Path) -> bool:
             file.write(f"{what}\n")
 
     def run() -> None:
-        root = _join(path, order) if case.company else _begin(path, order)
+        root = _join(path, order=order) if case.company else _begin(path, order=order)
         work(root, case.durability, tell)
 
     end = forks.run(run)
@@ -259,7 +242,7 @@ def check_fault(case: Case, *, directory: Path) -> bool:
         def order(files: CruelFiles) -> None:
             files.fail_at(case.n, number, case.what == "forever", FALLIBLE)
 
-        root = _begin(path, order)
+        root = _begin(path, order=order)
         told: set[str] = set()
         error = _error_of(lambda: work(root, case.durability, told.add))
         root.context.files.heal()  # type: ignore[attr-defined]

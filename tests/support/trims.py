@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import errno
 import shutil
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,8 +18,9 @@ from embedlog.files import Files
 from embedlog.log import dooming
 from embedlog.log.repairing import repair_root
 from embedlog.log.root import Root
+from embedlog.record import TopicPartition
 from embedlog.retention import delete_records, retain
-from support import forks
+from support import faulted, forks
 from support.clock import START
 from support.cruel import FALLIBLE, OPERATIONS, CruelFiles
 from support.power import Recording, materialise
@@ -30,6 +31,7 @@ NOW = START + 30 * DAY
 SIZE = encoded(b"v0").size
 GOALS = {"aged": (7, 8), "large": (4, 8), "asked": (5, 8), "whole": (8, 8)}
 """Where each topic begins when all is done, and where it ends."""
+PARTS = [TopicPartition(name, 0) for name in GOALS]
 CONFIG: dict[str, dict[str, object]] = {
     # Its last segment holds a young record.
     "aged": {"retention.ms": DAY, "file.delete.delay.ms": 0},
@@ -137,35 +139,17 @@ class Case(NamedTuple):
 def count(directory: Path) -> dict[str, int]:
     """How many operations of each kind there are."""
 
-    def run() -> dict[str, int]:
-        root = _begin(directory / "count", lambda files: None)
+    def run() -> Root:
+        root = _begin(directory / "count", order=lambda files: None)
         assert work(root) == []
         check_between(root)
-        return dict(root.context.files.counts)  # type: ignore[attr-defined]
+        return root
 
-    end = forks.run(run)
-    assert end.finding() is None, end.finding()
-    counted: dict[str, int] = end.value
-    return counted
+    return faulted.count(run)
 
 
-def _begin(path: Path, order: Callable[[CruelFiles], None]) -> Root:
-    """Fill a root, leave it as a killed process does, and open it with a fault."""
-    shutil.rmtree(path, ignore_errors=True)
-    root = open_root(path)
-    fill(root)
-    abandon(root)
-    return _join(path, order)
-
-
-def _join(path: Path, order: Callable[[CruelFiles], None]) -> Root:
-    root = open_root(path, files=Slow)
-    for name in GOALS:
-        root.partition(name, 0).tail()
-    files: Any = root.context.files
-    files.counts.clear()
-    order(files)
-    return root
+_begin = partial(faulted.begin, fill=fill, parts=PARTS, files=Slow)
+_join = partial(faulted.join, parts=PARTS, files=Slow)
 
 
 def check_kill(case: Case, *, directory: Path) -> bool:
@@ -180,7 +164,7 @@ def check_kill(case: Case, *, directory: Path) -> bool:
         files.kill_at(case.n, case.what, case.only)
 
     def run() -> None:
-        work(_join(path, order) if case.company else _begin(path, order))
+        work(_join(path, order=order) if case.company else _begin(path, order=order))
 
     end = forks.run(run)
     assert end.killed or end.finding() is None, end.finding()
@@ -204,7 +188,7 @@ def check_fault(case: Case, *, directory: Path) -> bool:
         def order(files: CruelFiles) -> None:
             files.fail_at(case.n, number, case.what == "forever", FALLIBLE)
 
-        root = _begin(path, order)
+        root = _begin(path, order=order)
         errors = work(root)
         assert not errors or errors[0].errno == number, errors  # type: ignore[attr-defined]
         root.context.files.heal()  # type: ignore[attr-defined]
@@ -246,8 +230,8 @@ def record(directory: Path) -> Recording:
     fill(root)
     root.close()
     root = open_root(path, files=lambda where, **how: Slow(where, record=True, **how))
-    for name in GOALS:
-        root.partition(name, 0).tail()
+    for part in PARTS:
+        root.partition(*part).tail()
     files: Any = root.context.files
     files.note("begun")
     assert work(root) == []
