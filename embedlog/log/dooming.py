@@ -97,15 +97,29 @@ def sweep(context: Context, partition: bytes = b"", *, early: bool = False) -> i
     return len(gone)
 
 
+def sweep_due(context: Context) -> None:
+    """Sweep what is due in all partitions; on a full disk all of it is, and the reserve may go.
+
+    Raises:
+        StorageError: As `sweep`.
+    """
+    full = _is_full(context)
+    context.reserve.used_by(lambda: sweep(context, early=full))
+
+
 def sweep_soon(log: PartitionLog) -> None:
     """Unlink what a partition just let go, if nobody is to wait: there is no delay, or no room.
 
     Raises:
         StorageError: As `sweep`.
     """
-    full = log.context.files.free_bytes() < LITTLE_SPACE
+    full = _is_full(log.context)
     if full or not log.config.file_delete_delay_ms:
         log.context.reserve.used_by(lambda: sweep(log.context, log.key, early=full))
+
+
+def _is_full(context: Context) -> bool:
+    return context.files.free_bytes() < LITTLE_SPACE
 
 
 def _is_held(txn: kv.Txn, row: _Row, now: int) -> bool:

@@ -32,6 +32,7 @@ from embedlog.errors import (
 )
 from embedlog.index import Entry
 from embedlog.log import dooming, flushing, leasing, rolling
+from embedlog.log.tail import Tail
 from embedlog.segment import END_MARK, create
 
 if TYPE_CHECKING:
@@ -204,8 +205,8 @@ class Replacement:
         self._sync_names()
         log.acquire()
         try:
-            # A recovery that is due would look for what is about to go.
-            _check_epoch(log, epoch)
+            # First of all: a recovery that is due would look for what is about to go.
+            _check_epoch(log, log.tail_locked(), epoch)
             fence()
             _check_leases(log, old)
             log.context.state.write(lambda txn: self._swap(txn, old, cleaned))
@@ -250,8 +251,8 @@ class Replacement:
                 _sweep(self._log)
 
 
-def _check_epoch(log: PartitionLog, epoch: int | None) -> None:
-    if epoch not in (None, log.tail_locked().leader_epoch):
+def _check_epoch(log: PartitionLog, now: Tail, epoch: int | None) -> None:
+    if epoch not in (None, now.leader_epoch):
         raise _overtaken(log, "it was cut meanwhile")
 
 
@@ -309,7 +310,7 @@ def note_cleaned(
 
     log.acquire()
     try:
-        _check_epoch(log, epoch)
+        _check_epoch(log, log.tail_locked(), epoch)
         fence()
         log.context.state.write(step)
     finally:

@@ -16,7 +16,6 @@ from embedlog.errors import (
     UnknownTopicOrPartitionError,
 )
 from embedlog.log import PartitionLog, dooming, leasing, trimming
-from embedlog.log.context import Context
 from embedlog.log.root import Root
 from embedlog.log.tail import Tail
 from embedlog.retention import deciding, keeping
@@ -105,7 +104,7 @@ def retain(
     if fence is not None:
         root.context.live.read(fence)
     # First what makes room, for the rest needs some.
-    for step in (_sweep, leasing.forget_ended):
+    for step in (dooming.sweep_due, leasing.forget_ended):
         try:
             step(root.context)
         except ClosedError:
@@ -116,12 +115,6 @@ def retain(
     if failures:
         raise failures[0]
     return done
-
-
-def _sweep(context: Context) -> None:
-    # On a disk that is full nobody waits for file.delete.delay.ms (P10).
-    early = context.files.free_bytes() < dooming.LITTLE_SPACE
-    context.reserve.used_by(lambda: dooming.sweep(context, early=early))
 
 
 def _goals(

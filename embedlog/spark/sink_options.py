@@ -12,7 +12,9 @@ from embedlog.spark.given import absolute, refuse, root
 
 KNOWN = (
     *("path", "topic", "durability", "compression", "lockTimeout"),
-    *("txnAppId", "txnVersion", "allowRestart", "checkpointLocation", "queryName"),
+    *("txnAppId", "txnVersion", "allowRestart"),
+    # Spark passes its own options of streams on to the sink.
+    *("checkpointLocation", "queryName"),
 )
 SERIALIZERS = {
     "kafka.key.serializer": "keys are serialized with ByteArraySerializer",
@@ -118,7 +120,6 @@ def _refuse_unknown(options: Mapping[str, str], given: Mapping[str, str]) -> Non
         name = spelling.lower()
         if name in known or name.startswith("kafka."):
             continue
-        # Spark passes its own options of streams on to the sink.
         refuse("a writer", spelling, KNOWN)
 
 

@@ -61,9 +61,7 @@ class Mutant(NamedTuple):
     besides: tuple[Change, ...] = ()
 
 
-NO_EPOCH = Change(
-    f"{REPLACING}:_check_epoch", {"epoch not in (None, log.tail_locked().leader_epoch)": "False"}
-)
+NO_EPOCH = Change(f"{REPLACING}:_check_epoch", {"epoch not in (None, now.leader_epoch)": "False"})
 MUTANTS = [
     Mutant(
         "swapped in before it is on the disk",
@@ -153,7 +151,7 @@ MUTANTS = [
         "a cut of what replaced something is not seen",
         by_many_cuts,
         f"{REPLACING}:_check_epoch",
-        {"epoch not in (None, log.tail_locked().leader_epoch)": "False"},
+        {"epoch not in (None, now.leader_epoch)": "False"},
     ),
 ]
 
