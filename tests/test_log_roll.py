@@ -19,7 +19,7 @@ from support.roots import (
 
 from embedlog import catalog
 from embedlog.errors import InvalidConfigError
-from embedlog.log import lookup
+from embedlog.log import lookup, rolling
 from embedlog.segment import END_MARK
 
 SIZE = encoded(b"v0").size
@@ -189,6 +189,32 @@ def test_another_handle_finds_what_was_rolled(root, log, tmp_path):
 
     assert values(there) == [b"v0", b"v1", b"v2", b"v3"]
     other.close()
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_segment_that_is_named_but_not_made_is_not_opened(root, begun, monkeypatch, tmp_path):
+    """A reader may believe in an end of before a cut, and what is anew be in the middle of a roll.
+
+    There is no file yet, or an empty one (A19).
+    """
+    log = make_log(root)
+    fill(log, 4)
+    other = open_root(tmp_path / "root")
+    reader, long = other.partition("t", 0).reader(0), log.tail()
+    log.truncate_to(2)
+    monkeypatch.setattr(rolling, "start_segment", lambda log, *_: log.tail())
+    log.roll()
+    path = tmp_path / "root" / log.path_of(log.last)
+    assert log.last.base_offset == 2 and not path.exists()
+    if begun:
+        path.touch()
+
+    found = [one.base_offset for _ in range(3) for one in reader.read(known=long)]
+    assert found == [0, 1]
+    other.close()
+    monkeypatch.undo()
+    fill(log, 1, first=2)
+    assert values(log) == [b"v0", b"v1", b"v2"]
 
 
 # The manifest, as far as it is needed

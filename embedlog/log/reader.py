@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from threading import Event
 from typing import TYPE_CHECKING
 
 from embedlog import catalog
@@ -112,8 +111,6 @@ class PartitionReader:
                 self._info = self._file = None
                 if attempt == _TRIES - 1:
                     raise
-                # Or a roll names a file before it makes it, by a process that has no processor.
-                Event().wait(attempt / 1000)
                 continue
             if found is not None:
                 return found
@@ -148,7 +145,7 @@ class PartitionReader:
             else:
                 return None
             if not found:
-                if not self._info.sealed or not self._next_segment():
+                if not self._info.sealed or not self._next_segment(now):
                     return None
                 continue
             wanted = self._take(found, end)
@@ -183,7 +180,7 @@ class PartitionReader:
                 self._version = version
                 return True
         found_info = log.segment_at(self.offset)
-        if found_info.base_offset > self.offset:
+        if found_info.base_offset > self.offset or not _is_made(found_info, now):
             # Dropped since the look at the tail: the next look tells that it is out of range.
             self._info = self._file = None
             return False
@@ -201,11 +198,12 @@ class PartitionReader:
         self._info, self._file = info, active or self._log.open_segment(info)
         self._position = self._file.start
 
-    def _next_segment(self) -> bool:
+    def _next_segment(self, now: Tail) -> bool:
         assert self._info is not None
         following = self._log.segment_after(self._info)
         # Segments leave no gap: what does not follow at once replaced, or outlived, what did.
-        if following is None or following.base_offset != self._info.next_offset:
+        follows = following is not None and following.base_offset == self._info.next_offset
+        if following is None or not follows or not _is_made(following, now):
             self._info = self._file = None
             return False
         self._open(following)
@@ -230,3 +228,8 @@ class PartitionReader:
             if entry.position > position:
                 return entry.offset
         return self._log.end_offset() if info.next_offset is None else info.next_offset
+
+
+def _is_made(info: SegmentInfo, now: Tail) -> bool:
+    """Whether its file is there: a roll names it, makes it, and moves the tail into it, in turn."""
+    return info.sealed or info.id == now.segment_id
