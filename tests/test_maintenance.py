@@ -353,6 +353,26 @@ def test_processes_that_live_for_moments_do_their_share(tmp_path, monkeypatch):
         mine.close()
 
 
+def test_what_nobody_appends_to_is_flushed_as_well(tmp_path):
+    """A22: flush.ms counts on when the last append is long ago; the work of the scheduler."""
+    clock = ManualClock()
+    with embedlog.open(tmp_path / "log", clock=clock, maintenance=False) as log:
+        log.create_topic("t", 2, {"flush.ms": 1000})
+        log.create_topic("never")
+        some, none, never = log.partition("t", 0), log.partition("t", 1), log.partition("never", 0)
+        fill(some, 2)
+        fill(never, 2)
+        assert [one.tail().durable_offset for one in (some, none, never)] == [1, 0, 0]
+        clock.advance(999)
+        assert log.maintain()["flush"] == []
+        clock.advance(1)
+        assert log.maintain()["flush"] == [some]
+        assert log.maintain()["flush"] == []
+        assert [one.tail().durable_offset for one in (some, none, never)] == [2, 0, 0]
+        fill(some, 1, first=2)
+        assert log.maintain()["flush"] == []
+
+
 def test_commits_are_saved_by_the_owner(tmp_path):
     """P4: also of consumers that are no members, which nobody saves for otherwise."""
     with embedlog.open(tmp_path / "log", maintenance=False) as log:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from time import monotonic
 from typing import TYPE_CHECKING
 
 from embedlog import activity, offsets
-from embedlog.config import MaintenanceConfig
+from embedlog.config import MaintenanceConfig, TopicConfig
 from embedlog.errors import DiskFullError, EmbedlogError, FencedError, UnknownTopicOrPartitionError
 from embedlog.group import Group, names
-from embedlog.log import PartitionLog, tail
+from embedlog.log import PartitionLog, flushing, tail
 from embedlog.maintenance.turns import Job, Turn
 from embedlog.retention import Deleted, retain
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 CHECKPOINT_SECONDS = 5.0
 ACTIVITY_SECONDS = 2.0
+FLUSH_SECONDS = 1.0
 FORGIVING_SECONDS = 600.0
 """A partition that could not be compacted is left alone for so long."""
 
@@ -27,6 +28,7 @@ def jobs_of(config: MaintenanceConfig) -> tuple[Job, ...]:
     """Return the jobs, as often as a config says."""
     found = [
         Job("retention", config.log_retention_check_interval_ms / 1000, _retention),
+        Job("flush", FLUSH_SECONDS, _flush),
         Job("checkpoint", CHECKPOINT_SECONDS, _checkpoint),
         Job(
             "offsets",
@@ -50,6 +52,15 @@ def _retention(turn: Turn) -> list[Deleted]:
         stopped=turn.stopping,
         timeout=turn.timeout,
     )
+
+
+def _flush(turn: Turn) -> list[PartitionLog]:
+    """Flush what flush.ms asks for where nothing is appended any more, so nobody notices (A22)."""
+    now = turn.clock()
+    late = [log for log in _used(turn, flushing.by_itself) if flushing.is_late(log, now)]
+    if late:
+        flushing.flush(late)
+    return late
 
 
 def _checkpoint(turn: Turn) -> int:
@@ -88,7 +99,7 @@ class Compaction:
 
     def __call__(self, turn: Turn) -> list[Cleaned]:
         """Do one round; what went wrong with a partition is in its `Cleaned`."""
-        logs = list(_used(turn))
+        logs = list(_used(turn, lambda config: config.compacts))
         if not logs:
             return []
         # Only now: it loads numpy, which a program without compacted topics may never need.
@@ -115,10 +126,10 @@ class Compaction:
         return done
 
 
-def _used(turn: Turn) -> Iterator[PartitionLog]:
-    """Yield the partitions to compact that were used since the boot."""
+def _used(turn: Turn, wanted: Callable[[TopicConfig], bool]) -> Iterator[PartitionLog]:
+    """Yield the partitions used since the boot, of topics with such a config."""
     for info in turn.root.topics().values():
-        for number in range(info.partitions if info.config.compacts else 0):
+        for number in range(info.partitions if wanted(info.config) else 0):
             try:
                 log = turn.root.partition(info.name, number)
             except UnknownTopicOrPartitionError:
