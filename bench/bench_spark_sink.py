@@ -11,7 +11,6 @@ import random
 import statistics
 import threading
 import time
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -19,6 +18,8 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 from support import sessions
+
+from embedlog import batch
 
 ROWS = int(os.environ.get("EMBEDLOG_BENCH_SPARK_ROWS", "2000000"))
 APPENDS = int(os.environ.get("EMBEDLOG_BENCH_SPARK_APPENDS", "60"))
@@ -121,21 +122,21 @@ def bench_rows_to_log(benchmark, note, frame, log, partitions, durability):
     assert len(log["t"]) == (ROUNDS + 1) * ROWS
 
 
+@pytest.mark.parametrize("source", ["words", "log"])
 @pytest.mark.parametrize("durability", ["os", "fsync"])
-def bench_micro_batch(benchmark, note, spark, log, tmp_path, durability):
+def bench_micro_batch(benchmark, note, spark, log, tmp_path, durability, source):
     """From an append to the source until a reader of the log sees it published."""
-    log.create_topic("t")
-    source = tmp_path / "stamps"
-    source.touch()
-    options = {"path": log.path, "topic": "t", "durability": durability}
-    stream = spark.readStream.format("stamps").load(str(source)).writeStream.format("embedlog")
+    log.create_topic("in")
+    log.create_topic("out")
+    append, stream = of_words(spark, tmp_path) if source == "words" else of_log(spark, log)
+    options = {"path": log.path, "topic": "out", "durability": durability}
     named = {**options, "checkpointLocation": str(tmp_path / "checkpoint")}
-    query = stream.options(**named).start()
+    query = stream.writeStream.format("embedlog").options(**named).start()
     delays: list[float] = []
     done = threading.Event()
 
     def follow() -> None:
-        with log.consumer("t", auto_offset_reset="earliest") as consumer:
+        with log.consumer("out", auto_offset_reset="earliest") as consumer:
             while not done.is_set():
                 for records in consumer.poll(100).values():
                     now = time.perf_counter_ns()
@@ -148,7 +149,7 @@ def bench_micro_batch(benchmark, note, spark, log, tmp_path, durability):
     warm, dice = 5, random.Random(1)
     try:
         for number in range(warm + APPENDS):
-            append(source)
+            append(time.perf_counter_ns().to_bytes(8, "little"))
             deadline = time.monotonic() + 60
             while len(delays) <= number:
                 assert time.monotonic() < deadline, query.exception()
@@ -164,6 +165,20 @@ def bench_micro_batch(benchmark, note, spark, log, tmp_path, durability):
     assert len(found) == APPENDS
 
 
-def append(path: Path) -> None:
-    with path.open("ab") as file:
-        file.write(time.perf_counter_ns().to_bytes(8, "little"))
+def of_words(spark, directory):
+    """A source that costs next to nothing: how to append to it, and a stream of it."""
+    path = directory / "stamps"
+    path.touch()
+
+    def append(word: bytes) -> None:
+        with path.open("ab") as file:
+            file.write(word)
+
+    return append, spark.readStream.format("stamps").load(str(path))
+
+
+def of_log(spark, log):
+    """The same of a topic."""
+    options = {"path": log.path, "subscribe": "in", "startingOffsets": "earliest"}
+    stream = spark.readStream.format("embedlog").options(**options).load().select("value")
+    return lambda word: log.partition("in", 0).append([batch.encode_lists([word])]), stream
