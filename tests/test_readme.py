@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import codeop
 import re
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 REPOSITORY = Path(__file__).parent.parent
 FORKS = "ignore:This process:DeprecationWarning"
@@ -57,6 +60,19 @@ def test_the_group_in_the_readme_handles_each_record_once(tmp_path):
     handled = ["""handled b'{"dest": "IAH"}'""", """handled b'{"dest": "MIA"}'"""]
     assert sorted(first) == [*handled, "left: 0"]
     assert second == [handled[1], "left: 0"]
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/index.md", "docs/spark.md"])
+def test_what_is_shown_can_be_typed_line_by_line(page):
+    """In `python -i` a block ends with an empty line; without one, what follows is an error."""
+    for block in BLOCK.findall((REPOSITORY / page).read_text()):
+        typed: list[str] = []
+        for line in [*block.splitlines(), ""]:
+            typed.append(line)
+            # None: it waits for more, as a terminal does.
+            if codeop.compile_command("\n".join(typed)) is not None:
+                typed.clear()
+        assert typed == []
 
 
 def test_the_guide_runs_from_top_to_bottom(tmp_path):
