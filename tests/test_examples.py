@@ -47,3 +47,16 @@ def test_the_flights_come_back_as_they_went_in(tmp_path):
     assert "loaded 60,000 flights into Parquet, and then 0 more: files and log agree" in done.stdout
     assert "lost 0   duplicated 0" in done.stdout
     assert done.stdout.endswith("equal: by Spark from the Parquet, and by pandas from the CSV\n")
+
+
+def test_the_flights_are_read_without_setuptools():
+    """Their package imports pkg_resources, which Python 3.12 and newer do not come with."""
+    code = (
+        f"import sys; sys.path.insert(0, {str(EXAMPLES)!r}); sys.modules['pkg_resources'] = None; "
+        "import flights; print(len(flights.load(7).values), len(flights.latest_by_pandas(7)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+    )
+
+    assert (done.stdout, done.returncode) == ("7 4\n", 0), done.stderr
