@@ -265,7 +265,7 @@ def compact_to_the_last(log: embedlog.Log, flights: Flights, size: float) -> Ste
 def begin_spark() -> Any:
     """Start the one session of this program."""
     quiet = {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false"}
-    return embedlog.spark.session("flights", conf={**quiet, "spark.log.level": "OFF"})
+    return embedlog.spark.session("flights", conf=quiet)
 
 
 def to_parquet(spark: Any, path: str, into: str, flights: Flights, size: float) -> Step:

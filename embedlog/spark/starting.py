@@ -14,12 +14,14 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from embedlog.errors import SparkSetupError
 
 OLDEST_JAVA = 17
+_LOG_FILE = "LOG4J_CONFIGURATION_FILE"
 _JAVA = re.compile(r'version "(\d+)')
 _PROBE = (
     "import json, sys\n"
@@ -71,6 +73,9 @@ def session(
 ) -> Any:
     """Return a Spark session with `recommended_conf`, in which ``format("embedlog")`` is known.
 
+    If it starts a JVM, Spark warns as in its own shell, but of nothing that every
+    session would begin with.  A ``log4j2.properties`` of yours is heard instead of ours.
+
     Args:
         app_name: What Spark shows.
         master: Where it runs; this machine unless given, or what ``conf`` says.
@@ -90,9 +95,37 @@ def session(
         builder = builder.master(master or "local[*]")
     for name, value in settings.items():
         builder = builder.config(name, value)
-    spark = builder.getOrCreate()
+    with own_log_settings():
+        spark = builder.getOrCreate()
     register(spark)
     return spark
+
+
+@contextmanager
+def own_log_settings() -> Iterator[None]:
+    """Have a JVM that starts meanwhile log as `log4j2.properties` beside this file says.
+
+    Who has told Spark how to log, by a file or a system property, goes before it.
+    """
+    # In the environment: it logs before it looks at any setting of the session.
+    if _LOG_FILE in os.environ or _conf_has_log_file():
+        yield
+        return
+    os.environ[_LOG_FILE] = os.path.join(os.path.dirname(__file__), "log4j2.properties")
+    try:
+        yield
+    finally:
+        # Other programs that this one starts may log by the same library.
+        del os.environ[_LOG_FILE]
+
+
+def _conf_has_log_file() -> bool:
+    import pyspark
+
+    home = os.environ.get("SPARK_HOME") or os.path.dirname(pyspark.__file__)
+    folder = os.environ.get("SPARK_CONF_DIR") or os.path.join(home, "conf")
+    names = os.listdir(folder) if os.path.isdir(folder) else []
+    return any(name.startswith("log4j2") and not name.endswith(".template") for name in names)
 
 
 def register(spark: Any) -> None:

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -96,6 +97,27 @@ def test_workers_with_the_same_packages_are_fine(tmp_path):
     starting.check_workers(None)
     starting.check_workers(sys.executable)
     starting.check_workers(script(tmp_path, "other", f'exec "{sys.executable}" "$@"'))
+
+
+def test_java_is_told_how_to_log_only_while_it_starts(monkeypatch, tmp_path):
+    """By a file that is there; whatever a user has said goes before it."""
+    name = "LOG4J_CONFIGURATION_FILE"
+    monkeypatch.delenv(name, raising=False)
+    (tmp_path / "log4j2.properties.template").touch()
+    monkeypatch.setenv("SPARK_CONF_DIR", str(tmp_path))
+    with starting.own_log_settings():
+        assert Path(os.environ[name]).read_text().startswith("#")
+    assert name not in os.environ
+
+    (tmp_path / "log4j2.properties").touch()
+    with starting.own_log_settings():
+        assert name not in os.environ
+
+    monkeypatch.delenv("SPARK_CONF_DIR")
+    monkeypatch.setenv(name, "mine.xml")
+    with starting.own_log_settings():
+        assert os.environ[name] == "mine.xml"
+    assert os.environ[name] == "mine.xml"
 
 
 def test_a_session_of_another_kind_is_told():
