@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 from datetime import UTC, datetime
 
 import pyarrow as pa
@@ -12,9 +13,9 @@ from pyarrow import parquet
 from support.clock import START
 
 import embedlog
-from embedlog.errors import CorruptionError, DataLossError
-from embedlog.pipeline import audit, command
-from embedlog.pipeline.loading import planned, unpublished
+from embedlog.errors import CorruptionError, DataLossError, InvalidConfigError
+from embedlog.pipeline import audit, command, load
+from embedlog.pipeline.loading import asked_to_stop, planned, unpublished
 from embedlog.pipeline.output import Output
 from embedlog.record import TopicPartition
 from embedlog.spark.positions import Positions
@@ -213,6 +214,36 @@ def test_a_published_file_that_is_gone_is_told(tmp_path):
 # Small parts
 
 
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"follow": -1.0}, "no number of seconds"),
+        ({"follow": float("nan")}, "no number of seconds"),
+        ({"max_records_per_trigger": 0}, "at least 1"),
+    ],
+)
+def test_wrong_arguments_are_told_before_spark_is_started(tmp_path, given, told):
+    """Spark's own words would be about its interval of triggers."""
+    with pytest.raises(InvalidConfigError, match=told):
+        load(tmp_path, tmp_path / "out", ["t"], **given)
+
+
+def test_who_asks_a_second_time_does_not_wait():
+    """The first Ctrl-C is noted, and SIGTERM by one that follows; then they are as before."""
+    before = [signal.getsignal(kind) for kind in (signal.SIGINT, signal.SIGTERM)]
+    with asked_to_stop(True) as asked:
+        assert not asked.is_set()
+        signal.raise_signal(signal.SIGTERM)
+        assert asked.is_set()
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+    with asked_to_stop(False) as asked:
+        assert signal.getsignal(signal.SIGTERM) == before[1]
+        signal.raise_signal(signal.SIGINT)
+        assert asked.is_set()
+    assert [signal.getsignal(kind) for kind in (signal.SIGINT, signal.SIGTERM)] == before
+
+
 def test_where_a_batch_ends_is_in_sparks_plan(tmp_path):
     """The file that Spark writes before it runs a batch."""
     (tmp_path / "offsets").mkdir()
@@ -241,9 +272,12 @@ def test_the_command_says_what_is_wrong(tmp_path, capsys):
     words = ["--root", str(tmp_path / "log"), "--into", str(tmp_path / "out")]
     assert command.main(["--help"]) == 0
     assert "exactly" in capsys.readouterr().out
-    assert command.main(["t", "--into", "x", "--max-records-per-trigger", "0"]) == 2
+    for wrong in (["--max-records-per-trigger", "0"], ["--every", "-1"], ["--every", "x"]):
+        assert command.main(["t", *words, *wrong]) == 2
+        assert f"{wrong[1]!r} is no number of" in capsys.readouterr().err
     assert command.main(words) == 2
-    capsys.readouterr()
+    assert command.main([*words, "--pattern", "["]) == 2
+    assert "'[' is no regular expression" in capsys.readouterr().err
     assert command.main(["t", *words]) == 3
     told = capsys.readouterr().err
     assert told.startswith("embedlog.pipeline: there is no log")

@@ -5,12 +5,14 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from embedlog.cli import code_of
 from embedlog.cli.arguments import FAILED, INTERRUPTED, OK
 from embedlog.cli.output import note, say, say_json
+from embedlog.cli.values import seconds
 from embedlog.errors import EmbedlogError
 from embedlog.progress import Bar
 
@@ -59,9 +61,13 @@ def parser() -> argparse.ArgumentParser:
         default=1_000_000,
         help="publish at most so many records at once (a million)",
     )
-    top.add_argument("--follow", action="store_true", help="go on until interrupted")
+    top.add_argument("--follow", action="store_true", help="go on until interrupted, then report")
     top.add_argument(
-        "--every", type=float, default=10.0, metavar="SECONDS", help="with --follow: how often (10)"
+        "--every",
+        type=seconds,
+        default=10.0,
+        metavar="SECONDS",
+        help="with --follow: how often (10)",
     )
     top.add_argument(
         "--fail-on-data-loss",
@@ -92,15 +98,16 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise ValueError(text)
-    return number
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of records, from 1 on")
+    return int(text)
 
 
 def _load(args: argparse.Namespace) -> Report:
     from embedlog.pipeline.loading import load
 
+    # Of pyspark's own imports; no pandas is used here.
+    warnings.filterwarnings("ignore", "PySpark does not yet fully support pandas", FutureWarning)
     with Bar("load", lambda count: f"{count:,.0f} records") as bar:
         return load(
             args.root,

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -50,18 +52,27 @@ class Loading:
     def __post_init__(self) -> None:
         if bool(self.topics) == (self.pattern is not None):
             raise InvalidConfigError("say which topics to load: their names, or a pattern")
+        if self.pattern is not None:
+            _check_pattern(self.pattern)
+        if self.max_records_per_trigger < 1:
+            raise InvalidConfigError(
+                f"max_records_per_trigger is {self.max_records_per_trigger}, and must be at least 1"
+            )
+        if self.follow is not None and not (self.follow >= 0 and math.isfinite(self.follow)):
+            raise InvalidConfigError(f"{self.follow} is no number of seconds between micro-batches")
         if "://" in self.into or "://" in (self.checkpoint or ""):
             raise InvalidConfigError("output and checkpoint are directories of this machine")
 
     def open(self) -> Log:
-        """Open the log to read it.
+        """Open the log to read it, and to hold what is read if it may be written.
 
         Raises:
             NotALogError: There is none.
         """
         if not os.path.exists(os.path.join(self.root, "embedlog.toml")):
             raise NotALogError("there is no log here", path=self.root)
-        return embedlog.open(self.root, mode="r")
+        mode = "rw" if os.access(self.root, os.W_OK) else "r"
+        return embedlog.open(self.root, mode=mode, maintenance=False)
 
     def names(self, log: Log) -> list[str]:
         """Return the topics that there are now."""
@@ -73,6 +84,15 @@ class Loading:
     def marks(self) -> str:
         """The directory of Spark's checkpoint."""
         return os.path.abspath(self.checkpoint or os.path.join(self.into, HIDDEN, "checkpoint"))
+
+
+def _check_pattern(pattern: str) -> None:
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        raise InvalidConfigError(
+            f"the pattern {pattern!r} is no regular expression: {error}"
+        ) from error
 
 
 def load(
@@ -105,6 +125,9 @@ def load(
         check: Compare all that is in the files with the log; else only load.
 
     Raises:
+        KeyboardInterrupt: On Ctrl-C, when no micro-batch is half done; if it follows, that
+            (or SIGTERM) ends it as it should.  A second one does not wait.
+        InvalidConfigError: An argument is wrong.
         SparkSetupError: Java or pyspark is missing.
         LockTimeoutError: Another pipeline loads into the directory.
         DataLossError: Records were deleted before they were loaded, or a topic was made anew.
@@ -123,17 +146,23 @@ def load(
     with loading.open() as log:
         loading.names(log)
         with Output(loading.into) as output:
-            own = spark is None
-            session = _session() if own else spark
-            try:
-                Query(loading, output, session, log, progress or _silent).run()
-            finally:
-                if own:
-                    session.stop()
+            _load(loading, output, log, spark, progress or _silent)
             ends = output.published.ends
             if not check:
                 return Report(output.rows, {}, ends)
             return audit(log, loading.into, ends, output.rows)
+
+
+def _load(loading: Loading, output: Output, log: Log, spark: Any, progress: Progress) -> None:
+    with asked_to_stop(loading.follow is not None) as asked:
+        session = _session() if spark is None else spark
+        try:
+            Query(loading, output, session, log, progress).run(asked)
+        finally:
+            if spark is None:
+                session.stop()
+    if asked.is_set() and loading.follow is None:
+        raise KeyboardInterrupt
 
 
 def _silent(_done: int, _total: int) -> None:
@@ -141,14 +170,19 @@ def _silent(_done: int, _total: int) -> None:
 
 
 def _session() -> Any:
+    # In the main thread Spark would take Ctrl-C for itself, and break off what is said to it.
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(_begin).result()
+
+
+def _begin() -> Any:
     from embedlog.spark import session
 
-    conf = {
-        "spark.ui.enabled": "false",
-        "spark.ui.showConsoleProgress": "false",
-        "spark.log.level": "OFF",
-    }
-    return session("embedlog.pipeline", conf=conf)
+    conf = {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false"}
+    made = session("embedlog.pipeline", conf=conf)
+    # What goes wrong later is told as an error of ours, in a sentence.
+    made.sparkContext.setLogLevel("OFF")
+    return made
 
 
 class Query:
@@ -163,43 +197,43 @@ class Query:
         # Spark does not wait for the thread that publishes when a query is stopped.
         self._publishing, self._over = threading.Lock(), False
 
-    def run(self) -> None:
-        """Load until there is nothing more, or until interrupted if it follows.
+    def run(self, asked: threading.Event) -> None:
+        """Load until there is nothing more, or until asked to stop.
 
         Raises:
             EmbedlogError: What went wrong, without the pages that Spark says about it.
         """
         for left in range(_TRIES - 1, -1, -1):
             try:
-                self._run()
+                self._run(asked)
                 break
             except Exception as error:
                 # The processes of Spark find each other within ten seconds, or not at all.
                 if not (left and _TOO_BUSY in str(error)):
                     raise self._failure or typed(error) from error
 
-    def _run(self) -> None:
+    def _run(self, asked: threading.Event) -> None:
         self._tell()
+        if asked.is_set():
+            return
         self._over = False
-        with asked_to_stop(self._loading.follow is not None) as asked:
-            query = self._start()
-            try:
-                while not asked.is_set() and not query.awaitTermination(_LOOK_SECONDS):
-                    self._tell()
-            finally:
-                query.stop()
-                with self._publishing:
-                    self._over = True
+        query = self._start()
+        try:
+            while not asked.is_set() and not query.awaitTermination(_LOOK_SECONDS):
+                self._tell()
+        finally:
+            query.stop()
+            with self._publishing:
+                self._over = True
 
     def _start(self) -> Any:
         loading, follow = self._loading, self._loading.follow
         stream = self._spark.readStream.format("embedlog").options(**self._options()).load()
         writer = stream.writeStream.foreachBatch(self._publish)
         writer = writer.option("checkpointLocation", loading.marks).queryName("embedlog.pipeline")
-        once = {"availableNow": True}
-        return writer.trigger(
-            **(once if follow is None else {"processingTime": f"{follow} seconds"})
-        ).start()
+        if follow is None:
+            return writer.trigger(availableNow=True).start()
+        return writer.trigger(processingTime=f"{follow * 1000:.0f} milliseconds").start()
 
     def _options(self) -> dict[str, str]:
         loading = self._loading
@@ -274,12 +308,21 @@ class Query:
 
 
 @contextmanager
-def asked_to_stop(listen: bool) -> Iterator[threading.Event]:
-    """Set an event on Ctrl-C and SIGTERM, which else break off what is being said to Spark."""
+def asked_to_stop(follows: bool) -> Iterator[threading.Event]:
+    """Set an event on Ctrl-C, which else breaks off what is being said to Spark.
+
+    On SIGTERM too if it follows.  Who asks a second time does not want to wait.
+    """
     asked = threading.Event()
+
+    def ask(*_: object) -> None:
+        if asked.is_set():
+            raise KeyboardInterrupt
+        asked.set()
+
     main = threading.current_thread() is threading.main_thread()
-    kinds = (signal.SIGINT, signal.SIGTERM) if listen and main else ()
-    before = {kind: signal.signal(kind, lambda *_: asked.set()) for kind in kinds}
+    kinds = (signal.SIGINT, signal.SIGTERM)[: 1 + follows] if main else ()
+    before = {kind: signal.signal(kind, ask) for kind in kinds}
     try:
         yield asked
     finally:

@@ -138,7 +138,7 @@ def test_errors_are_ours(load, log, send, into, monkeypatch):
     assert load("t", checkpoint=into / "third", fail_on_data_loss=False).loaded == 1
 
 
-def start(log, into, tmp_path):
+def start(log, into, tmp_path, *more, out=subprocess.DEVNULL):
     """Start the pipeline in a process of its own."""
     environment = {
         "PYTHONPATH": str(Path(embedlog.__file__).parents[1]),
@@ -147,11 +147,51 @@ def start(log, into, tmp_path):
     }
     words = ["t", "--root", log.path, "--into", str(into), "--max-records-per-trigger", "50"]
     return subprocess.Popen(
-        [sys.executable, "-m", "embedlog.pipeline", *words],
+        [sys.executable, "-m", "embedlog.pipeline", *words, *more],
         env={**os.environ, **environment},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
+        stdout=out,
+        stderr=out,
+        text=True,
     )
+
+
+def wait_for(process, into, count):
+    """Until so many rows can be read; none are read twice on the way."""
+    found, until = [], time.monotonic() + 120
+    while process.poll() is None and len(found) < count and time.monotonic() < until:
+        time.sleep(0.05)
+        found = rows(into) if any(into.glob("topic=*/date=*/*")) else []
+        assert len(found) == len({*found})
+
+
+@pytest.mark.parametrize(
+    "kind", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.full)]
+)
+def test_one_that_follows_loads_what_comes_until_it_is_told_to_end(
+    load, log, send, into, tmp_path, kind
+):
+    """Then it reports, as any other; what it loaded is not loaded again."""
+    send("t", {0: range(30), 1: range(20)})
+    more = ("--follow", "--every", "0.2")
+    process = start(log, into, tmp_path, *more, out=subprocess.PIPE)
+    try:
+        wait_for(process, into, 50)
+        send("t", {0: range(9)}, at=START + DAY)
+        wait_for(process, into, 59)
+        process.send_signal(kind)
+        out, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
+
+    assert process.returncode == 0, err
+    assert out.endswith("loaded 59, in files 59: files and log agree\n")
+    # Java's own lines; Spark has nothing to say.
+    assert {line.split(":")[0] for line in err.splitlines()} <= {
+        "WARNING",
+        "Picked up JAVA_TOOL_OPTIONS",
+    }
+    assert load("t").loaded == 0
+    assert rows(into) == everything(log)
 
 
 def kill_within(log, into, tmp_path, after):
