@@ -14,7 +14,9 @@ from support.clock import START
 
 import embedlog
 from embedlog.errors import CorruptionError, DataLossError, InvalidConfigError
-from embedlog.pipeline import audit, command, load
+from embedlog.log.leasing import leases
+from embedlog.pipeline import audit, auditing, command, load
+from embedlog.pipeline.known import NOTHING, from_json
 from embedlog.pipeline.loading import asked_to_stop, planned, unpublished
 from embedlog.pipeline.output import Output
 from embedlog.record import TopicPartition
@@ -113,6 +115,121 @@ def test_what_the_log_has_no_more_cannot_be_compared(log, tmp_path):
 
     log.delete_topic("t")
     assert (audit(log, str(out), ENDS).gone, audit(log, str(out), ENDS).problems) == (30, [])
+
+
+@pytest.fixture
+def compared(log, tmp_path):
+    """What an audit without findings saw: two files, and all of the log."""
+    day = tmp_path / "out" / "topic=t" / "date=2023-11-14"
+    write(day, all_rows()[:9], "a.parquet")
+    write(day, all_rows()[9:], "b.parquet")
+    report = audit(log, str(tmp_path / "out"), ENDS)
+    assert report.problems == []
+    return {
+        name: from_json(json.loads(json.dumps(each.to_json())))
+        for name, each in report.seen.items()
+    }
+
+
+def more(log, count=5):
+    """So many records more in partition 1, an hour each."""
+    with log.producer() as producer:
+        for hour in range(10, 10 + count):
+            at = START + hour * HOUR
+            producer.send("t", b"v", key=b"k", partition=1, timestamp_ms=at)
+    return {T0: 20, T1: 10 + count}
+
+
+def test_what_was_compared_is_not_read_again(log, tmp_path, compared):
+    """The files of before are no Parquet any more, and nobody notices; the report is of all."""
+    day = tmp_path / "out" / "topic=t" / "date=2023-11-14"
+    for path in day.iterdir():
+        facts = path.stat()
+        path.write_bytes(bytes(facts.st_size))
+        os.utime(path, ns=(facts.st_atime_ns, facts.st_mtime_ns))
+    ends = more(log)
+    write(day, [(1, offset) for offset in range(10, 15)], "c.parquet")
+
+    report = audit(log, str(tmp_path / "out"), ends, 5, compared)
+
+    assert (report.problems, report.records, report.known, report.gone) == ([], 35, 30, 0)
+    assert command.table(report)[-1].endswith(
+        "in files 35, 30 of them compared before: files and log agree"
+    )
+    with pytest.raises(pa.ArrowInvalid):
+        audit(log, str(tmp_path / "out"), ends)
+
+
+CHANGED = [
+    (lambda day: (day / "a.parquet").unlink(), "9 records of the log are in no file"),
+    (lambda day: write(day, all_rows()[:10], "a.parquet"), "1 record are in the files again"),
+    (lambda day: write(day, all_rows()[:8], "a.parquet"), "1 record of the log are in no file"),
+    (lambda day: write(day, [(0, 3)], "d.parquet"), "1 record are in the files again"),
+    (lambda day: write(day, [(0, 20)], "d.parquet"), "1 record in the files are past"),
+    (lambda day: write(day, [(7, 0)], "d.parquet"), "1 record in the files are past"),
+    (lambda day: write(day, [(1, 11)], "d.parquet"), "1 record are in the files again"),
+    (lambda day: write(day, [(1, 12), (1, 13)], "c.parquet"), "3 records of the log are in no"),
+    (lambda day: (day / "c.parquet").unlink(), "5 records of the log are in no file"),
+]
+
+
+@pytest.mark.parametrize(("change", "told"), CHANGED)
+def test_what_changed_since_is_found_as_if_all_were_read(log, tmp_path, compared, change, told):
+    """In files of before and in new ones; an audit that knows nothing says the same."""
+    day = tmp_path / "out" / "topic=t" / "date=2023-11-14"
+    ends = more(log)
+    write(day, [(1, offset) for offset in range(10, 15)], "c.parquet")
+
+    change(day)
+    report = audit(log, str(tmp_path / "out"), ends, 0, compared)
+
+    assert any(told in problem for problem in report.problems)
+    assert report.problems == audit(log, str(tmp_path / "out"), ends).problems
+
+
+def test_a_log_that_is_another_one_is_compared_anew(log, tmp_path, compared):
+    """One that was cut begins a leader epoch, a topic made anew has another number."""
+    out = str(tmp_path / "out")
+    assert audit(log, out, ENDS, 0, compared).known == 30
+    log.root.partition("t", 0).truncate_to(18)
+    found = audit(log, out, ENDS, 0, compared)
+    assert found.known == 0
+    assert found.problems == audit(log, out, ENDS).problems != []
+    log.delete_topic("t")
+    assert (audit(log, out, ENDS, 0, compared).known, audit(log, out, ENDS).gone) == (0, 30)
+
+
+def test_the_log_is_held_while_it_is_compared(log, tmp_path, compared, monkeypatch):
+    """From where it is to be read, until it was."""
+    held, rows = [], auditing._rows
+
+    def look(paths):
+        held.append([one.offsets for one in leases(log.root)])
+        return rows(paths)
+
+    monkeypatch.setattr(auditing, "_rows", look)
+    log.delete_records({T0: 7})
+    audit(log, str(tmp_path / "out"), ENDS)
+    audit(log, str(tmp_path / "out"), more(log, 2), 0, compared)
+
+    # The second one finds that two are in no file, and reads all to tell of it.
+    assert held == [[{T0: 7, T1: 0}], [{T1: 10}], [{T0: 7, T1: 0}]]
+    assert leases(log.root) == []
+    with embedlog.open(log.path, mode="r") as reader:
+        assert audit(reader, str(tmp_path / "out"), ENDS).problems == []
+
+
+def test_what_was_compared_is_kept_by_the_output(tmp_path, compared):
+    """In a file that may be anything, or of another form: then all is read."""
+    with Output(str(tmp_path / "out")) as output:
+        assert output.compared() == {}
+        output.note_compared(compared)
+        assert output.compared() == compared
+        for text in ("", "[]", '{"t": 3}', '{"t": {"form": 1}}'):
+            (tmp_path / "out" / ".pipeline" / "compared").write_text(text)
+            assert output.compared() == {}
+        (tmp_path / "out" / ".pipeline" / "compared").write_text('{"t": {"form": 2}}')
+        assert output.compared() == {"t": NOTHING}
 
 
 def test_a_report_is_a_table_and_json(log, tmp_path):

@@ -2,15 +2,18 @@
 
 Every offset of the log up to where it was loaded must be there, each once, and
 the hours of the records must agree.  What retention or compaction took from the
-log since cannot be compared, and is counted apart.
+log since cannot be compared, and is counted apart.  What an earlier audit has
+compared (`known`) is not read again while nothing of it has changed.
 """
 
 from __future__ import annotations
 
 import os
+import uuid
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,6 +21,8 @@ import pyarrow as pa
 from pyarrow import dataset
 
 from embedlog.engine.topic import Range, View
+from embedlog.errors import OffsetOutOfRangeError, UnknownTopicOrPartitionError
+from embedlog.pipeline.known import NOTHING, Known, look
 from embedlog.record import TopicPartition
 
 if TYPE_CHECKING:
@@ -26,6 +31,9 @@ if TYPE_CHECKING:
 _HOUR_MS = 3_600_000
 _PAGE_BITS = 20
 _COLUMNS = ("partition", "offset", "timestamp")
+_LEASE_SECONDS = 3600.0
+_TRIES = 10
+"""Looks at a log whose beginning is deleted each time before it is held."""
 
 Numbers = Any
 """An array of int64; numpy's own type for it says no more."""
@@ -94,6 +102,16 @@ class Counts:
     compacts: bool = False
     """Whether compaction may have taken some out of the log."""
 
+    known: int = 0
+    """Records in the files that an earlier audit has compared."""
+
+    def by_hour(self) -> dict[int, tuple[int, int, int]]:
+        """Return the records in the files, of these compared, and in the log."""
+        return {
+            hour: (self.files[hour], self.compared[hour], self.log[hour])
+            for hour in sorted(self.files | self.log)
+        }
+
     def problems(self, topic: str) -> list[str]:
         """Return what does not agree, each as a sentence."""
         told = [
@@ -121,6 +139,13 @@ class Report:
 
     topics: Mapping[str, Counts]
     ends: Mapping[TopicPartition, int]
+    seen: Mapping[str, Known] = field(default_factory=dict)
+    """What was compared, for the next audit."""
+
+    @property
+    def known(self) -> int:
+        """Records in the files that an earlier audit has compared, and this one did not read."""
+        return sum(counts.known for counts in self.topics.values())
 
     @property
     def records(self) -> int:
@@ -129,7 +154,7 @@ class Report:
 
     @property
     def gone(self) -> int:
-        """Records in the files that the log does not have any more."""
+        """Records in the files that the log did not have any more when they were compared."""
         both = sum(sum(counts.log.values()) - counts.lost for counts in self.topics.values())
         return self.records - sum(each.twice + each.beyond for each in self.topics.values()) - both
 
@@ -139,7 +164,7 @@ class Report:
         return [told for topic, each in self.topics.items() for told in each.problems(topic)]
 
     def hours(self) -> Iterator[tuple[str, str, int, int]]:
-        """Yield topic, hour, records in the files, and of them what the log has still."""
+        """Yield topic, hour, records in the files, and what the log had when it was compared."""
         for topic, counts in self.topics.items():
             for hour in sorted(counts.files | counts.log):
                 yield topic, moment(hour), counts.files[hour], counts.log[hour]
@@ -151,7 +176,7 @@ class Report:
             for topic, hour, records, log in self.hours()
         ]
         facts = {"loaded": self.loaded, "records": self.records, "gone": self.gone}
-        return {**facts, "problems": self.problems, "hours": hours}
+        return {**facts, "known": self.known, "problems": self.problems, "hours": hours}
 
 
 def moment(hour: int) -> str:
@@ -163,66 +188,114 @@ def moment(hour: int) -> str:
     return str(np.datetime64(hour, "h")).replace("T", " ") + ":00"
 
 
-def audit(log: Log, into: str, ends: Mapping[TopicPartition, int], loaded: int = 0) -> Report:
+def audit(
+    log: Log,
+    into: str,
+    ends: Mapping[TopicPartition, int],
+    loaded: int = 0,
+    known: Mapping[str, Known] | None = None,
+) -> Report:
     """Compare what is in the files with what is in the log below these offsets.
 
     Args:
-        log: Opened in any mode.
+        log: Opened in any mode; what is read of it is held meanwhile if it may be written.
         into: The directory of the files.
         ends: Up to where each partition was loaded.
         loaded: For the report.
+        known: What an earlier audit saw, by topic: is not read again, if it is as it was.
     """
-    topics = {}
+    topics, seen = {}, {}
     for topic in sorted({one.topic for one in ends}):
+        folder = os.path.join(into, f"topic={topic}")
         own = {one.partition: end for one, end in ends.items() if one.topic == topic}
-        topics[topic] = _audit_topic(log, os.path.join(into, f"topic={topic}"), topic, own)
-    return Report(loaded, topics, ends)
+        now = look(log, topic, folder, own)
+        before = (known or {}).get(topic, NOTHING)
+        counts = _audit_topic(log, folder, topic, now, before if before.still(now) else NOTHING)
+        if counts.known and counts.problems(topic):
+            # All of it tells what is wrong, and where.
+            counts = _audit_topic(log, folder, topic, now, NOTHING)
+        topics[topic], seen[topic] = counts, replace(now, hours=counts.by_hour())
+    return Report(loaded, topics, ends, seen)
 
 
-def _audit_topic(log: Log, folder: str, topic: str, ends: Mapping[int, int]) -> Counts:
-    ranges = _ranges(log, topic, ends)
-    counts = Counts(compacts=topic in log and log.root.topic(topic).config.compacts)
-    marks = {partition: Marks() for partition in ends}
-    for partition, offsets, hours in _rows(folder):
-        _add_files(counts, marks.get(partition), offsets, hours, ranges.get(partition))
-    for one in ranges.values():
-        for batch in View(log.root, topic, [one]).batches(["offset", "timestamp"]):
-            counts.lost += marks[one.partition].lack(np.asarray(batch["offset"]))
-            counts.log += _counted(_hours(batch["timestamp"]))
+def _audit_topic(log: Log, folder: str, topic: str, now: Known, known: Known) -> Counts:
+    counts = Counts(*known.counters())
+    counts.known = sum(counts.files.values())
+    counts.compacts = topic in log and log.root.topic(topic).config.compacts
+    marks = {partition: Marks() for partition in now.ends}
+    paths = [os.path.join(folder, name) for name in sorted(now.files.keys() - known.files.keys())]
+    with _held(log, topic, now.ends, known.ends) as ranges:
+        for partition, offsets, hours in _rows(paths):
+            since = known.ends.get(partition, 0)
+            counts.twice += int((offsets < since).sum())
+            there = ranges.get(partition)
+            _add_files(counts, marks.get(partition), offsets, hours, there)
+        for one in ranges.values():
+            if one.start >= one.stop:
+                continue
+            for batch in View(log.root, topic, [one]).batches(["offset", "timestamp"]):
+                counts.lost += marks[one.partition].lack(np.asarray(batch["offset"]))
+                counts.log += _counted(_hours(batch["timestamp"]))
     return counts
 
 
-def _ranges(log: Log, topic: str, ends: Mapping[int, int]) -> dict[int, Range]:
-    """Return what the log still has of what was loaded."""
-    if topic not in log:
-        return {}
-    return {
-        one.partition: Range(one.partition, one.start, min(ends[one.partition], one.stop))
-        for one in log.topic(topic).ranges()
-        if one.start < ends.get(one.partition, 0)
-    }
+@contextmanager
+def _held(
+    log: Log, topic: str, ends: Mapping[int, int], since: Mapping[int, int]
+) -> Iterator[dict[int, Range]]:
+    """Hold what the log still has of what was loaded since, while it is compared (C1, D22)."""
+    name, lease = f"pipeline-{uuid.uuid4()}", None
+    for _ in range(_TRIES):
+        ranges = _ranges(log, topic, ends, since)
+        starts = {
+            TopicPartition(topic, one.partition): one.start
+            for one in ranges.values()
+            if one.start < one.stop
+        }
+        if log.root.mode != "rw" or not starts:
+            break
+        try:
+            lease = log.hold(name, starts, seconds=_LEASE_SECONDS)
+            break
+        except (OffsetOutOfRangeError, UnknownTopicOrPartitionError):
+            continue  # retention was quicker
+    try:
+        yield ranges
+    finally:
+        if lease is not None:
+            lease.release()
+
+
+def _ranges(
+    log: Log, topic: str, ends: Mapping[int, int], since: Mapping[int, int]
+) -> dict[int, Range]:
+    """Return what there is to compare; empty where it is gone or known."""
+    there = {one.partition: one for one in log.topic(topic).ranges()} if topic in log else {}
+    ranges = {}
+    for number, end in ends.items():
+        one = there.get(number, Range(number, end, end))
+        ranges[number] = Range(number, max(one.start, since.get(number, 0)), min(end, one.stop))
+    return ranges
 
 
 def _add_files(
     counts: Counts, marks: Marks | None, offsets: Numbers, hours: Numbers, there: Range | None
 ) -> None:
     counts.files += _counted(hours)
-    if marks is None:
+    if marks is None or there is None:
         counts.beyond += len(offsets)
         return
     fresh = marks.add(offsets)
     counts.twice += len(offsets) - len(fresh)
-    if there is None:
-        return
     counts.beyond += int((offsets >= there.stop).sum())
     counts.compared += _counted(hours[(offsets >= there.start) & (offsets < there.stop)])
 
 
-def _rows(folder: str) -> Iterator[tuple[int, Numbers, Numbers]]:
-    """Yield the rows of a topic's files, some of one partition at a time."""
-    if not os.path.isdir(folder):
+def _rows(paths: list[str]) -> Iterator[tuple[int, Numbers, Numbers]]:
+    """Yield the rows of files, some of one partition at a time."""
+    if not paths:
         return
-    for batch in dataset.dataset(folder, format="parquet").to_batches(columns=list(_COLUMNS)):
+    for batch in dataset.dataset(paths, format="parquet").to_batches(columns=list(_COLUMNS)):
         partitions, offsets = np.asarray(batch["partition"]), np.asarray(batch["offset"])
         hours = _hours(batch["timestamp"])
         for partition in np.unique(partitions):

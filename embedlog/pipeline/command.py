@@ -23,8 +23,8 @@ _HOURS = 24
 _ABOUT = """\
 Load topics into Parquet, by topic and day (UTC) of the record's time, exactly
 once: what is new since the last run, each record in one file.  It may be killed
-at any time and started again.  At the end the files are compared with the log,
-offset by offset and hour by hour.  Needs Java, and pip install 'embedlog[spark]'.
+at any time and started again.  At the end what is new in the files is compared with
+the log, offset by offset and hour by hour.  Needs Java, and pip install 'embedlog[spark]'.
 """
 _EXITS = """\
 exit codes: 0 done, and files and log agree; 1 they do not, or Spark failed; 2 the command,
@@ -75,7 +75,13 @@ def parser() -> argparse.ArgumentParser:
         default="true",
         help="whether to stop where records were deleted before they were loaded (true)",
     )
-    top.add_argument("--no-audit", action="store_true", help="load, and compare nothing")
+    audit = top.add_mutually_exclusive_group()
+    audit.add_argument("--no-audit", action="store_true", help="load, and compare nothing")
+    audit.add_argument(
+        "--full-audit",
+        action="store_true",
+        help="compare also the files that an earlier run compared, and that are as they were",
+    )
     top.add_argument("--json", action="store_true", help="write the report as JSON, with all hours")
     return top
 
@@ -120,6 +126,7 @@ def _load(args: argparse.Namespace) -> Report:
             fail_on_data_loss=args.fail_on_data_loss == "true",
             progress=bar,
             check=not args.no_audit,
+            check_all=args.full_audit,
         )
 
 
@@ -145,6 +152,7 @@ def table(report: Report) -> list[str]:
     for topic, hour, records, log in rows[-_HOURS:]:
         lines.append(f"{topic:<{width}}  {hour}  {records:>12,}  {log:>12,}")
     gone = f", {report.gone:,} of them no longer in the log" if report.gone else ""
+    known = f", {report.known:,} of them compared before" if report.known else ""
     agree = "they do not agree" if report.problems else "files and log agree"
-    lines.append(f"loaded {report.loaded:,}, in files {report.records:,}{gone}: {agree}")
+    lines.append(f"loaded {report.loaded:,}, in files {report.records:,}{gone}{known}: {agree}")
     return lines

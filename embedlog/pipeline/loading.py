@@ -108,6 +108,7 @@ def load(
     spark: Any = None,
     progress: Progress | None = None,
     check: bool = True,
+    check_all: bool = False,
 ) -> Report:
     """Load what is new in topics into Parquet, exactly once, and audit it.
 
@@ -122,11 +123,13 @@ def load(
         fail_on_data_loss: Stop where records were deleted before they were loaded; else go on.
         spark: A session with ``format("embedlog")``; one is made unless given.
         progress: Is told how far it is.
-        check: Compare all that is in the files with the log; else only load.
+        check: Compare what is in the files with the log; else only load.
+        check_all: Read also those files for it that an earlier run compared, and that are
+            as they were then.
 
     Raises:
-        KeyboardInterrupt: On Ctrl-C, when no micro-batch is half done; if it follows, that
-            (or SIGTERM) ends it as it should.  A second one does not wait.
+        KeyboardInterrupt: On Ctrl-C, once Spark has stopped; if it follows, that (or SIGTERM)
+            ends it as it should.  A second one does not wait.
         InvalidConfigError: An argument is wrong.
         SparkSetupError: Java or pyspark is missing.
         LockTimeoutError: Another pipeline loads into the directory.
@@ -150,7 +153,12 @@ def load(
             ends = output.published.ends
             if not check:
                 return Report(output.rows, {}, ends)
-            return audit(log, loading.into, ends, output.rows)
+            report = audit(
+                log, loading.into, ends, output.rows, {} if check_all else output.compared()
+            )
+            if not report.problems:
+                output.note_compared(report.seen)
+            return report
 
 
 def _load(loading: Loading, output: Output, log: Log, spark: Any, progress: Progress) -> None:

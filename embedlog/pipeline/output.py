@@ -29,11 +29,14 @@ from pyarrow import parquet
 
 from embedlog.errors import CorruptionError, DataLossError, LockTimeoutError
 from embedlog.files import Files
+from embedlog.pipeline.known import Known
+from embedlog.pipeline.known import from_json as known_from_json
 from embedlog.record import TopicPartition
 from embedlog.spark.positions import Positions, from_json
 
 HIDDEN = ".pipeline"
 _STATE, _LOCK, _STAGING = f"{HIDDEN}/published", f"{HIDDEN}/lock", f"{HIDDEN}/staging"
+_COMPARED = f"{HIDDEN}/compared"
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +140,24 @@ class Output:
         self.rows += rows
         self._finish()
         shutil.rmtree(stage, ignore_errors=True)
+
+    def compared(self) -> dict[str, Known]:
+        """Return what the last audit without findings saw, by topic; none where that is in doubt.
+
+        The file is a note, and may be deleted at any time.
+        """
+        if not self._files.exists(_COMPARED):
+            return {}
+        try:
+            found = json.loads(self._files.read_file(_COMPARED))
+            return {topic: known_from_json(each) for topic, each in found.items()}
+        except (ValueError, KeyError, TypeError, AttributeError):
+            return {}
+
+    def note_compared(self, topics: Mapping[str, Known]) -> None:
+        """Note what an audit saw that found nothing wrong."""
+        told = {topic: each.to_json() for topic, each in topics.items()}
+        self._files.write_file(_COMPARED, json.dumps(told).encode())
 
     def _moves(self, stage: str) -> dict[str, str]:
         found: dict[str, str] = {}
