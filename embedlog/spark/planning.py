@@ -98,16 +98,26 @@ def _rounded(size: int, total: int, wanted: int) -> int:
 
 
 def packed(pieces: Sequence[Piece], bins: int) -> list[list[Piece]]:
-    """Return pieces in at most so many bins of about the same size, the largest first."""
+    """Return pieces in at most so many bins of about the same size, the largest first.
+
+    Those of a partition are in the order of the bins: a sink publishes what tasks
+    wrote in the order of the tasks, and a copy is to have the order of what it copies.
+    """
     if len(pieces) <= bins:
         return [[piece] for piece in pieces]
-    filled: list[list[Piece]] = [[] for _ in range(bins)]
+    bins_of: dict[tuple[str, int], list[int]] = {}
     sizes = [0] * bins
     for piece in sorted(pieces, key=lambda piece: -piece.size):
         least = sizes.index(min(sizes))
-        filled[least].append(piece)
+        bins_of.setdefault((piece.topic, piece.partition), []).append(least)
         sizes[least] += max(piece.size, 1)
-    return [sorted(some, key=_place) for some in filled if some]
+    for each in bins_of.values():
+        each.sort(reverse=True)
+    filled: list[list[Piece]] = [[] for _ in range(bins)]
+    # Parts of a partition are about equal, so it does not matter which of them is in which bin.
+    for piece in sorted(pieces, key=_place):
+        filled[bins_of[piece.topic, piece.partition].pop()].append(piece)
+    return [some for some in filled if some]
 
 
 def _place(piece: Piece) -> tuple[str, int, int]:

@@ -2,6 +2,7 @@
 
 import os
 import pickle
+import random
 from dataclasses import replace
 from itertools import pairwise
 
@@ -408,6 +409,21 @@ def test_small_pieces_share_tasks_evenly():
     assert [[piece.partition for piece in some] for some in found] == [[0, 1], [2, 3, 4, 5]] or all(
         some == sorted(some, key=lambda piece: piece.partition) for some in found
     )
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_pieces_of_a_partition_are_in_the_order_of_the_tasks(seed):
+    """So a copy has the order of its keys: what tasks wrote is published in theirs."""
+    chance = random.Random(seed)
+    parts = [(number, part) for number in range(4) for part in range(chance.randint(1, 6))]
+    pieces = [Piece("t", *one, one[1] + 1, 0, (), chance.randint(90, 110)) for one in parts]
+
+    found = packed(pieces, chance.randint(1, 8))
+
+    order = [(piece.partition, piece.first) for some in found for piece in some]
+    assert sorted(order, key=lambda one: one[0]) == parts
+    sizes = [sum(piece.size for piece in some) for some in found]
+    assert max(sizes) - min(sizes) < 150
 
 
 def _filled(log, segments):
