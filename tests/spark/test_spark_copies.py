@@ -1,0 +1,84 @@
+"""A topic that is copied by a query while it grows, and the query's processes are killed."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support import killable
+from support.copying import InDriver, InSession, Matrix
+from support.forks import tell
+
+import embedlog
+from embedlog.engine import Log
+
+WORKERS = killable.SOURCE + killable.SINK
+DRIVERS = WORKERS + killable.CHECKPOINT
+FIRST = ("before partitions", "after partitions", "before publish", "within publish")
+"""In a first batch, once it is planned: it may be empty, and then no task stages anything."""
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Iterator[Log]:
+    with embedlog.open(tmp_path / "log", maintenance=False) as log:
+        yield log
+        assert log.verify() == []
+
+
+def killed(
+    log: Log, directory: Path, runner: Any, places: list[str], run: Any = Matrix.run
+) -> Matrix:
+    """Kill at each of these places; the query is ended whatever happens."""
+    matrix = Matrix(log, directory, runner)
+    try:
+        run(matrix, places)
+    finally:
+        runner.stop()
+        tell(matrix.told())
+    return matrix
+
+
+def shuffled(places: tuple[str, ...], times: int) -> list[str]:
+    many = list(places) * times
+    random.Random(1).shuffle(many)
+    return many
+
+
+def test_a_copy_whose_processes_are_killed_has_every_record_once(spark, log, tmp_path):
+    """In the order of each key: the source's process, a task that reads, and who commits."""
+    places = ["after latestOffset", "within read", "after publish"]
+    runner = InSession(killable.register(spark), tmp_path)
+    assert killed(log, tmp_path, runner, places).kills.total() == len(places)
+
+
+@pytest.mark.full
+def test_a_copy_whose_processes_are_killed_anywhere(spark, log, tmp_path):
+    """Before and after each step of reading and of writing, in any order."""
+    places = shuffled(WORKERS, 7)
+    runner = InSession(killable.register(spark), tmp_path)
+    assert killed(log, tmp_path, runner, places).kills.total() >= 100
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("alone", [True, False], ids=["its Python goes on", "with its Python"])
+def test_a_copy_whose_driver_is_killed_anywhere(log, tmp_path, alone):
+    """The JVM, at the same places and when a file has come into the checkpoint."""
+    places = shuffled(DRIVERS, 1)
+    killed(log, tmp_path, InDriver(tmp_path, alone), places)
+
+
+@pytest.mark.full
+def test_a_copy_that_begins_at_the_end_goes_on_from_there(spark, log, tmp_path):
+    """What comes after its first batch was planned is not skipped, though that was killed."""
+    runner = InSession(killable.register(spark), tmp_path)
+    killed(log, tmp_path, runner, shuffled(FIRST, 4), Matrix.run_from_the_end)
+
+
+@pytest.mark.full
+def test_a_driver_that_begins_at_the_end_goes_on_from_there(log, tmp_path):
+    """The same of a JVM, also when there is nothing but the offsets of the first batch."""
+    places = [*FIRST, *killable.CHECKPOINT]
+    killed(log, tmp_path, InDriver(tmp_path), places, Matrix.run_from_the_end)
