@@ -4,7 +4,9 @@ import json
 import warnings
 
 import pytest
+from support import killable
 from support.clock import START
+from support.forks import until
 from support.roots import encoded
 
 from embedlog.spark import offsets_behind_latest
@@ -176,6 +178,16 @@ def test_what_only_the_log_knows_is_an_error_of_the_action(load, tmp_path):
     assert "there is no log here" in refused(load(path=tmp_path / "no").count)
 
 
+def test_a_session_knows_the_format_by_itself(spark, options, send):
+    """Spark imports `pyspark_embedlog`; a new session knows nothing that others registered."""
+    send("t", {0: range(5)})
+    killable.register(spark)
+    fresh = spark.newSession()
+
+    assert "DATA_SOURCE_NOT_FOUND" in refused(fresh.read.format("killable").load)
+    assert values(fresh.read.format("embedlog").options(**options()).load()) == list(range(5))
+
+
 def test_a_loss_between_plan_and_action(load, log, send):
     """It fails with what to do, or is left out."""
     send("t", {0: range(10)})
@@ -275,6 +287,18 @@ def test_a_stream_that_begins_at_the_end_skips_nothing(load, send, spark, log):
         assert values(spark.table("tail")) == list(range(10, 15))
     finally:
         query.stop()
+
+
+def test_a_query_that_is_stopped_holds_nothing(load, send, log):
+    """Spark ends the process that holds the lease with a signal, and says nothing before."""
+    send("t", {0: range(10)})
+    stream = load(stream=True, startingOffsets="earliest")
+    query = patiently(stream.writeStream.format("noop").start)
+    (lease,) = log.leases()
+    query.stop()
+
+    assert lease.name.startswith("spark-")
+    until(lambda: log.leases() == [])
 
 
 def test_a_failed_batch_is_repeated_with_the_same_rows(load, send, tmp_path):
