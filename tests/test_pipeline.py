@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import signal
+import threading
 from datetime import UTC, datetime
+from types import SimpleNamespace
 
 import pyarrow as pa
 import pytest
@@ -13,9 +15,9 @@ from pyarrow import parquet
 from support.clock import START
 
 import embedlog
-from embedlog.errors import CorruptionError, DataLossError, InvalidConfigError
+from embedlog.errors import CorruptionError, DataLossError, InvalidConfigError, SparkSetupError
 from embedlog.log.leasing import leases
-from embedlog.pipeline import audit, auditing, command, load
+from embedlog.pipeline import audit, auditing, command, load, loading
 from embedlog.pipeline.known import NOTHING, from_json
 from embedlog.pipeline.loading import asked_to_stop, planned, unpublished
 from embedlog.pipeline.output import Output
@@ -343,6 +345,27 @@ def test_wrong_arguments_are_told_before_spark_is_started(tmp_path, given, told)
     """Spark's own words would be about its interval of triggers."""
     with pytest.raises(InvalidConfigError, match=told):
         load(tmp_path, tmp_path / "out", ["t"], **given)
+
+
+def test_who_asks_while_spark_starts_does_not_wait_for_it(monkeypatch):
+    """The session that comes later is stopped; who does not ask gets it, or what is missing."""
+    begun, stopped, asked = threading.Event(), threading.Event(), threading.Event()
+    session = SimpleNamespace(stop=stopped.set)
+    monkeypatch.setattr(loading, "_begin", lambda: begun.wait() and session)
+    asked.set()
+    assert loading._session(asked) is None
+    assert not stopped.is_set()
+    begun.set()
+    assert stopped.wait(10)
+
+    assert loading._session(threading.Event()) is session
+
+    def fail():
+        raise SparkSetupError("no Java")
+
+    monkeypatch.setattr(loading, "_begin", fail)
+    with pytest.raises(SparkSetupError):
+        loading._session(threading.Event())
 
 
 def test_who_asks_a_second_time_does_not_wait():

@@ -9,7 +9,7 @@ import re
 import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -163,12 +163,13 @@ def load(
 
 def _load(loading: Loading, output: Output, log: Log, spark: Any, progress: Progress) -> None:
     with asked_to_stop(loading.follow is not None) as asked:
-        session = _session() if spark is None else spark
-        try:
-            Query(loading, output, session, log, progress).run(asked)
-        finally:
-            if spark is None:
-                session.stop()
+        session = _session(asked) if spark is None else spark
+        if session is not None:
+            try:
+                Query(loading, output, session, log, progress).run(asked)
+            finally:
+                if spark is None:
+                    _stop(session, asked)
     if asked.is_set() and loading.follow is None:
         raise KeyboardInterrupt
 
@@ -177,20 +178,48 @@ def _silent(_done: int, _total: int) -> None:
     pass
 
 
-def _session() -> Any:
-    # In the main thread Spark would take Ctrl-C for itself, and break off what is said to it.
-    with ThreadPoolExecutor(1) as pool:
-        return pool.submit(_begin).result()
+def _session(asked: threading.Event) -> Any:
+    """Return a session; None if asked to stop before there is one."""
+    made: Future[Any] = Future()
+
+    def begin() -> None:
+        try:
+            made.set_result(_begin())
+        except BaseException as error:  # noqa: BLE001 - it is raised where the result is asked for
+            made.set_exception(error)
+
+    # In the main thread Spark would take Ctrl-C for itself, and break off what is said to it;
+    # and there nobody could do without a session that is not there yet.
+    threading.Thread(target=begin, name="embedlog-pipeline-spark", daemon=True).start()
+    while not wait([made], timeout=_LOOK_SECONDS).done:
+        if asked.is_set():
+            made.add_done_callback(lambda _: None if made.exception() else made.result().stop())
+            return None
+    return made.result()
 
 
 def _begin() -> Any:
     from embedlog.spark import session
 
     conf = {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false"}
-    made = session("embedlog.pipeline", conf=conf)
+    try:
+        made = session("embedlog.pipeline", conf=conf)
+    except EmbedlogError:
+        raise
+    except Exception as error:
+        raise typed(error) from error
     # What goes wrong later is told as an error of ours, in a sentence.
     made.sparkContext.setLogLevel("OFF")
     return made
+
+
+def _stop(session: Any, asked: threading.Event) -> None:
+    try:
+        session.stop()
+    except Exception:
+        # SIGTERM to a group of processes ends Java as well.
+        if not asked.is_set():
+            raise
 
 
 class Query:
@@ -216,6 +245,8 @@ class Query:
                 self._run(asked)
                 break
             except Exception as error:
+                if asked.is_set() and self._failure is None:
+                    return  # Java was told to end as well, and may be quicker
                 # The processes of Spark find each other within ten seconds, or not at all.
                 if not (left and _TOO_BUSY in str(error)):
                     raise self._failure or typed(error) from error
