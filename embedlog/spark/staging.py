@@ -186,7 +186,7 @@ class _Splitter:
                     f"the topic has partitions 0 to {target.partitions - 1}",
                     topic=target.name,
                     partition=int(wrong[0]),
-                    todo="correct the column 'partition', or add partitions to the topic",
+                    todo="correct the column 'partition' or leave it out, or add partitions",
                 )
         return where
 
