@@ -55,7 +55,7 @@ class Marks:
     def add(self, offsets: Numbers) -> Numbers:
         """Mark offsets, and return those that were not marked before, each once."""
         fresh = [offsets[:0]]
-        for page, some in self._split(np.unique(offsets)):
+        for page, some in self._split(_distinct(offsets)):
             bits = self._pages.setdefault(page, np.zeros(1 << _PAGE_BITS, bool))
             places = some & ((1 << _PAGE_BITS) - 1)
             fresh.append(some[~bits[places]])
@@ -73,7 +73,7 @@ class Marks:
 
     def _split(self, offsets: Numbers) -> Iterator[tuple[int, Numbers]]:
         pages = offsets >> _PAGE_BITS
-        for page in np.unique(pages):
+        for page in _distinct(pages):
             yield int(page), offsets[pages == page]
 
 
@@ -298,9 +298,19 @@ def _rows(paths: list[str]) -> Iterator[tuple[int, Numbers, Numbers]]:
     for batch in dataset.dataset(paths, format="parquet").to_batches(columns=list(_COLUMNS)):
         partitions, offsets = np.asarray(batch["partition"]), np.asarray(batch["offset"])
         hours = _hours(batch["timestamp"])
-        for partition in np.unique(partitions):
+        for partition in _distinct(partitions):
             own = partitions == partition
             yield int(partition), offsets[own], hours[own]
+
+
+def _distinct(numbers: Numbers) -> Numbers:
+    """Return each number once, in order.
+
+    `numpy.unique` hashes them since 2.3, which for offsets, nearly in order as they are, takes
+    thirty times as long as to sort them: it was four fifths of an audit.
+    """
+    ordered = np.sort(numbers)
+    return ordered[np.append(True, ordered[1:] != ordered[:-1])[: len(ordered)]]
 
 
 def _hours(times: pa.Array) -> Numbers:
