@@ -16,7 +16,7 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from embedlog import batch
 
 RECORDS = 2_000_000
-WARM, ROUNDS = 12, 8
+WARM, ROUNDS = 8, 6
 """Java compiles what it runs for longer than one would think."""
 ROWS = 2500
 """Of a batch: as many as a producer puts in one of 256 KiB."""

@@ -183,9 +183,15 @@ class StreamReader(_Rows, DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._stream.commit(end)
 
     def stop(self) -> None:
-        """Let the log go; Spark 4.3 itself does not call it."""
-        if "_stream" in self.__dict__:
+        """Let the log go; Spark's source process calls it when its socket is closed."""
+        if "_stream" not in self.__dict__:
+            return
+        # It is closed and signalled at about the same time: what is let go is let go whole.
+        before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        try:
             self._stream.close()
+        finally:
+            signal.signal(signal.SIGTERM, before)
 
 
 def _leave(*_: object) -> None:

@@ -1,8 +1,11 @@
 """Retention and compaction do not pull files from under a query, for as long as it may read."""
 
 import json
+import os
+import signal
 
 import pytest
+from support.children import in_child
 from support.clock import START, ManualClock
 from support.roots import encoded
 from support.sparks import read_all, values_of
@@ -10,7 +13,9 @@ from support.sparks import read_all, values_of
 import embedlog
 from embedlog.errors import DataLossError
 from embedlog.spark.batch import works
+from embedlog.spark.datasource import StreamReader
 from embedlog.spark.options import parse
+from embedlog.spark.source import Source
 from embedlog.spark.streaming import Stream
 
 DAY = 86_400_000
@@ -170,3 +175,24 @@ def test_compacted_gaps_are_no_losses(tmp_path, options, clock):
         assert [row["offset"] for row in read_all(stream.plan(begin, end))] == kept
         stream.close()
         assert log.verify() == []
+
+
+def test_a_signal_while_it_lets_go_changes_nothing(log, options, monkeypatch):
+    """Spark closes the socket of a source's process and signals it, at about the same time."""
+    release = Source.release
+
+    def signalled(source):
+        os.kill(os.getpid(), signal.SIGTERM)
+        release(source)
+
+    def work():
+        reader = object.__new__(StreamReader)
+        reader.__setstate__({"options": parse(options(startingOffsets="earliest")), "names": ()})
+        reader.initialOffset()
+        held = len(log.leases())
+        monkeypatch.setattr(Source, "release", signalled)
+        reader.stop()
+        return held
+
+    assert in_child(work) == 1
+    assert log.leases() == []

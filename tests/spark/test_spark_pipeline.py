@@ -165,9 +165,8 @@ def wait_for(process, into, count):
         assert len(found) == len({*found})
 
 
-@pytest.mark.parametrize(
-    "kind", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.full)]
-)
+@pytest.mark.full
+@pytest.mark.parametrize("kind", [signal.SIGINT, signal.SIGTERM])
 def test_one_that_follows_loads_what_comes_until_it_is_told_to_end(
     load, log, send, into, tmp_path, kind
 ):
