@@ -181,4 +181,9 @@ def of_log(spark, log):
     """The same of a topic."""
     options = {"path": log.path, "subscribe": "in", "startingOffsets": "earliest"}
     stream = spark.readStream.format("embedlog").options(**options).load().select("value")
-    return lambda word: log.partition("in", 0).append([batch.encode_lists([word])]), stream
+
+    def append(word: bytes) -> None:
+        now = time.time_ns() // 1_000_000
+        log.partition("in", 0).append([batch.encode_lists([word], None, now)])
+
+    return append, stream
