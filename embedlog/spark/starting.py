@@ -48,8 +48,8 @@ def recommended_conf() -> dict[str, str]:
     other manager of checkpoint files saves a process for each file (85 ms a
     micro-batch instead of 160); it is less sure to notice two drivers that share
     a checkpoint by mistake, so leave it out where that may happen.  Java spares a
-    fifth of a query's processor time with a collector that has nothing to do
-    beside it, and without a check of Arrow's bounds at each value of each row.
+    tenth to a fifth of a query's processor time with a collector that has nothing to
+    do beside it, and without a check of Arrow's bounds at each value of each row.
     """
     streaming = "org.apache.spark.sql.execution.streaming"
     return {
