@@ -219,7 +219,7 @@ def _rebuild_partition(log: PartitionLog) -> int:
         now = log.tail_locked()
         count = 0
         for segment in log.segments.values():
-            if segment.sealed or segment.id == now.segment_id:
+            if now.has_made(segment):
                 count += rebuild_segment(log, segment, segment.end_position or now.position)
         return count
     finally:

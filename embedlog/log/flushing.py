@@ -46,11 +46,10 @@ def due(log: PartitionLog, now: Tail) -> bool:
     return log.context.clock() - now.flushed_ms >= config.flush_ms
 
 
-def is_late(log: PartitionLog, now_ms: int) -> bool:
-    """Whether flush.ms has asked for a flush since the last append, and nobody looked (A22)."""
+def is_late(log: PartitionLog) -> bool:
+    """Whether a flush has become `due` since the last append, and nobody looked (A22)."""
     now = log.tail()
-    unflushed = now.durable_offset < now.next_offset and not now.failed
-    return unflushed and now_ms - now.flushed_ms >= log.config.flush_ms
+    return now.durable_offset < now.next_offset and not now.failed and due(log, now)
 
 
 def flush(logs: Iterable[PartitionLog]) -> None:

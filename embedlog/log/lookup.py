@@ -63,13 +63,11 @@ def offset_for_timestamp(log: PartitionLog, now: Tail, timestamp: int) -> Offset
     """Return the first record in offset order at or after a time (B10)."""
     end = log.visible_end(now)
     for info in list(log.segments.values()):
-        if not info.sealed and info.id != now.segment_id:
-            break  # younger than the tail we know
+        if not now.has_made(info):
+            break
         latest = info.max_timestamp if info.sealed else now.timestamp
         if latest is None or latest < timestamp:
             continue
-        if not info.sealed and info.id != now.segment_id:
-            continue  # A roll named it and died: perhaps there is no file yet.
         if info.next_offset is not None and info.next_offset <= now.start_offset:
             continue
         file = log.open_segment(info)

@@ -180,8 +180,8 @@ class PartitionReader:
                 self._version = version
                 return True
         found_info = log.segment_at(self.offset)
-        if found_info.base_offset > self.offset or not _is_made(found_info, now):
-            # Dropped since the look at the tail: the next look tells that it is out of range.
+        if found_info.base_offset > self.offset or not now.has_made(found_info):
+            # Dropped or begun since the look at the tail: the next look tells which.
             self._info = self._file = None
             return False
         self._open(found_info)
@@ -202,8 +202,11 @@ class PartitionReader:
         assert self._info is not None
         following = self._log.segment_after(self._info)
         # Segments leave no gap: what does not follow at once replaced, or outlived, what did.
-        follows = following is not None and following.base_offset == self._info.next_offset
-        if following is None or not follows or not _is_made(following, now):
+        if (
+            following is None
+            or following.base_offset != self._info.next_offset
+            or not now.has_made(following)
+        ):
             self._info = self._file = None
             return False
         self._open(following)
@@ -228,8 +231,3 @@ class PartitionReader:
             if entry.position > position:
                 return entry.offset
         return self._log.end_offset() if info.next_offset is None else info.next_offset
-
-
-def _is_made(info: SegmentInfo, now: Tail) -> bool:
-    """Whether its file is there: a roll names it, makes it, and moves the tail into it, in turn."""
-    return info.sealed or info.id == now.segment_id

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import struct
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from embedlog.kv import Txn
 from embedlog.log.sequence import Producer
+
+if TYPE_CHECKING:
+    from embedlog.catalog import SegmentInfo
 
 ROWS = b"E"
 _ROW = struct.Struct(">QQQQQQQQIqqqQqB")
@@ -57,6 +60,14 @@ class Tail(NamedTuple):
     def empty(self) -> bool:
         """Whether the active segment has no batch."""
         return self.next_offset == self.base_offset
+
+    def has_made(self, info: SegmentInfo) -> bool:
+        """Whether a segment's file is there: a roll names it, makes it, and moves the tail into it.
+
+        One that is neither sealed nor the tail's is younger than this tail, or was
+        named by a process that died before it made it.
+        """
+        return info.sealed or info.id == self.segment_id
 
 
 class Known(NamedTuple):

@@ -56,8 +56,7 @@ def _retention(turn: Turn) -> list[Deleted]:
 
 def _flush(turn: Turn) -> list[PartitionLog]:
     """Flush what flush.ms asks for where nothing is appended any more, so nobody notices (A22)."""
-    now = turn.clock()
-    late = [log for log in _used(turn, flushing.by_itself) if flushing.is_late(log, now)]
+    late = [log for log in _used(turn, flushing.by_itself) if flushing.is_late(log)]
     if late:
         flushing.flush(late)
     return late

@@ -83,9 +83,9 @@ def files(folder: str) -> dict[str, Stamp]:
     """Return the files below a directory that readers of data sets see."""
     found = {}
     for place, folders, names in os.walk(folder):
-        folders[:] = [name for name in folders if not _hidden(name)]
+        folders[:] = [name for name in folders if not is_hidden(name)]
         for name in names:
-            if not _hidden(name):
+            if not is_hidden(name):
                 path = os.path.join(place, name)
                 facts = os.stat(path)
                 found[os.path.relpath(path, folder)] = facts.st_size, facts.st_mtime_ns
@@ -106,5 +106,6 @@ def from_json(found: Mapping[str, Any]) -> Known:
     )
 
 
-def _hidden(name: str) -> bool:
+def is_hidden(name: str) -> bool:
+    """Whether readers of data sets pass over a file or directory of that name."""
     return name.startswith((".", "_"))

@@ -14,12 +14,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import embedlog
-from embedlog.errors import EmbedlogError, InvalidConfigError, NotALogError
+from embedlog.errors import EmbedlogError, InvalidConfigError
 from embedlog.pipeline.auditing import Report, audit
 from embedlog.pipeline.output import HIDDEN, Output
 from embedlog.record import TopicPartition
 from embedlog.spark.positions import Positions, from_json
+from embedlog.spark.source import opened
 from embedlog.spark.telling import typed
 
 if TYPE_CHECKING:
@@ -69,10 +69,8 @@ class Loading:
         Raises:
             NotALogError: There is none.
         """
-        if not os.path.exists(os.path.join(self.root, "embedlog.toml")):
-            raise NotALogError("there is no log here", path=self.root)
-        mode = "rw" if os.access(self.root, os.W_OK) else "r"
-        return embedlog.open(self.root, mode=mode, maintenance=False)
+        log: Log = opened(self.root)
+        return log
 
     def names(self, log: Log) -> list[str]:
         """Return the topics that there are now."""

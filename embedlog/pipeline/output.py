@@ -29,7 +29,7 @@ from pyarrow import parquet
 
 from embedlog.errors import CorruptionError, DataLossError, LockTimeoutError
 from embedlog.files import Files
-from embedlog.pipeline.known import Known
+from embedlog.pipeline.known import Known, is_hidden
 from embedlog.pipeline.known import from_json as known_from_json
 from embedlog.record import TopicPartition
 from embedlog.spark.positions import Positions, from_json
@@ -163,7 +163,7 @@ class Output:
         found: dict[str, str] = {}
         for folder, _, names in sorted(os.walk(os.path.join(self.path, stage))):
             for name in sorted(names):
-                if name.endswith(".parquet") and not name.startswith((".", "_")):
+                if name.endswith(".parquet") and not is_hidden(name):
                     old = os.path.relpath(os.path.join(folder, name), self.path)
                     where = os.path.relpath(os.path.dirname(old), stage)
                     new = f"{self.published.number:08d}-{len(found):05d}.parquet"

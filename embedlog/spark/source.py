@@ -40,7 +40,7 @@ class Source:
 
     def __init__(self, options: SourceOptions, durable: bool) -> None:
         self.options = options
-        self.log = _opened(options.path)
+        self.log = opened(options.path, "check the option 'path'")
         self._durable = durable if options.visibility is None else options.visibility == "durable"
         self._known: tuple[int, dict[TopicPartition, PartitionLog]] | None = None
         self._lease: Any = None
@@ -265,9 +265,14 @@ class Source:
         logger.warning("%s", error)
 
 
-def _opened(path: str) -> Any:
+def opened(path: str, todo: str | None = None) -> Any:
+    """Open a log that is there, to write it as well where that is allowed.
+
+    Raises:
+        NotALogError: There is none; ``todo`` says what to do.
+    """
     if not os.path.exists(os.path.join(path, "embedlog.toml")):
-        raise NotALogError("there is no log here", path=path, todo="check the option 'path'")
+        raise NotALogError("there is no log here", path=path, todo=todo)
     mode = "rw" if os.access(path, os.W_OK) else "r"
     # Whoever writes the log does the housekeeping: these processes are killed without a word.
     return embedlog.open(path, mode=mode, maintenance=False)
