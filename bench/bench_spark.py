@@ -3,6 +3,7 @@
 Each action is measured with both in turn, so that a busy machine slows both.
 """
 
+import os
 import shutil
 import statistics
 import time
@@ -89,13 +90,16 @@ def path(tmp_path_factory):
     import embedlog
 
     path = tmp_path_factory.mktemp("spark") / "log"
-    keys = [b"k%09d" % number for number in range(ROWS)]
     with embedlog.open(path) as log:
         log.create_topic("t", 2, {"segment.bytes": 64 << 20})
         for number in range(RECORDS // ROWS):
-            first = 1_700_000_000_000 + number * ROWS
-            times = list(range(first, first + ROWS))
-            some = batch.encode_lists([b"v" * 96] * ROWS, keys, times)
+            offsets = range(number * ROWS, (number + 1) * ROWS)
+            keys = [b"k%09d" % offset for offset in offsets]
+            # Of random bytes: Parquet keeps equal ones once, and would have nothing to read.
+            data = memoryview(os.urandom(96 * ROWS))
+            values = [data[row : row + 96] for row in range(0, len(data), 96)]
+            times = [1_700_000_000_000 + offset for offset in offsets]
+            some = batch.encode_lists(values, keys, times)
             log.partition("t", number % 2).append([some])
     return path
 

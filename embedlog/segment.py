@@ -29,6 +29,8 @@ _MAPPED_BYTES = 256 << 10
 """Map a sealed file for reads of at least this size."""
 _FEW_BYTES = 4096
 """What is copied sooner than it is made an Arrow buffer, which is slow after a sleep."""
+_MANY_BYTES = 256 << 10
+"""What is read into Arrow's memory: what malloc gives of this size has new pages each time."""
 
 
 class SegmentFile:
@@ -162,14 +164,21 @@ class SegmentFile:
         """
         want = min(max(max_bytes, _FIRST_BYTES), stop - position)
         while want > 0:
-            data = self._files.read(self._open_fd(), want, position)
+            data = self._read(want, position)
             found = self._whole(data, position, max_bytes, last=want >= stop - position)
             if found:
                 return found
-            if want >= stop - position or data[:8] == END_MARK:
+            if want >= stop - position or bytes(data[:8]) == END_MARK:
                 raise self._ended(position)
             want = min(self._length(data, position) or want * 4, stop - position)
         return []
+
+    def _read(self, length: int, position: int) -> Any:
+        fd = self._open_fd()
+        if length < _MANY_BYTES:
+            return self._files.read(fd, length, position)
+        memory = pa.allocate_buffer(max(0, min(length, self.size() - position)))
+        return memory.slice(0, self._files.read_into(fd, memory, position))
 
     def _length(self, data: Any, position: int) -> int | None:
         """How long the batch is that ``data`` begins; None where that is not told yet."""
@@ -189,7 +198,7 @@ class SegmentFile:
         )
 
     def _whole(self, data: Any, position: int, max_bytes: int, last: bool) -> list[Batch]:
-        whole = data if len(data) <= _FEW_BYTES else pa.py_buffer(data)
+        whole = data if len(data) <= _FEW_BYTES or type(data) is pa.Buffer else pa.py_buffer(data)
         source = batches.Source(whole, self.path, position, self.schema)
         try:
             return source.batches(0, len(data), max_bytes)

@@ -93,6 +93,19 @@ def test_a_read_ends_where_the_file_does(files, fd):
     assert files.read(fd, 1 << 50, 7) == b""
 
 
+def test_memory_that_is_given_is_filled_as_far_as_the_file_goes(files, fd, monkeypatch):
+    """Also where the kernel gives a little at a time; what lies beyond stays as it was (P11)."""
+    files.write(fd, [b"abcdef"], 0)
+    whole, rest, none = bytearray(4), bytearray(b"......"), bytearray(2)
+
+    assert files.read_into(fd, whole, 1) == 4
+    few = os.preadv
+    monkeypatch.setattr(os, "preadv", lambda fd, to, at: few(fd, [to[0][:1]], at))
+    assert files.read_into(fd, rest, 3) == 3
+    assert files.read_into(fd, none, 100) == 0
+    assert (whole, rest, none) == (b"bcde", b"def...", b"\0\0")
+
+
 def test_a_map_outlives_its_descriptor_and_its_name(files, fd):
     """Readers keep the bytes of a file that was deleted (P20)."""
     files.write(fd, [b"abc"], 0)

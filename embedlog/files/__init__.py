@@ -222,6 +222,17 @@ class Files:
             raise self._failed(error, "read", fd) from error
         return data
 
+    def read_into(self, fd: int, memory: Any, position: int) -> int:
+        """Fill a writable buffer from `position`; return how many bytes, fewer at the file's end."""
+        view = memoryview(memory).cast("B")
+        done = 0
+        try:
+            while done < len(view) and (more := os.preadv(fd, [view[done:]], position + done)):
+                done += more
+        except OSError as error:
+            raise self._failed(error, "read", fd) from error
+        return done
+
     def map(self, fd: int, length: int, *, write: bool = False) -> mmap.mmap:
         """Map the first `length` bytes; the file must never shrink again (SIGBUS).
 

@@ -455,6 +455,10 @@ class CruelFiles(Files):
         base = super()
         return self._do("read", fd, lambda: base.read(fd, length, position))
 
+    def read_into(self, fd: int, memory: Any, position: int) -> int:
+        base = super()
+        return self._do("read", fd, lambda: base.read_into(fd, memory, position))
+
     def map(self, fd: int, length: int, *, write: bool = False) -> Any:
         base = super()
         return self._do("map", fd, lambda: base.map(fd, length, write=write))

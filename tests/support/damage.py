@@ -37,6 +37,11 @@ class OneFile:
     def read(self, fd: int, length: int, position: int) -> bytes:
         return self._data[position : position + length]
 
+    def read_into(self, fd: int, memory: Any, position: int) -> int:
+        data = self._data[position : position + len(memory)]
+        memoryview(memory).cast("B")[: len(data)] = data
+        return len(data)
+
     def map(self, fd: int, length: int) -> bytes:
         return self._data[:length]
 
