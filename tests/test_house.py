@@ -51,14 +51,17 @@ OS_FOR_ALL = {
 ROOF = FLOORS[-2] | FLOORS[-1]
 TOP_FLOORS = {"engine", *ROOF}
 PACKAGE = Path(next(iter(importlib.util.find_spec("embedlog").submodule_search_locations)))
-FILES = {
-    path.relative_to(PACKAGE).as_posix(): ast.parse(path.read_text(), str(path))
-    for path in sorted(PACKAGE.rglob("*.py"))
-}
+FILES = [path.relative_to(PACKAGE).as_posix() for path in sorted(PACKAGE.rglob("*.py"))]
 ROOM_FILES = [name for name in FILES if not name.startswith("__")]
 
 each_file = pytest.mark.parametrize("name", FILES)
 each_room_file = pytest.mark.parametrize("name", ROOM_FILES)
+
+
+@functools.cache
+def parsed(name):
+    """Return a file's syntax; not before a test asks, since the tests before this one fork."""
+    return ast.parse((PACKAGE / name).read_text(), name)
 
 
 def room_of(name):
@@ -98,7 +101,7 @@ def functions(name):
     """Return the functions of a file with their lines, docstring and blank lines not counted."""
     lines = (PACKAGE / name).read_text().splitlines()
     found = []
-    for node in ast.walk(FILES[name]):
+    for node in ast.walk(parsed(name)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             own = set(range(node.lineno, node.end_lineno + 1))
             if ast.get_docstring(node) is not None:
@@ -117,7 +120,7 @@ def test_a_file_belongs_to_a_room_of_the_plan(name):
 def test_a_room_imports_only_rooms_below_it(name):
     """Floors, so that each room can be read without those above it."""
     room = room_of(name)
-    for other in imported(FILES[name]):
+    for other in imported(parsed(name)):
         # The version is the one thing that all may take from the roof.
         if other.startswith("embedlog.") and other != "embedlog.__version__":
             below = other.split(".")[1]
@@ -127,7 +130,7 @@ def test_a_room_imports_only_rooms_below_it(name):
 @each_file
 def test_a_third_party_package_enters_through_its_door(name):
     """One room to change when a library changes."""
-    for other in set(imported(FILES[name])) - set(for_types_only(FILES[name])):
+    for other in set(imported(parsed(name))) - set(for_types_only(parsed(name))):
         doors = DOORS.get(other.split(".")[0])
         assert doors is None or room_of(name) in doors, f"{name} imports {other}"
 
@@ -136,7 +139,7 @@ def test_a_third_party_package_enters_through_its_door(name):
 def test_a_package_from_outside_is_in_the_plan(name):
     """Nothing is depended upon without a door."""
     known = {*DOORS, *sys.stdlib_module_names, "embedlog", "_typeshed"}
-    assert {other.split(".")[0] for other in imported(FILES[name])} <= known
+    assert {other.split(".")[0] for other in imported(parsed(name))} <= known
 
 
 @each_room_file
@@ -144,7 +147,7 @@ def test_only_files_touches_the_file_system(name):
     """One seam to the outside, with a cruel twin in the tests."""
     if room_of(name) in {"files", *ROOF}:
         return
-    for mention in mentioned(FILES[name]):
+    for mention in mentioned(parsed(name)):
         first, _, rest = mention.partition(".")
         assert mention not in {"open", "io.open"}, f"{name} opens files"
         if first == "os" and rest:
@@ -164,20 +167,20 @@ WALL_CLOCKS = {
 def test_nobody_below_the_engine_looks_at_the_wall_clock(name):
     """Time is passed in, so that retention and sessions are ordinary unit tests."""
     if room_of(name) not in TOP_FLOORS:
-        assert not WALL_CLOCKS & set(mentioned(FILES[name]))
+        assert not WALL_CLOCKS & set(mentioned(parsed(name)))
 
 
 @each_room_file
 def test_nobody_sleeps_but_on_a_lock(name):
     """Waiting is for an event, with a timeout, so that close() need not wait."""
     if room_of(name) != "files":
-        assert "time.sleep" not in set(mentioned(FILES[name]))
+        assert "time.sleep" not in set(mentioned(parsed(name)))
 
 
 @each_room_file
 def test_chance_comes_from_a_generator_that_can_be_seeded(name):
     """`random.Random`, passed in; never the one that all share."""
-    used = {mention for mention in mentioned(FILES[name]) if mention.startswith("random.")}
+    used = {mention for mention in mentioned(parsed(name)) if mention.startswith("random.")}
     assert used <= {"random.Random", "random.SystemRandom"}
 
 
@@ -185,7 +188,7 @@ def test_chance_comes_from_a_generator_that_can_be_seeded(name):
 def test_a_library_does_not_configure_logging(name):
     """Handlers and levels belong to the program."""
     forbidden = {"logging.basicConfig", "logging.StreamHandler", "logging.config"}
-    assert room_of(name) == "cli" or not forbidden & set(mentioned(FILES[name]))
+    assert room_of(name) == "cli" or not forbidden & set(mentioned(parsed(name)))
 
 
 @each_file
@@ -200,7 +203,7 @@ def test_a_file_says_what_it_is_for_and_is_short(name):
     """A docstring, and at most 600 lines; a room that outgrows them becomes a folder."""
     source = (PACKAGE / name).read_text()
 
-    assert ast.get_docstring(FILES[name])
+    assert ast.get_docstring(parsed(name))
     assert len(source.splitlines()) <= 600
 
 

@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from embedlog.batch import few
+from embedlog.batch.arrays import numbers, repeated
 from embedlog.batch.wire import (
     COMPRESSED,
     CONTINUATION,
@@ -441,7 +442,7 @@ class Batch:
     def _with_append_time(self, columns: Any, pick: Pick) -> Any:
         at = pick.indexes.index(self._source.layout.time)
         kind = pick.schema.field(at).type
-        times = pa.array(np.full(self.count, self.max_timestamp, np.int64)).view(TIMESTAMP)
+        times = repeated(self.max_timestamp, TIMESTAMP, self.count)
         return columns.set_column(at, pick.schema.field(at), times.cast(kind))
 
     def verify(self) -> None:
@@ -475,8 +476,7 @@ class Batch:
         """Return a `pyarrow.RecordBatch` with offset and partition before the columns."""
         columns = self.columns(names)
         prefix = "" if self._source.layout.names[0] == "timestamp" else "_"
-        where = pa.py_buffer(np.full(self.count, partition, np.int32))
-        arrays = [self.offsets(), pa.Array.from_buffers(pa.int32(), self.count, [None, where], 0)]
+        arrays = [self.offsets(), repeated(partition, pa.int32(), self.count)]
         all_names = [prefix + "offset", prefix + "partition", *columns.schema.names]
         return pa.RecordBatch.from_arrays([*arrays, *columns.columns], names=all_names)
 
@@ -512,8 +512,7 @@ class Batch:
 
 def offset_range(start: int, stop: int) -> Any:
     """Return the offsets ``[start, stop)`` as a `pyarrow.Int64Array`."""
-    rows = pa.py_buffer(np.arange(start, stop, dtype=np.int64))
-    return pa.Array.from_buffers(pa.int64(), stop - start, [None, rows], 0)
+    return numbers(np.arange(start, stop), pa.int64())
 
 
 def _header_lists(column: Any) -> list[list[tuple[str, bytes | None]]]:

@@ -11,11 +11,11 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from embedlog.batch.reading import Batch
+from embedlog.batch.arrays import number, repeated
+from embedlog.batch.reading import Batch, offset_range
 
 Rows = tuple[Batch, int, int]
 """A batch, and which of its rows are meant: ``[first, last)``."""
@@ -64,7 +64,8 @@ def _rows(batch: Batch, start: int, stop: int) -> tuple[int, int]:
     if not batch.has_offsets:
         return max(start - batch.base_offset, 0), min(stop - batch.base_offset, batch.count)
     offsets = batch.offsets()
-    below = [pc.sum(pc.less(offsets, edge)).as_py() or 0 for edge in (start, stop)]
+    edges = number(start, pa.int64()), number(stop, pa.int64())
+    below = [pc.sum(pc.less(offsets, edge)).as_py() or 0 for edge in edges]
     return below[0], below[1]
 
 
@@ -82,8 +83,7 @@ def _offsets(found: Sequence[Rows]) -> list[Any]:
     dense = all(one.next_offset == two.base_offset for (one, _, _), (two, _, _) in pairwise(found))
     if dense and not any(batch.has_offsets for batch, _, _ in found):
         (begin, first, _), (end, _, last) = found[0], found[-1]
-        rows = np.arange(begin.base_offset + first, end.base_offset + last, dtype=np.int64)
-        return [_primitive(rows, pa.int64())]
+        return [offset_range(begin.base_offset + first, end.base_offset + last)]
     return [batch.offsets().slice(first, last - first) for batch, first, last in found]
 
 
@@ -94,8 +94,4 @@ def _constant(value: int, count: int) -> Any:
 @lru_cache(maxsize=8)
 def _constants(value: int, count: int) -> Any:
     """The same memory again and again: it was written once and is in the cache."""
-    return _primitive(np.full(count, value, np.int32), pa.int32())
-
-
-def _primitive(rows: Any, kind: Any) -> Any:
-    return pa.Array.from_buffers(kind, len(rows), [None, pa.py_buffer(rows)], 0)
+    return repeated(value, pa.int32(), count)

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
+from embedlog.batch.arrays import numbers
 from embedlog.batch.wire import (
     COMPRESSED,
     CONTINUATION,
@@ -521,12 +522,19 @@ def binary_array(values: Sequence[bytes | None] | None, count: int, lengths: Len
 def _headers_array(headers: Sequence[Sequence[tuple[str, bytes | None]] | None]) -> Any:
     ends = [0, *accumulate(len(one) if one else 0 for one in headers)]
     pairs = [pair for one in headers if one for pair in one]
-    try:
-        names = pa.array([name for name, _ in pairs], pa.string())
-        values = pa.array([value for _, value in pairs], pa.binary())
-    except (pa.ArrowException, TypeError, ValueError, UnicodeError) as error:
-        raise SerializationError(f"headers are pairs of str and bytes: {error}") from error
-    if names.null_count:
+    items = _pairs_array(pairs) if pairs else pa.nulls(0, HEADERS_TYPE.value_type)
+    return pa.ListArray.from_arrays(numbers(ends, pa.int32()), items, type=HEADERS_TYPE)
+
+
+def _pairs_array(pairs: Sequence[tuple[str, bytes | None]]) -> Any:
+    names = [name for name, _ in pairs]
+    if None in names:
         raise SerializationError("the key of a header is None", todo="Give it a name (A3)")
-    items = pa.StructArray.from_arrays([names, values], fields=list(HEADERS_TYPE.value_type))
-    return pa.ListArray.from_arrays(pa.array(ends, pa.int32()), items, type=HEADERS_TYPE)
+    try:
+        columns = [
+            binary_array([name.encode() for name in names], len(pairs)).view(pa.string()),
+            binary_array([value for _, value in pairs], len(pairs)),
+        ]
+    except (AttributeError, UnicodeError, SerializationError) as error:
+        raise SerializationError(f"headers are pairs of str and bytes: {error}") from error
+    return pa.StructArray.from_arrays(columns, fields=list(HEADERS_TYPE.value_type))

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from embedlog.batch import CONTROL, Batch
+from embedlog.batch.arrays import data
 from embedlog.compaction.hashing import KeyHasher
 from embedlog.compaction.offsetmap import SLOT_BYTES, OffsetMap
 from embedlog.compaction.scanning import Chunk, Words, data_rows, nulls, offsets_of, where_last
@@ -120,7 +121,7 @@ def last_record(log: PartitionLog, key: bytes, start: int, stop: int) -> Found |
     Looks at the keys of the newest segment first, and at no others if it is there.
     """
     log.refresh()
-    wanted = pa.scalar(key, pa.binary())
+    wanted = data(key, pa.binary())
     for info in reversed(log.segments.values()):
         first = max(info.base_offset, start)
         end = stop if info.next_offset is None else min(info.next_offset, stop)

@@ -8,6 +8,7 @@ import pyarrow as pa
 
 from embedlog import batch as batches
 from embedlog.batch import CONTROL, LOG_APPEND_TIME, Batch, EncodedBatch
+from embedlog.batch.arrays import empty
 from embedlog.log.replacing import Replacement
 
 TARGET_BYTES = 512 << 10
@@ -157,8 +158,8 @@ class Rewriter:
         if held is not None and held.exact and held.next_offset < offset:
             self._write(held.next_offset)
         if self._held is None and self._at < offset:
-            empty = self._encode(self._schema.empty_table(), Kind(self._epoch, 0, "none"), None)
-            self._held = _Held(empty, offset, self._epoch, False)
+            nothing = self._encode(empty(self._schema), Kind(self._epoch, 0, "none"), None)
+            self._held = _Held(nothing, offset, self._epoch, False)
         if self._held is not None and offset > self._held.next_offset:
             self._held = self._held._replace(next_offset=offset)
         if self._held is not None and offset == self._held.next_offset:

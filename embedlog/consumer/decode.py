@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from embedlog import batch as batches
 from embedlog.batch import Batch
+from embedlog.batch.arrays import repeated
 from embedlog.config import ConsumerConfig
 from embedlog.errors import CorruptBatchError, RecordDeserializationError
 from embedlog.record import Record, TopicPartition
@@ -210,7 +211,7 @@ class Table:
         self._stored = tuple(name for name in stored if name != "headers"), stored
         self._usual = names == ("offset", "partition", *stored)
         self._start, self._offsets = 0, batches.offset_range(0, 0)
-        self._constant = pa.array([], pa.int32())
+        self._constant = repeated(0, pa.int32(), 0)
 
     def rows(self, batch: Batch, rows: slice | None) -> Any:
         """Return some rows as a `pyarrow.RecordBatch`, or all; nothing stored is copied.
@@ -249,8 +250,8 @@ class Table:
 
     def _numbers(self, count: int) -> Any:
         if len(self._constant) < count:
-            number = pa.scalar(self._where.partition, pa.int32())
-            self._constant = pa.repeat(number, max(count, _LONG))
+            long = max(count, _LONG)
+            self._constant = repeated(self._where.partition, pa.int32(), long)
         return self._constant.slice(0, count)
 
 

@@ -138,6 +138,7 @@ def latest(root: Root, name: str, ranges: Ranges, schema: pa.Schema) -> Iterator
 def _last_of(root: Root, name: str, part: Range, ranges: Ranges) -> Iterator[pa.Table]:
     import pyarrow as pa
 
+    from embedlog.batch.arrays import repeated
     from embedlog.compaction.latest import last_records
 
     def now() -> int:
@@ -146,7 +147,7 @@ def _last_of(root: Root, name: str, part: Range, ranges: Ranges) -> Iterator[pa.
 
     log = root.partition(name, part.partition)
     for table in last_records(log, part.start, part.stop, now):
-        number = pa.repeat(pa.scalar(part.partition, pa.int32()), table.num_rows)
+        number = repeated(part.partition, pa.int32(), table.num_rows)
         yield table.append_column("partition", number)
 
 
@@ -155,10 +156,11 @@ def _one_each(table: pa.Table, partitions: int) -> pa.Table:
     import pyarrow as pa
     import pyarrow.compute as pc
 
+    from embedlog.batch.arrays import TRUE, numbers
     from embedlog.partitioner import partitions_for_keys
 
     keys = table["key"].combine_chunks()
-    homes = pa.array(partitions_for_keys(keys, partitions), pa.int32())
+    homes = numbers(partitions_for_keys(keys, partitions), pa.int32())
     at_home = pc.equal(homes, table["partition"].combine_chunks())
     if pc.all(at_home).as_py():
         return table
@@ -168,7 +170,7 @@ def _one_each(table: pa.Table, partitions: int) -> pa.Table:
     keys = table["key"].combine_chunks()
     count = table.num_rows
     changes = pc.not_equal(keys.slice(1), keys.slice(0, count - 1))
-    last = pa.concat_arrays([changes, pa.array([True])])
+    last = pa.concat_arrays([changes, TRUE])
     kept = table.filter(last).drop_columns(["home"])
     return kept.sort_by([("partition", "ascending"), ("offset", "ascending")])
 

@@ -125,9 +125,11 @@ class View:
         """
         import pyarrow as pa
 
+        from embedlog.batch.arrays import empty
+
         schema = self.schema(columns)
         tables = self._latest(schema) if latest else self._tables(schema)
-        return pa.concat_tables([schema.empty_table(), *tables])
+        return pa.concat_tables([empty(schema), *tables])
 
     def _latest(self, schema: pa.Schema) -> Iterator[pa.Table]:
         from embedlog.engine.compacting import latest

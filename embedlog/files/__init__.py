@@ -30,7 +30,6 @@ from embedlog.errors import (
     NotALogError,
     ReadOnlyError,
     StorageError,
-    UnsupportedFilesystemError,
 )
 from embedlog.files.place import (
     FILESYSTEMS,
@@ -40,6 +39,7 @@ from embedlog.files.place import (
     lock_timeout,
     open_root,
     parts,
+    refuse_unsafe,
     storage_error,
     sync_parent,
     without_first,
@@ -99,7 +99,7 @@ class Files:
         self._root_fd = open_root(self.root)
         try:
             if writable and not unsafe_filesystem:
-                self._refuse_unsafe_place()
+                refuse_unsafe(self._magic(), os.fstat(self._root_fd).st_mode, self.root)
         except BaseException:
             self.close_all()
             raise
@@ -121,22 +121,6 @@ class Files:
                 raise NotALogError("a log is a directory, and this is a file", path=real) from None
         except OSError as error:
             raise storage_error(error, "create the root", real) from error
-
-    def _refuse_unsafe_place(self) -> None:
-        magic = self._magic()
-        if magic in REMOTE_FILESYSTEMS:
-            raise UnsupportedFilesystemError(
-                f"locks and shared maps cannot be trusted on {REMOTE_FILESYSTEMS[magic]}",
-                todo="Move the log to a local disk, or pass unsafe_filesystem=True",
-                path=self.root,
-            )
-        mode = os.fstat(self._root_fd).st_mode
-        if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
-            raise UnsupportedFilesystemError(
-                "anyone may replace the files of this directory",
-                todo="chmod o-w it, or pass unsafe_filesystem=True",
-                path=self.root,
-            )
 
     # Files
 
@@ -223,7 +207,7 @@ class Files:
         return data
 
     def read_into(self, fd: int, memory: Any, position: int) -> int:
-        """Fill a writable buffer from `position`; return how many bytes, fewer at the file's end."""
+        """Fill a buffer from `position`; return how many bytes, fewer at the end of the file."""
         view = memoryview(memory).cast("B")
         done = 0
         try:

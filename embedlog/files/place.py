@@ -5,9 +5,16 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
+import stat
 from typing import Final
 
-from embedlog.errors import DiskFullError, LockTimeoutError, NotALogError, StorageError
+from embedlog.errors import (
+    DiskFullError,
+    LockTimeoutError,
+    NotALogError,
+    StorageError,
+    UnsupportedFilesystemError,
+)
 
 OPEN_DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT)
@@ -47,6 +54,28 @@ def storage_error(
     reason = error.strerror or os.strerror(number)
     what = f"{operation} failed: {reason} ({errno.errorcode.get(number, number)})"
     return kind(what, errno=number, operation=operation, path=path)
+
+
+def refuse_unsafe(magic: int, mode: int, path: str) -> None:
+    """Raise `UnsupportedFilesystemError` unless a directory is one for a log (P23).
+
+    Args:
+        magic: The number of its file system.
+        mode: Its permissions, as `os.stat` has them.
+        path: Where it is, for the error.
+    """
+    if magic in REMOTE_FILESYSTEMS:
+        raise UnsupportedFilesystemError(
+            f"locks and shared maps cannot be trusted on {REMOTE_FILESYSTEMS[magic]}",
+            todo="Move the log to a local disk, or pass unsafe_filesystem=True",
+            path=path,
+        )
+    if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
+        raise UnsupportedFilesystemError(
+            "anyone may replace the files of this directory",
+            todo="chmod o-w it, or pass unsafe_filesystem=True",
+            path=path,
+        )
 
 
 def open_root(root: str) -> int:

@@ -10,6 +10,7 @@ import pyarrow.compute as pc
 
 from embedlog import catalog, index
 from embedlog.batch import Batch
+from embedlog.batch.arrays import TRUE, number
 from embedlog.catalog import SegmentInfo
 from embedlog.errors import CorruptionError
 from embedlog.log.tail import Tail
@@ -104,7 +105,8 @@ def _records_at(
 def _in_batch(one: Batch, timestamp: int, first: int) -> Iterator[OffsetAndTimestamp]:
     times = one.columns(["timestamp"]).column(0).cast(pa.int64())
     offsets = one.offsets()
-    fits = pc.and_(pc.greater_equal(times, timestamp), pc.greater_equal(offsets, first))
-    row = pc.index(fits, True).as_py()
+    since, start = number(timestamp, pa.int64()), number(first, pa.int64())
+    fits = pc.and_(pc.greater_equal(times, since), pc.greater_equal(offsets, start))
+    row = pc.index(fits, TRUE[0]).as_py()
     if row >= 0:
         yield OffsetAndTimestamp(offsets[row].as_py(), times[row].as_py(), one.leader_epoch)

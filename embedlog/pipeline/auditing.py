@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
-from pyarrow import dataset
 
 from embedlog.engine.topic import Range, View
 from embedlog.errors import OffsetOutOfRangeError, UnknownTopicOrPartitionError
@@ -295,6 +294,8 @@ def _rows(paths: list[str]) -> Iterator[tuple[int, Numbers, Numbers]]:
     """Yield the rows of files, some of one partition at a time."""
     if not paths:
         return
+    from pyarrow import dataset  # imports pandas
+
     for batch in dataset.dataset(paths, format="parquet").to_batches(columns=list(_COLUMNS)):
         partitions, offsets = np.asarray(batch["partition"]), np.asarray(batch["offset"])
         hours = _hours(batch["timestamp"])

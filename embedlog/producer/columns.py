@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from embedlog import batch
 from embedlog.batch import TIMESTAMP, EncodedBatch, Lengths, encode, encode_lists, lengths_of
+from embedlog.batch.arrays import number, repeated
 from embedlog.errors import SerializationError
 
 ROW_BYTES = 16
@@ -227,7 +228,7 @@ def source_of(
         )
     own_time = columns[0] is not None
     if not own_time:
-        columns[0] = pa.repeat(pa.scalar(now, TIMESTAMP), rows)
+        columns[0] = repeated(now, TIMESTAMP, rows)
     headers = "headers" in table.column_names
     schema = batch.schema(headers=headers)
     if headers:
@@ -273,7 +274,7 @@ def _times(table: Any, name: str | None, now: int) -> Any:
     if pa.types.is_integer(column.type):
         column = column.cast(pa.int64())
     column = _cast(column, TIMESTAMP, name or "timestamp")
-    return column.fill_null(pa.scalar(now, TIMESTAMP)) if column.null_count else column
+    return column.fill_null(number(now, TIMESTAMP)) if column.null_count else column
 
 
 def _cast(column: Any, wanted: Any, name: str) -> Any:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from embedlog.batch import EncodedBatch
+from embedlog.batch.arrays import numbers
 from embedlog.partitioner import StickyPartitioner, partition_for_key, partitions_for_keys
 from embedlog.producer.columns import (
     PIECE_BYTES,
@@ -101,7 +102,7 @@ class Splitter:
     def _scatter(self, columns: Any, chosen: dict[int, int]) -> tuple[Any, Batches]:
         """As `_scatter_rows`, for whole columns."""
         order, bounds = self._sorted(columns.column(1), columns.nbytes, chosen)
-        return order, self._parts(columns.take(pa.array(order)), bounds)
+        return order, self._parts(columns.take(numbers(order, pa.int64())), bounds)
 
     def _sorted(self, keys: Any, size: int, chosen: dict[int, int]) -> tuple[Any, list[int]]:
         """Return rows in the order of their partitions, and where each partition begins."""

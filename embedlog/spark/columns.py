@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from embedlog import batch as batches
+from embedlog.batch.arrays import data, number, repeated
 from embedlog.errors import InvalidConfigError, InvalidRecordError
 
 KINDS = {
@@ -109,14 +110,16 @@ def _schema(names: tuple[str, ...]) -> Any:
     return pa.schema([(name, _ARROW[name]) for name in names])
 
 
-def _constant(value: object, kind: Any, count: int) -> Any:
+def _constant(value: str | int, kind: Any, count: int) -> Any:
     # Made for a power of two and cut, so that it is made once for many batches.
     return _constants(value, kind, 1 << max(count - 1, 0).bit_length()).slice(0, count)
 
 
 @lru_cache(maxsize=16)
-def _constants(value: object, kind: Any, count: int) -> Any:
-    return pa.repeat(pa.scalar(value, kind), count)
+def _constants(value: str | int, kind: Any, count: int) -> Any:
+    if isinstance(value, int):
+        return repeated(value, kind, count)
+    return pa.repeat(data(value.encode(), kind), count)
 
 
 def _converted(name: str, column: Any, topic: str, partition: int) -> Any:
@@ -135,7 +138,7 @@ def _converted(name: str, column: Any, topic: str, partition: int) -> Any:
 
 def _headers(column: Any) -> Any:
     """Return headers with Spark's names; of a record without any they are null, as Kafka's are."""
-    none = pc.equal(pc.list_value_length(column), 0)
+    none = pc.equal(pc.list_value_length(column), number(0, pa.int32()))
     if pc.any(none).as_py():
-        column = pc.if_else(none, pa.scalar(None, column.type), column)
+        column = pc.if_else(none, pa.nulls(1, column.type)[0], column)
     return column.cast(_HEADERS)

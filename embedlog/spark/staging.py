@@ -18,6 +18,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from embedlog.batch.arrays import data, numbers
 from embedlog.errors import (
     EmbedlogError,
     InvalidRecordError,
@@ -150,9 +151,11 @@ class _Splitter:
                 "null topic present in the data. Use the topic option for setting a topic"
             )
         topics = pc.unique(column).to_pylist()
+        if len(topics) == 1:
+            yield topics[0], table
+            return
         for topic in topics:
-            alone = len(topics) == 1
-            yield topic, table if alone else table.filter(pc.equal(column, topic))
+            yield topic, table.filter(pc.equal(column, data(topic.encode(), column.type)))
 
     def _split(self, target: Target, table: Any) -> None:
         columns = _columns(table)
@@ -161,7 +164,7 @@ class _Splitter:
             return self._put(target, 0, columns)
         order = where.argsort(kind="stable")
         bounds = where[order].searchsorted(range(target.partitions + 1)).tolist()
-        columns = columns.take(pa.array(order))
+        columns = columns.take(numbers(order, pa.int64()))
         for partition, (start, stop) in enumerate(pairwise(bounds)):
             if start < stop:
                 self._put(target, partition, columns.slice(start, stop - start))

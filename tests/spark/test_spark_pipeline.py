@@ -11,7 +11,6 @@ import time
 from pathlib import Path
 
 import pytest
-from pyarrow import dataset
 from support.clock import START
 from support.sessions import quick_python
 
@@ -55,9 +54,16 @@ def load(spark, log, into):
     return load
 
 
+def parquet(path, **how):
+    # Here, for it imports pandas, and every test that forks would copy that.
+    from pyarrow import dataset
+
+    return dataset.dataset(path, format="parquet", **how)
+
+
 def rows(into, columns=("topic", "partition", "offset")):
     """What a plain reader finds, sorted."""
-    found = dataset.dataset(into, format="parquet", partitioning="hive").to_table(list(columns))
+    found = parquet(into, partitioning="hive").to_table(list(columns))
     return sorted(tuple(row.values()) for row in found.to_pylist())
 
 
@@ -85,7 +91,7 @@ def test_it_loads_what_is_new_and_nothing_twice(load, log, send, into):
     assert rows(into) == everything(log)
     days = {path.name for path in into.glob("topic=t/date=*")}
     assert days == {"date=2023-11-14", "date=2023-11-15", "date=2023-11-16"}
-    day = dataset.dataset(into / "topic=t" / "date=2023-11-15", format="parquet").to_table()
+    day = parquet(into / "topic=t" / "date=2023-11-15").to_table()
     assert day.schema.names == "key value partition offset timestamp timestampType headers".split()
     assert day["value"].to_pylist() == [b"%d" % number for number in range(10)]
     assert day["headers"][0].as_py() == [{"key": "h", "value": b"x"}]

@@ -14,8 +14,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-# Loaded before anybody forks: `embedlog` itself would load it in every child anew.
-import embedlog.engine
+# Loaded before anybody forks: `embedlog` itself would load them in every child anew.
+import embedlog.consumer
+import embedlog.engine.groups
+import embedlog.engine.resetting
+import embedlog.log.trimming
+import embedlog.maintenance.jobs
+import embedlog.retention.rounds
 from embedlog import batch
 from embedlog.batch import EncodedBatch
 from embedlog.errors import EmbedlogError

@@ -1,0 +1,60 @@
+"""Nobody waits for pandas, which pyarrow would import by the way, unless it is asked for."""
+
+import subprocess
+import sys
+
+# In a process of its own, since this one may have it.
+WORK = """
+import sys
+class Refuse:
+    def find_spec(self, name, path=None, target=None):
+        assert name != "pandas", "somebody imports pandas"
+sys.meta_path.insert(0, Refuse())
+
+import embedlog
+with embedlog.open(sys.argv[1]) as log:
+    log.create_topic("t", 2)
+    log.create_topic("keyed", 2, {"cleanup.policy": "compact", "segment.bytes": 1 << 20})
+    log.create_topic("stamped", 1, {"message.timestamp.type": "LogAppendTime"})
+    with log.producer() as producer:
+        producer.send("t", b"v", key=b"k", headers=[("name", b"h"), ("none", None)]).result(5)
+        producer.send("stamped", b"v", key=b"k").result(5)
+        for topic in ("t", "keyed"):
+            producer.send_batch(topic, [b"v"] * 100, keys=[b"%d" % (n % 7) for n in range(100)])
+        producer.flush()
+        producer.append_table("t", log.topic("t").to_arrow(["key", "value"]))
+        producer.append_table("t", log.topic("t").to_arrow(["key", "value"]), partition=0)
+    with log.consumer("t", "stamped", group_id="g", auto_offset_reset="earliest") as consumer:
+        assert consumer.poll_batches(1000)
+        consumer.seek_to_beginning()
+        assert consumer.poll(1000)
+        consumer.commit()
+        where = embedlog.TopicPartition("t", 0)
+        assert consumer.offsets_for_times({where: 5})[where]
+    for name in ("t", "keyed", "stamped"):
+        topic = log.topic(name)
+        assert len(topic.to_arrow()) == len(topic) and topic.head(3).to_arrow() and topic[-2:]
+        assert repr(topic) and topic._repr_html_()
+    log.compact("keyed")
+    topic = log.topic("keyed")
+    assert topic.get(b"3") == b"v" and len(topic.to_arrow(latest=True)) == 7
+    assert log.verify() == []
+    log.rebuild_index()
+
+from embedlog.spark import batch, reading
+from embedlog.spark.columns import KINDS
+from embedlog.spark.options import parse
+options = parse({"path": sys.argv[1], "subscribe": "t,keyed,stamped", "includeHeaders": "true"})
+found = [rows for work in batch.works(options) for rows in reading.read(work, tuple(KINDS), True)]
+assert {rows.num_rows for rows in found}
+print("done")
+"""
+
+
+def test_no_work_on_the_log_imports_pandas(tmp_path):
+    """To import it takes 300 ms, of the first call or of each of Spark's workers."""
+    done = subprocess.run(
+        [sys.executable, "-c", WORK, tmp_path / "log"], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "done\n"
