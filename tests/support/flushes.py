@@ -8,11 +8,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import embedlog
 from embedlog.errors import DurabilityError
 from support import forks, oracle
 from support.cruel import CruelFiles
-from support.killing import Place, Scene, play, raises
+from support.killing import Place, Scene, judge, play, raises
 from support.program import Journal, Step, World, entries
 
 SYNCS = ("sync", "sync_directory")
@@ -71,13 +70,7 @@ def check_failed_flush(case: FailedFlush, *, place: Place) -> int:
     seen = witness.kill() if end.finding() else witness.end()
     assert end.finding() is None, end.finding()
     assert seen.finding() is None, f"the witness: {seen.finding()}"
-
-    def judge() -> None:
-        log = embedlog.open(root)
-        oracle.check(log, entries(Place.journal(root)))
-
-    after = forks.run(judge)
-    assert after.finding() is None, after.finding()
+    judge(root, again=False)
     return len(end.value)
 
 
