@@ -164,6 +164,15 @@ def test_a_header_without_a_key_is_refused():
         batch.encode_lists([b"v"], None, NOW, [[(None, b"v")]])
 
 
+@pytest.mark.parametrize(
+    "pair", [("one",), ("a", b"b", b"c"), (b"a", b"b"), ("a", "b"), 5, "\ud800b"]
+)
+def test_what_is_no_pair_of_a_name_and_bytes_is_refused(pair):
+    """A3: typed, and it says what a header is."""
+    with pytest.raises(SerializationError, match="pairs of str and bytes"):
+        batch.encode_lists([b"v"], None, NOW, [[("fine", b"v"), pair]])
+
+
 @pytest.mark.parametrize("strange", ["text", 5, ["list"], memoryview(b"1234").cast("i"), b"x".hex])
 @pytest.mark.parametrize("others", [[], [None], [b"v"] * 99], ids=["alone", "null", "many"])
 def test_what_is_not_bytes_is_refused(strange, others):

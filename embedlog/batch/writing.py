@@ -527,14 +527,12 @@ def _headers_array(headers: Sequence[Sequence[tuple[str, bytes | None]] | None])
 
 
 def _pairs_array(pairs: Sequence[tuple[str, bytes | None]]) -> Any:
-    names = [name for name, _ in pairs]
-    if None in names:
-        raise SerializationError("the key of a header is None", todo="Give it a name (A3)")
     try:
-        columns = [
-            binary_array([name.encode() for name in names], len(pairs)).view(pa.string()),
-            binary_array([value for _, value in pairs], len(pairs)),
-        ]
-    except (AttributeError, UnicodeError, SerializationError) as error:
+        texts = [None if name is None else name.encode() for name, _ in pairs]
+        names = binary_array(texts, len(pairs)).view(pa.string())
+        values = binary_array([value for _, value in pairs], len(pairs))
+    except (AttributeError, TypeError, ValueError) as error:
         raise SerializationError(f"headers are pairs of str and bytes: {error}") from error
-    return pa.StructArray.from_arrays(columns, fields=list(HEADERS_TYPE.value_type))
+    if names.null_count:
+        raise SerializationError("the key of a header is None", todo="Give it a name (A3)")
+    return pa.StructArray.from_arrays([names, values], fields=list(HEADERS_TYPE.value_type))
