@@ -174,8 +174,10 @@ def judge(
         if repair:
             told = {(one.topic, one.partition) for one in log.verify()}
             assert told == set(repair), f"{told} need a repair, not {repair}"
+            told_of = Journal(path)
             for key in repair:
-                Journal(path).put("repaired", *key)
+                told_of.put("repaired", *key)
+            told_of.close()
             log.repair(dry_run=False)
         oracle.check(log, entries(path))
     if again:
