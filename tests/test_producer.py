@@ -33,7 +33,7 @@ from embedlog.errors import (
 from embedlog.files import Files
 from embedlog.log import PartitionLog
 from embedlog.partitioner import partition_for_key
-from embedlog.producer import Producer, splitting
+from embedlog.producer import Producer, columns, splitting
 from embedlog.producer.queue import COLUMN_BYTES, HEAD_BYTES, WRITE_BYTES
 from embedlog.record import RecordMetadata
 
@@ -770,6 +770,22 @@ def test_a_large_table_is_cut_into_batches_by_size(root):
     assert values(root.partition("one", 0)) == batch
     assert max(one.count for one in ranges) * 16 < 30_000
     assert len(ranges) < 20_000 * 24 / 30_000 + 3
+
+
+def test_a_batch_without_keys_is_not_too_large_by_what_says_so(root, monkeypatch):
+    """A4: the bits of its nulls count, so that none is encoded only to be cut in two."""
+    encoded = []
+    encode = columns.encode
+
+    def noted(*args, **named):
+        encoded.append(encode(*args, **named))
+        return encoded[-1]
+
+    monkeypatch.setattr(columns, "encode", noted)
+    with Producer(root) as producer:
+        ranges = producer.append_table("one", pa.table({"value": [b"v" * 9] * 200_000})).result()
+    assert len(encoded) == len(ranges)
+    assert max(one.size for one in encoded) > COLUMN_BYTES * 0.9
 
 
 def test_a_table_is_written_in_pieces_that_suit_the_kernel(root, monkeypatch):

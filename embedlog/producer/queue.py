@@ -143,9 +143,11 @@ class TopicQueue:
         self.plain = self.compression == "none"
         self.most = min(config.max_message_bytes, config.segment_bytes)
         # A topic may refuse batches as large as the producer would make them.
-        self.limit = max(min(self.producer.config.batch_size, self.most - HEAD_BYTES), 1)
+        # What says which keys and values are null is not counted: two bits of 16 bytes and more.
+        fits = self.most - self.most // 64 - HEAD_BYTES
+        self.limit = max(min(self.producer.config.batch_size, fits), 1)
         batch = max(self.producer.batch_size or COLUMN_BYTES, 1)
-        self.wide = max(min(batch, self.most - HEAD_BYTES), 1)
+        self.wide = max(min(batch, fits), 1)
         self.full_at = min(self.limit * info.partitions, PIECE_BYTES)
         self.share = min(self.producer.room.share, self.full_at)
         return info
