@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 import os
 import re
@@ -24,6 +25,8 @@ from embedlog.spark.telling import typed
 
 if TYPE_CHECKING:
     from embedlog.engine import Log
+
+_logger = logging.getLogger("embedlog")
 
 Progress = Callable[[int, int], object]
 """Told how many records are loaded, and how many there are; 0 if that grows."""
@@ -145,7 +148,8 @@ def load(
         fail_on_data_loss=fail_on_data_loss,
     )
     with loading.open() as log:
-        loading.names(log)
+        if not loading.names(log):
+            _logger.warning("no topic of the log has a name like the pattern %r", pattern)
         with Output(loading.into) as output:
             _load(loading, output, log, spark, progress or _silent)
             ends = output.published.ends
@@ -290,13 +294,13 @@ class Query:
 
     def _starting(self) -> str:
         """Return where a query begins that has no checkpoint: at the end of what is published."""
-        ends = self._output.published.ends
-        if not ends:
+        ends, names = self._output.published.ends, self._loading.names(self._log)
+        if not (ends and names):
             return "earliest"
         return json.dumps(
             {
                 name: {str(part): ends.get(TopicPartition(name, part), -2) for part in range(count)}
-                for name in self._loading.names(self._log)
+                for name in names
                 for count in [self._log.root.partitions(name)]
             }
         )

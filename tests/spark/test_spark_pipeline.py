@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -95,6 +96,20 @@ def test_it_loads_what_is_new_and_nothing_twice(load, log, send, into):
     assert day.schema.names == "key value partition offset timestamp timestampType headers".split()
     assert day["value"].to_pylist() == [b"%d" % number for number in range(10)]
     assert day["headers"][0].as_py() == [{"key": "h", "value": b"x"}]
+
+
+def test_a_pattern_that_no_topic_has_is_told(load, log, send, into, caplog):
+    """Nothing is loaded, which is right: a topic may come; but it may be a slip as well."""
+    assert load(pattern="u").loaded == 0
+    assert "like the pattern 'u'" in caplog.text
+    log.create_topic("u", partitions=1)
+    send("u", {0: range(5)})
+    assert load(pattern="u").loaded == 5
+    assert len(caplog.records) == 1
+
+    shutil.rmtree(into / ".pipeline/checkpoint")
+    assert load(pattern="tt").loaded == 0
+    assert "like the pattern 'tt'" in caplog.text
 
 
 def test_a_checkpoint_may_be_deleted(load, log, send, into, tmp_path):
