@@ -164,13 +164,17 @@ class SegmentFile:
         """
         want = min(max(max_bytes, _FIRST_BYTES), stop - position)
         while want > 0:
-            data = self._read(want, position)
-            found = self._whole(data, position, max_bytes, last=want >= stop - position)
-            if found:
-                return found
-            if want >= stop - position or bytes(data[:8]) == END_MARK:
-                raise self._ended(position)
-            want = min(self._length(data, position) or want * 4, stop - position)
+            data, last = self._read(want, position), want >= stop - position
+            # A batch that says it is longer than this is not looked into yet.
+            length = 0 if last else self._length(data, position)
+            if length <= want:
+                found = self._whole(data, position, max_bytes, last)
+                if found:
+                    return found
+                if last or bytes(data[:8]) == END_MARK:
+                    raise self._ended(position)
+                length = want * 4
+            want = min(length, stop - position)
         return []
 
     def _read(self, length: int, position: int) -> Any:
@@ -180,12 +184,12 @@ class SegmentFile:
         memory = pa.allocate_buffer(max(0, min(length, self.size() - position)))
         return memory.slice(0, self._files.read_into(fd, memory, position))
 
-    def _length(self, data: Any, position: int) -> int | None:
-        """How long the batch is that ``data`` begins; None where that is not told yet."""
+    def _length(self, data: Any, position: int) -> int:
+        """How long the batch is that ``data`` begins; 0 where that is not told yet."""
         try:
             return batches.message_length(data, path=self.path, position=position)
         except CorruptBatchError:
-            return None
+            return 0
 
     def _ended(self, position: int) -> CorruptBatchError:
         """An end mark below the end: to take it for the end would skip records silently."""

@@ -94,6 +94,25 @@ def test_a_batch_larger_than_what_is_asked_for_is_read_whole(files):
     assert bases(file.read(file.start, end, 1)) == [0]
 
 
+def test_a_batch_longer_than_the_first_look_is_read_once(file, monkeypatch):
+    """Its block says how long it is: a few bytes, then all of it, parsed once."""
+    places = write(file, 2, size=3000)
+    looks, parsed = [], []
+    read, whole = Files.read, segment.SegmentFile._whole
+
+    def noted(files, fd, length, position):
+        looks.append(length)
+        return read(files, fd, length, position)
+
+    monkeypatch.setattr(Files, "read", noted)
+    monkeypatch.setattr(
+        segment.SegmentFile, "_whole", lambda *args: parsed.append(1) or whole(*args)
+    )
+    assert bases(file.read(places[0], places[2], 1)) == [0]
+    assert looks[-1] == places[1] - places[0] > looks[-2]
+    assert (len(looks), len(parsed)) == (2, 1)
+
+
 def test_good_batches_come_before_the_damaged_one(file):
     """The damaged batch is an error only when it is the first (E10)."""
     places = write(file, 3)
