@@ -2,7 +2,7 @@
 
 `state` is synced at each commit and survives a power cut; `live` is not, and
 belongs to one boot (design, section 2, idea 6).  Here live the rules learnt
-about LMDB by experiment: one environment per process and path; transactions
+about LMDB by experiment: one environment per process and root; transactions
 that never outlive a call; a timed lock in front of every write, because an
 LMDB writer that was stopped blocks everybody without a timeout; a map that
 grows by itself; and what a fork must drop.
@@ -35,6 +35,8 @@ from embedlog.files import Files
 T = TypeVar("T")
 Txn = Any  # lmdb.Transaction; py-lmdb ships no types
 Step = Callable[[Txn], T]
+_Key = tuple[str, int, int]
+"""Name, and device and inode of the root: one may be deleted and made anew while it is open."""
 
 MAX_READERS = 2048
 FIRST_MAP_BYTES = 64 << 20
@@ -50,7 +52,7 @@ LARGEST_CHECKED_BYTES = 16 << 30
 LITTLE_SPACE = 16 << 20
 """LMDB reports a full disk as an I/O error: below this much free space we call it full."""
 
-_environments: dict[str, _Environment] = {}
+_environments: dict[_Key, _Environment] = {}
 _table_lock = threading.Lock()
 _stores: weakref.WeakSet[Store] = weakref.WeakSet()
 
@@ -58,8 +60,8 @@ _stores: weakref.WeakSet[Store] = weakref.WeakSet()
 class _Environment:
     """One LMDB environment, shared by all stores of this process on one real path."""
 
-    def __init__(self, path: str, durable: bool, writable: bool) -> None:
-        self.path, self.durable, self.writable = path, durable, writable
+    def __init__(self, key: _Key, path: str, durable: bool, writable: bool) -> None:
+        self.key, self.path, self.durable, self.writable = key, path, durable, writable
         self.users = 0
         # Every transaction holds one of these for its short life, so that the
         # map can be resized, and a fork can happen, while none is open.
@@ -296,18 +298,18 @@ class Store:
         return self._lock
 
     def _attach(self) -> _Environment:
-        """Join this process's environment of that path, or open it."""
+        """Join this process's environment of that root, or open it."""
         if self._closed:
             raise ClosedError("the log was closed", path=self.path)
-        path = self.path
+        key = (self._name, *self._files.identity())
         with _table_lock:
-            shared = _environments.get(path)
+            shared = _environments.get(key)
             if shared is None:
                 try:
-                    shared = _Environment(path, self._durable, self._files.writable)
+                    shared = _Environment(key, self.path, self._durable, self._files.writable)
                 except (lmdb.Error, OSError) as error:
                     raise self._storage(error, "open") from error
-                _environments[path] = shared
+                _environments[key] = shared
             elif self._files.writable:
                 shared.make_writable()
             shared.users += 1
@@ -444,8 +446,8 @@ class Nothing:
 def _leave(shared: _Environment) -> None:
     with _table_lock:
         shared.users -= 1
-        if shared.users == 0 and _environments.get(shared.path) is shared:
-            del _environments[shared.path]
+        if shared.users == 0 and _environments.get(shared.key) is shared:
+            del _environments[shared.key]
             with shared.writing, shared.reading:
                 shared.handle.close()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import pickle
+import shutil
 import signal
 import subprocess
 import sys
@@ -318,6 +319,26 @@ def test_two_handles_of_a_process_see_the_same(log):
         assert values(other.partition("t", 0)) == [b"1", b"2"]
     assert log.topic("t").config["retention.ms"] == 5
     assert values(log.partition("t", 0)) == [b"1", b"2"]
+
+
+def test_a_log_whose_directory_was_deleted_is_another_one_when_it_is_made_anew(path):
+    """In one process, as in a notebook: each sees its own, and the old one touches nothing new."""
+    old = embedlog.open(path, maintenance=False)
+    old.create_topic("t")
+    old.partition("t", 0).append([encoded(b"old")])
+    shutil.rmtree(path)
+    with embedlog.open(path, maintenance=False) as new:
+        assert new.topics() == []
+        new.create_topic("t")
+        new.partition("t", 0).append([encoded(b"new")])
+        old.partition("t", 0).append([encoded(b"lost")])
+        with pytest.raises(errors.StorageError):
+            old.close()
+
+        assert new.verify() == []
+    with embedlog.open(path) as again:
+        assert values(again.partition("t", 0)) == [b"new"]
+        assert again.verify() == []
 
 
 def append_in_child(log, number):

@@ -36,6 +36,7 @@ from embedlog.files.place import (
     OPEN_DIRECTORY,
     REMOTE_FILESYSTEMS,
     filesystem_magic,
+    identity_of,
     lock_timeout,
     open_root,
     parts,
@@ -459,6 +460,10 @@ class Files:
         """Return device and inode of the root: a copy, or another mount, has others."""
         status = os.fstat(self._open_root_fd("identify"))
         return status.st_dev, status.st_ino
+
+    def is_in_place(self) -> bool:
+        """Whether the root's path leads to it still: it may be deleted, and another one made."""
+        return identity_of(self.root) == self.identity()
 
     def boot_id(self) -> str:
         """Return what the kernel calls this boot; it is another one after every restart."""

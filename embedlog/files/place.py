@@ -88,6 +88,15 @@ def open_root(root: str) -> int:
         raise storage_error(error, "open the root", root) from error
 
 
+def identity_of(path: str) -> tuple[int, int] | None:
+    """Return device and inode of what is at a path; None if nothing is."""
+    try:
+        status = os.stat(path)
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
+
+
 def sync_parent(path: str) -> None:
     """Make the name of a new directory durable."""
     directory = os.open(os.path.dirname(path), OPEN_DIRECTORY)

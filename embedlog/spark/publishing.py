@@ -25,14 +25,14 @@ _kept: dict[str, Log] = {}
 def opened(options: SinkOptions, *, keep: bool = False) -> Iterator[Log]:
     """Have the log open, and leave it so with ``keep``, for as long as the process lives."""
     log = _kept.get(options.path)
-    if log is None or log.root.closed:
+    if log is None or log.root.closed or not log.root.context.files.is_in_place():
         log = embedlog.open(options.path, lock_timeout=options.lock_timeout, maintenance=False)
         if keep:
             _kept[options.path] = log
     try:
         yield log
     finally:
-        if options.path not in _kept:
+        if log is not _kept.get(options.path):
             log.close()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from typing import Any
 
@@ -57,6 +58,19 @@ def columns(**given: Any) -> Any:
 
 def content(log: Log, topic: str) -> list[list[bytes | None]]:
     return [values(log.partition(topic, number)) for number in range(log.topic(topic).partitions)]
+
+
+def test_a_log_that_is_kept_open_is_the_one_at_its_path(tmp_path):
+    """A stream's process keeps it, and it may be deleted and made anew between two queries."""
+    options = sink_options.parse({"path": str(tmp_path / "log")})
+    with publishing.opened(options, keep=True) as old:
+        old.create_topic("t")
+    with publishing.opened(options, keep=True) as same:
+        assert same is old
+    shutil.rmtree(tmp_path / "log")
+    with publishing.opened(options, keep=True) as new:
+        assert new.topics() == []
+    new.close()
 
 
 def test_keys_go_where_kafka_would_put_them(log):
