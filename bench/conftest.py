@@ -6,6 +6,7 @@ many of its operations the work needs at the very least.  `report.py` divides.
 
 from __future__ import annotations
 
+import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -37,6 +38,13 @@ def thousand() -> EncodedBatch:
 def single() -> EncodedBatch:
     """One such record."""
     return batch.encode_lists([b"v" * 100], [b"k%09d" % 7], NOW)
+
+
+@pytest.fixture(autouse=True)
+def removed(tmp_path: Path) -> Iterator[None]:
+    """What a benchmark wrote goes with it: its pages would fill the memory the next one needs."""
+    yield
+    shutil.rmtree(tmp_path)
 
 
 @pytest.fixture
@@ -84,10 +92,12 @@ def delays(called: list[int], published: list[int], seen: list[int]) -> dict[str
 @pytest.fixture(scope="session")
 def filled(tmp_path_factory: pytest.TempPathFactory, thousand: EncodedBatch) -> Iterator[Log]:
     """Three sealed segments of 64 MiB and one that is still written: 1.6 M records."""
-    with embedlog.open(tmp_path_factory.mktemp("filled") / "log") as log:
+    folder = tmp_path_factory.mktemp("filled")
+    with embedlog.open(folder / "log") as log:
         log.create_topic("t", config={"segment.bytes": 64 << 20})
         part = log.partition("t", 0)
         for _ in range(100):
             part.append([thousand] * 16)
         yield log
         assert log.verify() == []
+    shutil.rmtree(folder)
