@@ -127,7 +127,8 @@ class Worker:
 def _write(case: Churn, directory: Path, pipe: Connection) -> None:
     """Append to all partitions until told to stop."""
     dice = random.Random(case.seed)
-    with embedlog.open(directory / "root") as log:
+    # A member that is stopped may hold a lock, for long on a busy machine: that is P16's matter.
+    with embedlog.open(directory / "root", lock_timeout=60.0) as log:
         pipe.send("here")
         while not pipe.poll(0.002):
             number = dice.randrange(case.partitions)
