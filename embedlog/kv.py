@@ -58,7 +58,7 @@ _stores: weakref.WeakSet[Store] = weakref.WeakSet()
 
 
 class _Environment:
-    """One LMDB environment, shared by all stores of this process on one real path."""
+    """One LMDB environment, shared by all stores of this process on one root."""
 
     def __init__(self, key: _Key, path: str, durable: bool, writable: bool) -> None:
         self.key, self.path, self.durable, self.writable = key, path, durable, writable
