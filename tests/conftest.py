@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 
@@ -10,6 +11,10 @@ import signal
 os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
 # Hundreds of programs are started, which would all be compiled anew.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+# LMDB takes 2 MiB of zeros for an environment, which tests open by the ten thousand. By default
+# the C library soon keeps such memory, and fills it with zeros each time; the kernel has them.
+_M_MMAP_THRESHOLD = -3
+ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, 1 << 20)
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -62,23 +62,24 @@ class Source:
         schema: The segment's.
     """
 
-    __slots__ = ("layout", "path", "shift", "slice", "view", "whole")
+    __slots__ = ("layout", "message", "path", "shift", "slice", "view", "whole")
 
     def __init__(self, whole: Any, path: str, shift: int, schema: Any) -> None:
         self.whole, self.path, self.shift = whole, path, shift
         self.layout = layout_of(schema)
         self.view = memoryview(whole)
+        self.message = self._buffer
+        """From where, and how long: what Arrow reads a batch from."""
         if type(whole) is bytes:
             self.slice = self._copy
         else:
-            self.slice = whole.slice
+            self.slice = self.message = whole.slice
             self.view = self.view.cast("B")  # Arrow says "b", which equals no bytes
 
     def _copy(self, start: int, length: int) -> bytes:
         return self.whole[start : start + length]  # type: ignore[no-any-return]
 
-    def message(self, start: int, length: int) -> Any:
-        """Return what Arrow reads a batch from."""
+    def _buffer(self, start: int, length: int) -> Any:
         return pa.py_buffer(self.whole).slice(start, length)
 
     def batches(self, start: int, stop: int, max_bytes: int) -> list[Batch]:

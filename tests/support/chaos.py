@@ -161,6 +161,10 @@ class _Member:
             _send(log, fd, partition, count, life, send, numbers[partition], durability)
             send += count
             numbers[partition] += count
+            if dice.random() < 0.05:
+                # In bursts: flat out, 8 processes on few cores wait for each other, and for
+                # a thousand kills three times as long.
+                time.sleep(dice.random() * 0.03)
         log.close()
 
     def _read(self, life: int) -> None:
