@@ -11,6 +11,9 @@ import signal
 os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
 # Hundreds of programs are started, which would all be compiled anew.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+# Each process that imports numpy starts threads for matrices that nobody has here, and they
+# wait for work in a loop at first: 80 ms of a processor.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 # LMDB takes 2 MiB of zeros for an environment, which tests open by the ten thousand. By default
 # the C library soon keeps such memory, and fills it with zeros each time; the kernel has them.
 _M_MMAP_THRESHOLD = -3

@@ -25,6 +25,8 @@ PARTITIONS = 3
 PRODUCER = 9_000_000
 SLOTS = 1 << 21
 """Offsets that the readers can remember, of each partition."""
+RECENT = 2_000
+"""Records that a reader is through with soon."""
 _ENTRY = struct.Struct("<cBHIQQ")
 _VALUE = struct.Struct("<IIQ")
 
@@ -170,10 +172,7 @@ class _Member:
     def _read(self, life: int) -> None:
         log = embedlog.open(self._directory / "root")
         dice = random.Random(life)
-        readers = [
-            log.partition("t", n).reader(dice.randint(0, log.partition("t", n).end_offset()))
-            for n in range(PARTITIONS)
-        ]
+        readers = [log.partition("t", n).reader(self._place(log, n, dice)) for n in range(PARTITIONS)]
         log.root.wake.join()
         while not self._stop.exists():
             value = log.root.wake.value()
@@ -181,6 +180,11 @@ class _Member:
             if not any(found):
                 log.root.wake.wait(value, 0.05)
         log.close()
+
+    def _place(self, log: Any, partition: int, dice: random.Random) -> int:
+        """Where to begin: anywhere, but mostly where a life is long enough to come to the end."""
+        end: int = log.partition("t", partition).end_offset()
+        return dice.randint(max(0, end - RECENT) if dice.random() < 0.8 else 0, end)
 
     def _look(self, partition: int, reader: Any) -> bool:
         due = reader.offset
