@@ -41,6 +41,7 @@ BUDGET = (
     Row("lookup and first batch, cold handle, µs", "bench_first_batch[cold]", "200", "us"),
     Row("another process sees it, µs p50", "bench_wake[os]", "100", "p50_us"),
     Row("another process sees it, µs p99", "bench_wake[os]", "1,000", "p99_us"),
+    Row("… as columns, µs p50", "bench_wake[os-columns]", "–", "p50_us"),
     Row("open 1,000 partitions, closed cleanly, ms", "bench_open_clean", "150", "ms"),
     Row("reopen after `kill -9`, ms", "bench_reopen_after_kill", "100", "ms"),
     Row("private memory a scan adds, KiB", "bench_memory_of_a_scan", "O(batch)", "added_kib"),

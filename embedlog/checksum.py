@@ -1,4 +1,4 @@
-"""CRC-32C: one function, from the fastest library that computes it correctly.
+"""CRC-32C, from the fastest library that computes it correctly, and what it seals.
 
 The only room that imports the CRC libraries.  A checksum goes to disk, so a
 library is used only if it gets the published check value right.
@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeAlias
+
+from embedlog.errors import CorruptionError
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
@@ -124,3 +126,29 @@ def _public(extend: Extend) -> Callable[..., int]:
             return _extend_by_copy(extend, data, value)
 
     return compute
+
+
+# Durable rows carry their own checksum: LMDB has none.
+
+
+def seal(value: bytes, key: bytes = b"") -> bytes:
+    """Put a checksum before a durable value: of its key too, so that no row can change its name."""
+    return crc32c(value, crc32c(key)).to_bytes(4, "big") + value
+
+
+def unseal(sealed: bytes, what: str, key: bytes = b"") -> bytes:
+    """Take the checksum off again.
+
+    Raises:
+        CorruptionError: The value is not the one written, or not under this key.
+    """
+    if not is_sealed(sealed, key):
+        raise CorruptionError(
+            f"the state row of {what} is damaged", todo="run `embedlog repair`; it tells first"
+        )
+    return bytes(sealed[4:])
+
+
+def is_sealed(sealed: bytes, key: bytes) -> bool:
+    """Whether this is what `seal` made of a value for this key."""
+    return sealed[:4] == crc32c(sealed[4:], crc32c(key)).to_bytes(4, "big")

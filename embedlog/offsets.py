@@ -11,7 +11,7 @@ import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
-from embedlog import kv
+from embedlog import checksum, kv
 from embedlog.catalog import PARTITION_KEY
 from embedlog.errors import CorruptionError, InvalidGroupIdError, OffsetMetadataTooLargeError
 from embedlog.record import OffsetAndMetadata
@@ -121,7 +121,7 @@ def saved(state: kv.Store, group: bytes) -> dict[bytes, bytes]:
         CorruptionError: One of them is damaged.
     """
     rows = state.read(lambda txn: of_group(txn, group))
-    return {each: kv.unseal(row, "a committed offset", each) for each, row in rows.items()}
+    return {each: checksum.unseal(row, "a committed offset", each) for each, row in rows.items()}
 
 
 def adopt(txn: kv.Txn, rows: Mapping[bytes, bytes], ends: Ends) -> None:
@@ -158,7 +158,7 @@ def clamp(state: kv.Store, partition: bytes, end: int) -> None:
             row_key = key(group, partition)
             row = txn.get(row_key)
             try:
-                saved = None if row is None else kv.unseal(row, "a committed offset", row_key)
+                saved = None if row is None else checksum.unseal(row, "a committed offset", row_key)
             except CorruptionError:
                 continue  # the group's next user is told; the partition is well
             if saved is not None and (kept := _clamped(saved, end)) != saved:
@@ -217,7 +217,7 @@ def _save(txn: kv.Txn, waiting: Mapping[bytes, bytes | None]) -> None:
         if row is None:
             txn.delete(row_key)
         else:
-            txn.put(row_key, kv.seal(row, row_key))
+            txn.put(row_key, checksum.seal(row, row_key))
 
 
 def _note_saved(txn: kv.Txn, waiting: Mapping[bytes, bytes | None]) -> None:

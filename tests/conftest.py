@@ -14,10 +14,6 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # Each process that imports numpy starts threads for matrices that nobody has here, and they
 # wait for work in a loop at first: 80 ms of a processor.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-# LMDB takes 2 MiB of zeros for an environment, which tests open by the ten thousand. By default
-# the C library soon keeps such memory, and fills it with zeros each time; the kernel has them.
-_M_MMAP_THRESHOLD = -3
-ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, 1 << 20)
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -30,6 +26,9 @@ from support.roots import healthy, make_log, open_root
 from embedlog.log import PartitionLog
 from embedlog.log.root import Root
 
+_M_MMAP_THRESHOLD = -3
+"""From malloc.h: what is at least so large is taken from the kernel, and given back."""
+
 _COMMON = {"deadline": None, "suppress_health_check": list(HealthCheck), "print_blob": True}
 # The same examples each time, so that a red test is red for everybody.
 settings.register_profile("ci", max_examples=200, derandomize=True, database=None, **_COMMON)
@@ -40,9 +39,12 @@ settings.register_profile(
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Choose how many examples property tests try: by environment, or by `make nightly`."""
+    """Prepare the process; choose how many examples to try: by environment, or `make nightly`."""
     # A shell ignores Ctrl-C in what it runs in the background, and all children inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    # LMDB takes 2 MiB of zeros for an environment, and tests open them by the ten thousand. By
+    # default the C library soon keeps such memory, and fills it each time; the kernel has zeros.
+    ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, 1 << 20)
     everything = config.getoption("markexpr") == ""
     chosen = os.environ.get("HYPOTHESIS_PROFILE") or ("nightly" if everything else "ci")
     settings.load_profile(chosen)

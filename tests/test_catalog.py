@@ -3,7 +3,7 @@
 import pytest
 from support.children import in_child
 
-from embedlog import catalog, kv
+from embedlog import catalog, checksum, kv
 from embedlog.catalog import Catalog, PartitionInfo, SegmentInfo
 from embedlog.config import TopicConfig
 from embedlog.errors import (
@@ -185,7 +185,7 @@ def test_a_producer_whose_epochs_are_used_up_gets_a_new_id(topics, state):
     """An epoch is 16 bits (KIP-360)."""
     number, _ = topics.producer_identity("p")
     key = catalog.PRODUCER_NAME + b"p"
-    row = kv.seal(catalog._PRODUCER.pack(number, 0x7FFE), key)
+    row = checksum.seal(catalog._PRODUCER.pack(number, 0x7FFE), key)
     state.write(lambda txn: txn.put(key, row))
 
     new, epoch = topics.producer_identity("p")

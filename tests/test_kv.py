@@ -10,7 +10,7 @@ from support.children import Held, in_child, killed_in, meanwhile
 from support.cruel import CruelFiles
 
 from embedlog import kv
-from embedlog.errors import CorruptionError, LockTimeoutError, StorageError
+from embedlog.errors import LockTimeoutError, StorageError
 from embedlog.files import Files
 
 
@@ -408,32 +408,6 @@ def test_a_grandchild_works_as_well(store):
     assert in_child(lambda: in_child(lambda: store.get(b"first"))) == b"row"
 
 
-# Durable values
-
-
-def test_a_sealed_value_comes_back(store):
-    """`unseal` takes off what `seal` put on."""
-    assert kv.unseal(kv.seal(b"value"), "it") == b"value"
-    assert kv.unseal(kv.seal(b""), "it") == b""
-
-
-@pytest.mark.parametrize("place", range(4 + 5))
-def test_a_sealed_value_with_any_byte_changed_is_refused(place):
-    """LMDB has no checksums: a durable value carries its own."""
-    sealed = bytearray(kv.seal(b"value"))
-    sealed[place] ^= 1
-
-    with pytest.raises(CorruptionError, match="row of topic x is damaged"):
-        kv.unseal(bytes(sealed), "topic x")
-
-
-@pytest.mark.parametrize("length", range(4))
-def test_a_sealed_value_that_was_cut_is_refused(length):
-    """Too short for a checksum is damage, not an empty value."""
-    with pytest.raises(CorruptionError):
-        kv.unseal(kv.seal(b"")[:length], "it")
-
-
 # Creation and damage
 
 
@@ -527,8 +501,10 @@ def test_discard_removes_an_environment_and_minds_no_missing_one(tmp_path):
     assert not files.exists("state")
 
 
-def test_a_copy_holds_what_was_committed(store, tmp_path):
-    """`copy` may run while others write."""
+@pytest.mark.parametrize("small", [0, kv.SMALL_PAGES])
+def test_a_copy_holds_what_was_committed(store, tmp_path, monkeypatch, small):
+    """All pages of a small database, and those in use of a large one."""
+    monkeypatch.setattr(kv, "SMALL_PAGES", small)
     put(store, b"key", b"value")
     (tmp_path / "copy").mkdir()
     store.copy("copy")

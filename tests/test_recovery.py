@@ -5,6 +5,7 @@ import random
 import shutil
 from functools import partial
 
+import lmdb
 import pytest
 from support.children import killed_in
 from support.clock import START
@@ -25,7 +26,7 @@ from support.roots import (
 
 from embedlog import catalog, kv
 from embedlog.errors import CorruptBatchError, CorruptionError, StorageError
-from embedlog.log.checking import verify_root
+from embedlog.log.checking import rebuild_index, verify_root
 from embedlog.log.repairing import repair_root
 from embedlog.record import Appended
 
@@ -439,8 +440,45 @@ def break_state(path):
     data.write_bytes(bytes(data.stat().st_size))
 
 
+def change_row(path, family, change):
+    """Put the last row of a family back under what ``change`` makes of its key and bytes."""
+    with lmdb.open(str(path / "state")) as env, env.begin(write=True) as txn:
+        key, row = list(kv.rows(txn, family))[-1]
+        changed_key, changed_row = change(bytes(key), bytes(row))
+        txn.delete(key)
+        txn.put(changed_key, changed_row)
+
+
+def with_bit(data, place):
+    changed = bytearray(data)
+    changed[place] ^= 4
+    return bytes(changed)
+
+
+def rename_the_last_segment(path):
+    """One bit of a key, which LMDB does not notice: the row is another partition's."""
+    change_row(path, catalog.SEGMENT, lambda key, row: (with_bit(key, 10), row))
+
+
+def rename_the_topic(path):
+    change_row(path, catalog.TOPIC, lambda key, row: (with_bit(key, -1), row))
+
+
+def change_the_last_segment(path):
+    change_row(path, catalog.SEGMENT, lambda key, row: (key, with_bit(row, 12)))
+
+
 @pytest.mark.parametrize("files", [CruelFiles, Rebooted])
-@pytest.mark.parametrize("damage", [break_state, lambda path: shutil.rmtree(path / "state")])
+@pytest.mark.parametrize(
+    "damage",
+    [
+        break_state,
+        lambda path: shutil.rmtree(path / "state"),
+        rename_the_last_segment,
+        rename_the_topic,
+        change_the_last_segment,
+    ],
+)
 def test_a_damaged_state_is_restored_and_newer_segments_adopted(tmp_path, files, damage):
     """Metadata that looks odd deletes no data (rule 7)."""
     root = with_a_copy(tmp_path)
@@ -461,6 +499,23 @@ def test_a_damaged_state_is_restored_and_newer_segments_adopted(tmp_path, files,
     abandon(root)
     root = open_root(tmp_path, files=RebootedAgain)
     assert values(root.partition("t", 0))[-3:] == [b"h", b"i", b"next"]
+    assert healthy(root)
+    root.close()
+
+
+def test_a_damaged_index_alone_restores_nothing(tmp_path):
+    """It is made anew from the log (P13), and a copy may be old."""
+    root = open_root(tmp_path)
+    log = make_log(root, {"segment.bytes": 3 * SIZE, "index.interval.bytes": 1})
+    fill(log, 7)
+    wanted = rows(log)
+    abandon(root)
+    change_row(tmp_path, catalog.INDEX, lambda key, row: (key, with_bit(row, 12)))
+    root = open_root(tmp_path)
+
+    assert not any("restored" in told for told in root.mended)
+    assert rows(root.partition("t", 0)) == wanted
+    rebuild_index(root)
     assert healthy(root)
     root.close()
 

@@ -117,7 +117,7 @@ def _mend_state(files: Files, clean: dict[str, int] | None) -> list[str]:
             return []
         if _copy_is_good(files):
             found = ["it is not as the last close left it"]
-    found = found or kv.findings(files.path("state"))
+    found = found or _damage(files.path("state"))
     return _restore_state(files, found[0]) if found else _adopt_newer(files)
 
 
@@ -125,7 +125,20 @@ def _copy_is_good(files: Files) -> bool:
     if not files.exists(f"{COPY}/data.mdb"):
         return False
     kv.check_size(files, COPY)
-    return not kv.findings(files.path(COPY))
+    return not _damage(files.path(COPY))
+
+
+def _damage(path: str) -> list[str]:
+    """Say what is wrong with `state`, or a copy of it; nothing, if it may be believed.
+
+    A segment whose row has another name would be garbage by what is left.  An index
+    is made anew where it is damaged.
+    """
+    return kv.findings(path) or [
+        f"the row {key!r} is not as it was written"
+        for key in kv.broken_seals(path)
+        if not key.startswith(catalog.INDEX)
+    ]
 
 
 def _adopt_newer(files: Files) -> list[str]:

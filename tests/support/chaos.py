@@ -172,7 +172,9 @@ class _Member:
     def _read(self, life: int) -> None:
         log = embedlog.open(self._directory / "root")
         dice = random.Random(life)
-        readers = [log.partition("t", n).reader(self._place(log, n, dice)) for n in range(PARTITIONS)]
+        readers = [
+            log.partition("t", n).reader(self._place(log, n, dice)) for n in range(PARTITIONS)
+        ]
         log.root.wake.join()
         while not self._stop.exists():
             value = log.root.wake.value()
