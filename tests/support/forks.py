@@ -16,11 +16,13 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 WORKERS = 2
+ENOUGH = 3
+"""Failures after which a worker stops: the first ones tell what is wrong."""
 PATIENCE = 60.0
 """Seconds that a child may take before it is killed and counts as hung."""
 
@@ -124,29 +126,33 @@ def spread(cases: Iterable[Any], check: Callable[[Any], Any], workers: int = WOR
     gc.collect()
     gc.freeze()  # what is not touched by the collector is not copied in the children
     children = [
-        Child(lambda part=listed[number::workers]: [_one(check, case) for case in part])
+        Child(lambda part=listed[number::workers]: list(_each(check, part)))
         for number in range(workers)
     ]
     ends = [child.end(patience=3600) for child in children]
     gc.unfreeze()
     for end in ends:
         assert end.finding() is None, end.finding()
+    failures = [error for end in ends for _, error in end.value if error is not None]
+    told = "".join(failures)
+    assert not failures, f"{len(failures)} or more of {len(listed)} cases failed\n{told}"
     results: list[Any] = [None] * len(listed)
     for number, end in enumerate(ends):
-        results[number::workers] = end.value
-    failures = [
-        (case, error) for case, (_, error) in zip(listed, results, strict=True) if error is not None
-    ]
-    told = "\n".join(f"--- {case}\n{error}" for case, error in failures[:5])
-    assert not failures, f"{len(failures)} of {len(listed)} cases failed\n{told}"
-    return [value for value, _ in results]
+        results[number::workers] = [value for value, _ in end.value]
+    return results
 
 
-def _one(check: Callable[[Any], Any], case: Any) -> tuple[Any, str | None]:
-    try:
-        return check(case), None
-    except Exception:  # noqa: BLE001 - it is a finding
-        return None, traceback.format_exc(limit=-6)
+def _each(check: Callable[[Any], Any], cases: list[Any]) -> Iterator[tuple[Any, str | None]]:
+    """Check the cases, until enough of them have failed."""
+    failed = 0
+    for case in cases:
+        try:
+            yield check(case), None
+        except Exception:  # noqa: BLE001 - it is a finding
+            yield None, f"--- {case}\n{traceback.format_exc(limit=-6)}"
+            failed += 1
+            if failed == ENOUGH:
+                return
 
 
 def evenly(cases: Sequence[Any], limit: int | None) -> list[Any]:
