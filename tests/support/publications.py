@@ -307,8 +307,6 @@ def cut_everywhere(
             check(target, set(image.notes), seen)
         except Exception as error:  # noqa: BLE001 - whatever it is, this state leads to it
             findings.append(f"{error!r} after {image.explain()}")
-            if len(findings) > 3:
-                break
             break
     return seen, findings
 
