@@ -532,13 +532,16 @@ def broken_seals(path: str) -> list[bytes]:
     """Return the keys of rows with a wrong seal, in an environment that is sound and nobody uses.
 
     All rows are looked at: one that got another key by damage is asked for by nobody.
+
+    Raises:
+        StorageError: It cannot be read for now.
     """
-    with (
-        lmdb.open(path, readonly=True, lock=False, create=False) as env,
-        env.begin() as txn,
-        txn.cursor() as rows,
-    ):
-        return [key for key, row in rows if not is_sealed(row, key)]
+    try:
+        with lmdb.open(path, readonly=True, lock=False) as env, env.begin() as txn:
+            return [key for key, row in rows(txn, b"") if not is_sealed(row, key)]
+    except lmdb.Error as error:
+        what = f"the database cannot be read: {error}"
+        raise StorageError(what, operation="verify", path=path) from error
 
 
 def rows(txn: Txn, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:

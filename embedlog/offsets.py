@@ -68,6 +68,12 @@ def partition_of(row_key: bytes) -> bytes:
     return row_key[-PARTITION_KEY.size :]
 
 
+def is_key(row_key: bytes) -> bool:
+    """Whether a row could be a group's position by its key, and not what damage made of another."""
+    group, end = group_of(row_key), row_key[-PARTITION_KEY.size - 1 : -PARTITION_KEY.size]
+    return row_key.startswith(ROWS) and len(group) > 0 and _END not in group and end == _END
+
+
 def check(position: OffsetAndMetadata) -> None:
     """Raise unless a position can be committed (E21).
 

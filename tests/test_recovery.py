@@ -449,15 +449,20 @@ def change_row(path, family, change):
         txn.put(changed_key, changed_row)
 
 
-def with_bit(data, place):
+def with_bit(data, place, bit=4):
     changed = bytearray(data)
-    changed[place] ^= 4
+    changed[place] ^= bit
     return bytes(changed)
 
 
 def rename_the_last_segment(path):
     """One bit of a key, which LMDB does not notice: the row is another partition's."""
     change_row(path, catalog.SEGMENT, lambda key, row: (with_bit(key, 10), row))
+
+
+def make_a_position_of_the_last_segment(path):
+    """One bit again, and it looks like what a group committed."""
+    change_row(path, catalog.SEGMENT, lambda key, row: (with_bit(key, 0, 16), row))
 
 
 def rename_the_topic(path):
@@ -475,6 +480,7 @@ def change_the_last_segment(path):
         break_state,
         lambda path: shutil.rmtree(path / "state"),
         rename_the_last_segment,
+        make_a_position_of_the_last_segment,
         rename_the_topic,
         change_the_last_segment,
     ],

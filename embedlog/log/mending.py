@@ -10,7 +10,7 @@ import re
 from collections.abc import Collection
 from contextlib import suppress
 
-from embedlog import catalog, kv, membership
+from embedlog import catalog, kv, membership, offsets
 from embedlog.checksum import crc32c
 from embedlog.errors import CorruptionError, EmbedlogError, StorageError
 from embedlog.files import Files, forget_waiters
@@ -131,13 +131,13 @@ def _copy_is_good(files: Files) -> bool:
 def _damage(path: str) -> list[str]:
     """Say what is wrong with `state`, or a copy of it; nothing, if it may be believed.
 
-    A segment whose row has another name would be garbage by what is left.  An index
-    is made anew where it is damaged.
+    A segment whose row has another name would be garbage by what is left.  A damaged
+    index is made anew, and a damaged position told to its group: nothing is older for that.
     """
     return kv.findings(path) or [
         f"the row {key!r} is not as it was written"
         for key in kv.broken_seals(path)
-        if not key.startswith(catalog.INDEX)
+        if not key.startswith(catalog.INDEX) and not offsets.is_key(key)
     ]
 
 
