@@ -21,8 +21,9 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from embedlog import batch, catalog, checksum, group, kv, membership
+from embedlog import batch, catalog, group, kv, membership
 from embedlog.catalog import ACTIVITY, TOLD, TopicInfo
+from embedlog.checksum import seal, unseal
 from embedlog.config import TopicConfig
 from embedlog.errors import (
     ClosedError,
@@ -256,7 +257,7 @@ def _note(wanted: Collection[bytes], txn: kv.Txn) -> tuple[_Difference, int]:
         if row is None:
             txn.delete(key)
         else:
-            txn.put(key, checksum.seal(row, key))
+            txn.put(key, seal(row, key))
     # Without a change this transaction is none, and its number another one's.
     return found, txn.id() if found.rows else -1
 
@@ -299,7 +300,7 @@ def _told_row(info: TopicInfo, places: list[list[int]]) -> bytes:
 def _unpack(key: bytes, row: bytes) -> dict[str, Any] | None:
     """Return what was told of a topic; None if that is damaged: then it begins anew from now."""
     try:
-        known: dict[str, Any] = json.loads(checksum.unseal(row, "a topic that was told of", key))
+        known: dict[str, Any] = json.loads(unseal(row, "a topic that was told of", key))
     except CorruptionError as error:
         _log.warning("%s; what happened since is not told", error)
         return None

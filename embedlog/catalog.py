@@ -20,7 +20,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from embedlog import checksum, kv
+from embedlog import kv
+from embedlog.checksum import seal, unseal
 from embedlog.config import TopicConfig
 from embedlog.errors import (
     InvalidPartitionsError,
@@ -90,9 +91,7 @@ class TopicInfo:
 @lru_cache(maxsize=1024)
 def unpack_topic(name: str, row: bytes) -> TopicInfo:
     """Return a topic from its stored row; the same rows come again and again."""
-    fields: dict[str, Any] = json.loads(
-        checksum.unseal(row, f"topic {name}", TOPIC + name.encode())
-    )
+    fields: dict[str, Any] = json.loads(unseal(row, f"topic {name}", TOPIC + name.encode()))
     return TopicInfo(
         name,
         fields["id"],
@@ -226,7 +225,7 @@ class Catalog:
             if txn.get(key) is not None:
                 raise TopicAlreadyExistsError("the topic exists already", topic=name)
             info = TopicInfo(name, next_number(txn, b"topic"), partitions, now_ms, config)
-            txn.put(key, checksum.seal(info.pack(), key))
+            txn.put(key, seal(info.pack(), key))
             for partition in range(partitions):
                 _new_partition(txn, info.key(partition), now_ms)
             return info
@@ -267,7 +266,7 @@ class Catalog:
             if row is None:
                 raise UnknownTopicOrPartitionError("there is no such topic", topic=name)
             info = change(txn, unpack_topic(name, row))
-            txn.put(key, checksum.seal(info.pack(), key))
+            txn.put(key, seal(info.pack(), key))
             return info
 
         return self._state.write(step)
@@ -275,11 +274,7 @@ class Catalog:
     def retention_bytes(self) -> int | None:
         """Return how many bytes all topics together may hold; None is any number."""
         row = self._state.get(_BUDGET)
-        return (
-            None
-            if row is None
-            else int(_U64.unpack(checksum.unseal(row, "the budget", _BUDGET))[0])
-        )
+        return None if row is None else int(_U64.unpack(unseal(row, "the budget", _BUDGET))[0])
 
     def put_retention_bytes(self, most: int | None) -> None:
         """Set what `retention_bytes` returns."""
@@ -288,7 +283,7 @@ class Catalog:
             if most is None:
                 txn.delete(_BUDGET)
             else:
-                txn.put(_BUDGET, checksum.seal(_U64.pack(most), _BUDGET))
+                txn.put(_BUDGET, seal(_U64.pack(most), _BUDGET))
 
         self._state.write(step)
 
@@ -317,11 +312,11 @@ class Catalog:
             if row is None:
                 identity = (next_number(txn, b"producer"), 0)
             else:
-                number, epoch = _PRODUCER.unpack(checksum.unseal(row, f"producer {name}", key))
+                number, epoch = _PRODUCER.unpack(unseal(row, f"producer {name}", key))
                 # Kafka takes a new id when the epoch is used up (KIP-360).
                 used_up = epoch >= 0x7FFE
                 identity = (next_number(txn, b"producer"), 0) if used_up else (number, epoch + 1)
-            txn.put(key, checksum.seal(_PRODUCER.pack(*identity), key))
+            txn.put(key, seal(_PRODUCER.pack(*identity), key))
             return identity
 
         return self._state.write(step)
@@ -343,7 +338,7 @@ def _new_partition(txn: kv.Txn, key: bytes, now_ms: int) -> None:
 def next_number(txn: kv.Txn, name: bytes) -> int:
     """Return a number that was never used before for ``name``; it starts at 1."""
     number = last_number(txn, name) + 1
-    txn.put(COUNTER + name, checksum.seal(_U64.pack(number), COUNTER + name))
+    txn.put(COUNTER + name, seal(_U64.pack(number), COUNTER + name))
     return number
 
 
@@ -352,14 +347,14 @@ def last_number(txn: kv.Txn, name: bytes) -> int:
     row = txn.get(COUNTER + name)
     if row is None:
         return 0
-    number: int = _U64.unpack(checksum.unseal(row, f"counter {name!r}", COUNTER + name))[0]
+    number: int = _U64.unpack(unseal(row, f"counter {name!r}", COUNTER + name))[0]
     return number
 
 
 def raise_number(txn: kv.Txn, name: bytes, number: int) -> None:
     """Make sure that ``number`` is not given out again."""
     if last_number(txn, name) < number:
-        txn.put(COUNTER + name, checksum.seal(_U64.pack(number), COUNTER + name))
+        txn.put(COUNTER + name, seal(_U64.pack(number), COUNTER + name))
 
 
 def new_segment(txn: kv.Txn, key: bytes, now_ms: int) -> None:
@@ -376,7 +371,7 @@ def adopt_topic(txn: kv.Txn, name: str, number: int, partitions: int) -> bool:
     raise_number(txn, b"topic", number)
     if txn.get(TOPIC + name.encode()) is not None:
         return False
-    txn.put(TOPIC + name.encode(), checksum.seal(info.pack(), TOPIC + name.encode()))
+    txn.put(TOPIC + name.encode(), seal(info.pack(), TOPIC + name.encode()))
     for each in range(partitions):
         put_partition(txn, info.key(each), PartitionInfo())
     return True
@@ -432,7 +427,7 @@ def last_segment(txn: kv.Txn, key: bytes) -> SegmentInfo | None:
 
 def _segment(row_key: bytes, row: bytes) -> SegmentInfo:
     # The seal is of the key too, which may be damaged in its length even.
-    value = checksum.unseal(row, f"segment {row_key[-16:].hex()}", row_key)
+    value = unseal(row, f"segment {row_key[-16:].hex()}", row_key)
     _, _, base, number = _SEGMENT_KEY.unpack(row_key[1:])
     flags, end, created, latest, size, end_position, headers = _SEGMENT_ROW.unpack(value)
     next_offset = end if flags & 1 else None
@@ -455,7 +450,7 @@ def put_segment(txn: kv.Txn, key: bytes, segment: SegmentInfo) -> None:
         segment.headers,
     )
     row_key = _segment_key(SEGMENT, key, segment)
-    txn.put(row_key, checksum.seal(row, row_key))
+    txn.put(row_key, seal(row, row_key))
 
 
 def drop_segment(txn: kv.Txn, key: bytes, segment: SegmentInfo) -> None:
@@ -467,7 +462,7 @@ def drop_segment(txn: kv.Txn, key: bytes, segment: SegmentInfo) -> None:
 def put_passing(txn: kv.Txn, key: bytes, segment: SegmentInfo) -> None:
     """Name a file that is on its way into the manifest, or out of it: it is no garbage yet."""
     row_key = _segment_key(PASSING, key, segment)
-    txn.put(row_key, checksum.seal(b"", row_key))
+    txn.put(row_key, seal(b"", row_key))
 
 
 def drop_passing(txn: kv.Txn, key: bytes, segment: SegmentInfo) -> None:
@@ -486,15 +481,13 @@ def cleaned_offset(txn: kv.Txn, key: bytes) -> int | None:
     row = txn.get(CLEANED + key)
     if row is None:
         return None
-    offset: int = _U64.unpack(
-        checksum.unseal(row, "how far a partition is compacted", CLEANED + key)
-    )[0]
+    offset: int = _U64.unpack(unseal(row, "how far a partition is compacted", CLEANED + key))[0]
     return offset
 
 
 def put_cleaned_offset(txn: kv.Txn, key: bytes, offset: int) -> None:
     """Note how far compaction got."""
-    txn.put(CLEANED + key, checksum.seal(_U64.pack(offset), CLEANED + key))
+    txn.put(CLEANED + key, seal(_U64.pack(offset), CLEANED + key))
 
 
 def clamp_cleaned_offset(txn: kv.Txn, key: bytes, end: int) -> None:
@@ -512,40 +505,36 @@ def partition(txn: kv.Txn, key: bytes) -> PartitionInfo | None:
     row = txn.get(PARTITION + key)
     if row is None:
         return None
-    return PartitionInfo(*_PARTITION.unpack(checksum.unseal(row, "a partition", PARTITION + key)))
+    return PartitionInfo(*_PARTITION.unpack(unseal(row, "a partition", PARTITION + key)))
 
 
 def put_partition(txn: kv.Txn, key: bytes, info: PartitionInfo) -> None:
     """Write the durable row of a partition."""
-    txn.put(PARTITION + key, checksum.seal(_PARTITION.pack(*info), PARTITION + key))
+    txn.put(PARTITION + key, seal(_PARTITION.pack(*info), PARTITION + key))
 
 
 def index_blob(txn: kv.Txn, key: bytes, segment: SegmentInfo) -> bytes | None:
     """Return the index of a sealed segment, as `index` packed it."""
     row_key = _segment_key(INDEX, key, segment)
     row = txn.get(row_key)
-    return None if row is None else checksum.unseal(row, f"index of {segment.file_name}", row_key)
+    return None if row is None else unseal(row, f"index of {segment.file_name}", row_key)
 
 
 def put_index_blob(txn: kv.Txn, key: bytes, segment: SegmentInfo, blob: bytes) -> None:
     """Keep the index of a sealed segment: written once, at the roll."""
     row_key = _segment_key(INDEX, key, segment)
-    txn.put(row_key, checksum.seal(blob, row_key))
+    txn.put(row_key, seal(blob, row_key))
 
 
 def producers_blob(txn: kv.Txn, key: bytes) -> bytes | None:
     """Return the producers' sequences as of the recovery point (G18)."""
     row = txn.get(PRODUCERS + key)
-    return (
-        None
-        if row is None
-        else checksum.unseal(row, "the producers of a partition", PRODUCERS + key)
-    )
+    return None if row is None else unseal(row, "the producers of a partition", PRODUCERS + key)
 
 
 def put_producers_blob(txn: kv.Txn, key: bytes, blob: bytes) -> None:
     """Keep the producers' sequences; written with the recovery point they belong to."""
-    txn.put(PRODUCERS + key, checksum.seal(blob, PRODUCERS + key))
+    txn.put(PRODUCERS + key, seal(blob, PRODUCERS + key))
 
 
 def epochs(txn: kv.Txn, key: bytes) -> list[tuple[int, int]]:
@@ -553,11 +542,11 @@ def epochs(txn: kv.Txn, key: bytes) -> list[tuple[int, int]]:
     row = txn.get(EPOCHS + key)
     if row is None:
         return [(0, 0)]
-    blob = checksum.unseal(row, "the epochs of a partition", EPOCHS + key)
+    blob = unseal(row, "the epochs of a partition", EPOCHS + key)
     return [(epoch, start) for epoch, start in _EPOCH.iter_unpack(blob)]
 
 
 def put_epochs(txn: kv.Txn, key: bytes, entries: list[tuple[int, int]]) -> None:
     """Keep the epochs of a partition."""
     blob = b"".join(_EPOCH.pack(*entry) for entry in entries)
-    txn.put(EPOCHS + key, checksum.seal(blob, EPOCHS + key))
+    txn.put(EPOCHS + key, seal(blob, EPOCHS + key))

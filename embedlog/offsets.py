@@ -11,8 +11,9 @@ import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
-from embedlog import checksum, kv
+from embedlog import kv
 from embedlog.catalog import PARTITION_KEY
+from embedlog.checksum import seal, unseal
 from embedlog.errors import CorruptionError, InvalidGroupIdError, OffsetMetadataTooLargeError
 from embedlog.record import OffsetAndMetadata
 
@@ -68,12 +69,6 @@ def partition_of(row_key: bytes) -> bytes:
     return row_key[-PARTITION_KEY.size :]
 
 
-def is_key(row_key: bytes) -> bool:
-    """Whether a row could be a group's position by its key, and not what damage made of another."""
-    group, end = group_of(row_key), row_key[-PARTITION_KEY.size - 1 : -PARTITION_KEY.size]
-    return row_key.startswith(ROWS) and len(group) > 0 and _END not in group and end == _END
-
-
 def check(position: OffsetAndMetadata) -> None:
     """Raise unless a position can be committed (E21).
 
@@ -127,7 +122,7 @@ def saved(state: kv.Store, group: bytes) -> dict[bytes, bytes]:
         CorruptionError: One of them is damaged.
     """
     rows = state.read(lambda txn: of_group(txn, group))
-    return {each: checksum.unseal(row, "a committed offset", each) for each, row in rows.items()}
+    return {each: unseal(row, "a committed offset", each) for each, row in rows.items()}
 
 
 def adopt(txn: kv.Txn, rows: Mapping[bytes, bytes], ends: Ends) -> None:
@@ -164,7 +159,7 @@ def clamp(state: kv.Store, partition: bytes, end: int) -> None:
             row_key = key(group, partition)
             row = txn.get(row_key)
             try:
-                saved = None if row is None else checksum.unseal(row, "a committed offset", row_key)
+                saved = None if row is None else unseal(row, "a committed offset", row_key)
             except CorruptionError:
                 continue  # the group's next user is told; the partition is well
             if saved is not None and (kept := _clamped(saved, end)) != saved:
@@ -223,7 +218,7 @@ def _save(txn: kv.Txn, waiting: Mapping[bytes, bytes | None]) -> None:
         if row is None:
             txn.delete(row_key)
         else:
-            txn.put(row_key, checksum.seal(row, row_key))
+            txn.put(row_key, seal(row, row_key))
 
 
 def _note_saved(txn: kv.Txn, waiting: Mapping[bytes, bytes | None]) -> None:

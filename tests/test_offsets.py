@@ -385,17 +385,6 @@ def test_a_damaged_position_stops_its_group_and_not_the_recovery(tmp_path):
     root.close()
 
 
-@pytest.mark.parametrize("group", [b"g", "ä".encode(), b"x" * 200])
-def test_a_key_of_a_position_is_known(group):
-    """What damage makes of a key of the manifest is none: it begins with the number of a topic."""
-    partition = bytes(PARTITION_KEY.size)
-
-    assert offsets.is_key(offsets.key(group, partition))
-    assert not offsets.is_key(offsets.ROWS + partition + bytes(16))
-    assert not offsets.is_key(offsets.key(group, partition)[:-1])
-    assert not offsets.is_key(b"S" + offsets.key(group, partition)[1:])
-
-
 def test_groups_are_found_by_what_they_saved(here):
     """One seek for each, whatever its name."""
     names = ["g", "g2", "gg", "g\x01", "ä"]

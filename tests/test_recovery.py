@@ -509,14 +509,16 @@ def test_a_damaged_state_is_restored_and_newer_segments_adopted(tmp_path, files,
     root.close()
 
 
-def test_a_damaged_index_alone_restores_nothing(tmp_path):
-    """It is made anew from the log (P13), and a copy may be old."""
+@pytest.mark.parametrize("family", [catalog.INDEX, catalog.PRODUCER_NAME])
+def test_damage_that_one_is_told_of_restores_nothing(tmp_path, family):
+    """An index is made anew, a producer is told of its row (P13), and a copy may be old."""
     root = open_root(tmp_path)
     log = make_log(root, {"segment.bytes": 3 * SIZE, "index.interval.bytes": 1})
+    root.context.catalog.producer_identity("p")  # by name
     fill(log, 7)
     wanted = rows(log)
     abandon(root)
-    change_row(tmp_path, catalog.INDEX, lambda key, row: (key, with_bit(row, 12)))
+    change_row(tmp_path, family, lambda key, row: (key, with_bit(row, 12)))
     root = open_root(tmp_path)
 
     assert not any("restored" in told for told in root.mended)

@@ -68,10 +68,9 @@ class Source:
         self.whole, self.path, self.shift = whole, path, shift
         self.layout = layout_of(schema)
         self.view = memoryview(whole)
-        self.message = self._buffer
-        """From where, and how long: what Arrow reads a batch from."""
+        # Both from where, and how long; Arrow reads a batch from the second.
         if type(whole) is bytes:
-            self.slice = self._copy
+            self.slice, self.message = self._copy, self._buffer
         else:
             self.slice = self.message = whole.slice
             self.view = self.view.cast("B")  # Arrow says "b", which equals no bytes

@@ -25,8 +25,9 @@ from collections.abc import Iterable
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
-from embedlog import checksum, index, kv
+from embedlog import index, kv
 from embedlog.catalog import JOURNAL, PARTITION_KEY, SegmentInfo
+from embedlog.checksum import seal, unseal
 from embedlog.log import flushing, tail
 from embedlog.log.tail import Tail
 
@@ -96,12 +97,12 @@ def end_of(now: Tail) -> End:
 def get(txn: kv.Txn, key: bytes) -> Entered | None:
     """Return the row of a partition."""
     row = txn.get(JOURNAL + key)
-    return None if row is None else _unpack(checksum.unseal(row, "a publication", JOURNAL + key))
+    return None if row is None else _unpack(unseal(row, "a publication", JOURNAL + key))
 
 
 def put(txn: kv.Txn, key: bytes, entered: Entered) -> None:
     """Write the row of a partition, over that of the publication before."""
-    txn.put(JOURNAL + key, checksum.seal(entered.pack(), JOURNAL + key))
+    txn.put(JOURNAL + key, seal(entered.pack(), JOURNAL + key))
 
 
 def files_of(txn: kv.Txn, key: bytes) -> set[str]:

@@ -12,7 +12,8 @@ import hashlib
 import json
 from typing import Any, NamedTuple
 
-from embedlog import catalog, checksum, kv
+from embedlog import catalog, kv
+from embedlog.checksum import seal, unseal
 
 ROWS = b"M"
 KEPT_MS = 30 * 24 * 60 * 60 * 1000
@@ -54,18 +55,18 @@ def _key(name: str) -> bytes:
 def get(txn: kv.Txn, name: str) -> Marker | None:
     """Return what an application published last."""
     row = txn.get(_key(name))
-    return None if row is None else _unpack(checksum.unseal(row, f"marker {name}", _key(name)))
+    return None if row is None else _unpack(unseal(row, f"marker {name}", _key(name)))
 
 
 def put(txn: kv.Txn, name: str, marker: Marker) -> None:
     """Note what an application published last."""
-    txn.put(_key(name), checksum.seal(marker.pack(), _key(name)))
+    txn.put(_key(name), seal(marker.pack(), _key(name)))
 
 
 def every(txn: kv.Txn) -> dict[str, Marker]:
     """Return the markers of all applications, by name."""
     return {
-        key[1:].decode(): _unpack(checksum.unseal(row, "a marker", bytes(key)))
+        key[1:].decode(): _unpack(unseal(row, "a marker", bytes(key)))
         for key, row in kv.rows(txn, ROWS)
     }
 

@@ -14,12 +14,14 @@ from embedlog import catalog, kv, membership, offsets
 from embedlog.checksum import crc32c
 from embedlog.errors import CorruptionError, EmbedlogError, StorageError
 from embedlog.files import Files, forget_waiters
-from embedlog.log import journal
+from embedlog.log import journal, markers
 from embedlog.segment import CHUNK_BYTES, END_MARK, SegmentFile
 
 BOOT_FILE = "live/boot"
 CLEAN_FILE = "closed"
 COPY = "state.copy"
+_UNDER_A_NAME = (offsets.ROWS, markers.ROWS, catalog.PRODUCER_NAME, catalog.ROOT)
+"""First letters of rows of groups, applications and producers, and of the root's settings."""
 _SEGMENT_NAME = re.compile(r"\d{20}-\d+\.arrows")
 
 
@@ -131,14 +133,22 @@ def _copy_is_good(files: Files) -> bool:
 def _damage(path: str) -> list[str]:
     """Say what is wrong with `state`, or a copy of it; nothing, if it may be believed.
 
-    A segment whose row has another name would be garbage by what is left.  A damaged
-    index is made anew, and a damaged position told to its group: nothing is older for that.
+    Of rows too: a segment whose row has another key would be garbage by what is left.
     """
     return kv.findings(path) or [
         f"the row {key!r} is not as it was written"
         for key in kv.broken_seals(path)
-        if not key.startswith(catalog.INDEX) and not offsets.is_key(key)
+        if not _concerns_one(key)
     ]
+
+
+def _concerns_one(key: bytes) -> bool:
+    """Whether damage to a row is told to the one who asks for it, and is nobody else's.
+
+    An older copy would be worse.  By one wrong bit the key may be that of a partition's
+    row, in which a number follows on the letter, and it begins with zeros.
+    """
+    return key.startswith(catalog.INDEX) or (key[:1] in _UNDER_A_NAME and key[1:2] > b"\0")
 
 
 def _adopt_newer(files: Files) -> list[str]:

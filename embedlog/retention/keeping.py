@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from embedlog import checksum, kv, offsets
+from embedlog import kv, offsets
+from embedlog.checksum import unseal
 from embedlog.errors import CorruptionError
 from embedlog.log import PartitionLog, leasing
 
@@ -53,7 +54,7 @@ def saved_positions(log: PartitionLog) -> dict[bytes, int]:
     found = {}
     for group, row in rows.items():
         try:
-            value = checksum.unseal(row, "a committed offset", offsets.key(group, log.key))
+            value = unseal(row, "a committed offset", offsets.key(group, log.key))
         except CorruptionError:
             # Nobody knows what it consumed: nothing, then.
             found[group] = 0
