@@ -16,6 +16,7 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -44,7 +45,8 @@ def pytest_configure(config: pytest.Config) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     # LMDB takes 2 MiB of zeros for an environment, and tests open them by the ten thousand. By
     # default the C library soon keeps such memory, and fills it each time; the kernel has zeros.
-    ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, 1 << 20)
+    with suppress(AttributeError):  # not every C library has it
+        ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, 1 << 20)
     everything = config.getoption("markexpr") == ""
     chosen = os.environ.get("HYPOTHESIS_PROFILE") or ("nightly" if everything else "ci")
     settings.load_profile(chosen)
