@@ -396,8 +396,8 @@ class Store:
         shared = self._shared or self._attach()
         # LMDB would create the file for everybody to read.
         data = self._files.open(f"{name}/data.mdb", write=True, create=True)
-        pages: int = shared.handle.info()["last_pgno"]
         try:
+            pages: int = shared.handle.info()["last_pgno"]
             shared.handle.copyfd(data, compact=pages > SMALL_PAGES)
             self._files.sync(data)
         except lmdb.Error as error:
