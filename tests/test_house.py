@@ -199,12 +199,9 @@ def test_a_file_has_a_name_that_says_something(name):
 
 
 @each_file
-def test_a_file_says_what_it_is_for_and_is_short(name):
-    """A docstring, and at most 600 lines; a room that outgrows them becomes a folder."""
-    source = (PACKAGE / name).read_text()
-
+def test_a_file_says_what_it_is_for(name):
+    """It has a docstring.  A file may be as long as the class or algorithm that it holds."""
     assert ast.get_docstring(parsed(name))
-    assert len(source.splitlines()) <= 600
 
 
 @each_file
