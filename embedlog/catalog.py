@@ -51,6 +51,8 @@ TOPIC, SEGMENT, PARTITION, INDEX, PRODUCERS, EPOCHS = b"T", b"S", b"L", b"X", b"
 PRODUCER_NAME, COUNTER, ROOT = b"Q", b"N", b"R"
 _BUDGET = ROOT + b"retention.bytes"
 CLEANED, PASSING, JOURNAL = b"K", b"W", b"J"
+DELETED = b"D"
+"""Deleted topics of which files or rows may be left, by id; see `deletion`."""
 TOLD = b"A"
 """What `activity` told of a topic; by the topic's id, for it outlives the topic."""
 OF_PARTITIONS = (SEGMENT, PARTITION, INDEX, PRODUCERS, EPOCHS, CLEANED, PASSING, JOURNAL)
@@ -287,16 +289,32 @@ class Catalog:
 
         self._state.write(step)
 
-    def delete_topic(self, info: TopicInfo) -> None:
-        """Drop a topic's name and everything recorded of its partitions."""
+    def delete_topic(self, info: TopicInfo) -> TopicInfo:
+        """Drop a topic's name and the rows of its partitions, and note that the rest is to go.
 
-        def step(txn: kv.Txn) -> None:
-            txn.delete(TOPIC + info.name.encode())
-            for partition in range(info.partitions):
+        Returns the topic as it was last, perhaps with more partitions than ``info`` has.
+
+        Raises:
+            UnknownTopicOrPartitionError: Another process deleted it, and perhaps made
+                another topic of that name.
+        """
+        key = TOPIC + info.name.encode()
+
+        def step(txn: kv.Txn) -> TopicInfo:
+            row = txn.get(key)
+            last = None if row is None else unpack_topic(info.name, row)
+            if last is None or last.id != info.id:
+                raise UnknownTopicOrPartitionError("the topic was just deleted", topic=info.name)
+            txn.delete(key)
+            for partition in range(last.partitions):
                 for kind in OF_PARTITIONS:
-                    kv.remove(txn, kind + info.key(partition))
+                    kv.remove(txn, kind + last.key(partition))
+            deleted_key = DELETED + _U64.pack(last.id)
+            blob = json.dumps({"name": last.name, "partitions": last.partitions}).encode()
+            txn.put(deleted_key, seal(blob, deleted_key))
+            return last
 
-        self._state.write(step)
+        return self._state.write(step)
 
     def producer_identity(self, name: str | None) -> tuple[int, int]:
         """Return a new producer's (id, epoch); a named one keeps its id, its epoch grows.
@@ -375,6 +393,21 @@ def adopt_topic(txn: kv.Txn, name: str, number: int, partitions: int) -> bool:
     for each in range(partitions):
         put_partition(txn, info.key(each), PartitionInfo())
     return True
+
+
+def deleted_topics(txn: kv.Txn) -> list[TopicInfo]:
+    """Return the deleted topics of which something may be left; their settings are not known."""
+    topics = []
+    for key, row in kv.rows(txn, DELETED):
+        fields: dict[str, Any] = json.loads(unseal(row, "a deleted topic", key))
+        (number,) = _U64.unpack(key[len(DELETED) :])
+        topics.append(TopicInfo(fields["name"], number, fields["partitions"], 0, TopicConfig()))
+    return topics
+
+
+def forget_deleted_topic(txn: kv.Txn, topic: TopicInfo) -> None:
+    """Drop the note about a deleted topic; nothing of it is left."""
+    txn.delete(DELETED + _U64.pack(topic.id))
 
 
 def segments(txn: kv.Txn, key: bytes) -> list[SegmentInfo]:

@@ -509,10 +509,6 @@ class Group:
             todo=f"close its members to {what}{rest}",
         )
 
-    def forget_topic(self, topic: TopicInfo) -> None:
-        """Drop what was committed for a topic that is gone."""
-        self.change(lambda txn, group: self._forget(txn, map(topic.key, range(topic.partitions))))
-
     # Rows
 
     def insist(self, step: Step[T]) -> T:

@@ -233,3 +233,13 @@ def remove(txn: kv.Txn, keys: Iterable[bytes]) -> None:
     for row_key in keys:
         if txn.delete(row_key):
             txn.put(UNSAVED + row_key[1:], b"")
+
+
+def remove_partitions(txn: kv.Txn, partitions: Iterable[bytes]) -> None:
+    """Forget what every group committed for partitions that are gone; in `live` or in `state`."""
+    gone = list(partitions)
+    for group in list(_groups(txn)):
+        for partition in gone:
+            row_key = key(group, partition)
+            txn.delete(row_key)
+            txn.delete(UNSAVED + row_key[1:])

@@ -141,6 +141,32 @@ def test_a_topic_made_again_has_another_id_and_directory(topics, state):
     assert state.read(lambda txn: catalog.partition(txn, old.key(0))) is None
 
 
+@pytest.mark.parametrize("again", [False, True], ids=["deleted", "made again"])
+def test_a_topic_that_another_process_deleted_first_is_not_deleted_twice(topics, again):
+    """Nor is the new topic of its name."""
+    old = make(topics)
+    topics.delete_topic(old)
+    new = make(topics) if again else None
+    with pytest.raises(UnknownTopicOrPartitionError, match="just deleted"):
+        topics.delete_topic(old)
+
+    assert topics.topics() == ({"t": new} if again else {})
+
+
+def test_a_deletion_is_noted_until_all_of_the_topic_is_gone(topics, state):
+    """The partitions that another process added meanwhile belong to it too."""
+    old = make(topics)
+    topics.grow_topic("t", 5, 0)
+    last = topics.delete_topic(old)
+
+    assert last.partitions == 5
+    (noted,) = state.read(catalog.deleted_topics)
+    assert (noted.name, noted.id, noted.partitions) == ("t", old.id, 5)
+    assert noted.directory == old.directory
+    state.write(lambda txn: catalog.forget_deleted_topic(txn, noted))
+    assert state.read(catalog.deleted_topics) == []
+
+
 def test_a_change_of_another_process_is_seen_at_once(topics):
     """The memory of a catalogue lasts until anybody commits."""
     make(topics)

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from embedlog.catalog import TopicInfo
 from embedlog.consumer.calls import partition_of
 from embedlog.consumer.grouped import group_of
 from embedlog.engine.resetting import Move, Place, Reset, To, clamp, rule
@@ -400,12 +399,6 @@ class ConsumerGroup:
 def group_names(root: Root) -> list[str]:
     """Return the names of all groups of a log, sorted."""
     return names(root.context.live, root.context.state)
-
-
-def forget_topic(root: Root, topic: TopicInfo) -> None:
-    """Drop what every group committed for a topic that was deleted."""
-    for name in group_names(root):
-        group_of(root, name).forget_topic(topic)
 
 
 def _place(root: Root, one: TopicPartition, before: OffsetAndMetadata | None) -> Place:

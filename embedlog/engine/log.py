@@ -119,12 +119,8 @@ class Log:
 
         Readers finish with the files they hold.
         """
-        from embedlog.engine.groups import forget_topic
-
         refuse_internal(name)
-        info = self.root.topic(name)
         self.root.delete_topic(name)
-        forget_topic(self.root, info)
 
     def create_partitions(self, name: str, total: int) -> None:
         """Let a topic have ``total`` partitions; keys may move to other ones (G5)."""

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
+from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
-from embedlog import catalog, index
-from embedlog.catalog import SegmentInfo
-from embedlog.errors import ClosedError, EmbedlogError, StorageError
+from embedlog import catalog, index, kv
+from embedlog.catalog import SegmentInfo, TopicInfo
+from embedlog.errors import (
+    ClosedError,
+    EmbedlogError,
+    LockTimeoutError,
+    ReadOnlyError,
+    StorageError,
+    UnknownTopicOrPartitionError,
+)
 from embedlog.index import Entry
-from embedlog.log import dooming, journal, lookup, mending
+from embedlog.log import dooming, journal, lookup, mending, tail
 from embedlog.log.context import Context
 from embedlog.log.partition import PartitionLog
 from embedlog.log.tail import Tail
@@ -37,10 +45,7 @@ class Finding(NamedTuple):
 def verify_root(root: Root, progress: Progress | None = None) -> list[Finding]:
     """Check every partition of every topic, and that no other files are there."""
     try:
-        infos = root.topics().values()
-        logs = [
-            root.partition(info.name, number) for info in infos for number in range(info.partitions)
-        ]
+        logs = [log for info in root.topics().values() for log in _partitions(root, info)]
     except ClosedError:
         raise
     except EmbedlogError as error:
@@ -57,6 +62,13 @@ def verify_root(root: Root, progress: Progress | None = None) -> list[Finding]:
     return found + list(_strays(root))
 
 
+def _partitions(root: Root, topic: TopicInfo) -> list[PartitionLog]:
+    try:
+        return [root.partition(topic.name, number) for number in range(topic.partitions)]
+    except UnknownTopicOrPartitionError:
+        return []  # deleted since the look at the topics
+
+
 def _bytes_of(log: PartitionLog) -> int:
     try:
         return log.size_bytes()
@@ -64,26 +76,98 @@ def _bytes_of(log: PartitionLog) -> int:
         return 0
 
 
+class _View(NamedTuple):
+    """A partition at one instant: what `verify_partition` compares its files with."""
+
+    tail: Tail
+    segments: list[SegmentInfo]
+    entries: list[Entry]
+    """The index of the active segment, of the same instant as the tail."""
+
+
 def verify_partition(log: PartitionLog) -> Iterator[Finding | int]:
-    """Yield findings, and between them how many bytes were read since the last yield."""
+    """Yield findings, and between them how many bytes were read since the last yield.
+
+    Other processes may append, roll, cut, delete and compact meanwhile.  So what looks
+    wrong is looked at again under the partition's lock, where nothing moves, and only
+    what is still wrong then is a finding.
+    """
+    suspects = []
     try:
-        # The tail first: a segment that is rolled after it is looked at as sealed.
-        now = log.tail()
-        log.refresh()
-        segments = list(log.segments.values())
-        # What is published, though its process died before anybody could see it, is whole.
-        now = journal.seen_done(log, now)
+        view = _view(log)
     except EmbedlogError as error:
-        yield _finding(log, error.path or log.directory, error.position or 0, str(error))
+        if not _is_deleted(log):
+            yield _finding(log, error.path or log.directory, error.position or 0, str(error))
         return
+    for step in _verify_view(log, view):
+        if isinstance(step, Finding):
+            suspects.append(step)
+        else:
+            yield step
+    if suspects:
+        yield from _confirmed(log, suspects)
+
+
+def _confirmed(log: PartitionLog, suspects: list[Finding]) -> list[Finding]:
+    """Return the findings that a look under the partition's lock makes as well."""
+    paths = {finding.path for finding in suspects}
+    locked = False
+    try:
+        # A reading handle has no lock, and a stopped process may hold it: then the second
+        # look is made beside the writers, as the first one was.
+        with suppress(LockTimeoutError, ReadOnlyError):
+            log.acquire()
+            locked = True
+        again = {step for step in _verify_view(log, _view(log), paths) if isinstance(step, Finding)}
+    except EmbedlogError:
+        return [] if _is_deleted(log) else suspects
+    finally:
+        if locked:
+            log.release()
+    return [] if _is_deleted(log) else [finding for finding in suspects if finding in again]
+
+
+def _is_deleted(log: PartitionLog) -> bool:
+    """Whether the topic was deleted since its partitions were listed."""
+    try:
+        return log.context.catalog.topic(log.topic).id != log.topic_id
+    except UnknownTopicOrPartitionError:
+        return True
+    except EmbedlogError:
+        return False
+
+
+def _view(log: PartitionLog) -> _View:
+    now = log.tail()
+
+    def step(txn: kv.Txn) -> tuple[Tail, list[Entry]]:
+        row = txn.get(log.tail_key)
+        seen = now if row is None else tail.unpack(row)
+        return seen, index.entries(txn, log.key, seen.segment_id)
+
+    # The tail first: a segment that is rolled after it is looked at as sealed.
+    now, entries = log.context.live.read(step)
+    log.refresh()
+    segments = list(log.segments.values())
+    # What is published, though its process died before it could be seen, is whole.
+    return _View(journal.seen_done(log, now), segments, entries)
+
+
+def _verify_view(
+    log: PartitionLog, view: _View, paths: Collection[str] | None = None
+) -> Iterator[Finding | int]:
+    """Compare the files with a view: all of them, or those of ``paths``."""
+    now, segments = view.tail, view.segments
     if now.failed:
         yield _finding(log, log.directory, 0, "a flush failed; the partition is read-only")
     for place, segment in enumerate(segments):
+        if paths is not None and log.path_of(segment) not in paths:
+            continue
         yield from _verify_order(log, segments, place, now)
         if segment is segments[-1] and _rolling(segments, now):
             continue
         try:
-            yield from _verify_segment(log, segment, now)
+            yield from _verify_segment(log, segment, view)
         except EmbedlogError as error:
             if isinstance(error, StorageError) and error.missing and not _named(log, segment):
                 continue  # dropped since the look at the manifest
@@ -124,8 +208,10 @@ def _verify_order(
         yield _finding(log, path, 0, f"the tail is in segment {now.segment_id}")
 
 
-def _verify_segment(log: PartitionLog, segment: SegmentInfo, now: Tail) -> Iterator[Finding | int]:
-    path = log.path_of(segment)
+def _verify_segment(
+    log: PartitionLog, segment: SegmentInfo, view: _View
+) -> Iterator[Finding | int]:
+    path, now = log.path_of(segment), view.tail
     if not segment.sealed and now.empty and not log.context.files.exists(path):
         return  # named and not needed yet: the first append makes it
     file = log.open_segment(segment)
@@ -137,9 +223,10 @@ def _verify_segment(log: PartitionLog, segment: SegmentInfo, now: Tail) -> Itera
         return
     if segment.sealed and size != segment.size:
         yield _finding(log, path, size, f"the file was sealed with {segment.size} bytes")
-    if segment.sealed and log.context.files.read_file(path)[stop : stop + 8] != END_MARK:
+    if segment.sealed and file.bytes(stop, len(END_MARK)) != END_MARK:
         yield _finding(log, path, stop, "the end mark is missing")
-    entries = {entry.position: entry for entry in lookup.entries(log, segment)}
+    found = lookup.entries(log, segment) if segment.sealed else view.entries
+    entries = {entry.position: entry for entry in found}
     yield from _verify_batches(log, segment, file, stop, entries)
     for entry in entries.values():
         what = f"the index has offset {entry.offset} where no batch begins"

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection
-from contextlib import suppress
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager, suppress
 
 from embedlog import catalog, kv, membership, offsets
 from embedlog.checksum import crc32c
@@ -427,6 +427,30 @@ def _forget_passing(store: kv.Store) -> None:
         store.write(lambda txn: kv.remove(txn, catalog.PASSING))
 
 
+def remove_passing(files: Files, state: kv.Store) -> None:
+    """Remove the files on their way into the manifest or out of it, while nobody is attached.
+
+    What had them on their way failed, or was killed: it is over, and they are garbage.
+
+    Raises:
+        StorageError: One could not be removed; the next open removes it.
+    """
+
+    def step(txn: kv.Txn) -> list[str]:
+        topics = [catalog.topic_of_row(row) for row in kv.rows(txn, catalog.TOPIC)]
+        return [
+            f"{topic.directory}/{number}/{segment.file_name}"
+            for topic in topics
+            for number in range(topic.partitions)
+            for segment in catalog.passing(txn, topic.key(number))
+        ]
+
+    if state.read(lambda txn: any(True for _ in kv.rows(txn, catalog.PASSING))):
+        for path in state.read(step):
+            files.unlink(path, missing_ok=True)
+        _forget_passing(state)
+
+
 def strays(files: Files, state: kv.Store, leaving: Collection[str] = ()) -> list[str]:
     """Return the segment files, and the topics' directories, that the manifest does not name.
 
@@ -434,15 +458,14 @@ def strays(files: Files, state: kv.Store, leaving: Collection[str] = ()) -> list
     by themselves.  Other files are not ours: they are left alone (A28).
     """
     # Files before names: what is created meanwhile is named before it is there.
-    present = {
-        f"topics/{topic}": {
-            f"topics/{topic}/{number}": files.list(f"topics/{topic}/{number}")
-            for number in files.list(f"topics/{topic}")
-        }
-        for topic in (files.list("topics") if files.exists("topics") else [])
-    }
-    topics, named = state.read(_named)
-    found = [topic for topic in present if topic not in topics]
+    present: dict[str, dict[str, list[str]]] = {}
+    for topic in files.list("topics") if files.exists("topics") else []:
+        partitions = present[f"topics/{topic}"] = {}
+        with _ignore_missing():  # being deleted
+            for number in files.list(f"topics/{topic}"):
+                partitions[f"topics/{topic}/{number}"] = files.list(f"topics/{topic}/{number}")
+    topics, named, deleted = state.read(_named)
+    found = [topic for topic in present if topic not in topics | deleted]
     for topic in sorted(topics & present.keys()):
         for directory, names in present[topic].items():
             known = named.get(directory, set())
@@ -464,8 +487,10 @@ def remove_stray(files: Files, path: str) -> None:
         files.unlink(path, missing_ok=True)
 
 
-def _named(txn: kv.Txn) -> tuple[set[str], dict[str, set[str]]]:
+def _named(txn: kv.Txn) -> tuple[set[str], dict[str, set[str]], set[str]]:
+    """Return the directories of topics, the files of partitions, and what is being deleted."""
     topics, named = set(), {}
+    deleted = {topic.directory for topic in catalog.deleted_topics(txn)}
     for info in map(catalog.topic_of_row, kv.rows(txn, catalog.TOPIC)):
         topics.add(info.directory)
         for number in range(info.partitions):
@@ -473,15 +498,26 @@ def _named(txn: kv.Txn) -> tuple[set[str], dict[str, set[str]]]:
             found = [*catalog.segments(txn, key), *catalog.passing(txn, key)]
             names = {segment.file_name for segment in found} | journal.files_of(txn, key)
             named[f"{info.directory}/{number}"] = names
-    return topics, named
+    return topics, named, deleted
 
 
 def remove_tree(files: Files, directory: str) -> None:
     """Remove a topic's directory and what it holds."""
-    if not files.exists(directory):
-        return
-    for partition in files.list(directory):
-        for name in files.list(f"{directory}/{partition}"):
-            files.unlink(f"{directory}/{partition}/{name}", missing_ok=True)
-        files.remove_directory(f"{directory}/{partition}")
-    files.remove_directory(directory)
+    # Another process may remove it as well: what is missing is done.
+    with _ignore_missing():
+        for partition in files.list(directory):
+            with _ignore_missing():
+                for name in files.list(f"{directory}/{partition}"):
+                    files.unlink(f"{directory}/{partition}/{name}", missing_ok=True)
+                files.remove_directory(f"{directory}/{partition}")
+        files.remove_directory(directory)
+
+
+@contextmanager
+def _ignore_missing() -> Iterator[None]:
+    """Go on where a file or directory is not there."""
+    try:
+        yield
+    except StorageError as error:
+        if not error.missing:
+            raise

@@ -23,7 +23,7 @@ from embedlog.errors import (
     UnknownTopicOrPartitionError,
 )
 from embedlog.index import Entry
-from embedlog.log import expiring, flushing, journal, rolling, sequence
+from embedlog.log import expiring, flushing, journal, replacing, rolling, sequence
 from embedlog.log.sequence import Producer, Sent
 from embedlog.log.tail import Tail
 from embedlog.segment import CHUNK_BYTES, END_MARK, SegmentFile
@@ -347,8 +347,13 @@ def _keep_copy(log: PartitionLog, found: Survey) -> None:
     stop = source.start if found.position is None else found.position
     if source.size() <= stop:
         return
-    number = log.context.state.write(lambda txn: catalog.next_number(txn, b"segment"))
-    copy, files = old._replace(id=number), log.context.files
+
+    def step(txn: kv.Txn) -> SegmentInfo:
+        copy = old._replace(id=catalog.next_number(txn, b"segment"))
+        catalog.put_passing(txn, log.key, copy)
+        return copy
+
+    copy, files = log.context.state.write(step), log.context.files
     fd = files.open(log.path_of(copy), write=True, create=True)
     try:
         for place in range(0, stop, CHUNK_BYTES):
@@ -373,8 +378,7 @@ def _start_over(log: PartitionLog, found: Survey, offset: int) -> Tail:
     epoch = found.info.leader_epoch + 1
 
     def step(txn: kv.Txn) -> SegmentInfo:
-        for segment in old:
-            catalog.drop_segment(txn, log.key, segment)
+        _drop_names(txn, log, old)
         number = catalog.next_number(txn, b"segment")
         new = SegmentInfo(offset, number, log.context.clock())
         catalog.put_segment(txn, log.key, new)
@@ -400,9 +404,9 @@ def _write_state(log: PartitionLog, found: Survey, active: SegmentInfo) -> int:
         for segment, blob in found.sized:
             catalog.put_segment(txn, log.key, segment)
             catalog.put_index_blob(txn, log.key, segment, blob)
-        for segment in found.dropped:
-            catalog.drop_segment(txn, log.key, segment)
+        _drop_names(txn, log, found.dropped)
         catalog.drop_segment(txn, log.key, found.active)
+        catalog.drop_passing(txn, log.key, found.active)
         catalog.put_segment(txn, log.key, active)
         recovery = min(found.info.recovery_offset, found.next_offset)
         changed = found.info._replace(leader_epoch=epoch, recovery_offset=recovery)
@@ -447,9 +451,19 @@ def _sync(log: PartitionLog, found: Survey, file: SegmentFile) -> None:
         raise
 
 
-def _unlink(log: PartitionLog, segments: list[SegmentInfo]) -> None:
+def _drop_names(txn: kv.Txn, log: PartitionLog, segments: list[SegmentInfo]) -> None:
+    """Take segments off the manifest; until `_unlink` they are noted as on their way out."""
     for segment in segments:
-        log.context.files.unlink(log.path_of(segment), missing_ok=True)
+        catalog.drop_segment(txn, log.key, segment)
+        catalog.put_passing(txn, log.key, segment)
+
+
+def _unlink(log: PartitionLog, segments: list[SegmentInfo]) -> None:
+    """Remove the files that `_drop_names` took the names of."""
+    if segments:
+        for segment in segments:
+            log.context.files.unlink(log.path_of(segment), missing_ok=True)
+        replacing.forget(log, segments)
 
 
 def _write_tail(

@@ -18,7 +18,7 @@ from embedlog import catalog, index, kv
 from embedlog.batch import Batch
 from embedlog.catalog import PartitionInfo, SegmentInfo
 from embedlog.errors import CorruptionError, EmbedlogError, StorageError
-from embedlog.log import checking, mending, recovery, rolling, staging, tail
+from embedlog.log import checking, deletion, mending, recovery, rolling, staging, tail
 from embedlog.log.checking import Finding, Progress
 from embedlog.log.partition import PartitionLog
 from embedlog.segment import END_MARK, SegmentFile, create
@@ -50,6 +50,7 @@ def repair_root(root: Root, dry_run: bool, progress: Progress | None = None) -> 
     for topic, number in sorted({(one.topic, one.partition) for one in found if one.topic}):
         log = root.partition(topic, number)
         told += _repair_partition(log, dry_run)
+    told += _finish_deletions(root, dry_run)
     # Looked for again: a finding without a topic may also be a catalogue that is damaged.
     files = root.context.files
     for path in checking.unnamed(root.context):
@@ -61,6 +62,16 @@ def repair_root(root: Root, dry_run: bool, progress: Progress | None = None) -> 
             told.append(f"{path}: removed, nobody will publish it")
             if not dry_run:
                 staging.remove_job(files, path)
+    return told
+
+
+def _finish_deletions(root: Root, dry_run: bool) -> list[str]:
+    """Remove what is left of deleted topics; see `deletion`."""
+    told = []
+    for topic in deletion.unfinished(root.context.state):
+        told.append(f"{topic.directory}: removed, the topic was deleted")
+        if not dry_run:
+            deletion.finish(root.context, topic)
     return told
 
 
@@ -215,8 +226,13 @@ def _batch_at(data: pa.Buffer, position: int, path: str, schema: pa.Schema) -> B
 def _replace(log: PartitionLog, salvage: Salvage) -> None:
     """Write the good batches to a new file and swap it for the old one."""
     old, files = salvage.segment, log.context.files
-    number = log.context.state.write(lambda txn: catalog.next_number(txn, b"segment"))
-    new = old._replace(id=number)
+
+    def step(txn: kv.Txn) -> SegmentInfo:
+        new = old._replace(id=catalog.next_number(txn, b"segment"))
+        catalog.put_passing(txn, log.key, new)
+        return new
+
+    new = log.context.state.write(step)
     file = create(files, log.path_of(new), salvage.schema)
     position = _write_good(log, old, file, salvage.good)
     latest = max((one.max_timestamp for one in salvage.good), default=None)
@@ -250,6 +266,7 @@ def _swap(log: PartitionLog, old: SegmentInfo, new: SegmentInfo, flushed: int) -
     def step(txn: kv.Txn) -> None:
         catalog.drop_segment(txn, log.key, old)
         catalog.put_segment(txn, log.key, new)
+        catalog.drop_passing(txn, log.key, new)
         info = catalog.partition(txn, log.key) or PartitionInfo()
         recovery_offset = max(info.recovery_offset, flushed) if old.sealed else flushed
         catalog.put_partition(txn, log.key, info._replace(recovery_offset=recovery_offset))

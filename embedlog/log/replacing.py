@@ -79,17 +79,24 @@ def _sweep(log: PartitionLog) -> None:
     if log.context.state.read(lambda txn: catalog.passing(txn, log.key)):
         # A commit first, though it says nothing new: of one that failed before it nobody
         # knows what is on the disk, and a file must not go that a power cut brings back.
-        _discard(log, log.context.state.write(step))
+        # Under the partition's lock: a cut that goes on has such files too.
+        log.acquire()
+        try:
+            _discard(log, log.context.state.write(step))
+        finally:
+            log.release()
 
 
 def _discard(log: PartitionLog, segments: Sequence[SegmentInfo]) -> None:
     """Unlink what never was in the manifest, and what nobody can be looking for any more."""
     for segment in segments:
         log.context.files.unlink(log.path_of(segment), missing_ok=True)
-    _forget(log, segments)
+    forget(log, segments)
 
 
-def _forget(log: PartitionLog, segments: Sequence[SegmentInfo]) -> None:
+def forget(log: PartitionLog, segments: Sequence[SegmentInfo]) -> None:
+    """Drop the notes of files on their way: they are gone by now, or doomed."""
+
     def step(txn: kv.Txn) -> None:
         for segment in segments:
             catalog.drop_passing(txn, log.key, segment)
@@ -107,7 +114,7 @@ def _retire(log: PartitionLog, segments: Sequence[SegmentInfo]) -> None:
             dooming.put(txn, log, segment, due)
 
     log.context.live.write(step)
-    _forget(log, segments)
+    forget(log, segments)
     dooming.sweep_soon(log)
 
 

@@ -66,6 +66,7 @@ def roll(log: PartitionLog, now: Tail, headers: bool, synced: bool) -> Tail:
     after = start_segment(log, now, new, synced)
     if now.empty:
         log.context.files.unlink(log.path_of(old), missing_ok=True)
+        log.context.state.write(lambda txn: catalog.drop_passing(txn, log.key, old))
     return after
 
 
@@ -87,6 +88,7 @@ def _name(
         new = SegmentInfo(now.next_offset, number, log.context.clock(), headers=headers)
         if now.empty:
             catalog.drop_segment(txn, log.key, old)
+            catalog.put_passing(txn, log.key, old)
         else:
             catalog.put_segment(txn, log.key, sealed)
             catalog.put_index_blob(txn, log.key, sealed, index.pack(found))

@@ -31,7 +31,7 @@ from embedlog.errors import (
     UnsupportedFormatError,
 )
 from embedlog.files import Files, WakePage
-from embedlog.log import dooming, flushing, mending, sequence, tail
+from embedlog.log import deletion, flushing, mending
 from embedlog.log.context import Context
 from embedlog.log.partition import PartitionLog
 from embedlog.log.reserve import Reserve
@@ -150,7 +150,10 @@ class Root:
         return self.context.catalog.alter_topic(name, changes)
 
     def delete_topic(self, name: str) -> None:
-        """Remove a topic; readers that have its files open finish with them (A38)."""
+        """Remove a topic; readers that have its files open finish with them (A38).
+
+        What cannot be removed now is removed by the housekeeping or the next open.
+        """
         context = self.context
         context.check_writable()
         info = self.topic(name)
@@ -161,15 +164,14 @@ class Root:
                 log.acquire()
                 held.append(log)
             # The name goes first: whatever happens after, the files are garbage.
-            context.catalog.delete_topic(info)
-            context.live.write(lambda txn: _forget(txn, info))
+            info = context.catalog.delete_topic(info)
         finally:
             for log in held:
                 log.release()
         for log in held:
             log.close()
             self._partitions.pop((name, log.partition), None)
-        mending.remove_tree(context.files, info.directory)
+        deletion.try_to_finish(context, info)
         context.wake.advance()
 
     def version(self) -> int:
@@ -234,6 +236,8 @@ class Root:
                 context = self._context = Reserve(files).used_by(lambda: self._join(files))
                 if self.mended:
                     self._recover_all()
+                if writable:
+                    deletion.finish_all(context)
                 return context
             except BaseException:
                 self._let_go(files)
@@ -358,6 +362,7 @@ class Root:
         if files.try_lock(self._attached):
             # A full disk has no room for a mark: then the next one to open it looks it over.
             with suppress(DiskFullError):
+                mending.remove_passing(files, context.state)
                 mending.copy_state(files, context.state)
                 context.state.close()
                 mending.mark_clean(files)
@@ -370,12 +375,6 @@ class Root:
         self._partitions = {}
         if context is not None:
             context.files.after_fork()
-
-
-def _forget(txn: kv.Txn, info: TopicInfo) -> None:
-    for number in range(info.partitions):
-        for kind in (tail.ROWS, b"I", sequence.ROWS, dooming.DOOMED):
-            kv.remove(txn, kind + info.key(number))
 
 
 def _check_format(files: Files) -> None:

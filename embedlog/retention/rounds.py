@@ -15,7 +15,7 @@ from embedlog.errors import (
     FencedError,
     UnknownTopicOrPartitionError,
 )
-from embedlog.log import PartitionLog, dooming, leasing, trimming
+from embedlog.log import PartitionLog, deletion, dooming, leasing, trimming
 from embedlog.log.root import Root
 from embedlog.log.tail import Tail
 from embedlog.retention import deciding, keeping
@@ -104,7 +104,7 @@ def retain(
     if fence is not None:
         root.context.live.read(fence)
     # First what makes room, for the rest needs some.
-    for step in (dooming.sweep_due, leasing.forget_ended):
+    for step in (dooming.sweep_due, deletion.finish_all, leasing.forget_ended):
         try:
             step(root.context)
         except ClosedError:

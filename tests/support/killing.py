@@ -392,7 +392,11 @@ def check_fault(case: Fault, *, place: Place, scenes: list[Scene]) -> bool:
 
         world = play(root, scene, order, forgiving=True)
         _check_errors(world, case)
-        return bool(world.errors), _check_healed(world)
+        failed = _check_healed(world)
+        if case.n % 2 and not failed:
+            # After a clean close the next process looks at nothing: what is left must be known.
+            world.do(("close",))
+        return bool(world.errors), failed
 
     end = forks.run(work)
     assert end.finding() is None, end.finding()

@@ -1,0 +1,86 @@
+"""Deleting a topic: first its name, in one transaction on `state`, then all the rest.
+
+The transaction that drops the name also notes the deletion in `state`, and the
+note stays until no file and no row of the topic is left.  If the process dies or
+an operation fails in between, the next process to open the log, or the next
+round of housekeeping, does the rest.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from embedlog import catalog, kv, offsets
+from embedlog.catalog import TopicInfo
+from embedlog.errors import ClosedError, EmbedlogError
+from embedlog.log import dooming, mending, sequence, tail
+from embedlog.log.context import Context
+
+_log = logging.getLogger("embedlog.log")
+
+_ROWS_OF_PARTITIONS = (tail.ROWS, b"I", sequence.ROWS, dooming.DOOMED)
+"""The kinds of rows in `live` that belong to a partition."""
+
+
+def finish(context: Context, topic: TopicInfo) -> None:
+    """Remove the files and rows of a topic whose name is gone.  May be repeated, by anyone.
+
+    Raises:
+        StorageError: Something could not be removed; the note of the deletion stays.
+    """
+    # The files first: to unlink them takes no space, which the rows may on a full disk.
+    mending.remove_tree(context.files, topic.directory)
+    keys = [topic.key(number) for number in range(topic.partitions)]
+    context.live.write(lambda txn: _forget_live(txn, keys))
+
+    def forget(txn: kv.Txn) -> None:
+        offsets.remove_partitions(txn, keys)
+        catalog.forget_deleted_topic(txn, topic)
+
+    context.state.write(forget)
+
+
+def _forget_live(txn: kv.Txn, keys: list[bytes]) -> None:
+    for key in keys:
+        for kind in _ROWS_OF_PARTITIONS:
+            kv.remove(txn, kind + key)
+    offsets.remove_partitions(txn, keys)
+
+
+def unfinished(state: kv.Store) -> list[TopicInfo]:
+    """Return the deleted topics of which something may be left."""
+    return state.read(catalog.deleted_topics)
+
+
+def finish_all(context: Context) -> int:
+    """Finish every deletion that was begun, and return how many.
+
+    A failure is logged and left to the next call: the topics are deleted, and
+    nothing else depends on what is left of them.
+    """
+    finished = 0
+    for topic in unfinished(context.state):
+        finished += try_to_finish(context, topic)
+    return finished
+
+
+def try_to_finish(context: Context, topic: TopicInfo) -> bool:
+    """Finish one deletion; a failure is logged, and left to the next open or housekeeping.
+
+    Raises:
+        ClosedError: The log was closed meanwhile.
+    """
+    try:
+        finish(context, topic)
+    except ClosedError:
+        raise
+    except EmbedlogError as error:
+        _log.warning(
+            "topic %s is deleted, but some of it is left in %s until the next round of "
+            "housekeeping, or until the log is opened again: %s",
+            topic.name,
+            context.files.path(topic.directory),
+            error,
+        )
+        return False
+    return True
