@@ -15,7 +15,7 @@ import difflib
 import json
 import re
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -36,6 +36,10 @@ INTERNAL = "__"
 """Internal topics begin so: they are shown to whoever asks for them, and to no one else."""
 ACTIVITY = "__activity"
 """The one that is embedlog's own; see `activity`."""
+
+MAX_PARTITIONS = 20_000
+"""Of one topic.  To create so many takes a third of a second, in which no other process
+can create a topic or begin a segment."""
 
 PARTITION_KEY = struct.Struct(">QI")
 _SEGMENT_KEY = struct.Struct(">QIQQ")
@@ -77,6 +81,10 @@ class TopicInfo:
     def key(self, partition: int) -> bytes:
         """The key that the rows of one partition share."""
         return PARTITION_KEY.pack(self.id, partition)
+
+    def lock_path(self, partition: int) -> str:
+        """Where the lock file of one partition is, from the root."""
+        return f"locks/{self.id}-{partition}"
 
     def pack(self) -> bytes:
         """Return the row as stored."""
@@ -306,9 +314,7 @@ class Catalog:
             if last is None or last.id != info.id:
                 raise UnknownTopicOrPartitionError("the topic was just deleted", topic=info.name)
             txn.delete(key)
-            for partition in range(last.partitions):
-                for kind in OF_PARTITIONS:
-                    kv.remove(txn, kind + last.key(partition))
+            remove_partitions(txn, map(last.key, range(last.partitions)))
             deleted_key = DELETED + _U64.pack(last.id)
             blob = json.dumps({"name": last.name, "partitions": last.partitions}).encode()
             txn.put(deleted_key, seal(blob, deleted_key))
@@ -341,8 +347,12 @@ class Catalog:
 
 
 def _check_count(partitions: object) -> None:
-    if not isinstance(partitions, int) or isinstance(partitions, bool) or partitions < 1:
-        raise InvalidPartitionsError(f"{partitions!r} is no number of partitions; it is 1 or more")
+    if not isinstance(partitions, int) or isinstance(partitions, bool):
+        raise InvalidPartitionsError(f"partitions must be an int, got {partitions!r}")
+    if not 1 <= partitions <= MAX_PARTITIONS:
+        raise InvalidPartitionsError(
+            f"partitions must be from 1 to {MAX_PARTITIONS}, got {partitions}"
+        )
 
 
 def _new_partition(txn: kv.Txn, key: bytes, now_ms: int) -> None:
@@ -393,6 +403,13 @@ def adopt_topic(txn: kv.Txn, name: str, number: int, partitions: int) -> bool:
     for each in range(partitions):
         put_partition(txn, info.key(each), PartitionInfo())
     return True
+
+
+def remove_partitions(txn: kv.Txn, keys: Iterable[bytes]) -> None:
+    """Drop everything recorded of some partitions."""
+    for key in keys:
+        for kind in OF_PARTITIONS:
+            kv.remove(txn, kind + key)
 
 
 def deleted_topics(txn: kv.Txn) -> list[TopicInfo]:

@@ -97,12 +97,16 @@ def test_a_name_that_kafka_takes_is_taken(topics, name):
     assert make(topics, name).name == name
 
 
-@pytest.mark.parametrize("partitions", [0, -1, 1.5, "2", None, True])
-def test_a_number_of_partitions_is_a_positive_int(topics, partitions):
-    """Everything else is refused before anything is written."""
+@pytest.mark.parametrize("partitions", [0, -1, 1.5, "2", None, True, 20_001, 2**31])
+def test_a_number_of_partitions_is_a_positive_int_and_bounded(topics, partitions):
+    """Everything else is refused before anything is written: so many would take minutes."""
     with pytest.raises(InvalidPartitionsError):
         make(topics, partitions=partitions)
     assert topics.topics() == {}
+    made = make(topics)
+    with pytest.raises(InvalidPartitionsError):
+        topics.grow_topic("t", partitions, NOW)
+    assert topics.topics() == {"t": made}
 
 
 def test_a_topic_grows_but_does_not_shrink(topics, state):

@@ -17,6 +17,7 @@ import fcntl
 import itertools
 import mmap
 import os
+import resource
 import select
 import stat
 import time
@@ -55,6 +56,9 @@ IOV_MAX: Final = 1024
 
 READ_UNCHECKED: Final = 16 << 20
 """A longer read is first clamped to the file, since Python allocates before it reads."""
+
+MANY_DESCRIPTORS: Final = 1 << 20
+"""What stands for no limit."""
 
 FIRST_SLEEP: Final = 20e-6
 LONGEST_SLEEP: Final = 1e-3
@@ -477,6 +481,11 @@ class Files:
         """Return how many more bytes this user can store on the file system of the root."""
         status = os.fstatvfs(self._open_root_fd("ask for free space in"))
         return status.f_bavail * status.f_frsize
+
+    def most_descriptors(self) -> int:
+        """Return how many descriptors this process may have open."""
+        soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        return MANY_DESCRIPTORS if soft == resource.RLIM_INFINITY else soft
 
     def total_bytes(self) -> int:
         """Return how many bytes the file system of the root can store."""

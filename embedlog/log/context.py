@@ -9,6 +9,7 @@ from embedlog.catalog import Catalog
 from embedlog.errors import ReadOnlyError
 from embedlog.files import Files, WakePage
 from embedlog.kv import Store
+from embedlog.log.open_files import OpenFiles
 from embedlog.log.reserve import Reserve
 
 DURABILITIES = ("os", "fsync")
@@ -25,6 +26,7 @@ class Context:
     catalog: Catalog
     wake: WakePage
     reserve: Reserve
+    open_files: OpenFiles
     clock: Callable[[], int]
     durability: str
     visibility: str

@@ -22,18 +22,42 @@ _ROWS_OF_PARTITIONS = (tail.ROWS, b"I", sequence.ROWS, dooming.DOOMED)
 """The kinds of rows in `live` that belong to a partition."""
 
 
-def finish(context: Context, topic: TopicInfo) -> None:
+def wait_for_writers(context: Context, topic: TopicInfo, timeout: float | None = None) -> None:
+    """Wait until no operation that has begun goes on in any partition of a topic.
+
+    One partition after the other, each for ``timeout`` seconds, or as long as for any
+    lock: once the name is gone, what begins later finds no topic.
+
+    Raises:
+        LockTimeoutError: A process holds a partition for longer.
+    """
+    files = context.files
+    for number in range(topic.partitions):
+        path = topic.lock_path(number)
+        if files.exists(path):
+            lock = files.open(path, write=True)
+            try:
+                files.lock(lock, context.lock_timeout if timeout is None else timeout)
+            finally:
+                files.close(lock)
+
+
+def finish(context: Context, topic: TopicInfo, timeout: float | None = None) -> None:
     """Remove the files and rows of a topic whose name is gone.  May be repeated, by anyone.
 
     Raises:
+        LockTimeoutError: As `wait_for_writers`.
         StorageError: Something could not be removed; the note of the deletion stays.
     """
+    wait_for_writers(context, topic, timeout)
     # The files first: to unlink them takes no space, which the rows may on a full disk.
     mending.remove_tree(context.files, topic.directory)
     keys = [topic.key(number) for number in range(topic.partitions)]
     context.live.write(lambda txn: _forget_live(txn, keys))
 
     def forget(txn: kv.Txn) -> None:
+        # Again: a roll that was going on when the name went may have named a segment.
+        catalog.remove_partitions(txn, keys)
         offsets.remove_partitions(txn, keys)
         catalog.forget_deleted_topic(txn, topic)
 
@@ -60,18 +84,19 @@ def finish_all(context: Context) -> int:
     """
     finished = 0
     for topic in unfinished(context.state):
-        finished += try_to_finish(context, topic)
+        # The process that deletes it may be at it, and does not need us.
+        finished += try_to_finish(context, topic, timeout=0)
     return finished
 
 
-def try_to_finish(context: Context, topic: TopicInfo) -> bool:
+def try_to_finish(context: Context, topic: TopicInfo, timeout: float | None = None) -> bool:
     """Finish one deletion; a failure is logged, and left to the next open or housekeeping.
 
     Raises:
         ClosedError: The log was closed meanwhile.
     """
     try:
-        finish(context, topic)
+        finish(context, topic, timeout)
     except ClosedError:
         raise
     except EmbedlogError as error:

@@ -55,6 +55,7 @@ class PartitionLog:
         self.directory = topic.directory
         self.topic_id = topic.id
         self.tail_key = tail.ROWS + self.key
+        self._lock_path = topic.lock_path(partition)
         self._lock = threading.Lock()
         self.flush_lock = threading.Lock()
         self._lock_fd: int | None = None
@@ -445,6 +446,7 @@ class PartitionLog:
         if active is None or active[0] != last.id:
             file = self.open_segment(last, write=self.context.files.writable)
             active = self.active = last.id, file
+            self.context.open_files.opened(self)
         return active[1]
 
     def open_active(self, segment_id: int) -> SegmentFile | None:
@@ -558,6 +560,7 @@ class PartitionLog:
                 if self.context.closed:
                     raise ClosedError("the log was closed", path=self.context.root)
                 self._lock_fd = self.context.files.open(self._lock_path, write=True, create=True)
+                self.context.open_files.opened(self)
             self.context.files.lock(self._lock_fd, timeout)
         except BaseException:
             self._lock.release()
@@ -569,10 +572,6 @@ class PartitionLog:
         self.context.files.unlock(self._lock_fd)
         self._lock.release()
 
-    @property
-    def _lock_path(self) -> str:
-        return f"locks/{self.topic_id}-{self.partition}"
-
     def close(self) -> None:
         """Let the files go; readers that have one keep it.
 
@@ -580,10 +579,23 @@ class PartitionLog:
         """
         waited = self._lock.acquire(timeout=self.context.lock_timeout)
         try:
-            self.active = None
-            fd, self._lock_fd = self._lock_fd, None
-            if fd is not None:
-                self.context.files.close(fd)
+            self._close_files()
         finally:
             if waited:
                 self._lock.release()
+
+    def release_files(self) -> bool:
+        """Close the files for now, unless an operation holds the partition's lock."""
+        if not self._lock.acquire(False):
+            return False
+        try:
+            self._close_files()
+        finally:
+            self._lock.release()
+        return True
+
+    def _close_files(self) -> None:
+        self.active = None
+        fd, self._lock_fd = self._lock_fd, None
+        if fd is not None:
+            self.context.files.close(fd)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING
 
 from embedlog import catalog
@@ -38,6 +39,8 @@ class PartitionReader:
         """The epoch of the log in which `offset` was known to be right; None is today's."""
         self._info: SegmentInfo | None = None
         self._file: SegmentFile | None = None
+        self._using = threading.Lock()
+        """Held by `read`: only between two reads may another thread close the file."""
         self._position = 0
         self._version = -1
         """That of the manifest by which `_info` was last found to be current."""
@@ -89,6 +92,18 @@ class PartitionReader:
             CorruptBatchError: The next batch is damaged; a reader may
                 begin past it.
         """
+        with self._using:
+            return self._read_next(max_bytes, known)
+
+    def release_files(self) -> bool:
+        """Close the file for now, unless a read goes on; the next read finds its place again."""
+        if not self._using.acquire(False):
+            return False
+        self._info = self._file = None
+        self._using.release()
+        return True
+
+    def _read_next(self, max_bytes: int, known: Tail | None) -> list[Batch]:
         log = self._log
         for attempt in range(_TRIES):
             log.refresh()
@@ -197,6 +212,7 @@ class PartitionReader:
         active = None if info.sealed else self._log.open_active(info.id)
         self._info, self._file = info, active or self._log.open_segment(info)
         self._position = self._file.start
+        self._log.context.open_files.opened(self)
 
     def _next_segment(self, now: Tail) -> bool:
         assert self._info is not None

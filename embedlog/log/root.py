@@ -33,6 +33,7 @@ from embedlog.errors import (
 from embedlog.files import Files, WakePage
 from embedlog.log import deletion, flushing, mending
 from embedlog.log.context import Context
+from embedlog.log.open_files import OpenFiles, limit_for
 from embedlog.log.partition import PartitionLog
 from embedlog.log.reserve import Reserve
 
@@ -157,20 +158,14 @@ class Root:
         context = self.context
         context.check_writable()
         info = self.topic(name)
-        held: list[PartitionLog] = []
-        try:
-            for number in range(info.partitions):
-                log = self.partition(name, number)
-                log.acquire()
-                held.append(log)
-            # The name goes first: whatever happens after, the files are garbage.
-            info = context.catalog.delete_topic(info)
-        finally:
-            for log in held:
-                log.release()
-        for log in held:
-            log.close()
-            self._partitions.pop((name, log.partition), None)
+        # While a partition is held by a process that does not go on, nothing is deleted.
+        deletion.wait_for_writers(context, info)
+        info = context.catalog.delete_topic(info)
+        for number in range(info.partitions):
+            log = self._partitions.get((name, number))
+            if log is not None and log.topic_id == info.id:
+                log.close()
+                del self._partitions[name, number]
         deletion.try_to_finish(context, info)
         context.wake.advance()
 
@@ -300,6 +295,7 @@ class Root:
                 catalog=Catalog(state),
                 wake=WakePage(files),
                 reserve=Reserve(files),
+                open_files=OpenFiles(limit_for(files.most_descriptors())),
                 clock=self.clock,
                 durability=self.durability,
                 visibility=self.visibility,

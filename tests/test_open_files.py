@@ -1,0 +1,166 @@
+"""A process that uses thousands of partitions has few files open, and works on."""
+
+from __future__ import annotations
+
+import gc
+import os
+import resource
+import threading
+from pathlib import Path
+
+import pytest
+from support import forks
+from support.roots import fill, make_log, open_root, values
+
+import embedlog
+from embedlog.config import TopicConfig
+from embedlog.errors import LockTimeoutError
+from embedlog.log.open_files import OpenFiles, limit_for
+from embedlog.log.root import Root
+from embedlog.record import TopicPartition
+
+PARTITIONS = 150
+LIMIT = 128
+"""Descriptors of the process: fewer than it has partitions."""
+
+
+def descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+class Opened:
+    """A holder that notes whether it was asked to close its files."""
+
+    def __init__(self, busy: bool = False) -> None:
+        self.busy, self.released = busy, 0
+
+    def release_files(self) -> bool:
+        self.released += not self.busy
+        return not self.busy
+
+
+def test_what_was_opened_longest_ago_is_closed_first() -> None:
+    """And what is in use is asked again later."""
+    files = OpenFiles(8)
+    holders = [Opened(busy=number == 0) for number in range(8)]
+    for holder in holders:
+        files.opened(holder)
+    files.opened(holders[1])  # again: now the youngest
+    files.opened(ninth := Opened())
+
+    assert [holder.released for holder in holders] == [0, 0, 1, 0, 0, 0, 0, 0]
+    assert ninth.released == 0
+    holders[0].busy = False
+    later = [Opened() for _ in range(8)]
+    for holder in later:
+        files.opened(holder)
+    assert holders[0].released == 1
+
+
+def test_what_is_gone_does_not_count() -> None:
+    """A reader that nobody refers to has closed its file."""
+    files = OpenFiles(8)
+    kept = Opened()
+    files.opened(kept)
+    for _ in range(100):
+        files.opened(Opened())
+        gc.collect(0)
+
+    assert kept.released == 0
+
+
+def test_the_limit_is_a_part_of_what_the_process_may_have() -> None:
+    """Each holder has up to two descriptors, and the program wants some too."""
+    assert [limit_for(count) for count in (0, 1024, 4096, 1 << 20)] == [16, 128, 512, 1000]
+
+
+def use_all_partitions(path: Path) -> int:
+    """Write to, read, and delete more partitions than there are descriptors; returns the most."""
+    most, before = 0, descriptors()
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (LIMIT, hard))
+    with embedlog.open(path, maintenance=False) as log:
+        log.create_topic("t", PARTITIONS)
+        with log.producer() as producer:
+            for turn in range(2):
+                for number in range(PARTITIONS):
+                    producer.send("t", b"%d" % turn, partition=number)
+                producer.flush()
+                most = max(most, descriptors() - before)
+        with log.consumer(auto_offset_reset="earliest") as consumer:
+            consumer.assign([TopicPartition("t", number) for number in range(PARTITIONS)])
+            found: dict[TopicPartition, list[bytes]] = {}
+            for turn in range(3):
+                for where, records in consumer.poll(1000, max_records=10_000).items():
+                    found.setdefault(where, []).extend(record.value for record in records)
+                most = max(most, descriptors() - before)
+                if turn == 0:
+                    log.partition("t", 7).roll()
+                    log.producer().send("t", b"2", partition=7).result()
+        expected = {number: [b"0", b"1"] for number in range(PARTITIONS)}
+        expected[7].append(b"2")
+        assert {where.partition: got for where, got in found.items()} == expected
+        assert len(log.topic("t")) == 2 * PARTITIONS + 1
+        assert log.verify() == []
+        most = max(most, descriptors() - before)
+        log.delete_topic("t")
+    assert list(Path(path, "topics").iterdir()) == []
+    return most
+
+
+def test_a_process_with_few_descriptors_uses_many_partitions(tmp_path: Path) -> None:
+    """To write to, read, flush, verify and delete them: at most half of its descriptors."""
+    end = forks.run(lambda: use_all_partitions(tmp_path / "root"))
+
+    assert end.finding() is None
+    assert end.value <= LIMIT // 2
+
+
+def test_appends_go_on_while_their_files_are_closed_again_and_again(tmp_path: Path) -> None:
+    """Many threads over more partitions than may have files open: nothing is lost."""
+    root = open_root(tmp_path)
+    root.context.open_files = OpenFiles(8)
+    root.create_topic("t", 24, TopicConfig())
+    failures: list[BaseException] = []
+
+    def work(first: int) -> None:
+        try:
+            for turn in range(20):
+                for number in range(24):
+                    log = root.partition("t", (number + first) % 24)
+                    fill(log, 1, first=turn)
+                    reader = log.reader(0)
+                    while reader.read():
+                        pass
+        except BaseException as error:  # noqa: BLE001 - it is raised by the test
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(first,)) for first in (0, 8, 16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert failures == []
+    for number in range(24):
+        found = values(root.partition("t", number))
+        assert sorted(found) == sorted([b"v%d" % turn for turn in range(20)] * 3)
+    root.close()
+
+
+def test_a_topic_is_not_deleted_while_a_partition_is_held(tmp_path: Path) -> None:
+    """Whoever deletes it is told, and nothing is changed; once it is free, it goes."""
+    root = open_root(tmp_path, lock_timeout=0.05)
+    log = make_log(root)
+    fill(log, 3)
+    other: Root = open_root(tmp_path)
+    other.partition("t", 0).acquire()
+    with pytest.raises(LockTimeoutError):
+        root.delete_topic("t")
+    other.partition("t", 0).release()
+    assert len(values(log)) == 3
+
+    root.delete_topic("t")
+    assert list(other.topics()) == []
+    other.close()
+    root.close()
