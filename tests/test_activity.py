@@ -15,6 +15,7 @@ from contextlib import closing
 import pytest
 from support.children import Held, in_child, killed_in
 from support.clock import START, ManualClock
+from support.patience import patient
 from support.roots import encoded, fill, make_log, open_root, rows
 
 import embedlog
@@ -314,7 +315,7 @@ def test_a_process_without_housekeeping_writes_no_events(tmp_path, monkeypatch):
 def wait_for(holds, seconds=20):
     began = time.monotonic()
     while not holds():
-        assert time.monotonic() - began < seconds, "it never came"
+        assert time.monotonic() - began < patient(seconds), "it never came"
         time.sleep(0.001)
 
 
@@ -506,7 +507,7 @@ def test_a_consumer_reads_it_and_may_be_there_first(log):
         assert ACTIVITY not in log
         log.create_topic("t")
         log.maintain()
-        found = [record for some in consumer.poll(5_000).values() for record in some]
+        found = [record for some in consumer.poll(int(patient(5_000))).values() for record in some]
     assert [json.loads(record.value)["kind"] for record in found][:2] == ["owner", "created"]
     assert log.describe_topic(ACTIVITY)["overrides"] == {
         "segment.bytes": 4 << 20,

@@ -8,6 +8,7 @@ import os
 import pytest
 from support.children import in_child
 from support.clock import START, ManualClock
+from support.patience import patient
 from support.roots import encoded, fill, values
 
 import embedlog
@@ -323,11 +324,14 @@ def test_every_setting_of_a_topic_is_looked_at():
 
 
 SENDS = {
-    "singly": lambda producer, value, key: producer.send("t", value, key=key).result(10),
+    "singly": lambda producer, value, key: producer.send("t", value, key=key).result(patient(10)),
     "many": lambda producer, value, key: [
-        future.result(10) for future in [producer.send("t", value, key=key) for _ in range(3)]
+        future.result(patient(10))
+        for future in [producer.send("t", value, key=key) for _ in range(3)]
     ],
-    "lists": lambda producer, value, key: producer.send_batch("t", [value], [key]).result(10),
+    "lists": lambda producer, value, key: producer.send_batch("t", [value], [key]).result(
+        patient(10)
+    ),
 }
 
 

@@ -14,6 +14,7 @@ import time
 
 import pytest
 from support.children import Held
+from support.patience import patient
 from support.roots import encoded, segment_files, values
 
 import embedlog
@@ -528,7 +529,7 @@ def test_tail_follows_until_it_is_interrupted(filled):
         tail.send_signal(signal.SIGINT)
         out, err = tail.stdout.read(), tail.stderr.read()
 
-        assert (tail.wait(20), out, err) == (130, "", "")
+        assert (tail.wait(patient(20)), out, err) == (130, "", "")
 
 
 def test_following_begins_where_told_and_stops_at_max(filled):
@@ -541,7 +542,7 @@ def test_following_begins_where_told_and_stops_at_max(filled):
             log.partition("t", 1).append([encoded(b"7th", b"8th")])
         out, err = consume.stdout.read(), consume.stderr.read()
 
-        assert (consume.wait(20), err) == (0, "")
+        assert (consume.wait(patient(20)), err) == (0, "")
         assert out == "\n\\xff\nv4\nh\n7th\n"
 
 
@@ -560,7 +561,7 @@ def test_a_reader_that_goes_away_ends_it_silently(root):
     err = reader.stderr.read()
     reader.stderr.close()
 
-    assert (reader.wait(20), err) == (141, b"")
+    assert (reader.wait(patient(20)), err) == (141, b"")
 
 
 # Looking into files

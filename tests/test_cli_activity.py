@@ -8,6 +8,7 @@ import sys
 
 import pytest
 from support.clock import ManualClock
+from support.patience import patient
 from support.roots import encoded, fill
 
 import embedlog
@@ -132,6 +133,6 @@ def test_it_follows_what_comes(root):
                     log.create_topic(name)
                     log.maintain()
                     assert f"created     {name}  id" in child.stdout.readline()
-            assert child.wait(20) == 0
+            assert child.wait(patient(20)) == 0
         finally:
             child.kill()

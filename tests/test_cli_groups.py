@@ -11,6 +11,7 @@ from datetime import timedelta
 
 import pytest
 from support.clock import START
+from support.patience import patient
 from support.roots import encoded
 
 import embedlog
@@ -158,7 +159,7 @@ def test_lag_is_watched_until_it_is_interrupted(root):
             while json.loads(child.stdout.readline()) != []:
                 pass
             child.send_signal(signal.SIGINT)
-            assert child.wait(20) == 130
+            assert child.wait(patient(20)) == 130
             assert child.stderr.read() == ""
         finally:
             child.kill()

@@ -16,6 +16,7 @@ import pyarrow as pa
 import pytest
 from support.children import in_child
 from support.clock import START
+from support.patience import patient
 from support.roots import abandon, encoded, fill, healthy, make_log, open_root, segment_files
 
 from embedlog.config import TopicConfig
@@ -265,7 +266,7 @@ def test_poll_waits_for_fetch_min_bytes_but_not_for_ever(root):
     log.append([encoded(b"small")])
 
     start = time.monotonic()
-    got = consumer.poll(5000)
+    got = consumer.poll(int(patient(5000)))
 
     assert len(got[T0]) == 1
     assert 0.1 < time.monotonic() - start < 1
@@ -949,7 +950,7 @@ def test_wakeup_ends_a_wait_once(root, log):
 
     start = time.monotonic()
     with pytest.raises(WakeupError):
-        consumer.poll(10_000)
+        consumer.poll(int(patient(10_000)))
 
     assert time.monotonic() - start < 1
     fill(log, 1)
@@ -971,7 +972,7 @@ def test_only_one_thread_may_use_it(root, log):
     consumer = reading(root)
     drained(consumer)
     found = []
-    waiting = threading.Thread(target=lambda: found.append(consumer.poll(5000)))
+    waiting = threading.Thread(target=lambda: found.append(consumer.poll(int(patient(5000)))))
     waiting.start()
     time.sleep(0.05)
 
@@ -979,7 +980,7 @@ def test_only_one_thread_may_use_it(root, log):
         with pytest.raises(IllegalStateError, match="another thread"):
             call()
     fill(log, 1)
-    waiting.join(5)
+    waiting.join(patient(5))
     assert offsets(found[0][T0]) == [12]
 
 
@@ -993,7 +994,7 @@ def test_close_from_another_thread_ends_a_wait(root, log):
 
     start = time.monotonic()
     consumer.close()
-    waiting.join(5)
+    waiting.join(patient(5))
 
     assert ended == [12]
     assert time.monotonic() - start < 0.5
@@ -1036,11 +1037,11 @@ def test_a_read_only_root_can_be_followed(root, log):
     consumer = reading(with_r)
     assert len(drained(consumer)) == 12
     fill(log, 1)
-    assert len(consumer.poll(1000)[T0]) == 1
+    assert len(consumer.poll(int(patient(1000)))[T0]) == 1
     threading.Timer(0.05, consumer.wakeup).start()
 
     with pytest.raises(WakeupError):
-        consumer.poll(5000)
+        consumer.poll(int(patient(5000)))
     with_r.close()
 
 
@@ -1094,7 +1095,7 @@ def answer(path, pairs):
     consumer = Consumer(root, "ping")
     log.append([encoded(b"ready")])
     for _ in range(pairs):
-        (records,) = consumer.poll(10_000).values()
+        (records,) = consumer.poll(int(patient(10_000))).values()
         # perf_counter is CLOCK_MONOTONIC here: the same in all processes.
         seen = time.perf_counter_ns()
         log.append([encoded(records[0].value + b" %d" % seen)])
@@ -1110,14 +1111,14 @@ def test_another_process_sees_a_record_at_once(root):
     spawn = multiprocessing.get_context("spawn")
     process = spawn.Process(target=answer, args=(root.path, pairs))
     process.start()
-    assert consumer.poll(20_000)
+    assert consumer.poll(int(patient(20_000)))
     delays = []
     for _ in range(pairs):
         root.partition("ping", 0).append([encoded(b"%d" % time.perf_counter_ns())])
-        (records,) = consumer.poll(10_000).values()
+        (records,) = consumer.poll(int(patient(10_000))).values()
         sent, seen = map(int, records[0].value.split())
         delays.append(seen - sent)
-    process.join(10)
+    process.join(patient(10))
 
     assert process.exitcode == 0
     # A wait looks again each second; a busy machine takes a millisecond, a quiet one 100 µs.
@@ -1152,7 +1153,7 @@ def test_ctrl_c_ends_a_wait_at_once(root, log, call):
         os.kill(process.pid, signal.SIGINT)
         said, seconds = process.stdout.readline().split()
         took = time.monotonic() - start
-        process.wait(10)
+        process.wait(patient(10))
 
     assert said == "interrupted"
     assert took < 0.5
@@ -1172,12 +1173,12 @@ def test_records_from_many_processes_all_arrive_in_order(root):
         each.start()
     seen = {where: [] for where in (T0, T1)}
     while sum(map(len, seen.values())) < 600:
-        got = consumer.poll(20_000)
+        got = consumer.poll(int(patient(20_000)))
         assert got, "a record is missing"
         for where, records in got.items():
             seen[where] += records
     for each in writers:
-        each.join(10)
+        each.join(patient(10))
 
     for records in seen.values():
         assert offsets(records) == list(range(300))

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import pytest
 from support.clock import START, ManualClock
+from support.patience import patient
 from support.roots import encoded, segment_files, values
 
 import embedlog
@@ -245,7 +246,7 @@ def test_closing_under_another_thread_is_told_as_that(path, what):
         time.sleep(0.005)
         log.close()
         for thread in threads:
-            thread.join(10)
+            thread.join(patient(10))
             assert not thread.is_alive()
 
     assert {type(error) for error in told} == {errors.ClosedError}, told
@@ -360,7 +361,7 @@ def test_children_append_and_the_parent_goes_on(log, method):
             child.start()
         append_in_child(mine, 8)
         for child in children:
-            child.join(30)
+            child.join(patient(30))
 
         assert [child.exitcode for child in children] == [0, 0]
         append_in_child(mine, 7)

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.patience import patient
 from support.sessions import quick_python
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
@@ -33,7 +34,7 @@ def test_the_flights_come_back_as_they_went_in(tmp_path):
         [sys.executable, str(EXAMPLES / "flights.py"), *words],
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=patient(300),
         env={**os.environ, **quick},
         check=False,
     )
@@ -56,7 +57,11 @@ def test_the_flights_are_read_without_setuptools():
         "import flights; print(len(flights.load(7).values), len(flights.latest_by_pandas(7)))"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=patient(60),
+        check=False,
     )
 
     assert (done.stdout, done.returncode) == ("7 4\n", 0), done.stderr

@@ -13,6 +13,7 @@ from datetime import UTC, datetime, timedelta, timezone
 import numpy as np
 import pytest
 from support.clock import START, ManualClock
+from support.patience import patient
 from support.roots import encoded, segment_files
 
 import embedlog
@@ -81,7 +82,10 @@ def member(log, *topics, group="g", **config):
 def begins(log, group="g"):
     """The first offset that a new consumer of the group gets of each partition."""
     with log.consumer("t", group_id=group, auto_offset_reset="earliest") as consumer:
-        return {one: rows[0].offset for one, rows in consumer.poll(timeout_ms=1000).items()}
+        return {
+            one: rows[0].offset
+            for one, rows in consumer.poll(timeout_ms=int(patient(1000))).items()
+        }
 
 
 def offsets(group):

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from support.children import Held, in_child, killed_in, meanwhile
 from support.cruel import CruelFiles
+from support.patience import patient
 
 from embedlog import kv
 from embedlog.errors import LockTimeoutError, StorageError
@@ -288,7 +289,7 @@ def test_a_stopped_writer_is_named_after_the_timeout(tmp_path):
         with pytest.raises(LockTimeoutError) as caught:
             put(store, b"key", b"value")
 
-        assert 0.15 < time.monotonic() - began < 2
+        assert 0.15 < time.monotonic() - began < patient(2)
         assert caught.value.pid == child.pid
         assert caught.value.state.startswith("T")
         assert caught.value.retriable
@@ -312,11 +313,11 @@ def test_a_thread_that_waits_too_long_is_told(tmp_path):
 
     def step(txn):
         inside.set()
-        leave.wait(5)
+        leave.wait(patient(5))
 
     thread = threading.Thread(target=store.write, args=(step,))
     thread.start()
-    inside.wait(5)
+    inside.wait(patient(5))
     with pytest.raises(LockTimeoutError, match="thread"):
         put(store, b"key", b"value")
     leave.set()

@@ -2,6 +2,7 @@
 
 import pytest
 from support.compacted import keep
+from support.patience import patient
 from support.roots import encoded
 
 import embedlog
@@ -23,7 +24,7 @@ def log(tmp_path):
 def send(log, *pairs, topic="t", partition=None):
     with log.producer() as producer:
         for key, value in pairs:
-            producer.send(topic, value, key=key, partition=partition).result(5)
+            producer.send(topic, value, key=key, partition=partition).result(patient(5))
 
 
 PAIRS = [(b"a", b"1"), (b"b", b"2"), (b"a", b"3"), (b"c", b"4"), (b"c", None), (b"d", b"")]
@@ -73,7 +74,7 @@ def test_headers_come_with_the_last_record(log):
     topic = log.create_topic("t", 1, CONFIG)
     send(log, (b"a", b"1"))
     with log.producer() as producer:
-        producer.send("t", b"2", key=b"b", headers=[("h", b"x")]).result(5)
+        producer.send("t", b"2", key=b"b", headers=[("h", b"x")]).result(patient(5))
     found = topic.to_arrow(["key", "headers"], latest=True).to_pylist()
     assert [(row["key"], row["headers"] or []) for row in found] == [
         (b"a", []),

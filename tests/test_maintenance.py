@@ -14,6 +14,7 @@ from contextlib import closing
 import pytest
 from support.children import Held, in_child
 from support.clock import START, ManualClock
+from support.patience import patient
 from support.roots import encoded, fill, make_log, open_root
 
 import embedlog
@@ -38,7 +39,7 @@ def eventually(holds: Callable[[], object], seconds: float = 20) -> float:
     """Wait until something holds, and return how many seconds that took."""
     began = time.monotonic()
     while not holds():
-        assert time.monotonic() - began < seconds, "it never came"
+        assert time.monotonic() - began < patient(seconds), "it never came"
         time.sleep(0.001)
     return time.monotonic() - began
 
@@ -428,7 +429,7 @@ def test_closing_waits_for_the_work_in_hand_and_can_be_repeated(tmp_path):
 
         mine = Maintenance(root, [often(work)])
         mine.ensure()
-        assert at_work.wait(10)
+        assert at_work.wait(patient(10))
         mine.close()
         mine.close()
         assert done == [{}]

@@ -8,6 +8,7 @@ from contextlib import closing
 
 import pytest
 from support.clock import START
+from support.patience import patient
 from support.roots import encoded, make_log, open_root, rows, segment_files
 
 import embedlog
@@ -234,14 +235,14 @@ def test_a_job_has_as_many_turns_at_a_time_as_threads(root):
 
     def run(turn):
         entered.release()
-        leave.wait(10)
+        leave.wait(patient(10))
 
     with closing(Maintenance(root, [Job("slow", 60.0, run, threads=2)])) as mine:
         turns = [threading.Thread(target=mine.do, args=(mine.jobs[0], None)) for _ in range(3)]
         for each in turns:
             each.start()
-        assert entered.acquire(timeout=5)
-        assert entered.acquire(timeout=5)
+        assert entered.acquire(timeout=patient(5))
+        assert entered.acquire(timeout=patient(5))
         assert not entered.acquire(timeout=0.1)
         leave.set()
         for each in turns:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.patience import patient
 from support.sessions import quick_python
 
 NOTEBOOK = Path(__file__).parent.parent / "examples" / "flights.ipynb"
@@ -23,7 +24,7 @@ def run(directory: Path) -> list[dict[str, Any]]:
     The cells for Spark are left out only where there is no Java.
     """
     notebook = Path(shutil.copy(NOTEBOOK, directory))
-    words = ["--inplace", "--timeout=240"]
+    words = ["--inplace", f"--timeout={patient(240):.0f}"]
     if shutil.which("java") is None and "JAVA_HOME" not in os.environ:
         words.append("--NbClientApp.skip_cells_with_tag=spark")
     # The first two make Spark start sooner; the others keep the files of a user out of it.
@@ -39,7 +40,7 @@ def run(directory: Path) -> list[dict[str, Any]]:
         env={**os.environ, **settings},
         capture_output=True,
         text=True,
-        timeout=500,
+        timeout=patient(500),
         check=False,
     )
     assert done.returncode == 0, done.stderr

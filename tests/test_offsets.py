@@ -5,6 +5,7 @@ import threading
 
 import pytest
 from support.groups import at, make_group, make_topics
+from support.patience import patient
 from support.roots import abandon, encoded, fill, healthy, make_log, open_root, segment_files
 
 from embedlog import kv, offsets
@@ -239,7 +240,7 @@ def test_a_fork_beside_checkpoints_ends(here):
             os._exit(0)
         os.waitpid(pid, 0)
     done.set()
-    thread.join(10)
+    thread.join(patient(10))
     assert not thread.is_alive()
 
 

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 from support.clock import START
+from support.patience import patient
 
 import embedlog
 from embedlog.errors import CorruptionError, DataLossError, InvalidConfigError, SparkSetupError
@@ -356,7 +357,7 @@ def test_who_asks_while_spark_starts_does_not_wait_for_it(monkeypatch):
     assert loading._session(asked) is None
     assert not stopped.is_set()
     begun.set()
-    assert stopped.wait(10)
+    assert stopped.wait(patient(10))
 
     assert loading._session(threading.Event()) is session
 

@@ -13,6 +13,7 @@ from itertools import pairwise
 
 import pyarrow as pa
 import pytest
+from support.patience import patient
 from support.roots import encoded, healthy, open_root, rows, values
 
 from embedlog.config import TopicConfig
@@ -312,7 +313,7 @@ def test_the_log_can_stamp_records_with_its_own_time(root, producer):
 def test_a_record_nobody_waits_for_is_written_too(root, producer):
     """G6: linger_ms=0 is about a millisecond, on a thread of the producer's."""
     future = producer.send("one", b"v")
-    limit = time.monotonic() + 5
+    limit = time.monotonic() + patient(5)
     while not future.done() and time.monotonic() < limit:
         threading.Event().wait(0.005)
 
@@ -367,12 +368,12 @@ def test_a_callback_may_send_flush_wait_and_close(root):
     seen = []
 
     def again(metadata):
-        seen.append(producer.send("one", b"second").result(5).offset)
-        producer.flush(5)
+        seen.append(producer.send("one", b"second").result(patient(5)).offset)
+        producer.flush(patient(5))
         producer.close()
 
     producer.send("one", b"first").add_callback(again)
-    producer.flush(5)
+    producer.flush(patient(5))
 
     assert seen == [1]
     with pytest.raises(ClosedError):
@@ -427,9 +428,9 @@ def test_send_blocks_while_memory_is_full_and_gives_up(root):
             with pytest.raises(BufferExhaustedError):
                 for _ in range(100):
                     producer.send("one", bytes(100))
-            assert 0.1 < time.monotonic() - start < 3
-        producer.flush(5)
-        producer.send("one", b"v").result(5)
+            assert 0.1 < time.monotonic() - start < patient(3)
+        producer.flush(patient(5))
+        producer.send("one", b"v").result(patient(5))
         assert producer.metrics()["buffered"] == 0
 
 
@@ -443,8 +444,8 @@ def test_a_write_is_tried_again_and_order_is_kept(root):
             second = producer.send("one", b"2")
             with pytest.raises(TimeoutError):
                 producer.flush(0.05)
-        assert second.result(5).offset == 1
-        assert first.result(5).offset == 0
+        assert second.result(patient(5)).offset == 1
+        assert first.result(patient(5)).offset == 0
         assert producer.metrics()["retries"] > 0
 
 
@@ -486,7 +487,7 @@ def test_an_expired_record_never_appears_and_leaves_no_gap(root):
                     except TimeoutError:
                         if lost.done():
                             raise
-        assert producer.send("one", b"2").result(5).offset == 1
+        assert producer.send("one", b"2").result(patient(5)).offset == 1
     assert values(root.partition("one", 0)) == [b"1", b"2"]
 
 
@@ -845,7 +846,7 @@ def test_close_gives_up_on_a_partition_that_is_held(root):
         future = producer.send("one", b"v")
         start = time.monotonic()
         producer.close(0.1)
-        assert time.monotonic() - start < 2
+        assert time.monotonic() - start < patient(2)
         with pytest.raises(EmbedlogError):
             future.result(1)
 
@@ -868,7 +869,7 @@ def test_a_producer_without_unsent_records_goes_quietly(root):
         warnings.simplefilter("error")
         del producer
         gc.collect()
-    limit = time.monotonic() + 5
+    limit = time.monotonic() + patient(5)
     while any(one.name == "embedlog-producer" for one in threading.enumerate()):
         assert time.monotonic() < limit
         threading.Event().wait(0.01)
@@ -898,10 +899,10 @@ def test_a_forked_child_starts_anew(root):
         child = os.fork()
         if child == 0:
             ok = producer.identity() != before and mine.failed()
-            ok = ok and producer.send("one", b"child").result(5).offset == 0
+            ok = ok and producer.send("one", b"child").result(patient(5)).offset == 0
             os._exit(0 if ok else 1)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-        assert mine.result(5).offset == 1
+        assert mine.result(patient(5)).offset == 1
     assert values(root.partition("one", 0)) == [b"child", b"parent"]
 
 

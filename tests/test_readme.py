@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.patience import patient
 
 REPOSITORY = Path(__file__).parent.parent
 FORKS = "ignore:This process:DeprecationWarning"
@@ -23,7 +24,7 @@ def run(code: str, directory: Path) -> str:
         cwd=directory,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=patient(60),
         check=False,
     )
     assert done.returncode == 0, done.stderr

@@ -11,6 +11,7 @@ import time
 from collections import Counter
 
 import pytest
+from support.patience import patient
 
 import embedlog
 from embedlog.errors import InvalidConfigError, InvalidGroupIdError, ProcessDiedError
@@ -70,7 +71,7 @@ def fill(log, numbers):
 
 
 def until(condition, seconds=30.0):
-    give_up = time.monotonic() + seconds
+    give_up = time.monotonic() + patient(seconds)
     while not condition():
         assert time.monotonic() < give_up
         time.sleep(0.005)
@@ -92,7 +93,7 @@ def test_processes_share_the_records_and_stop_at_the_end(log, seen):
     """Everything that was there is handled once and committed; nobody stays in the group."""
     run = embedlog.run_group(log, "t", "g", seen.note, processes=2, until="end", **EARLIEST)
 
-    assert run.wait(60)
+    assert run.wait(patient(60))
     assert seen.numbers == Counter(range(RECORDS))
     assert os.getpid() not in seen.pids
     assert committed(log) == RECORDS
@@ -110,7 +111,7 @@ def test_a_handler_of_batches_gets_lists_of_one_partition_in_order(log, seen):
 
     embedlog.run_group(
         log, ["t"], "g", handle, batch=True, until="end", max_poll_records=30, **EARLIEST
-    ).wait(60)
+    ).wait(patient(60))
 
     assert sum(int(count) for count, _ in seen.read()) == RECORDS
     assert max(int(count) for count, _ in seen.read()) <= 30
@@ -119,10 +120,10 @@ def test_a_handler_of_batches_gets_lists_of_one_partition_in_order(log, seen):
 
 def test_a_second_run_goes_on_where_the_first_ended(log, seen):
     """What is committed is not handled again; with nothing left it ends at once."""
-    embedlog.run_group(log, "t", "g", seen.note, until="end", **EARLIEST).wait(60)
-    embedlog.run_group(log, "t", "g", seen.note, until="end", **EARLIEST).wait(60)
+    embedlog.run_group(log, "t", "g", seen.note, until="end", **EARLIEST).wait(patient(60))
+    embedlog.run_group(log, "t", "g", seen.note, until="end", **EARLIEST).wait(patient(60))
     fill(log, range(RECORDS, RECORDS + 40))
-    embedlog.run_group(log, "t", "g", seen.note, until="end", **EARLIEST).wait(60)
+    embedlog.run_group(log, "t", "g", seen.note, until="end", **EARLIEST).wait(patient(60))
 
     assert seen.numbers == Counter(range(RECORDS + 40))
 
@@ -171,7 +172,7 @@ def test_an_error_of_a_handler_is_raised_with_its_traceback(log):
     run = embedlog.run_group(log, "t", "g", fail_at_13, processes=2, **EARLIEST)
 
     with pytest.raises(ValueError, match="thirteen") as caught:
-        run.wait(60)
+        run.wait(patient(60))
 
     assert "in fail_at_13" in str(caught.value.__cause__)
     assert not run.running
@@ -181,7 +182,7 @@ def test_nothing_after_a_record_that_failed_is_committed(log):
     """Its partition is committed up to it, and no other process goes on behind it."""
     for _ in range(2):
         with pytest.raises(ValueError, match="thirteen"):
-            embedlog.run_group(log, "t", "g", fail_at_13, processes=3, **EARLIEST).wait(60)
+            embedlog.run_group(log, "t", "g", fail_at_13, processes=3, **EARLIEST).wait(patient(60))
 
     with log.consumer(group_id="g") as consumer:
         assert consumer.committed(("t", 1)) == 3
@@ -197,7 +198,9 @@ def test_the_batch_that_failed_comes_again_whole(log, seen):
 
     for _ in range(2):
         with pytest.raises(ValueError, match="thirteen"):
-            embedlog.run_group(log, "t", "g", handle, batch=True, processes=1, **EARLIEST).wait(60)
+            embedlog.run_group(log, "t", "g", handle, batch=True, processes=1, **EARLIEST).wait(
+                patient(60)
+            )
 
     assert [words for words in seen.read() if words[0] == "1"] == [["1", "0", "100"]] * 2
 
@@ -213,7 +216,7 @@ def test_an_error_that_cannot_be_sent_is_told(log, error):
 
     expected = UnluckyError if isinstance(error, UnluckyError) else ProcessDiedError
     with pytest.raises(expected) as caught:
-        run.wait(60)
+        run.wait(patient(60))
     assert "in handle" in str(caught.value.__cause__)
 
 
@@ -222,7 +225,7 @@ def test_an_error_before_the_first_record_is_raised(log):
     run = embedlog.run_group(log, "t", "g", print, auto_offset_reset="none")
 
     with pytest.raises(embedlog.errors.NoOffsetForPartitionError):
-        run.wait(60)
+        run.wait(patient(60))
 
 
 def test_a_killed_process_is_replaced_and_nothing_is_lost(log, seen):
@@ -239,7 +242,7 @@ def test_a_killed_process_is_replaced_and_nothing_is_lost(log, seen):
     victim = run.pids[0]
     os.kill(victim, signal.SIGKILL)
 
-    assert run.wait(60)
+    assert run.wait(patient(60))
     assert set(seen.numbers) == set(range(RECORDS))
     assert sum(seen.numbers.values()) <= RECORDS + 20
 
@@ -255,7 +258,7 @@ def test_what_kills_every_process_ends_the_run(log, seen):
     run = embedlog.run_group(log, "t", "g", deadly, processes=2, restarts=2, **EARLIEST)
 
     with pytest.raises(ProcessDiedError, match="SIGKILL"):
-        run.wait(60)
+        run.wait(patient(60))
     assert seen.numbers == {13: 3}
     assert not run.running
 
@@ -267,7 +270,7 @@ def test_a_process_that_was_asked_to_end_by_somebody_else_is_not_replaced(log):
     for pid in run.pids:
         os.kill(pid, signal.SIGTERM)
 
-    assert run.wait(60)
+    assert run.wait(patient(60))
     assert not members(log)
 
 
@@ -283,7 +286,7 @@ def test_a_handler_that_does_not_end_is_killed(log, seen):
     begun = time.monotonic()
     run.stop(timeout=0.2)
 
-    assert time.monotonic() - begun < 5
+    assert time.monotonic() - begun < patient(5)
     assert committed(log) == 0
 
 
@@ -292,7 +295,7 @@ def test_stopping_at_once_is_heard(log):
     for _ in range(5):
         begun = time.monotonic()
         embedlog.run_group(log, "t", "g", lambda record: None, **EARLIEST).stop()
-        assert time.monotonic() - begun < 10
+        assert time.monotonic() - begun < patient(10)
     assert not members(log)
 
 
@@ -321,7 +324,7 @@ def test_a_handler_that_pickles_runs_by_any_start_method(log, method):
     )
 
     with pytest.raises(ValueError, match="thirteen"):
-        run.wait(60)
+        run.wait(patient(60))
 
 
 def test_a_handler_that_does_not_pickle_is_refused_at_once(log):
@@ -385,7 +388,7 @@ def test_the_run_ends_with_its_program(log, ending, with_signal, code):
     if with_signal is not None:
         until(lambda: committed(log) >= 10)
         program.send_signal(with_signal)
-    program.communicate(timeout=60)
+    program.communicate(timeout=patient(60))
 
     assert program.returncode in (code, 1 if with_signal == signal.SIGINT else code)
     until(lambda: not members(log))
@@ -406,12 +409,12 @@ def test_two_runs_at_once_from_threads_are_two_runs(log, seen):
 
     def go(group):
         run = embedlog.run_group(log, "t", group, seen.note, until="end", **EARLIEST)
-        assert run.wait(60)
+        assert run.wait(patient(60))
 
     threads = [threading.Thread(target=go, args=(group,)) for group in "ab"]
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(90)
+        thread.join(patient(90))
 
     assert seen.numbers == Counter(dict.fromkeys(range(RECORDS), 2))

@@ -6,6 +6,7 @@ import threading
 import time
 
 import pytest
+from support.patience import patient
 from support.roots import open_root
 
 from embedlog.config import TopicConfig
@@ -102,10 +103,10 @@ def test_closing_the_consumer_ends_streams_that_wait_in_threads(shared):
     threads = [threading.Thread(target=read, args=(stream,)) for stream in streams]
     for thread in threads:
         thread.start()
-    assert all_there.wait(20)
+    assert all_there.wait(patient(20))
     consumer.close()
     for thread in threads:
-        thread.join(20)
+        thread.join(patient(20))
 
     assert not any(thread.is_alive() for thread in threads)
     assert numbers(found) == list(range(RECORDS))
@@ -151,7 +152,7 @@ def test_a_listener_is_told_by_a_close_in_another_thread(shared):
         time.sleep(0.01)
     time.sleep(0.1)
     consumer.close()
-    thread.join(20)
+    thread.join(patient(20))
 
     assert not thread.is_alive()
     assert told == [{TopicPartition("t", number) for number in range(4)}]
@@ -164,18 +165,18 @@ def test_a_call_that_does_not_come_out_is_left_behind(shared):
 
     def slow(value):
         inside.set()
-        go_on.wait(20)
+        go_on.wait(patient(20))
         return value
 
     consumer = reader(shared, value_deserializer=slow)
     consumer.subscribe(["t"])
     thread = threading.Thread(target=lambda: list(consumer))
     thread.start()
-    assert inside.wait(20)
+    assert inside.wait(patient(20))
 
     consumer.close(timeout_ms=50)
     go_on.set()
-    thread.join(20)
+    thread.join(patient(20))
 
     assert not thread.is_alive()
     assert reader(shared).committed(TopicPartition("t", 0)) is None

@@ -9,6 +9,7 @@ import time
 
 import pytest
 from support.children import in_child
+from support.patience import patient
 from support.roots import abandon, encoded, make_log, open_root
 
 from embedlog.consumer import Consumer, waiting
@@ -68,7 +69,7 @@ def test_no_append_is_slept_through(tmp_path, monkeypatch, readers):
             seen = 0
             while seen < len(batches):
                 seen += int.from_bytes(os.read(come, 1)) or pytest.fail("a reader died")
-    assert time.monotonic() - began < FOR_EVER_SECONDS
+    assert time.monotonic() - began < patient(FOR_EVER_SECONDS)
     for come in pipes:
         os.wait()
         os.close(come)
@@ -84,7 +85,7 @@ def test_a_killed_waiter_costs_a_call_until_nobody_is_attached(tmp_path):
     if child == 0:
         Consumer(root, "t").poll(60_000)
         os._exit(0)
-    until = time.monotonic() + 10
+    until = time.monotonic() + patient(10)
     while not counted(root) and time.monotonic() < until:
         time.sleep(0.001)
     os.kill(child, signal.SIGKILL)
@@ -96,7 +97,7 @@ def test_a_killed_waiter_costs_a_call_until_nobody_is_attached(tmp_path):
     assert consumer.poll(1) == {}
     assert counted(root) == 2
     log.append([encoded(b"v")])
-    assert len(consumer.poll(10_000)) == 1
+    assert len(consumer.poll(int(patient(10_000)))) == 1
     beside.close()
     assert counted(root) == 1
 
@@ -186,8 +187,8 @@ def test_a_reader_that_may_not_write_sees_an_append_soon(tmp_path, monkeypatch):
     seen = watching.wake.value()
     log.append([encoded(b"v")])
     began = time.monotonic()
-    watching.wake.wait(seen, 10)
-    assert time.monotonic() - began < 5
-    assert len(consumer.poll(1000)) == 1
+    watching.wake.wait(seen, patient(10))
+    assert time.monotonic() - began < patient(5)
+    assert len(consumer.poll(int(patient(1000)))) == 1
     watching.close()
     root.close()

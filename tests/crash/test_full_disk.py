@@ -13,6 +13,7 @@ from support import forks, full
 from support.cramped import KINDS, Cramped, check_cramped
 from support.cruel import scratch_directory
 from support.forks import tell
+from support.patience import patient
 
 import embedlog
 from embedlog import batch
@@ -53,7 +54,7 @@ def _refill(root: Path) -> int:
     log = embedlog.open(root, maintenance={"log.retention.check.interval.ms": 1000})
     log.maintain()
     part, told, full_for = log.partition("t", 0), 0, 0
-    until = time.monotonic() + 60
+    until = time.monotonic() + patient(60)
     while full_for < 3 or told < full_for * 20:
         assert time.monotonic() < until, f"{told} records, full {full_for} times"
         one = batch.encode_lists([b"%d" % told + b"." * 100_000], None, 1)

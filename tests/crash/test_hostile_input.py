@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from support.damage import OneFile
 from support.fleet import ENOUGH, Desk, Outcome, share_out
+from support.patience import patient
 from support.roots import encoded, open_root
 
 from embedlog import batch
@@ -144,7 +145,7 @@ def read_hostile(case: tuple[int, int], outcome: Outcome, desk: Desk) -> None:
         except Exception as error:  # noqa: BLE001 - a MemoryError too is a finding
             where = "\n".join(traceback.format_exc().splitlines()[-4:])
             outcome.findings.append(f"{case} {number}: {error!r}\n{where}\n{changed.hex()}")
-        if time.perf_counter() - started > PATIENCE:
+        if time.perf_counter() - started > patient(PATIENCE):
             outcome.findings.append(f"{case} {number}: slow: {changed.hex()}")
         if len(outcome.findings) >= ENOUGH:
             break

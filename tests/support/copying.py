@@ -24,6 +24,7 @@ from embedlog.engine import Log
 from embedlog.log import markers
 from support import killable
 from support.forks import until
+from support.patience import patient
 from support.roots import rows
 
 KEYS = 12
@@ -262,10 +263,10 @@ class Matrix:
 
     def _alive(self, topic: str, condition: Any, what: str, progress: Any = None) -> None:
         """Have the query run until something is so; it hangs if there is no progress for long."""
-        deadline, known = time.monotonic() + PATIENCE, None
+        deadline, known = time.monotonic() + patient(PATIENCE), None
         while not condition():
             if progress is not None and known != (known := progress()):
-                deadline = time.monotonic() + PATIENCE
+                deadline = time.monotonic() + patient(PATIENCE)
             assert time.monotonic() < deadline, what
             if self._runner.gone() and not condition():
                 self._runner.start(topic, self._starting)

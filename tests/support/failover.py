@@ -17,6 +17,7 @@ from embedlog.log import mending
 from embedlog.record import TopicPartition
 from support import forks
 from support.cruel import CruelFiles
+from support.patience import patient
 from support.roots import encoded
 from support.sharing import Diary, Remote, partitions, shared_out
 
@@ -54,7 +55,7 @@ def takeover(path: Path, survivor: Any, log: Any) -> float:
         started = time.monotonic()
         os.kill(owner.pid, signal.SIGKILL)
         while lost not in survivor.poll(1000):
-            assert time.monotonic() - started < 20
+            assert time.monotonic() - started < patient(20)
         elapsed = time.monotonic() - started
         survivor.commit()
         return elapsed
@@ -225,7 +226,9 @@ def _judge(root: Path, notes: Path) -> None:
         heir, found = log.consumer("t", group_id=GROUP, **BY_HAND), [[], [], []]
         started = time.monotonic()
         while any(len(records) == 0 or records[-1] < 5 for records in found):
-            assert time.monotonic() - started < 5, f"it has {heir.assignment()}, and {found}"
+            assert time.monotonic() - started < patient(5), (
+                f"it has {heir.assignment()}, and {found}"
+            )
             for tp, records in heir.poll(100).items():
                 found[tp.partition] += [record.offset for record in records]
         for number, records in enumerate(found):

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from support.patience import patient
 from support.power import remove_scratch_of
 
 WORKERS = 2
@@ -119,7 +120,7 @@ class _Child:
     def end_if_hung(self) -> None:
         _, when = self._desk.said()
         now = time.monotonic() % 10**7
-        if now - when > PATIENCE and not self._hung:
+        if now - when > patient(PATIENCE) and not self._hung:
             self._hung = True
             self.kill()
 

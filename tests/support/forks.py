@@ -20,11 +20,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from support.patience import patient
+
 WORKERS = 2
 ENOUGH = 3
 """Failures after which a worker stops: the first ones tell what is wrong."""
 PATIENCE = 60.0
-"""Seconds that a child may take before it is killed and counts as hung."""
+"""Seconds that a child may take on an idle machine before it is killed and counts as hung."""
 
 
 @dataclass(slots=True)
@@ -101,6 +103,7 @@ class Child:
 def _wait(pid: int, patience: float) -> int | None:
     """Return the status a child ended with; None if it had to be killed."""
     watch = os.pidfd_open(pid)
+    patience = patient(patience)
     try:
         if select.select([watch], [], [], patience)[0]:
             return os.waitpid(pid, 0)[1]
@@ -164,7 +167,7 @@ def evenly(cases: Sequence[Any], limit: int | None) -> list[Any]:
 
 def until(condition: Callable[[], Any], seconds: float = 10.0) -> Any:
     """Return what the condition gives once that is true."""
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + patient(seconds)
     while not (found := condition()):
         assert time.monotonic() < deadline, "it did not happen in time"
         time.sleep(0.0005)

@@ -14,6 +14,7 @@ from embedlog.log import PartitionLog
 from embedlog.log.checking import verify_root
 from embedlog.log.root import Root
 from support.clock import START, ManualClock
+from support.patience import patient
 
 
 def open_root(path: str | os.PathLike[str], **overrides: Any) -> Root:
@@ -23,7 +24,7 @@ def open_root(path: str | os.PathLike[str], **overrides: Any) -> Root:
         "durability": "os",
         "visibility": "append",
         "clock": ManualClock(),
-        "lock_timeout": 10.0,
+        "lock_timeout": patient(10),
         "auto_create": True,
         "unsafe_filesystem": False,
         "files": Files,

@@ -14,6 +14,7 @@ from typing import Any
 from embedlog.consumer import Consumer, ConsumerRebalanceListener
 from embedlog.record import TopicPartition
 from support import forks
+from support.patience import patient
 
 PATIENCE = 20.0
 Partitions = set[TopicPartition]
@@ -105,7 +106,7 @@ class Remote:
 
     def hear(self, seconds: float = PATIENCE) -> Any:
         """Return what the child says next; fails with what it died of, if it did."""
-        if self._pipe.poll(seconds):
+        if self._pipe.poll(patient(seconds)):
             try:
                 return self._pipe.recv()
             except EOFError:
