@@ -65,6 +65,8 @@ def parse(options: Mapping[str, str]) -> SinkOptions:
     """
     given = {str(name).lower(): str(value) for name, value in options.items()}
     _refuse_unknown(options, given)
+    if given.get("txnappid") == "":
+        raise InvalidConfigError("txnAppId must not be empty", todo="Leave it out or name the job")
     version = given.get("txnversion")
     made = SinkOptions(
         path=root(given),
