@@ -257,10 +257,10 @@ class InvalidProducerEpochError(EmbedlogError):
 
 
 class RestartedApplicationError(EmbedlogError):
-    """An application counts anew: it would publish again what it published before.
+    """An application started over: it would publish again what it has published to a topic.
 
-    ``application`` is its name, ``version`` the number it came with, and
-    ``published`` the last one that it published.
+    ``application`` is its name, ``version`` the version it came with, and
+    ``published`` the last version that it published to ``topic``.
     """
 
     application: str | None = None

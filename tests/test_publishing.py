@@ -1,5 +1,6 @@
 """Publishing staged batches: in all partitions at once, once, and as any append would."""
 
+import itertools
 import logging
 import threading
 
@@ -10,10 +11,11 @@ from support.cruel import CruelFiles
 from support.roots import abandon, bases, encoded, fill, healthy, make_log, open_root, rows, values
 from support.staged import directory, publish, stage
 
-from embedlog import catalog
+from embedlog import catalog, kv
 from embedlog.config import TopicConfig
 from embedlog.errors import (
     CorruptBatchError,
+    CorruptionError,
     DurabilityError,
     InvalidRecordError,
     LockTimeoutError,
@@ -22,6 +24,7 @@ from embedlog.errors import (
     StorageError,
     UnknownTopicOrPartitionError,
 )
+from embedlog.files import Files
 from embedlog.log import markers, publishing, staging
 from embedlog.log.staging import Stage
 
@@ -236,7 +239,7 @@ def test_a_failed_flush_publishes_nothing_and_closes_that_partition_only(tmp_pat
     assert [root.partition("a", number).tail().failed for number in range(2)] == [True, False]
     fill(root.partition("a", 1), 1, first=1)
     assert content(root) == {"a_0": [b"v0"], "a_1": [b"v0", b"v1"]}
-    assert publishing.marker_of(root, "app") is None
+    assert publishing.marker_of(root, "q") is None
     abandon(root)
 
 
@@ -270,11 +273,11 @@ def test_an_empty_publication_is_noted_as_well(topics):
     """A micro-batch without rows is one of the sequence."""
     publish(topics, [], 0)
 
-    assert publishing.marker_of(topics, "app").version == 0
+    assert publishing.marker_of(topics, "q").version == 0
     assert publish(topics, [stage(topics, a_0=[b"1"])], 0).repeated is not None
 
 
-def test_a_count_that_begins_anew_is_refused(topics):
+def test_a_query_that_starts_over_is_refused(topics):
     """A deleted checkpoint: the message says what was published, and what to do."""
     for version in (0, 1):
         publish(topics, [stage(topics, a_0=[b"%d" % version])], version, source="first query")
@@ -282,19 +285,24 @@ def test_a_count_that_begins_anew_is_refused(topics):
     with pytest.raises(RestartedApplicationError, match=r"first query.*checkpoint") as told:
         publish(topics, [stage(topics, a_0=[b"0"])], 0, source="second query")
 
-    assert (told.value.version, told.value.published) == (0, 1)
+    assert '.option("allowRestart", "true")' in str(told.value)
+    assert (told.value.topic, told.value.version, told.value.published) == ("a", 0, 1)
     assert content(topics)["a_0"] == [b"0", b"1"]
 
 
-def test_a_count_may_be_let_begin_anew(topics):
-    """Told so, it is published, and the next ones follow it."""
+def test_a_query_may_be_allowed_to_start_over(topics):
+    """With ``restart`` it is published, and the next versions follow it without."""
     publish(topics, [stage(topics, a_0=[b"0"])], 5, source="first query")
 
-    for version in (0, 1):
+    for version, restart in ((0, True), (1, False)):
         staged = [stage(topics, a_0=[b"new %d" % version])]
-        assert publish(topics, staged, version, source="second", restart=True).repeated is None
+        assert publish(topics, staged, version, source="second", restart=restart).records == 1
 
     assert content(topics)["a_0"] == [b"0", b"new 0", b"new 1"]
+    # The first query is the one that would start over now, except for what it repeats.
+    assert publish(topics, [stage(topics, a_0=[b"0"])], 5, source="first query").repeated
+    with pytest.raises(RestartedApplicationError):
+        publish(topics, [stage(topics, a_0=[b"6"])], 6, source="first query")
 
 
 def test_a_checkpoint_is_known_by_its_place(topics):
@@ -340,19 +348,6 @@ def test_two_runs_of_one_query_publish_a_batch_once_between_them(topics):
     assert sum(map(len, content(topics).values())) == 1
 
 
-def test_who_published_nothing_for_long_is_forgotten(topics, clock):
-    """Late: a repetition after a month is a new publication."""
-    publish(topics, [], 1)
-    clock.advance(29 * DAY)
-    publishing.publish(topics, [], publishing.Publication("other", 0))
-    assert publishing.marker_of(topics, "app") is not None
-
-    clock.advance(2 * DAY)
-    publishing.publish(topics, [], publishing.Publication("other", 1))
-
-    assert topics.context.state.read(markers.every).keys() == {"other"}
-
-
 def test_a_cut_below_a_publication_lets_it_be_repeated(topics):
     """What was lost may come again; what is below it would be there twice."""
     log = topics.partition("a", 0)
@@ -368,9 +363,339 @@ def test_a_cut_below_a_publication_lets_it_be_repeated(topics):
 def test_a_name_may_be_long(topics):
     """A path may be longer than a key of the database."""
     name = "/deep" * 300
-    publishing.publish(topics, [], publishing.Publication(name, 4))
+    first = publishing.Publication(name, 4, "q", "r", name)
+    publishing.publish(topics, [stage(topics, a_0=[b"1"])], first)
 
-    assert publishing.marker_of(topics, name).version == 4
+    with pytest.raises(RestartedApplicationError):
+        publishing.publish(topics, [stage(topics, a_0=[b"1"])], first._replace(source="r"))
+    assert publishing.publish(topics, [stage(topics, a_0=[b"1"])], first).repeated.version == 4
+
+
+# Topics that are deleted, created again, or changed between publications
+
+
+def make_again(root, *names):
+    for name in names:
+        partitions = root.topic(name).partitions
+        root.delete_topic(name)
+        root.create_topic(name, partitions, TopicConfig())
+
+
+def batch(root, version, *parts, query="q", place="/checkpoint", restart=False):
+    """Publish a micro-batch: its version as a value in each of some partitions."""
+    staged = [stage(root, **{part: [b"%d" % version] for part in parts})]
+    who = publishing.Publication(query, version, query, "r", place)
+    return publishing.publish(root, staged, who, restart=restart)
+
+
+def write(root, version, *parts, application="app", topics=()):
+    """Publish as a batch write does that has a ``txnAppId``."""
+    staged = [stage(root, **{part: [b"%d" % version] for part in parts})]
+    who = publishing.Publication(application, version, topics=topics)
+    return publishing.publish(root, staged, who)
+
+
+def test_a_query_may_start_over_with_a_topic_that_was_created_again(topics):
+    """Checkpoint and topic were deleted: nothing of the first query is in the new topic."""
+    for version in range(3):
+        batch(topics, version, "a_0", query="first")
+    make_again(topics, "a")
+
+    for version in range(2):
+        assert batch(topics, version, "a_0", query="second").records == 1
+
+    assert content(topics)["a_0"] == [b"0", b"1"]
+    assert batch(topics, 1, "a_0", query="second").repeated
+    with pytest.raises(RestartedApplicationError):
+        batch(topics, 0, "a_0", query="third")
+
+
+def test_a_query_may_start_over_with_another_topic_but_not_go_back(topics):
+    """The checkpoint was deleted, and the target changed; the first one has its records."""
+    batch(topics, 0, "a_0", query="first")
+
+    assert batch(topics, 0, "b_0", query="second").records == 1
+    with pytest.raises(RestartedApplicationError):
+        batch(topics, 1, "a_1", query="second")
+    with pytest.raises(RestartedApplicationError):
+        batch(topics, 0, "a_0", query="third")
+    with pytest.raises(RestartedApplicationError):
+        batch(topics, 0, "b_0", query="third")
+
+    assert content(topics) == {"a_0": [b"0"], "a_1": [], "b_0": [b"0"]}
+
+
+def test_one_topic_that_has_its_records_is_enough_to_refuse_a_query(topics):
+    """None is published twice; with ``restart`` all are published."""
+    batch(topics, 0, "a_0", "b_0", query="first")
+    make_again(topics, "b")
+
+    with pytest.raises(RestartedApplicationError) as told:
+        batch(topics, 0, "b_0", "a_0", query="second")
+    assert told.value.topic == "a"
+    assert content(topics) == {"a_0": [b"0"], "a_1": [], "b_0": []}
+
+    assert batch(topics, 0, "b_0", "a_0", query="second", restart=True).records == 2
+
+
+def test_an_empty_micro_batch_opens_no_way_for_a_query_that_starts_over(topics):
+    """It writes to no topic, so it is published; what comes after it is refused."""
+    batch(topics, 0, "a_0", query="first")
+
+    assert batch(topics, 0, query="second").repeated is None
+    assert batch(topics, 0, "a_1", query="second").repeated
+    with pytest.raises(RestartedApplicationError):
+        batch(topics, 1, "a_0", query="second")
+    assert content(topics) == {"a_0": [b"0"], "a_1": [], "b_0": []}
+
+
+def test_a_repetition_is_known_when_one_of_its_topics_was_created_again(topics):
+    """What is still there must not be doubled, so the new topic stays without it."""
+    batch(topics, 0, "a_0", "b_0")
+    write(topics, 0, "a_0", "b_0")
+    make_again(topics, "b")
+
+    assert batch(topics, 0, "a_0", "b_0").repeated
+    assert write(topics, 0, "a_0", "b_0").repeated
+    assert content(topics) == {"a_0": [b"0", b"0"], "a_1": [], "b_0": []}
+
+
+def test_a_repetition_is_published_when_all_its_topics_were_deleted(topics):
+    """Nothing of it is left; but what came before the last one is not published again."""
+    batch(topics, 0, "a_0")
+    batch(topics, 1, "a_0")
+    make_again(topics, "a")
+
+    assert batch(topics, 0, "a_0").repeated
+    assert batch(topics, 1, "a_0").records == 1
+    assert batch(topics, 1, "a_0").repeated
+    assert content(topics)["a_0"] == [b"1"]
+
+
+def test_a_query_has_one_count_for_all_its_topics(topics):
+    """Each batch goes to a topic of its own; a repetition may even choose another one."""
+    batch(topics, 1, "a_0")
+    batch(topics, 2, "b_0")
+
+    for version, part in ((1, "a_0"), (2, "b_0"), (1, "b_0"), (2, "a_0")):
+        assert batch(topics, version, part).repeated.version == 2
+    assert content(topics) == {"a_0": [b"1"], "a_1": [], "b_0": [b"2"]}
+
+
+def test_the_first_run_of_a_query_is_known_after_another_one_took_its_name(topics):
+    """A driver that was stopped for long, while a query started over with another topic."""
+    for version in range(3):
+        publish(topics, [stage(topics, a_0=[b"%d" % version])], version, source="first")
+    publish(topics, [stage(topics, b_0=[b"0"])], 0, source="second")
+
+    assert publish(topics, [stage(topics, b_0=[b"2"])], 2, source="first").repeated
+    assert publish(topics, [stage(topics, a_0=[b"3"])], 3, source="first").records == 1
+    with pytest.raises(RestartedApplicationError):
+        publish(topics, [stage(topics, b_0=[b"4"])], 4, source="first")
+    assert content(topics) == {"a_0": [b"0", b"1", b"2", b"3"], "a_1": [], "b_0": [b"0"]}
+
+
+def test_batch_writes_under_one_name_have_a_count_in_each_topic(topics):
+    """As in each table of Delta: two writes in foreachBatch may have the same name and number."""
+    for _ in range(2):
+        for version in (5, 6):
+            write(topics, version, "a_0")
+            write(topics, version, "b_0")
+
+    assert content(topics) == {"a_0": [b"5", b"6"], "a_1": [], "b_0": [b"5", b"6"]}
+    # In one of its topics it is there.
+    assert write(topics, 6, "a_0", "b_0").repeated
+    write(topics, 7, "a_0")
+    assert write(topics, 7, "a_0", "b_0").repeated
+    assert content(topics)["b_0"] == [b"5", b"6"]
+
+
+def test_batch_writes_begin_again_with_a_topic_that_was_created_again(topics):
+    """A job that loads everything once more; in the other topic nothing is doubled."""
+    for name in ("a_0", "b_0"):
+        write(topics, 3, name)
+    make_again(topics, "a")
+
+    assert write(topics, 0, "a_0").records == 1
+    assert write(topics, 0, "b_0").repeated
+    assert write(topics, 0, "a_0").repeated
+
+
+def test_an_empty_batch_write_counts_for_the_topic_that_it_names(topics):
+    """Nothing was staged, but its number is used."""
+    write(topics, 1, topics=(topics.topic("a").id,))
+
+    assert write(topics, 1, "a_0").repeated
+    assert write(topics, 1, "b_0").records == 1
+
+
+def test_a_name_of_batch_writes_is_not_for_a_stream(topics):
+    """Their versions are not from one count, whichever is higher."""
+    write(topics, 3, "a_0")
+
+    for version in (0, 9):
+        with pytest.raises(RestartedApplicationError, match="batch writes"):
+            publish(topics, [stage(topics, a_0=[b"x"])], version, source="query")
+    publish(topics, [stage(topics, b_0=[b"x"])], 0, source="query")
+    with pytest.raises(RestartedApplicationError, match="query"):
+        write(topics, 9, "b_0")
+
+
+# Markers: how long they stay
+
+
+class Machine(Files):
+    """A machine whose clocks and boot a test sets."""
+
+    up = 0
+    boot = "first boot"
+
+    def uptime_ms(self):
+        return Machine.up
+
+    def boot_id(self):
+        return Machine.boot
+
+
+@pytest.fixture
+def machine(tmp_path, clock, monkeypatch):
+    """A root with a topic, where two markers are many, and every publication looks at them."""
+    monkeypatch.setattr(markers, "KEPT", 2)
+    monkeypatch.setattr(markers, "CHECK_INTERVAL", 1)
+    monkeypatch.setattr(Machine, "up", 1_000)
+    monkeypatch.setattr(Machine, "boot", "first boot")
+    root = open_root(tmp_path / "machine", files=Machine, clock=clock)
+    root.create_topic("a", 1, TopicConfig())
+    yield root
+    abandon(root)
+
+
+_versions = itertools.count()
+
+
+def others(root, count=3):
+    """Publish under other names, so that markers are too many."""
+    for number in range(count):
+        assert write(root, next(_versions), "a_0", application=f"other {number}").records
+
+
+def names(root):
+    return {name for name, _ in root.context.state.read(markers.every)}
+
+
+def test_markers_are_dropped_when_they_are_many_and_idle(machine, clock):
+    """The oldest ones, and after 30 days of the machine's time."""
+    write(machine, 1, "a_0", application="first")
+    write(machine, 1, "a_0", application="second")
+    Machine.up += 31 * DAY
+    clock.advance(31 * DAY)
+    assert write(machine, 1, "a_0", application="first").repeated
+    write(machine, 1, "a_0", application="third")
+    assert names(machine) == {"second", "third"}
+
+    others(machine)
+    assert names(machine) == {"third", "other 0", "other 1", "other 2"}
+    Machine.up += 30 * DAY
+    others(machine)
+    assert "third" in names(machine)
+    Machine.up += 1
+    others(machine)
+    assert names(machine) == {"other 0", "other 1", "other 2"}
+
+
+@pytest.mark.parametrize("jumps", [(31 * DAY,), (730 * DAY, -730 * DAY), (-730 * DAY, 800 * DAY)])
+def test_a_jump_of_the_clock_drops_no_marker(machine, clock, jumps):
+    """P17: a repetition is known, however many publish while the clock is wrong."""
+    write(machine, 7, "a_0")
+    before = content(machine)["a_0"]
+    for jump in jumps:
+        clock.advance(jump)
+        for _ in range(5):
+            Machine.up += 1_000
+            others(machine)
+
+    assert write(machine, 7, "a_0").repeated.version == 7
+    assert content(machine)["a_0"][: len(before)] == before
+    assert content(machine)["a_0"].count(b"7") == 1
+
+
+def test_a_jump_of_the_clock_at_a_reboot_counts_as_a_day(machine, clock):
+    """P17: how long the machine was off only the wall clock says."""
+    write(machine, 7, "a_0")
+    for number in range(30):
+        Machine.boot, Machine.up = f"boot {number}", 0
+        clock.advance(730 * DAY)
+        others(machine)
+    assert write(machine, 7, "a_0").repeated
+    Machine.boot = "boot 30"
+    clock.advance(2 * DAY)
+    others(machine)
+
+    assert "app" not in names(machine)
+
+
+def test_a_step_back_of_the_clock_at_a_reboot_counts_as_nothing(machine, clock):
+    """What was counted before stays."""
+    write(machine, 7, "a_0")
+    Machine.up += 20 * DAY
+    others(machine)
+    Machine.boot, Machine.up = "second boot", 500
+    clock.advance(-300 * DAY)
+    others(machine)
+    assert "app" in names(machine)
+    Machine.up += 11 * DAY
+    others(machine)
+
+    assert "app" not in names(machine)
+
+
+def test_markers_of_deleted_topics_are_dropped(machine):
+    """Their ids do not come again."""
+    machine.create_topic("b", 1, TopicConfig())
+    write(machine, 1, "a_0")
+    write(machine, 1, "b_0")
+    old = machine.topic("b").id
+    make_again(machine, "b")
+    others(machine, count=1)
+
+    found = machine.context.state.read(markers.every)
+    assert ("app", machine.topic("a").id) in found
+    assert ("app", old) not in found
+
+
+def damage_rows(root, prefix):
+    def step(txn):
+        for key, row in list(kv.rows(txn, prefix)):
+            txn.put(key, row[:-1] + bytes([row[-1] ^ 1]))
+
+    root.context.state.write(step)
+
+
+def test_a_damaged_marker_stops_its_application_and_no_other(machine):
+    """The others publish, and drop what is due."""
+    write(machine, 1, "a_0")
+    damage_rows(machine, markers.ROWS + b"app")
+
+    with pytest.raises(CorruptionError, match="app"):
+        write(machine, 1, "a_0")
+    assert write(machine, 1, "a_0", application="other").records == 1
+
+
+def test_a_damaged_clock_of_publications_goes_on_from_the_last_marker(machine, clock, caplog):
+    """Nothing is dropped too early, and no publication fails."""
+    Machine.up += 100 * DAY
+    write(machine, 1, "a_0")
+    damage_rows(machine, catalog.ROOT + b"publications")
+    with caplog.at_level(logging.WARNING, "embedlog"):
+        others(machine)
+
+    assert "the clock of publications is damaged" in caplog.text
+    Machine.up += 29 * DAY
+    others(machine)
+    assert write(machine, 1, "a_0").repeated
+    Machine.up += 2 * DAY
+    others(machine)
+    assert "app" not in names(machine)
 
 
 # Others beside it

@@ -7,6 +7,7 @@ from functools import partial
 
 import lmdb
 import pytest
+from support import staged
 from support.children import killed_in
 from support.clock import START
 from support.cruel import CruelFiles
@@ -26,6 +27,7 @@ from support.roots import (
 
 from embedlog import catalog, kv
 from embedlog.errors import CorruptBatchError, CorruptionError, StorageError
+from embedlog.log import markers
 from embedlog.log.checking import rebuild_index, verify_root
 from embedlog.log.repairing import repair_root
 from embedlog.record import Appended
@@ -509,13 +511,16 @@ def test_a_damaged_state_is_restored_and_newer_segments_adopted(tmp_path, files,
     root.close()
 
 
-@pytest.mark.parametrize("family", [catalog.INDEX, catalog.PRODUCER_NAME])
+@pytest.mark.parametrize(
+    "family", [catalog.INDEX, catalog.PRODUCER_NAME, markers.ROWS, catalog.ROOT]
+)
 def test_damage_that_one_is_told_of_restores_nothing(tmp_path, family):
     """An index is made anew, a producer is told of its row (P13), and a copy may be old."""
     root = open_root(tmp_path)
     log = make_log(root, {"segment.bytes": 3 * SIZE, "index.interval.bytes": 1})
     root.context.catalog.producer_identity("p")  # by name
     fill(log, 7)
+    staged.publish(root, [staged.stage(root, t_0=[b"published"])], 0)
     wanted = rows(log)
     abandon(root)
     change_row(tmp_path, family, lambda key, row: (key, with_bit(row, 12)))

@@ -2,7 +2,7 @@
 
 In order, under the locks of all partitions, taken in the order of their keys:
 
-1. Look at the application's marker: what is at or below it was published.
+1. Look at the application's markers: what is at or below them was published.
 2. Work out where everything goes: past the end of the active segment, and into
    new ones where that is full.
 3. One transaction on `state` enters in the journal what is *begun*: where each
@@ -11,15 +11,15 @@ In order, under the locks of all partitions, taken in the order of their keys:
 5. With ``durability="fsync"``, flush them, their names, and what was there
    before and nobody flushed.
 6. One transaction on `state` publishes: the journal says *done*, the manifest
-   has the new segments, the marker stands, the recovery points move.
+   has the new segments, the markers are written, the recovery points move.
 7. One transaction on `live` moves all ends; readers are woken.
 
 Killed before 6, nothing happened, and whoever comes next removes what was
 written; after it, whoever comes next does 7.  After a power cut the same holds
 by the journal alone: a log ends where the journal says that a publication
 began, unless it is done.  (With ``durability="os"`` what is written may be
-lost after 6 as after any append; then the marker, which knows where its
-publication ended, counts no longer, and a repetition publishes it again.)
+lost after 6 as after any append; then the markers, which know where their
+publication ended, count no longer, and a repetition publishes it again.)
 
 Staged bytes are copied, not adopted by renaming their files: so segments are as
 large as the topic wants them, a small publication costs no segment, and what is
@@ -63,21 +63,26 @@ _logger = logging.getLogger("embedlog")
 
 
 class Publication(NamedTuple):
-    """Who publishes, and the how-manieth time by its own count."""
+    """The application that publishes, and the number of the publication by its own count."""
 
     application: str
     version: int
     source: str = ""
-    """What counts, such as a query's id; another one begins anew."""
+    """What counts the versions, such as a query's id.  It counts over all topics, and
+    another source that publishes under the same name to the same topic has started over.
+    Without a source each topic has a count of its own, as each table has in Delta."""
     run: str = ""
-    """The process or attempt, for those who read a warning."""
+    """The process or attempt; for messages."""
     place: str = ""
-    """A name under which no other ``source`` is to count anew, such as a checkpoint's path."""
+    """Another name by which a source that starts over is recognised: a checkpoint's path."""
+    topics: tuple[int, ...] = ()
+    """The ids of topics that count as written to although nothing was staged for them."""
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Those of its markers."""
-        return (self.application, f"at {self.place}") if self.place else (self.application,)
+        """The names of its markers by topic."""
+        names = [] if self.application == self.source else [self.application]
+        return (*names, f"at {self.place}") if self.place else tuple(names)
 
 
 class Published(NamedTuple):
@@ -127,13 +132,15 @@ def publish(
     Args:
         root: Where they were staged.
         staged: What was staged, in the order in which it is to be read.
-        publication: Who publishes; without it a repetition publishes again.
+        publication: The application and its version; without it a repetition publishes again.
         durability: What it survives, as in `PartitionLog.append`; the root's by default.
         timeout: Seconds to wait for each partition, or as long as for any lock.
-        restart: Let an application that counts anew do so.
+        restart: Let an application start over in topics that it has published to: what
+            it published there before may then be published again.
 
     Raises:
-        RestartedApplicationError: The application counts anew, and may not.
+        RestartedApplicationError: The application started over in a topic that it has
+            published to, and ``restart`` is not set.
         UnknownTopicOrPartitionError: A topic is gone, or another one since.
         RecordTooLargeError, InvalidRecordError: A topic does not take what was staged.
         LockTimeoutError: Another process holds a partition; ``pid`` says which.
@@ -147,14 +154,15 @@ def publish(
     if not given and publication is None:
         return Published(0)
     with _held(list(given), timeout):
-        told = _told(root, publication, restart)
+        intent = None if publication is None else _intent(publication, list(given), restart)
+        told = _told(root, intent)
         if told is not None:
             return told
         synced = (durability or context.durability) == "fsync"
         records = sum(each.records for each in staged)
         try:
             shares = [_planned(log, encoded, synced) for log, encoded in given.items()]
-            told = _carry_out(root, shares, publication, records, synced, restart)
+            told = _carry_out(root, shares, intent, records, synced)
         except DiskFullError:
             context.reserve.short = True
             raise
@@ -201,46 +209,82 @@ def _held(logs: list[PartitionLog], timeout: float | None) -> Iterator[None]:
 # Whether it was published before
 
 
-def _told(root: Root, publication: Publication | None, restart: bool) -> Published | None:
-    if publication is None:
+class _Intent(NamedTuple):
+    """What is about to be published: the publication, and which topics it writes to."""
+
+    publication: Publication
+    topics: dict[int, str]
+    """Their names by id."""
+    restart: bool
+
+
+def _intent(publication: Publication, logs: list[PartitionLog], restart: bool) -> _Intent:
+    topics = dict.fromkeys(publication.topics, "") | {log.topic_id: log.topic for log in logs}
+    return _Intent(publication, topics, restart)
+
+
+def _told(root: Root, intent: _Intent | None) -> Published | None:
+    if intent is None:
         return None
     # A commit whose process died may be seen only when somebody commits next.
     context = root.context
     context.state.settle()
-    found = context.state.read(lambda txn: _judged(txn, publication, restart))
-    if found is None:
+    marker = context.state.read(lambda txn: _published_before(txn, intent))
+    if marker is None:
         return None
     # Its process may have died before anybody could see what it had published.
     context.live.settle()
-    journal.finish_done(context, [key for key, _, _ in found.ends])
-    return Published(0, found)
+    journal.finish_done(context, [key for key, _, _ in marker.ends])
+    return Published(0, marker)
 
 
-def _judged(txn: kv.Txn, publication: Publication, restart: bool) -> Marker | None:
-    """Return the marker of a publication that was made before; None if it is to be made."""
-    for name in publication.names:
-        marker = markers.get(txn, name)
-        if marker is None or publication.version > marker.version:
-            continue
-        if marker.source != publication.source:
-            if not restart:
-                raise _restarted(publication, marker)
-        elif publication.version < marker.version or not markers.is_lost(txn, marker):
-            return marker
+def _published_before(txn: kv.Txn, intent: _Intent) -> Marker | None:
+    """Return the marker of this publication, or of a later one; None if it is to be made.
+
+    Raises:
+        RestartedApplicationError: It is to be made, but another source has published
+            under its name to one of its topics.
+    """
+    publication = intent.publication
+    known = [
+        (name, topic, marker)
+        for topic_id, topic in intent.topics.items()
+        for name in publication.names
+        if (marker := markers.get(txn, name, topic_id)) is not None
+    ]
+    comparable = [marker for _, _, marker in known if marker.source == publication.source]
+    if publication.source and (last := markers.get(txn, publication.source)) is not None:
+        comparable.append(last)
+    reached = [marker for marker in comparable if marker.version >= publication.version]
+    if reached:
+        latest = max(reached, key=lambda marker: marker.version)
+        # What follows a lost publication was published, so only the last one can be made again.
+        if latest.version > publication.version or not any(
+            markers.is_lost(txn, marker) for marker in reached
+        ):
+            return latest
+    for name, topic, marker in known:
+        if marker.source != publication.source and not intent.restart:
+            raise _restarted(publication, name, topic, marker)
     return None
 
 
-def _restarted(publication: Publication, marker: Marker) -> RestartedApplicationError:
+def _restarted(
+    publication: Publication, name: str, topic: str, marker: Marker
+) -> RestartedApplicationError:
+    what = "application " + name if name == publication.application else "the checkpoint " + name
     return RestartedApplicationError(
-        f"{publication.names[-1]} published {marker.version} from {marker.source or 'elsewhere'} "
-        f"(run {marker.run or 'unknown'}), and now comes with {publication.version} from "
-        f"{publication.source or 'elsewhere'} (run {publication.run or 'unknown'}): it counts "
-        "anew, as a query does whose checkpoint was deleted",
+        f"The versions of {what} have started over: {marker.version} was published to this topic "
+        f"by {marker.source or 'batch writes'} (run {marker.run or 'unknown'}), and now "
+        f"{publication.version} comes from {publication.source or 'batch writes'} (run "
+        f"{publication.run or 'unknown'}), as when the checkpoint of a query is deleted",
+        topic=topic or None,
         application=publication.application,
         version=publication.version,
         published=marker.version,
-        todo="put the checkpoint back; or, if what follows is to be published although it may "
-        "have been before, allow the restart",
+        todo="Put the checkpoint back, or publish to another topic. To publish to this one, which "
+        'may then have the same records twice, set .option("allowRestart", "true") on the writer '
+        "in Spark, or pass restart=True to publish()",
     )
 
 
@@ -300,13 +344,12 @@ class _Repeated(Exception):  # noqa: N818 - it ends a transaction, and is nobody
 def _carry_out(
     root: Root,
     shares: list[_Share],
-    publication: Publication | None,
+    intent: _Intent | None,
     records: int,
     synced: bool,
-    restart: bool,
 ) -> Published | None:
     context = root.context
-    marker = _marker(root, shares, publication, records)
+    clocks = markers.Clocks(context.files.boot_id(), context.files.uptime_ms(), root.clock())
     try:
         number = context.state.write(lambda txn: _begin(txn, shares))
         for share in shares:
@@ -318,14 +361,16 @@ def _carry_out(
         known = {share.log.key: flushing.producers(share.log) for share in shares if synced}
 
         def done(txn: kv.Txn) -> None:
-            if publication is not None and marker is not None:
+            if intent is not None:
                 # Another run of it may have published by other partitions meanwhile.
-                before = _judged(txn, publication, restart)
+                before = _published_before(txn, intent)
                 if before is not None:
                     raise _Repeated(before)
-                for name in publication.names:
-                    markers.put(txn, name, marker)
-                markers.expire(txn, marker.time_ms, markers.KEPT_MS)
+                elapsed_ms = markers.advance_clock(txn, clocks)
+                marker = _marker(intent.publication, shares, records, clocks.time_ms, elapsed_ms)
+                _put_markers(txn, intent, marker)
+                if number % markers.CHECK_INTERVAL == 0:
+                    markers.expire(txn, elapsed_ms)
             for share in shares:
                 _put_share(txn, share, rows[share.log.key], known.get(share.log.key))
 
@@ -341,19 +386,30 @@ def _carry_out(
 
 
 def _marker(
-    root: Root, shares: list[_Share], publication: Publication | None, records: int
-) -> Marker | None:
-    if publication is None:
-        return None
+    publication: Publication, shares: list[_Share], records: int, time_ms: int, elapsed_ms: int
+) -> Marker:
     ends = [(each.log.key, each.after.leader_epoch, each.after.next_offset) for each in shares]
     return Marker(
         publication.version,
         publication.source,
         publication.run,
         records,
-        root.clock(),
+        time_ms,
+        elapsed_ms,
         tuple(ends),
     )
+
+
+def _put_markers(txn: kv.Txn, intent: _Intent, marker: Marker) -> None:
+    if marker.source:
+        markers.put(txn, marker.source, markers.ANY_TOPIC, marker)
+    ends: dict[int, list[tuple[bytes, int, int]]] = {topic_id: [] for topic_id in intent.topics}
+    for end in marker.ends:
+        ends[catalog.PARTITION_KEY.unpack(end[0])[0]].append(end)
+    for topic_id in intent.topics:
+        of_topic = marker._replace(ends=tuple(ends[topic_id]))
+        for name in intent.publication.names:
+            markers.put(txn, name, topic_id, of_topic)
 
 
 def _begin(txn: kv.Txn, shares: list[_Share]) -> int:
@@ -454,9 +510,9 @@ def _settle(shares: list[_Share]) -> None:
             share.log.tail_locked()
 
 
-def marker_of(root: Root, application: str) -> Marker | None:
-    """Return what an application published last."""
-    return root.context.state.read(lambda txn: markers.get(txn, application))
+def marker_of(root: Root, source: str) -> Marker | None:
+    """Return the marker of the last publication by a source."""
+    return root.context.state.read(lambda txn: markers.get(txn, source))
 
 
 def log_repetition(publication: Publication, told: Published) -> None:

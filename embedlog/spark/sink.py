@@ -117,7 +117,9 @@ class BatchSink(_Staging, DataSourceArrowWriter):
 
         options, publication = self.options, None
         if options.application is not None and options.version is not None:
-            publication = Publication(options.application, options.version, "batch writes")
+            # An empty frame counts as written to its topic.
+            topics = () if options.topic is None else (self.task.targets[options.topic].id,)
+            publication = Publication(options.application, options.version, topics=topics)
         publishing.publish(options, _staged(messages), publication)
 
     def abort(self, messages: list[Any]) -> None:

@@ -42,16 +42,18 @@ class SinkOptions:
 
     lock_timeout: float = 10.0
     application: str | None = None
-    """``txnAppId``: under which name what was published is remembered."""
+    """``txnAppId``: the name under which publications are counted, in each topic by itself."""
 
     version: int | None = None
-    """``txnVersion`` of a batch write: what is not above the last one is skipped."""
+    """``txnVersion`` of a batch write: it is skipped if it is not above the last one."""
 
     restart: bool = False
-    """Publish although the batches of a checkpoint begin anew."""
+    """``allowRestart``: publish although the query started over and has published to the
+    topic before, which may then have the same records twice."""
 
     checkpoint: str = ""
-    """Where the checkpoint is, if the writer was told; known by it across its deletion."""
+    """The path of the checkpoint, if it was given to the writer: a query that starts over
+    there is recognised by it."""
 
 
 def parse(options: Mapping[str, str]) -> SinkOptions:
@@ -63,6 +65,8 @@ def parse(options: Mapping[str, str]) -> SinkOptions:
     """
     given = {str(name).lower(): str(value) for name, value in options.items()}
     _refuse_unknown(options, given)
+    if given.get("txnappid") == "":
+        raise InvalidConfigError("txnAppId must not be empty", todo="Leave it out or name the job")
     version = given.get("txnversion")
     made = SinkOptions(
         path=root(given),

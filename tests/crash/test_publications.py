@@ -136,19 +136,30 @@ def ends_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def marker_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The marker is not in the transaction that publishes, but in one before it."""
+    """The markers are not in the transaction that publishes, but in one before it."""
     carry_out = publishing._carry_out
 
-    def wrong(root: Any, shares: Any, publication: Any, *rest: Any) -> Any:
-        marker = publishing._marker(root, shares, publication, 0)
-        root.context.state.write(lambda txn: markers.put(txn, publication.application, marker))
+    def wrong(root: Any, shares: Any, intent: Any, *rest: Any) -> Any:
+        if intent is not None:
+            marker = publishing._marker(intent.publication, shares, 0, 0, 0)
+            root.context.state.write(lambda txn: publishing._put_markers(txn, intent, marker))
         return carry_out(root, shares, None, *rest)
 
     monkeypatch.setattr(publishing, "_carry_out", wrong)
 
 
+def markers_by_the_wall_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A jump of the clock by 30 days drops the markers of all who did not publish since."""
+    monkeypatch.setattr(markers, "advance_clock", lambda txn, clocks: max(clocks.time_ms, 0))
+
+
 @pytest.mark.parametrize(
-    "bug", [marker_apart, pytest.param(ends_one_by_one, marks=pytest.mark.full)]
+    "bug",
+    [
+        marker_apart,
+        markers_by_the_wall_clock,
+        pytest.param(ends_one_by_one, marks=pytest.mark.full),
+    ],
 )
 def test_kills_find_what_was_planted(
     directory: Path,

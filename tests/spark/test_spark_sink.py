@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -179,18 +180,52 @@ def test_each_micro_batch_is_published_and_the_next_run_goes_on(lines, log):
 
 def test_a_deleted_checkpoint_is_noticed_and_refused_unless_allowed(lines, log):
     """The query would publish everything again; it says so, and how to let it."""
-    import shutil
-
     lines.put()
     lines.run()
     shutil.rmtree(lines.checkpoint)
-    with pytest.raises(Exception, match=r"counts anew.*checkpoint"):
+    with pytest.raises(Exception, match=r"started over.*checkpoint") as told:
         lines.run()
+    assert '.option("allowRestart", "true")' in str(told.value)
     assert content(log, "u") == [lines.sent]
 
     shutil.rmtree(lines.checkpoint)
     lines.run(allowRestart=True)
     assert content(log, "u") == [lines.sent * 2]
+
+
+def test_a_query_starts_over_with_its_checkpoint_and_topic_made_again(lines, log):
+    """The new topic has nothing of the first run, so nothing can be published twice."""
+    lines.put()
+    lines.put()
+    lines.run()
+    shutil.rmtree(lines.checkpoint)
+    log.delete_topic("u")
+    log.create_topic("u")
+    lines.run()
+    assert content(log, "u") == [lines.sent]
+
+    lines.put()
+    lines.run()
+    assert content(log, "u") == [lines.sent]
+    shutil.rmtree(lines.checkpoint)
+    with pytest.raises(Exception, match="started over"):
+        lines.run()
+    assert content(log, "u") == [lines.sent]
+
+
+def test_a_query_starts_over_with_another_topic(lines, log):
+    """Its checkpoint was deleted; it may not go back to the first topic afterwards."""
+    lines.put()
+    lines.run()
+    shutil.rmtree(lines.checkpoint)
+    lines.put()
+    lines.run(topic="v")
+    assert content(log, "v") == [lines.sent]
+
+    shutil.rmtree(lines.checkpoint)
+    with pytest.raises(Exception, match="started over"):
+        lines.run()
+    assert content(log, "u") == [lines.sent[:5]]
 
 
 def test_complete_mode_appends_what_it_has(spark, lines, log):
@@ -204,15 +239,15 @@ def test_complete_mode_appends_what_it_has(spark, lines, log):
     assert content(log, "u") == [[b"4"]]
 
 
-def test_foreach_batch_writes_twice_and_each_once(lines, log):
-    """Two sinks in one call have names of their own; a repetition changes nothing."""
+@pytest.mark.parametrize("names", [("one", "one"), ("to u", "to t")])
+def test_foreach_batch_writes_twice_and_each_once(lines, log, names):
+    """Two sinks in one call, under one name as with Delta or under two; no repetition counts."""
 
     def both(frame: Any, number: int) -> None:
-        for again in range(2):
-            for topic in ("u", "t"):
+        for _ in range(2):
+            for topic, name in zip(("u", "t"), names, strict=True):
                 writer = frame.write.format("embedlog").option("path", log.path).mode("append")
-                named = {"topic": topic, "txnAppId": f"to {topic}", "txnVersion": str(number)}
-                assert again in (0, 1)
+                named = {"topic": topic, "txnAppId": name, "txnVersion": str(number)}
                 writer.options(**named).save()
 
     lines.put()
@@ -246,5 +281,6 @@ def test_markers_name_the_query_and_its_checkpoint(lines, log):
     query = lines.run()
 
     found = log.root.context.state.read(markers.every)
-    assert found.keys() == {query.id, f"at {lines.checkpoint}"}
+    topic = log.root.topic("u").id
+    assert found.keys() == {(query.id, markers.ANY_TOPIC), (f"at {lines.checkpoint}", topic)}
     assert {one.source for one in found.values()} == {query.id}

@@ -237,6 +237,7 @@ def test_a_task_that_cannot_reach_the_directory_says_what_is_possible(log):
         ({"path": "/x", "kafka.value.serializer": "X"}, "not supported as values are"),
         ({"path": "/x", "durability": "maybe"}, "not one of os, fsync"),
         ({"path": "/x", "txnVersion": "1"}, "without txnAppId"),
+        ({"path": "/x", "txnVersion": "1", "txnAppId": ""}, "must not be empty"),
         ({"path": "/x", "txnAppId": "a", "txnVersion": "one"}, "not a number"),
     ],
 )

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 import embedlog
 from embedlog.engine import Log
-from embedlog.log import markers
+from embedlog.log import publishing
 from support import killable
 from support.forks import until
 from support.patience import patient
@@ -111,8 +111,9 @@ class State(NamedTuple):
 def state(log: Log, directory: Path, topic: str) -> State:
     """Look at the checkpoint of a copy and at what was published."""
     checkpoint = directory / f"checkpoint of {topic}"
-    found = log.root.context.state.read(markers.every)
-    marker = found.get(f"at {checkpoint}")
+    metadata = checkpoint / "metadata"
+    query = json.loads(metadata.read_text())["id"] if metadata.exists() else ""
+    marker = publishing.marker_of(log.root, query)
     offsets, commits = (killable.newest(checkpoint / each) for each in ("offsets", "commits"))
     return State(offsets, -1 if marker is None else marker.version, commits)
 

@@ -11,10 +11,12 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 from embedlog.config import TopicConfig
 from embedlog.errors import DurabilityError, EmbedlogError
-from embedlog.log import publishing, staging
+from embedlog.log import markers, publishing, staging
+from embedlog.log.publishing import Publication
 from embedlog.log.repairing import repair_root
 from embedlog.log.root import Root
 from support import faulted, forks
@@ -37,6 +39,7 @@ VERSIONS = {
     3: {"a_0": 1, "b_0": 5, "c_0": 1},
 }
 """What each publication has for each partition: so many batches."""
+DAY = 86_400_000
 PARTS = ("a_0", "a_1", "b_0", "c_0")
 Tell = Callable[[str], None]
 
@@ -121,10 +124,26 @@ def check_between(root: Root, told: set[str]) -> None:
     assert seen == set(order[: len(seen)]), f"{seen} is no beginning"
 
 
+def jump(root: Root) -> None:
+    """Let the clock jump, far and back, while other applications publish (P17).
+
+    As if they were so many that every marker is dropped that may be.
+    """
+    clock: Any = root.clock
+    with patch.multiple(markers, KEPT=0, CHECK_INTERVAL=1):
+        for days in (40, 700, -1000, 260):
+            clock.advance(days * DAY)
+            for number in range(2):
+                name = f"other {number}"
+                version = 0 if (last := publishing.marker_of(root, name)) is None else last.version
+                publishing.publish(root, [], Publication(name, version + 1, name))
+
+
 def check_done(root: Root, durability: str) -> None:
     """Repeat everything: what was there is skipped, the rest is there after, each once."""
     # An append that died before its flush is published by the next one.
     root.partition("a", 0).flush()
+    jump(root)
     for version in VERSIONS:
         there = f"p{version}" in found(root)
         told = send(root, version, durability)
@@ -136,6 +155,7 @@ def check_done(root: Root, durability: str) -> None:
     seen = found(root)
     assert seen == {f"{kind}{version}" for version in VERSIONS for kind in "pn"}
     assert healthy(root)
+    jump(root)
     for version in VERSIONS:
         assert send(root, version, durability).repeated is not None
     assert found(root) == seen
@@ -335,7 +355,7 @@ def _check_unsynced(path: Path, told: set[str], number: int) -> None:
             there = values(root.partition(*_place(part)))
             assert there == expected(part, everything)[: len(there)], f"{part}: {there}"
         # Nobody repeats what came before the last one.
-        marker = publishing.marker_of(root, "app")
+        marker = publishing.marker_of(root, "q")
         for version in VERSIONS:
             if marker is None or version >= marker.version:
                 send(root, version, "os")
