@@ -514,6 +514,14 @@ class GroupModel(RuleBasedStateMachine):
         known = self.root.topics().get(topic)
         if known is not None and how != "more":
             self.root.delete_topic(topic)
+            # What any group committed goes with it.
+            version, positions, owners = self.told
+            gone = set(map(known.key, range(known.partitions)))
+            self.committed, positions = (
+                {key: position for key, position in rows.items() if key not in gone}
+                for rows in (self.committed, positions)
+            )
+            self.told = version, positions, owners
         if how == "anew" or known is None:
             make_topics(self.root, **{topic: 2})
         elif how == "more" and known.partitions < 4:
