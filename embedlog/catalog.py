@@ -39,8 +39,8 @@ ACTIVITY = "__activity"
 
 PARTITION_KEY = struct.Struct(">QI")
 _SEGMENT_KEY = struct.Struct(">QIQQ")
-_SEGMENT_ROW = struct.Struct(">BqqqQQB")
-_PARTITION = struct.Struct(">QQI")
+_SEGMENT_ROW = struct.Struct(">BqqqqQQB")
+_PARTITION = struct.Struct(">QQIqQ")
 _PRODUCER = struct.Struct(">QH")
 _EPOCH = struct.Struct(">IQ")
 _U64 = struct.Struct(">Q")
@@ -120,6 +120,9 @@ class SegmentInfo(NamedTuple):
     """Where the batches end, and the end marker begins."""
     max_timestamp: int | None = None
     headers: bool = False
+    appended_ms: int = 0
+    """When the last batch was appended to it, as in the tail (`Tail.appended_ms`); only known
+    once sealed, and 0 if it was not known then either."""
 
     @property
     def sealed(self) -> bool:
@@ -139,6 +142,9 @@ class PartitionInfo(NamedTuple):
     recovery_offset: int = 0
     """Everything below was flushed: recovery need not look at it (A23)."""
     leader_epoch: int = 0
+    appended_ms: int = 0
+    """Everything below `appended_offset` was appended by this time; 0 is not known."""
+    appended_offset: int = 0
 
 
 def check_topic_name(name: object) -> str:
@@ -429,11 +435,11 @@ def _segment(row_key: bytes, row: bytes) -> SegmentInfo:
     # The seal is of the key too, which may be damaged in its length even.
     value = unseal(row, f"segment {row_key[-16:].hex()}", row_key)
     _, _, base, number = _SEGMENT_KEY.unpack(row_key[1:])
-    flags, end, created, latest, size, end_position, headers = _SEGMENT_ROW.unpack(value)
+    flags, end, created, latest, appended, size, position, headers = _SEGMENT_ROW.unpack(value)
     next_offset = end if flags & 1 else None
     max_timestamp = latest if flags & 2 else None
     return SegmentInfo(
-        base, number, created, next_offset, size, end_position, max_timestamp, bool(headers)
+        base, number, created, next_offset, size, position, max_timestamp, bool(headers), appended
     )
 
 
@@ -445,6 +451,7 @@ def put_segment(txn: kv.Txn, key: bytes, segment: SegmentInfo) -> None:
         segment.next_offset or 0,
         segment.created_ms,
         segment.max_timestamp or 0,
+        segment.appended_ms,
         segment.size,
         segment.end_position,
         segment.headers,

@@ -93,9 +93,8 @@ class Draft:
     def add(self, one: EncodedBatch) -> None:
         """Put a batch at the end of the draft."""
         log, now = self._log, self.tail
-        append_time = None
-        if log.stamps:
-            append_time = log.context.clock()
+        now_ms = log.context.clock()
+        append_time = now_ms if log.stamps else None
         base, position = now.next_offset, now.position
         following, end = base + one.count, position + one.size
         self.buffers += one.stamp(base, now.leader_epoch, append_time)
@@ -106,7 +105,7 @@ class Draft:
             self.entries.append(Entry(base, position, newest))
             unindexed = 0
         if one.producer_id is not None:
-            self._note(one, base, following)
+            self._note(one, base, following, now_ms)
         publish, first = self._publish, now.base_offset
         self.tail = Tail(
             now.segment_id,
@@ -121,18 +120,19 @@ class Draft:
             latest if latest > newest else newest,
             latest if base == first else now.first_timestamp,
             now.created_ms,
+            tail.append_time(now.appended_ms, now_ms),
             unindexed + one.size,
             now.flushed_ms,
         )
         self.receipts.append(Appended(base, following, append_time))
 
-    def _note(self, one: EncodedBatch, base: int, following: int) -> None:
+    def _note(self, one: EncodedBatch, base: int, following: int, now_ms: int) -> None:
         producer_id, epoch, first = one.producer_id, one.producer_epoch, one.base_sequence
         assert producer_id is not None
         assert epoch is not None
         assert first is not None
         sent = first, sequence.after(first, one.count - 1), base, following
-        known, now_ms = self._known(producer_id), self._log.context.clock()
+        known = self._known(producer_id)
         self._producers[producer_id] = sequence.note(known, epoch, sent, now_ms)
 
     def publish(self, txn: kv.Txn) -> None:

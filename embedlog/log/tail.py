@@ -12,11 +12,15 @@ if TYPE_CHECKING:
     from embedlog.catalog import SegmentInfo
 
 ROWS = b"E"
-_ROW = struct.Struct(">QQQQQQQQIqqqQqB")
+_ROW = struct.Struct(">QQQQQQQQIqqqqQqB")
 ROW_BYTES = _ROW.size
 pack = _ROW.pack
 """Return the fields of a tail as stored."""
 _NO_TIME = -(1 << 63)
+UNCERTAIN = (1 << 63) - 1
+"""The append time of a segment to which a clock appended that had gone back by hours."""
+_TOLERATED_MS = 3_600_000
+"""A clock may be set back by so much, as it is by a correction, and is still believed."""
 
 
 class Tail(NamedTuple):
@@ -41,6 +45,9 @@ class Tail(NamedTuple):
     first_timestamp: int = _NO_TIME
     """The largest timestamp of its first batch: its age counts from there (A12)."""
     created_ms: int = 0
+    appended_ms: int = 0
+    """The latest time at which a batch was appended to the active segment, or `UNCERTAIN`;
+    that of its creation while it is empty."""
     unindexed: int = 0
     """Bytes since the last index entry (B1)."""
     flushed_ms: int = 0
@@ -78,6 +85,26 @@ class Known(NamedTuple):
     tail: Tail
     producers: dict[int, Producer]
     """Those whose rows are known as well; they only change with the tail's version."""
+
+
+def append_time(before: int, now_ms: int) -> int:
+    """Return the append time of a segment after an append at ``now_ms``.
+
+    It never goes back.  A clock that shows much less than it did was wrong then or is
+    wrong now, and which of the two is not known: the time is `UNCERTAIN` from then on.
+
+    Args:
+        before: The append time until now; 0 if it is not known.
+        now_ms: What the clock shows.
+    """
+    if now_ms >= before:
+        return now_ms
+    return before if before - now_ms <= _TOLERATED_MS else UNCERTAIN
+
+
+def creation_time(appended_ms: int, now_ms: int) -> int:
+    """Return when the segment after one with this append time was created; 0 is not known."""
+    return now_ms if append_time(appended_ms, now_ms) != UNCERTAIN else 0
 
 
 def unpack(row: bytes) -> Tail:
