@@ -121,8 +121,7 @@ class SegmentInfo(NamedTuple):
     max_timestamp: int | None = None
     headers: bool = False
     appended_ms: int = 0
-    """When the last batch was appended to it, as in the tail (`Tail.appended_ms`); only known
-    once sealed, and 0 if it was not known then either."""
+    """When the last batch was appended to it, as `Tail.appended_ms`; only known once sealed."""
 
     @property
     def sealed(self) -> bool:
@@ -143,7 +142,7 @@ class PartitionInfo(NamedTuple):
     """Everything below was flushed: recovery need not look at it (A23)."""
     leader_epoch: int = 0
     appended_ms: int = 0
-    """Everything below `appended_offset` was appended by this time; 0 is not known."""
+    """When everything below `appended_offset` was appended at the latest, as `Tail.appended_ms`."""
     appended_offset: int = 0
 
 

@@ -45,7 +45,7 @@ def append(log: PartitionLog, file: SegmentFile, now: Tail, one: EncodedBatch) -
     now_ms = log.context.clock()
     if log.overdue_ms is not None and 0 <= latest < now_ms - log.overdue_ms:
         return None
-    stamp = now_ms if now_ms >= stamp else tail.append_time(stamp, now_ms)
+    stamp = now_ms if now_ms >= stamp > 0 else tail.append_time(stamp, now_ms)
     producer_id, noted, producer_key = one.producer_id, None, b""
     if producer_id is not None:
         before, number = producers.get(producer_id), one.base_sequence

@@ -271,7 +271,7 @@ def _planned(log: PartitionLog, encoded: list[EncodedBatch], synced: bool) -> _S
 def _next_leg(log: PartitionLog, now: Tail, wide: bool) -> _Leg:
     context = log.context
     number = context.state.write(lambda txn: catalog.next_number(txn, b"segment"))
-    created_ms = tail.creation_time(now.appended_ms, context.clock())
+    created_ms = tail.creation_time(now, context.clock())
     info = SegmentInfo(now.next_offset, number, created_ms, headers=wide)
     start = rolling.schema_of(log, info).serialize().size
     begun = Tail(
@@ -285,7 +285,7 @@ def _next_leg(log: PartitionLog, now: Tail, wide: bool) -> _Leg:
         now.start_offset,
         now.leader_epoch,
         created_ms=info.created_ms,
-        appended_ms=info.created_ms,
+        appended_ms=tail.first_append_time(info.created_ms, now.appended_ms),
         flushed_ms=now.flushed_ms,
     )
     return _Leg(info, Draft(log, begun, publish=True))

@@ -369,7 +369,7 @@ def _append_time(log: PartitionLog, found: Survey) -> int:
     """
     info, active = found.info, found.active
     if found.next_offset == active.base_offset:
-        return active.created_ms
+        return tail.first_append_time(active.created_ms, info.appended_ms)
     if active.appended_ms:
         return active.appended_ms
     if info.appended_ms and found.next_offset <= info.appended_offset:

@@ -172,8 +172,8 @@ class Replacement:
         self.info = self.info._replace(
             # As old as the first one: what lies before it was sealed then (D12, C2).
             created_ms=old[0].created_ms,
-            # And as young as the youngest: where one is not known, the whole is not (D12).
-            appended_ms=max(info.appended_ms or tail.UNCERTAIN for info in old),
+            # And as young as the youngest.
+            appended_ms=tail.latest_append_time(info.appended_ms for info in old),
             next_offset=old[-1].next_offset,
             size=self._position + len(END_MARK),
             end_position=self._position,

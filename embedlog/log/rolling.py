@@ -83,7 +83,7 @@ def _name(
         max_timestamp=now.timestamp,
         appended_ms=now.appended_ms,
     )
-    created_ms = tail.creation_time(now.appended_ms, log.context.clock())
+    created_ms = tail.creation_time(now, log.context.clock())
 
     def step(txn: kv.Txn) -> SegmentInfo:
         number = catalog.next_number(txn, b"segment")
@@ -115,7 +115,7 @@ def start_segment(log: PartitionLog, now: Tail, new: SegmentInfo, synced: bool =
         now.start_offset,
         now.leader_epoch,
         created_ms=new.created_ms,
-        appended_ms=new.created_ms,
+        appended_ms=tail.first_append_time(new.created_ms, now.appended_ms),
         flushed_ms=now.flushed_ms,
     )
 
