@@ -194,12 +194,12 @@ def test_a_path_that_is_a_file_is_3(run, root):
 def test_a_newer_format_is_4(run, filled):
     """Storage: the versions are told, by the light commands too."""
     file = filled / "embedlog.toml"
-    file.write_text(file.read_text().replace("format = 1", "format = 2"))
+    file.write_text(file.read_text().replace("format = 2", "format = 3"))
 
     for words in (("topics", "list"), ("consume", "t"), ("topics", "create", "u")):
         code, _, err = run(*words)
         assert code == 4
-        assert "format 2" in err
+        assert "format 3" in err
 
 
 # How heavy it is
@@ -705,7 +705,7 @@ def test_doctor_looks_at_the_machine_and_the_log(run, filled):
     assert report["storage"]["root"] == str(filled)
     assert report["storage"]["free_bytes"] > 0
     assert report["storage"]["fsync_us"] >= 0
-    assert report["log"]["format"] == 1
+    assert report["log"]["format"] == 2
     assert (report["log"]["in_use"], report["log"]["closed_cleanly"]) == (False, True)
     assert report["log"]["live_is_of_this_boot"] is True
     assert report["log"]["state"]["reader_slots"] >= 2048
