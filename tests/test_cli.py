@@ -18,8 +18,9 @@ from support.roots import encoded, segment_files, values
 
 import embedlog
 from embedlog import catalog
-from embedlog.cli import main
+from embedlog.cli import main, opening
 from embedlog.cli import topics as topics_command
+from embedlog.log.root import FORMAT_FILE, FORMAT_VERSION
 
 COMMANDS = (
     *("topics", "produce", "consume", "tail", "groups", "activity"),
@@ -200,6 +201,12 @@ def test_a_newer_format_is_4(run, filled):
         code, _, err = run(*words)
         assert code == 4
         assert "format 3" in err
+
+
+def test_the_light_commands_know_the_format():
+    """They read the catalogue without the rooms that open a log."""
+    assert opening.FORMAT_VERSION == FORMAT_VERSION
+    assert opening.FORMAT_FILE == FORMAT_FILE
 
 
 # How heavy it is
