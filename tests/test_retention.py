@@ -301,6 +301,24 @@ def three_segments(root, clock, count=5):
     return log
 
 
+def test_every_append_is_noted(root, clock):
+    """C2: by the short way and the general one, with a producer, and of several batches."""
+    log = make_log(root, config(segment_bytes=1 << 20))
+    appends = [
+        [encoded(b"first of the segment", at=EVENT)],
+        [encoded(b"short", at=EVENT)],
+        [encoded(b"short", at=EVENT, producer=(7, 0, 0))],
+        [encoded(b"short", at=EVENT, producer=(7, 0, 1))],
+        [encoded(b"several", at=EVENT), encoded(b"several", at=EVENT)],
+        [encoded(b"headers", at=EVENT, headers=[[("h", b"")]])],
+    ]
+    for some in appends:
+        clock.advance(HOUR)
+        log.append(some)
+        assert log.tail().appended_ms == clock()
+    assert appended_at(log, root)[-1] == clock()
+
+
 TIMES = [START + 2 * DAY, START + 4 * DAY, START + 5 * DAY]
 
 
@@ -405,6 +423,7 @@ def test_a_publication_stays_for_retention_ms_after_it_was_published(root, clock
     assert retain(root, clock()) == []
     assert offsets(log) == [0, 1, 2, 3, 4]
     assert appended_at(log, root) == [START + DAY] * 3
+    assert [info.appended_ms for info in log.segments.values()] == [START + DAY] * 2 + [0]
     assert retain(root, START + 8 * DAY) == []
     assert retain(root, START + 8 * DAY + 1)[0].start_offset == 5
 
