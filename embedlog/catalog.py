@@ -43,8 +43,8 @@ can create a topic or begin a segment."""
 
 PARTITION_KEY = struct.Struct(">QI")
 _SEGMENT_KEY = struct.Struct(">QIQQ")
-_SEGMENT_ROW = struct.Struct(">BqqqQQB")
-_PARTITION = struct.Struct(">QQI")
+_SEGMENT_ROW = struct.Struct(">BqqqqQQB")
+_PARTITION = struct.Struct(">QQIqQ")
 _PRODUCER = struct.Struct(">QH")
 _EPOCH = struct.Struct(">IQ")
 _U64 = struct.Struct(">Q")
@@ -130,6 +130,8 @@ class SegmentInfo(NamedTuple):
     """Where the batches end, and the end marker begins."""
     max_timestamp: int | None = None
     headers: bool = False
+    appended_ms: int = 0
+    """When the last batch was appended to it, as `Tail.appended_ms`; only known once sealed."""
 
     @property
     def sealed(self) -> bool:
@@ -149,6 +151,9 @@ class PartitionInfo(NamedTuple):
     recovery_offset: int = 0
     """Everything below was flushed: recovery need not look at it (A23)."""
     leader_epoch: int = 0
+    appended_ms: int = 0
+    """When everything below `appended_offset` was appended at the latest, as `Tail.appended_ms`."""
+    appended_offset: int = 0
 
 
 def check_topic_name(name: object) -> str:
@@ -479,11 +484,11 @@ def _segment(row_key: bytes, row: bytes) -> SegmentInfo:
     # The seal is of the key too, which may be damaged in its length even.
     value = unseal(row, f"segment {row_key[-16:].hex()}", row_key)
     _, _, base, number = _SEGMENT_KEY.unpack(row_key[1:])
-    flags, end, created, latest, size, end_position, headers = _SEGMENT_ROW.unpack(value)
+    flags, end, created, latest, appended, size, position, headers = _SEGMENT_ROW.unpack(value)
     next_offset = end if flags & 1 else None
     max_timestamp = latest if flags & 2 else None
     return SegmentInfo(
-        base, number, created, next_offset, size, end_position, max_timestamp, bool(headers)
+        base, number, created, next_offset, size, position, max_timestamp, bool(headers), appended
     )
 
 
@@ -495,6 +500,7 @@ def put_segment(txn: kv.Txn, key: bytes, segment: SegmentInfo) -> None:
         segment.next_offset or 0,
         segment.created_ms,
         segment.max_timestamp or 0,
+        segment.appended_ms,
         segment.size,
         segment.end_position,
         segment.headers,

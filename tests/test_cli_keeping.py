@@ -20,7 +20,7 @@ def root(tmp_path, monkeypatch):
     monkeypatch.setenv("EMBEDLOG_ROOT", str(tmp_path / "log"))
     with embedlog.open(tmp_path / "log", maintenance=False) as log:
         log.create_topic("fleet", config={"cleanup.policy": "compact"})
-        log.create_topic("old", config={"segment.ms": 1})
+        log.create_topic("old", config={"segment.ms": 1, "retention.clock": "record"})
         for value in (b"1", b"2"):
             log.partition("fleet", 0).append([encoded(value, keys=[b"N1"], at=OLD)])
             log.partition("old", 0).append([encoded(value, at=OLD)])

@@ -461,6 +461,7 @@ def test_a_merged_segment_is_as_old_as_what_was_merged(root, clock):
 
     (one, _) = log.segments.values()
     assert (one.created_ms, one.max_timestamp) == (START, START + DAY)
+    assert one.appended_ms == START + DAY
 
 
 @pytest.mark.parametrize("compression", ["none", "zstd"])

@@ -125,9 +125,20 @@ def test_a_newer_format_is_refused(path, mode):
     """Better not at all than wrongly (P21); both versions are told."""
     write(path, b"x")
     file = path / "embedlog.toml"
-    file.write_text(file.read_text().replace("format = 1", "format = 2"))
+    file.write_text(file.read_text().replace("format = 2", "format = 3"))
 
-    with pytest.raises(errors.UnsupportedFormatError, match=r"format 2.* knows 1"):
+    with pytest.raises(errors.UnsupportedFormatError, match=r"format 3.* knows 2.*newer embedlog"):
+        embedlog.open(path, mode=mode)
+
+
+@pytest.mark.parametrize("mode", ["rw", "r"])
+def test_the_format_before_the_first_release_is_refused(path, mode):
+    """P21: its rows would be misread; what to do is told."""
+    write(path, b"x")
+    file = path / "embedlog.toml"
+    file.write_text(file.read_text().replace("format = 2", "format = 1"))
+
+    with pytest.raises(errors.UnsupportedFormatError, match=r"format 1.* knows 2.*make a new root"):
         embedlog.open(path, mode=mode)
 
 

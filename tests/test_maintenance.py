@@ -18,9 +18,13 @@ from support.patience import patient
 from support.roots import encoded, fill, make_log, open_root
 
 import embedlog
+from embedlog import catalog, kv
 from embedlog.config import MaintenanceConfig
 from embedlog.errors import DurabilityError, FencedError, ReadOnlyError
-from embedlog.log import dooming, tail
+from embedlog.files import Files
+from embedlog.log import dooming, sequence, tail
+from embedlog.log.clock import last_reading
+from embedlog.log.expiring import expire_producers
 from embedlog.maintenance import JOBS, OWNER, Job, Maintenance, Owner, Turn, owner, owning
 from embedlog.record import TopicPartition
 
@@ -383,6 +387,127 @@ def test_commits_are_saved_by_the_owner(tmp_path):
             consumer.assign([one])
             consumer.commit({one: embedlog.OffsetAndMetadata(0, "", None)})
             assert log.maintain()["checkpoint"] == 1
+
+
+def send(log, number, pid=7):
+    """Append the next record of a producer."""
+    return log.append([encoded(b"x", producer=(pid, 0, number))])[0]
+
+
+def producers(log):
+    """Those that the partition remembers."""
+    keys = log.context.live.read(lambda txn: [key for key, _ in kv.rows(txn, b"P" + log.key)])
+    return [int.from_bytes(key[-8:], "big") for key in keys]
+
+
+def test_a_producer_that_is_idle_is_forgotten_without_a_roll(tmp_path):
+    """G19: by the housekeeping, of a partition to which nothing is appended any more."""
+    clock = ManualClock()
+    with embedlog.open(tmp_path / "log", clock=clock, maintenance=False) as log:
+        log.create_topic("t", 2, {"producer.id.expiration.ms": DAY})
+        log.create_topic("later", config={"producer.id.expiration.ms": 3 * DAY})
+        first, second, later = (log.partition(*at) for at in (("t", 0), ("t", 1), ("later", 0)))
+        for here in (first, second, later):
+            send(here, 0)
+        clock.advance(DAY - 1)
+        assert log.maintain()["producers"] == 0
+        send(second, 1)
+        send(second, 0, pid=8)
+        clock.advance(1)
+        assert log.maintain()["producers"] == 1
+        assert [producers(here) for here in (first, second, later)] == [[], [7, 8], [7]]
+        # As a new producer: with any number; and one that was active goes on counting.
+        assert send(first, 5).base_offset == 1
+        assert send(second, 1).duplicate
+        assert send(second, 2).base_offset == 3
+        assert len(list(first.segments)) == 1
+        version = log.root.context.live.version()
+        jobs = [job for job in log.maintenance.jobs if job.name == "producers"]
+        with closing(Maintenance(log.root, jobs, background=False)) as mine:
+            assert mine.maintain() == {"producers": 0}
+        # Only what `maintain` itself notes.
+        assert log.root.context.live.version() - version <= 3
+
+
+class Moved(Files):
+    """A machine whose uptime a test moves."""
+
+    ms = 0
+
+    def uptime_ms(self):
+        return super().uptime_ms() + Moved.ms
+
+
+def test_a_clock_that_jumps_forgets_no_producer_at_once(tmp_path):
+    """P17, G19: nor where the partition rolls, is flushed or recovered meanwhile."""
+    clock, Moved.ms = ManualClock(), 0
+    with closing(open_root(tmp_path / "log", clock=clock, files=Moved)) as root:
+        log = make_log(root, {"producer.id.expiration.ms": DAY})
+        jobs = [job for job in JOBS if job.name == "producers"]
+        with closing(Maintenance(root, jobs, doubting=True, background=False)) as mine:
+            for number in range(3):
+                send(log, number)
+            assert mine.maintain()["producers"] == 0
+            clock.advance(30 * DAY)
+            assert mine.maintain()["producers"] == 0
+            log.flush()
+            assert producers(log) == [7]
+            blob = root.context.state.read(lambda txn: catalog.producers_blob(txn, log.key))
+            assert sequence.unpack_all(blob).keys() == {7}
+            log.truncate_to(2)
+            assert producers(log) == [7]
+            log.roll()
+            assert producers(log) == [7]
+            assert send(log, 1).duplicate
+
+
+def test_a_producer_is_forgotten_once_the_time_has_really_passed(tmp_path):
+    """P17, G19: time that passes by the uptime too is believed, after a jump as before it."""
+    clock, Moved.ms = ManualClock(), 0
+    with closing(open_root(tmp_path / "log", clock=clock, files=Moved)) as root:
+        log = make_log(root, {"producer.id.expiration.ms": DAY})
+        jobs = [job for job in JOBS if job.name == "producers"]
+        with closing(Maintenance(root, jobs, doubting=True, background=False)) as mine:
+            send(log, 0)
+            assert mine.maintain()["producers"] == 0
+            clock.advance(30 * DAY)
+            assert mine.maintain()["producers"] == 0
+            Moved.ms += DAY
+            clock.advance(DAY)
+            assert mine.maintain()["producers"] == 1
+            assert producers(log) == []
+
+
+def test_the_clock_is_noted_before_the_first_round(tmp_path):
+    """P17: a clock that is set right soon after the boot is seen to jump."""
+    clock = ManualClock()
+    with closing(open_root(tmp_path / "log", clock=clock)) as root:
+        job = JOBS[0]._replace(every_seconds=3600)
+        log = make_log(root, OLD)
+        fill(log, 6)
+        with closing(Maintenance(root, [job], doubting=True)) as mine:
+            mine.ensure()
+            eventually(lambda: last_reading(root.context.live))
+            clock.advance(30 * DAY)
+            assert mine.maintain() == {"retention": []}
+            assert last_reading(root.context.live).believed_ms < START + DAY
+            assert log.start_offset() == 0
+
+
+def test_a_producer_is_forgotten_by_the_owner_alone(tmp_path):
+    """P14: an owner that was overtaken forgets nothing."""
+    clock = ManualClock()
+    with closing(open_root(tmp_path / "log", clock=clock)) as root:
+        log = make_log(root, {"producer.id.expiration.ms": DAY})
+        send(log, 0)
+        clock.advance(DAY)
+
+        def fence(txn):
+            raise FencedError("another process does that now")
+
+        with pytest.raises(FencedError):
+            expire_producers(log, clock(), fence=fence)
+        assert producers(log) == [7]
 
 
 def test_what_groups_committed_that_are_not_used_is_forgotten_after_a_week(tmp_path):

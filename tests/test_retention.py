@@ -3,11 +3,23 @@
 from __future__ import annotations
 
 import logging
+import os
+import random
+import shutil
 from contextlib import closing
 
 import pytest
 from support.clock import START, ManualClock
-from support.roots import bases, encoded, fill, make_log, offsets, open_root, segment_files
+from support.roots import (
+    abandon,
+    bases,
+    encoded,
+    fill,
+    make_log,
+    offsets,
+    open_root,
+    segment_files,
+)
 
 from embedlog import offsets as committed
 from embedlog.catalog import SegmentInfo
@@ -19,8 +31,10 @@ from embedlog.errors import (
     UnknownTopicOrPartitionError,
 )
 from embedlog.files import Files
-from embedlog.log import tail
+from embedlog.log import publishing, staging, tail
 from embedlog.log.leasing import hold, leases
+from embedlog.log.publishing import Publication
+from embedlog.log.repairing import repair_root
 from embedlog.record import OffsetAndMetadata, TopicPartition
 from embedlog.retention import (
     BelievedClock,
@@ -36,6 +50,10 @@ SIZE = encoded(b"v0").size
 DAY = 86_400_000
 HOUR = 3_600_000
 HERE = TopicPartition("t", 0)
+EVENT = 1_372_636_800_000
+"""Ten years before `START`."""
+
+each_clock = pytest.mark.parametrize("by", ["append", "record"])
 
 
 class Later(Files):
@@ -134,33 +152,383 @@ def test_a_second_round_changes_nothing(root):
     assert root.context.state.version() == before
 
 
-def test_a_record_of_the_future_counts_from_when_its_segment_was_sealed(root, clock):
+@each_clock
+def test_a_record_of_the_future_counts_from_when_it_was_appended(root, clock, by):
     """P17, C2: one wrong clock keeps the rest for a while, but not for ever."""
-    log = make_log(root, config(retention_ms=DAY, segment_ms=10_000 * DAY))
-    for at in (0, 1000 * DAY, 0, 0, 0):
+    log = make_log(root, config(retention_ms=DAY, segment_ms=10_000 * DAY, retention_clock=by))
+    for at in (0, 1000 * DAY):
         clock.advance(HOUR)
         log.append([encoded(b"x", at=START + at)])
-    sealed = START + 3 * HOUR  # by the third append
+    appended = clock()
 
-    assert retain(root, sealed + DAY) == []
-    assert retain(root, sealed + DAY + 1)[0].start_offset == 5
-    assert bases(log) == [5]
+    assert retain(root, appended + DAY) == []
+    assert retain(root, appended + DAY + 1)[0].start_offset == 2
 
 
-def test_what_has_no_time_counts_from_when_its_segment_was_sealed():
-    """B12: and where even that is not known, after a restored state, it stays."""
+@each_clock
+def test_what_has_no_time_counts_from_when_it_was_appended(by):
+    """B12: or from when it was sealed, if not even that is known; or it stays."""
     end = tail.Tail(9, 30, 30, 0, 30, 0, 0, 0, 0)
     made = {"size": 5, "end_position": 5, "max_timestamp": -1}
     segments = [
-        SegmentInfo(0, 1, 100, 10, **made),
+        SegmentInfo(0, 1, 100, 10, **made, appended_ms=150),
         SegmentInfo(10, 2, 200, 20, **made | {"max_timestamp": None}),
         SegmentInfo(20, 3, 300, 30, **made),
         SegmentInfo(30, 9, 0),
     ]
-    found = deciding.parts(segments, end, 1000)
+    found = deciding.parts(segments, end, 1000, by)
 
-    assert [part.timestamp for part in found] == [200, 300, None]
+    assert [part.timestamp for part in found] == [150, 300, None]
     assert deciding.by_time(found, 0, 10**15) == 2
+
+
+# By which clock
+
+
+def test_old_events_stay_for_retention_ms_after_their_append(root, clock, caplog):
+    """C2: by default it counts from the append, if that is later than the record's time."""
+    log = make_log(root, config(retention_ms=7 * DAY))
+    for number in range(5):
+        log.append([encoded(b"x", at=EVENT + number)])
+        clock.advance(DAY)
+    with caplog.at_level(logging.WARNING):
+        assert retain(root, clock()) == []
+        # The second segment got its last record on the fourth day.
+        assert retain(root, START + 8 * DAY) == []
+        assert retain(root, START + 8 * DAY + 1)[0].start_offset == 2
+        assert retain(root, START + 11 * DAY)[0].start_offset == 4
+        assert retain(root, START + 11 * DAY + 1)[0].start_offset == 5
+
+    assert caplog.text == ""
+
+
+def test_by_record_old_events_go_at_once(root, clock):
+    """C2: Kafka's rule, to the letter; a setting that applies at the next round (C10)."""
+    log = make_log(root, config(retention_ms=7 * DAY))
+    for number in range(5):
+        log.append([encoded(b"x", at=EVENT + number)])
+    assert retain(root, clock()) == []
+    root.alter_topic("t", {"retention.clock": "record"})
+
+    assert retain(root, clock())[0].start_offset == 5
+
+
+def test_a_younger_record_counts_from_its_own_time(root, clock):
+    """C2: by either clock nothing goes before the record's own time says so."""
+    log = make_log(root, config(retention_ms=DAY))
+    log.append([encoded(b"x", at=START + 5 * DAY)])
+
+    assert retain(root, START + 6 * DAY) == []
+    assert retain(root, START + 6 * DAY + 1)[0].start_offset == 1
+    assert log.end_offset() == 1
+
+
+class Model:
+    """Two records to a segment, and a round as the documentation says it, plainly."""
+
+    def __init__(self, by):
+        self.by, self.end, self.segments = by, 0, []
+
+    def append(self, at, now_ms):
+        if not self.segments or len(self.segments[-1]) == 2:
+            self.segments.append([])
+        self.segments[-1].append(at if self.by == "record" else max(at, now_ms))
+        self.end += 1
+
+    def retain(self, longest_ms, now_ms):
+        while self.segments and now_ms - max(self.segments[0]) > longest_ms:
+            del self.segments[0]
+
+    @property
+    def start(self):
+        return self.end - sum(map(len, self.segments))
+
+
+@each_clock
+@pytest.mark.parametrize("seed", range(10))
+def test_a_round_deletes_what_a_plain_model_says(root, clock, by, seed):
+    """C2: any records' times in the past, any pauses, and rounds between the appends."""
+    dice = random.Random(seed)
+    settings = config(retention_ms=7 * DAY, retention_clock=by, segment_ms=10_000 * DAY)
+    log, model = make_log(root, settings), Model(by)
+    for number in range(40):
+        clock.advance(dice.randrange(2 * DAY))
+        at = clock() - dice.choice((0, DAY, 3650 * DAY)) - dice.randrange(3 * DAY)
+        log.append([encoded(b"v%02d" % number, at=at)])
+        model.append(at, clock())
+        if dice.random() < 0.5:
+            retain(root, clock())
+            model.retain(7 * DAY, clock())
+            assert (log.start_offset(), log.end_offset()) == (model.start, model.end)
+
+
+# When it was appended is known after
+
+
+def appended_at(log, root):
+    """When each segment got its last batch, as retention sees it."""
+    log.refresh()
+    found = deciding.parts(list(log.segments.values()), log.tail(), root.clock())
+    return [part.timestamp for part in found]
+
+
+def crash(path):
+    """The machine goes down: `live` is of another boot."""
+    (path / "live" / "boot").write_bytes(b"another boot")
+
+
+def copied(path):
+    target = path.with_name("copied")
+    shutil.copytree(path, target)
+    os.utime(next(target.glob("topics/*/*/*.arrows")), (0, 0))
+    return target
+
+
+def restored(path):
+    """`state` is damaged, and its copy is put in its place."""
+    data = bytearray((path / "state" / "data.mdb").read_bytes())
+    data[len(data) // 2 :] = bytes(len(data) - len(data) // 2)
+    (path / "state" / "data.mdb").write_bytes(data)
+    return path
+
+
+def three_segments(root, clock, count=5):
+    """Old events, a day from one to the next, flushed at the end."""
+    log = make_log(root, config(retention_ms=7 * DAY))
+    for number in range(count):
+        clock.advance(DAY)
+        log.append([encoded(b"v%d" % number, at=EVENT + number)])
+    return log
+
+
+def test_every_append_is_noted(root, clock):
+    """C2: by the short way and the general one, with a producer, and of several batches."""
+    log = make_log(root, config(segment_bytes=1 << 20))
+    appends = [
+        [encoded(b"first of the segment", at=EVENT)],
+        [encoded(b"short", at=EVENT)],
+        [encoded(b"short", at=EVENT, producer=(7, 0, 0))],
+        [encoded(b"short", at=EVENT, producer=(7, 0, 1))],
+        [encoded(b"several", at=EVENT), encoded(b"several", at=EVENT)],
+        [encoded(b"headers", at=EVENT, headers=[[("h", b"")]])],
+    ]
+    for some in appends:
+        clock.advance(HOUR)
+        log.append(some)
+        assert log.tail().appended_ms == clock()
+    assert appended_at(log, root)[-1] == clock()
+
+
+TIMES = [START + 2 * DAY, START + 4 * DAY, START + 5 * DAY]
+
+
+@pytest.mark.parametrize("after", [lambda path: path, copied, restored, crash])
+def test_after_a_clean_close_the_append_times_are_exact(tmp_path, clock, after):
+    """B12: also if the root is copied or touched, `state` is restored, or the machine boots."""
+    path = tmp_path / "root"
+    root = open_root(path, clock=clock)
+    three_segments(root, clock)
+    root.close()
+    path = after(path) or path
+    clock.advance(3 * DAY)
+    for _ in range(2):
+        root = open_root(path, clock=clock)
+        assert appended_at(root.partition("t", 0), root) == TIMES
+        root.close()
+
+
+def test_after_a_kill_the_append_times_are_exact(tmp_path, clock):
+    """P1: `live` is there still."""
+    root = open_root(tmp_path, clock=clock)
+    three_segments(root, clock)
+    abandon(root)
+    clock.advance(3 * DAY)
+    root = open_root(tmp_path, clock=clock)
+
+    assert appended_at(root.partition("t", 0), root) == TIMES
+    root.close()
+
+
+def test_after_a_power_cut_what_was_not_flushed_counts_from_the_first_recovery(tmp_path, clock):
+    """P4: not from each of them, or a machine that boots each day would keep it for ever."""
+    root = open_root(tmp_path, clock=clock)
+    three_segments(root, clock)
+    abandon(root)
+    clock.advance(3 * DAY)
+    for _ in range(3):
+        crash(tmp_path)
+        root = open_root(tmp_path, clock=clock)
+        assert appended_at(root.partition("t", 0), root) == [*TIMES[:2], START + 8 * DAY]
+        abandon(root)
+        clock.advance(DAY)
+    root = open_root(tmp_path, clock=clock)
+    assert retain(root, START + 15 * DAY)[0].start_offset == 4
+    assert retain(root, START + 15 * DAY + 1)[0].start_offset == 5
+    root.close()
+
+
+def test_segments_that_a_restored_state_did_not_know_count_from_then(tmp_path, clock):
+    """Nothing is deleted earlier than promised, and nothing stays for ever."""
+    root = open_root(tmp_path, clock=clock)
+    three_segments(root, clock, 1)
+    root.close()
+    root = open_root(tmp_path, clock=clock)
+    for number in range(1, 6):
+        clock.advance(DAY)
+        root.partition("t", 0).append([encoded(b"v%d" % number, at=EVENT + number)])
+    root.flush()
+    abandon(root)
+    restored(tmp_path)
+    clock.advance(DAY)
+    root = open_root(tmp_path, clock=clock)
+
+    assert any("restored" in each for each in root.mended)
+    assert appended_at(root.partition("t", 0), root) == [clock()] * 3
+    root.close()
+
+
+def test_a_cut_and_a_repair_leave_the_append_times(root, clock):
+    """A34: what is left was appended when it was appended."""
+    log = three_segments(root, clock, 6)
+    clock.advance(DAY)
+    log.truncate_to(5)
+    assert appended_at(log, root) == [*TIMES[:2], START + 6 * DAY]
+    log.truncate_to(4)
+    assert appended_at(log, root) == TIMES[:2]
+    log.append([encoded(b"v4", at=EVENT)])
+    path = segment_files(root.path)[0]
+    data = bytearray(path.read_bytes())
+    data[-40] ^= 1
+    path.write_bytes(data)
+    clock.advance(DAY)
+    repair_root(root, dry_run=False)
+
+    assert appended_at(log, root) == [*TIMES[:2], START + 7 * DAY]
+
+
+def test_a_publication_stays_for_retention_ms_after_it_was_published(root, clock):
+    """What Spark's sink does: events of 2013 are staged, published, and read a week long."""
+    log = make_log(root, config(retention_ms=7 * DAY))
+    info = root.topic("t")
+    stage = staging.Stage(
+        root.context.files, staging.job_directory("owner", START, "job"), "part-0"
+    )
+    for number in range(5):
+        stage.add("t", info.id, 0, encoded(b"v%d" % number, at=EVENT + number))
+    staged = stage.finish()
+    clock.advance(DAY)
+    assert publishing.publish(root, [staged], Publication("app", 0)).records == 5
+    staging.remove(root.context.files, [staged])
+
+    assert retain(root, clock()) == []
+    assert offsets(log) == [0, 1, 2, 3, 4]
+    assert appended_at(log, root) == [START + DAY] * 3
+    assert [info.appended_ms for info in log.segments.values()] == [START + DAY] * 2 + [0]
+    assert retain(root, START + 8 * DAY) == []
+    assert retain(root, START + 8 * DAY + 1)[0].start_offset == 5
+
+
+def test_a_mirror_counts_from_its_own_append(root, clock):
+    """A8: offsets are those of the source, and so are the records' times."""
+    log = make_log(root, config(retention_ms=7 * DAY))
+    log.append_at([(10, encoded(b"x", at=EVENT)), (20, encoded(b"y", at=EVENT))])
+
+    assert retain(root, START + 7 * DAY) == []
+    assert retain(root, START + 7 * DAY + 1)[0].start_offset == 21
+
+
+# When the clock is wrong
+
+
+@pytest.mark.parametrize("roll", [False, True])
+def test_an_append_with_a_clock_of_long_ago_is_not_due_early(root, clock, roll):
+    """P17: the clock was lost at boot, and set right a minute after."""
+    log = three_segments(root, clock, 5)
+    clock.set(1_000)
+    if roll:
+        log.roll()
+    log.append([encoded(b"v5", at=EVENT)])
+    log.append([encoded(b"v6", at=EVENT)])
+    clock.set(START + 30 * DAY)
+    retain(root, clock())
+    assert log.start_offset() == (5 if roll else 4), "what was just appended is gone"
+    told = "\n".join(describe(root, "t", clock()))
+    assert "clock was wrong at the last append" in told
+    for number in range(7, 13):
+        log.append([encoded(b"v%d" % number, at=EVENT)])
+    # It counts from when a later segment was begun.
+    assert retain(root, START + 37 * DAY) == []
+    assert retain(root, START + 37 * DAY + 1)[0].start_offset == 13
+
+
+def test_an_append_with_a_clock_far_ahead_is_not_kept_for_ever(root, clock):
+    """P17: it counts from when a segment is begun by the right clock; until then, describe says."""
+    log = make_log(root, config(retention_ms=7 * DAY))
+    clock.advance(3650 * DAY)
+    log.append([encoded(b"v0", at=EVENT)])
+    clock.set(START)
+    told = "\n".join(describe(root, "t", START + 30 * DAY))
+    assert "clock was wrong at the last append to offsets 0 to 0" in told
+    assert retain(root, START + 30 * DAY) == []
+    for number in range(1, 5):
+        log.append([encoded(b"v%d" % number, at=EVENT)])
+        clock.advance(DAY)
+    # The third segment is the first that is begun by a clock that lasted for a segment.
+    assert appended_at(log, root) == [START + 3 * DAY] * 3
+    assert retain(root, START + 10 * DAY) == []
+    assert retain(root, START + 10 * DAY + 1)[0].start_offset == 5
+
+
+def test_a_clock_that_is_corrected_by_seconds_is_believed(root, clock):
+    """P17: a small step back makes no segment's time uncertain."""
+    log = make_log(root, config(retention_ms=7 * DAY))
+    log.append([encoded(b"v0", at=EVENT)])
+    clock.advance(-HOUR)
+    log.append([encoded(b"v1", at=EVENT)])
+    log.append([encoded(b"v2", at=EVENT)])
+
+    assert [row for row in describe(root, "t", START) if "wrong" in row] == []
+    assert retain(root, START + 7 * DAY) == []
+    assert retain(root, START + 7 * DAY + 1)[0].start_offset == 3
+
+
+# A warning
+
+
+def test_records_that_are_due_when_they_arrive_are_warned_of_once(root, clock, caplog):
+    """C2: by record; by whichever way they come, once per topic."""
+    settings = config(retention_clock="record", retention_ms=DAY)
+    first, second = make_log(root, settings, "first"), make_log(root, settings, "second")
+    with caplog.at_level(logging.WARNING, "embedlog"):
+        first.append([encoded(b"v0")])
+        first.append([encoded(b"v1")])
+        assert caplog.text == ""
+        for _ in range(3):
+            first.append([encoded(b"old", at=EVENT)])
+            second.append_at([(second.tail().next_offset, encoded(b"old", at=EVENT))])
+    warnings = [record.getMessage() for record in caplog.records]
+
+    assert [text.split(":")[0] for text in warnings] == ["first-0", "second-0"]
+    assert all("retention.clock=append" in text for text in warnings)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"retention_clock": "append"},
+        {"retention_ms": -1},
+        {"cleanup_policy": "compact"},
+        {"message_timestamp_type": "LogAppendTime"},
+    ],
+)
+def test_what_is_not_due_is_not_warned_of(root, caplog, more):
+    """Only what the next round would delete."""
+    log = make_log(root, config(**{"retention_clock": "record", "retention_ms": DAY} | more))
+    with caplog.at_level(logging.WARNING, "embedlog"):
+        for _ in range(2):
+            log.append([encoded(b"old", keys=[b"k"], at=EVENT)])
+
+    assert caplog.text == ""
 
 
 # By size
@@ -560,7 +928,8 @@ def test_it_says_what_goes_when_and_why_something_stays(root):
     commit(root, "slow", 2, log)
     told = describe(root, "t", START + 5 * HOUR + DAY + 1)
 
-    assert told[0].startswith("t: a segment goes once its youngest record is older than 1 day")
+    assert told[0].startswith("t: a segment goes 1 day (retention.ms) after the last append to it")
+    assert "(retention.clock=append)" in told[0]
     assert "up to 7 days (segment.ms)" in told[0]
     assert "9.8 KiB stay (retention.bytes)" in told[1]
     assert told[2] == "t: nothing goes before it is consumed by: slow"
@@ -570,8 +939,24 @@ def test_it_says_what_goes_when_and_why_something_stays(root):
     assert told[4].endswith("stay although due: group 'slow' has not consumed it")
     assert told[5] == (
         "partition 0: offsets 6 to 9 stay: the first segment goes after 2023-11-16 05:13:20 UTC, "
-        "for its youngest record is of 2023-11-15 05:13:20 UTC; those after it later"
+        "because its youngest record is of 2023-11-15 05:13:20 UTC; those after it later"
     )
+
+
+def test_it_says_by_which_clock(root, clock):
+    """C9: because the two differ most for what people load first, events of long ago."""
+    log = make_log(root, config(retention_ms=DAY))
+    log.append([encoded(b"old", at=EVENT)])
+    assert describe(root, "t", START)[1] == (
+        "partition 0: offsets 0 to 0 stay: the first segment goes after 2023-11-15 22:13:20 UTC, "
+        "because the last append to it was at 2023-11-14 22:13:20 UTC; those after it later"
+    )
+    root.alter_topic("t", {"retention.clock": "record"})
+    told = describe(root, "t", START)
+
+    assert "(retention.clock=record)" in told[0]
+    assert "one of long ago goes soon after it was appended" in told[0]
+    assert told[1].endswith("go with the next round")
 
 
 def test_it_tells_of_leases_the_future_and_what_goes_never(root, clock):

@@ -14,7 +14,7 @@ from typing import Any
 
 from embedlog import __version__, checksum, kv
 from embedlog.cli.arguments import FAILED, OK
-from embedlog.cli.opening import is_log, root_of
+from embedlog.cli.opening import FORMAT_VERSION, is_log, root_of
 from embedlog.cli.output import say, say_json
 from embedlog.errors import EmbedlogError, NotALogError
 from embedlog.files import Files
@@ -217,8 +217,10 @@ def _storage_findings(storage: Report) -> list[str]:
 
 def _log_findings(log: Report) -> list[str]:
     found = []
-    if log["format"] != 1:
-        found.append(f"the log has format {log['format']}: use a newer embedlog")
+    if log["format"] != FORMAT_VERSION:
+        older = log["format"] is not None and log["format"] < FORMAT_VERSION
+        what = "the one that wrote it" if older else "a newer embedlog"
+        found.append(f"the log has format {log['format']}: use {what}")
     if log["in_use"] is None:
         found.append("the door is locked: another process has been opening the log for long")
     if not log["live_is_of_this_boot"]:

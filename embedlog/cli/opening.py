@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from embedlog.engine import Log
 
 FORMAT_FILE = "embedlog.toml"
+FORMAT_VERSION = 2
+"""As in `log.root`, which takes long to load."""
 _NOT_OURS = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 

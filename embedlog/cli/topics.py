@@ -7,7 +7,7 @@ import os
 from typing import Any
 
 from embedlog.cli.arguments import OK
-from embedlog.cli.opening import FORMAT_FILE, root_of, to_read, to_write
+from embedlog.cli.opening import FORMAT_FILE, FORMAT_VERSION, root_of, to_read, to_write
 from embedlog.cli.output import note, say, say_json
 from embedlog.errors import InvalidConfigError
 from embedlog.progress import mega
@@ -78,7 +78,8 @@ def _is_ordinary(root: str) -> bool:
     """Whether this is a log in the format that the catalogue's room knows."""
     try:
         with open(os.path.join(root, FORMAT_FILE), encoding="utf-8", errors="replace") as file:
-            return "format = 1\n" in file and os.path.isdir(os.path.join(root, "state"))
+            known = f"format = {FORMAT_VERSION}\n" in file
+        return known and os.path.isdir(os.path.join(root, "state"))
     except OSError:
         return False
 

@@ -212,7 +212,12 @@ class TopicConfig(Settings):
     """Sync a partition once a record is not on the disk for this long."""
 
     retention_ms: int = _number(7 * 86_400_000, -1)
-    """Delete a segment once its youngest record is older than this; -1 is never (C2)."""
+    """Delete a segment so long after ``retention_clock`` counts it as written; -1 is never (C2)."""
+
+    retention_clock: str = _choice("append", "record")
+    """``append``: ``retention_ms`` counts from the last append to a segment, or from the time of
+    its youngest record if that is later (embedlog's own); ``record``: from the time of its
+    youngest record whenever that was appended, as in Kafka (C2)."""
 
     retention_bytes: int = _number(-1, -1)
     """Delete old segments down to no less than this, per partition; -1 is never (C3)."""
@@ -311,6 +316,9 @@ class MaintenanceConfig(Settings):
 
     offsets_retention_check_interval_ms: int = _number(600_000, 1)
     """Look for such groups so often."""
+
+    producer_id_expiration_check_interval_ms: int = _number(600_000, 1)
+    """Look so often for producers that were idle for ``producer_id_expiration_ms`` (G19)."""
 
     log_cleaner_enable: bool = _switch(True)
     """Compact topics that ask for it."""

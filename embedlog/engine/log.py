@@ -442,7 +442,7 @@ def open(  # noqa: A001 - as in `embedlog.open`, like `shelve.open` and `lmdb.op
 
     Raises:
         NotALogError: The path is a file, or holds something else.
-        UnsupportedFormatError: A newer embedlog wrote it.
+        UnsupportedFormatError: An embedlog of another format wrote it.
         UnsupportedFilesystemError: Locks cannot be trusted there.
         CorruptionError: The catalogue is damaged and has no copy.
         StorageError: The file system refused; ``errno`` says why.

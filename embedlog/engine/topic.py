@@ -275,7 +275,7 @@ class Topic(View):
         return self._root.topic(self.name).config.to_dict()
 
     def describe_retention(self) -> list[str]:
-        """Return in words what is deleted when, and why something is still there."""
+        """Return in words what is deleted when, by which clock, and why something stays."""
         from embedlog.retention import describe
 
         return describe(self._root, self.name, self._root.clock())

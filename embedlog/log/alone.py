@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from embedlog import index, kv
 from embedlog.batch import HEADERS, EncodedBatch
 from embedlog.index import Entry
-from embedlog.log import sequence
+from embedlog.log import sequence, tail
 from embedlog.log.sequence import LAST_SEQUENCE
 from embedlog.log.tail import Known, Tail, pack
 from embedlog.record import Appended
@@ -32,7 +32,7 @@ def append(log: PartitionLog, file: SegmentFile, now: Tail, one: EncodedBatch) -
     version, row, _, producers = known
     # Tuples are taken apart and put together as such here: the names of their fields and
     # their constructors, which are in Python, would take 3 of the 20 µs.
-    segment, first, base, position, _, _, *kept, newest, oldest, made, unindexed, flushed, _ = now
+    segment, first, base, position, _, _, *kept, newest, oldest, made, stamp, gap, flushed, _ = now
     latest, following, end = one.max_timestamp, base + one.count, position + one.size
     if (
         base == first
@@ -42,6 +42,10 @@ def append(log: PartitionLog, file: SegmentFile, now: Tail, one: EncodedBatch) -
         or file.has_offsets
     ):
         return None
+    now_ms = log.context.clock()
+    if log.overdue_ms is not None and 0 <= latest < now_ms - log.overdue_ms:
+        return None
+    stamp = now_ms if now_ms >= stamp > 0 else tail.append_time(stamp, now_ms)
     producer_id, noted, producer_key = one.producer_id, None, b""
     if producer_id is not None:
         before, number = producers.get(producer_id), one.base_sequence
@@ -51,14 +55,14 @@ def append(log: PartitionLog, file: SegmentFile, now: Tail, one: EncodedBatch) -
         if epoch != one.producer_epoch or due != number:
             return None
         sent = number, number + one.count - 1 & LAST_SEQUENCE, base, following
-        noted = sequence.note(before, epoch, sent, log.context.clock())
+        noted = sequence.note(before, epoch, sent, now_ms)
         producer_key = sequence.key(log.key, producer_id)
     entry = None
-    if unindexed > config.index_interval_bytes:
-        entry, unindexed = Entry(base, position, newest), 0
+    if gap > config.index_interval_bytes:
+        entry, gap = Entry(base, position, newest), 0
     newest = latest if latest > newest else newest
-    ends, since = (following, end, following, end), unindexed + one.size
-    fields = segment, first, *ends, *kept, newest, oldest, made, since, flushed, False
+    ends, gap = (following, end, following, end), gap + one.size
+    fields = segment, first, *ends, *kept, newest, oldest, made, stamp, gap, flushed, False
     after = tuple.__new__(Tail, fields)
     packed = pack(*fields)
 

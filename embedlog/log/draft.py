@@ -31,12 +31,14 @@ class Draft:
     """
 
     __slots__ = (
-        *("_before", "_log", "_producers", "_publish", "_read", "_version"),
+        *("_appended_ms", "_before", "_log", "_now_ms", "_producers", "_publish", "_read"),
+        "_version",
         *("buffers", "entries", "position", "published", "receipts", "row", "tail"),
     )
 
     def __init__(self, log: PartitionLog, now: Tail, *, publish: bool) -> None:
         self._log, self._publish = log, publish
+        self._now_ms = log.context.clock()
         self.receipts: list[Appended] = []
         self.published: Known | None = None
         self.begin(now)
@@ -50,6 +52,7 @@ class Draft:
         # Producers' rows change under the partition's lock only: what was read of them stands.
         self._version, self.row, _, self._read = known
         self.position = now.position
+        self._appended_ms = tail.append_time(now.appended_ms, self._now_ms)
         self.buffers: list[Any] = []
         self.entries: list[Entry] = []
         self._producers: dict[int, Producer] = {}
@@ -93,9 +96,7 @@ class Draft:
     def add(self, one: EncodedBatch) -> None:
         """Put a batch at the end of the draft."""
         log, now = self._log, self.tail
-        append_time = None
-        if log.stamps:
-            append_time = log.context.clock()
+        append_time = self._now_ms if log.stamps else None
         base, position = now.next_offset, now.position
         following, end = base + one.count, position + one.size
         self.buffers += one.stamp(base, now.leader_epoch, append_time)
@@ -121,6 +122,7 @@ class Draft:
             latest if latest > newest else newest,
             latest if base == first else now.first_timestamp,
             now.created_ms,
+            self._appended_ms,
             unindexed + one.size,
             now.flushed_ms,
         )
@@ -132,8 +134,8 @@ class Draft:
         assert epoch is not None
         assert first is not None
         sent = first, sequence.after(first, one.count - 1), base, following
-        known, now_ms = self._known(producer_id), self._log.context.clock()
-        self._producers[producer_id] = sequence.note(known, epoch, sent, now_ms)
+        known = self._known(producer_id)
+        self._producers[producer_id] = sequence.note(known, epoch, sent, self._now_ms)
 
     def publish(self, txn: kv.Txn) -> None:
         """The step that makes the draft's batches part of the log.

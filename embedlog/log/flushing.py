@@ -21,6 +21,7 @@ from embedlog.errors import (
     StorageError,
 )
 from embedlog.log import expiring, sequence, tail
+from embedlog.log.clock import bounded_ms
 from embedlog.log.sequence import Producer
 from embedlog.log.tail import Tail
 from embedlog.segment import SegmentFile
@@ -161,7 +162,7 @@ def _move_recovery_points(
                 held.append(log)
                 # A truncation in between raised the epoch: then the point stays.
                 if log.tail_locked().leader_epoch == now.leader_epoch:
-                    points.append((log.key, now.next_offset, producers(log)))
+                    points.append((log.key, now, producers(log)))
             except EmbedlogError as error:
                 if timeout == 0 and isinstance(error, LockTimeoutError) and log not in held:
                     busy.append(log)
@@ -175,7 +176,9 @@ def _move_recovery_points(
     return busy
 
 
-def _put_recovery_points(txn: kv.Txn, points: list[tuple[bytes, int, dict[int, Producer]]]) -> None:
+def _put_recovery_points(
+    txn: kv.Txn, points: list[tuple[bytes, Tail, dict[int, Producer]]]
+) -> None:
     for point in points:
         put_recovery_point(txn, *point)
 
@@ -336,7 +339,7 @@ def failed(log: PartitionLog, errno: int | None = None) -> DurabilityError:
 def producers(log: PartitionLog) -> dict[int, Producer]:
     """Return what the partition remembers of its producers, now, but for those idle too long."""
     prefix = sequence.ROWS + log.key
-    oldest = expiring.oldest_ms(log, log.context.clock())
+    oldest = expiring.oldest_ms(log, bounded_ms(log.context))
 
     def step(txn: kv.Txn) -> dict[int, Producer]:
         return {
@@ -348,9 +351,12 @@ def producers(log: PartitionLog) -> dict[int, Producer]:
     return log.context.live.read(step)
 
 
-def put_recovery_point(txn: kv.Txn, key: bytes, offset: int, known: dict[int, Producer]) -> None:
-    """Note that everything below ``offset`` is on the disk; it only grows (A23)."""
-    info = catalog.partition(txn, key) or PartitionInfo()
+def put_recovery_point(txn: kv.Txn, key: bytes, flushed: Tail, known: dict[int, Producer]) -> None:
+    """Note that everything below the end of a tail is on the disk; it only grows (A23)."""
+    info, offset = catalog.partition(txn, key) or PartitionInfo(), flushed.next_offset
     if offset > info.recovery_offset:
-        catalog.put_partition(txn, key, info._replace(recovery_offset=offset))
+        changed = info._replace(
+            recovery_offset=offset, appended_ms=flushed.appended_ms, appended_offset=offset
+        )
+        catalog.put_partition(txn, key, changed)
         catalog.put_producers_blob(txn, key, sequence.pack_all(known))

@@ -31,7 +31,17 @@ from embedlog.errors import (
     StorageError,
     UnknownTopicOrPartitionError,
 )
-from embedlog.log import alone, flushing, lookup, placing, recovery, refusing, rolling, tail
+from embedlog.log import (
+    alone,
+    flushing,
+    lookup,
+    overdue,
+    placing,
+    recovery,
+    refusing,
+    rolling,
+    tail,
+)
 from embedlog.log.context import Context
 from embedlog.log.draft import Draft
 from embedlog.log.journal import settle
@@ -70,6 +80,7 @@ class PartitionLog:
         self.last: SegmentInfo
         self._most_alone = self.roll_ms = 0
         self.bounds_times, self.needs_keys, self.stamps = False, False, False
+        self.overdue_ms: int | None = None
         self.known: Known | None = None
         self._previewed: tuple[tuple[int, int], Tail] | None = None
         self.active: tuple[int, SegmentFile] | None = None
@@ -176,6 +187,7 @@ class PartitionLog:
         self.roll_ms = rolling.longest_ms(config, self.last)
         self.bounds_times, self.needs_keys = refusing.bounds_times(config), config.compacts
         self.stamps = config.message_timestamp_type == "LogAppendTime"
+        self.overdue_ms = overdue.age_ms(self, config)
         demanding = self.stamps or self.bounds_times or self.needs_keys or self.last.headers
         demanding = demanding or config.segment_max_offset_span < INT_MAX
         # How large a batch `alone` may append: none where there is more to ask of it than that.
@@ -274,8 +286,10 @@ class PartitionLog:
         finally:
             self.release()
         self.dirty = True
-        if receipt is None and (synced or flushing.due(self, draft.tail)):
-            flushing.flush_to(self, draft.tail)
+        if receipt is None:
+            overdue.warn(self, encoded)
+            if synced or flushing.due(self, draft.tail):
+                flushing.flush_to(self, draft.tail)
         self.context.wake.advance()
         return draft.receipts if receipt is None else [receipt]
 
@@ -325,6 +339,7 @@ class PartitionLog:
         finally:
             self.release()
         self.dirty = True
+        overdue.warn(self, [one for _, one in placed])
         if synced or flushing.due(self, now):
             flushing.flush_to(self, now)
         self.context.wake.advance()

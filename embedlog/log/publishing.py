@@ -47,7 +47,7 @@ from embedlog.errors import (
     UnknownTopicOrPartitionError,
 )
 from embedlog.index import Entry
-from embedlog.log import flushing, journal, markers, refusing, rolling, staging
+from embedlog.log import flushing, journal, markers, overdue, refusing, rolling, staging, tail
 from embedlog.log.draft import Draft
 from embedlog.log.journal import Entered
 from embedlog.log.markers import Marker
@@ -166,8 +166,9 @@ def publish(
         except DiskFullError:
             context.reserve.short = True
             raise
-    for log in given:
+    for log, encoded in given.items():
         log.dirty = True
+        overdue.warn(log, encoded)
     context.wake.advance()
     return told or Published(records)
 
@@ -314,7 +315,8 @@ def _planned(log: PartitionLog, encoded: list[EncodedBatch], synced: bool) -> _S
 def _next_leg(log: PartitionLog, now: Tail, wide: bool) -> _Leg:
     context = log.context
     number = context.state.write(lambda txn: catalog.next_number(txn, b"segment"))
-    info = SegmentInfo(now.next_offset, number, context.clock(), headers=wide)
+    created_ms = tail.creation_time(now, context.clock())
+    info = SegmentInfo(now.next_offset, number, created_ms, headers=wide)
     start = rolling.schema_of(log, info).serialize().size
     begun = Tail(
         info.id,
@@ -327,6 +329,7 @@ def _next_leg(log: PartitionLog, now: Tail, wide: bool) -> _Leg:
         now.start_offset,
         now.leader_epoch,
         created_ms=info.created_ms,
+        appended_ms=tail.first_append_time(info.created_ms, now.appended_ms),
         flushed_ms=now.flushed_ms,
     )
     return _Leg(info, Draft(log, begun, publish=True))
@@ -480,7 +483,7 @@ def _put_share(txn: kv.Txn, share: _Share, entered: Entered, known: dict[int, An
         catalog.put_index_blob(txn, key, sealed, index.pack(_entries(log, leg, share)))
         catalog.put_segment(txn, key, following.info)
     if known is not None:
-        flushing.put_recovery_point(txn, key, share.after.next_offset, known)
+        flushing.put_recovery_point(txn, key, share.after, known)
     journal.put(txn, key, entered)
 
 
@@ -491,6 +494,7 @@ def _sealed(leg: _Leg) -> SegmentInfo:
         size=now.position + len(END_MARK),
         end_position=now.position,
         max_timestamp=now.timestamp,
+        appended_ms=now.appended_ms,
     )
 
 

@@ -23,7 +23,8 @@ from embedlog.errors import (
     UnknownTopicOrPartitionError,
 )
 from embedlog.index import Entry
-from embedlog.log import expiring, flushing, journal, replacing, rolling, sequence
+from embedlog.log import expiring, flushing, journal, replacing, rolling, sequence, tail
+from embedlog.log.clock import bounded_ms
 from embedlog.log.sequence import Producer, Sent
 from embedlog.log.tail import Tail
 from embedlog.segment import CHUNK_BYTES, END_MARK, SegmentFile
@@ -121,7 +122,7 @@ def survey(log: PartitionLog, upto: int = _NEVER) -> Survey:
     if info is None or not segments:
         raise _gone(log)
     found = Survey(info, segments[0], segments[0].base_offset)
-    oldest = expiring.oldest_ms(log, log.context.clock())
+    oldest = expiring.oldest_ms(log, bounded_ms(log.context))
     stored = sequence.unpack_all(blob) if blob else {}
     known = {number: one for number, one in stored.items() if one.last_ms >= oldest}
     # What is kept of a producer may all lie past a cut, and what it sent before
@@ -143,6 +144,24 @@ def survey(log: PartitionLog, upto: int = _NEVER) -> Survey:
         for number, one in _merged(known, found.producers).items()
     }
     return found
+
+
+def distrust_tail(log: PartitionLog) -> None:
+    """Have the end found again by the next look; when it was appended to stays known."""
+    row = log.context.live.get(log.tail_key)
+    if row is None:
+        return
+
+    def step(txn: kv.Txn) -> None:
+        info = catalog.partition(txn, log.key) or PartitionInfo()
+        catalog.put_partition(txn, log.key, _dated(info, tail.unpack(row)))
+
+    log.context.state.write(step)
+    log.context.live.write(lambda txn: txn.delete(log.tail_key))
+
+
+def _dated(info: PartitionInfo, now: Tail) -> PartitionInfo:
+    return info._replace(appended_ms=now.appended_ms, appended_offset=now.next_offset)
 
 
 def _gone(log: PartitionLog) -> EmbedlogError:
@@ -318,8 +337,13 @@ def _rebuild(log: PartitionLog, upto: int) -> Tail:
         or found.journaled
         or log.context.files.exists(log.path_of(found.active))
     )
-    active = found.active._replace(next_offset=None, size=0, end_position=0, max_timestamp=None)
-    epoch = _write_state(log, found, active) if changed else found.info.leader_epoch
+    active = found.active._replace(
+        next_offset=None, size=0, end_position=0, max_timestamp=None, appended_ms=0
+    )
+    appended_ms = _append_time(log, found)
+    epoch = found.info.leader_epoch
+    if changed:
+        epoch = _write_state(log, found, active, appended_ms)
     log.refresh()
     _mark_ends(log, found.unmarked)
     file = (
@@ -332,7 +356,25 @@ def _rebuild(log: PartitionLog, upto: int) -> Tail:
         # What was found is kept from here on, and what was cut stays cut.
         _sync(log, found, file)
     _unlink(log, found.dropped)
-    return _write_tail(log, found, active, position, found.next_offset, epoch)
+    row = _tail_of(found, active, position, found.next_offset, epoch, appended_ms)
+    return _write_tail(log, found, row)
+
+
+def _append_time(log: PartitionLog, found: Survey) -> int:
+    """Return when the last batch of the active segment was appended, or a later time.
+
+    Exact if that was noted: when the segment was sealed, at the last flush, or by the
+    last recovery.  What was appended after a flush counts as appended now, so that
+    nothing is deleted earlier than `retention.ms` promises.
+    """
+    info, active = found.info, found.active
+    if found.next_offset == active.base_offset:
+        return tail.first_append_time(active.created_ms, info.appended_ms)
+    if active.appended_ms:
+        return active.appended_ms
+    if info.appended_ms and found.next_offset <= info.appended_offset:
+        return info.appended_ms
+    return tail.append_time(info.appended_ms, log.context.clock())
 
 
 def _keep_copy(log: PartitionLog, found: Survey) -> None:
@@ -392,24 +434,31 @@ def _start_over(log: PartitionLog, found: Survey, offset: int) -> Tail:
     file = rolling.create_segment(log, new, log.context.durability == "fsync")
     _unlink(log, old)
     empty = Survey(PartitionInfo(offset, offset, epoch), new, offset)
-    return _write_tail(log, empty, new, file.start, offset, epoch)
+    row = _tail_of(empty, new, file.start, offset, epoch, new.created_ms)
+    return _write_tail(log, empty, row)
 
 
-def _write_state(log: PartitionLog, found: Survey, active: SegmentInfo) -> int:
+def _write_state(log: PartitionLog, found: Survey, active: SegmentInfo, appended_ms: int) -> int:
     """Drop the names of what is past the end, before any file is touched."""
     # A state that was restored from its copy may know an older epoch than the batches.
-    epoch = max(found.info.leader_epoch, found.epoch) + 1
+    epoch, now_ms = max(found.info.leader_epoch, found.epoch) + 1, log.context.clock()
+    # Those that a restored state did not know.
+    undated = [segment for segment in found.whole if not segment.appended_ms]
 
     def step(txn: kv.Txn) -> None:
         for segment, blob in found.sized:
             catalog.put_segment(txn, log.key, segment)
             catalog.put_index_blob(txn, log.key, segment, blob)
+        for segment in undated:
+            catalog.put_segment(txn, log.key, segment._replace(appended_ms=now_ms))
         _drop_names(txn, log, found.dropped)
         catalog.drop_segment(txn, log.key, found.active)
         catalog.drop_passing(txn, log.key, found.active)
         catalog.put_segment(txn, log.key, active)
         recovery = min(found.info.recovery_offset, found.next_offset)
-        changed = found.info._replace(leader_epoch=epoch, recovery_offset=recovery)
+        changed = PartitionInfo(
+            found.info.start_offset, recovery, epoch, appended_ms, found.next_offset
+        )
         catalog.put_partition(txn, log.key, changed)
         # Else the next recovery would take batches that are gone for sent, and
         # answer their repetition with offsets that others have by then.
@@ -466,21 +515,12 @@ def _unlink(log: PartitionLog, segments: list[SegmentInfo]) -> None:
         replacing.forget(log, segments)
 
 
-def _write_tail(
-    log: PartitionLog,
-    found: Survey,
-    active: SegmentInfo,
-    position: int,
-    end: int,
-    epoch: int,
-) -> Tail:
-    row = _tail_of(found, active, position, end, epoch)
-
+def _write_tail(log: PartitionLog, found: Survey, row: Tail) -> Tail:
     def step(txn: kv.Txn) -> None:
         index.remove(txn, log.key)
         kv.remove(txn, sequence.ROWS + log.key)
         for entry in found.entries:
-            index.put(txn, log.key, active.id, entry)
+            index.put(txn, log.key, row.segment_id, entry)
         for producer_id, producer in found.producers.items():
             txn.put(sequence.key(log.key, producer_id), producer.row)
         txn.put(log.tail_key, row.pack())
@@ -489,7 +529,9 @@ def _write_tail(
     return row
 
 
-def _tail_of(found: Survey, active: SegmentInfo, position: int, end: int, epoch: int) -> Tail:
+def _tail_of(
+    found: Survey, active: SegmentInfo, position: int, end: int, epoch: int, appended_ms: int
+) -> Tail:
     return Tail(
         active.id,
         active.base_offset,
@@ -503,6 +545,7 @@ def _tail_of(found: Survey, active: SegmentInfo, position: int, end: int, epoch:
         found.max_timestamp,
         found.first_timestamp,
         active.created_ms,
+        appended_ms,
         found.unindexed,
     )
 
@@ -512,7 +555,8 @@ def preview(log: PartitionLog) -> Tail:
     found = survey(log)
     active = found.active._replace(next_offset=None)
     position = found.start if found.position is None else found.position
-    return _tail_of(found, active, position, found.next_offset, found.info.leader_epoch)
+    epoch, appended_ms = found.info.leader_epoch, _append_time(log, found)
+    return _tail_of(found, active, position, found.next_offset, epoch, appended_ms)
 
 
 def cut(log: PartitionLog, now: Tail, offset: int) -> Tail:
@@ -523,9 +567,8 @@ def cut(log: PartitionLog, now: Tail, offset: int) -> Tail:
         lower = min(info.recovery_offset, offset)
         # That of `live` is ahead where a trim died before it was durable; it never moves back.
         start = min(max(info.start_offset, now.start_offset), offset)
-        catalog.put_partition(
-            txn, log.key, info._replace(recovery_offset=lower, start_offset=start)
-        )
+        changed = info._replace(recovery_offset=lower, start_offset=start)
+        catalog.put_partition(txn, log.key, _dated(changed, now))
         catalog.clamp_cleaned_offset(txn, log.key, offset)
 
     log.context.state.write(step)

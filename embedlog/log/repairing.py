@@ -92,7 +92,7 @@ def _repair_partition(log: PartitionLog, dry_run: bool) -> list[str]:
                     checking.rebuild_segment(log, segment, segment.end_position)
         if not dry_run:
             # Nobody trusts the old tail: it is found again by scanning.
-            log.context.live.write(lambda txn: txn.delete(log.tail_key))
+            recovery.distrust_tail(log)
             recovery.rebuild(log)
         return told
     finally:
@@ -112,7 +112,7 @@ def _cut_unflushed(log: PartitionLog, dry_run: bool) -> list[str]:
         for segment in log.segments.values():
             if segment.next_offset is None or segment.next_offset > now.durable_offset:
                 _drop_cache(log, segment)
-        log.context.live.write(lambda txn: txn.delete(log.tail_key))
+        recovery.distrust_tail(log)
         after = recovery.rebuild(log)
         log.roll_locked(after)
         told += f"; {now.next_offset - after.next_offset} records were lost"

@@ -31,7 +31,7 @@ from embedlog.errors import (
     StorageError,
 )
 from embedlog.index import Entry
-from embedlog.log import dooming, flushing, leasing, rolling
+from embedlog.log import dooming, flushing, leasing, rolling, tail
 from embedlog.log.tail import Tail
 from embedlog.segment import END_MARK, create
 
@@ -169,7 +169,7 @@ class Replacement:
         self._unindexed += one.size
         self._latest = max(self._latest, one.max_timestamp)
 
-    def _seal(self, next_offset: int, created_ms: int) -> None:
+    def _seal(self, old: Sequence[SegmentInfo]) -> None:
         self._file.write([END_MARK], self._position)
         try:
             self._file.sync()
@@ -177,8 +177,11 @@ class Replacement:
             # Nobody's loss: the log is on the old files still, and goes on.
             raise StorageError(error.what, **error.facts) from error
         self.info = self.info._replace(
-            created_ms=created_ms,
-            next_offset=next_offset,
+            # As old as the first one: what lies before it was sealed then (D12, C2).
+            created_ms=old[0].created_ms,
+            # And as young as the youngest.
+            appended_ms=tail.latest_append_time(info.appended_ms for info in old),
+            next_offset=old[-1].next_offset,
             size=self._position + len(END_MARK),
             end_position=self._position,
             max_timestamp=None if self._latest == _NO_TIME else self._latest,
@@ -207,8 +210,7 @@ class Replacement:
         """
         log = self._log
         assert old[-1].next_offset is not None, "only sealed segments are replaced"
-        # As old as the first one: what lies before it was sealed then (D12, C2).
-        self._seal(old[-1].next_offset, old[0].created_ms)
+        self._seal(old)
         self._sync_names()
         log.acquire()
         try:

@@ -12,6 +12,7 @@ from embedlog.catalog import SegmentInfo
 from embedlog.config import TopicConfig
 from embedlog.errors import DurabilityError
 from embedlog.log import expiring, flushing, tail
+from embedlog.log.clock import bounded_ms
 from embedlog.log.tail import Tail
 from embedlog.segment import END_MARK, SegmentFile, create
 
@@ -81,11 +82,13 @@ def _name(
         size=now.position + len(END_MARK),
         end_position=now.position,
         max_timestamp=now.timestamp,
+        appended_ms=now.appended_ms,
     )
+    created_ms = tail.creation_time(now, log.context.clock())
 
     def step(txn: kv.Txn) -> SegmentInfo:
         number = catalog.next_number(txn, b"segment")
-        new = SegmentInfo(now.next_offset, number, log.context.clock(), headers=headers)
+        new = SegmentInfo(now.next_offset, number, created_ms, headers=headers)
         if now.empty:
             catalog.drop_segment(txn, log.key, old)
             catalog.put_passing(txn, log.key, old)
@@ -94,7 +97,7 @@ def _name(
             catalog.put_index_blob(txn, log.key, sealed, index.pack(found))
         catalog.put_segment(txn, log.key, new)
         if synced:
-            flushing.put_recovery_point(txn, log.key, now.next_offset, producers)
+            flushing.put_recovery_point(txn, log.key, now, producers)
         return new
 
     return log.context.state.write(step)
@@ -114,10 +117,11 @@ def start_segment(log: PartitionLog, now: Tail, new: SegmentInfo, synced: bool =
         now.start_offset,
         now.leader_epoch,
         created_ms=new.created_ms,
+        appended_ms=tail.first_append_time(new.created_ms, now.appended_ms),
         flushed_ms=now.flushed_ms,
     )
 
-    oldest = expiring.oldest_ms(log, log.context.clock())
+    oldest = expiring.oldest_ms(log, bounded_ms(log.context))
 
     def step(txn: kv.Txn) -> bool:
         row = txn.get(log.tail_key)

@@ -37,7 +37,7 @@ from embedlog.log.open_files import OpenFiles, limit_for
 from embedlog.log.partition import PartitionLog
 from embedlog.log.reserve import Reserve
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 FORMAT_FILE = "embedlog.toml"
 _roots: weakref.WeakSet[Root] = weakref.WeakSet()
 
@@ -374,7 +374,7 @@ class Root:
 
 
 def _check_format(files: Files) -> None:
-    """Refuse what is no log root, or a newer one; write the format file of a new one."""
+    """Refuse what is no log root, or one of another format; write the format file of a new one."""
     if files.exists(FORMAT_FILE):
         try:
             format_version = tomllib.loads(files.read_file(FORMAT_FILE).decode())["format"]
@@ -382,12 +382,16 @@ def _check_format(files: Files) -> None:
             raise NotALogError(
                 f"{FORMAT_FILE} is not readable: {error}", path=files.path(FORMAT_FILE)
             ) from error
-        if not isinstance(format_version, int) or format_version > FORMAT_VERSION:
+        if format_version != FORMAT_VERSION:
+            newer = not isinstance(format_version, int) or format_version > FORMAT_VERSION
             raise UnsupportedFormatError(
                 f"the root has format {format_version}, this embedlog {__version__} knows "
                 f"{FORMAT_VERSION}",
                 path=files.root,
-                todo="use a newer embedlog",
+                todo="use a newer embedlog"
+                if newer
+                else "an embedlog before the first release wrote it; make a new root and write "
+                "the records again",
             )
         return
     foreign = [name for name in files.list("") if not name.startswith(("embedlog.toml", "."))]

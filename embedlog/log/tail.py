@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
 from embedlog.kv import Txn
@@ -12,11 +13,13 @@ if TYPE_CHECKING:
     from embedlog.catalog import SegmentInfo
 
 ROWS = b"E"
-_ROW = struct.Struct(">QQQQQQQQIqqqQqB")
+_ROW = struct.Struct(">QQQQQQQQIqqqqQqB")
 ROW_BYTES = _ROW.size
 pack = _ROW.pack
 """Return the fields of a tail as stored."""
 _NO_TIME = -(1 << 63)
+_TOLERATED_MS = 3_600_000
+"""A clock may be set back by so much, as it is by a correction, and is still believed."""
 
 
 class Tail(NamedTuple):
@@ -41,6 +44,11 @@ class Tail(NamedTuple):
     first_timestamp: int = _NO_TIME
     """The largest timestamp of its first batch: its age counts from there (A12)."""
     created_ms: int = 0
+    appended_ms: int = 0
+    """The time of the last append to the active segment; that of its creation while it is empty.
+
+    0 is not known.  Negative is uncertain, because the clock went back by hours since it
+    showed that time: see `append_time`."""
     unindexed: int = 0
     """Bytes since the last index entry (B1)."""
     flushed_ms: int = 0
@@ -78,6 +86,44 @@ class Known(NamedTuple):
     tail: Tail
     producers: dict[int, Producer]
     """Those whose rows are known as well; they only change with the tail's version."""
+
+
+def append_time(before: int, now_ms: int) -> int:
+    """Return the append time of a segment after an append at ``now_ms``.
+
+    It never goes back.  If the clock shows much less than it did, it was wrong then or is
+    wrong now, and which of the two is not known: then the time is uncertain, until the
+    clock has passed it again.
+
+    Args:
+        before: The append time until now, as in `Tail.appended_ms`.
+        now_ms: What the clock shows.
+    """
+    latest = abs(before)
+    if now_ms >= latest:
+        return now_ms
+    return latest if latest - now_ms <= _TOLERATED_MS else -latest
+
+
+def creation_time(now: Tail, now_ms: int) -> int:
+    """Return when the segment after this tail's was created; 0 is not known.
+
+    A clock that was doubted through a whole segment is believed from then on.
+    """
+    doubted = append_time(now.appended_ms, now_ms) < 0
+    return 0 if doubted and now.created_ms else now_ms
+
+
+def first_append_time(created_ms: int, before: int) -> int:
+    """Return the append time of an empty segment, after one with the append time ``before``."""
+    return created_ms or -abs(before)
+
+
+def latest_append_time(times: Iterable[int]) -> int:
+    """Return the append time of several segments together: uncertain if one of them is."""
+    times = list(times)
+    latest = max(map(abs, times))
+    return latest if min(times) > 0 else -latest
 
 
 def unpack(row: bytes) -> Tail:

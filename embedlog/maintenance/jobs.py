@@ -8,9 +8,16 @@ from typing import TYPE_CHECKING
 
 from embedlog import activity, offsets
 from embedlog.config import MaintenanceConfig, TopicConfig
-from embedlog.errors import DiskFullError, EmbedlogError, FencedError, UnknownTopicOrPartitionError
+from embedlog.errors import (
+    ClosedError,
+    DiskFullError,
+    EmbedlogError,
+    FencedError,
+    UnknownTopicOrPartitionError,
+)
 from embedlog.group import Group, names
 from embedlog.log import PartitionLog, flushing, tail
+from embedlog.log.expiring import expire_producers
 from embedlog.maintenance.turns import Job, Turn
 from embedlog.retention import Deleted, retain
 
@@ -35,6 +42,7 @@ def jobs_of(config: MaintenanceConfig) -> tuple[Job, ...]:
             config.offsets_retention_check_interval_ms / 1000,
             lambda turn: _expire_offsets(turn, config.offsets_retention_minutes * 60_000),
         ),
+        Job("producers", config.producer_id_expiration_check_interval_ms / 1000, _expire_producers),
     ]
     if config.log_cleaner_enable:
         pause, threads = config.log_cleaner_backoff_ms / 1000, config.log_cleaner_threads
@@ -76,6 +84,26 @@ def _expire_offsets(turn: Turn, retention_ms: int) -> int:
         expired[name] = Group(context, name, tail.ends).expire(now, retention_ms)
     turn.tell([activity.expired(name, count) for name, count in expired.items() if count])
     return sum(expired.values())
+
+
+def _expire_producers(turn: Turn) -> int:
+    """Forget the producers that were idle for `producer.id.expiration.ms` (G19)."""
+    now_ms, forgotten = turn.clock(), 0
+    failures: list[EmbedlogError] = []
+    for log in _used(turn, lambda config: True):
+        if turn.stopping():
+            break
+        try:
+            forgotten += expire_producers(log, now_ms, fence=turn.fence, timeout=turn.timeout)
+        except (ClosedError, FencedError):
+            raise
+        except UnknownTopicOrPartitionError:
+            continue  # deleted meanwhile
+        except EmbedlogError as error:
+            failures.append(error)
+    if failures:
+        raise failures[0]
+    return forgotten
 
 
 def _activity(turn: Turn) -> list[activity.Event]:

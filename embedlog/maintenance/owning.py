@@ -258,14 +258,18 @@ class Maintenance:
         return self.root.context.files.uptime_ms()
 
     def _clock(self) -> Callable[[], int]:
+        return self._believed_clock() if self._doubting else self.root.clock
+
+    def _believed_clock(self) -> BelievedClock:
         context = self.root.context
-        if not self._doubting:
-            return self.root.clock
         return BelievedClock(context.live, self.root.clock, context.files.uptime_ms)
 
     # The jobs
 
     def _start_workers(self, epoch: int) -> None:
+        if self._doubting:
+            # Before the first round: a clock that is set meanwhile is seen to jump.
+            self._believed_clock().begin()
         self._workers = [_Worker(self, job, epoch) for job in self.jobs for _ in range(job.threads)]
         for worker in self._workers:
             worker.start()

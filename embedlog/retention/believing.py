@@ -1,26 +1,19 @@
-"""A wall clock that is doubted when it jumps (P17).
+"""The clock of the housekeeping: each call is one step of a clock that is doubted (P17).
 
-Somebody sets a clock two years ahead, and every record is older than a week.
-How long a machine runs is told by a clock that nobody sets.  Time that passed
-by the one, and not by the other, is believed in small steps: so a round
-deletes at most what is that much older, and whoever notices in time loses
-little.  A step back is believed at once, for it deletes nothing.
+A round deletes at most what is an hour older than the machine's uptime says, so
+that an administrator who notices a wrong clock in time loses little.
 """
 
 from __future__ import annotations
 
 import logging
-import struct
 from collections.abc import Callable
 
 from embedlog import kv
+from embedlog.log.clock import MOST_AHEAD_MS, SEEN, ClockReading, last_reading
 
-SEEN = b"K"
-"""The key in `live` of what both clocks said last."""
-MOST_AHEAD_MS = 3_600_000
-"""How much more than the uptime's part of it is believed in one look."""
+__all__ = ["MOST_AHEAD_MS", "BelievedClock"]
 
-_ROW = struct.Struct(">qQ")
 _log = logging.getLogger("embedlog")
 
 
@@ -38,17 +31,22 @@ class BelievedClock:
 
     def __call__(self) -> int:
         """Return the time to go by in one round; each call is one step."""
-        told, up = self._clock(), self._uptime()
-        row = self._live.get(SEEN)
-        believed = told
-        if row is not None:
-            before, up_before = _ROW.unpack(row)
-            believed = min(told, before + max(up - up_before, 0) + MOST_AHEAD_MS)
-        if believed < told:
+        wall_ms, uptime_ms = self._clock(), self._uptime()
+        before = last_reading(self._live)
+        believed = wall_ms if before is None else before.bound(wall_ms, uptime_ms)
+        if believed < wall_ms:
             _log.warning(
                 "the clock jumped %.1f hours ahead; retention goes after it in small steps",
-                (told - believed) / 3_600_000,
+                (wall_ms - believed) / 3_600_000,
             )
-        packed = _ROW.pack(believed, up)
-        self._live.write(lambda txn: txn.put(SEEN, packed))
+        self._keep(ClockReading(believed, uptime_ms))
         return believed
+
+    def begin(self) -> None:
+        """Keep a first reading, if there is none: a jump is seen by comparing with one."""
+        if last_reading(self._live) is None:
+            self._keep(ClockReading(self._clock(), self._uptime()))
+
+    def _keep(self, reading: ClockReading) -> None:
+        packed = reading.pack()
+        self._live.write(lambda txn: txn.put(SEEN, packed))

@@ -24,41 +24,69 @@ class Part(NamedTuple):
     active: bool = False
     future: bool = False
     """Whether that record claims to be of the future."""
+    by_append: bool = False
+    """Whether `timestamp` is that of the last append, and not the record's."""
+    uncertain: bool = False
+    """Whether the last append has a time that cannot be: later than now, or not known."""
 
 
-def parts(segments: Sequence[SegmentInfo], now: Tail, now_ms: int) -> list[Part]:
+def parts(
+    segments: Sequence[SegmentInfo], now: Tail, now_ms: int, clock: str = "append"
+) -> list[Part]:
     """Return the segments that hold something, in offset order.
 
     Args:
         segments: The manifest, read after the tail.
         now: The tail.
         now_ms: The time.
+        clock: The topic's ``retention.clock``.
     """
     found = []
-    for place, info in enumerate(segments):
+    sealed_ms: int | None = None
+    for info in reversed(segments):
         if info.next_offset is not None:
-            # The next one was made when this was sealed: no record of it is younger.
-            after = segments[place + 1].created_ms if place + 1 < len(segments) else 0
-            when, future = _written(info.max_timestamp, after, now_ms)
-            found.append(Part(info.base_offset, info.next_offset, info.size, when, future=future))
+            part = Part(info.base_offset, info.next_offset, info.size, None)
+            times = info.max_timestamp, info.appended_ms, sealed_ms
+            found.append(dated(part, *times, now_ms, clock))
         elif info.id == now.segment_id and not now.empty and now.end_offset == now.next_offset:
-            when, future = _written(now.timestamp, 0, now_ms)
-            found.append(
-                Part(info.base_offset, now.next_offset, now.end_position, when, True, future)
-            )
-    return found
+            part = Part(info.base_offset, now.next_offset, now.end_position, None, active=True)
+            found.append(dated(part, now.timestamp, now.appended_ms, None, now_ms, clock))
+        # It was created when the one before was sealed: no record of that is younger.
+        if 0 < info.created_ms <= now_ms:
+            sealed_ms = info.created_ms
+    return found[::-1]
 
 
-def _written(latest: int | None, sealed_ms: int, now_ms: int) -> tuple[int | None, bool]:
-    """Return when the youngest record of a segment counts as written, and if it claims to be later.
+def dated(
+    part: Part,
+    latest: int | None,
+    appended_ms: int,
+    sealed_ms: int | None,
+    now_ms: int,
+    clock: str,
+) -> Part:
+    """Return a part with the time from which on `retention.ms` counts.
 
-    Records without a time count from the sealing of their segment, and so do
-    those of the future: else one wrong clock keeps everything after it for ever.
+    With ``append`` that is the last append, or the largest timestamp if that is later;
+    with ``record`` the largest timestamp.  Records without a time, or with one of the
+    future, count from the last append: else one wrong clock keeps everything after them
+    for ever.  If the append time itself cannot be right, the sealing counts in its place.
+
+    Args:
+        part: The part.
+        latest: Its largest timestamp.
+        appended_ms: When the last batch was appended to it.
+        sealed_ms: When it was sealed, or a later segment was created; None is not known.
+        now_ms: The time.
+        clock: The topic's ``retention.clock``.
     """
     future = latest is not None and latest > now_ms
-    if latest is None or latest < 0 or future:
-        return sealed_ms or None, future
-    return latest, False
+    uncertain = not 0 < appended_ms <= now_ms
+    told = latest if latest is not None and 0 <= latest <= now_ms else None
+    appended = sealed_ms if uncertain else appended_ms
+    by_append = told is None or (clock == "append" and (appended is None or appended > told))
+    when = appended if by_append else told
+    return part._replace(timestamp=when, future=future, by_append=by_append, uncertain=uncertain)
 
 
 def by_size(found: Sequence[Part], most: int) -> int:

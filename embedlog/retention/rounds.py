@@ -201,9 +201,10 @@ def _worth_a_look(log: PartitionLog, now_ms: int) -> bool:
     if not config.deletes or config.retention_ms < 0:
         return False
     latest = first.max_timestamp if first.sealed else now.timestamp
-    if latest is None or not 0 <= latest <= now_ms:
-        return True
-    return now_ms - latest > config.retention_ms
+    appended_ms = first.appended_ms if first.sealed else now.appended_ms
+    part = Part(first.base_offset, first.base_offset, 0, None)
+    part = deciding.dated(part, latest, appended_ms, None, now_ms, config.retention_clock)
+    return part.timestamp is None or now_ms - part.timestamp > config.retention_ms
 
 
 def look(log: PartitionLog, now_ms: int) -> Seen:
@@ -211,7 +212,7 @@ def look(log: PartitionLog, now_ms: int) -> Seen:
     # The tail first: a segment that is rolled after it is looked at as sealed.
     now = log.tail()
     log.refresh()
-    found = deciding.parts(list(log.segments.values()), now, now_ms)
+    found = deciding.parts(list(log.segments.values()), now, now_ms, log.config.retention_clock)
     saved = keeping.saved_positions(log)
     keepers = log.context.live.read(lambda txn: list(keeping.keepers(log, txn, saved)))
     return Seen(log, now, found, saved, keepers)

@@ -42,11 +42,7 @@ def _rules(config: TopicConfig, catalog: Catalog) -> Iterator[str]:
     elif config.retention_ms < 0:
         yield "nothing goes by time (retention.ms=-1)"
     else:
-        yield (
-            f"a segment goes once its youngest record is older than {_span(config.retention_ms)} "
-            f"(retention.ms); so a record stays at least that long, and up to "
-            f"{_span(config.segment_ms)} (segment.ms) and the time between two rounds longer"
-        )
+        yield _time_rule(config)
     if config.deletes and config.retention_bytes >= 0:
         yield (
             f"the oldest segments of a partition go while no less than "
@@ -60,6 +56,22 @@ def _rules(config: TopicConfig, catalog: Catalog) -> Iterator[str]:
             f"beyond {_size(config.retention_bytes_hard)} a partition keeps nothing for leases "
             f"and groups (retention.bytes.hard)"
         )
+
+
+def _time_rule(config: TopicConfig) -> str:
+    span = _span(config.retention_ms)
+    longest = f"up to {_span(config.segment_ms)} (segment.ms) and the time between two rounds"
+    if config.retention_clock == "record":
+        return (
+            f"a segment goes once its youngest record is older than {span} (retention.ms) by its "
+            f"own timestamp, whenever it was appended (retention.clock=record); so a record stays "
+            f"{longest} longer, but one of long ago goes soon after it was appended"
+        )
+    return (
+        f"a segment goes {span} (retention.ms) after the last append to it, or after the time of "
+        f"its youngest record if that is later (retention.clock=append); so a record stays at "
+        f"least that long after it was appended, and {longest} longer"
+    )
 
 
 def _budgets(config: TopicConfig, catalog: Catalog) -> Iterator[str]:
@@ -112,20 +124,28 @@ def _rest(parts: list[Part], config: TopicConfig, now_ms: int) -> Iterator[str]:
         return
     yield f"{where}: {_until(part, config)}"
     for each in parts:
+        where = f"offsets {each.base_offset} to {each.next_offset - 1}"
         if each.future:
             yield (
-                f"a record of offsets {each.base_offset} to {each.next_offset - 1} claims to be of "
-                f"the future; it counts from when its segment was sealed"
+                f"a record of {where} claims to be of the future; it counts from the last append "
+                f"to its segment"
+            )
+        if each.uncertain and (each.by_append or config.retention_clock == "append"):
+            yield (
+                f"the clock was wrong at the last append to {where}, or is wrong now: it showed "
+                f"a later time before; they count from when a later segment was begun"
             )
 
 
 def _until(part: Part, config: TopicConfig) -> str:
     if part.timestamp is None:
-        unknown = "is active" if part.active else "has no time that can be believed"
-        return f"the first segment {unknown}, and those after it wait for it"
+        return (
+            "the first segment has no time that can be believed, and those after it wait for it; "
+            "if the clock is right now, delete_records or retention.bytes deletes them"
+        )
     first = f"the first segment goes after {_moment(part.timestamp + config.retention_ms)}"
-    youngest = f"its youngest record is of {_moment(part.timestamp)}"
-    return f"{first}, for {youngest}; those after it later"
+    what = "the last append to it was at" if part.by_append else "its youngest record is of"
+    return f"{first}, because {what} {_moment(part.timestamp)}; those after it later"
 
 
 def _moment(ms: int) -> str:

@@ -38,13 +38,23 @@ _SMALL: dict[str, object] = {
 }
 TOPICS: dict[str, dict[str, object]] = {
     "deleted": {"cleanup.policy": "delete", "retention.bytes": 200_000},
-    "aged": {"cleanup.policy": "delete", "retention.ms": 700, "segment.ms": 100},
+    "aged": {
+        "cleanup.policy": "delete",
+        "retention.clock": "record",
+        "retention.ms": 700,
+        "segment.ms": 100,
+    },
+    "old": {"cleanup.policy": "delete", "retention.clock": "append", "retention.ms": 3_600_000},
     "compacted": {"cleanup.policy": "compact"},
     "lagging": {"cleanup.policy": "compact", "min.compaction.lag.ms": 20},
     "both": {"cleanup.policy": "compact,delete", "retention.bytes": 100_000},
 }
-KEPT = ("compacted", "lagging")
+KEPT = ("compacted", "lagging", "old")
 """The topics of which nothing is deleted but what a later record of its key replaces."""
+WHOLE = ("deleted", "aged", "old")
+"""The topics that are not compacted."""
+OLD_MS = 1_372_636_800_000
+"""When the events of ``old`` happened: long before they are appended."""
 _VALUE = struct.Struct("<IQ")
 
 Said = Counter[str]
@@ -221,6 +231,11 @@ class _Diary:
         return key, None if gone else value
 
 
+def _event_time(name: str) -> int | None:
+    """The timestamp of a record, if it is not the time of its append."""
+    return OLD_MS if name == "old" else None
+
+
 def write_and_wait(root: Path, stop: Path, writer: int) -> Any:
     """One record at a time, each waited for."""
     diary = _Diary(writer)
@@ -231,7 +246,7 @@ def write_and_wait(root: Path, stop: Path, writer: int) -> Any:
         while not stop.exists():
             for name in TOPICS:
                 key, value = diary.next(name)
-                producer.send(name, value, key=key).result(30)
+                producer.send(name, value, key=key, timestamp_ms=_event_time(name)).result(30)
                 diary.said["sent"] += 1
             time.sleep(0.001)
     return diary.said, diary.last
@@ -251,7 +266,8 @@ def write_gathered(root: Path, stop: Path, writer: int) -> Any:
                     name = diary.dice.choice(list(TOPICS))
                     key, value = diary.next(name)
                     headers = [("h", b"v")] if diary.dice.random() < 0.01 else None
-                    producer.send(name, value, key=key, headers=headers)
+                    at = _event_time(name)
+                    producer.send(name, value, key=key, headers=headers, timestamp_ms=at)
                     diary.said["sent"] += 1
                 # The other one may have the same keys: what is sent is in order this way.
                 producer.flush(30)
@@ -269,8 +285,8 @@ def write_batches(root: Path, stop: Path, writer: int) -> Any:
                 rows = [diary.next(name, partition) for _ in range(diary.dice.randint(1, 50))]
                 keys, values = zip(*rows, strict=True)
                 codec = diary.dice.choice(("none", "zstd"))
-                now = time.time_ns() // 1_000_000
-                one = batch.encode_lists(list(values), list(keys), now, None, codec)
+                at = _event_time(name) or time.time_ns() // 1_000_000
+                one = batch.encode_lists(list(values), list(keys), at, None, codec)
                 durability = "fsync" if diary.dice.random() < 0.1 else None
                 log.partition(name, partition).append([one], durability=durability)
                 diary.said["sent"] += len(rows)
@@ -299,7 +315,7 @@ class _Pass:
     def see(self, name: str, partition: int, offset: int, key: bytes, value: bytes | None) -> None:
         due = self._next.get((name, partition), 0)
         assert offset >= due, f"{name}-{partition}: {offset} after {due - 1}"
-        if name in ("deleted", "aged") and due:
+        if name in WHOLE and due:
             assert offset == due, f"{name}-{partition}: {offset} follows {due - 1}"
         self._next[name, partition] = offset + 1
         if value is not None:
@@ -433,7 +449,7 @@ def read_grouped(root: Path, stop: Path, reader: int) -> Said:
                 for _ in range(20):
                     for found in consumer.poll(50, max_records=2000).values():
                         for one in found:
-                            if one.topic not in ("deleted", "aged"):
+                            if one.topic not in WHOLE:
                                 seen.see(one.topic, one.partition, one.offset, one.key, one.value)
                             said["grouped"] += 1
                     consumer.commit()
@@ -523,7 +539,7 @@ def _check_values(log: Any, sent: dict[str, dict[bytes, int | None]]) -> Said:
             seen.see(one.topic, one.partition, one.offset, one.key, one.value)
         for number in range(PARTITIONS):
             part = log.partition(name, number)
-            if name in ("deleted", "aged") and part.start_offset() < part.end_offset():
+            if name in WHOLE and part.start_offset() < part.end_offset():
                 assert seen.end(name, number) == part.end_offset()
     return done
 
