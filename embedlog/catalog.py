@@ -40,6 +40,9 @@ ACTIVITY = "__activity"
 PARTITION_KEY = struct.Struct(">QI")
 _SEGMENT_KEY = struct.Struct(">QIQQ")
 _SEGMENT_ROW = struct.Struct(">BqqqQQB")
+_DENSE = 4
+"""Among the flags of a segment's row, which come right after the checksum."""
+_SEAL_BYTES = 4
 _PARTITION = struct.Struct(">QQI")
 _PRODUCER = struct.Struct(">QH")
 _EPOCH = struct.Struct(">IQ")
@@ -120,6 +123,8 @@ class SegmentInfo(NamedTuple):
     """Where the batches end, and the end marker begins."""
     max_timestamp: int | None = None
     headers: bool = False
+    dense: bool = False
+    """Every offset has a record, as far as it goes; if False, records have to be counted."""
 
     @property
     def sealed(self) -> bool:
@@ -359,7 +364,7 @@ def raise_number(txn: kv.Txn, name: bytes, number: int) -> None:
 
 def new_segment(txn: kv.Txn, key: bytes, now_ms: int) -> None:
     """Name the first segment of a partition."""
-    put_segment(txn, key, SegmentInfo(0, next_number(txn, b"segment"), now_ms))
+    put_segment(txn, key, SegmentInfo(0, next_number(txn, b"segment"), now_ms, dense=True))
 
 
 def adopt_topic(txn: kv.Txn, name: str, number: int, partitions: int) -> bool:
@@ -380,6 +385,18 @@ def adopt_topic(txn: kv.Txn, name: str, number: int, partitions: int) -> bool:
 def segments(txn: kv.Txn, key: bytes) -> list[SegmentInfo]:
     """Return a partition's part of the manifest, in offset order."""
     return [_segment(row_key, row) for row_key, row in kv.rows(txn, SEGMENT + key)]
+
+
+def gapped_segments(txn: kv.Txn, key: bytes) -> list[SegmentInfo]:
+    """Return the segments of a partition that are not dense, in offset order.
+
+    Of the others, thousands perhaps, only one byte is looked at.
+    """
+    return [
+        _segment(bytes(row_key), bytes(row))
+        for row_key, row in kv.rows(txn, SEGMENT + key)
+        if not row[_SEAL_BYTES] & _DENSE
+    ]
 
 
 def segment_at(txn: kv.Txn, key: bytes, offset: int) -> SegmentInfo | None:
@@ -433,13 +450,16 @@ def _segment(row_key: bytes, row: bytes) -> SegmentInfo:
     next_offset = end if flags & 1 else None
     max_timestamp = latest if flags & 2 else None
     return SegmentInfo(
-        base, number, created, next_offset, size, end_position, max_timestamp, bool(headers)
+        *(base, number, created, next_offset, size, end_position, max_timestamp),
+        headers=bool(headers),
+        dense=bool(flags & _DENSE),
     )
 
 
 def put_segment(txn: kv.Txn, key: bytes, segment: SegmentInfo) -> None:
     """Write one line of the manifest."""
     flags = segment.sealed | (segment.max_timestamp is not None) << 1
+    flags |= _DENSE if segment.dense else 0
     row = _SEGMENT_ROW.pack(
         flags,
         segment.next_offset or 0,

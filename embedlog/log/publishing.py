@@ -270,7 +270,7 @@ def _planned(log: PartitionLog, encoded: list[EncodedBatch], synced: bool) -> _S
 def _next_leg(log: PartitionLog, now: Tail, wide: bool) -> _Leg:
     context = log.context
     number = context.state.write(lambda txn: catalog.next_number(txn, b"segment"))
-    info = SegmentInfo(now.next_offset, number, context.clock(), headers=wide)
+    info = SegmentInfo(now.next_offset, number, context.clock(), headers=wide, dense=True)
     start = rolling.schema_of(log, info).serialize().size
     begun = Tail(
         info.id,

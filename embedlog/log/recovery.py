@@ -376,7 +376,7 @@ def _start_over(log: PartitionLog, found: Survey, offset: int) -> Tail:
         for segment in old:
             catalog.drop_segment(txn, log.key, segment)
         number = catalog.next_number(txn, b"segment")
-        new = SegmentInfo(offset, number, log.context.clock())
+        new = SegmentInfo(offset, number, log.context.clock(), dense=True)
         catalog.put_segment(txn, log.key, new)
         catalog.put_partition(txn, log.key, PartitionInfo(offset, offset, epoch))
         catalog.put_producers_blob(txn, log.key, b"")
@@ -524,4 +524,4 @@ def cut(log: PartitionLog, now: Tail, offset: int) -> Tail:
     # The log ends where it was asked to, past the last batch (A34).  A sealed segment
     # says so durably: else recovery could not tell the gap from lost records.
     after = after._replace(next_offset=offset, end_offset=offset, durable_offset=offset)
-    return rolling.roll(log, after, log.last.headers, True)
+    return rolling.roll(log, after, log.last.headers, True, gap=True)

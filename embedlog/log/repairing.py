@@ -126,8 +126,11 @@ def _complaints(log: PartitionLog, segment: SegmentInfo) -> list[Finding | str]:
         found: list[Finding | str] = []
         if segment.sealed and file.bytes(stop, segment.size - stop + 1) != END_MARK:
             found.append("it does not end as it was sealed")
+        expected = segment.base_offset
         for one in file.scan(file.start, min(stop, file.size())):
             one.verify()
+            found += checking.gaps(segment, one, expected)
+            expected = one.next_offset
         return found
     except EmbedlogError as error:
         _raise_if_passing(error)
@@ -216,7 +219,7 @@ def _replace(log: PartitionLog, salvage: Salvage) -> None:
     """Write the good batches to a new file and swap it for the old one."""
     old, files = salvage.segment, log.context.files
     number = log.context.state.write(lambda txn: catalog.next_number(txn, b"segment"))
-    new = old._replace(id=number)
+    new = old._replace(id=number, dense=False)
     file = create(files, log.path_of(new), salvage.schema)
     position = _write_good(log, old, file, salvage.good)
     latest = max((one.max_timestamp for one in salvage.good), default=None)

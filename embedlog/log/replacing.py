@@ -146,6 +146,7 @@ class Replacement:
         self._position = self._file.start
         self._entries: list[Entry] = []
         self._unindexed, self._latest = 0, _NO_TIME
+        self._records = 0
 
     @property
     def size(self) -> int:
@@ -160,6 +161,7 @@ class Replacement:
         buffers = one.stamp(base_offset, epoch, next_offset=next_offset)
         self._position += self._file.write(buffers, self._position)
         self._unindexed += one.size
+        self._records += one.count
         self._latest = max(self._latest, one.max_timestamp)
 
     def _seal(self, next_offset: int, created_ms: int) -> None:
@@ -175,6 +177,7 @@ class Replacement:
             size=self._position + len(END_MARK),
             end_position=self._position,
             max_timestamp=None if self._latest == _NO_TIME else self._latest,
+            dense=self._records == next_offset - self.info.base_offset,
         )
 
     def swap(

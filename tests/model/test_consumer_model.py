@@ -1,4 +1,4 @@
-"""A consumer in a group against what its program did: positions, and what is committed (E1-E5, E20).
+"""A consumer of a group against what its program did: its positions, and its commits (E1-E5, E20).
 
 The model knows of each partition where the program is, and whether auto-commit may say so.
 After each step the committed offsets are those of the model, and a poll returns the records
