@@ -110,7 +110,7 @@ def check(topic, chance):
         assert list(topic.tail(count)) == [
             one for part in parts for one in part[max(len(part) - count, 0) :]
         ]
-    bounds = [None, 0, -1, *(chance.randint(-len(records) - 2, len(records) + 2) for _ in range(4))]
+    bounds = [None, 0, -1, *(chance.randint(-len(records) - 2, len(records) + 2) for _ in range(2))]
     for start in bounds:
         for stop in bounds:
             view = topic[start:stop]
@@ -125,13 +125,13 @@ def check(topic, chance):
         topic[len(records)]
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", range(12))
 def test_a_view_is_a_slice_of_the_list_of_records(tmp_path, seed):
     """Compacted, repaired, mirrored, cut or trimmed, in any order: `len`, slices, head and tail
     and titles count what iteration yields."""
     fate = Fate(tmp_path, seed)
     check(fate.log.topic("t"), fate.chance)
-    for what in fate.chance.choices(FATES, k=7):
+    for what in fate.chance.choices(FATES, k=6):
         getattr(fate, what)(fate.chance.randrange(2))
         check(fate.log.topic("t"), fate.chance)
         assert fate.log.verify() == []
@@ -215,7 +215,7 @@ def test_head_looks_no_further_than_it_must(log, monkeypatch):
 
 def test_a_segment_that_goes_while_it_is_counted_is_looked_for_again(log, monkeypatch):
     """Compaction replaces files at any time: the count is that of before, or of after."""
-    log.create_topic("t")
+    log.create_topic("t", config={"file.delete.delay.ms": 0})
     part = log.partition("t", 0)
     part.append([encoded(*[b"v"] * 10, at=START)])
     part.roll()
