@@ -196,7 +196,7 @@ def test_head_looks_no_further_than_it_must(log, monkeypatch):
     """Of many compacted segments the first ones are enough."""
     log.create_topic("t")
     part = log.partition("t", 0)
-    for number in range(5):
+    for _ in range(5):
         part.append([encoded(*[b"v"] * 10, at=START)])
         part.roll()
     for number in range(5):

@@ -424,7 +424,7 @@ class Assignment:
 
         What fails here fails again when the partition is read, and is raised then.
         """
-        for feed in list(self._unsettled):
+        for feed in list(self._unsettled) if self._unsettled else ():
             with suppress(EmbedlogError):
                 feed.settle()
                 self._unsettled.discard(feed)
