@@ -44,6 +44,9 @@ can create a topic or begin a segment."""
 PARTITION_KEY = struct.Struct(">QI")
 _SEGMENT_KEY = struct.Struct(">QIQQ")
 _SEGMENT_ROW = struct.Struct(">BqqqqQQB")
+_DENSE = 4
+"""Among the flags of a segment's row, which come right after the checksum."""
+_SEAL_BYTES = 4
 _PARTITION = struct.Struct(">QQIqQ")
 _PRODUCER = struct.Struct(">QH")
 _EPOCH = struct.Struct(">IQ")
@@ -132,6 +135,8 @@ class SegmentInfo(NamedTuple):
     headers: bool = False
     appended_ms: int = 0
     """When the last batch was appended to it, as `Tail.appended_ms`; only known once sealed."""
+    dense: bool = False
+    """Every offset has a record, as far as it goes; if False, records have to be counted."""
 
     @property
     def sealed(self) -> bool:
@@ -392,7 +397,7 @@ def raise_number(txn: kv.Txn, name: bytes, number: int) -> None:
 
 def new_segment(txn: kv.Txn, key: bytes, now_ms: int) -> None:
     """Name the first segment of a partition."""
-    put_segment(txn, key, SegmentInfo(0, next_number(txn, b"segment"), now_ms))
+    put_segment(txn, key, SegmentInfo(0, next_number(txn, b"segment"), now_ms, dense=True))
 
 
 def adopt_topic(txn: kv.Txn, name: str, number: int, partitions: int) -> bool:
@@ -435,6 +440,18 @@ def forget_deleted_topic(txn: kv.Txn, topic: TopicInfo) -> None:
 def segments(txn: kv.Txn, key: bytes) -> list[SegmentInfo]:
     """Return a partition's part of the manifest, in offset order."""
     return [_segment(row_key, row) for row_key, row in kv.rows(txn, SEGMENT + key)]
+
+
+def gapped_segments(txn: kv.Txn, key: bytes) -> list[SegmentInfo]:
+    """Return the segments of a partition that are not dense, in offset order.
+
+    Of the others, thousands perhaps, only one byte is looked at.
+    """
+    return [
+        _segment(bytes(row_key), bytes(row))
+        for row_key, row in kv.rows(txn, SEGMENT + key)
+        if not row[_SEAL_BYTES] & _DENSE
+    ]
 
 
 def segment_at(txn: kv.Txn, key: bytes, offset: int) -> SegmentInfo | None:
@@ -488,13 +505,17 @@ def _segment(row_key: bytes, row: bytes) -> SegmentInfo:
     next_offset = end if flags & 1 else None
     max_timestamp = latest if flags & 2 else None
     return SegmentInfo(
-        base, number, created, next_offset, size, position, max_timestamp, bool(headers), appended
+        *(base, number, created, next_offset, size, position, max_timestamp),
+        headers=bool(headers),
+        appended_ms=appended,
+        dense=bool(flags & _DENSE),
     )
 
 
 def put_segment(txn: kv.Txn, key: bytes, segment: SegmentInfo) -> None:
     """Write one line of the manifest."""
     flags = segment.sealed | (segment.max_timestamp is not None) << 1
+    flags |= _DENSE if segment.dense else 0
     row = _SEGMENT_ROW.pack(
         flags,
         segment.next_offset or 0,

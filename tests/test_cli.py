@@ -519,6 +519,18 @@ def follow(*words):
             child.kill()
 
 
+def test_tail_counts_the_records_that_compaction_left(run, filled):
+    """As many as were asked for, if there are so many: not so many offsets."""
+    with embedlog.open(filled) as log:
+        log.create_topic("keys", config={"cleanup.policy": "compact"})
+        part = log.partition("keys", 0)
+        part.append([encoded(b"a", b"b", *[b"c"] * 20, keys=[b"1", b"2", *[b"3"] * 20])])
+        log.compact("keys", force=True)
+
+    assert run("tail", "keys", "-n", "2", "--format", "%o;")[1] == "1;21;"
+    assert run("consume", "keys", "-o", "-3", "--format", "%o;")[1] == "0;1;21;"
+
+
 def test_tail_follows_until_it_is_interrupted(filled):
     """`tail -f` prints what comes when it comes, and Ctrl-C ends it silently with 130."""
     with follow("tail", "-f", "t", "-n", "1", "--format", "%p:%o %s\\n") as tail:

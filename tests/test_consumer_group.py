@@ -1770,12 +1770,14 @@ def test_the_error_of_an_assignor_comes_out_of_poll(root, join):
 
 
 def test_the_lag_of_a_member_is_known_once_it_has_a_position(root, join):
-    """E25, E3."""
+    """E25, E3: a poll resolves every position, also where it returned nothing."""
     make(root)
     member = join("t")
     (first,) = member.poll(0, max_records=3)
     (other,) = {T0, T1} - {first}
 
-    assert (member.current_lag(first), member.current_lag(other)) == (1, None)
-    assert member.position(other) == 0
-    assert member.current_lag(other) == 4
+    assert (member.current_lag(first), member.current_lag(other)) == (1, 4)
+    member.seek_to_end(other)
+    assert member.current_lag(other) is None
+    assert member.position(other) == 4
+    assert member.current_lag(other) == 0

@@ -18,7 +18,7 @@ from embedlog.errors import InvalidConfigError, OffsetOutOfRangeError
 _PRINT_AT_ONCE = 1000
 _WAIT_SECONDS = 60.0
 
-Place = Callable[[Range], Range]
+Place = Callable[[Log, Range], Range]
 """Where in a partition to begin, of what it holds."""
 
 
@@ -29,35 +29,41 @@ def consume(args: argparse.Namespace) -> int:
 
 def tail(args: argparse.Namespace) -> int:
     """Print the last records, and those that come."""
-    return _run(args, _before_end(args.last), None)
+    return _run(args, _before_end(args.topic, args.last), None)
 
 
 def _place(args: argparse.Namespace) -> Place:
     word = args.offset or ("latest" if args.follow and not args.from_beginning else "earliest")
     if word in ("earliest", "latest"):
-        return _whole if word == "earliest" else _before_end(0)
+        return _whole if word == "earliest" else _before_end(args.topic, 0)
     try:
         number = int(word)
     except ValueError:
         todo = "Use a number, -number, earliest or latest"
         raise InvalidConfigError(f"{word!r} is no offset", todo=todo) from None
     if number < 0 or word.startswith("-"):
-        return _before_end(-number)
+        return _before_end(args.topic, -number)
     if args.partition is not None:
         return partial(_exactly, args.topic, number)
     # One number for many partitions: those that do not have it begin as near as they can.
-    return lambda part: part._replace(start=min(max(number, part.start), part.stop))
+    return lambda _, part: part._replace(start=min(max(number, part.start), part.stop))
 
 
-def _whole(part: Range) -> Range:
+def _whole(_: Log, part: Range) -> Range:
     return part
 
 
-def _before_end(count: int) -> Place:
-    return lambda part: part._replace(start=max(part.start, part.stop - count))
+def _before_end(topic: str, count: int) -> Place:
+    """Return where so many records are left; compaction may have removed others between them."""
+
+    def place(log: Log, part: Range) -> Range:
+        records = log.partition(topic, part.partition).record_counts
+        return part._replace(start=records.before(part.start, part.stop, count))
+
+    return place
 
 
-def _exactly(topic: str, number: int, part: Range) -> Range:
+def _exactly(topic: str, number: int, _: Log, part: Range) -> Range:
     if not part.start <= number <= part.stop:
         what = f"the log holds offsets {part.start} to {part.stop}"
         raise OffsetOutOfRangeError(what, topic=topic, partition=part.partition, offset=number)
@@ -85,7 +91,7 @@ def _views(log: Log, args: argparse.Namespace, place: Place) -> Iterator[View]:
         log.root.wake.join()
     while True:
         seen = log.root.wake.value()
-        parts = [_next(part, done, place) for part in _ranges(log, args)]
+        parts = [_next(log, part, done, place) for part in _ranges(log, args)]
         yield View(log.root, args.topic, parts)
         if not args.follow:
             return
@@ -103,6 +109,6 @@ def _ranges(log: Log, args: argparse.Namespace) -> list[Range]:
     return found
 
 
-def _next(part: Range, done: dict[int, int], place: Place) -> Range:
+def _next(log: Log, part: Range, done: dict[int, int], place: Place) -> Range:
     start = done.get(part.partition)
-    return place(part) if start is None else part._replace(start=max(start, part.start))
+    return place(log, part) if start is None else part._replace(start=max(start, part.start))

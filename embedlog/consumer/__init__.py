@@ -56,9 +56,10 @@ class Consumer:
 
     Given topics, it reads all their partitions, also those that come later
     (from their beginning); a topic that does not exist is waited for.  Without
-    topics, `assign` says what to read.  A position that is not there or not
-    known is settled by ``auto_offset_reset``, whose default is ``"latest"``:
-    the end as of the assignment (E1).
+    topics, `assign` says what to read.  A position is resolved by the first poll
+    or `position` that needs it: to what the group committed, else by
+    ``auto_offset_reset``, whose default is ``"latest"``: the end as of the
+    assignment (E1).
 
     One thread at a time (E13); only `wakeup` may be called from any.
 
@@ -77,7 +78,7 @@ class Consumer:
         check_alone(self.config, config)
         check_topics(topics)
         self._root, self._given, self._named = root, config, topics
-        self._assignment = Assignment(root, Decoder(self.config))
+        self._assignment = Assignment(root, Decoder(self.config), self._committed_position)
         self._fetcher = Fetcher(self.config, self._assignment, self._ready, self._failed)
         create = asked(config, "allow_auto_create_topics")
         self._group = GroupPart(root, self.config, self._assignment, create)
@@ -154,8 +155,7 @@ class Consumer:
                 )
             self._group.before_assigning()
             wanted = [partition_of(one) for one in partitions]
-            added = self._assignment.replace(wanted, self.config.auto_offset_reset)
-            for feed in self._group.go_on(added):
+            for feed in self._assignment.replace(wanted, self.config.auto_offset_reset):
                 feed.begin(self.config.auto_offset_reset)
 
     def assignment(self) -> set[TopicPartition]:
@@ -194,12 +194,13 @@ class Consumer:
     ) -> None:
         """Commit positions: the group goes on from there, whoever reads then.
 
+        Auto-commit leaves what was committed as it is until further records are returned.
         All of them are committed, or none.  Survives the death of any process at once,
         and a power cut with ``durability="fsync"``; else within a second, which with
         `assign` takes a later poll, commit or close.
 
         Args:
-            offsets: The next offset to read, by partition; None is every position.
+            offsets: The next offset to read, by partition; None is every position that is known.
             timeout_ms: As kafka-python has it; a commit waits for the log's ``lock_timeout``.
 
         Raises:
@@ -243,6 +244,9 @@ class Consumer:
             found = self._group.committed(partition_of(partition))
         return found if metadata or found is None else found.offset
 
+    def _committed_position(self, partition: TopicPartition) -> OffsetAndMetadata | None:
+        return None if self.config.group_id is None else self._group.committed(partition)
+
     def group_metadata(self) -> ConsumerGroupMetadata:
         """Return who this consumer is in its group."""
         return self._group.metadata()
@@ -264,18 +268,20 @@ class Consumer:
             self._feed(partition).seek(offset)
 
     def seek_to_beginning(self, *partitions: TopicPartition) -> None:
-        """Go on from the first offsets there are when it is read; of all, if none are named."""
+        """Go on from the first offsets as of the next poll; of all if no partitions are named."""
         self._seek_lazily(partitions, "earliest")
 
     def seek_to_end(self, *partitions: TopicPartition) -> None:
-        """Go on from the ends as they are when it is read; of all, if none are named."""
+        """Go on from the ends as of the next poll; of all if no partitions are named."""
         self._seek_lazily(partitions, "latest")
 
     def _seek_lazily(self, partitions: tuple[TopicPartition, ...], wanted: str) -> None:
         with self._guard:
-            self._follow()
+            # A member that has partitions follows its group, and commits, in polls only (E20).
+            if isinstance(self._following, AllPartitions) or not len(self._assignment):
+                self._follow()
             for feed in list(map(self._feed, partitions)) if partitions else self._assignment:
-                feed.seek_lazily(wanted)
+                self._assignment.seek_lazily(feed, wanted)
 
     def position(self, partition: TopicPartition) -> int:
         """Return the offset of the next record that will be returned (E3).
@@ -288,7 +294,7 @@ class Consumer:
             return self._feed(partition).position()
 
     def current_lag(self, partition: TopicPartition) -> int | None:
-        """Return how many offsets are left to the end; None without a position (E25)."""
+        """Return how many offsets are left to the end; None before the first poll (E25)."""
         with self._guard:
             feed = self._feed(partition)
             place = feed.place
@@ -517,6 +523,7 @@ class Consumer:
                 "there is nothing to read",
                 todo="subscribe to a topic, or assign partitions",
             )
+        self._assignment.settle()
         return self._assignment.awake()
 
     def _failed(self, feed: Feed, error: EmbedlogError) -> None:
@@ -557,7 +564,7 @@ class Consumer:
     # Leaving
 
     def close(self, autocommit: bool = True, timeout_ms: float | None = None) -> None:
-        """Stop reading, commit, and leave the group; an iteration under way ends.
+        """Stop reading, commit what polls returned, and leave the group; an iteration ends.
 
         From any thread; a call that waits in another one is woken, and ends with
         `ClosedError`, as does every later one.  Closes the streams made of it as well.

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from typing import Any
 
 from embedlog.batch import CONTROL, Batch
 from embedlog.consumer.decode import Decoder, Run, Table, located, rows_between
 from embedlog.errors import (
     CorruptBatchError,
+    EmbedlogError,
     IllegalStateError,
     LogTruncatedError,
     NoOffsetForPartitionError,
@@ -27,23 +29,45 @@ from embedlog.record import OffsetAndMetadata, TopicPartition
 _log = logging.getLogger(__name__)
 
 
+CommittedPosition = Callable[[TopicPartition], OffsetAndMetadata | None]
+"""Returns what the group committed for a partition; None without a commit, or a group."""
+
+
 class Feed:
     """One partition of an assignment: its position, and what was read and not returned yet.
 
-    The position is the offset of the next record to return.  None is one that
-    is still to be found: at the start or the end, as ``reset`` says (E1, E5).
+    The position is the offset of the next record to return.  It is None until a
+    poll or `position` resolves it: to what the group committed, else to where
+    ``reset`` says (E1, E2); after a lazy seek to the start or the end (E5).
     """
 
-    def __init__(self, root: Root, decoder: Decoder, where: TopicPartition, reset: str) -> None:
+    def __init__(
+        self,
+        root: Root,
+        decoder: Decoder,
+        where: TopicPartition,
+        reset: str,
+        committed: CommittedPosition,
+    ) -> None:
         self._root, self._decoder, self.where = root, decoder, where
         self._reset = reset
         """What to do about a position that is not there (auto.offset.reset)."""
-        self._wanted = reset
-        """What to do about a position that was not found yet."""
+        self._start: str | int = reset
+        """Where to begin: an offset, or one of the words of auto.offset.reset."""
+        self._look_up: CommittedPosition | None = committed
+        """Asked first when the position is resolved; None after that, and after a seek."""
         log = root.partition(*where)
         self.topic_id, self.tail_key = log.topic_id, log.tail_key
         self.paused = False
         self._position: int | None = None
+        self._moved_to: int | None = None
+        """The last position that was set otherwise than by returning records."""
+        self._polled = False
+        """Whether a poll began with this position known, or the program set it."""
+        self._overruled = False
+        """Whether the program committed an offset, and no record was returned since."""
+        self.committed: int | None = None
+        """What the group committed last, if this consumer knows it: need not be committed again."""
         self._batches: deque[Batch] = deque()
         self._run: Run | None = None
         self._table: Table | None = None
@@ -76,32 +100,68 @@ class Feed:
         """The position, if it is known."""
         return self._position if self._run is None else self._run.position
 
-    def position(self) -> int:
-        """Return the position; finds it first, if need be (E3)."""
+    @property
+    def consumed(self) -> int | None:
+        """The position, if auto-commit is to commit it; None if not (E20).
+
+        As in Kafka, that is what polls began or ended with, and what the program sought.
+        Two things differ from Kafka's ``allConsumed``.  A position that only `position`
+        resolved does not count: a group that never polled has read nothing.  And an
+        offset that the program committed stays until further records are returned:
+        Kafka's close commits the position over it.
+        """
         place = self.place
-        if place is None:
-            place = self._position = self._find(self._wanted)
+        if not self._polled or (self._overruled and place == self._moved_to):
+            return None
         return place
 
-    def _find(self, wanted: str) -> int:
-        if wanted == "none":
+    def overrule(self, offset: int) -> None:
+        """Note that the program committed an offset."""
+        self.committed, self._overruled, self._moved_to = offset, True, self.place
+
+    def position(self) -> int:
+        """Return the position; resolves it first, if need be (E3)."""
+        place = self.place
+        return self._resolve() if place is None else place
+
+    def _resolve(self) -> int:
+        found = None if self._look_up is None else self._look_up(self.where)
+        if found is not None:
+            # The reader compares the epochs: the log may have been cut below it since (A36).
+            self.committed, self._epoch = found.offset, found.leader_epoch
+        place = self._find(self._start) if found is None else found.offset
+        self._look_up = None
+        self._move(place)
+        return place
+
+    def settle(self) -> None:
+        """Resolve the position, as a poll begins."""
+        self.position()
+        self._polled = True
+
+    def _find(self, start: str | int) -> int:
+        if isinstance(start, int):
+            return start
+        if start == "none":
             raise NoOffsetForPartitionError(
                 "there is no position, and auto_offset_reset is 'none'",
                 topic=self.where.topic,
                 partition=self.where.partition,
                 todo="seek, or set auto_offset_reset",
             )
-        return self.log.start_offset() if wanted == "earliest" else self.log.end_offset()
+        return self.log.start_offset() if start == "earliest" else self.log.end_offset()
+
+    def _move(self, offset: int | None) -> None:
+        """Set the position, otherwise than by returning records."""
+        if self.place != self._moved_to:
+            self._overruled = False
+        self._position = self._moved_to = offset
 
     def seek(self, offset: int) -> None:
         """Go on from there; what was read ahead is thrown away (E5)."""
         self.forget()
-        self._position = offset
-
-    def go_on(self, committed: OffsetAndMetadata) -> None:
-        """Go on from what was committed, if the log was not cut below it since (A36)."""
-        self.seek(committed.offset)
-        self._epoch = committed.leader_epoch
+        self._move(offset)
+        self._look_up, self._polled = None, True
 
     @property
     def leader_epoch(self) -> int | None:
@@ -111,14 +171,12 @@ class Feed:
     def seek_lazily(self, wanted: str) -> None:
         """Go on from the start or the end as they are when the position is next needed."""
         self.forget()
-        self._position, self._wanted = None, wanted
+        self._move(None)
+        self._look_up, self._start, self._polled = None, wanted, False
 
-    def begin(self, first: str) -> None:
-        """Settle where a new one starts, unless that is the first read's business."""
-        if first == "latest":
-            self.position()  # the end now, not at the first poll
-        elif first == "earliest":
-            self.seek_lazily(first)
+    def begin(self, start: str | int) -> None:
+        """Set where to begin if the group committed nothing; "latest" is the end as of now."""
+        self._start = self.log.end_offset() if start == "latest" else start
 
     def withdraw(self) -> None:
         """Take back the records that an iteration still holds; they are returned again later."""
@@ -175,11 +233,17 @@ class Feed:
             # Markers and what compaction emptied count for nothing, so go on behind them.
             useful = [one for one in found if one.count and not one.flags & CONTROL]
             if found and not useful and not self._batches:
-                self._position = found[-1].next_offset
+                self._skip_to(found[-1].next_offset)
             if useful or not found:
                 self._seen = None if found or not self._is_end(known) else row
                 self._batches += useful
                 return sum([one.size for one in useful])
+
+    def _skip_to(self, offset: int) -> None:
+        """Move past offsets that have no records: nothing is returned by that."""
+        if self.place == self._moved_to:
+            self._moved_to = offset
+        self._position = offset
 
     def _is_end(self, known: Tail | None) -> bool:
         """Whether the reader has come as far as this end of the partition allows."""
@@ -202,10 +266,11 @@ class Feed:
         # What was read before is still good: the position is settled when it was returned.
         if self._batches or self._reset == "none":
             raise error
-        before, self._position = self._position, self._find(self._reset)
+        before, after = self._position, self._find(self._reset)
+        self._move(after)
         _log.warning(
             "%s-%d: offset %s is out of range, going on at %d (auto_offset_reset=%s)",
-            *(*self.where, before, self._position, self._reset),
+            *(*self.where, before, after, self._reset),
         )
 
     def _go_back(self, error: LogTruncatedError) -> None:
@@ -300,10 +365,12 @@ class Assignment:
     named, or its group.
     """
 
-    def __init__(self, root: Root, decoder: Decoder) -> None:
-        self._root, self._decoder = root, decoder
+    def __init__(self, root: Root, decoder: Decoder, committed: CommittedPosition) -> None:
+        self._root, self._decoder, self._committed = root, decoder, committed
         self._feeds: dict[TopicPartition, Feed] = {}
         self._turn: deque[Feed] = deque()
+        self._unsettled: set[Feed] = set()
+        """Those whose position the next poll resolves."""
 
     def __iter__(self) -> Iterator[Feed]:
         """Go through the partitions, the one served longest ago first."""
@@ -332,13 +399,17 @@ class Assignment:
         """Return what is assigned."""
         return set(self._feeds)
 
+    def find(self, where: TopicPartition) -> Feed | None:
+        """Return one partition of it; None if it is not assigned."""
+        return self._feeds.get(where)
+
     def feed(self, where: TopicPartition) -> Feed:
         """Return one partition of it.
 
         Raises:
             IllegalStateError: It is not assigned.
         """
-        found = self._feeds.get(where)
+        found = self.find(where)
         if found is None:
             raise IllegalStateError(
                 "the partition is not assigned to this consumer",
@@ -347,6 +418,21 @@ class Assignment:
                 todo="assign it first",
             )
         return found
+
+    def settle(self) -> None:
+        """Resolve the positions that are not known yet, also of paused partitions, as Kafka does.
+
+        What fails here fails again when the partition is read, and is raised then.
+        """
+        for feed in list(self._unsettled) if self._unsettled else ():
+            with suppress(EmbedlogError):
+                feed.settle()
+                self._unsettled.discard(feed)
+
+    def seek_lazily(self, feed: Feed, wanted: str) -> None:
+        """Have the next poll begin a partition at its start or its end."""
+        feed.seek_lazily(wanted)
+        self._unsettled.add(feed)
 
     def replace(self, wanted: Iterable[TopicPartition], reset: str) -> list[Feed]:
         """Make these the partitions; those kept keep position and pause.  Returns the new ones.
@@ -360,7 +446,7 @@ class Assignment:
         for where in wanted:
             kept = self._feeds.get(where)
             if kept is None or kept.topic_id != self._root.partition(*where).topic_id:
-                kept = Feed(self._root, self._decoder, where, reset)
+                kept = self._new(where, reset)
             feeds[where] = kept
         old = set(map(id, self._feeds.values()))
         for where in [where for where in self._feeds if self._feeds[where] is not feeds.get(where)]:
@@ -368,7 +454,11 @@ class Assignment:
         added = [feed for feed in feeds.values() if id(feed) not in old]
         self._feeds = feeds
         self._turn.extend(added)
+        self._unsettled.update(added)
         return added
+
+    def _new(self, where: TopicPartition, reset: str) -> Feed:
+        return Feed(self._root, self._decoder, where, reset, self._committed)
 
     def add(self, where: TopicPartition, reset: str) -> Feed:
         """Give one partition more.
@@ -376,8 +466,9 @@ class Assignment:
         Raises:
             UnknownTopicOrPartitionError: There is no such partition.
         """
-        feed = self._feeds[where] = Feed(self._root, self._decoder, where, reset)
+        feed = self._feeds[where] = self._new(where, reset)
         self._turn.append(feed)
+        self._unsettled.add(feed)
         return feed
 
     def remove(self, where: TopicPartition) -> None:
@@ -386,6 +477,7 @@ class Assignment:
         if feed is not None:
             feed.forget()
             self._turn.remove(feed)
+            self._unsettled.discard(feed)
 
     def clear(self) -> None:
         """Take all away."""

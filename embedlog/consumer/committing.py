@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from time import monotonic
 from typing import Any
 
 from embedlog.config import ConsumerConfig
-from embedlog.consumer.assignment import Assignment
+from embedlog.consumer.assignment import Assignment, Feed
 from embedlog.errors import EmbedlogError
 from embedlog.record import OffsetAndMetadata, TopicPartition
 
@@ -39,15 +39,22 @@ class Committer:
         self._backoff = config.retry_backoff_ms / 1000
         self._due = monotonic() + self._interval
         self._waiting: deque[Callable[[], Any]] = deque()
-        self._last: dict[TopicPartition, OffsetAndMetadata] = {}
-        """What is committed already, and need not be again."""
 
-    def consumed(self) -> dict[TopicPartition, OffsetAndMetadata]:
+    def positions(self) -> Positions:
         """Return where each partition is, but for those whose position is not known yet."""
+        return self._of({feed: feed.place for feed in self._assignment})
+
+    def _consumed(self) -> Positions:
+        """Return what auto-commit has to commit: see `Feed.consumed`."""
+        offsets = {feed: feed.consumed for feed in self._assignment}
+        return self._of({feed: at for feed, at in offsets.items() if at != feed.committed})
+
+    @staticmethod
+    def _of(offsets: Mapping[Feed, int | None]) -> Positions:
         return {
-            feed.where: OffsetAndMetadata(feed.place, "", feed.leader_epoch)
-            for feed in self._assignment
-            if feed.place is not None
+            feed.where: OffsetAndMetadata(offset, "", feed.leader_epoch)
+            for feed, offset in offsets.items()
+            if offset is not None
         }
 
     # By itself
@@ -55,7 +62,6 @@ class Committer:
     def restart(self) -> None:
         """Begin the interval anew: partitions were just given (M20b)."""
         self._due = monotonic() + self._interval
-        self._last = {}
 
     def if_due(self) -> None:
         """Commit if the interval is over: what earlier polls returned (E20)."""
@@ -69,8 +75,7 @@ class Committer:
             self._try(retry=False)
 
     def _try(self, retry: bool) -> None:
-        positions = self.consumed()
-        changed = {one: at for one, at in positions.items() if self._last.get(one) != at}
+        changed = self._consumed()
         if not changed:
             return
         try:
@@ -80,27 +85,26 @@ class Committer:
             if retry and error.retriable:
                 self._due = monotonic() + self._backoff
         else:
-            self._last.update(changed)
+            for feed, position in self._feeds(changed):
+                feed.committed = position.offset
 
     # When told
 
     def now(self, positions: Positions | None) -> None:
         """Commit, and run the callbacks of earlier commits first (E21)."""
         self.run_callbacks()
-        wanted = self.consumed() if positions is None else positions
+        wanted = self.positions() if positions is None else positions
         if wanted:
-            self._commit(wanted)
-            self._last.update(wanted)
+            self._commit_now(wanted)
 
     def later(self, positions: Positions | None, callback: Callback | None) -> Future[Positions]:
         """Commit, and have the callback run on the consumer's thread; errors go to it."""
-        wanted = dict(self.consumed() if positions is None else positions)
+        wanted = dict(self.positions() if positions is None else positions)
         done: Future[Positions] = Future()
         error: BaseException | None = None
         try:
             if wanted:
-                self._commit(wanted)
-                self._last.update(wanted)
+                self._commit_now(wanted)
             done.set_result(wanted)
         except EmbedlogError as failure:
             error = failure
@@ -110,6 +114,18 @@ class Committer:
         if callback is not None:
             self._waiting.append(lambda: callback(wanted, error))
         return done
+
+    def _commit_now(self, positions: Positions) -> None:
+        self._commit(positions)
+        for feed, position in self._feeds(positions):
+            feed.overrule(position.offset)
+
+    def _feeds(self, positions: Positions) -> Iterator[tuple[Feed, OffsetAndMetadata]]:
+        """Yield those of the partitions that are assigned; others may be committed as well."""
+        for one, position in positions.items():
+            feed = self._assignment.find(one)
+            if feed is not None:
+                yield feed, position
 
     def run_callbacks(self) -> None:
         """Call back for commits that are done, in their order."""

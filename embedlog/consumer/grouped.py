@@ -10,7 +10,7 @@ from typing import NamedTuple, TypeVar
 
 from embedlog.assignor import configured
 from embedlog.config import ConsumerConfig
-from embedlog.consumer.assignment import Assignment, Feed
+from embedlog.consumer.assignment import Assignment
 from embedlog.consumer.calls import check_topics, positions_of
 from embedlog.consumer.committing import Committer, Positions
 from embedlog.consumer.heart import CHECKPOINT_SECONDS
@@ -194,20 +194,6 @@ class GroupPart:
         """Commit where the partitions are, before others may come in their place (E20)."""
         if self._config.group_id is not None:
             self._alone.before_leaving()
-
-    def go_on(self, feeds: list[Feed]) -> list[Feed]:
-        """Let partitions begin where the group committed; return those it never did for."""
-        if self._config.group_id is None or not feeds:
-            return feeds
-        found = self._group().committed([feed.where for feed in feeds])
-        fresh = []
-        for feed in feeds:
-            committed = found[feed.where]
-            if committed is None:
-                fresh.append(feed)
-            else:
-                feed.go_on(committed.position)
-        return fresh
 
     def metadata(self) -> ConsumerGroupMetadata:
         """Return who this is in the group."""

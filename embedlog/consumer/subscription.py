@@ -237,10 +237,10 @@ class Subscription:
                 # Deleted just now: the next look releases it.
                 member.group.notice_topics()
                 continue
-            if start.committed is not None:
-                feed.go_on(start.committed)
-            elif start.end is not None:
-                feed.seek(start.end)
+            if start.end is not None:
+                # What was committed goes first, and is looked up when the program polls: its
+                # listener may commit before.
+                feed.begin(start.end)
         return taken
 
     def _lose(self, error: EmbedlogError) -> None:

@@ -29,8 +29,9 @@ class Range(NamedTuple):
 class View:
     """Some records of a topic, not read yet; rows are in order of (partition, offset).
 
-    ``len`` counts offsets, ``[100:200]`` and ``[-10:]`` select rows as in a
+    ``len`` counts records, ``[100:200]`` and ``[-10:]`` select rows as in a
     list, ``[7]`` is one record.  Every read stops at the end as of the call.
+    A view names offsets: compaction may remove records of it later.
     """
 
     def __init__(self, root: Root, name: str, ranges: Sequence[Range]) -> None:
@@ -42,14 +43,17 @@ class View:
         return self._fixed
 
     def __len__(self) -> int:
-        return sum(part.stop - part.start for part in self.ranges())
+        return sum(map(self._count, self.ranges()))
+
+    def _count(self, part: Range) -> int:
+        return self._log(part.partition).record_counts.count(part.start, part.stop)
 
     def __getitem__(self, rows: int | slice) -> Any:
         if isinstance(rows, slice):
             start, stop, step = rows.indices(len(self))
             if step != 1:
                 raise ValueError("a view is sliced without a step; use to_arrow() for that")
-            return View(self._root, self.name, _cut(self.ranges(), start, stop))
+            return View(self._root, self.name, self._cut(start, stop))
         if not hasattr(rows, "__index__"):
             raise TypeError(
                 f"a row is a number or a slice, not {type(rows).__name__}: "
@@ -59,9 +63,24 @@ class View:
         place = rows + count if rows < 0 else rows
         if not 0 <= place < count:
             raise IndexError(f"row {rows} of {count}")
-        for record in View(self._root, self.name, _cut(self.ranges(), place, place + 1)):
+        for record in View(self._root, self.name, self._cut(place, place + 1)):
             return record
-        raise IndexError(f"row {rows} was compacted away: a later record has its key")
+        raise IndexError(f"row {rows} of {count} was deleted or compacted away meanwhile")
+
+    def _cut(self, start: int, stop: int) -> list[Range]:
+        """Return rows ``[start, stop)`` as offsets."""
+        found, before = [], 0
+        for part in self.ranges():
+            if before >= stop or start >= stop:
+                break
+            count = self._count(part)
+            if before + count > start:
+                end_of = self._log(part.partition).record_counts.after
+                first = end_of(part.start, part.stop, max(start - before, 0))
+                last = end_of(part.start, part.stop, stop - before)
+                found.append(Range(part.partition, first, last))
+            before += count
+        return found
 
     def __iter__(self) -> Iterator[Record]:
         """Yield every record as an object."""
@@ -262,11 +281,16 @@ class Topic(View):
         return self._ends(count, first=False)
 
     def _ends(self, count: int, first: bool) -> View:
+        if count < 0:
+            raise ValueError(f"count must be at least 0, got {count}")
         parts = []
         for part in self.ranges():
-            some = min(count, part.stop - part.start)
-            start = part.start if first else part.stop - some
-            parts.append(Range(part.partition, start, start + some))
+            records = self._log(part.partition).record_counts
+            if first:
+                part = part._replace(stop=records.after(part.start, part.stop, count))
+            else:
+                part = part._replace(start=records.before(part.start, part.stop, count))
+            parts.append(part)
         return View(self._root, self.name, parts)
 
     @property
@@ -295,21 +319,7 @@ class Topic(View):
         parts = f"{count} partition{'s' * (count != 1)}"
         records = len(self)
         size = f", {self.size_bytes() / 1e6:.1f} MB" if records else ""
-        # In a compacted topic most offsets may have no record any more.
-        of = "offsets" if self._root.topic(self.name).config.compacts else "records"
-        return f"Topic {self.name}: {parts}, {records:,} {of}{size}"
-
-
-def _cut(ranges: Sequence[Range], start: int, stop: int) -> list[Range]:
-    """Return rows ``[start, stop)`` of consecutive ranges."""
-    found, before = [], 0
-    for part in ranges:
-        first = part.start + max(start - before, 0)
-        last = min(part.stop, part.start + stop - before)
-        if first < last:
-            found.append(Range(part.partition, first, last))
-        before += part.stop - part.start
-    return found
+        return f"Topic {self.name}: {parts}, {records:,} records{size}"
 
 
 def _cells(record: Record) -> tuple[str, ...]:

@@ -127,6 +127,8 @@ class Worker:
         """Whether all was handled that the last poll returned."""
         self._handled: dict[TopicPartition, OffsetAndMetadata] = {}
         """What of the records in hand is to be committed."""
+        self._committed = False
+        """Whether some of the records in hand were committed before the others were handled."""
         self._due = 0.0
 
     def stop(self, *_: object) -> None:
@@ -158,11 +160,12 @@ class Worker:
         self._handled, self._due = {}, monotonic() + COMMIT_SECONDS
         lists = iter(found.values())
         turns = lists if self._batch else ([one] for records in lists for one in records)
-        self._whole = False
+        self._whole = self._committed = False
         try:
             self._whole = all(self._call(consumer, turn) for turn in turns)
         finally:
-            if not self._whole:
+            # Auto-commit leaves what was committed here as it is until more records come.
+            if self._committed or not self._whole:
                 self._commit(consumer)
 
     def _call(self, consumer: Consumer, records: list[Record]) -> bool:
@@ -172,7 +175,7 @@ class Worker:
         after = OffsetAndMetadata(last.offset + 1, "", last.leader_epoch)
         self._handled[TopicPartition(last.topic, last.partition)] = after
         if monotonic() >= self._due:
-            self._due = monotonic() + COMMIT_SECONDS
+            self._due, self._committed = monotonic() + COMMIT_SECONDS, True
             return self._commit(consumer) and not self._stopping
         return not self._stopping
 

@@ -7,6 +7,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 from embedlog import catalog, index, kv
+from embedlog.batch import Batch
 from embedlog.catalog import SegmentInfo, TopicInfo
 from embedlog.errors import (
     ClosedError,
@@ -249,6 +250,8 @@ def _verify_batches(
         if one.base_offset < expected:
             what = f"offset {one.base_offset} follows offset {expected - 1}"
             yield _finding(log, path, one.position, what)
+        for what in gaps(segment, one, expected):
+            yield _finding(log, path, one.position, what)
         entry = entries.pop(one.position, None)
         if entry is not None and (entry.offset, entry.timestamp_before) != (
             one.base_offset,
@@ -258,12 +261,27 @@ def _verify_batches(
         expected = one.next_offset
         latest = one.max_timestamp if latest is None else max(latest, one.max_timestamp)
         yield one.size
+    if segment.dense and segment.sealed and expected != segment.next_offset:
+        what = f"ends at offset {expected}, the manifest says {segment.next_offset}, without gaps"
+        yield _finding(log, path, position, what)
     if segment.next_offset is not None and expected > segment.next_offset:
         what = f"holds offset {expected - 1}, the manifest says {segment.next_offset}"
         yield _finding(log, path, position, what)
     if segment.sealed and latest != segment.max_timestamp:
         what = f"its largest timestamp is {latest}, the manifest says {segment.max_timestamp}"
         yield _finding(log, path, 0, what)
+
+
+def gaps(segment: SegmentInfo, batch: Batch, expected: int) -> list[str]:
+    """Return what is wrong about the offsets of a batch in a segment that is to have no gaps."""
+    if not segment.dense:
+        return []
+    found = []
+    if batch.base_offset > expected:
+        found.append(f"offsets {expected} to {batch.base_offset - 1} are missing")
+    if batch.count != batch.next_offset - batch.base_offset:
+        found.append(f"{batch.count} records have the offsets from {batch.base_offset} on")
+    return [f"{what}; the manifest says that it has no gaps" for what in found]
 
 
 def _strays(root: Root) -> Iterator[Finding]:

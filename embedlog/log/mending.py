@@ -362,7 +362,8 @@ def _name_after(txn: kv.Txn, key: bytes, before: catalog.SegmentInfo, next_offse
         # It was empty, and rolled: the other one took its place.
         catalog.drop_segment(txn, key, before)
     elif not before.sealed:
-        sealed = before._replace(next_offset=next_offset, size=0, end_position=1 << 62)
+        # It may have ended in a gap (A8).
+        sealed = before._replace(next_offset=next_offset, size=0, end_position=1 << 62, dense=False)
         catalog.put_segment(txn, key, sealed)
 
 

@@ -46,6 +46,7 @@ from embedlog.log.context import Context
 from embedlog.log.draft import Draft
 from embedlog.log.journal import settle
 from embedlog.log.reader import PartitionReader
+from embedlog.log.record_counts import RecordCounts
 from embedlog.log.tail import Known, Tail
 from embedlog.record import Appended, OffsetAndTimestamp
 from embedlog.segment import SegmentFile, path_of
@@ -84,6 +85,7 @@ class PartitionLog:
         self.known: Known | None = None
         self._previewed: tuple[tuple[int, int], Tail] | None = None
         self.active: tuple[int, SegmentFile] | None = None
+        self.record_counts = RecordCounts(self)
         self.entry_synced: int | None = None
         self.dirty = False
 

@@ -65,4 +65,4 @@ def skip_to(log: PartitionLog, now: Tail, offset: int) -> Tail:
     if offset == now.next_offset:
         return now
     beyond = now._replace(next_offset=offset, end_offset=offset)
-    return rolling.roll(log, beyond, log.last.headers, True)
+    return rolling.roll(log, beyond, log.last.headers, True, gap=True)

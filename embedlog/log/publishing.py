@@ -316,7 +316,7 @@ def _next_leg(log: PartitionLog, now: Tail, wide: bool) -> _Leg:
     context = log.context
     number = context.state.write(lambda txn: catalog.next_number(txn, b"segment"))
     created_ms = tail.creation_time(now, context.clock())
-    info = SegmentInfo(now.next_offset, number, created_ms, headers=wide)
+    info = SegmentInfo(now.next_offset, number, created_ms, headers=wide, dense=True)
     start = rolling.schema_of(log, info).serialize().size
     begun = Tail(
         info.id,

@@ -422,7 +422,7 @@ def _start_over(log: PartitionLog, found: Survey, offset: int) -> Tail:
     def step(txn: kv.Txn) -> SegmentInfo:
         _drop_names(txn, log, old)
         number = catalog.next_number(txn, b"segment")
-        new = SegmentInfo(offset, number, log.context.clock())
+        new = SegmentInfo(offset, number, log.context.clock(), dense=True)
         catalog.put_segment(txn, log.key, new)
         catalog.put_partition(txn, log.key, PartitionInfo(offset, offset, epoch))
         catalog.put_producers_blob(txn, log.key, b"")
@@ -581,4 +581,4 @@ def cut(log: PartitionLog, now: Tail, offset: int) -> Tail:
     # The log ends where it was asked to, past the last batch (A34).  A sealed segment
     # says so durably: else recovery could not tell the gap from lost records.
     after = after._replace(next_offset=offset, end_offset=offset, durable_offset=offset)
-    return rolling.roll(log, after, log.last.headers, True)
+    return rolling.roll(log, after, log.last.headers, True, gap=True)

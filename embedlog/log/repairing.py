@@ -137,8 +137,11 @@ def _complaints(log: PartitionLog, segment: SegmentInfo) -> list[Finding | str]:
         found: list[Finding | str] = []
         if segment.sealed and file.bytes(stop, segment.size - stop + 1) != END_MARK:
             found.append("it does not end as it was sealed")
+        expected = segment.base_offset
         for one in file.scan(file.start, min(stop, file.size())):
             one.verify()
+            found += checking.gaps(segment, one, expected)
+            expected = one.next_offset
         return found
     except EmbedlogError as error:
         _raise_if_passing(error)
@@ -228,7 +231,7 @@ def _replace(log: PartitionLog, salvage: Salvage) -> None:
     old, files = salvage.segment, log.context.files
 
     def step(txn: kv.Txn) -> SegmentInfo:
-        new = old._replace(id=catalog.next_number(txn, b"segment"))
+        new = old._replace(id=catalog.next_number(txn, b"segment"), dense=False)
         catalog.put_passing(txn, log.key, new)
         return new
 

@@ -153,6 +153,7 @@ class Replacement:
         self._position = self._file.start
         self._entries: list[Entry] = []
         self._unindexed, self._latest = 0, _NO_TIME
+        self._records = 0
 
     @property
     def size(self) -> int:
@@ -167,6 +168,7 @@ class Replacement:
         buffers = one.stamp(base_offset, epoch, next_offset=next_offset)
         self._position += self._file.write(buffers, self._position)
         self._unindexed += one.size
+        self._records += one.count
         self._latest = max(self._latest, one.max_timestamp)
 
     def _seal(self, old: Sequence[SegmentInfo]) -> None:
@@ -176,15 +178,18 @@ class Replacement:
         except DurabilityError as error:
             # Nobody's loss: the log is on the old files still, and goes on.
             raise StorageError(error.what, **error.facts) from error
+        next_offset = old[-1].next_offset
+        assert next_offset is not None, "only sealed segments are replaced"
         self.info = self.info._replace(
             # As old as the first one: what lies before it was sealed then (D12, C2).
             created_ms=old[0].created_ms,
             # And as young as the youngest.
             appended_ms=tail.latest_append_time(info.appended_ms for info in old),
-            next_offset=old[-1].next_offset,
+            next_offset=next_offset,
             size=self._position + len(END_MARK),
             end_position=self._position,
             max_timestamp=None if self._latest == _NO_TIME else self._latest,
+            dense=self._records == next_offset - self.info.base_offset,
         )
 
     def swap(

@@ -48,12 +48,13 @@ def is_due(log: PartitionLog, file: SegmentFile, now: Tail, one: EncodedBatch) -
     return latest - now.first_timestamp > log.roll_ms
 
 
-def roll(log: PartitionLog, now: Tail, headers: bool, synced: bool) -> Tail:
+def roll(log: PartitionLog, now: Tail, headers: bool, synced: bool, *, gap: bool = False) -> Tail:
     """Seal the active segment and open the next one after it (A14, A15).
 
     Args:
         headers: Whether the next one has a column for headers.
         synced: Flush what is sealed first, and move the recovery point past it.
+        gap: Whether the last offsets of what is sealed have no records.
     """
     old, file = log.last, log.active_file()
     if not now.empty:
@@ -62,7 +63,7 @@ def roll(log: PartitionLog, now: Tail, headers: bool, synced: bool) -> Tail:
         flushing.sync_files(log, now, file)
     # Name it first, create it second: a missing empty tail can be made again,
     # but a file that the manifest does not name is garbage.
-    new = _name(log, now, old, headers, synced)
+    new = _name(log, now, old._replace(dense=old.dense and not gap), headers, synced)
     log.refresh()
     after = start_segment(log, now, new, synced)
     if now.empty:
@@ -88,7 +89,7 @@ def _name(
 
     def step(txn: kv.Txn) -> SegmentInfo:
         number = catalog.next_number(txn, b"segment")
-        new = SegmentInfo(now.next_offset, number, created_ms, headers=headers)
+        new = SegmentInfo(now.next_offset, number, created_ms, headers=headers, dense=True)
         if now.empty:
             catalog.drop_segment(txn, log.key, old)
             catalog.put_passing(txn, log.key, old)
