@@ -144,7 +144,11 @@ class _Environment:
             # Where nothing may be written, there is no slot for a reader either.
             env = self._lmdb(lock=False)
         if self.writable:
-            env.reader_check()
+            try:
+                env.reader_check()
+            except lmdb.Error:
+                env.close()
+                raise
         return env
 
     def _lmdb(self, lock: bool) -> Any:
@@ -742,12 +746,16 @@ def findings(path: str) -> list[str]:
         StorageError: It cannot be read for now, which says nothing about damage.
     """
     try:
-        found: list[str] = lmdb.verify.verify(path)  # type: ignore[no-untyped-call]
+        # By the name of the file: of a directory that cannot be looked at it would not say so.
+        found: list[str] = lmdb.verify.verify(  # type: ignore[no-untyped-call]
+            f"{path}/data.mdb", subdir=False
+        )
     except FileNotFoundError as error:
         return [str(error)]
     except OSError as error:
         what = f"the database cannot be checked: {error.strerror}"
-        raise StorageError(what, errno=error.errno, operation="verify", path=path) from error
+        kind = DiskFullError if error.errno in FULL else StorageError
+        raise kind(what, errno=error.errno, operation="verify", path=path) from error
     except (lmdb.verify.VerifyError, struct.error) as error:
         return [str(error) or type(error).__name__]
     return found
