@@ -51,6 +51,8 @@ Commits write them in turn: even numbers are in the first."""
 META_BYTES = 8192
 CHECKS = 3
 """How often a database that other processes use is looked at before it counts as damaged."""
+LAST_PAGE_PLACES = 17, 512 + 17
+"""Which words are the numbers of the last page, in the same order."""
 MAGIC_AND_FORMAT = 0x00000001_BEEFC0DE
 LARGEST_CHECKED_BYTES = 16 << 30
 """A check takes 40 s for a GiB of rows, and two bytes of memory for a page, there or not."""
@@ -253,7 +255,7 @@ class Store:
         """The environment to leave; `_shared` is not the same if that may not be used any more."""
         self._pages: memoryview | None = None
         self._data: int | None = None
-        self._length = 0
+        self._length, self._last_page = 0, -1
         self._damage: str | None = None
         self._confirmed = -1
         self._closed = False
@@ -313,6 +315,11 @@ class Store:
                 self._shared, self._pages = None, None
                 raise self._damaged()
             self._length = length
+
+    def _note_growth(self, last_page: int) -> None:
+        if self._data is not None:
+            self._last_page = last_page
+            self._length = max(self._length, self._files.size(self._data))
 
     def _damaged(self) -> CorruptionError:
         return _damaged(f"{self._damage} while it was open", f"{self.path}/data.mdb")
@@ -403,6 +410,8 @@ class Store:
                     # A step that changed nothing leaves its number to the next one.
                     if pages is not None and number == pages[VERSION_PLACES[number & 1]]:
                         self._confirmed = number
+                        if pages[LAST_PAGE_PLACES[number & 1]] != self._last_page:
+                            self._note_growth(pages[LAST_PAGE_PLACES[number & 1]])
                     return result
             except lmdb.Error as error:
                 if number < 0 or isinstance(error, lmdb.MapFullError):

@@ -186,8 +186,7 @@ def _go_on(root: Path, log: Any, producer: Any, values: list[bytes]) -> None:
     log.close()
     with embedlog.open(root, maintenance=False) as log:
         assert log.verify() == []
-        consumer = log.consumer("a", auto_offset_reset="earliest", consumer_timeout_ms=100)
-        found = [record.value for record in consumer]
+        found = [record.value for record in log.topic("a")]
         assert [value for value in found if value in values] == values, "lost or twice"
 
 
