@@ -97,7 +97,7 @@ def _failure(
     number = error.errno if isinstance(error, OSError) else getattr(error, "code", None)
     if number is not None and number <= 0:
         number = None  # a code of LMDB's own: no system call failed
-    if number == errno.EIO and _is_full(files):
+    if number == errno.EIO and operation not in ("open", "read") and _is_full(files):
         number = errno.ENOSPC
     return (DiskFullError if number in FULL else StorageError)(
         what,
@@ -377,7 +377,8 @@ class Store:
         Raises:
             LockTimeoutError: Another process holds the write lock.
             DiskFullError: No space; nothing was changed.
-            StorageError: LMDB refused; nothing was changed.
+            StorageError: LMDB refused; nothing was changed, unless its text says otherwise.
+            CorruptionError: The file was damaged since this process opened it.
         """
         if not self._queue.acquire(False) and not self._queue.acquire(timeout=self._timeout):
             raise LockTimeoutError("another thread holds the lock", path=self._lock_path)
@@ -780,7 +781,7 @@ def broken_seals(files: Files, name: str) -> list[bytes]:
     """
     path = files.path(name)
     with (
-        _typed(files, "be read", path),
+        _typed(files, "read", path),
         lmdb.open(path, readonly=True, lock=False) as env,
         env.begin() as txn,
     ):

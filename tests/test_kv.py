@@ -489,7 +489,7 @@ def test_a_database_that_is_cut_while_it_is_open_is_damage_and_not_a_sigbus(tmp_
 
 @pytest.mark.parametrize("damage", [empty_file, one_byte, cut_in_half])
 def test_a_database_that_was_cut_under_others_is_refused_to_those_who_join(tmp_path, damage):
-    """Nobody checked it as a file: the first process did before it was cut."""
+    """It is open, so it is not checked as a file: the first process did that before the cut."""
     store = make_store(tmp_path)
     store.write(fill_200)
     with Held(lambda ready: (store.get(b"first"), ready())):

@@ -340,7 +340,7 @@ def test_all_handles_threads_and_children_go_on_after_a_failed_commit(directory)
             try:
                 while not stop.is_set():
                     consumer.poll(timeout_ms=1)
-            except BaseException as error:  # noqa: BLE001 - nobody else may see the fault
+            except BaseException as error:  # noqa: BLE001 - no other may see the fault
                 errors.append(error)
 
         thread = threading.Thread(target=follow)
