@@ -221,7 +221,9 @@ class Catalog:
             self._cache, self._version = {}, version
         found = self._cache.get(name)
         if found is None:
-            row = self._state.get(TOPIC + check_topic_name(name).encode())
+            key = TOPIC + check_topic_name(name).encode()
+            # Not `get`: this is rare, and `read` looks whether the database is whole.
+            row = self._state.read(lambda txn: txn.get(key))
             if row is None:
                 raise self._unknown(name)
             found = self._cache[name] = unpack_topic(name, row)

@@ -12,11 +12,13 @@ Lock order: the store's thread queue → its lock file → the LMDB transaction.
 
 from __future__ import annotations
 
+import errno
 import os
 import struct
 import threading
 import weakref
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
 import lmdb
@@ -25,7 +27,9 @@ import lmdb.verify
 from embedlog.checksum import is_sealed
 from embedlog.errors import (
     ClosedError,
+    CorruptionError,
     DiskFullError,
+    EmbedlogError,
     LockTimeoutError,
     StorageError,
 )
@@ -45,6 +49,10 @@ VERSION_PLACES = 18, 512 + 18
 
 Commits write them in turn: even numbers are in the first."""
 META_BYTES = 8192
+CHECKS = 3
+"""How often a database that other processes use is looked at before it counts as damaged."""
+LAST_PAGE_PLACES = 17, 512 + 17
+"""Which words are the numbers of the last page, in the same order."""
 MAGIC_AND_FORMAT = 0x00000001_BEEFC0DE
 LARGEST_CHECKED_BYTES = 16 << 30
 """A check takes 40 s for a GiB of rows, and two bytes of memory for a page, there or not."""
@@ -52,11 +60,67 @@ SMALL_PAGES = 1024
 """Leaving out the free pages of a copy takes LMDB a thread and 2 MiB, which costs 0.5 to 2 ms:
 more than to write them all, up to here."""
 LITTLE_SPACE = 16 << 20
-"""LMDB reports a full disk as an I/O error: below this much free space we call it full."""
+"""LMDB calls a write that a full disk cut short EIO: below this much free space it is ENOSPC."""
+FULL = errno.ENOSPC, errno.EDQUOT
+DAMAGED = (
+    lmdb.BadChecksumError,
+    lmdb.CorruptedError,
+    lmdb.InvalidError,
+    lmdb.PageNotFoundError,
+    lmdb.VersionMismatchError,
+)
+"""What LMDB raises for a file that it did not leave like that."""
 
 _environments: dict[_Key, _Environment] = {}
 _table_lock = threading.Lock()
 _stores: weakref.WeakSet[Store] = weakref.WeakSet()
+
+
+@contextmanager
+def _typed(files: Files, operation: str, path: str) -> Iterator[None]:
+    """Turn the errors of LMDB, and of the system below it, into those of embedlog."""
+    try:
+        yield
+    except EmbedlogError:
+        raise  # a LockTimeoutError is an OSError too
+    except (lmdb.Error, OSError) as error:
+        raise _failure(files, error, operation, path) from error
+
+
+def _failure(
+    files: Files, error: Exception, operation: str, path: str, todo: str = ""
+) -> StorageError | CorruptionError:
+    """Return the error to raise for one of LMDB, with the errno of the system call that failed."""
+    what = f"the database refused to {operation}: {error}"
+    if isinstance(error, DAMAGED):
+        return _damaged(what, path)
+    number = error.errno if isinstance(error, OSError) else getattr(error, "code", None)
+    if number is not None and number <= 0:
+        number = None  # a code of LMDB's own: no system call failed
+    if number == errno.EIO and operation not in ("open", "read") and _is_full(files):
+        number = errno.ENOSPC
+    return (DiskFullError if number in FULL else StorageError)(
+        what,
+        errno=number,
+        path=path,
+        operation=operation,
+        todo=todo or "Nothing was changed; see `embedlog doctor`",
+    )
+
+
+def _damaged(what: str, path: str) -> CorruptionError:
+    return CorruptionError(
+        what,
+        path=path,
+        todo="Close the log in every process: the next one to open it checks and restores it",
+    )
+
+
+def _is_full(files: Files) -> bool:
+    try:
+        return files.free_bytes() < LITTLE_SPACE
+    except EmbedlogError:
+        return False
 
 
 class _Environment:
@@ -65,6 +129,8 @@ class _Environment:
     def __init__(self, key: _Key, path: str, durable: bool, writable: bool) -> None:
         self.key, self.path, self.durable, self.writable = key, path, durable, writable
         self.users = 0
+        self.usable = True
+        """Whether `handle` is open: not if it had to be closed and could not be opened again."""
         # Every transaction holds one of these for its short life, so that the
         # map can be resized, and a fork can happen, while none is open.
         self.reading = threading.Lock()
@@ -80,7 +146,11 @@ class _Environment:
             # Where nothing may be written, there is no slot for a reader either.
             env = self._lmdb(lock=False)
         if self.writable:
-            env.reader_check()
+            try:
+                env.reader_check()
+            except lmdb.Error:
+                env.close()
+                raise
         return env
 
     def _lmdb(self, lock: bool) -> Any:
@@ -103,20 +173,67 @@ class _Environment:
             size = self.handle.info()["map_size"] * 2
             if size > LARGEST_MAP_BYTES:
                 raise StorageError(f"the map would grow past {LARGEST_MAP_BYTES}", path=self.path)
+            self._resize(size)
+
+    def adopt_growth(self) -> None:
+        """Take the size that another process gave the map."""
+        with self.writing, self.reading:
+            self._resize(0)
+
+    def _resize(self, size: int) -> None:
+        try:
             self.handle.set_mapsize(size)
+        except lmdb.Error:
+            # LMDB unmaps the old map first: a transaction would read where nothing is.
+            self.usable = False
+            self.handle.close()
+            raise
 
     def make_writable(self) -> None:
         """A handle that reads opened it first, one that writes joins: py-lmdb allows one only."""
         with self.writing, self.reading:
             if not self.writable:
-                self.handle.close()
                 self.writable = True
-                self.handle = self._open()
+                try:
+                    self._open_again()
+                except BaseException:
+                    self.writable = False
+                    raise
 
-    def adopt_growth(self) -> None:
-        """Take the size that another process gave the map."""
+    def reopen(self) -> None:
+        """Open the environment again, if it is not usable as it is.
+
+        After a failed write of a meta page LMDB refuses every transaction of the process
+        (MDB_PANIC) until the environment is closed.
+        """
         with self.writing, self.reading:
-            self.handle.set_mapsize(0)
+            if not self._accepts_transactions():
+                self._open_again()
+
+    def _accepts_transactions(self) -> bool:
+        if not self.usable:
+            return False
+        try:
+            self.handle.begin().abort()
+        except lmdb.PanicError:
+            return False
+        except lmdb.Error:
+            pass  # Opening it again does not help; the caller meets this one too.
+        return True
+
+    def _open_again(self) -> None:
+        self.usable = False
+        self.handle.close()
+        handle = self._open()
+        if self.durable and self.writable:
+            # LMDB put back the meta page that it failed to write.  That must be on the disk
+            # before the next commit overwrites pages that the failed one refers to.
+            try:
+                handle.sync(True)
+            except lmdb.Error:
+                handle.close()
+                raise
+        self.handle, self.usable = handle, True
 
 
 class Store:
@@ -134,7 +251,12 @@ class Store:
         self._queue = threading.Lock()
         self._lock: int | None = None
         self._shared: _Environment | None = None
+        self._joined: _Environment | None = None
+        """The environment to leave; `_shared` is not the same if that may not be used any more."""
         self._pages: memoryview | None = None
+        self._data: int | None = None
+        self._length, self._last_page = 0, -1
+        self._damage: str | None = None
         self._confirmed = -1
         self._closed = False
         _stores.add(self)
@@ -162,21 +284,45 @@ class Store:
         return found
 
     def read(self, step: Step[T]) -> T:
-        """Run ``step`` in one read transaction: a consistent view, never kept."""
+        """Run ``step`` in one read transaction: a consistent view, never kept.
+
+        Raises:
+            CorruptionError: The file was damaged since this process opened it.
+            StorageError: LMDB cannot read it for now.
+        """
         shared = self._shared or self._attach()
-        for attempt in range(3):
+        for _ in range(3):
             try:
-                with shared.reading, shared.handle.begin() as txn:
-                    return step(txn)
-            except lmdb.MapResizedError:
-                shared.adopt_growth()
-            except lmdb.ReadersFullError as error:
-                # Slots of killed readers stay taken until somebody looks.
-                if attempt or not shared.handle.reader_check():
-                    raise self._storage(error, "read") from error
+                with shared.reading:
+                    self._check_length()
+                    with shared.handle.begin() as txn:
+                        return step(txn)
             except lmdb.Error as error:
-                raise self._storage(error, "read") from error
+                self._prepare_retry(shared, error, "read")
         raise StorageError("the map kept changing under a reader", path=self.path)
+
+    def _check_length(self) -> None:
+        """Refuse to touch the map of a file that became shorter: that would be a SIGBUS.
+
+        LMDB never cuts its file.  `get` does without: it would take half as long again.
+        """
+        data = self._data
+        if data is not None:
+            length = self._files.size(data)
+            if length < self._length:
+                # From now on `_attach` raises, so that `get` and `version` leave the map alone.
+                self._damage = f"the database was cut from {self._length} to {length} bytes"
+                self._shared, self._pages = None, None
+                raise self._damaged()
+            self._length = length
+
+    def _note_growth(self, last_page: int) -> None:
+        if self._data is not None:
+            self._last_page = last_page
+            self._length = max(self._length, self._files.size(self._data))
+
+    def _damaged(self) -> CorruptionError:
+        return _damaged(f"{self._damage} while it was open", f"{self.path}/data.mdb")
 
     def version(self) -> int:
         """A number that grows with each commit by any process; 0.3 µs.
@@ -231,7 +377,8 @@ class Store:
         Raises:
             LockTimeoutError: Another process holds the write lock.
             DiskFullError: No space; nothing was changed.
-            StorageError: LMDB refused; nothing was changed.
+            StorageError: LMDB refused; nothing was changed, unless its text says otherwise.
+            CorruptionError: The file was damaged since this process opened it.
         """
         if not self._queue.acquire(False) and not self._queue.acquire(timeout=self._timeout):
             raise LockTimeoutError("another thread holds the lock", path=self._lock_path)
@@ -247,7 +394,9 @@ class Store:
 
     def _transact(self, step: Step[T]) -> T:
         shared = self._shared or self._attach()
+        self._check_length()
         while True:
+            number = -1
             try:
                 with shared.writing:
                     txn = shared.handle.begin(None, None, True)
@@ -262,25 +411,55 @@ class Store:
                     # A step that changed nothing leaves its number to the next one.
                     if pages is not None and number == pages[VERSION_PLACES[number & 1]]:
                         self._confirmed = number
+                        if pages[LAST_PAGE_PLACES[number & 1]] != self._last_page:
+                            self._note_growth(pages[LAST_PAGE_PLACES[number & 1]])
                     return result
-            except lmdb.MapFullError:
-                shared.grow()
-            except lmdb.MapResizedError:
-                shared.adopt_growth()
             except lmdb.Error as error:
-                raise self._storage(error, "commit") from error
+                if number < 0 or isinstance(error, lmdb.MapFullError):
+                    self._prepare_retry(shared, error, "commit")
+                elif self._is_committed(number, error):
+                    return result
 
-    def _storage(self, error: Exception, operation: str) -> StorageError | ClosedError:
+    def _is_committed(self, number: int, error: lmdb.Error) -> bool:
+        """Return whether a commit took place although LMDB failed at its end; else raise.
+
+        It undoes a meta page that it could not write.  If that fails too, the commit may
+        be there once the environment was opened again.  No other process can have made one
+        of that number: the lock file is still held.
+        """
+        todo = "It is not known whether the change was made; see `embedlog doctor`"
+        with suppress(EmbedlogError):
+            if self.read(_number) < number:
+                todo = ""  # nothing was changed
+            else:
+                if self._durable:
+                    # Its page may be in memory only: one that follows it takes it to the disk.
+                    self._transact(_change_nothing)
+                return True
+        raise self._failure(error, "commit", todo) from error
+
+    def _prepare_retry(self, shared: _Environment, error: lmdb.Error, operation: str) -> None:
+        """Do what has to be done before a transaction is tried again; else raise the error."""
+        try:
+            if self._closed:
+                raise error
+            if isinstance(error, lmdb.MapFullError):
+                shared.grow()
+            elif isinstance(error, lmdb.MapResizedError):
+                shared.adopt_growth()
+            elif isinstance(error, lmdb.PanicError) or not shared.usable:
+                shared.reopen()
+            # Slots of killed readers stay taken until they are looked for.
+            elif not isinstance(error, lmdb.ReadersFullError) or not self.check_readers():
+                raise error
+        except (lmdb.Error, OSError) as failure:
+            raise self._failure(failure, operation) from failure
+
+    def _failure(self, error: Exception, operation: str, todo: str = "") -> EmbedlogError:
         if self._closed:
             # By another thread, while this one was about to use it.
             return ClosedError("the log was closed", path=self.path)
-        kind = DiskFullError if self._files.free_bytes() < LITTLE_SPACE else StorageError
-        return kind(
-            f"the database refused to {operation}: {error}",
-            path=self.path,
-            operation=operation,
-            todo="nothing was changed; see `embedlog doctor`",
-        )
+        return _failure(self._files, error, operation, self.path, todo)
 
     # Life
 
@@ -303,40 +482,70 @@ class Store:
         """Join this process's environment of that root, or open it."""
         if self._closed:
             raise ClosedError("the log was closed", path=self.path)
+        if self._damage is not None:
+            raise self._damaged()
         key = (self._name, *self._files.identity())
-        with _table_lock:
+        if self._data is None:
+            self._data = self._open_data()
+        with _table_lock, _typed(self._files, "open", self.path):
             shared = _environments.get(key)
             if shared is None:
-                try:
-                    shared = _Environment(key, self.path, self._durable, self._files.writable)
-                except (lmdb.Error, OSError) as error:
-                    raise self._storage(error, "open") from error
+                shared = _Environment(key, self.path, self._durable, self._files.writable)
                 _environments[key] = shared
             elif self._files.writable:
                 shared.make_writable()
             shared.users += 1
-        self._shared = shared
-        self._pages = self._meta_pages(shared)
+        try:
+            self._check_pages(shared)
+            self._pages = self._meta_pages(shared, self._data)
+        except BaseException:
+            _leave(shared)
+            raise
+        self._shared = self._joined = shared
         return shared
 
-    def _meta_pages(self, shared: _Environment) -> memoryview | None:
+    def _open_data(self) -> int:
+        """Open the file to look at its length; LMDB would make a new database of an empty one."""
+        data = self._files.open(f"{self._name}/data.mdb")
+        self._length = self._files.size(data)
+        if self._length < META_BYTES:
+            self._files.close(data)
+            what = f"the database has {self._length} bytes"
+            raise _damaged(what, f"{self.path}/data.mdb")
+        return data
+
+    def _check_pages(self, shared: _Environment) -> None:
+        """Refuse a file that was cut while other processes had it open, so that none checked it.
+
+        One that lacks pages may be whole: LMDB does not write those that a transaction
+        took and gave back.  Then all of its rows are looked at.
+        """
+        with shared.reading:
+            pages, bytes_each = shared.handle.info()["last_pgno"] + 1, shared.handle.stat()["psize"]
+        if self._length < pages * bytes_each:
+            # Another process may write meanwhile, which looks like damage.
+            for _ in range(CHECKS):
+                problems = findings(self.path)
+                if not problems:
+                    return
+            self._damage = f"the database was cut to {self._length} bytes ({problems[0]})"
+            raise self._damaged()
+
+    def _meta_pages(self, shared: _Environment, data: int) -> memoryview | None:
         """Map the pages a commit ends in: two loads there are what `info` returns, for a tenth.
 
         A commit writes them through the page cache, so every process sees it at
         once.  None, and `info` is asked, where they are not as expected.
         """
         try:
-            data = self._files.open(f"{self._name}/data.mdb")
-            try:
-                words = memoryview(self._files.map(data, META_BYTES)).cast("Q")
-            finally:
-                self._files.close(data)
+            words = memoryview(self._files.map(data, META_BYTES)).cast("Q")
         except StorageError:
             return None
         known = words[2] == words[514] == MAGIC_AND_FORMAT
         newest = max(words[place] for place in VERSION_PLACES)
-        # Somebody may commit in between, so it may have grown by the second look.
-        return words if known and newest <= shared.handle.info()["last_txnid"] else None
+        # Another process may commit in between, so it may have grown by the second look.
+        with shared.reading:
+            return words if known and newest <= shared.handle.info()["last_txnid"] else None
 
     def close(self) -> None:
         """Leave the environment; the last user of this process closes it.
@@ -352,20 +561,31 @@ class Store:
             lock, self._lock = self._lock, None
             if lock is not None:
                 self._files.close(lock)
-            shared, self._shared, self._pages = self._shared, None, None
+            shared, self._joined, self._shared, self._pages = self._joined, None, None, None
             if shared is not None:
+                with shared.reading:  # the length is looked at under it
+                    data, self._data = self._data, None
+                    if data is not None:
+                        self._files.close(data)
                 _leave(shared)
         finally:
             if waited:
                 self._queue.release()
 
+    def is_whole(self) -> bool:
+        """Return whether the file is at least as long as it ever was; one that was cut is not."""
+        if self._shared is not None:
+            with suppress(CorruptionError), self._shared.reading:
+                self._check_length()
+        return self._damage is None
+
     def sync(self) -> None:
         """Write an unsynced environment to the disk."""
-        (self._shared or self._attach()).handle.sync(True)
+        self._ask("sync", lambda handle: handle.sync(True))
 
     def readers(self) -> tuple[int, int]:
         """Return how many reader slots are taken, and how many there are."""
-        info = (self._shared or self._attach()).handle.info()
+        info = self._ask("count its readers", lambda handle: handle.info())
         return info["num_readers"], info["max_readers"]
 
     def lagging(self) -> set[tuple[int, str, int]]:
@@ -373,35 +593,47 @@ class Store:
 
         What was freed since one of them began cannot be used again until it ends.
         """
-        handle = (self._shared or self._attach()).handle
-        newest = handle.info()["last_txnid"]
+        newest, table = self._ask(
+            "list its readers", lambda handle: (handle.info()["last_txnid"], handle.readers())
+        )
         # A table under one line of titles; "-" is a slot that nobody reads with.
-        rows = [line.split() for line in handle.readers().splitlines()[1:]]
+        rows = [line.split() for line in table.splitlines()[1:]]
         found = {(int(row[0]), row[1], int(row[2])) for row in rows if row[-1].isdigit()}
         return {each for each in found if each[2] < newest}
 
     def check_readers(self) -> int:
         """Free the reader slots of dead processes; return how many there were."""
-        freed: int = (self._shared or self._attach()).handle.reader_check()
+        freed: int = self._ask("check its readers", lambda handle: handle.reader_check())
         return freed
+
+    def _ask(self, operation: str, question: Callable[[Any], Any]) -> Any:
+        """Return what LMDB answers outside of a transaction; the handle stays open meanwhile."""
+        shared = self._shared or self._attach()
+        if not shared.usable:
+            self.read(_number)
+        try:
+            with shared.reading:
+                return question(shared.handle)
+        except (lmdb.Error, OSError) as error:
+            raise self._failure(error, operation) from error
 
     def copy(self, name: str) -> None:
         """Write a copy, durably, into the existing directory ``name`` below the root.
 
-        Only while nobody else writes: LMDB may wait for who does, without a timeout.
+        Only while no other process writes: LMDB may wait for one that does, without a timeout.
 
         Raises:
+            CorruptionError: The file was damaged since this process opened it.
             StorageError: It is not there, or not whole.
         """
-        shared = self._shared or self._attach()
+        self.read(_number)
         # LMDB would create the file for everybody to read.
         data = self._files.open(f"{name}/data.mdb", write=True, create=True)
         try:
-            pages: int = shared.handle.info()["last_pgno"]
-            shared.handle.copyfd(data, compact=pages > SMALL_PAGES)
+            pages: int = self._ask("copy itself", lambda handle: handle.info()["last_pgno"])
+            compact = pages > SMALL_PAGES
+            self._ask("copy itself", lambda handle: handle.copyfd(data, compact=compact))
             self._files.sync(data)
-        except lmdb.Error as error:
-            raise self._storage(error, "copy itself") from error
         finally:
             self._files.close(data)
 
@@ -409,6 +641,12 @@ class Store:
 def _number(txn: Txn) -> int:
     number: int = txn.id()
     return number
+
+
+def _change_nothing(txn: Txn) -> None:
+    """Change no row, but pages: LMDB writes nothing for a transaction that changed none."""
+    txn.put(b"\0", b"")
+    txn.delete(b"\0")
 
 
 class Nothing:
@@ -462,13 +700,14 @@ def create(files: Files, name: str, *, durable: bool, rows: dict[bytes, bytes]) 
     aside = f"{name}.new"
     discard(files, aside)
     files.make_directory(aside)
-    env = lmdb.open(files.path(aside), map_size=FIRST_MAP_BYTES, mode=0o600, sync=durable)
-    try:
-        with env.begin(write=True) as txn:
-            for key, value in rows.items():
-                txn.put(key, value)
-    finally:
-        env.close()
+    path = files.path(aside)
+    with (
+        _typed(files, "create itself", path),
+        lmdb.open(path, map_size=FIRST_MAP_BYTES, mode=0o600, sync=durable) as env,
+        env.begin(write=True) as txn,
+    ):
+        for key, value in rows.items():
+            txn.put(key, value)
     if durable:
         data = files.open(f"{aside}/data.mdb", write=True)
         try:
@@ -517,18 +756,22 @@ def findings(path: str) -> list[str]:
         StorageError: It cannot be read for now, which says nothing about damage.
     """
     try:
-        found: list[str] = lmdb.verify.verify(path)  # type: ignore[no-untyped-call]
+        # By the name of the file: of a directory that cannot be looked at it would not say so.
+        found: list[str] = lmdb.verify.verify(  # type: ignore[no-untyped-call]
+            f"{path}/data.mdb", subdir=False
+        )
     except FileNotFoundError as error:
         return [str(error)]
     except OSError as error:
         what = f"the database cannot be checked: {error.strerror}"
-        raise StorageError(what, errno=error.errno, operation="verify", path=path) from error
+        kind = DiskFullError if error.errno in FULL else StorageError
+        raise kind(what, errno=error.errno, operation="verify", path=path) from error
     except (lmdb.verify.VerifyError, struct.error) as error:
         return [str(error) or type(error).__name__]
     return found
 
 
-def broken_seals(path: str) -> list[bytes]:
+def broken_seals(files: Files, name: str) -> list[bytes]:
     """Return the keys of rows with a wrong seal, in an environment that is sound and nobody uses.
 
     All rows are looked at: one that got another key by damage is asked for by nobody.
@@ -536,12 +779,13 @@ def broken_seals(path: str) -> list[bytes]:
     Raises:
         StorageError: It cannot be read for now.
     """
-    try:
-        with lmdb.open(path, readonly=True, lock=False) as env, env.begin() as txn:
-            return [key for key, row in rows(txn, b"") if not is_sealed(row, key)]
-    except lmdb.Error as error:
-        what = f"the database cannot be read: {error}"
-        raise StorageError(what, operation="verify", path=path) from error
+    path = files.path(name)
+    with (
+        _typed(files, "read", path),
+        lmdb.open(path, readonly=True, lock=False) as env,
+        env.begin() as txn,
+    ):
+        return [key for key, row in rows(txn, b"") if not is_sealed(row, key)]
 
 
 def rows(txn: Txn, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
@@ -587,8 +831,8 @@ def _after_fork_in_child() -> None:
         shared.handle.close()
     _environments.clear()
     for store in list(_stores):
-        store._shared, store._lock, store._queue = None, None, threading.Lock()
-        store._pages = None
+        store._shared = store._joined = store._lock = store._data = store._pages = None
+        store._queue = threading.Lock()
 
 
 os.register_at_fork(

@@ -1,6 +1,7 @@
 """The door of LMDB: what happens when processes share, grow, stop, fork and die."""
 
 import os
+import random
 import threading
 import time
 from pathlib import Path
@@ -11,7 +12,7 @@ from support.cruel import CruelFiles
 from support.patience import patient
 
 from embedlog import kv
-from embedlog.errors import LockTimeoutError, StorageError
+from embedlog.errors import CorruptionError, LockTimeoutError, StorageError
 from embedlog.files import Files
 
 
@@ -466,6 +467,65 @@ def test_findings_tell_damage_without_opening_the_environment(tmp_path, damage):
     damage(tmp_path / "state" / "data.mdb")
 
     assert kv.findings(str(tmp_path / "state"))
+
+
+def test_a_database_that_is_cut_while_it_is_open_is_damage_and_not_a_sigbus(tmp_path):
+    """The next write or `read` finds it, and after it no call touches the map any more."""
+    for find in (lambda store: put(store, b"key", b"value"), lambda store: store.read(len)):
+        store = make_store(tmp_path / str(id(find)))
+        store.write(fill_200)
+        os.truncate(data := f"{store.path}/data.mdb", 3 * 4096)
+        uses = [
+            *(find, lambda store: store.get(b"00001"), kv.Store.version, kv.Store.settle),
+            *(lambda store: put(store, b"key", b"value"), kv.Store.readers),
+        ]
+        for use in uses:
+            with pytest.raises(CorruptionError, match="cut from") as caught:
+                use(store)
+            assert caught.value.path == data
+        assert not store.is_whole()
+        assert os.path.getsize(data) == 3 * 4096
+        store.close()
+
+
+@pytest.mark.parametrize("damage", [empty_file, one_byte, cut_in_half])
+def test_a_database_that_was_cut_under_others_is_refused_to_those_who_join(tmp_path, damage):
+    """It is open, so it is not checked as a file: the first process did that before the cut."""
+    store = make_store(tmp_path)
+    store.write(fill_200)
+    with Held(lambda ready: (store.get(b"first"), ready())):
+        store.close()
+        damage(data := tmp_path / "live" / "data.mdb")
+        found = data.read_bytes()
+        with pytest.raises(CorruptionError):
+            make_store(tmp_path)
+    assert data.read_bytes() == found
+
+
+def test_a_whole_database_whose_last_pages_were_never_written_is_not_refused(tmp_path):
+    """LMDB counts the pages that a transaction took and gave back, and writes none of them."""
+    store, chance = make_store(tmp_path), random.Random(0)
+    for _ in range(300):
+        keys = [b"%d" % number for number in range(chance.randint(1, 60))]
+        chance.shuffle(keys)
+
+        def step(txn, keys=keys):
+            for key in keys:
+                txn.put(key, bytes(chance.choice((10, 700, 1500, 5000, 30_000))))
+            for key in keys[: chance.randint(0, len(keys))]:
+                txn.delete(key)
+
+        store.write(step)
+        missing = (store._shared.handle.info()["last_pgno"] + 1) * 4096
+        missing -= (tmp_path / "live" / "data.mdb").stat().st_size
+        if missing:
+            break
+    store.close()
+
+    assert missing > 0
+    again = make_store(tmp_path)
+    assert again.get(b"first") == b"row"
+    again.close()
 
 
 @pytest.mark.parametrize("name", ["state", "live"])

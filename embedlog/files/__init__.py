@@ -104,7 +104,7 @@ class Files:
         self._root_fd = open_root(self.root)
         try:
             if writable and not unsafe_filesystem:
-                refuse_unsafe(self._magic(), os.fstat(self._root_fd).st_mode, self.root)
+                refuse_unsafe(self._magic(), self._root_status().st_mode, self.root)
         except BaseException:
             self.close_all()
             raise
@@ -119,11 +119,13 @@ class Files:
         """
         real = os.path.realpath(path)
         try:
-            os.makedirs(real, mode=_DIRECTORY_MODE)
-            sync_parent(real)
-        except FileExistsError:
-            if not os.path.isdir(real):
-                raise NotALogError("a log is a directory, and this is a file", path=real) from None
+            try:
+                os.makedirs(real, mode=_DIRECTORY_MODE)
+                sync_parent(real)
+            except FileExistsError:
+                if not stat.S_ISDIR(os.stat(real).st_mode):
+                    what = "a log is a directory, and this is a file"
+                    raise NotALogError(what, path=real) from None
         except OSError as error:
             raise storage_error(error, "create the root", real) from error
 
@@ -152,11 +154,13 @@ class Files:
             flags |= os.O_CREAT | (os.O_EXCL if exclusive else 0)
         with self._parent(path, "open") as (directory, name):
             fd = os.open(name, flags, _FILE_MODE, dir_fd=directory)
-        status = os.fstat(fd)
-        if not stat.S_ISREG(status.st_mode) or (write and status.st_nlink > 1):
-            os.close(fd)
-            refused = OSError(errno.EINVAL, "not a regular file with one name")
-            raise self._failed(refused, "open", path)
+            try:
+                status = os.fstat(fd)
+                if not stat.S_ISREG(status.st_mode) or (write and status.st_nlink > 1):
+                    raise OSError(errno.EINVAL, "not a regular file with one name")
+            except OSError:
+                os.close(fd)
+                raise
         self._paths[fd] = path
         return fd
 
@@ -462,7 +466,7 @@ class Files:
 
     def identity(self) -> tuple[int, int]:
         """Return device and inode of the root: a copy, or another mount, has others."""
-        status = os.fstat(self._open_root_fd("identify"))
+        status = self._root_status()
         return status.st_dev, status.st_ino
 
     def is_in_place(self) -> bool:
@@ -479,7 +483,7 @@ class Files:
 
     def free_bytes(self) -> int:
         """Return how many more bytes this user can store on the file system of the root."""
-        status = os.fstatvfs(self._open_root_fd("ask for free space in"))
+        status = self._disk_status()
         return status.f_bavail * status.f_frsize
 
     def most_descriptors(self) -> int:
@@ -489,8 +493,20 @@ class Files:
 
     def total_bytes(self) -> int:
         """Return how many bytes the file system of the root can store."""
-        status = os.fstatvfs(self._open_root_fd("ask for the size of the disk of"))
+        status = self._disk_status()
         return status.f_blocks * status.f_frsize
+
+    def _disk_status(self) -> os.statvfs_result:
+        try:
+            return os.fstatvfs(self._open_root_fd("statvfs"))
+        except OSError as error:
+            raise self._failed(error, "statvfs", "") from error
+
+    def _root_status(self) -> os.stat_result:
+        try:
+            return os.fstat(self._open_root_fd("stat"))
+        except OSError as error:
+            raise self._failed(error, "stat", "") from error
 
     def filesystem(self) -> str:
         """Return the name of the root's file system, or its magic number in hex."""

@@ -341,10 +341,14 @@ class Root:
         for log in self._partitions.values():
             log.close()
         self._partitions.clear()
-        context.live.close()
-        context.wake.close()
         try:
-            if files.writable:
+            # The next process to open the log believes a mark without looking at the rows.
+            whole = files.writable and context.live.is_whole() and context.state.is_whole()
+        finally:
+            context.live.close()
+            context.wake.close()
+        try:
+            if whole:
                 self._mark_clean(context)
         finally:
             context.state.close()

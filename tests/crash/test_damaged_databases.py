@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import random
+import shutil
 import signal
 import time
 import traceback
+from collections import Counter
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import lmdb
 import pytest
+from support import forks
 from support.children import in_child
 from support.cruel import materialise, scratch_directory
 from support.damage import readable, replaced, scrambled, snapshot
@@ -21,6 +26,7 @@ from support.power import Image
 from support.promises import Rebooted
 from support.roots import Row, abandon, encoded, make_log, open_root, rows
 
+import embedlog
 from embedlog import kv
 from embedlog.errors import CorruptionError, EmbedlogError, StorageError
 from embedlog.files import Files
@@ -366,3 +372,88 @@ def test_a_map_does_not_grow_without_end(tmp_path, monkeypatch):
     store.write(lambda txn: txn.put(b"k", b"w"))
     store.close()
     files.close_all()
+
+
+# Damaged while the log is open
+
+
+RUNNING = [
+    (path, kind, part) for path in (STATE, LIVE) for kind in ("cut", "zero") for part in range(8)
+]
+
+
+def use_and_damage(directory: Path, path: str, kind: str, part: int, acked: Path) -> None:
+    """Append, damage a database, and use and close the log as if nothing had happened."""
+    faulthandler.disable()  # a death is an end like another here
+    log = embedlog.open(directory, maintenance=False, lock_timeout=2)
+    producer = log.producer(retries=0)
+
+    def send(topic: str, value: bytes) -> None:
+        producer.send(topic, value).result(5)
+        with acked.open("ab") as file:
+            file.write(b"%s %s\n" % (topic.encode(), value))
+
+    log.create_topic("c")
+    for topic in ("a", "b", "c"):
+        send(topic, b"before")
+    data = directory / path
+    size = data.stat().st_size
+    if kind == "cut":
+        os.truncate(data, size * part // 8)
+    elif part * PAGE < size:
+        with data.open("r+b") as file:
+            file.seek(part * PAGE)
+            file.write(bytes(PAGE))
+    for topic in ("a", "b", "c"):
+        for use in (
+            partial(send, topic, b"after"),
+            lambda topic=topic: list(log.topic(topic)),
+            lambda topic=topic: log.create_topic(f"new-{topic}"),
+            log.verify,
+        ):
+            with suppress(EmbedlogError):
+                use()
+    with suppress(EmbedlogError):
+        log.close()
+
+
+def check_running(case: tuple[str, str, int], *, directory: Path) -> str:
+    """Damage a database of a running process; the next one to open the log finds all records."""
+    root = directory / f"running-{os.getpid()}"
+    acked = root.with_suffix(".acked")
+    shutil.rmtree(root, ignore_errors=True)
+    acked.write_bytes(b"")
+
+    def fill() -> None:
+        with embedlog.open(root, maintenance=False) as log:
+            for topic in ("a", "b"):
+                log.create_topic(topic)
+                log.producer().send(topic, b"first").result()
+
+    assert forks.run(fill).finding() is None
+    used = forks.run(lambda: use_and_damage(root, *case, acked))
+    assert used.error is None, used.error
+
+    def look() -> None:
+        with embedlog.open(root, maintenance=False) as log:
+            assert log.verify() == []
+            values = {topic: [record.value for record in log.topic(topic)] for topic in "abc"}
+            log.producer().send("a", b"more").result()
+        for line in acked.read_bytes().splitlines():
+            topic, value = line.split()
+            assert values[topic.decode()].count(value) == 1, f"{line} of {values}"
+
+    end = forks.run(look)
+    assert end.finding() is None, f"after {used}: {end.finding()}"
+    return "went on" if used.signal is None else signal.Signals(used.signal).name
+
+
+def test_a_database_damaged_under_a_running_process_loses_no_record() -> None:
+    """P13: the process gets a typed error or dies, and the next one restores the database."""
+    with scratch_directory() as directory:
+        ends = forks.spread(RUNNING, partial(check_running, directory=directory))
+    forks.tell(f"{len(ends)} damages: {dict(Counter(ends))}")
+    # Those that die read what is not there any more: see docs/guarantees.md.
+    assert set(ends) <= {"went on", "SIGBUS", "SIGABRT", "SIGSEGV"}
+    of_state = [end for end, case in zip(ends, RUNNING, strict=True) if case[:2] == (STATE, "cut")]
+    assert of_state.count("went on") >= 6

@@ -18,7 +18,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 from support.patience import patient
 
@@ -56,32 +56,15 @@ class Child:
         self._answer = tempfile.TemporaryFile(dir=in_memory())  # noqa: SIM115 - closed by `end`
         self.pid = os.fork()
         if self.pid == 0:
-            self._run(work)
-
-    def _run(self, work: Callable[[], Any]) -> None:
-        gc.disable()
-        answer: Any
-        try:
-            answer = work(), None
-        except BaseException:  # noqa: BLE001 - it is told to the parent
-            answer = None, traceback.format_exc(limit=-8)
-        try:
-            self._answer.write(pickle.dumps(answer))
-            self._answer.flush()
-        finally:
-            os._exit(0)
+            answer(work, self._answer)
 
     def end(self, patience: float = PATIENCE) -> End:
         """Wait until it is gone, and return how it went."""
         status = _wait(self.pid, patience)
-        with self._answer:
-            if status is None:
-                return End(error=f"hung for {patience} s")
-            if os.WIFSIGNALED(status):
-                return End(signal=os.WTERMSIG(status))
-            self._answer.seek(0)
-            said = self._answer.read()
-        return End(*pickle.loads(said)) if said else End(error="said nothing")
+        if status is None:
+            self._answer.close()
+            return End(error=f"hung for {patience} s")
+        return read_end(status, self._answer)
 
     def kill(self) -> End:
         """Kill it, wait until it is gone, and return how it had ended before, if it had."""
@@ -98,6 +81,31 @@ class Child:
     def go_on(self) -> None:
         """Let a stopped one continue."""
         os.kill(self.pid, signal.SIGCONT)
+
+
+def answer(work: Callable[[], Any], file: Any) -> NoReturn:
+    """Run `work` in a child, write what it returned or raised into a file, and end the child."""
+    gc.disable()
+    said: Any
+    try:
+        said = work(), None
+    except BaseException:  # noqa: BLE001 - it is told to the parent
+        said = None, traceback.format_exc(limit=-8)
+    try:
+        file.write(pickle.dumps(said))
+        file.flush()
+    finally:
+        os._exit(0)
+
+
+def read_end(status: int, file: Any) -> End:
+    """Return how a child ended that wrote its `answer` into a file, and close the file."""
+    with file:
+        if os.WIFSIGNALED(status):
+            return End(signal=os.WTERMSIG(status))
+        file.seek(0)
+        said = file.read()
+    return End(*pickle.loads(said)) if said else End(error="said nothing")
 
 
 def _wait(pid: int, patience: float) -> int | None:
