@@ -241,7 +241,7 @@ class Catalog:
     ) -> TopicInfo:
         """Add a topic with one empty segment in each partition; files come with first use."""
         key = TOPIC + check_topic_name(name).encode()
-        _check_count(partitions)
+        check_partition_count(partitions)
 
         def step(txn: kv.Txn) -> TopicInfo:
             if txn.get(key) is not None:
@@ -256,7 +256,7 @@ class Catalog:
 
     def grow_topic(self, name: str, partitions: int, now_ms: int) -> TopicInfo:
         """Give a topic more partitions; records already there stay where they are (G5)."""
-        _check_count(partitions)
+        check_partition_count(partitions)
 
         def grown(txn: kv.Txn, info: TopicInfo) -> TopicInfo:
             if partitions < info.partitions:
@@ -358,7 +358,12 @@ class Catalog:
         return self._state.write(step)
 
 
-def _check_count(partitions: object) -> None:
+def check_partition_count(partitions: object) -> None:
+    """Refuse what cannot be the number of partitions of a topic.
+
+    Raises:
+        InvalidPartitionsError: It is not an int from 1 to `MAX_PARTITIONS`.
+    """
     if not isinstance(partitions, int) or isinstance(partitions, bool):
         raise InvalidPartitionsError(f"partitions must be an int, got {partitions!r}")
     if not 1 <= partitions <= MAX_PARTITIONS:

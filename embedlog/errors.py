@@ -122,7 +122,7 @@ class RecordBatchTooLargeError(RecordTooLargeError):
 
 
 class TopicAlreadyExistsError(EmbedlogError):
-    """The topic to create is there already."""
+    """The topic to create exists, or exists with other partitions or settings."""
 
 
 class UnknownTopicOrPartitionError(EmbedlogError, LookupError):

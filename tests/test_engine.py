@@ -481,23 +481,97 @@ def test_a_topic_that_is_not_there_names_the_nearest(log):
 
 
 def test_a_topic_is_created_once(log):
-    """Unless told otherwise; and then its settings stay."""
+    """Unless ``exist_ok`` is set, and it is what is asked for."""
     log.create_topic("t", partitions=2, config={"retention.ms": 5})
 
     with pytest.raises(errors.TopicAlreadyExistsError):
         log.create_topic("t")
-    again = log.create_topic("t", partitions=7, exist_ok=True)
+    again = log.create_topic("t", exist_ok=True)
 
     assert again.partitions == 2
     assert again.config["retention.ms"] == 5
 
 
-@pytest.mark.parametrize("count", [0, -1, 1.5, True, None, "2"])
+@pytest.mark.parametrize(
+    ("partitions", "config"),
+    [
+        (None, None),
+        (2, {}),
+        (None, {"retention.ms": "5"}),  # the same as text
+        (2, {"retention_ms": 5, "cleanup.policy": "delete"}),  # a default that is given
+        (None, {"segment.bytes": None}),  # None is the default
+    ],
+)
+def test_what_is_not_given_does_not_differ(log, partitions, config):
+    """``exist_ok`` compares what is given, in whatever spelling."""
+    log.create_topic("t", partitions=2, config={"retention.ms": 5})
+
+    assert log.create_topic("t", partitions, config, exist_ok=True).partitions == 2
+
+
+@pytest.mark.parametrize(
+    ("partitions", "config", "differences", "calls"),
+    [
+        (4, None, ["it has 2 partitions, not 4"], ["create_partitions('t', 4)"]),
+        (1, None, ["it has 2 partitions, not 1"], ["cannot shrink"]),
+        (
+            None,
+            {"retention_ms": "6"},
+            ["retention.ms is 5, not 6"],
+            ["alter_topic('t', {'retention_ms': '6'})"],
+        ),
+        (
+            3,
+            {"retention.ms": None, "cleanup.policy": "compact"},
+            ["partitions", "retention.ms is 5, not 604800000", "cleanup.policy is 'delete'"],
+            [
+                "create_partitions('t', 3)",
+                "alter_topic('t', {'retention.ms': None, 'cleanup.policy': 'compact'})",
+            ],
+        ),
+    ],
+)
+def test_a_topic_that_differs_is_refused_with_what_would_change_it(
+    log, partitions, config, differences, calls
+):
+    """Nothing is changed; the calls that the error names then make it so."""
+    log.create_topic("t", partitions=2, config={"retention.ms": 5})
+
+    with pytest.raises(errors.TopicAlreadyExistsError) as caught:
+        log.create_topic("t", partitions, config, exist_ok=True)
+
+    for text in (*differences, *calls):
+        assert text in str(caught.value)
+    assert log.topic("t").partitions == 2
+    assert log.topic("t").config["retention.ms"] == 5
+    if partitions != 1:
+        for call in calls:
+            eval(f"log.{call}", {"log": log})
+        assert log.create_topic("t", partitions, config, exist_ok=True).name == "t"
+
+
+def test_two_that_create_the_same_topic_at_once_both_have_it(log, monkeypatch):
+    """``exist_ok``: the slower one finds the topic of the other."""
+    create = log.root.create_topic
+
+    def late(name, partitions, config):
+        create(name, partitions, config)
+        return create(name, partitions, config)
+
+    monkeypatch.setattr(log.root, "create_topic", late)
+    assert log.create_topic("t", 3, exist_ok=True).partitions == 3
+    assert log.create_topic("t", 3, exist_ok=True).partitions == 3
+
+
+@pytest.mark.parametrize("count", [0, -1, 1.5, True, "2"])
 def test_a_number_of_partitions_is_a_number(log, count):
     """At least one."""
     with pytest.raises(errors.InvalidPartitionsError):
         log.create_topic("t", partitions=count)
     assert log.topics() == []
+    log.create_topic("t")
+    with pytest.raises(errors.InvalidPartitionsError):
+        log.create_topic("t", partitions=count, exist_ok=True)
 
 
 def test_altering_changes_the_settings_named_and_no_others(log):

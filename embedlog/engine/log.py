@@ -11,9 +11,9 @@ import weakref
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from embedlog.catalog import INTERNAL, refuse_internal
+from embedlog.catalog import INTERNAL, check_partition_count, refuse_internal
 from embedlog.config import MaintenanceConfig, TopicConfig
-from embedlog.errors import EmbedlogError, InvalidConfigError
+from embedlog.errors import EmbedlogError, InvalidConfigError, TopicAlreadyExistsError
 from embedlog.files import Files
 from embedlog.log import DURABILITIES, VISIBILITIES, PartitionLog
 from embedlog.log.checking import Finding, rebuild_index, verify_root
@@ -91,7 +91,7 @@ class Log:
     def create_topic(
         self,
         name: str,
-        partitions: int = 1,
+        partitions: int | None = None,
         config: Mapping[str, object] | None = None,
         *,
         exist_ok: bool = False,
@@ -100,19 +100,64 @@ class Log:
 
         Args:
             name: Letters, digits, '.', '_' and '-'; at most 200.
-            partitions: How many; a topic can grow later, but not shrink.
+            partitions: How many, at most 20,000; 1 by default.  A topic can grow later, but
+                not shrink.
             config: Kafka's topic settings, dotted or with underscores.
-            exist_ok: Return the topic that is there, whatever its settings.
+            exist_ok: Return the topic that is there, if it has these partitions and these
+                settings.  What is not given may be anything.
 
         Raises:
             InvalidTopicError, InvalidPartitionsError, InvalidConfigError: Nothing was made.
-            TopicAlreadyExistsError: Unless ``exist_ok``.
+            TopicAlreadyExistsError: The topic exists, and ``exist_ok`` is not set, or it
+                differs from what is asked for; the error names each difference, and the
+                call that would apply it.
         """
         parsed = TopicConfig.parse(config or {})
         refuse_internal(name)
         if not (exist_ok and name in self.root.topics()):
-            self.root.create_topic(name, partitions, parsed)
+            try:
+                self.root.create_topic(name, 1 if partitions is None else partitions, parsed)
+                return self.topic(name)
+            except TopicAlreadyExistsError:
+                # With `exist_ok` another process was faster, by a moment.
+                if not exist_ok:
+                    raise
+        self._check_topic(name, partitions, config or {}, parsed)
         return self.topic(name)
+
+    def _check_topic(
+        self,
+        name: str,
+        partitions: int | None,
+        config: Mapping[str, object],
+        parsed: TopicConfig,
+    ) -> None:
+        """Raise unless a topic has the partitions and the settings that are given."""
+        info = self.root.topic(name)
+        differences, calls = [], []
+        if partitions is not None:
+            check_partition_count(partitions)
+            if partitions != info.partitions:
+                differences.append(f"it has {info.partitions} partitions, not {partitions}")
+            if partitions > info.partitions:
+                calls.append(f"create_partitions({name!r}, {partitions})")
+            elif partitions < info.partitions:
+                calls.append("no call, as a topic cannot shrink: leave `partitions` out")
+        there, wanted = info.config.to_dict(), parsed.to_dict()
+        changes: dict[str, object] = {}
+        for spelling, value in config.items():
+            setting = str(spelling).replace("_", ".")
+            if there[setting] != wanted[setting]:
+                differences.append(f"its {setting} is {there[setting]!r}, not {wanted[setting]!r}")
+                changes[setting] = value
+        if changes:
+            calls.append(f"alter_topic({name!r}, {changes!r})")
+        if differences:
+            raise TopicAlreadyExistsError(
+                f"the topic exists and is another one: {'; '.join(differences)}",
+                topic=name,
+                todo=f"Nothing was changed; what would change it: {'; '.join(calls)}",
+            )
 
     def delete_topic(self, name: str) -> None:
         """Remove a topic, its records, and what groups committed for it (A38).

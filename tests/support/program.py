@@ -11,6 +11,7 @@ import json
 import os
 import random
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ import embedlog.maintenance.jobs
 import embedlog.retention.rounds
 from embedlog import batch
 from embedlog.batch import EncodedBatch
-from embedlog.errors import EmbedlogError
+from embedlog.errors import EmbedlogError, TopicAlreadyExistsError
 from embedlog.files import Files
 
 Step = tuple[Any, ...]
@@ -155,8 +156,9 @@ class World:
 
     def _create(self, topic: str, partitions: int, segment_bytes: int) -> None:
         config = {"segment.bytes": segment_bytes, "index.interval.bytes": 300}
-        self.log.create_topic(topic, partitions, config, exist_ok=True)
         # One that could not be dropped before is there still.
+        with suppress(TopicAlreadyExistsError):
+            self.log.create_topic(topic, partitions, config)
         self.log.create_partitions(topic, max(partitions, self.log.root.partitions(topic)))
 
     def _drop(self, topic: str) -> None:
