@@ -8,6 +8,7 @@ import os
 from typing import Any
 
 import pytest
+from support import forks
 from support.clock import START, ManualClock
 from support.cramped import Modelled
 from support.cruel import CruelFiles
@@ -63,6 +64,73 @@ def test_it_is_not_made_where_it_would_take_the_last_room(root):
     assert root.context.reserve.held() == 0
     files(root).room += root.context.reserve.size() // 4
     assert root.context.reserve.keep() is True
+
+
+@pytest.mark.parametrize("reported", [0, 1 << 40])
+def test_an_allocation_decides_whether_there_is_room_for_it(root, reported):
+    """P10: what the file system reports as free may be too little for root, and too much."""
+    reserve, files(root).reported = root.context.reserve, reported
+    files(root).room = reserve.size()
+    assert reserve.keep() is False
+    assert reserve.held() == 0
+    assert files(root).room == reserve.size()
+    files(root).room += reserve.size() // 4
+    assert reserve.keep() is True
+    assert os.listdir(root.path).count(RESERVE_FILE) == 1
+    assert "reserve.trial" not in os.listdir(root.path)
+
+
+@pytest.mark.parametrize("reported", [0, 1 << 40])
+def test_room_is_what_can_be_allocated_and_then_with_the_reserve(root, reported):
+    """P10: it is given up only if it makes the difference."""
+    reserve, files(root).reported = root.context.reserve, reported
+    assert reserve.keep()
+    files(root).room = 500_000
+    assert reserve.room(200_000, trusting=not reported) == 200_000
+    assert reserve.held() == reserve.size()
+    assert reserve.room(10 << 20, trusting=not reported) <= 0
+    assert reserve.held() == reserve.size()
+    assert reserve.room(400_000, trusting=not reported) == 400_000
+    assert reserve.held() == 0
+
+
+@pytest.mark.parametrize("reported", [0, 1 << 40])
+def test_appends_go_on_once_it_can_be_allocated_whatever_is_reported(root, reported):
+    """P10: with too little reported they would wait for ever; with too much, eat what it gave."""
+    log = make_log(root)
+    fill(log, 10)
+    assert root.context.reserve.keep()
+    files(root).reported, files(root).room = reported, 0
+    with pytest.raises(DiskFullError):
+        fill(log, 1)
+    assert root.context.reserve.give_up()
+    given = files(root).room
+
+    with pytest.raises(DiskFullError, match="what is left is for housekeeping"):
+        fill(log, 1)
+    assert files(root).room == given
+
+    files(root).room = 8 << 20
+    forks.until(lambda: not raises_disk_full(root))
+    fill(log, 1, first=10)
+    assert offsets(log) == list(range(11))
+
+
+def raises_disk_full(root) -> bool:
+    try:
+        root.context.check_appendable()
+    except DiskFullError:
+        return True
+    return False
+
+
+def test_who_gives_it_up_appends_only_once_it_is_there_again(root):
+    """P10: else the next full disk finds none, as housekeeping makes it only now and then."""
+    log = make_log(root)
+    assert root.context.reserve.keep()
+    assert root.context.reserve.give_up()
+    fill(log, 1)
+    assert root.context.reserve.held() == root.context.reserve.size()
 
 
 def test_half_of_it_is_none(root):
@@ -199,7 +267,7 @@ def test_a_run_for_which_the_room_ends_changes_nothing(root, monkeypatch):
     """P10: somebody else took it; what was written goes, and the others are tried."""
     log = compacted(root, 4, 100_000, 5)
     before = dict(zip(offsets(log), values(log), strict=True))
-    monkeypatch.setattr(Reserve, "room", lambda self, needed: 1 << 30)
+    monkeypatch.setattr(Reserve, "room", lambda self, needed, **_: 1 << 30)
     files(root).room = 5_000
     done = compaction.clean(log, START)
     assert "the disk is too full" in done.why
@@ -223,7 +291,7 @@ def test_a_tombstone_outlives_what_there_was_no_room_to_remove(root, monkeypatch
     put(*large, (b"k", b"old"))
     put((b"k", None), (b"b0", b"old"), (b"b1", b"old"), (b"b2", b"old"))
     room = [2_400]
-    monkeypatch.setattr(Reserve, "room", lambda self, needed: room[0])
+    monkeypatch.setattr(Reserve, "room", lambda self, needed, **_: room[0])
     for number in range(3):
         # So that each time there is something to gain where the tombstone is.
         put((b"b%d" % number, b"new"))

@@ -26,7 +26,7 @@ from embedlog.compaction.scanning import Chunk, Scanner, data_rows, nulls, where
 from embedlog.compaction.selecting import Section, look
 from embedlog.config import LONG_MAX, MaintenanceConfig
 from embedlog.errors import DiskFullError, EmbedlogError, FencedError, StorageError
-from embedlog.log import PartitionLog, flushing, replacing
+from embedlog.log import PartitionLog, dooming, flushing, replacing
 from embedlog.log.replacing import Fence, Replacement, anybody
 
 Words = Any
@@ -76,6 +76,7 @@ class _Pass:
         fence: Fence,
         pace: Pace,
         done: Cleaned,
+        trusting: bool,
     ) -> None:
         self._section, self._log, self._now_ms = section, section.log, now_ms
         self._epoch = section.leader_epoch
@@ -92,6 +93,9 @@ class _Pass:
         self.left_out: list[SegmentInfo] = []
         """Segments that the disk had no room to rewrite.  From then on no tombstone goes, for
         what it deletes may be in them; and the checkpoint stays, so they are tried again."""
+        self.trusting = trusting
+        """Whether to believe the free space that the file system reports: not once a run was
+        planned by it, and the disk got full all the same."""
         self._run: _Run | None = None
         self._room = 0
         self._noted = False
@@ -142,7 +146,9 @@ class _Pass:
                 if self._run is not None and not self._run.takes(info, left, self._room):
                     self._close()
                 if self._run is None:
-                    self._room = min(limit, self._log.context.reserve.room(_with_more(left)))
+                    reserve = self._log.context.reserve
+                    room = reserve.room(_with_more(left), trusting=self.trusting)
+                    self._room = min(limit, room)
                 following = sources[place + 1] if place + 1 < len(sources) else None
                 alone = following is None or info.size + following.size > limit
                 alone = alone and self._run is None
@@ -188,6 +194,7 @@ class _Pass:
             run.new.abandon()
             run.take_back(self._done)
             self.left_out += run.sources
+            self.trusting, self._log.context.reserve.short = False, True
             return False
 
     def _bytes_left(self, info: SegmentInfo) -> int:
@@ -402,6 +409,7 @@ def clean(
     pace = pace or Pace(settings.log_cleaner_io_max_bytes_per_second)
     done = Cleaned(log.topic, log.partition)
     guard = _guard(log, fence)
+    trusting = True
     with replacing.claimed(log) as free:
         if not free:
             raise FencedError(
@@ -420,7 +428,7 @@ def clean(
             replacing.flush(log, section.first_uncleanable)
             counter = _Counter(guard, pace, progress, section)
             scanner = Scanner(log, settings.log_cleaner_io_buffer_size, counter.spend)
-            one = _Pass(section, now_ms, settings, scanner, guard, pace, done)
+            one = _Pass(section, now_ms, settings, scanner, guard, pace, done, trusting)
             try:
                 one.read_keys()
                 one.rewrite()
@@ -430,6 +438,11 @@ def clean(
                 continue
             done.passes += 1
             if one.left_out:
+                if trusting and not one.trusting:
+                    # The disk was fuller than reported.  Again, with runs that are sure to fit.
+                    trusting = False
+                    dooming.sweep_soon(log)
+                    continue
                 done.why = _told_of_room(one.left_out, log)
                 return done
     done.why = _told(done)

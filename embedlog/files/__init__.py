@@ -37,6 +37,7 @@ from embedlog.files.place import (
     OPEN_DIRECTORY,
     REMOTE_FILESYSTEMS,
     filesystem_magic,
+    free_blocks,
     identity_of,
     lock_timeout,
     open_root,
@@ -482,9 +483,12 @@ class Files:
             raise self._failed(error, "read the boot id of", "") from error
 
     def free_bytes(self) -> int:
-        """Return how many more bytes this user can store on the file system of the root."""
+        """Return how many more bytes this process may store, as far as the file system reports.
+
+        Quotas are not counted, and other things may be: only an allocation knows.
+        """
         status = self._disk_status()
-        return status.f_bavail * status.f_frsize
+        return free_blocks(status, self._magic()) * status.f_frsize
 
     def most_descriptors(self) -> int:
         """Return how many descriptors this process may have open."""

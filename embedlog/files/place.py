@@ -18,6 +18,10 @@ from embedlog.errors import (
 
 OPEN_DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT)
+_CAP_SYS_RESOURCE: Final = 1 << 24
+_ALL_USERS: Final = ["0", "0", "4294967295"]
+_RESERVING: Final = ("ext4", "f2fs", "overlay")
+"""File systems that keep blocks for root, and overlays, which usually lie on one of them."""
 
 FILESYSTEMS: Final = {
     0xEF53: "ext4",
@@ -171,6 +175,29 @@ def proc_file(name: str) -> str:
             return file.read()
     except OSError:
         return ""
+
+
+def free_blocks(status: os.statvfs_result, magic: int) -> int:
+    """Return how many blocks this process may still use, of what `os.fstatvfs` returned.
+
+    ext4 lets root, and who has CAP_SYS_RESOURCE, use the blocks it reserves.  Both count
+    only in the first user namespace: root of a container with one of its own is
+    another user.  Whom the options ``resuid`` and ``resgid`` let do so is not known here.
+    """
+    if status.f_bfree == status.f_bavail or FILESYSTEMS.get(magic) not in _RESERVING:
+        return status.f_bavail
+    return status.f_bfree if _may_use_reserved_blocks() else status.f_bavail
+
+
+def _may_use_reserved_blocks() -> bool:
+    if proc_file("self/uid_map").split() != _ALL_USERS:
+        return False
+    if os.geteuid() == 0:
+        return True
+    # Capabilities are those of a thread.
+    lines = proc_file("thread-self/status").splitlines()
+    effective = next((line.split()[1] for line in lines if line.startswith("CapEff:")), "0")
+    return bool(int(effective, 16) & _CAP_SYS_RESOURCE)
 
 
 def filesystem_magic(directory: int) -> int:

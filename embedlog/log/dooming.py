@@ -119,7 +119,7 @@ def sweep_soon(log: PartitionLog) -> None:
 
 
 def _is_full(context: Context) -> bool:
-    return context.files.free_bytes() < LITTLE_SPACE
+    return context.reserve.short or context.files.free_bytes() < LITTLE_SPACE
 
 
 def _is_held(txn: kv.Txn, row: _Row, now: int) -> bool:

@@ -1,13 +1,18 @@
-"""Room that is kept back, so that housekeeping can go on where a disk is full (P10).
+"""Disk space that is kept back, so that housekeeping can go on where a disk is full (P10).
 
 To delete takes room too: LMDB writes the pages that it changes to other places,
 a segment that is compacted is written before the old one goes, and a log of one
 segment begins the next one first.  So while there is room a file keeps some,
-and whoever keeps house unlinks it when the disk is full.  It is made anew
-when there is room again.
+and housekeeping unlinks it when the disk is full.  It is made again when there
+is room again.
 
 Appends that found the disk full wait for that as well: else they would eat what
 was given up before it could be used.
+
+Whether there is room, an allocation decides.  What the file system reports as
+free is only a hint: it may leave out blocks that this process may use, such as
+those that ext4 reserves for root, and count blocks that it may not, as where
+there are quotas.
 """
 
 from __future__ import annotations
@@ -21,13 +26,17 @@ from embedlog.errors import DiskFullError, StorageError
 from embedlog.files import Files
 
 RESERVE_FILE = "reserve"
+_TRIAL_FILE = "reserve.trial"
+"""Allocated to see whether there is room; it loses its name before it gets its bytes."""
 RESERVE_BYTES = 4 << 20
 """Its size: thousands of pages of LMDB, or a few small segments."""
 _MOST_SHARE = 16
 """It takes at most this part of a disk; on one of less than 4 MiB there is none."""
 _LEAST_BYTES = 256 << 10
 COMMIT_BYTES = 256 << 10
-"""What is left for commits by whoever may fill a disk."""
+"""What compaction leaves for commits."""
+_RETRY_MS = 1_000
+"""An append that waits for room tries to make the reserve this often."""
 
 T = TypeVar("T")
 
@@ -38,7 +47,10 @@ class Reserve:
     def __init__(self, files: Files) -> None:
         self._files = files
         self.short = False
-        """An append found the disk full, and no room was seen since."""
+        """This process found the disk full or gave the reserve up, and has not seen it since."""
+        self._refused: tuple[bool, int] | None = None
+        """Of the last append that tried to make the reserve in vain: whether enough was
+        reported as free, and when that was."""
 
     def size(self) -> int:
         """Return how large it is on this disk; 0 where there is none."""
@@ -56,9 +68,9 @@ class Reserve:
             self._files.close(fd)
 
     def keep(self) -> bool:
-        """Make it if there is room for it and some more; whether it is there now."""
+        """Make it if there is room for it and a quarter more; return whether it is there now."""
         size = self.size()
-        if not size or (self.held() < size and self._files.free_bytes() < _room_for(size)):
+        if not size or (self.held() < size and not self._fits(_room_for(size))):
             return False
         try:
             # Also where it is there: what was copied, or lived through a power cut, may be holes.
@@ -72,29 +84,40 @@ class Reserve:
             with suppress(StorageError):
                 self._files.unlink(RESERVE_FILE, missing_ok=True)
             return False
+        self.short, self._refused = False, None
         return True
 
     def give_up(self) -> bool:
-        """Let the disk have it; whether it was there."""
+        """Unlink it, and return whether it was there."""
         if not self._files.exists(RESERVE_FILE):
             return False
+        # This process appends again once it could be made again, whoever does so.
+        self.short = True
         self._files.unlink(RESERVE_FILE, missing_ok=True)
         return True
 
-    def room(self, needed: int) -> int:
-        """Return how many bytes may be written; gives the reserve up if only then they do."""
-        free = self._files.free_bytes() - COMMIT_BYTES
-        if free < needed <= free + self.size() and self.give_up():
-            free = self._files.free_bytes() - COMMIT_BYTES
+    def room(self, needed: int, *, trusting: bool = True) -> int:
+        """Return how many bytes may be written; give the reserve up if `needed` fit only then.
+
+        Args:
+            needed: How many are wanted at least.
+            trusting: Whether to believe the file system where it reports enough free space.
+        """
+        free = self._files.free_bytes() - COMMIT_BYTES if trusting else 0
+        if free >= needed or self._fits(needed + COMMIT_BYTES):
+            return max(free, needed)
+        held = self.held()
+        if held and self._fits(needed + COMMIT_BYTES - held) and self.give_up():
+            return max(self._files.free_bytes() - COMMIT_BYTES if trusting else 0, needed)
         return free
 
     def check(self) -> None:
-        """Raise unless there is room again, after an append found none.
+        """Raise unless there is room again, after the disk was found full.
 
         Raises:
             DiskFullError: There is not, and the little there is, housekeeping needs.
         """
-        if self.held() or self._files.free_bytes() >= _room_for(self.size()):
+        if not self.size() or self.held() or self._try_to_keep():
             self.short = False
             return
         raise DiskFullError(
@@ -105,8 +128,36 @@ class Reserve:
             todo="free some space, or let retention do so: appends go on by themselves",
         )
 
+    def _try_to_keep(self) -> bool:
+        """Make the reserve, unless that failed a moment ago and no more is reported as free."""
+        enough = self._files.free_bytes() >= _room_for(self.size())
+        now = self._files.uptime_ms()
+        if self._refused is not None:
+            before, at = self._refused
+            # Each trial takes for a moment what housekeeping may be about to use.
+            if now - at < _RETRY_MS and (before or not enough):
+                return False
+        self._refused = enough, now
+        return self.keep()
+
+    def _fits(self, size: int) -> bool:
+        """Return whether this process can have so many more bytes: allocate them, and let go."""
+        if size <= 0:
+            return True
+        try:
+            fd = self._files.open(_TRIAL_FILE, write=True, create=True)
+            try:
+                # First the name, so that the bytes go even if the process is killed.
+                self._files.unlink(_TRIAL_FILE, missing_ok=True)
+                self._files.allocate(fd, size)
+            finally:
+                self._files.close(fd)
+        except StorageError:
+            return False
+        return True
+
     def used_by(self, step: Callable[[], T]) -> T:
-        """Do a step of housekeeping, and once more without the reserve if there is no room."""
+        """Do a step of housekeeping; if the disk is full, give the reserve up and do it again."""
         try:
             return step()
         except DiskFullError:

@@ -150,6 +150,9 @@ class Compaction:
         for log, error in list(self._failed.items()):
             if isinstance(error, DiskFullError):
                 self._failed.pop(log, None)
+        if done:
+            # Compaction may have given the reserve up, and made room for it since.
+            turn.root.context.reserve.keep()
         return done
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator
 from functools import partial
@@ -13,11 +14,13 @@ from support import forks, full
 from support.cramped import KINDS, Cramped, check_cramped
 from support.cruel import scratch_directory
 from support.forks import tell
+from support.limits import NOBODY
 from support.patience import patient
 
 import embedlog
 from embedlog import batch
 from embedlog.errors import DiskFullError
+from embedlog.files import Files
 
 
 @pytest.fixture(scope="module")
@@ -39,6 +42,14 @@ def test_a_full_disk_is_freed_by_housekeeping(directory: Path) -> None:
             pytest.skip("mounting a tmpfs is not allowed here; the model of one is tested below")
         check = partial(check_cramped, place=directory, disk=disk)
         freed = forks.spread(cases(24, 3), check, workers=1)
+    tell(f"{len(freed)} sizes, {sum(one > 0 for one in freed)} times some was freed")
+
+
+@pytest.mark.parametrize("reported", [0, 1 << 40])
+def test_a_full_disk_is_freed_whatever_is_reported_as_free(directory: Path, reported: int) -> None:
+    """P10: a count leaves out what ext4 reserves for root, and knows of no quota."""
+    told = [case._replace(reported=reported) for case in cases(24, 3)]
+    freed = forks.spread(told, partial(check_cramped, place=directory, disk=None))
     tell(f"{len(freed)} sizes, {sum(one > 0 for one in freed)} times some was freed")
 
 
@@ -89,6 +100,61 @@ def test_appends_go_on_by_themselves_once_the_background_made_room(directory: Pa
         end = forks.run(lambda: _refill(disk.path / "root"))
         assert end.finding() is None, end.finding()
     tell(f"{end.value} records through a disk of 16 MiB")
+
+
+def test_a_log_of_root_goes_on_where_blocks_are_reserved_for_root(directory: Path) -> None:
+    """P10: none are free for other users; appends went into the reserved ones until no more did."""
+    with full.ext4_disk(directory / "ext4", reserved_percent=20) as disk:
+        if disk is None:
+            pytest.skip("mounting an ext4 from a loop device is not allowed here")
+        end = forks.run(lambda: _fill_and_compact(disk.path))
+        assert end.finding() is None, end.finding()
+    tell(f"{end.value} records through a disk of 16 MiB")
+
+
+def _fill_and_compact(path: Path) -> int:
+    """Fill the disk three times; each time one round makes room, and appends go on."""
+    log = embedlog.open(path / "root", maintenance=False)
+    config = {"cleanup.policy": "compact", "segment.bytes": 300_000, "max.message.bytes": 60_000}
+    log.create_topic("c", config=config)
+    log.maintain()
+    part, count, full_for = log.partition("c", 0), 0, 0
+    while full_for < 3:
+        one = batch.encode_lists([b"%d" % count + b"." * 5000], [b"%d" % (count % 50)], count)
+        try:
+            assert part.append([one])[0].base_offset == count
+        except DiskFullError:
+            full_for += 1
+            status = os.statvfs(path)
+            assert status.f_bavail == 0 < status.f_bfree
+            log.maintain()
+            forks.until(lambda: _is_room(part), 30)
+        else:
+            count += 1
+    newest = {int(key): int(value.rstrip(b".")) for key, value in log.topic("c").items()}
+    assert newest == {number % 50: number for number in range(count - 50, count)}
+    assert log.verify() == []
+    log.close()
+    return count
+
+
+def test_reserved_blocks_are_free_for_root_and_not_for_others(directory: Path) -> None:
+    """What is free is what this process may use."""
+    with full.ext4_disk(directory / "reserved", reserved_percent=20) as disk:
+        if disk is None:
+            pytest.skip("mounting an ext4 from a loop device is not allowed here")
+        disk.path.chmod(0o755)
+        end = forks.run(lambda: (_reported(disk.path), _reported(disk.path, user=NOBODY)))
+        assert end.finding() is None, end.finding()
+        status = os.statvfs(disk.path)
+    assert end.value == (status.f_bfree * status.f_frsize, status.f_bavail * status.f_frsize)
+
+
+def _reported(path: Path, user: int | None = None) -> int:
+    files = Files(path, writable=False)
+    if user is not None:
+        os.setresuid(user, user, user)
+    return files.free_bytes()
 
 
 @pytest.mark.full

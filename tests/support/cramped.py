@@ -42,6 +42,8 @@ class Cramped(NamedTuple):
     kind: str
     reserved: bool = True
     """Whether there is a reserve to be given up."""
+    reported: int | None = None
+    """The free space that the file system reports, if not what there is; for a model only."""
 
 
 class Modelled(CruelFiles):
@@ -53,8 +55,12 @@ class Modelled(CruelFiles):
     room: int | None = None
     """Bytes that are free; None is as many as the real disk has."""
     disk = 16 << 20
+    reported: int | None = None
+    """What the file system reports as free, if that is not what there is."""
 
     def free_bytes(self) -> int:
+        if self.reported is not None:
+            return self.reported
         return super().free_bytes() if self.room is None else self.room
 
     def total_bytes(self) -> int:
@@ -80,11 +86,15 @@ class Modelled(CruelFiles):
         super().truncate(fd, size)
 
     def allocate(self, fd: int, size: int) -> None:
+        grown = max(size - self.size(fd), 0)
         try:
-            self.take(max(size - self.size(fd), 0))
+            self.take(grown)
         except OSError as error:
             raise self._failed(error, "allocate", fd) from error
         super().allocate(fd, size)
+        if self.room is not None and not os.fstat(fd).st_nlink:
+            # It lost its name before, and is closed next.
+            self.room += grown
 
     def unlink(self, path: str, missing_ok: bool = False) -> None:
         size = 0
@@ -162,10 +172,10 @@ class _Life:
         if self.case.reserved:
             assert freed > 0, "nothing became free"
             # By themselves, with the same handle, at the same offset.
-            self.append()
+            forks.until(self.try_to_append)
             assert self.log.root.context.reserve.short is False
         self.free()
-        self.append()
+        forks.until(self.try_to_append)
         self.check()
         self.log.maintain()
         self.check()
@@ -183,11 +193,19 @@ class _Life:
         self.acked[end] = values[0]
         self.last.update(zip(keys, values, strict=True))
 
+    def try_to_append(self) -> bool:
+        try:
+            self.append()
+        except DiskFullError:
+            return False
+        return True
+
     def leave(self, pages: int) -> None:
         if self.disk:
             self.disk.leave(pages)
         else:
             self.files.room = pages * PAGE
+            self.files.reported = self.case.reported
 
     def free(self) -> None:
         if self.disk:

@@ -56,6 +56,32 @@ def small_disk(directory: Path) -> Iterator[Disk | None]:
             subprocess.run(["umount", "--lazy", os.fspath(directory)], check=True)
 
 
+@contextmanager
+def ext4_disk(directory: Path, *, reserved_percent: int) -> Iterator[Disk | None]:
+    """Mount a small ext4 that keeps blocks for root; None where that is not allowed."""
+    directory.mkdir()
+    image = directory.with_suffix(".image")
+    image.touch()
+    os.truncate(image, DISK)
+    commands = (
+        ["mkfs.ext4", "-q", "-F", "-m", str(reserved_percent), os.fspath(image)],
+        ["mount", "-o", "loop", os.fspath(image), os.fspath(directory)],
+    )
+    try:
+        done = all(
+            subprocess.run(command, capture_output=True, check=False).returncode == 0
+            for command in commands
+        )
+    except FileNotFoundError:
+        done = False
+    try:
+        yield Disk(directory) if done else None
+    finally:
+        if done:
+            subprocess.run(["umount", "--lazy", os.fspath(directory)], check=True)
+        image.unlink()
+
+
 class Budget(CruelFiles):
     """A disk as the kernel shows one that fills up: a short write, then ENOSPC."""
 
