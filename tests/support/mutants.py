@@ -218,7 +218,7 @@ MUTANTS = [
             Change(
                 f"{RECOVERY}:_keep_copy", {"files.sync(fd)": "...", "files.sync_directory": "str"}
             ),
-            Change(f"{RECOVERY}:cut", {"headers, True)": "headers, False)"}),
+            Change(f"{RECOVERY}:cut", {"headers, True, gap": "headers, False, gap"}),
         ),
     ),
 ]
