@@ -165,11 +165,15 @@ class Producer:
             gathering.left = left
             values = gathering.values
             row = len(values)
-            values.append(value)
             gathering.keys.append(key)
             gathering.timestamps.append(timestamp_ms)
+            values.append(value)
         except RecordTooLargeError as error:
-            return self._refuse(error)
+            return self._refuse_locked(error)
+        except BaseException:
+            # Such as Ctrl-C between two lines: the next record would get this one's key.
+            queue.open.trim()
+            raise
         finally:
             self._give()
         future = RecordFuture()
@@ -191,10 +195,13 @@ class Producer:
         with self.lock:
             try:
                 gathering, left = self.room.more(queue, size)
+                gathering.left = left
+                row = gathering.add_row(value, key, timestamp, headers, partition)
             except RecordTooLargeError as error:
-                return self._refuse(error)
-            gathering.left = left
-            row = gathering.add_row(value, key, timestamp, headers, partition)
+                return self._refuse_locked(error)
+            except BaseException:
+                queue.open.trim()
+                raise
         if self._silent:
             known = -1 if partition is None else partition
             metadata = RecordMetadata(queue.topic, known, -1, timestamp)
@@ -251,6 +258,10 @@ class Producer:
 
     def _refuse(self, error: EmbedlogError) -> RecordFuture:
         """A record that fails alone and at once (G7)."""
+        with self.lock:
+            return self._refuse_locked(error)
+
+    def _refuse_locked(self, error: EmbedlogError) -> RecordFuture:
         self.reports.counts["errors"] += 1
         return settled(RecordFuture(), error)
 
