@@ -19,6 +19,7 @@ from embedlog.errors import (
     ClosedError,
     EmbedlogError,
     IllegalStateError,
+    InvalidRecordError,
     RecordTooLargeError,
     TimeoutError,  # noqa: A004 - it is one
 )
@@ -377,7 +378,9 @@ class Producer:
             headers = [checked_headers(one) for one in headers]
         for name, column in (("keys", keys), ("headers", headers), ("timestamps", timestamps)):
             if column is not None and not isinstance(column, int) and len(column) != len(values):
-                raise ValueError(f"{len(values)} values, but {len(column)} {name}")
+                raise InvalidRecordError(
+                    f"{len(values)} values, but {len(column)} {name}", topic=topic
+                )
         return Rows(values, keys, timestamps, headers)
 
     def _counted(
@@ -392,8 +395,11 @@ class Producer:
             raise IllegalStateError(
                 "numbered records go to one partition", topic=queue.topic, todo="name it"
             )
-        if not 0 <= first <= LAST_SEQUENCE:
-            raise ValueError(f"sequence {first} is not in 0..{LAST_SEQUENCE}")
+        if type(first) is not int or not 0 <= first <= LAST_SEQUENCE:
+            raise InvalidRecordError(
+                f"sequence must be an int from 0 to {LAST_SEQUENCE}, got {first!r}",
+                topic=queue.topic,
+            )
         return partition or 0, first, count
 
     def _send_chosen(self, queue: TopicQueue, rows: Rows) -> BatchFuture:

@@ -14,6 +14,7 @@ from embedlog.errors import (
     InvalidRecordError,
     RecordTooLargeError,
     TimeoutError,  # noqa: A004 - it is one
+    UnknownTopicOrPartitionError,
 )
 from embedlog.log import sequence
 from embedlog.log.sequence import REMEMBERED
@@ -307,7 +308,7 @@ class TopicQueue:
         if lane is None or lane.log is not log:
             if lane is not None:
                 lane.ship()
-                lane.give_up(closed_early(self.topic))
+                lane.give_up(_deleted(self.topic, partition))
             lane = self.lanes[partition] = Lane(self.producer, log)
         return lane
 
@@ -505,6 +506,15 @@ def no_key(topic: str, indices: list[int]) -> InvalidRecordError:
         todo="Give them keys",
         topic=topic,
         indices=indices,
+    )
+
+
+def _deleted(topic: str, partition: int) -> UnknownTopicOrPartitionError:
+    return UnknownTopicOrPartitionError(
+        "the topic was deleted before the record was written",
+        topic=topic,
+        partition=partition,
+        todo="Send it again if the topic that has the name now is to have it",
     )
 
 
