@@ -166,6 +166,42 @@ def test_records_without_a_key_stay_with_a_partition_until_it_had_its_share(root
     assert sum(b == a + 1 for a, b in pairwise(numbers)) > len(numbers) * 0.7
 
 
+@pytest.mark.parametrize("how", ["one by one", "by linger"])
+def test_a_slow_stream_without_keys_reaches_every_partition(root, how):
+    """G3: 16 KiB end a stay as in Kafka, however large a batch may become."""
+    make(root, "eight", 8)
+    with Producer(root, partitioner_sticky_ms=3_600_000) as producer:
+        for _ in range(2000 if how == "one by one" else 100):
+            if how == "one by one":
+                producer.send("eight", bytes(100)).result()
+                continue
+            futures = [producer.send("eight", bytes(100)) for _ in range(20)]
+            forks.until(lambda futures=futures: all(future.done() for future in futures))
+        written = [len(found) for found in everything(root, "eight")]
+        assert sum(written) == 2000 == producer.metrics()["records"]
+        assert min(written) > 100
+        if how == "by linger":
+            assert producer.metrics()["batches"] < 1000
+
+
+def test_a_stay_ends_with_its_time_too(root):
+    """G3: few bytes would hold a slow stream for hours."""
+    make(root, "eight", 8)
+    with Producer(root, partitioner_sticky_ms=0) as producer:
+        used = [producer.send("eight", b"v").result().partition for _ in range(8)]
+    assert sorted(used) == list(range(8))
+
+
+def test_a_fast_stream_without_keys_still_makes_large_batches(root):
+    """A batch is as large as batch_size allows, whatever ends a stay."""
+    with Producer(root, linger_ms=10_000) as producer:
+        futures = [producer.send("four", bytes(1000)) for _ in range(4000)]
+        producer.flush()
+        assert all(future.succeeded() for future in futures)
+        assert producer.metrics()["batches"] < 4000 * 1016 / (128 << 10)
+    assert all(everything(root, "four"))
+
+
 def test_round_robin_leaves_no_partition_out(root):
     """G4: each partition in turn, across drains too (KAFKA-9965)."""
     with Producer(root, partitioner="round_robin") as producer:
@@ -635,7 +671,7 @@ def test_a_partition_must_be_a_number_and_a_sequence_too(root, producer):
 @pytest.mark.parametrize("unusual", [False, True], ids=["plain", "headers"])
 def test_a_send_that_is_interrupted_shifts_no_column(root, producer, unusual):
     """Ctrl-C may come between any two lines: the next record has its own key all the same."""
-    lines = 0
+    stop = lines = 0
     more = {"headers": [("h", b"1")], "partition": 3} if unusual else {}
     function = "add_row" if unusual else "send"
 
@@ -651,7 +687,7 @@ def test_a_send_that_is_interrupted_shifts_no_column(root, producer, unusual):
                 raise KeyboardInterrupt
         return each
 
-    for stop in range(1, 8):
+    for stop in range(1, 8):  # noqa: B007 - the tracer reads it
         lines = 0
         sys.settrace(trace)
         try:

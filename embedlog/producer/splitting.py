@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import pairwise
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -37,8 +38,12 @@ class Splitter:
 
     def __init__(self, queue: TopicQueue) -> None:
         self._queue, self._config = queue, queue.producer.config
-        adaptive = self._config.partitioner_adaptive_partitioning_enable
-        self._sticky = StickyPartitioner(max(self._config.batch_size, 1), adaptive=adaptive)
+        config = self._config
+        self._sticky = StickyPartitioner(
+            max(min(config.batch_size, config.partitioner_sticky_bytes), 1),
+            longest=config.partitioner_sticky_ms / 1000,
+            adaptive=config.partitioner_adaptive_partitioning_enable,
+        )
 
     def split(self, rows: Rows, size: int, chosen: dict[int, int]) -> tuple[Any, Batches]:
         """Return the order of the rows in the batches (None: as they are), and the batches."""
@@ -86,7 +91,7 @@ class Splitter:
         queues = None
         if any(lane.waiting for lane in lanes.values()):
             queues = [len(lanes[i].waiting) if i in lanes else 0 for i in range(partitions)]
-        return self._sticky.choose(partitions, queues=queues)
+        return self._sticky.choose(partitions, queues=queues, now=monotonic())
 
     def _scatter_rows(self, rows: Rows, size: int, chosen: dict[int, int]) -> tuple[Any, Batches]:
         """Hash the keys all at once, and bring the rows of each partition together."""

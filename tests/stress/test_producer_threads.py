@@ -36,9 +36,11 @@ def test_a_call_may_be_stopped_anywhere_while_another_is_made(root, first):
     """Everything acknowledged is there once, as it was sent; a sample of the lines."""
     for second in sending.CALLS:
         chance = random.Random(f"{first} {second}")
-        sending.check(
-            root, first, second, lambda count: chance.sample(range(count), min(count, SAMPLE))
-        )
+
+        def sample(count: int, chance: random.Random = chance) -> list[int]:
+            return chance.sample(range(count), min(count, SAMPLE))
+
+        sending.check(root, first, second, sample)
 
 
 @pytest.mark.full
