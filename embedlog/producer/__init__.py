@@ -162,7 +162,7 @@ class Producer:
             gathering = queue.open
             left = gathering.left - size
             if left < 0:
-                gathering, left = self.room.more(queue, size)
+                gathering, left = self.room.more(queue, size, value, key)
             gathering.left = left
             values = gathering.values
             row = len(values)
@@ -193,9 +193,12 @@ class Producer:
         if timestamp is None:
             timestamp = self._clock()
         size = RECORD_BYTES + len(value or b"") + len(key or b"")
+        for name, data in headers or ():
+            # A character takes up to four bytes.
+            size += RECORD_BYTES + 4 * len(name) + len(data or b"")
         with self.lock:
             try:
-                gathering, left = self.room.more(queue, size)
+                gathering, left = self.room.more(queue, size, value, key, headers)
                 gathering.left = left
                 row = gathering.add_row(value, key, timestamp, headers, partition)
             except RecordTooLargeError as error:

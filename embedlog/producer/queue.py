@@ -8,6 +8,7 @@ from collections import deque
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
+from embedlog.batch import BatchLimits
 from embedlog.catalog import TopicInfo
 from embedlog.errors import (
     IllegalStateError,
@@ -38,6 +39,8 @@ HEAD_BYTES = 1024
 """More than a batch takes besides its records."""
 ONE_BYTES = 512
 """More than a batch of one record takes besides its key and value."""
+KAFKA_BYTES = 96
+"""The same as Kafka counts (`batch.limits`)."""
 
 
 class Gathering(Delivery):
@@ -131,7 +134,8 @@ class TopicQueue:
         self.version = -1
         self.newest = producer.root.context.catalog.version
         self.info: TopicInfo
-        self.full_at = self.limit = self.wide = self.most = self.share = self.surely_fits = 0
+        self.full_at = self.limit = self.wide = self.share = self.surely_fits = 0
+        self.limits: BatchLimits
         self.compression, self.plain = "none", True
         self.look()
 
@@ -160,11 +164,14 @@ class TopicQueue:
         own = config.compression_type == "producer"
         self.compression = (self.producer.config if own else config).compression_type
         self.plain = self.compression == "none"
-        self.most = min(config.max_message_bytes, config.segment_bytes)
-        self.surely_fits = self.most - ONE_BYTES
+        self.limits = limits = BatchLimits(config.max_message_bytes, config.segment_bytes)
+        self.surely_fits = min(limits.message - KAFKA_BYTES, limits.segment - ONE_BYTES)
         # A topic may refuse batches as large as the producer would make them.
         # What says which keys and values are null is not counted: two bits of 16 bytes and more.
-        fits = self.most - self.most // 64 - HEAD_BYTES
+        fits = min(
+            limits.message - limits.message // 64 - KAFKA_BYTES,
+            limits.segment - limits.segment // 64 - HEAD_BYTES,
+        )
         self.limit = max(min(self.producer.config.batch_size, fits), 1)
         batch = max(self.producer.batch_size or COLUMN_BYTES, 1)
         self.wide = max(min(batch, fits), 1)

@@ -75,14 +75,14 @@ class Splitter:
     def _to_one(self, rows: Rows, size: int, partition: int) -> Batches:
         compression = self._queue.compression
         for piece in pieces(rows, self._queue.limit, size):
-            for encoded in encode_rows(piece, compression, self._queue.most):
+            for encoded in encode_rows(piece, compression, self._queue.limits):
                 yield partition, encoded
 
     def _stick(self, rows: Rows, size: int) -> Batches:
         compression = self._queue.compression
         for piece in pieces(rows, self._queue.limit, size):
             partition = self._stay()
-            for encoded in encode_rows(piece, compression, self._queue.most):
+            for encoded in encode_rows(piece, compression, self._queue.limits):
                 yield partition, encoded
                 self._sticky.added(encoded.size, batch_closed=True)
 
@@ -135,7 +135,7 @@ class Splitter:
         compression = self._queue.compression
         for start, stop in cuts(columns, self._queue.wide):
             piece = columns.slice(start, stop - start)
-            yield from encode_columns(piece, compression, self._queue.most, times)
+            yield from encode_columns(piece, compression, self._queue.limits, times)
 
     def split_rows(self, rows: Rows, size: int, partition: int | None) -> Batches:
         """Return the batches of rows that came as lists, made as they are asked for."""
