@@ -24,6 +24,7 @@ from embedlog import kv
 from embedlog.checksum import seal, unseal
 from embedlog.config import TopicConfig
 from embedlog.errors import (
+    InvalidPartitionError,
     InvalidPartitionsError,
     InvalidTopicError,
     TopicAlreadyExistsError,
@@ -191,6 +192,20 @@ def refuse_internal(name: str) -> None:
         )
 
 
+def check_partition(topic: str, number: object) -> None:
+    """Refuse what cannot be the number of a partition.
+
+    Raises:
+        InvalidPartitionError: It is not an int.
+    """
+    if isinstance(number, bool) or not isinstance(number, int):
+        raise InvalidPartitionError(
+            f"partition must be an int, got {number!r}",
+            topic=topic,
+            todo="Partitions are numbered from 0",
+        )
+
+
 class Catalog:
     """Reads and changes the catalogue; each call is one transaction on `state`."""
 
@@ -219,14 +234,17 @@ class Catalog:
         version = self._state.version()
         if version != self._version:
             self._cache, self._version = {}, version
-        found = self._cache.get(name)
+        # The dictionary of now: another thread may begin one for a later version before
+        # the row that is read here is put there.
+        cache = self._cache
+        found = cache.get(name)
         if found is None:
             key = TOPIC + check_topic_name(name).encode()
             # Not `get`: this is rare, and `read` looks whether the database is whole.
             row = self._state.read(lambda txn: txn.get(key))
             if row is None:
                 raise self._unknown(name)
-            found = self._cache[name] = unpack_topic(name, row)
+            found = cache[name] = unpack_topic(name, row)
         return found
 
     def _unknown(self, name: str) -> UnknownTopicOrPartitionError:

@@ -97,6 +97,10 @@ class InvalidPartitionsError(EmbedlogError, ValueError):
     """A partition count that is not positive, or would shrink a topic."""
 
 
+class InvalidPartitionError(EmbedlogError, TypeError):
+    """What should be a partition is none, such as a text in place of its number."""
+
+
 class InvalidRecordError(EmbedlogError, ValueError):
     """A record the topic refuses, such as one without a key in a compacted topic (A6)."""
 

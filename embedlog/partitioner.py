@@ -10,6 +10,7 @@ import struct
 from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import accumulate
+from math import inf
 from random import Random
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -221,9 +222,10 @@ _OFFSET_TYPES: dict[str, type[np.signedinteger[Any]]] = {
 
 
 class StickyPartitioner:
-    """Chooses for the keyless records of one topic: stays until a batch is full (G3).
+    """Chooses for the keyless records of one topic: stays for so many bytes, and so long (G3).
 
-    Not locked: its caller holds the producer's lock.
+    Each partition has its turn before one has its second: in an order of chance, and
+    another one each time.  Not locked: its caller holds the queue's drain lock.
 
     >>> sticky = StickyPartitioner(batch_size=100, rng=Random(7))
     >>> first = sticky.choose(4)
@@ -233,17 +235,32 @@ class StickyPartitioner:
 
     Args:
         batch_size: Stay for at least so many bytes.
+        longest: Stay for so many seconds, whatever was sent; for choices with a time.
         adaptive: Prefer partitions with short queues, where the caller knows the queues.
         rng: Where chance comes from.
     """
 
-    __slots__ = ("_adaptive", "_batch_size", "_bytes", "_current", "_rng")
+    __slots__ = (
+        *("_adaptive", "_batch_size", "_bytes", "_candidates", "_current", "_last"),
+        *("_longest", "_rng", "_since", "_turns"),
+    )
 
-    def __init__(self, batch_size: int, *, adaptive: bool = True, rng: Random | None = None):
-        self._batch_size, self._adaptive = batch_size, adaptive
+    def __init__(
+        self,
+        batch_size: int,
+        *,
+        longest: float = inf,
+        adaptive: bool = True,
+        rng: Random | None = None,
+    ):
+        self._batch_size, self._longest, self._adaptive = batch_size, longest, adaptive
         self._rng = rng or Random()
         self._current: int | None = None
-        self._bytes = 0
+        self._last: int | None = None
+        self._bytes, self._since = 0, 0.0
+        self._candidates: list[int] = []
+        self._turns: list[int] = []
+        """Of the candidates those that had no turn yet."""
 
     def choose(
         self,
@@ -251,6 +268,7 @@ class StickyPartitioner:
         *,
         queues: Sequence[int] | None = None,
         available: Sequence[int] | None = None,
+        now: float = 0.0,
     ) -> int:
         """Return the current partition, or the next one if it is time to change.
 
@@ -258,11 +276,12 @@ class StickyPartitioner:
             partitions: How many there are.
             queues: For each partition, how many batches wait; a longer queue is chosen less.
             available: Which of them can be written; None or nothing means any.
+            now: The time in seconds, by a clock that only goes forward.
         """
         current = self._current
-        if current is None or current >= partitions:
-            current = self._current = self._next(partitions, queues, available)
-            self._bytes = 0
+        if current is None or current >= partitions or now - self._since >= self._longest:
+            current = self._current = self._last = self._next(partitions, queues, available)
+            self._bytes, self._since = 0, now
         return current
 
     def added(self, size: int, *, batch_closed: bool) -> None:
@@ -278,12 +297,20 @@ class StickyPartitioner:
     def _next(
         self, partitions: int, queues: Sequence[int] | None, available: Sequence[int] | None
     ) -> int:
-        candidates = available or range(partitions)
+        candidates = list(available or range(partitions))
         if queues is None or not self._adaptive:
-            return candidates[self._rng.randrange(len(candidates))]
+            return self._next_turn(candidates)
         longest = max(queues[each] for each in candidates)
         weights = list(accumulate(longest + 1 - queues[each] for each in candidates))
         return candidates[bisect_right(weights, self._rng.randrange(weights[-1]))]
+
+    def _next_turn(self, candidates: list[int]) -> int:
+        if not self._turns or self._candidates != candidates:
+            self._candidates, self._turns = candidates, candidates.copy()
+            self._rng.shuffle(self._turns)
+            if self._turns[-1] == self._last:
+                self._turns.reverse()
+        return self._turns.pop()
 
 
 class RoundRobinPartitioner:

@@ -2,6 +2,7 @@
 
 import pytest
 from support.children import in_child
+from support.interleaving import Pair
 
 from embedlog import catalog, checksum, kv
 from embedlog.catalog import Catalog, PartitionInfo, SegmentInfo
@@ -368,3 +369,25 @@ def test_a_manifest_key_that_lost_a_byte_is_corruption_not_nonsense(topics, stat
     for read in (catalog.segments, catalog.last_segment):
         with pytest.raises(CorruptionError, match="damaged"):
             state.read(lambda txn, read=read: read(txn, key))
+
+
+def test_settings_that_change_while_a_topic_is_looked_up_are_not_forgotten(root):
+    """A thread that is stopped anywhere in its look puts no older settings over newer ones."""
+    root.create_topic("t", 1, TopicConfig())
+    topics, elsewhere = root.context.catalog, Catalog(root.context.state)
+    line, stopped = 0, True
+    while stopped:
+        wanted = 1000 + line
+
+        def alter_and_look(wanted=wanted):
+            elsewhere.alter_topic("t", {"segment.ms": wanted})
+            topics.topic("t")
+
+        # Something changed, so that the look reads the row.
+        elsewhere.alter_topic("t", {"retention.ms": 1000 + line})
+        pair = Pair(lambda: topics.topic("t"), alter_and_look, "embedlog.catalog", line)
+        pair.run()
+        assert pair.errors == [None, None]
+        assert topics.topic("t").config.segment_ms == wanted, pair.where
+        stopped, line = pair.where != "after the end", line + 1
+    assert line > 5

@@ -27,6 +27,8 @@ from embedlog.errors import (
     IllegalStateError,
     InvalidConfigError,
     InvalidGroupIdError,
+    InvalidPartitionError,
+    InvalidTopicError,
     LogTruncatedError,
     NoOffsetForPartitionError,
     OffsetOutOfRangeError,
@@ -1194,3 +1196,31 @@ def write_numbers(path, writer, count):
             one = encoded(b"%d" % number, keys=[b"%d" % writer])
             root.partition("t", partition).append([one])
     root.close()
+
+
+@pytest.mark.parametrize("name", ["", "  ", None, 5, b"t"])
+def test_what_is_no_name_of_a_topic_is_refused_with_a_typed_error(root, log, name):
+    """Which is a ValueError; the subscription stays as it was."""
+    consumer = Consumer(root, "t", group_id="g")
+    for call in (lambda: Consumer(root, name), lambda: consumer.subscribe(["t", name])):
+        with pytest.raises(InvalidTopicError, match="topic must"):
+            call()
+    assert issubclass(InvalidTopicError, ValueError)
+    assert consumer.subscription() == {"t"}
+    consumer.close()
+
+
+@pytest.mark.parametrize("number", [True, "0", 1.0, None])
+def test_what_is_no_partition_is_refused_with_a_typed_error(root, log, number):
+    """Also where a dictionary would take True for 1."""
+    consumer, wrong = Consumer(root), TopicPartition("t", number)
+    consumer.assign([T0])
+    for call in (
+        lambda: consumer.assign([wrong]),
+        lambda: consumer.end_offsets([wrong]),
+        lambda: consumer.offsets_for_times({wrong: 0}),
+        lambda: consumer.assign(["t"]),
+    ):
+        with pytest.raises(InvalidPartitionError, match="partition must be"):
+            call()
+    assert consumer.assignment() == {T0}

@@ -518,7 +518,7 @@ def test_what_is_not_given_does_not_differ(log, partitions, config):
             None,
             {"retention_ms": "6"},
             ["retention.ms is 5, not 6"],
-            ["alter_topic('t', {'retention_ms': '6'})"],
+            ["alter_topic('t', {'retention.ms': '6'})"],
         ),
         (
             3,

@@ -1,6 +1,7 @@
 """Where records go: bit for bit where Kafka would put them."""
 
 from collections import Counter
+from itertools import pairwise
 from random import Random
 
 import numpy as np
@@ -145,6 +146,27 @@ def test_sticky_moves_when_a_full_batch_closes():
     sticky.added(100, batch_closed=True)
 
     assert sticky.choose(1000) != first
+
+
+def test_sticky_gives_each_partition_its_turn():
+    """G3: all of them before one comes again, and none twice in a row."""
+    sticky = StickyPartitioner(1, rng=Random(3))
+    seen = []
+    for _ in range(50):
+        seen.append(sticky.choose(5))
+        sticky.added(1, batch_closed=True)
+    assert all(sorted(seen[n : n + 5]) == [0, 1, 2, 3, 4] for n in range(0, 50, 5))
+    assert all(a != b for a, b in pairwise(seen))
+    assert len({tuple(seen[n : n + 5]) for n in range(0, 50, 5)}) > 3
+
+
+def test_sticky_moves_when_its_time_is_over():
+    """G3: by the time of the choice."""
+    sticky = StickyPartitioner(100, longest=2.0, rng=Random(3))
+    first = sticky.choose(1000, now=10.0)
+    assert sticky.choose(1000, now=11.9) == first
+    second = sticky.choose(1000, now=12.0)
+    assert second != first and sticky.choose(1000, now=13.9) == second
 
 
 def choices(count, **kwargs):

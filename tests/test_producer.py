@@ -1,31 +1,40 @@
 """The producer: what is sent is written once, in order, and its future says where."""
 
+import errno
 import gc
+import linecache
 import os
 import pickle
+import re
 import subprocess
 import sys
 import threading
 import time
 import warnings
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from itertools import pairwise
 
 import pyarrow as pa
 import pytest
 from support import forks
+from support.cramped import Modelled
 from support.patience import patient
 from support.roots import encoded, healthy, open_root, rows, values
 
+import embedlog
 from embedlog.config import TopicConfig
 from embedlog.errors import (
     BufferExhaustedError,
     ClosedError,
+    DiskFullError,
     EmbedlogError,
     IllegalStateError,
     InvalidConfigError,
+    InvalidPartitionError,
     InvalidProducerEpochError,
     InvalidRecordError,
+    LockTimeoutError,
     OutOfOrderSequenceError,
     RecordTooLargeError,
     SerializationError,
@@ -156,6 +165,42 @@ def test_records_without_a_key_stay_with_a_partition_until_it_had_its_share(root
     assert all(found)
     numbers = [int(value[:4]) for value in found[0]]
     assert sum(b == a + 1 for a, b in pairwise(numbers)) > len(numbers) * 0.7
+
+
+@pytest.mark.parametrize("how", ["one by one", "by linger"])
+def test_a_slow_stream_without_keys_reaches_every_partition(root, how):
+    """G3: 16 KiB end a stay as in Kafka, however large a batch may become."""
+    make(root, "eight", 8)
+    with Producer(root, partitioner_sticky_ms=3_600_000) as producer:
+        for _ in range(2000 if how == "one by one" else 100):
+            if how == "one by one":
+                producer.send("eight", bytes(100)).result()
+                continue
+            futures = [producer.send("eight", bytes(100)) for _ in range(20)]
+            forks.until(lambda futures=futures: all(future.done() for future in futures))
+        written = [len(found) for found in everything(root, "eight")]
+        assert sum(written) == 2000 == producer.metrics()["records"]
+        assert min(written) > 100
+        if how == "by linger":
+            assert producer.metrics()["batches"] < 1000
+
+
+def test_a_stay_ends_with_its_time_too(root):
+    """G3: few bytes would hold a slow stream for hours."""
+    make(root, "eight", 8)
+    with Producer(root, partitioner_sticky_ms=0) as producer:
+        used = [producer.send("eight", b"v").result().partition for _ in range(8)]
+    assert sorted(used) == list(range(8))
+
+
+def test_a_fast_stream_without_keys_still_makes_large_batches(root):
+    """A batch is as large as batch_size allows, whatever ends a stay."""
+    with Producer(root, linger_ms=10_000) as producer:
+        futures = [producer.send("four", bytes(1000)) for _ in range(4000)]
+        producer.flush()
+        assert all(future.succeeded() for future in futures)
+        assert producer.metrics()["batches"] < 4000 * 1016 / (128 << 10)
+    assert all(everything(root, "four"))
 
 
 def test_round_robin_leaves_no_partition_out(root):
@@ -490,6 +535,177 @@ def test_an_expired_record_never_appears_and_leaves_no_gap(root):
                             raise
         assert producer.send("one", b"2").result(patient(5)).offset == 1
     assert values(root.partition("one", 0)) == [b"1", b"2"]
+
+
+def fails(future):
+    """What a future raises in the end."""
+    while not future.done():
+        with suppress(EmbedlogError):
+            future.result(0.2)
+    return future.exception
+
+
+def test_without_retries_a_record_fails_with_what_the_append_raised(root):
+    """As Kafka's producer, which raises the last error; the message counts the tries."""
+    for retries, tries in ((0, "1 try"), (2, "3 tries")):
+        config = {"retries": retries, "request_timeout_ms": 20, "retry_backoff_ms": 1}
+        with Producer(root, **config) as producer:
+            producer.send("one", b"1").result()
+            with Held(root, "one"):
+                error = fails(producer.send("one", b"lost"))
+            assert type(error) is LockTimeoutError
+            assert type(error.__cause__) is LockTimeoutError
+            assert f"{tries} in " in str(error) and f"(retries {retries})" in str(error)
+            assert producer.send("one", b"2").result().offset > 0
+    assert values(root.partition("one", 0)) == [b"1", b"2"] * 2
+
+
+def test_an_impatient_wait_does_not_use_up_the_tries(root):
+    """A try with less patience than request_timeout_ms is no answer of the partition."""
+    with Producer(root, retries=0, retry_backoff_ms=1) as producer:
+        producer.send("one", b"1").result()
+        with Held(root, "one"):
+            future = producer.send("one", b"2")
+            for _ in range(3):
+                with pytest.raises(TimeoutError, match="wait again"):
+                    future.result(0.01)
+        assert future.result(5).offset == 1
+
+
+def test_a_record_that_is_too_late_says_how_late_and_why(root):
+    """G11: the time that passed, the setting, the tries, and the last error as the cause."""
+    config = {"delivery_timeout_ms": 60, "request_timeout_ms": 10, "retry_backoff_ms": 5}
+    with Producer(root, **config) as producer:
+        producer.send("one", b"1").result()
+        with Held(root, "one"):
+            error = fails(producer.send("one", b"lost"))
+    assert type(error) is TimeoutError
+    assert type(error.__cause__) is LockTimeoutError
+    found = re.search(r"tries in (\d+\.\d+) s \(delivery_timeout_ms 60\)", str(error))
+    assert found and float(found[1]) >= 0.06
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"retries": 0},
+        {"retries": 2, "retry_backoff_ms": 1},
+        {"delivery_timeout_ms": 50, "request_timeout_ms": 10, "retry_backoff_ms": 5},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("call", ["send", "send_batch"])
+def test_a_full_disk_is_told_as_one(tmp_path, config, call):
+    """P10: whether tries or time are used up."""
+    root = open_root(tmp_path / "log", files=Modelled)
+    root.create_topic("one", 1, TopicConfig())
+    with Producer(root, **config) as producer:
+        producer.send("one", b"1").result()
+        root.context.files.room = 0
+        many = call == "send_batch"
+        value = bytes(20_000)
+        future = producer.send_batch("one", [value]) if many else producer.send("one", value)
+        error = fails(future)
+        assert type(error) is DiskFullError and error.errno == errno.ENOSPC
+        assert "not written after" in str(error)
+        root.context.files.room = None
+        assert producer.send("one", b"2").result().offset == 1
+    assert healthy(root)
+    root.close()
+
+
+@pytest.mark.parametrize("made_again", [False, True])
+@pytest.mark.parametrize("durability", ["os", "fsync"])
+def test_a_topic_that_another_process_deletes_stops_no_flush_and_no_close(
+    tmp_path, durability, made_again
+):
+    """What was acknowledged is no error; what was not fails alone; all else is written."""
+
+    def delete():
+        with embedlog.open(tmp_path / "log", maintenance=False) as other:
+            other.delete_topic("gone")
+            if made_again:
+                other.create_topic("gone", 1)
+
+    log = embedlog.open(
+        tmp_path / "log", maintenance=False, durability=durability, auto_create_topics=False
+    )
+    log.create_topic("gone", 1)
+    log.create_topic("stays", 2)
+    with log.producer(linger_ms=10_000) as producer:
+        written = producer.send("gone", b"1")
+        written.result()
+        for partition in range(2):
+            producer.send("stays", b"1", partition=partition).result()
+        lost = producer.send("gone", b"2")
+        kept = [producer.send("stays", b"2", partition=n) for n in range(2)]
+        assert forks.run(delete).finding() is None
+        log.flush()
+        assert written.succeeded() and all(future.succeeded() for future in kept)
+        if made_again:
+            assert lost.value.offset == 0
+        else:
+            assert type(lost.exception) is UnknownTopicOrPartitionError
+        assert not log.root.partition("stays", 0).dirty
+    log.close()
+    with embedlog.open(tmp_path / "log", maintenance=False) as again:
+        assert [record.value for record in again.topic("stays")] == [b"1", b"2"] * 2
+
+
+def test_a_partition_must_be_a_number_and_a_sequence_too(root, producer):
+    """Typed errors, and nothing is written; True is no 1."""
+    producer.send("four", b"v", partition=1).result()
+    for wrong in (True, "1", 1.0):
+        for call in (producer.send, producer.send_batch):
+            with pytest.raises(InvalidPartitionError, match="must be an int"):
+                call("four", [b"v"] if call == producer.send_batch else b"v", partition=wrong)
+        with pytest.raises(InvalidPartitionError):
+            producer.last_sequence("four", wrong)
+        with pytest.raises(InvalidPartitionError):
+            root.partition("four", wrong)
+    for wrong in (-1, True, "0", 1.5):
+        with pytest.raises(InvalidRecordError, match="sequence must be"):
+            producer.send_batch("one", [b"v"], sequence=wrong)
+    assert values(root.partition("one", 0)) == [] and len(values(root.partition("four", 1))) == 1
+
+
+@pytest.mark.parametrize("unusual", [False, True], ids=["plain", "headers"])
+def test_a_send_that_is_interrupted_shifts_no_column(root, producer, unusual):
+    """Ctrl-C may come between any two lines: the next record has its own key all the same."""
+    stop = lines = 0
+    more = {"headers": [("h", b"1")], "partition": 3} if unusual else {}
+    function = "add_row" if unusual else "send"
+
+    def trace(frame, event, argument):
+        return each if frame.f_code.co_name == function else None
+
+    def each(frame, event, argument):
+        nonlocal lines
+        text = linecache.getline(frame.f_code.co_filename, frame.f_lineno)
+        if event == "line" and ("append(" in text or "[row] = " in text or "return row" in text):
+            lines += 1
+            if lines == stop:
+                raise KeyboardInterrupt
+        return each
+
+    for stop in range(1, 8):  # noqa: B007 - the tracer reads it
+        lines = 0
+        sys.settrace(trace)
+        try:
+            producer.send("four", b"interrupted", b"other", **more)
+        except KeyboardInterrupt:
+            pass
+        finally:
+            sys.settrace(None)
+        mine = producer.send("four", b"mine", b"own").result()
+        row = rows(root.partition("four", mine.partition), mine.offset)[0]
+        assert row[2:] == (b"own", b"mine", [])
+        assert mine.partition == partition_for_key(b"own", 4)
+    producer.flush()
+    for n in range(4):
+        for _, _, key, value, headers in rows(root.partition("four", n)):
+            assert (key, value) in {(b"own", b"mine"), (b"other", b"interrupted")}
+            assert (headers == [("h", b"1")] and n == 3) or not unusual or value == b"mine"
 
 
 def test_a_cut_log_does_not_stop_the_producer_for_good(root, producer):

@@ -10,6 +10,7 @@ one asks for, no others.
 
 from __future__ import annotations
 
+from embedlog.batch.limits import BatchLimits, is_over, kafka_size, request_size
 from embedlog.batch.one import encode_one
 from embedlog.batch.reading import (
     Batch,
@@ -58,6 +59,7 @@ __all__ = [
     "TIMESTAMP",
     "VERSION",
     "Batch",
+    "BatchLimits",
     "EncodedBatch",
     "Lengths",
     "Source",
@@ -67,10 +69,13 @@ __all__ = [
     "encode_one",
     "from_lists",
     "head_length",
+    "is_over",
+    "kafka_size",
     "lengths_of",
     "message_length",
     "offset_range",
     "parse",
+    "request_size",
     "row_ends",
     "rows_without_key",
     "schema",

@@ -45,6 +45,11 @@ def rows_without_key(one: EncodedBatch) -> list[int]:
     return [row for row, absent in enumerate(keys.is_null().to_pylist()) if absent]
 
 
+def decoded(one: EncodedBatch) -> Any:
+    """Return its columns as an Arrow record batch."""
+    return _columns(one, _message(one))
+
+
 def _message(one: EncodedBatch) -> bytes:
     return b"".join(bytes(part) for part in one.stamp(0, 0))
 

@@ -26,6 +26,7 @@ _CODES: tuple[tuple[int, tuple[type[Exception], ...]], ...] = (
         (
             errors.InvalidConfigError,
             errors.InvalidGroupIdError,
+            errors.InvalidPartitionError,
             errors.InvalidPartitionsError,
             errors.InvalidTopicError,
         ),

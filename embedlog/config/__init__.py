@@ -396,6 +396,16 @@ class ProducerConfig(Settings):
     partitioner_ignore_keys: bool = _switch(False)
     """Spread records with keys as if they had none (G1)."""
 
+    partitioner_sticky_bytes: int = _number(16 << 10, 1, INT_MAX)
+    """embedlog's own: records without a key go to another partition after so many bytes, or
+    ``batch_size`` if that is less (G3).
+
+    Kafka's 16384, its ``batch.size``; here batches are larger than that, and one is never split.
+    """
+
+    partitioner_sticky_ms: int = _number(100, 0)
+    """embedlog's own: and after so long, so that a slow stream reaches all partitions soon."""
+
     partitioner_adaptive_partitioning_enable: bool = _switch(True)
     """Send less to partitions that are slower (G3)."""
 

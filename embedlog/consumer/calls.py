@@ -7,7 +7,13 @@ import threading
 from collections.abc import Iterable, Mapping
 
 from embedlog.config import ConsumerConfig
-from embedlog.errors import ClosedError, IllegalStateError, InvalidConfigError
+from embedlog.errors import (
+    ClosedError,
+    IllegalStateError,
+    InvalidConfigError,
+    InvalidPartitionError,
+    InvalidTopicError,
+)
 from embedlog.record import OffsetAndMetadata, TopicPartition
 
 
@@ -65,7 +71,7 @@ def partition_of(one: object) -> TopicPartition:
         return one
     if isinstance(one, tuple) and len(one) == 2 and isinstance(one[0], str):
         return TopicPartition(*one)
-    raise TypeError(f"a partition is a TopicPartition, not {one!r}")
+    raise InvalidPartitionError(f"partition must be a TopicPartition, got {one!r}")
 
 
 def limit_of(max_records: int | None) -> int | None:
@@ -82,14 +88,19 @@ def asked(config: Mapping[str, object], setting: str) -> bool:
 
 
 def check_topics(topics: Iterable[object]) -> None:
-    """Raise unless these are names of topics."""
+    """Raise unless these are names of topics.
+
+    Raises:
+        InvalidTopicError: One is blank, or not a str.
+        TypeError: They are one str, not a list.
+    """
     if isinstance(topics, str):
         raise TypeError(f"topics are a list, not the text {topics!r}")
     for topic in topics:
         if not isinstance(topic, str):
-            raise TypeError(f"a topic is a str, not {topic!r}")
+            raise InvalidTopicError(f"topic must be a str, got {topic!r}")
         if not topic.strip():
-            raise ValueError("the name of a topic is blank")
+            raise InvalidTopicError(f"topic must not be blank, got {topic!r}", todo="Name a topic")
 
 
 def check_alone(config: ConsumerConfig, given: Mapping[str, object]) -> None:

@@ -9,6 +9,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from embedlog.catalog import INTERNAL, check_partition_count, refuse_internal
@@ -416,14 +417,14 @@ class Log:
         """Flush and close producers and consumers, then the log; later calls raise ClosedError."""
         if self.root.closed:
             return
-        try:
-            if self._maintenance is not None:
-                self._maintenance.close()
+        # Each of them is closed, in reverse order, whatever the ones before raised.
+        with ExitStack() as closing:
+            closing.callback(_open_logs.discard, self)
+            closing.callback(self.root.close)
             for child in list(self._children):
-                child.close()
-        finally:
-            self.root.close()
-            _open_logs.discard(self)
+                closing.callback(child.close)
+            if self._maintenance is not None:
+                closing.callback(self._maintenance.close)
 
     def __enter__(self) -> Log:
         return self

@@ -308,13 +308,16 @@ def _finding(log: PartitionLog, path: str, position: int, what: str) -> Finding:
 
 
 def rebuild_index(root: Root, topic: str | None = None) -> int:
-    """Make the index of a topic, or of all, from its segments (A28, B5)."""
+    """Make the index of a topic, or of all, from its segments (A28, B5).
+
+    Raises:
+        UnknownTopicOrPartitionError: There is no such topic.
+    """
     root.context.check_writable()
     count = 0
-    for info in root.topics().values():
-        if topic in (None, info.name):
-            for number in range(info.partitions):
-                count += _rebuild_partition(root.partition(info.name, number))
+    for info in root.topics().values() if topic is None else [root.topic(topic)]:
+        for number in range(info.partitions):
+            count += _rebuild_partition(root.partition(info.name, number))
     return count
 
 

@@ -19,6 +19,7 @@ from embedlog.errors import (
     LockTimeoutError,
     OffsetOutOfRangeError,
     StorageError,
+    UnknownTopicOrPartitionError,
 )
 from embedlog.log import expiring, sequence, tail
 from embedlog.log.clock import bounded_ms
@@ -58,7 +59,8 @@ def flush(logs: Iterable[PartitionLog]) -> None:
 
     However many partitions: each file once, each directory once, one commit of
     `live` and one of `state`.  A partition that fails does not keep the others
-    from being flushed; the first error is raised at the end.
+    from being flushed; the first error is raised at the end.  That a topic was
+    deleted meanwhile is no failure: nothing of it is left to flush.
     """
     logs = list(logs)
     failures: list[EmbedlogError] = []
@@ -80,8 +82,19 @@ def flush(logs: Iterable[PartitionLog]) -> None:
 
 
 def _note_failure(log: PartitionLog, error: EmbedlogError, failures: list[EmbedlogError]) -> None:
+    if _is_deleted(log):
+        return
     log.dirty = True
     failures.append(error)
+
+
+def _is_deleted(log: PartitionLog) -> bool:
+    """Whether the topic was deleted, or made again, since the log was opened."""
+    try:
+        log.refresh()
+    except UnknownTopicOrPartitionError:
+        return True
+    return False
 
 
 def _sync_all(logs: list[PartitionLog], failures: list[EmbedlogError]) -> dict[PartitionLog, Tail]:

@@ -30,16 +30,18 @@ def check(log: PartitionLog, encoded: Sequence[EncodedBatch]) -> None:
 
 def _check_one(log: PartitionLog, one: EncodedBatch) -> None:
     size, config = one.size, log.config
-    if size > config.max_message_bytes:
+    if batches.is_over(one, config.max_message_bytes):
         raise RecordTooLargeError(
-            f"a batch of {size} bytes is over max.message.bytes {config.max_message_bytes}",
+            f"a batch of {batches.kafka_size(one)} bytes, as Kafka counts them, is over "
+            f"max.message.bytes {config.max_message_bytes}",
             topic=log.topic,
             partition=log.partition,
             todo="send less at once, or raise max.message.bytes of the topic",
         )
     if size > config.segment_bytes:
         raise RecordBatchTooLargeError(
-            f"a batch of {size} bytes is over segment.bytes {config.segment_bytes}",
+            f"a batch that takes {size} bytes on the disk is over segment.bytes "
+            f"{config.segment_bytes}",
             topic=log.topic,
             partition=log.partition,
             todo="send less at once, or raise segment.bytes of the topic",

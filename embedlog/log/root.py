@@ -18,7 +18,7 @@ from functools import partial
 from typing import Any
 
 from embedlog import __version__, kv, offsets
-from embedlog.catalog import ACTIVITY, Catalog, TopicInfo
+from embedlog.catalog import ACTIVITY, Catalog, TopicInfo, check_partition
 from embedlog.config import TopicConfig
 from embedlog.errors import (
     ClosedError,
@@ -182,14 +182,15 @@ class Root:
 
         Raises:
             UnknownTopicOrPartitionError: No such topic, or not that many partitions.
+            InvalidPartitionError: The number is not an int.
         """
         context = self.context
         info = context.catalog.topic(topic)
+        # First of all: as a key of a dictionary True is 1.
+        check_partition(topic, number)
         found = self._partitions.get((topic, number))
         if found is not None and found.topic_id == info.id:
             return found
-        if isinstance(number, bool) or not isinstance(number, int):
-            raise TypeError(f"a partition is an int, not {number!r}")
         if not 0 <= number < info.partitions:
             raise UnknownTopicOrPartitionError(
                 f"the topic has partitions 0 to {info.partitions - 1}",

@@ -19,6 +19,7 @@ from embedlog.errors import (
     ClosedError,
     EmbedlogError,
     IllegalStateError,
+    InvalidRecordError,
     RecordTooLargeError,
     TimeoutError,  # noqa: A004 - it is one
 )
@@ -161,15 +162,19 @@ class Producer:
             gathering = queue.open
             left = gathering.left - size
             if left < 0:
-                gathering, left = self.room.more(queue, size)
+                gathering, left = self.room.more(queue, size, value, key)
             gathering.left = left
             values = gathering.values
             row = len(values)
-            values.append(value)
             gathering.keys.append(key)
             gathering.timestamps.append(timestamp_ms)
+            values.append(value)
         except RecordTooLargeError as error:
-            return self._refuse(error)
+            return self._refuse_locked(error)
+        except BaseException:
+            # Such as Ctrl-C between two lines: the next record would get this one's key.
+            queue.open.trim()
+            raise
         finally:
             self._give()
         future = RecordFuture()
@@ -188,13 +193,19 @@ class Producer:
         if timestamp is None:
             timestamp = self._clock()
         size = RECORD_BYTES + len(value or b"") + len(key or b"")
+        for name, data in headers or ():
+            # A character takes up to four bytes.
+            size += RECORD_BYTES + 4 * len(name) + len(data or b"")
         with self.lock:
             try:
-                gathering, left = self.room.more(queue, size)
+                gathering, left = self.room.more(queue, size, value, key, headers)
+                gathering.left = left
+                row = gathering.add_row(value, key, timestamp, headers, partition)
             except RecordTooLargeError as error:
-                return self._refuse(error)
-            gathering.left = left
-            row = gathering.add_row(value, key, timestamp, headers, partition)
+                return self._refuse_locked(error)
+            except BaseException:
+                queue.open.trim()
+                raise
         if self._silent:
             known = -1 if partition is None else partition
             metadata = RecordMetadata(queue.topic, known, -1, timestamp)
@@ -251,6 +262,10 @@ class Producer:
 
     def _refuse(self, error: EmbedlogError) -> RecordFuture:
         """A record that fails alone and at once (G7)."""
+        with self.lock:
+            return self._refuse_locked(error)
+
+    def _refuse_locked(self, error: EmbedlogError) -> RecordFuture:
         self.reports.counts["errors"] += 1
         return settled(RecordFuture(), error)
 
@@ -366,7 +381,9 @@ class Producer:
             headers = [checked_headers(one) for one in headers]
         for name, column in (("keys", keys), ("headers", headers), ("timestamps", timestamps)):
             if column is not None and not isinstance(column, int) and len(column) != len(values):
-                raise ValueError(f"{len(values)} values, but {len(column)} {name}")
+                raise InvalidRecordError(
+                    f"{len(values)} values, but {len(column)} {name}", topic=topic
+                )
         return Rows(values, keys, timestamps, headers)
 
     def _counted(
@@ -381,8 +398,11 @@ class Producer:
             raise IllegalStateError(
                 "numbered records go to one partition", topic=queue.topic, todo="name it"
             )
-        if not 0 <= first <= LAST_SEQUENCE:
-            raise ValueError(f"sequence {first} is not in 0..{LAST_SEQUENCE}")
+        if type(first) is not int or not 0 <= first <= LAST_SEQUENCE:
+            raise InvalidRecordError(
+                f"sequence must be an int from 0 to {LAST_SEQUENCE}, got {first!r}",
+                topic=queue.topic,
+            )
         return partition or 0, first, count
 
     def _send_chosen(self, queue: TopicQueue, rows: Rows) -> BatchFuture:

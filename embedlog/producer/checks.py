@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from embedlog import catalog
 from embedlog.errors import SerializationError, UnknownTopicOrPartitionError
 from embedlog.producer.columns import Rows
 
@@ -55,8 +56,7 @@ def check_time(timestamp: Any) -> None:
 
 def check_partition(topic: str, partition: Any, partitions: int) -> None:
     """Refuse a partition that the topic does not have (G1)."""
-    if isinstance(partition, bool) or not isinstance(partition, int):
-        raise TypeError(f"a partition is an int, not {partition!r}")
+    catalog.check_partition(topic, partition)
     if not 0 <= partition < partitions:
         raise UnknownTopicOrPartitionError(
             f"the topic has partitions 0 to {partitions - 1}", topic=topic, partition=partition

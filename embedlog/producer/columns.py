@@ -10,7 +10,15 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 
 from embedlog import batch
-from embedlog.batch import TIMESTAMP, EncodedBatch, Lengths, encode, encode_lists, lengths_of
+from embedlog.batch import (
+    TIMESTAMP,
+    BatchLimits,
+    EncodedBatch,
+    Lengths,
+    encode,
+    encode_lists,
+    lengths_of,
+)
 from embedlog.batch.arrays import number, repeated
 from embedlog.errors import SerializationError
 
@@ -169,27 +177,30 @@ def _ends(array: Any) -> Any:
     return memoryview(offsets).cast("i")[array.offset : array.offset + len(array) + 1]
 
 
-def encode_rows(rows: Rows, compression: str, most: int) -> list[EncodedBatch]:
-    """Encode rows as one batch; as more, if one would be larger than ``most`` (G13)."""
+def encode_rows(rows: Rows, compression: str, limits: BatchLimits) -> list[EncodedBatch]:
+    """Encode rows as one batch; as more, if one would be over the limits (G13)."""
     values, keys, timestamps, headers, lengths = rows
     one = encode_lists(values, keys, timestamps, headers, compression, lengths)
-    if one.size <= most or one.count == 1:
+    if one.count == 1 or limits.takes(one):
         return [one]
     first, second = rows.slice(0, one.count // 2), rows.slice(one.count // 2, one.count)
-    return encode_rows(first, compression, most) + encode_rows(second, compression, most)
+    return encode_rows(first, compression, limits) + encode_rows(second, compression, limits)
 
 
 def encode_columns(
-    columns: Any, compression: str, most: int, timestamps: tuple[int, int] | None = None
+    columns: Any,
+    compression: str,
+    limits: BatchLimits,
+    timestamps: tuple[int, int] | None = None,
 ) -> Iterator[EncodedBatch]:
     """Encode columns likewise; ``timestamps`` are the smallest and largest, if known."""
     one = encode(columns, compression, timestamps=timestamps)
-    if one.size <= most or one.count == 1:
+    if one.count == 1 or limits.takes(one):
         yield one
         return
     half = one.count // 2
-    yield from encode_columns(columns.slice(0, half), compression, most, timestamps)
-    yield from encode_columns(columns.slice(half), compression, most, timestamps)
+    yield from encode_columns(columns.slice(0, half), compression, limits, timestamps)
+    yield from encode_columns(columns.slice(half), compression, limits, timestamps)
 
 
 # Tables

@@ -118,13 +118,15 @@ class Delivery:
 
     def outcome(self, row: int | None) -> Any:
         """Return what became of a row, or of all (None): a value, an exception, or None."""
+        # Read first, as it is set last: what the rest says is then complete.
+        sealed = self.sealed
         if self.alone is not None:
             return self.alone
         if row is None:
             return self._outcome_of_all()
         if self.error is not None:
             return self.error
-        if not self.sealed:
+        if not sealed:
             return None
         place = row
         if self.order is not None:

@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING
 
 from embedlog.errors import (
     ClosedError,
+    DiskFullError,
     DurabilityError,
     EmbedlogError,
     InvalidProducerEpochError,
+    LockTimeoutError,
     TimeoutError,  # noqa: A004 - it is one
 )
 from embedlog.log import PartitionLog, sequence
@@ -49,7 +51,9 @@ class Lane:
         self._durability = producer.durability
         self._identity: tuple[int, int] | None = None
         self._next: int | None = None
-        self._tries = 0
+        self._tries = self._hurried = 0
+        """How often the first of the waiting was tried, and how often of these with less
+        patience than an append has: such a try does not count against ``retries``."""
         # One append gets request_timeout_ms for its locks, but no more than others do.
         self._patience = min(producer.config.request_timeout_ms / 1000, log.context.lock_timeout)
         self._singly = 0
@@ -112,7 +116,8 @@ class Lane:
         Args:
             patience: Seconds to wait for the partition's lock, if fewer than usual.
         """
-        if patience is None or patience > self._patience:
+        hurried = patience is not None and patience < self._patience
+        if not hurried:
             patience = self._patience
         while self.waiting and not (self.retry_at and monotonic() < self.retry_at):
             group = self._group()
@@ -125,7 +130,7 @@ class Lane:
                     timeout=patience,
                 )
             except Exception as error:  # noqa: BLE001 - kept, and raised by the futures
-                self._failed(group, error)
+                self._failed(group, error, hurried)
             else:
                 self._written(group, receipts)
 
@@ -137,7 +142,8 @@ class Lane:
         self, gathering: Gathering, encoded: EncodedBatch, patience: float | None
     ) -> None:
         """As `ship`, for one record and a lane that is `calm`: a parcel is made if this fails."""
-        if patience is None or patience > self._patience:
+        hurried = patience is not None and patience < self._patience
+        if not hurried:
             patience = self._patience
         number = self._next
         if number is not None and self._identity is not None:
@@ -159,7 +165,7 @@ class Lane:
             self._producer.room.release(gathering.granted - encoded.size)
             if not isinstance(error, Exception):
                 raise
-            self._failed([parcel], error)
+            self._failed([parcel], error, hurried)
         else:
             gathering.seal()
             self._reports.written_alone(gathering, encoded.size, receipt.duplicate)
@@ -176,7 +182,7 @@ class Lane:
         return [self.waiting[i] for i in range(min(most, len(self.waiting)))]
 
     def _written(self, group: list[Parcel], receipts: list[Appended]) -> None:
-        self._tries, self.retry_at = 0, 0.0
+        self._tries, self._hurried, self.retry_at = 0, 0, 0.0
         for parcel, receipt in zip(group, receipts, strict=True):
             parcel.receipt = receipt
             self._settle()
@@ -189,11 +195,12 @@ class Lane:
 
     # Failing
 
-    def _failed(self, group: list[Parcel], error: Exception) -> None:
+    def _failed(self, group: list[Parcel], error: Exception, hurried: bool) -> None:
         if isinstance(error, InvalidProducerEpochError):
             self._producer.fenced = error
             self.give_up(error)
         elif getattr(error, "retriable", False):
+            self._hurried += hurried and isinstance(error, LockTimeoutError)
             self._try_later(group, error)
         elif len(group) > 1 and not isinstance(error, DurabilityError):
             self._recall(group)
@@ -205,17 +212,19 @@ class Lane:
 
     def _try_later(self, group: list[Parcel], error: Exception) -> None:
         config, now = self._producer.config, monotonic()
-        if self._tries < config.retries and now < group[0].deadline:
-            pause = min(config.retry_backoff_ms / 1000 * 2**self._tries, MAX_BACKOFF)
-            self._tries = min(self._tries + 1, 30)
+        self._tries += 1
+        counted = self._tries - self._hurried
+        if counted <= config.retries and now < group[0].deadline:
+            exponent = min(self._tries - 1, 30)
+            pause = min(config.retry_backoff_ms / 1000 * 2**exponent, MAX_BACKOFF)
             self.retry_at = min(now + pause, group[0].deadline)
             self._producer.reports.retried()
             return
-        late = [parcel for parcel in group if now >= parcel.deadline] or group
-        self._tries = 0
-        self._expire(late, error)
+        tries, self._tries, self._hurried, self.retry_at = self._tries, 0, 0, 0.0
+        late = [parcel for parcel in group if now >= parcel.deadline]
+        self._expire(late or group, error, tries)
 
-    def _expire(self, late: list[Parcel], error: Exception) -> None:
+    def _expire(self, late: list[Parcel], error: Exception, tries: int) -> None:
         """Fail what is not in the log, so that it never will be (G11)."""
         sent = self._recall(list(self.waiting)) if self._numbers else {}
         for parcel in late:
@@ -225,18 +234,36 @@ class Lane:
                 parcel.receipt = Appended(found.base_offset, found.next_offset, None, True)
                 self._settle()
             else:
-                self._drop([parcel], self._expired(error))
+                self._drop([parcel], self._given_up(parcel, error, tries))
 
-    def _expired(self, error: Exception) -> TimeoutError:
-        timeout = self._producer.config.delivery_timeout_ms
-        expired = TimeoutError(
-            f"not written within delivery_timeout_ms {timeout}: {error}",
-            topic=self.log.topic,
-            partition=self.log.partition,
-            todo="it will not appear later; send it again",
+    def _given_up(self, parcel: Parcel, error: Exception, tries: int) -> EmbedlogError:
+        """Return the error of a batch that is not tried again, as Kafka's producer does.
+
+        That of the last try when ``retries`` are used up, a `TimeoutError` when
+        ``delivery_timeout_ms`` is over; that a disk is full is said in any case.
+        """
+        assert isinstance(error, EmbedlogError), "no other is tried again"
+        config, count = self._producer.config, f"{tries} {'try' if tries == 1 else 'tries'}"
+        passed = monotonic() - parcel.deadline + self._producer.patience
+        over = passed >= self._producer.patience
+        after = f"{count} in {passed:.3f} s"
+        limit = (
+            f"delivery_timeout_ms {config.delivery_timeout_ms}"
+            if over
+            else (f"retries {config.retries}")
         )
-        expired.__cause__ = error
-        return expired
+        todo = "The record will not appear later; send it again"
+        failed: EmbedlogError
+        if over and not isinstance(error, DiskFullError):
+            what = f"not written after {after} ({limit}): {error}"
+            place = {"topic": self.log.topic, "partition": self.log.partition}
+            failed = TimeoutError(what, todo=todo, **place)
+        else:
+            what = f"{error.what}; not written after {after} ({limit})"
+            todo = f"{error.todo.rstrip('.')}. {todo}" if error.todo else todo
+            failed = type(error)(what, todo=todo, **error.facts)
+        failed.__cause__ = error
+        return failed
 
     def _drop(self, group: list[Parcel], error: BaseException) -> None:
         """Fail some batches, and what was to follow them without a gap."""

@@ -8,12 +8,14 @@ from collections import deque
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
+from embedlog.batch import BatchLimits
 from embedlog.catalog import TopicInfo
 from embedlog.errors import (
     IllegalStateError,
     InvalidRecordError,
     RecordTooLargeError,
     TimeoutError,  # noqa: A004 - it is one
+    UnknownTopicOrPartitionError,
 )
 from embedlog.log import sequence
 from embedlog.log.sequence import REMEMBERED
@@ -35,6 +37,10 @@ WRITE_BYTES = 2 << 20
 measured (Linux 6.18, ext4): 5 MiB at once from a tenth longer to three times as long."""
 HEAD_BYTES = 1024
 """More than a batch takes besides its records."""
+ONE_BYTES = 512
+"""More than a batch of one record takes besides its key and value."""
+KAFKA_BYTES = 96
+"""The same as Kafka counts (`batch.limits`)."""
 
 
 class Gathering(Delivery):
@@ -72,14 +78,23 @@ class Gathering(Delivery):
     ) -> int:
         """Add a record and return its row; `send` does the same itself for what most have."""
         row = len(self.values)
-        self.values.append(value)
-        self.keys.append(key)
-        self.timestamps.append(timestamp)
         if headers:
             self.headers[row] = headers
         if partition is not None:
             self.chosen[row] = partition
+        self.keys.append(key)
+        self.timestamps.append(timestamp)
+        # Last: `trim` takes a record that has no value yet for one that was interrupted.
+        self.values.append(value)
         return row
+
+    def trim(self) -> None:
+        """Forget the record of a `send` that was interrupted: some columns have it, some not."""
+        count = min(len(self.values), len(self.keys), len(self.timestamps))
+        for column in (self.values, self.keys, self.timestamps):
+            del column[count:]
+        for sparse in (self.headers, self.chosen):
+            sparse.pop(count, None)
 
     def rows(self) -> Rows:
         """Return what was gathered."""
@@ -108,29 +123,37 @@ class TopicQueue:
         self.draining = threading.Lock()
         self.full: deque[Gathering] = deque()
         self.open: Gathering = Gathering(self)
-        self.leaving: Gathering | None = None
-        """A record that is being written alone, without a parcel."""
+        self.leaving: deque[Gathering] = deque()
+        """Taken by a drain, and not in the lanes yet; filled under the producer's lock."""
         self.closed = False
         self.lanes: dict[int, Lane] = {}
         self.splitter = Splitter(self)
         self.turns = RoundRobinPartitioner()
         self._retry_at = 0.0
+        self._looking = threading.Lock()
         self.version = -1
         self.newest = producer.root.context.catalog.version
         self.info: TopicInfo
-        self.full_at = self.limit = self.wide = self.most = self.share = 0
+        self.full_at = self.limit = self.wide = self.share = self.surely_fits = 0
+        self.limits: BatchLimits
         self.compression, self.plain = "none", True
         self.look()
 
     def look(self) -> TopicInfo:
         """Read the topic's settings and partitions anew; cheap while nothing changed (G5)."""
-        version = self.producer.root.version()
-        info: TopicInfo = self.producer.root.ensure_topic(self.topic)
-        # Of what was known before `ensure_topic` looked: it may be older, never newer.
-        self.version = version
+        # One thread at a time: a slow one may not put older settings over newer ones.
+        with self._looking:
+            version = self.producer.root.version()
+            info: TopicInfo = self.producer.root.ensure_topic(self.topic)
+            if info is not getattr(self, "info", None):
+                self._take_settings(info)
+            # Last, for `single` goes by it.  It is what was known before `ensure_topic`
+            # looked: it may be older, never newer.
+            self.version = version
+            return info
+
+    def _take_settings(self, info: TopicInfo) -> None:
         before: TopicInfo | None = getattr(self, "info", None)
-        if before is not None and info is before:
-            return before
         if before is not None and before.partitions != info.partitions:
             logging.getLogger(__name__).warning(
                 "%s has %d partitions instead of %d: keys go elsewhere from now on",
@@ -141,23 +164,25 @@ class TopicQueue:
         own = config.compression_type == "producer"
         self.compression = (self.producer.config if own else config).compression_type
         self.plain = self.compression == "none"
-        self.most = min(config.max_message_bytes, config.segment_bytes)
+        self.limits = limits = BatchLimits(config.max_message_bytes, config.segment_bytes)
+        self.surely_fits = min(limits.message - KAFKA_BYTES, limits.segment - ONE_BYTES)
         # A topic may refuse batches as large as the producer would make them.
         # What says which keys and values are null is not counted: two bits of 16 bytes and more.
-        fits = self.most - self.most // 64 - HEAD_BYTES
+        fits = min(
+            limits.message - limits.message // 64 - KAFKA_BYTES,
+            limits.segment - limits.segment // 64 - HEAD_BYTES,
+        )
         self.limit = max(min(self.producer.config.batch_size, fits), 1)
         batch = max(self.producer.batch_size or COLUMN_BYTES, 1)
         self.wide = max(min(batch, fits), 1)
         self.full_at = min(self.limit * info.partitions, PIECE_BYTES)
         self.share = min(self.producer.room.share, self.full_at)
-        return info
 
     # Draining
 
     def pending(self) -> bool:
         """Whether anything is on its way; a guess unless under ``draining``."""
-        gathering = self.open
-        if self.full or (gathering.values):
+        if self.full or self.leaving or self.open.values:
             return True
         return any(lane.waiting for lane in list(self.lanes.values()))
 
@@ -167,7 +192,7 @@ class TopicQueue:
         gathering = self.open
         if gathering.values:
             times.append(gathering.opened + self.producer.linger)
-        if self.full:
+        if self.full or self.leaving:
             times.append(self._retry_at)
         return min(times, default=None)
 
@@ -204,9 +229,15 @@ class TopicQueue:
             self._drain_rest(patience)
 
     def _drain_rest(self, patience: float | None) -> None:
+        if self.leaving:
+            self._put_back()
         if monotonic() >= self._retry_at:
-            for gathering in self._take():
-                self._pack(gathering)
+            self._take()
+            # In order: what cannot be made batches now holds up what comes after it.
+            while self.leaving and self._pack(self.leaving[0]):
+                self.leaving.popleft()
+            if self.leaving:
+                self._put_back()
         for lane in list(self.lanes.values()):
             if lane.waiting:
                 lane.ship(patience)
@@ -218,44 +249,64 @@ class TopicQueue:
         self.full.append(self.open)
         self.open = Gathering(self)
 
-    def _take(self) -> list[Gathering]:
+    def _take(self) -> None:
         with self.producer.lock:
-            taken = list(self.full)
+            self.leaving.extend(self.full)
             self.full.clear()
             if self.open.values:
-                taken.append(self.open)
+                self.leaving.append(self.open)
                 self.open = Gathering(self)
-        return taken
 
-    def _pack(self, gathering: Gathering) -> None:
-        """Make batches of what was gathered; what cannot be made one fails."""
+    def _put_back(self) -> None:
+        """Bring back what a drain took and could not pack, or was interrupted at."""
+        with self.producer.lock:
+            while self.leaving:
+                gathering = self.leaving[-1]
+                if gathering.sealed:
+                    self._put_in_lanes(gathering)
+                else:
+                    gathering.parcels, gathering.starts = [], []
+                    self.full.appendleft(gathering)
+                self.leaving.pop()
+
+    def _pack(self, gathering: Gathering) -> bool:
+        """Make batches of what was gathered; what cannot be made one fails.
+
+        Returns False if it is to be tried again later.
+        """
         try:
             info = self.look()
             rows = gathering.rows()
             self.check_keys(rows.keys, len(rows.values))
             gathering.order, batches = self.splitter.split(rows, gathering.size, gathering.chosen)
             found = list(batches)
-            lanes = {partition: self.lane(info, partition) for partition, _ in found}
+            for partition in {partition for partition, _ in found}:
+                self.lane(info, partition)
         except Exception as error:  # noqa: BLE001 - kept, and raised by the futures
-            self._not_packed(gathering, error)
-            return
-        written = 0
-        for partition, encoded in found:
-            parcel = gathering.add(partition, encoded)
-            lanes[partition].waiting.append(parcel)
-            written += parcel.size
+            return self._not_packed(gathering, error)
+        written = sum(gathering.add(*one).size for one in found)
         self.producer.room.release(gathering.granted - written)
         gathering.seal()
+        self._put_in_lanes(gathering)
+        return True
 
-    def _not_packed(self, gathering: Gathering, error: Exception) -> None:
+    def _put_in_lanes(self, gathering: Gathering) -> None:
+        """Hand its batches on, but for those that were before an interruption."""
+        for parcel in gathering.parcels:
+            waiting = self.lanes[parcel.partition].waiting
+            if not parcel.settled() and parcel not in waiting:
+                waiting.append(parcel)
+
+    def _not_packed(self, gathering: Gathering, error: Exception) -> bool:
         if getattr(error, "retriable", False) and monotonic() < gathering.deadline:
-            self.full.append(gathering)
             self._retry_at = monotonic() + self.producer.config.retry_backoff_ms / 1000
-            return
+            self.producer.sender.wake()
+            return False
         count = len(gathering.values)
         gathering.error = error
         gathering.seal()
         self.producer.reports.refused(gathering, count, error)
+        return True
 
     def lane(self, info: TopicInfo, partition: int) -> Lane:
         """Return the way to one partition."""
@@ -264,7 +315,7 @@ class TopicQueue:
         if lane is None or lane.log is not log:
             if lane is not None:
                 lane.ship()
-                lane.give_up(closed_early(self.topic))
+                lane.give_up(_deleted(self.topic, partition))
             lane = self.lanes[partition] = Lane(self.producer, log)
         return lane
 
@@ -380,7 +431,7 @@ class TopicQueue:
             TimeoutError: The deadline passed before.
         """
         with self.producer.lock:
-            mine: list[Any] = [*self.full]
+            mine: list[Any] = [*self.leaving, *self.full]
             if self.open.values:
                 mine.append(self.open)
         drained = self.drain(deadline)
@@ -406,7 +457,7 @@ class TopicQueue:
 
     def count(self) -> int:
         """Return how many records are on their way."""
-        gatherings = [*self.full, self.open]
+        gatherings = [*self.leaving, *self.full, self.open]
         lanes = list(self.lanes.values())
         return sum(len(one.values) for one in gatherings) + sum(
             parcel.count for lane in lanes for parcel in tuple(lane.waiting)
@@ -417,7 +468,7 @@ class TopicQueue:
         error = IllegalStateError(
             "the record was sent before the fork", topic=self.topic, todo="the parent writes it"
         )
-        for gathering in (*self.full, self.open, self.leaving or self.open):
+        for gathering in (*self.leaving, *self.full, self.open):
             gathering.error = error
         for lane in self.lanes.values():
             for parcel in lane.waiting:
@@ -434,6 +485,7 @@ class TopicQueue:
 
     def abandon_locked(self) -> None:
         """Fail what waits in the lanes."""
+        self._put_back()
         self._close()
         for lane in self.lanes.values():
             lane.give_up(closed_early(self.topic))
@@ -461,6 +513,15 @@ def no_key(topic: str, indices: list[int]) -> InvalidRecordError:
         todo="Give them keys",
         topic=topic,
         indices=indices,
+    )
+
+
+def _deleted(topic: str, partition: int) -> UnknownTopicOrPartitionError:
+    return UnknownTopicOrPartitionError(
+        "the topic was deleted before the record was written",
+        topic=topic,
+        partition=partition,
+        todo="Send it again if the topic that has the name now is to have it",
     )
 
 

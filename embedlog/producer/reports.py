@@ -28,19 +28,25 @@ class Reports:
         self._calling = threading.Lock()
         self._caller: int | None = None
 
+    def count(self, **more: int) -> None:
+        """Add to the counts; queues are drained at the same time, by several threads."""
+        with self._producer.lock:
+            for name, number in more.items():
+                self.counts[name] += number
+
     def retried(self) -> None:
         """Count it, and have the sender try again."""
-        self.counts["retries"] += 1
+        self.count(retries=1)
         self._producer.sender.wake()
 
     def written_alone(self, gathering: Gathering, size: int, duplicate: bool) -> None:
         """Count a record that needed no parcel, and tell of it unless it is to be called back."""
         counts, room = self.counts, self._producer.room
-        counts["batches"] += 1
-        counts["records"] += 1
-        counts["bytes"] += size
-        counts["duplicates"] += duplicate
         with room.lock:
+            counts["batches"] += 1
+            counts["records"] += 1
+            counts["bytes"] += size
+            counts["duplicates"] += duplicate
             room.buffered -= gathering.granted
             if room.waiters:
                 room.wake_locked()
@@ -49,12 +55,10 @@ class Reports:
 
     def settled(self, parcel: Parcel) -> None:
         """Count a batch that was written or failed; the rest is done after the drain."""
-        counts = self.counts
-        if parcel.receipt is not None:
-            counts["batches"] += 1
-            counts["records"] += parcel.count
-            counts["duplicates"] += parcel.receipt.duplicate
-            counts["bytes"] += parcel.size
+        receipt, records = parcel.receipt, parcel.count
+        if receipt is not None:
+            duplicates = int(receipt.duplicate)
+            self.count(batches=1, records=records, duplicates=duplicates, bytes=parcel.size)
         elif parcel.error is not None:
             self._count_errors(parcel.delivery.queue.topic, parcel.count, parcel.error)
         self._settled.append((parcel.delivery, parcel.size))
@@ -66,7 +70,7 @@ class Reports:
         self._settled.append((gathering, 0))
 
     def _count_errors(self, topic: str, count: int, error: BaseException) -> None:
-        self.counts["errors"] += count
+        self.count(errors=count)
         if self._producer.config.acks == 0:
             sender.LOGGER.error("%d records to %s were lost: %s", count, topic, error)
 
@@ -76,12 +80,13 @@ class Reports:
         if settled:
             room, called = self._producer.room, self._called
             with room.lock:
-                size = 0
+                size, last = 0, None
                 while settled:
                     delivery, its = settled.popleft()
                     size += its
-                    if delivery.callbacks and (not called or called[-1] is not delivery):
+                    if delivery.callbacks and delivery is not last:
                         called.append(delivery)
+                        last = delivery
                 room.buffered -= size
                 if room.waiters:
                     room.wake_locked()

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from time import monotonic
 from typing import TYPE_CHECKING
 
-from embedlog.batch import MAX_BATCH_BYTES
+from embedlog.batch import MAX_BATCH_BYTES, request_size
 from embedlog.errors import BufferExhaustedError, ClosedError, RecordTooLargeError
 from embedlog.producer.columns import PIECE_BYTES
 
@@ -19,6 +20,8 @@ GRANT = 64 << 10
 PATIENCE = 0.05
 """Seconds a `send` that fills a batch waits for the partition before it leaves it to others."""
 MOST_RECORD = MAX_BATCH_BYTES - (1 << 20)
+REQUEST_BYTES = 81
+"""The most that Kafka's producer counts for a record above what `buffer_memory` does."""
 
 
 class Room:
@@ -33,11 +36,19 @@ class Room:
         self.waiters = 0
         self._memory = config.buffer_memory
         self._block = config.max_block_ms / 1000
-        self._largest = min(config.max_request_size, MOST_RECORD)
-        # Never more than the largest record: then one that is too large always asks.
-        self.share = min(GRANT, self._largest)
+        self._largest = config.max_request_size
+        self._surely_fits = min(self._largest - REQUEST_BYTES, MOST_RECORD)
+        # Never more than a record that surely fits: then one that is too large always asks.
+        self.share = max(min(GRANT, self._surely_fits), 0)
 
-    def more(self, queue: TopicQueue, size: int) -> tuple[Gathering, int]:
+    def more(
+        self,
+        queue: TopicQueue,
+        size: int,
+        value: bytes | None,
+        key: bytes | None,
+        headers: Sequence[tuple[str, bytes | None]] | None = None,
+    ) -> tuple[Gathering, int]:
         """Under the lock: return where a record fits, and what is left there after it.
 
         Drains a gathering that is full, and waits for memory (G8); the lock is
@@ -48,8 +59,8 @@ class Room:
             BufferExhaustedError: ``max_block_ms`` passed.
             ClosedError: The producer was closed.
         """
-        if size > self._largest:
-            raise self._too_large(queue.topic, size)
+        if size > self._surely_fits:
+            self._check_size(queue.topic, size, request_size(value, key, headers))
         gathering, share = queue.open, queue.share
         fits = size <= share <= self._memory - self.buffered
         if fits and not gathering.granted and not queue.closed:
@@ -118,12 +129,20 @@ class Room:
         finally:
             self.lock.acquire()
 
-    def _too_large(self, topic: str, size: int) -> RecordTooLargeError:
-        return RecordTooLargeError(
-            f"a record of {size} bytes is over max_request_size {self._largest}",
-            todo="raise max_request_size, and max.message.bytes of the topic",
-            topic=topic,
-        )
+    def _check_size(self, topic: str, size: int, requested: int) -> None:
+        if requested > self._largest:
+            raise RecordTooLargeError(
+                f"a record of {requested} bytes, as Kafka's producer counts them, is over "
+                f"max_request_size {self._largest}",
+                todo="raise max_request_size, and max.message.bytes of the topic",
+                topic=topic,
+            )
+        if size > MOST_RECORD:
+            raise RecordTooLargeError(
+                f"a record of {size} bytes is larger than {MOST_RECORD}",
+                todo="Send smaller records",
+                topic=topic,
+            )
 
     # Counting
 

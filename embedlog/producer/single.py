@@ -12,7 +12,8 @@ from embedlog.batch import encode_one
 from embedlog.partitioner import partition_for_key
 
 if TYPE_CHECKING:
-    from embedlog.producer.queue import Gathering, TopicQueue
+    from embedlog.producer.lane import Lane
+    from embedlog.producer.queue import TopicQueue
 
 
 def ship(queue: TopicQueue, patience: float | None) -> bool:
@@ -21,22 +22,39 @@ def ship(queue: TopicQueue, patience: float | None) -> bool:
     Under the queue's drain lock.  Whatever is unusual is left as it was, to the
     general way, which also finds the errors.
     """
+    # `send` adds a record in several steps, and its thread may be stopped between any two.
+    with queue.producer.lock:
+        lane = _take(queue)
+    if lane is None:
+        return False
+    gathering = queue.leaving[0]
+    encoded = encode_one(gathering.values[0], gathering.keys[0], gathering.timestamps[0])
+    try:
+        lane.ship_alone(gathering, encoded, patience)
+    finally:
+        queue.leaving.clear()
+    return True
+
+
+def _take(queue: TopicQueue) -> Lane | None:
+    """Under the producer's lock: take the record out of the queue; return its lane, or None."""
     gathering = queue.open
-    if len(gathering.values) != 1 or queue.full or gathering.headers or gathering.chosen:
-        return False
-    if not queue.plain or queue.producer.abandoned or queue.version != queue.newest():
-        return False
-    key = gathering.keys[0]
+    if len(gathering.values) != 1 or queue.full or queue.leaving:
+        return None
+    if gathering.headers or gathering.chosen or not queue.plain:
+        return None
+    if queue.producer.abandoned or queue.version != queue.newest():
+        return None
+    key, value = gathering.keys[0], gathering.values[0]
     partition = 0 if queue.info.partitions == 1 else _partition(queue, key)
     lane = queue.lanes.get(partition)
     if lane is None or not lane.calm() or (key is None and queue.compacts):
-        return False
-    encoded = encode_one(gathering.values[0], key, gathering.timestamps[0])
-    if encoded.size > queue.most or not _take(queue, gathering):
-        return False
-    lane.ship_alone(gathering, encoded, patience)
-    queue.leaving = None
-    return True
+        return None
+    if len(value or b"") + len(key or b"") > queue.surely_fits:
+        return None
+    queue.leaving.append(gathering)
+    queue.open = type(gathering)(queue)
+    return lane
 
 
 def _partition(queue: TopicQueue, key: bytes | None) -> int:
@@ -44,12 +62,3 @@ def _partition(queue: TopicQueue, key: bytes | None) -> int:
     if key is None or queue.producer.config.partitioner_ignore_keys:
         return -1
     return partition_for_key(key, queue.info.partitions)
-
-
-def _take(queue: TopicQueue, gathering: Gathering) -> bool:
-    """Begin a new gathering, unless somebody has sent another record meanwhile."""
-    with queue.producer.lock:
-        alone = queue.open is gathering and len(gathering.values) == 1
-        if alone:
-            queue.leaving, queue.open = gathering, type(gathering)(queue)
-    return alone

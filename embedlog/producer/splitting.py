@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import pairwise
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -37,8 +38,12 @@ class Splitter:
 
     def __init__(self, queue: TopicQueue) -> None:
         self._queue, self._config = queue, queue.producer.config
-        adaptive = self._config.partitioner_adaptive_partitioning_enable
-        self._sticky = StickyPartitioner(max(self._config.batch_size, 1), adaptive=adaptive)
+        config = self._config
+        self._sticky = StickyPartitioner(
+            max(min(config.batch_size, config.partitioner_sticky_bytes), 1),
+            longest=config.partitioner_sticky_ms / 1000,
+            adaptive=config.partitioner_adaptive_partitioning_enable,
+        )
 
     def split(self, rows: Rows, size: int, chosen: dict[int, int]) -> tuple[Any, Batches]:
         """Return the order of the rows in the batches (None: as they are), and the batches."""
@@ -70,14 +75,14 @@ class Splitter:
     def _to_one(self, rows: Rows, size: int, partition: int) -> Batches:
         compression = self._queue.compression
         for piece in pieces(rows, self._queue.limit, size):
-            for encoded in encode_rows(piece, compression, self._queue.most):
+            for encoded in encode_rows(piece, compression, self._queue.limits):
                 yield partition, encoded
 
     def _stick(self, rows: Rows, size: int) -> Batches:
         compression = self._queue.compression
         for piece in pieces(rows, self._queue.limit, size):
             partition = self._stay()
-            for encoded in encode_rows(piece, compression, self._queue.most):
+            for encoded in encode_rows(piece, compression, self._queue.limits):
                 yield partition, encoded
                 self._sticky.added(encoded.size, batch_closed=True)
 
@@ -86,7 +91,7 @@ class Splitter:
         queues = None
         if any(lane.waiting for lane in lanes.values()):
             queues = [len(lanes[i].waiting) if i in lanes else 0 for i in range(partitions)]
-        return self._sticky.choose(partitions, queues=queues)
+        return self._sticky.choose(partitions, queues=queues, now=monotonic())
 
     def _scatter_rows(self, rows: Rows, size: int, chosen: dict[int, int]) -> tuple[Any, Batches]:
         """Hash the keys all at once, and bring the rows of each partition together."""
@@ -130,7 +135,7 @@ class Splitter:
         compression = self._queue.compression
         for start, stop in cuts(columns, self._queue.wide):
             piece = columns.slice(start, stop - start)
-            yield from encode_columns(piece, compression, self._queue.most, times)
+            yield from encode_columns(piece, compression, self._queue.limits, times)
 
     def split_rows(self, rows: Rows, size: int, partition: int | None) -> Batches:
         """Return the batches of rows that came as lists, made as they are asked for."""

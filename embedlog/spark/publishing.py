@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import embedlog
+from embedlog.batch import BatchLimits
 from embedlog.engine import Log
 from embedlog.files import Files, processes
 from embedlog.log import publishing, staging
@@ -52,7 +53,7 @@ def plan(options: SinkOptions, *, keep: bool = False) -> Task:
                 name,
                 info.id,
                 info.partitions,
-                min(info.config.max_message_bytes, info.config.segment_bytes),
+                BatchLimits(info.config.max_message_bytes, info.config.segment_bytes),
                 _compression(options, info.config.compression_type),
             )
             for name, info in infos.items()

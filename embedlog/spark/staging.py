@@ -18,6 +18,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from embedlog.batch import BatchLimits
 from embedlog.batch.arrays import data, numbers
 from embedlog.errors import (
     EmbedlogError,
@@ -47,8 +48,8 @@ class Target:
     name: str
     id: int
     partitions: int
-    most: int
-    """Bytes of its largest batch."""
+    limits: BatchLimits
+    """How large a batch may be."""
     compression: str
 
 
@@ -194,10 +195,10 @@ class _Splitter:
         return where
 
     def _put(self, target: Target, partition: int, columns: Any) -> None:
-        limit = max(min(BATCH_BYTES, target.most) - _HEAD_BYTES, 1)
+        limit = max(min(BATCH_BYTES, *target.limits) - _HEAD_BYTES, 1)
         for start, stop in cuts(columns, limit):
             piece = columns.slice(start, stop - start)
-            for one in encode_columns(piece, target.compression, target.most):
+            for one in encode_columns(piece, target.compression, target.limits):
                 self._stage.add(target.name, target.id, partition, one)
 
 

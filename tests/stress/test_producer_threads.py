@@ -1,0 +1,101 @@
+"""Two threads with one producer: each call is stopped at each of its lines, and another made."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from support import forks, sending
+from support.cruel import scratch_directory
+from support.interleaving import watched_locks
+from support.mutants import Change
+from support.roots import healthy, open_root
+
+from embedlog.log.root import Root
+
+SAMPLE = 3
+"""Lines of each pair of calls at which the short form stops the first one."""
+
+
+@pytest.fixture
+def root() -> Iterator[Root]:
+    """A root whose locks say when a thread waits for them."""
+    with watched_locks(), scratch_directory() as directory:
+        root = open_root(directory / "log")
+        sending.make_root(root)
+        yield root
+        assert healthy(root)
+        root.close()
+
+
+@pytest.mark.parametrize("first", sending.CALLS)
+def test_a_call_may_be_stopped_anywhere_while_another_is_made(root, first):
+    """Everything acknowledged is there once, as it was sent; a sample of the lines."""
+    for second in sending.CALLS:
+        chance = random.Random(f"{first} {second}")
+
+        def sample(count: int, chance: random.Random = chance) -> list[int]:
+            return chance.sample(range(count), min(count, SAMPLE))
+
+        sending.check(root, first, second, sample)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("first", sending.CALLS)
+def test_a_call_may_be_stopped_at_every_line_while_another_is_made(root, first):
+    """The same at all of them."""
+    assert sum(sending.check(root, first, second, range) for second in sending.CALLS) > 500
+
+
+@pytest.mark.parametrize("first", ["send_with_everything", "send_and_wait"])
+def test_every_line_of_a_send_while_another_thread_drains(root, first):
+    """The pairs that races were once found in, at all of their lines."""
+    assert sending.check(root, first, "drain", range) > 100
+
+
+# Planted bugs
+
+ROW = {
+    "    self.values.append(value)\n": "",
+    "row = len(self.values)\n": "row = len(self.values)\n    self.values.append(value)\n",
+}
+LOCKED = "    with queue.producer.lock:\n        lane = _take(queue)\n"
+BUGS = {
+    "a drain looks at a record that is being added": (
+        ("send_with_everything", "drain"),
+        Change("embedlog.producer.queue:Gathering.add_row", ROW),
+        Change("embedlog.producer.single:ship", {LOCKED: "    lane = _take(queue)\n"}),
+    ),
+    "a future looks at a record that is being written": (
+        ("send_and_wait", "wait_for_all"),
+        Change(
+            "embedlog.producer.future:Delivery.outcome", {"if not sealed": "if not self.sealed"}
+        ),
+    ),
+    "a drain takes what is gathered without the lock": (
+        ("send_and_wait", "drain"),
+        Change("embedlog.producer.queue:TopicQueue._take", {"with self.producer.lock:": "if 1:"}),
+        Change("embedlog.producer.single:ship", {LOCKED: "    lane = None\n"}),
+    ),
+}
+
+
+@pytest.mark.parametrize("bug", list(BUGS))
+def test_a_race_that_is_planted_is_found(bug):
+    """A checker proves nothing until it has caught one."""
+    pair, *changes = BUGS[bug]
+
+    def play() -> Any:
+        for change in changes:
+            change()
+        with watched_locks(), scratch_directory() as directory:
+            root = open_root(directory / "log")
+            sending.make_root(root)
+            sending.check(root, *pair, range)
+
+    finding = forks.run(play, patience=120).finding()
+    assert finding is not None
+    assert re.search("while send_.* stood at", finding), finding

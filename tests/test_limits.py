@@ -1,0 +1,179 @@
+"""`max.message.bytes` and `max_request_size` mean what they mean in Kafka, to the byte."""
+
+import os
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.kafka_format import Record, record_batch
+from support.roots import encoded, healthy, open_root, segment_files, values
+
+from embedlog import batch
+from embedlog.config import TopicConfig
+from embedlog.errors import RecordBatchTooLargeError, RecordTooLargeError
+from embedlog.producer import Producer
+
+BIG = 1 << 30
+TIME = 1_700_000_000_000
+HEADERS = [("h", b"1"), ("h", None), ("a longer name " * 5, bytes(100))]
+
+
+@pytest.fixture
+def root(tmp_path):
+    root = open_root(tmp_path / "log")
+    yield root
+    assert healthy(root)
+    root.close()
+
+
+def make(root, name, **config):
+    names = {name.replace("_", "."): number for name, number in config.items()}
+    root.create_topic(name, 1, TopicConfig.parse(names))
+
+
+data = st.none() | st.binary(max_size=200) | st.sampled_from([8191, 8192, 20_000]).map(bytes)
+times = st.integers(0, 3) | st.integers(-(1 << 63), (1 << 63) - 1)
+header = st.tuples(st.text(max_size=80), data)
+record = st.builds(Record, data, data, st.lists(header, max_size=3), times)
+
+
+@given(st.lists(record, min_size=1, max_size=80), st.booleans())
+def test_a_batch_counts_what_kafkas_bytes_of_it_are(records, with_headers):
+    """Whatever is in it; and the cheap bound, which comes first, is never below that."""
+    if not with_headers:
+        records = [record._replace(headers=()) for record in records]
+    given_headers = [list(record.headers) for record in records] if with_headers else None
+    one = batch.encode_lists(
+        [record.value for record in records],
+        [record.key for record in records],
+        [record.timestamp for record in records],
+        given_headers,
+    )
+    size = len(record_batch(records))
+    assert batch.kafka_size(one) == size
+    assert not batch.is_over(one, size)
+    assert batch.is_over(one, size - 1)
+
+
+CASES = [
+    Record(b"", b""),
+    Record(None, b"k"),
+    Record(b"v" * 63),
+    Record(b"v" * 64),
+    Record(b"v" * 100, b"key-000001"),
+    Record(b"v" * 1000, b"k" * 64, HEADERS),
+    Record(b"v" * 8191),
+    Record(b"v" * 8192, b"k" * 8192),
+    Record(b"v" * 1_000_000, None, HEADERS),
+    Record(b"v" * ((1 << 20) - 100)),
+]
+
+
+@pytest.mark.parametrize("record", CASES, ids=lambda one: f"{len(one.value or b'')}")
+@pytest.mark.parametrize("way", ["send", "send_batch", "append_table"])
+def test_a_topic_takes_the_largest_record_that_kafkas_takes_and_none_larger(root, record, way):
+    """A4: to the byte, by each way of sending."""
+    if way == "append_table" and record.headers:
+        pytest.skip("a table of the test has no headers")
+    size = len(record_batch([record]))
+    make(root, "fits", max_message_bytes=size)
+    make(root, "small", max_message_bytes=size - 1)
+
+    def send(producer, topic):
+        if way == "send":
+            return producer.send(topic, record.value, record.key, list(record.headers))
+        if way == "send_batch":
+            return producer.send_batch(topic, [record.value], [record.key], [record.headers])
+        columns = {"key": [record.key], "value": [record.value]}
+        types = [("key", pa.binary()), ("value", pa.binary())]
+        return producer.append_table(topic, pa.table(columns, schema=pa.schema(types)))
+
+    with Producer(root, max_request_size=BIG) as producer:
+        send(producer, "fits").result()
+        with pytest.raises(RecordTooLargeError, match="as Kafka counts them"):
+            send(producer, "small").result()
+    assert values(root.partition("fits", 0)) == [record.value]
+    assert values(root.partition("small", 0)) == []
+
+
+@pytest.mark.parametrize("record", CASES, ids=lambda one: f"{len(one.value or b'')}")
+def test_a_request_may_be_as_large_as_kafkas_producer_estimates_it(root, record):
+    """G7: 61 bytes of the batch, 21 of the record, and key, value and headers with lengths."""
+    alone = len(record_batch([record._replace(timestamp=0)]))
+    # The estimate has 21 bytes for what takes 3 (attributes and two deltas) and a length.
+    length = batch.request_size(record.value, record.key, record.headers) - 82
+    assert alone - 64 - 5 <= length < alone - 64
+    make(root, "t", max_message_bytes=BIG)
+    for limit, taken in ((82 + length, True), (82 + length - 1, False)):
+        with Producer(root, max_request_size=limit) as producer:
+            future = producer.send("t", record.value, record.key, list(record.headers))
+            producer.flush()
+            assert future.succeeded() == taken
+            assert taken or isinstance(future.exception, RecordTooLargeError)
+            assert producer.metrics()["buffered"] == 0
+
+
+@pytest.mark.parametrize("spread", [0, 1 << 40], ids="times over {} ms".format)
+@pytest.mark.parametrize("way", ["send", "send_batch", "append_table"])
+def test_a_large_load_is_split_into_batches_that_kafka_would_take(root, way, spread):
+    """G13: nothing is refused that fits by itself, and no batch is over the limit."""
+    times = [TIME + (n * 7919 * spread) % (spread + 1) for n in range(3000)]
+    load = [b"%04d" % n + bytes(n % 50) for n in range(3000)]
+    most = len(record_batch([Record(load[-1], None, (), TIME)])) + 400
+    make(root, "t", max_message_bytes=most)
+    written = []
+    append = root.partition("t", 0).append
+
+    def noted(encoded, **named):
+        written.extend(batch.kafka_size(one) for one in encoded)
+        return append(encoded, **named)
+
+    root.partition("t", 0).append = noted
+    with Producer(root) as producer:
+        if way == "send":
+            for value, time in zip(load, times, strict=True):
+                producer.send("t", value, timestamp_ms=time)
+            producer.flush()
+        elif way == "send_batch":
+            producer.send_batch("t", load, timestamps=times).result()
+        else:
+            columns = [pa.array(load, pa.binary()), pa.array(times, pa.int64())]
+            producer.append_table("t", pa.table(columns, names=["value", "timestamp"])).result()
+        assert producer.metrics()["errors"] == 0
+    assert values(root.partition("t", 0)) == load
+    assert max(written) <= most and len(written) < 1000
+
+
+@pytest.mark.parametrize("compression", ["lz4", "zstd"])
+def test_what_is_compressed_counts_compressed(root, compression):
+    """A4; and what compression makes larger counts as if there were none."""
+    even, noise = bytes(500_000), os.urandom(5000)
+    make(root, "t", max_message_bytes=10_000)
+    noisy = len(record_batch([Record(noise)]))
+    make(root, "noise", max_message_bytes=noisy)
+    with Producer(root, compression_type=compression, max_request_size=BIG) as producer:
+        producer.send("t", even).result()
+        producer.send("noise", noise).result()
+        with pytest.raises(RecordTooLargeError):
+            producer.send("t", os.urandom(20_000)).result()
+    assert values(root.partition("t", 0)) == [even]
+    one = encoded(even, compression=compression)
+    assert batch.kafka_size(one) < one.size < 10_000
+
+
+@pytest.mark.parametrize("more", [0, 1])
+def test_a_segment_bounds_what_a_batch_takes_on_the_disk(root, more):
+    """A4, A13: the bytes on the disk, whatever Kafka would count."""
+    size = encoded(bytes(10_000)).size
+    make(root, "t", segment_bytes=size - more, max_message_bytes=BIG)
+    with Producer(root) as producer:
+        future = producer.send("t", bytes(10_000))
+        producer.flush()
+        if more:
+            assert type(future.exception) is RecordBatchTooLargeError
+        else:
+            producer.send("t", bytes(10_000)).result()
+            files = segment_files(root.path)
+            # Each has one batch, after the schema that a file begins with.
+            assert [file.stat().st_size - size < 512 for file in files] == [True, True]
