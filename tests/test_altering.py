@@ -13,6 +13,7 @@ from support.roots import encoded, fill, values
 
 import embedlog
 from embedlog import index
+from embedlog.batch.limits import kafka_size
 from embedlog.config import TopicConfig
 from embedlog.errors import (
     InvalidRecordError,
@@ -133,10 +134,11 @@ def check_flush_ms(log, clock):
 
 
 def check_max_message_bytes(log, clock):
-    alter(log, max_message_bytes=SIZE - 1)
+    size = kafka_size(encoded(b"v0"))
+    alter(log, max_message_bytes=size - 1)
     with pytest.raises(RecordTooLargeError):
         add(log)
-    alter(log, max_message_bytes=SIZE)
+    alter(log, max_message_bytes=size)
     add(log)
 
 
