@@ -6,8 +6,9 @@ work the target out, and a test needs nothing but values.
 
 `members` says what goes in and comes out and holds an answer against the rules,
 `dealing` is range and round robin, `sticky` keeps what is owned (`claims` says
-who owns it), `levelling` does so where subscriptions differ, `moving` says what
-may change hands at once, and `choosing` finds what a whole group agrees on.
+who owns it), `levelling` does so where subscriptions differ, `min_cost_flow` finds
+the best of all assignments, `moving` says what may change hands at once, and
+`choosing` finds what a whole group agrees on.
 
 Where Kafka depends on the order of a Java hash table, members go in the order
 of `ordered` here (M26).

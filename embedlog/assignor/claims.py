@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from embedlog.assignor.members import Member
@@ -13,26 +13,38 @@ class Claims(NamedTuple):
     """Who owns what already, by position among the members."""
 
     home: dict[TopicPartition, int]
-    earlier: dict[TopicPartition, int]
-    """Who claims a partition from an older generation than the one that is believed."""
+    """By topic and number, as the partitions were given."""
+    others: dict[TopicPartition, tuple[int, ...]]
+    """Who else claims a partition: from an older generation, or as one of two equals."""
+    contradictory: bool
+    """Whether any partition is claimed more than once, be it by who did not subscribe."""
 
 
-def settle(members: Sequence[Member], wanted: Iterable[TopicPartition]) -> Claims:
+def settle(members: Sequence[Member], wanted: Sequence[TopicPartition]) -> Claims:
     """Believe the claim with the highest generation; two equal ones are both dropped.
 
     Claims on what does not exist, or on topics no longer subscribed to, count for nothing.
     """
-    claimed: dict[TopicPartition, list[tuple[int, int]]] = {tp: [] for tp in wanted}
+    exists = set(wanted)
+    claims: dict[TopicPartition, tuple[int, int]] = {}
+    more: dict[TopicPartition, list[tuple[int, int]]] = {}
     for position, member in enumerate(members):
-        for tp in member.owned:
-            if tp in claimed and tp.topic in member.topics:
-                claimed[tp].append((-member.generation, position))
-    home, earlier = {}, {}
-    for tp, claims in claimed.items():
-        claims.sort()
+        topics, claim = member.topics, (-member.generation, position)
+        for tp in member.owned & exists:
+            if tp.topic not in topics:
+                continue
+            if claims.setdefault(tp, claim) is not claim:
+                more.setdefault(tp, [claims[tp]]).append(claim)
+    # In the order of what is wanted: that of a set is another one in each process.
+    home = {tp: claims[tp][1] for tp in wanted if tp in claims}
+    others = {}
+    for tp, its in more.items():
+        its.sort()
         # A tie of two proves that one of them is stale, not which one.
-        if claims and (len(claims) == 1 or claims[0][0] != claims[1][0]):
-            home[tp] = claims[0][1]
-            if len(claims) > 1:
-                earlier[tp] = claims[1][1]
-    return Claims(home, earlier)
+        if its[0][0] == its[1][0]:
+            del home[tp]
+        else:
+            home[tp] = its.pop(0)[1]
+        others[tp] = tuple(sorted(position for _, position in its))
+    different = set().union(*(member.owned for member in members))
+    return Claims(home, others, len(different) < sum(len(member.owned) for member in members))

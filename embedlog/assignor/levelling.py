@@ -1,9 +1,11 @@
 """Sharing out where members subscribe to different topics.
 
 Kafka's general algorithm, in its order of work: keep what is owned; give what
-is free to the least loaded, topics with few subscribers first; then move from
-the loaded to the less loaded while that helps.  Every move narrows the gap
-between two members, so it ends, and with a better balance than it began with.
+is free to the least loaded, topics with few subscribers first.  If no partition
+could go to a member that has two fewer than its owner, that is balanced, and
+nobody loses anything.  Otherwise move from the loaded to the less loaded while
+that helps.  Kafka ends there, with an assignment that depends on the order of
+the moves; `min_cost_flow` finds the best one from there.
 
 Kafka compares every partition with every member, again after each move.  Here
 topics with the same subscribers are one *class*, and two heaps of a class say
@@ -16,9 +18,11 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from heapq import heapify, heappop, heapreplace
 from itertools import groupby
+from operator import attrgetter
 
 from embedlog.assignor.claims import Claims
 from embedlog.assignor.members import Member, subscribers
+from embedlog.assignor.min_cost_flow import optimize
 from embedlog.record import TopicPartition
 
 
@@ -26,14 +30,18 @@ def level(
     members: Sequence[Member], wanted: Sequence[TopicPartition], claims: Claims
 ) -> list[list[TopicPartition]]:
     """Share the wanted partitions out among members, each by its position."""
-    board = _Board(subscribers(Counter(tp.topic for tp in wanted), members), len(members))
+    audience = subscribers(Counter(tp.topic for tp in wanted), members)
+    board = _Board(audience, len(members))
     board.keep(claims)
     board.place(tp for tp in wanted if tp not in claims.home)
-    board.hand_back(claims)
+    # Where claims contradict each other, Kafka may leave less with who is believed here, and
+    # find something more even.
+    if not claims.contradictory and board.is_balanced():
+        return board.given()
     # What was free anyway moves first: that costs nobody anything (KIP-341).
     board.level(strangers_only=True)
     board.level(strangers_only=False)
-    return board.given()
+    return optimize(board.given(), audience, claims)
 
 
 class _Board:
@@ -62,13 +70,18 @@ class _Board:
 
     def keep(self, claims: Claims) -> None:
         """Give everybody what it owns, high partitions last: those are the first to go."""
-        for tp in sorted(claims.home, key=lambda each: (each.partition, each.topic)):
-            self._give(tp, claims.home[tp])
-            self._own[claims.home[tp]][self._class_of[tp.topic]] += 1
+        # They come by topic and number, and the sort is stable.
+        for tp in sorted(claims.home, key=attrgetter("partition")):
+            position, which = claims.home[tp], self._class_of[tp.topic]
+            self._held[position].setdefault(which, []).append(tp)
+            self._loads[position] += 1
+            self._own[position][which] += 1
 
     def place(self, free: Iterable[TopicPartition]) -> None:
         """Give each to the least loaded subscriber, what few can have before what many can."""
-        by_few = sorted(free, key=lambda tp: (len(self._classes[self._class_of[tp.topic]]), tp))
+        sizes = {topic: len(self._classes[which]) for topic, which in self._class_of.items()}
+        # They come by topic and number, and the sort is stable.
+        by_few = sorted(free, key=lambda tp: sizes[tp.topic])
         for which, group in groupby(by_few, lambda tp: self._class_of[tp.topic]):
             takers = self._takers(which)
             for tp in group:
@@ -76,15 +89,13 @@ class _Board:
                 self._give(tp, position)
                 heapreplace(takers, (load + 1, position))
 
-    def hand_back(self, claims: Claims) -> None:
-        """Return partitions to who had them in an older generation, where that helps."""
-        for tp, to in sorted(claims.earlier.items()):
-            owner, which = claims.home[tp], self._class_of[tp.topic]
-            if self._loads[owner] - self._loads[to] >= 2:
-                self._held[owner][which].remove(tp)
-                self._own[owner][which] -= 1
-                self._loads[owner] -= 1
-                self._give(tp, to)
+    def is_balanced(self) -> bool:
+        """Whether no partition could go to a member that has two fewer than its owner."""
+        for which, positions in self._classes.items():
+            most = max((self._loads[n] for n in positions if self._held[n].get(which)), default=0)
+            if most - min(self._loads[n] for n in positions) >= 2:
+                return False
+        return True
 
     def level(self, *, strangers_only: bool) -> None:
         """Move partitions until no move helps.

@@ -2,17 +2,20 @@
 
 KIP-54 and KIP-341, with claims as in KIP-792.  Where all subscribe to the same,
 how much each may have is known beforehand, and the fewest moves are found in one
-pass; where they do not, see `levelling`.
+pass; where they do not, see `levelling`.  No assignment of Kafka's is more even, nor
+keeps more where it is as even.
 """
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping, Sequence
+from operator import attrgetter
 
 from embedlog.assignor.claims import Claims, settle
 from embedlog.assignor.levelling import level
-from embedlog.assignor.members import Assignment, Member, everything, ordered, tidy
+from embedlog.assignor.members import Assignment, Member, everything, ordered, subscribers, tidy
+from embedlog.assignor.min_cost_flow import optimize
 from embedlog.record import TopicPartition
 
 
@@ -22,8 +25,10 @@ class StickyAssignor:
     Where all subscribe to the same, members differ by one partition at most; a
     member that leaves takes nothing from the others, and one that joins takes
     no more than its share.  Where they do not, no partition could go to a
-    member that has two fewer than its owner.  Asked again about its own answer
-    it changes nothing.
+    member that has two fewer than its owner; if that is so with all that is
+    owned, nothing of it moves, and otherwise no assignment is more even, nor
+    keeps more and is as even.  Asked again about its own answer it changes
+    nothing.
 
     >>> t = [TopicPartition("t", n) for n in range(4)]
     >>> old = Member("old", frozenset("t"), owned=frozenset(t), generation=3)
@@ -73,13 +78,17 @@ def _share_evenly(
         (content if len(given[position]) == least else hungry).append(position)
     while free:
         given[content.popleft()].append(free.popleft())
-    return given
+    if not claims.others:
+        return given
+    # As many as can be are with their owners; other claims were not looked at.
+    return optimize(given, subscribers(Counter(tp.topic for tp in wanted), members), claims)
 
 
 def _owned(count: int, claims: Claims) -> list[list[TopicPartition]]:
     """List what each has, low partitions first: the last are the first to go."""
     given: list[list[TopicPartition]] = [[] for _ in range(count)]
-    for tp in sorted(claims.home, key=lambda each: (each.partition, each.topic)):
+    # They come by topic and number, and the sort is stable.
+    for tp in sorted(claims.home, key=attrgetter("partition")):
         given[claims.home[tp]].append(tp)
     return given
 
