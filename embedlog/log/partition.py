@@ -277,8 +277,11 @@ class PartitionLog:
         try:
             file, now = self._end_for_append_locked()
             receipt = None
-            if len(encoded) == 1 and not synced and self._is_plain(encoded[0]):
-                receipt = alone.append(self, file, now, encoded[0])
+            if len(encoded) == 1 and not synced:
+                one = encoded[0]
+                # Kafka may count 16 bytes more for a record than it takes here (`batch.limits`).
+                if one.size + 16 * one.count <= self._most_alone:
+                    receipt = alone.append(self, file, now, one)
             if receipt is None:
                 refusing.check(self, encoded)
                 draft = self._append_locked(file, now, encoded, synced)
@@ -294,11 +297,6 @@ class PartitionLog:
                 flushing.flush_to(self, draft.tail)
         self.context.wake.advance()
         return draft.receipts if receipt is None else [receipt]
-
-    def _is_plain(self, one: EncodedBatch) -> bool:
-        """Whether `alone` may append a batch: it is surely within the limits of the topic."""
-        # Kafka may count 16 bytes more for each record than it takes here (`batch.limits`).
-        return one.size + 16 * one.count <= self._most_alone
 
     def append_at(
         self,

@@ -128,6 +128,8 @@ class TopicQueue:
         self.closed = False
         self.lanes: dict[int, Lane] = {}
         self.splitter = Splitter(self)
+        self.sticks = producer.config.partitioner_ignore_keys
+        """Whether records with keys are spread like those without."""
         self.turns = RoundRobinPartitioner()
         self._retry_at = 0.0
         self._looking = threading.Lock()

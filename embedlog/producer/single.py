@@ -28,7 +28,10 @@ def ship(queue: TopicQueue, patience: float | None) -> bool:
     if lane is None:
         return False
     gathering = queue.leaving[0]
-    encoded = encode_one(gathering.values[0], gathering.keys[0], gathering.timestamps[0])
+    key = gathering.keys[0]
+    encoded = encode_one(gathering.values[0], key, gathering.timestamps[0])
+    if (key is None or queue.sticks) and queue.info.partitions > 1:
+        queue.splitter.stayed(encoded.size)
     try:
         lane.ship_alone(gathering, encoded, patience)
     finally:
@@ -39,26 +42,22 @@ def ship(queue: TopicQueue, patience: float | None) -> bool:
 def _take(queue: TopicQueue) -> Lane | None:
     """Under the producer's lock: take the record out of the queue; return its lane, or None."""
     gathering = queue.open
-    if len(gathering.values) != 1 or queue.full or queue.leaving:
+    values, partitions = gathering.values, queue.info.partitions
+    if len(values) != 1 or queue.full or queue.leaving or gathering.headers or gathering.chosen:
         return None
-    if gathering.headers or gathering.chosen or not queue.plain:
+    if not queue.plain or queue.producer.abandoned or queue.version != queue.newest():
         return None
-    if queue.producer.abandoned or queue.version != queue.newest():
-        return None
-    key, value = gathering.keys[0], gathering.values[0]
-    partition = 0 if queue.info.partitions == 1 else _partition(queue, key)
-    lane = queue.lanes.get(partition)
+    key, value = gathering.keys[0], values[0]
+    if partitions == 1:
+        lane = queue.lanes.get(0)
+    elif key is None or queue.sticks:
+        lane = queue.lanes.get(queue.splitter.stay())
+    else:
+        lane = queue.lanes.get(partition_for_key(key, partitions))
     if lane is None or not lane.calm() or (key is None and queue.compacts):
         return None
-    if len(value or b"") + len(key or b"") > queue.surely_fits:
+    if (len(value) if value else 0) + (len(key) if key else 0) > queue.surely_fits:
         return None
     queue.leaving.append(gathering)
     queue.open = type(gathering)(queue)
     return lane
-
-
-def _partition(queue: TopicQueue, key: bytes | None) -> int:
-    """Return where the record goes; -1 if that is not easily said."""
-    if key is None or queue.producer.config.partitioner_ignore_keys:
-        return -1
-    return partition_for_key(key, queue.info.partitions)

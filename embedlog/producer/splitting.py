@@ -81,17 +81,22 @@ class Splitter:
     def _stick(self, rows: Rows, size: int) -> Batches:
         compression = self._queue.compression
         for piece in pieces(rows, self._queue.limit, size):
-            partition = self._stay()
+            partition = self.stay()
             for encoded in encode_rows(piece, compression, self._queue.limits):
                 yield partition, encoded
-                self._sticky.added(encoded.size, batch_closed=True)
+                self.stayed(encoded.size)
 
-    def _stay(self) -> int:
+    def stay(self) -> int:
+        """Return where a record without a key goes now."""
         partitions, lanes = self._queue.info.partitions, self._queue.lanes
         queues = None
         if any(lane.waiting for lane in lanes.values()):
             queues = [len(lanes[i].waiting) if i in lanes else 0 for i in range(partitions)]
         return self._sticky.choose(partitions, queues=queues, now=monotonic())
+
+    def stayed(self, size: int) -> None:
+        """Count a batch that went there."""
+        self._sticky.added(size, batch_closed=True)
 
     def _scatter_rows(self, rows: Rows, size: int, chosen: dict[int, int]) -> tuple[Any, Batches]:
         """Hash the keys all at once, and bring the rows of each partition together."""
@@ -120,8 +125,8 @@ class Splitter:
             where[list(chosen)] = list(chosen.values())
         keyless = where < 0
         if keyless.any():
-            where[keyless] = self._stay()
-            self._sticky.added(size * int(keyless.sum()) // rows, batch_closed=True)
+            where[keyless] = self.stay()
+            self.stayed(size * int(keyless.sum()) // rows)
         order = where.argsort(kind="stable")
         return order, where[order].searchsorted(range(partitions + 1)).tolist()
 
@@ -166,7 +171,7 @@ class Splitter:
                     yield partition or 0, encoded
             elif keyless or self._config.partitioner_ignore_keys:
                 for encoded in self._cut(columns, times):
-                    yield self._stay(), encoded
-                    self._sticky.added(encoded.size, batch_closed=True)
+                    yield self.stay(), encoded
+                    self.stayed(encoded.size)
             else:
                 yield from self._scatter(columns, {})[1]
