@@ -38,6 +38,18 @@ def test_entries_of_the_active_segment_come_back_in_order(live):
     assert live.read(lambda txn: index.entries(txn, KEY, 7)) == entries
 
 
+def test_a_damaged_row_of_the_active_segment_counts_as_none(live):
+    """B5, B7, P13: values in `live` have no checksum; without an entry a read is only slower."""
+    put_all(live, ENTRIES)
+    key = live.read(lambda txn: [key for key, _ in kv.rows(txn, index.ROWS + KEY)])[1]
+    live.write(lambda txn: txn.put(key, b"short"))
+    live.write(lambda txn: txn.put(key[:-2], bytes(16)))
+
+    assert live.read(lambda txn: index.entries(txn, KEY, 7)) == [ENTRIES[0], ENTRIES[2]]
+    for look in (index.active_position_of_offset, index.active_position_from_offset):
+        assert live.read(lambda txn, look=look: look(txn, KEY, 7, 20)) is None
+
+
 def test_segments_and_partitions_do_not_see_each_others_entries(live):
     """Rows are found by partition and segment."""
     put_all(live, ENTRIES[:1], 7)

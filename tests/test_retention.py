@@ -32,6 +32,7 @@ from embedlog.errors import (
 )
 from embedlog.files import Files
 from embedlog.log import publishing, staging, tail
+from embedlog.log.clock import SEEN, bounded_ms
 from embedlog.log.leasing import hold, leases
 from embedlog.log.publishing import Publication
 from embedlog.log.repairing import repair_root
@@ -908,6 +909,17 @@ def test_time_that_passes_by_both_clocks_is_believed(root):
         clock.advance(wall)
         uptime.advance(real)
         assert now() == clock()
+
+
+def test_a_damaged_reading_counts_as_none(root):
+    """P13: values in `live` have no checksum; recovery asks for it, and goes on without."""
+    root.context.live.write(lambda txn: txn.put(SEEN, b"short"))
+    log = make(root, count=3)
+    log.truncate_to(2)
+
+    assert offsets(log) == [0, 1]
+    assert bounded_ms(root.context) == root.clock()
+    assert BelievedClock(root.context.live, root.clock, ManualClock(1))() == root.clock()
 
 
 def test_another_process_goes_on_with_what_was_believed(root):

@@ -42,9 +42,15 @@ class ClockReading(NamedTuple):
 
 
 def last_reading(live: kv.Store) -> ClockReading | None:
-    """Return the last reading; None if no process did housekeeping since the boot."""
+    """Return the last reading; None if no process did housekeeping since the boot.
+
+    A row that cannot be one counts as none: values in `live` have no checksum, and
+    recovery, which asks for this, must not depend on them.
+    """
     row = live.get(SEEN)
-    return None if row is None else ClockReading._make(_ROW.unpack(row))
+    if row is None or len(row) != _ROW.size:
+        return None
+    return ClockReading._make(_ROW.unpack(row))
 
 
 def bounded_ms(context: Context) -> int:
