@@ -11,9 +11,9 @@ import weakref
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from embedlog.catalog import INTERNAL, refuse_internal
+from embedlog.catalog import INTERNAL, refuse_differences, refuse_internal
 from embedlog.config import MaintenanceConfig, TopicConfig
-from embedlog.errors import EmbedlogError, InvalidConfigError
+from embedlog.errors import EmbedlogError, InvalidConfigError, TopicAlreadyExistsError
 from embedlog.files import Files
 from embedlog.log import DURABILITIES, VISIBILITIES, PartitionLog
 from embedlog.log.checking import Finding, rebuild_index, verify_root
@@ -91,7 +91,7 @@ class Log:
     def create_topic(
         self,
         name: str,
-        partitions: int = 1,
+        partitions: int | None = None,
         config: Mapping[str, object] | None = None,
         *,
         exist_ok: bool = False,
@@ -100,19 +100,32 @@ class Log:
 
         Args:
             name: Letters, digits, '.', '_' and '-'; at most 200.
-            partitions: How many; a topic can grow later, but not shrink.
+            partitions: How many, by default 1; a topic can grow later, but not shrink.
             config: Kafka's topic settings, dotted or with underscores.
-            exist_ok: Return the topic that is there, whatever its settings.
+            exist_ok: If the topic exists already, return it, unless it differs in what is
+                given: another number of partitions, or another value of a setting (None
+                means the default).  What is not given may be as it is.
 
         Raises:
             InvalidTopicError, InvalidPartitionsError, InvalidConfigError: Nothing was made.
-            TopicAlreadyExistsError: Unless ``exist_ok``.
+            TopicAlreadyExistsError: It exists; with ``exist_ok``, it differs.  Nothing was
+                changed, and the error names the `differences` and the calls to apply them.
         """
-        parsed = TopicConfig.parse(config or {})
+        settings = config or {}
         refuse_internal(name)
-        if not (exist_ok and name in self.root.topics()):
-            self.root.create_topic(name, partitions, parsed)
-        return self.topic(name)
+        while True:
+            info = self.root.topics().get(name) if exist_ok else None
+            if info is not None:
+                refuse_differences(info, partitions, settings)
+                return self.topic(name)
+            count = 1 if partitions is None else partitions
+            try:
+                self.root.create_topic(name, count, TopicConfig.parse(settings))
+                return self.topic(name)
+            except TopicAlreadyExistsError:
+                # With exist_ok another process made it just now, and it is looked at again.
+                if not exist_ok:
+                    raise
 
     def delete_topic(self, name: str) -> None:
         """Remove a topic, its records, and what groups committed for it (A38).
