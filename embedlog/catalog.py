@@ -390,6 +390,46 @@ def check_partition_count(partitions: object) -> None:
         )
 
 
+def refuse_differences(
+    info: TopicInfo, partitions: int | None, settings: Mapping[str, object]
+) -> None:
+    """Raise unless a topic has this number of partitions, if any is given, and these settings.
+
+    Raises:
+        InvalidPartitionsError, InvalidConfigError: No topic, or not this one, could have them.
+        TopicAlreadyExistsError: It has others; the error says what would apply these.
+    """
+    differences: dict[str, tuple[object, object]] = {}
+    calls = []
+    if partitions is not None:
+        check_partition_count(partitions)
+        if partitions != info.partitions:
+            differences["partitions"] = info.partitions, partitions
+            calls.append(f"create_partitions({info.name!r}, {partitions})")
+    before, after = info.config.to_dict(), info.config.changed(settings).to_dict()
+    changes: dict[str, object] = {}
+    for spelling, value in settings.items():
+        name = str(spelling).replace("_", ".")
+        if before[name] != after[name]:
+            differences[name] = before[name], after[name]
+            changes[name] = None if value is None else after[name]
+    if changes:
+        calls.append(f"alter_topic({info.name!r}, {changes!r})")
+    if not differences:
+        return
+    todo = f"To apply what was asked for, call {' and '.join(calls)}"
+    if partitions is not None and partitions < info.partitions:
+        rest = f"; to apply the rest, call {calls[-1]}" if changes else ""
+        todo = f"A topic cannot lose partitions{rest}"
+    found = (f"{name} is {its!r}, not {asked!r}" for name, (its, asked) in differences.items())
+    raise TopicAlreadyExistsError(
+        f"the topic exists with other settings: {'; '.join(found)}",
+        todo=todo,
+        topic=info.name,
+        differences=differences,
+    )
+
+
 def _new_partition(txn: kv.Txn, key: bytes, now_ms: int) -> None:
     new_segment(txn, key, now_ms)
     put_partition(txn, key, PartitionInfo())

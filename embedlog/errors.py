@@ -126,7 +126,10 @@ class RecordBatchTooLargeError(RecordTooLargeError):
 
 
 class TopicAlreadyExistsError(EmbedlogError):
-    """The topic to create exists, or exists with other partitions or settings."""
+    """The topic to create exists already; with ``exist_ok``, it has other settings."""
+
+    differences: dict[str, tuple[object, object]] | None = None
+    """With ``exist_ok``: what differs, "partitions" or a setting; as it is, and as asked for."""
 
 
 class UnknownTopicOrPartitionError(EmbedlogError, LookupError):

@@ -285,6 +285,27 @@ def test_topics_are_created_listed_altered_and_deleted(run, root):
     assert run("topics", "list") == (0, "", "")
 
 
+def test_a_topic_that_exists_with_other_settings_is_refused(run, root):
+    """The message has the command that would apply them."""
+    assert run("topics", "create", "t", "-p", "2", "-c", "retention.ms=5") == (0, "", "")
+    same = ("-p", "2", "-c", "retention_ms=5", "-c", "segment.bytes=1073741824")
+    assert run("topics", "create", "t", "--if-not-exists", *same) == (0, "", "")
+
+    words = ("-p", "3", "-c", "cleanup.policy=compact", "-c", "retention.ms=5")
+    code, _, told = run("topics", "create", "t", "--if-not-exists", *words)
+    assert code == 1
+    assert "partitions is 2, not 3; cleanup.policy is 'delete', not 'compact'" in told
+    command = "embedlog topics alter t -p 3 -c cleanup.policy=compact"
+    assert told.rstrip().endswith(command)
+    assert run(*command.split()[1:])[0] == 0
+    assert run("topics", "create", "t", "--if-not-exists", *words) == (0, "", "")
+
+    code, _, told = run("topics", "create", "t", "--if-not-exists", "-p", "1")
+    assert code == 1
+    assert "A topic cannot lose partitions." in told
+    assert "topics alter" not in told
+
+
 def test_topics_are_described_for_people_and_programs(run, filled):
     """The same facts twice."""
     code, out, _ = run("topics", "describe")

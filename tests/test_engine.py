@@ -17,6 +17,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from support import forks
 from support.clock import START, ManualClock
 from support.patience import patient
 from support.roots import encoded, segment_files, values
@@ -481,86 +482,143 @@ def test_a_topic_that_is_not_there_names_the_nearest(log):
 
 
 def test_a_topic_is_created_once(log):
-    """Unless ``exist_ok`` is set, and it is what is asked for."""
+    """Unless told otherwise; and then what is not given stays as it is."""
     log.create_topic("t", partitions=2, config={"retention.ms": 5})
 
-    with pytest.raises(errors.TopicAlreadyExistsError):
+    with pytest.raises(errors.TopicAlreadyExistsError) as caught:
         log.create_topic("t")
     again = log.create_topic("t", exist_ok=True)
 
+    assert caught.value.differences is None
     assert again.partitions == 2
     assert again.config["retention.ms"] == 5
+    assert log.create_topic("new", exist_ok=True).partitions == 1
 
 
 @pytest.mark.parametrize(
     ("partitions", "config"),
     [
-        (None, None),
-        (2, {}),
-        (None, {"retention.ms": "5"}),  # the same as text
-        (2, {"retention_ms": 5, "cleanup.policy": "delete"}),  # a default that is given
-        (None, {"segment.bytes": None}),  # None is the default
+        (2, None),
+        (None, {}),
+        (None, {"retention_ms": "86400000"}),
+        (2, {"retention.ms": 86_400_000.0, "cleanup.policy": ["delete", "compact"]}),
+        (None, {"cleanup.policy": "delete, compact", "segment.bytes": None}),
+        (None, {"segment.bytes": 1 << 30}),
+        # Alone it would be more than the default of segment.ms.
+        (None, {"segment.jitter.ms": 700_000_000}),
     ],
 )
-def test_what_is_not_given_does_not_differ(log, partitions, config):
-    """``exist_ok`` compares what is given, in whatever spelling."""
-    log.create_topic("t", partitions=2, config={"retention.ms": 5})
+def test_a_topic_that_exists_may_be_created_with_what_it_has(log, partitions, config):
+    """Only what is given is compared, and as it is understood."""
+    first = {
+        "retention.ms": 86_400_000,
+        "cleanup.policy": "compact,delete",
+        "segment.ms": 800_000_000,
+        "segment.jitter.ms": 700_000_000,
+    }
+    log.create_topic("t", 2, first)
 
     assert log.create_topic("t", partitions, config, exist_ok=True).partitions == 2
 
 
 @pytest.mark.parametrize(
-    ("partitions", "config", "differences", "calls"),
+    ("partitions", "config", "differences", "todo"),
     [
-        (4, None, ["it has 2 partitions, not 4"], ["create_partitions('t', 4)"]),
-        (1, None, ["it has 2 partitions, not 1"], ["cannot shrink"]),
+        (7, None, {"partitions": (2, 7)}, "call create_partitions('t', 7)"),
+        (1, None, {"partitions": (2, 1)}, "A topic cannot lose partitions"),
         (
             None,
-            {"retention_ms": "6"},
-            ["retention.ms is 5, not 6"],
-            ["alter_topic('t', {'retention.ms': '6'})"],
+            {"retention_ms": "9"},
+            {"retention.ms": (5, 9)},
+            "call alter_topic('t', {'retention.ms': 9})",
+        ),
+        (
+            2,
+            {"retention.ms": None, "segment.bytes": 1 << 30},
+            {"retention.ms": (5, 604_800_000)},
+            "call alter_topic('t', {'retention.ms': None})",
         ),
         (
             3,
-            {"retention.ms": None, "cleanup.policy": "compact"},
-            ["partitions", "retention.ms is 5, not 604800000", "cleanup.policy is 'delete'"],
-            [
-                "create_partitions('t', 3)",
-                "alter_topic('t', {'retention.ms': None, 'cleanup.policy': 'compact'})",
-            ],
+            {"cleanup.policy": "compact", "retention.ms": 5},
+            {"partitions": (2, 3), "cleanup.policy": ("delete", "compact")},
+            "call create_partitions('t', 3) and alter_topic('t', {'cleanup.policy': 'compact'})",
+        ),
+        (
+            1,
+            {"retention.ms": 6},
+            {"partitions": (2, 1), "retention.ms": (5, 6)},
+            "to apply the rest, call alter_topic('t', {'retention.ms': 6})",
         ),
     ],
 )
-def test_a_topic_that_differs_is_refused_with_what_would_change_it(
-    log, partitions, config, differences, calls
+def test_a_topic_that_exists_with_other_settings_is_refused(
+    log, partitions, config, differences, todo
 ):
-    """Nothing is changed; the calls that the error names then make it so."""
+    """Else a program goes on with a topic that is not what it asked for."""
     log.create_topic("t", partitions=2, config={"retention.ms": 5})
+    before = log.describe_topic("t")
 
     with pytest.raises(errors.TopicAlreadyExistsError) as caught:
         log.create_topic("t", partitions, config, exist_ok=True)
 
-    for text in (*differences, *calls):
-        assert text in str(caught.value)
-    assert log.topic("t").partitions == 2
-    assert log.topic("t").config["retention.ms"] == 5
-    if partitions != 1:
-        for call in calls:
-            eval(f"log.{call}", {"log": log})
-        assert log.create_topic("t", partitions, config, exist_ok=True).name == "t"
+    assert caught.value.differences == differences
+    assert caught.value.todo.endswith(todo)
+    for name, (its, asked) in differences.items():
+        assert f"{name} is {its!r}, not {asked!r}" in str(caught.value)
+    again = pickle.loads(pickle.dumps(caught.value))
+    assert again.differences == differences
+    assert log.describe_topic("t") == before
 
 
-def test_two_that_create_the_same_topic_at_once_both_have_it(log, monkeypatch):
-    """``exist_ok``: the slower one finds the topic of the other."""
-    create = log.root.create_topic
+@pytest.mark.parametrize("partitions", [0, "2", True])
+def test_a_topic_that_exists_is_not_compared_with_what_none_can_have(log, partitions):
+    """A wrong value is refused as such, whether or not the topic exists."""
+    log.create_topic("t", partitions=2)
+    for settings in ({"retention.mss": 1}, {"segment.bytes": 0}):
+        with pytest.raises(errors.InvalidConfigError):
+            log.create_topic("t", config=settings, exist_ok=True)
+    with pytest.raises(errors.InvalidPartitionsError):
+        log.create_topic("t", partitions, exist_ok=True)
 
-    def late(name, partitions, config):
-        create(name, partitions, config)
-        return create(name, partitions, config)
 
-    monkeypatch.setattr(log.root, "create_topic", late)
-    assert log.create_topic("t", 3, exist_ok=True).partitions == 3
-    assert log.create_topic("t", 3, exist_ok=True).partitions == 3
+def test_processes_that_create_a_topic_at_once_all_have_it(tmp_path):
+    """Where they agree; one that asks for something else is refused, before or after."""
+    names = [f"t{number}" for number in range(40)]
+    with embedlog.open(tmp_path / "root") as log:
+        log.create_topic("begin")
+
+    def create(start, partitions):
+        count = 0
+        with embedlog.open(tmp_path / "root") as log:
+            start.wait()
+            for name in names:
+                try:
+                    topic = log.create_topic(name, partitions, {"retention.ms": 5}, exist_ok=True)
+                except errors.TopicAlreadyExistsError as error:
+                    count += set(error.differences) == {"partitions"}
+                else:
+                    assert topic.partitions == partitions
+        return count
+
+    def refused(*partitions):
+        start = multiprocessing.get_context("fork").Barrier(len(partitions))
+        return sum(forks.spread(partitions, partial(create, start), workers=len(partitions)))
+
+    assert refused(3, 3, 3) == 0
+    with embedlog.open(tmp_path / "root") as log:
+        for name in names:
+            log.delete_topic(name)
+    assert refused(3, 4) == len(names)
+
+
+def test_a_log_that_is_only_read_returns_a_topic_that_exists(tmp_path):
+    """There is nothing to create."""
+    embedlog.open(tmp_path / "root").create_topic("t", 2)
+    with embedlog.open(tmp_path / "root", mode="r") as log:
+        assert log.create_topic("t", 2, exist_ok=True).partitions == 2
+        with pytest.raises(errors.ReadOnlyError):
+            log.create_topic("u", exist_ok=True)
 
 
 @pytest.mark.parametrize("count", [0, -1, 1.5, True, "2"])

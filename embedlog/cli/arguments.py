@@ -102,9 +102,11 @@ def _topics(commands: _Commands) -> None:
     verbs = topics.add_subparsers(metavar="VERB", required=True)
     create = _command(verbs, "create", "topics:create", "add a topic")
     create.add_argument("topic", metavar="TOPIC")
-    create.add_argument("--partitions", "-p", type=int, metavar="N", help="1 if not given")
+    create.add_argument("--partitions", "-p", type=int, metavar="N", help="how many; 1 by default")
     create.add_argument(
-        "--if-not-exists", action="store_true", help="accept one that is there and the same"
+        *("--if-not-exists",),
+        action="store_true",
+        help="leave one that is there and has these settings",
     )
     _settings(create)
     names = _command(verbs, "list", "topics:show_names", "print the names of all topics")

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
+from collections.abc import Mapping
 from typing import Any
 
 from embedlog.cli.arguments import OK
 from embedlog.cli.opening import FORMAT_FILE, FORMAT_VERSION, root_of, to_read, to_write
 from embedlog.cli.output import note, say, say_json
-from embedlog.errors import InvalidConfigError
+from embedlog.errors import InvalidConfigError, TopicAlreadyExistsError
 from embedlog.progress import mega
 
 _ROWS = b"T"
@@ -27,12 +29,32 @@ _INTERNAL = "__"
 def create(args: argparse.Namespace) -> int:
     """Add a topic, and the log if need be."""
     with to_write(args, create=True) as log:
-        log.create_topic(
-            args.topic, args.partitions, _settings(args.config), exist_ok=args.if_not_exists
-        )
+        try:
+            log.create_topic(
+                args.topic, args.partitions, _settings(args.config), exist_ok=args.if_not_exists
+            )
+        except TopicAlreadyExistsError as error:
+            if error.differences:
+                error.todo = _to_apply(args.topic, error.differences)
+            raise
         if args.json:
             say_json(log.describe_topic(args.topic))
     return OK
+
+
+def _to_apply(topic: str, differences: Mapping[str, tuple[object, object]]) -> str:
+    """Return how to give an existing topic the settings that were asked for."""
+    words, sentences = [], []
+    for name, (before, asked) in differences.items():
+        if name != "partitions":
+            words += ["-c", shlex.quote(f"{name}={asked}")]
+        elif isinstance(before, int) and isinstance(asked, int) and asked < before:
+            sentences.append("A topic cannot lose partitions.")
+        else:
+            words += ["-p", str(asked)]
+    if words:
+        sentences.append(f"To apply: embedlog topics alter {shlex.quote(topic)} {' '.join(words)}")
+    return " ".join(sentences)
 
 
 def _settings(given: list[str]) -> dict[str, str]:

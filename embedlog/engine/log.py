@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
-from embedlog.catalog import INTERNAL, check_partition_count, refuse_internal
+from embedlog.catalog import INTERNAL, refuse_differences, refuse_internal
 from embedlog.config import MaintenanceConfig, TopicConfig
 from embedlog.errors import EmbedlogError, InvalidConfigError, TopicAlreadyExistsError
 from embedlog.files import Files
@@ -101,64 +101,33 @@ class Log:
 
         Args:
             name: Letters, digits, '.', '_' and '-'; at most 200.
-            partitions: How many, at most 20,000; 1 by default.  A topic can grow later, but
+            partitions: How many, at most 20,000 and by default 1; a topic can grow later, but
                 not shrink.
             config: Kafka's topic settings, dotted or with underscores.
-            exist_ok: Return the topic that is there, if it has these partitions and these
-                settings.  What is not given may be anything.
+            exist_ok: If the topic exists already, return it, unless it differs in what is
+                given: another number of partitions, or another value of a setting (None
+                means the default).  What is not given may be as it is.
 
         Raises:
             InvalidTopicError, InvalidPartitionsError, InvalidConfigError: Nothing was made.
-            TopicAlreadyExistsError: The topic exists, and ``exist_ok`` is not set, or it
-                differs from what is asked for; the error names each difference, and the
-                call that would apply it.
+            TopicAlreadyExistsError: It exists; with ``exist_ok``, it differs.  Nothing was
+                changed, and the error names the `differences` and the calls to apply them.
         """
-        parsed = TopicConfig.parse(config or {})
+        settings = config or {}
         refuse_internal(name)
-        if not (exist_ok and name in self.root.topics()):
+        while True:
+            info = self.root.topics().get(name) if exist_ok else None
+            if info is not None:
+                refuse_differences(info, partitions, settings)
+                return self.topic(name)
+            count = 1 if partitions is None else partitions
             try:
-                self.root.create_topic(name, 1 if partitions is None else partitions, parsed)
+                self.root.create_topic(name, count, TopicConfig.parse(settings))
                 return self.topic(name)
             except TopicAlreadyExistsError:
-                # With `exist_ok` another process was faster, by a moment.
+                # With exist_ok another process made it just now, and it is looked at again.
                 if not exist_ok:
                     raise
-        self._check_topic(name, partitions, config or {}, parsed)
-        return self.topic(name)
-
-    def _check_topic(
-        self,
-        name: str,
-        partitions: int | None,
-        config: Mapping[str, object],
-        parsed: TopicConfig,
-    ) -> None:
-        """Raise unless a topic has the partitions and the settings that are given."""
-        info = self.root.topic(name)
-        differences, calls = [], []
-        if partitions is not None:
-            check_partition_count(partitions)
-            if partitions != info.partitions:
-                differences.append(f"it has {info.partitions} partitions, not {partitions}")
-            if partitions > info.partitions:
-                calls.append(f"create_partitions({name!r}, {partitions})")
-            elif partitions < info.partitions:
-                calls.append("no call, as a topic cannot shrink: leave `partitions` out")
-        there, wanted = info.config.to_dict(), parsed.to_dict()
-        changes: dict[str, object] = {}
-        for spelling, value in config.items():
-            setting = str(spelling).replace("_", ".")
-            if there[setting] != wanted[setting]:
-                differences.append(f"its {setting} is {there[setting]!r}, not {wanted[setting]!r}")
-                changes[setting] = value
-        if changes:
-            calls.append(f"alter_topic({name!r}, {changes!r})")
-        if differences:
-            raise TopicAlreadyExistsError(
-                f"the topic exists and is another one: {'; '.join(differences)}",
-                topic=name,
-                todo=f"Nothing was changed; what would change it: {'; '.join(calls)}",
-            )
 
     def delete_topic(self, name: str) -> None:
         """Remove a topic, its records, and what groups committed for it (A38).
