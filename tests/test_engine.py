@@ -724,7 +724,8 @@ def test_the_index_can_be_made_anew(log):
 
     assert log.rebuild_index() > 5
     assert log.rebuild_index("t") == log.rebuild_index()
-    assert log.rebuild_index("other") == 0
+    with pytest.raises(embedlog.errors.UnknownTopicOrPartitionError):
+        log.rebuild_index("other")
     assert [log.topic("t")[row].value for row in range(12)] == [b"%d" % row for row in range(12)]
 
 
