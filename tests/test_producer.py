@@ -529,7 +529,7 @@ def test_a_drain_that_is_interrupted_loses_nothing(root, monkeypatch, when):
         monkeypatch.setattr(TopicQueue, "_put_in_lanes", interrupted)
         with pytest.raises(KeyboardInterrupt):
             producer.flush()
-        producer.flush()
+        producer.flush(10)
         assert [future.value.offset for future in futures] == [0, 1, 2]
         assert producer.metrics()["buffered"] == 0
     assert values(root.partition("one", 0)) == [b"0", b"1", b"2"]
