@@ -118,11 +118,14 @@ class SerializationError(EmbedlogError, TypeError):
 
 
 class RecordTooLargeError(EmbedlogError, ValueError):
-    """A batch is larger than ``max.message.bytes`` (A4)."""
+    """A batch is larger than ``max.message.bytes``, or a record than ``max_request_size`` (A4).
+
+    Both count the bytes that Kafka would (`embedlog.batch.limits`).
+    """
 
 
 class RecordBatchTooLargeError(RecordTooLargeError):
-    """A batch is larger than ``segment.bytes`` (A4)."""
+    """A batch takes more bytes on the disk than ``segment.bytes`` (A4)."""
 
 
 class TopicAlreadyExistsError(EmbedlogError):

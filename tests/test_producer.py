@@ -45,7 +45,7 @@ from embedlog.files import Files
 from embedlog.log import PartitionLog
 from embedlog.partitioner import partition_for_key
 from embedlog.producer import Producer, columns, splitting
-from embedlog.producer.queue import COLUMN_BYTES, HEAD_BYTES, WRITE_BYTES
+from embedlog.producer.queue import COLUMN_BYTES, HEAD_BYTES, WRITE_BYTES, TopicQueue
 from embedlog.record import RecordMetadata
 
 FAST = {"retry_backoff_ms": 5, "request_timeout_ms": 20}
@@ -493,6 +493,47 @@ def test_a_write_is_tried_again_and_order_is_kept(root):
         assert second.result(patient(5)).offset == 1
         assert first.result(patient(5)).offset == 0
         assert producer.metrics()["retries"] > 0
+
+
+def test_what_cannot_be_looked_up_now_holds_up_what_comes_after_it(root, monkeypatch):
+    """G12: records whose settings cannot be read for the moment are not overtaken by later ones."""
+    with Producer(root, linger_ms=10_000, retry_backoff_ms=1) as producer:
+        first = producer.send("one", b"1")
+        with producer.lock:
+            producer.queues()[0].renew()
+        second = producer.send("one", b"2")
+        ensure_topic = root.ensure_topic
+
+        def fails_once(topic):
+            root.ensure_topic = ensure_topic
+            raise LockTimeoutError("held")
+
+        root.ensure_topic = fails_once
+        producer.flush()
+        assert (first.value.offset, second.value.offset) == (0, 1)
+    assert values(root.partition("one", 0)) == [b"1", b"2"]
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_drain_that_is_interrupted_loses_nothing(root, monkeypatch, when):
+    """Before or after its batches are in line: the next drain takes them up."""
+    put = TopicQueue._put_in_lanes
+
+    def interrupted(*args):
+        monkeypatch.undo()
+        if when == "after":
+            put(*args)
+        raise KeyboardInterrupt
+
+    with Producer(root, linger_ms=10_000) as producer:
+        futures = [producer.send("one", b"%d" % n) for n in range(3)]
+        monkeypatch.setattr(TopicQueue, "_put_in_lanes", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            producer.flush()
+        producer.flush(10)
+        assert [future.value.offset for future in futures] == [0, 1, 2]
+        assert producer.metrics()["buffered"] == 0
+    assert values(root.partition("one", 0)) == [b"0", b"1", b"2"]
 
 
 @pytest.mark.parametrize("written", [True, False])

@@ -234,7 +234,7 @@ class TopicConfig(Settings):
     a group of ``retention_min_consumed``; -1 is never (embedlog's own)."""
 
     max_message_bytes: int = _number(1_048_588, 0, INT_MAX)
-    """Refuse a batch that is larger, as written, compressed (A4)."""
+    """Refuse a batch that is larger as Kafka counts: its format's bytes, compressed (A4)."""
 
     cleanup_policy: str = _checked("delete", _cleanup_policy)
     """``delete``, ``compact`` or ``compact,delete`` (C6)."""
@@ -369,7 +369,7 @@ class ProducerConfig(Settings):
     """Give up such a ``send`` after this (G8)."""
 
     max_request_size: int = _number(1 << 20, 0, INT_MAX)
-    """Refuse a single record that is larger (G7)."""
+    """Refuse a single record that is larger by the estimate of Kafka's producer (G7)."""
 
     compression_type: str = _checked("none", _compression)
     """``none``, ``lz4`` or ``zstd``."""
@@ -410,7 +410,7 @@ class ProducerConfig(Settings):
     """Send less to partitions that are slower (G3)."""
 
     retries: int = _number(INT_MAX, 0, INT_MAX)
-    """How often a failed append is tried again."""
+    """How often a failed append is tried again; then the record fails with its last error."""
 
     retry_backoff_ms: int = _number(100, 0)
     """Wait so long before it is."""

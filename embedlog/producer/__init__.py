@@ -135,6 +135,7 @@ class Producer:
             ClosedError: The producer, or the log, is closed.
             SerializationError: A key, value or header is not bytes.
             UnknownTopicOrPartitionError: No such topic or partition.
+            InvalidPartitionError: The partition is not an int.
             InvalidTopicError: embedlog's own topic, as Kafka refuses its own.
             BufferExhaustedError: ``buffer_memory`` stayed full for ``max_block_ms`` (G8).
         """
@@ -301,6 +302,7 @@ class Producer:
             SerializationError: Something is not bytes; nothing was written.
             InvalidRecordError: ``indices`` have no key, in a topic that is
                 compacted; nothing was written (A6).
+                Also: lists of different lengths, or no number for ``sequence``.
             OutOfOrderSequenceError: ``result`` raises it for a gap in the
                 numbers, or a call that repeats another only in part (G16).
         """
