@@ -36,7 +36,7 @@ _LEAST_BYTES = 256 << 10
 COMMIT_BYTES = 256 << 10
 """What compaction leaves for commits."""
 _RETRY_MS = 1_000
-"""An append that waits for room tries to make the reserve this often."""
+"""While too little is reported as free, an append tries this often to make the reserve."""
 
 T = TypeVar("T")
 
@@ -48,9 +48,8 @@ class Reserve:
         self._files = files
         self.short = False
         """This process found the disk full or gave the reserve up, and has not seen it since."""
-        self._refused: tuple[bool, int] | None = None
-        """Of the last append that tried to make the reserve in vain: whether enough was
-        reported as free, and when that was."""
+        self._tried_ms = -_RETRY_MS
+        """When an append tried to make the reserve last, in ms since boot."""
 
     def size(self) -> int:
         """Return how large it is on this disk; 0 where there is none."""
@@ -84,7 +83,7 @@ class Reserve:
             with suppress(StorageError):
                 self._files.unlink(RESERVE_FILE, missing_ok=True)
             return False
-        self.short, self._refused = False, None
+        self.short = False
         return True
 
     def give_up(self) -> bool:
@@ -129,15 +128,15 @@ class Reserve:
         )
 
     def _try_to_keep(self) -> bool:
-        """Make the reserve, unless that failed a moment ago and no more is reported as free."""
+        """Make the reserve; not if too little is reported as free and that failed a moment ago.
+
+        Each trial takes for a moment what housekeeping may be about to use.
+        """
         enough = self._files.free_bytes() >= _room_for(self.size())
         now = self._files.uptime_ms()
-        if self._refused is not None:
-            before, at = self._refused
-            # Each trial takes for a moment what housekeeping may be about to use.
-            if now - at < _RETRY_MS and (before or not enough):
-                return False
-        self._refused = enough, now
+        if not enough and now - self._tried_ms < _RETRY_MS:
+            return False
+        self._tried_ms = now
         return self.keep()
 
     def _fits(self, size: int) -> bool:
