@@ -235,7 +235,7 @@ class StickyPartitioner:
 
     Args:
         batch_size: Stay for at least so many bytes.
-        longest: Stay for so many seconds, whatever was sent; for choices with a time.
+        longest: Stay for so many seconds if anything was sent; for choices with a time.
         adaptive: Prefer partitions with short queues, where the caller knows the queues.
         rng: Where chance comes from.
     """
@@ -279,7 +279,9 @@ class StickyPartitioner:
             now: The time in seconds, by a clock that only goes forward.
         """
         current = self._current
-        if current is None or current >= partitions or now - self._since >= self._longest:
+        # A stay begins to end once something was sent: a choice may be asked for twice.
+        late = self._bytes and now - self._since >= self._longest
+        if current is None or current >= partitions or late:
             current = self._current = self._last = self._next(partitions, queues, available)
             self._bytes, self._since = 0, now
         return current

@@ -118,16 +118,17 @@ class Delivery:
 
     def outcome(self, row: int | None) -> Any:
         """Return what became of a row, or of all (None): a value, an exception, or None."""
-        # Read first, as it is set last: what the rest says is then complete.
-        sealed = self.sealed
         if self.alone is not None:
             return self.alone
         if row is None:
             return self._outcome_of_all()
         if self.error is not None:
             return self.error
-        if not sealed:
+        if not self.sealed:
             return None
+        if not self.parcels:
+            # One of them was set since it was looked at above.
+            return self.error if self.alone is None else self.alone
         place = row
         if self.order is not None:
             if self.places is None:

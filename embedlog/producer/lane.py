@@ -116,8 +116,7 @@ class Lane:
         Args:
             patience: Seconds to wait for the partition's lock, if fewer than usual.
         """
-        hurried = patience is not None and patience < self._patience
-        if not hurried:
+        if patience is None or patience > self._patience:
             patience = self._patience
         while self.waiting and not (self.retry_at and monotonic() < self.retry_at):
             group = self._group()
@@ -130,7 +129,7 @@ class Lane:
                     timeout=patience,
                 )
             except Exception as error:  # noqa: BLE001 - kept, and raised by the futures
-                self._failed(group, error, hurried)
+                self._failed(group, error, patience < self._patience)
             else:
                 self._written(group, receipts)
 
@@ -142,8 +141,7 @@ class Lane:
         self, gathering: Gathering, encoded: EncodedBatch, patience: float | None
     ) -> None:
         """As `ship`, for one record and a lane that is `calm`: a parcel is made if this fails."""
-        hurried = patience is not None and patience < self._patience
-        if not hurried:
+        if patience is None or patience > self._patience:
             patience = self._patience
         number = self._next
         if number is not None and self._identity is not None:
@@ -165,7 +163,7 @@ class Lane:
             self._producer.room.release(gathering.granted - encoded.size)
             if not isinstance(error, Exception):
                 raise
-            self._failed([parcel], error, hurried)
+            self._failed([parcel], error, patience < self._patience)
         else:
             gathering.seal()
             self._reports.written_alone(gathering, encoded.size, receipt.duplicate)

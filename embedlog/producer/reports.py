@@ -46,7 +46,8 @@ class Reports:
             counts["batches"] += 1
             counts["records"] += 1
             counts["bytes"] += size
-            counts["duplicates"] += duplicate
+            if duplicate:
+                counts["duplicates"] += 1
             room.buffered -= gathering.granted
             if room.waiters:
                 room.wake_locked()

@@ -42,21 +42,26 @@ def ship(queue: TopicQueue, patience: float | None) -> bool:
 def _take(queue: TopicQueue) -> Lane | None:
     """Under the producer's lock: take the record out of the queue; return its lane, or None."""
     gathering = queue.open
-    values, partitions = gathering.values, queue.info.partitions
-    if len(values) != 1 or queue.full or queue.leaving or gathering.headers or gathering.chosen:
+    if (
+        len(gathering.values) != 1
+        or queue.full
+        or queue.leaving
+        or gathering.headers
+        or gathering.chosen
+    ):
         return None
     if not queue.plain or queue.producer.abandoned or queue.version != queue.newest():
         return None
-    key, value = gathering.keys[0], values[0]
-    if partitions == 1:
-        lane = queue.lanes.get(0)
-    elif key is None or queue.sticks:
-        lane = queue.lanes.get(queue.splitter.stay())
-    else:
-        lane = queue.lanes.get(partition_for_key(key, partitions))
+    key, partition, partitions = gathering.keys[0], 0, queue.info.partitions
+    if partitions != 1:
+        if key is None or queue.sticks:
+            partition = queue.splitter.stay()
+        else:
+            partition = partition_for_key(key, partitions)
+    lane = queue.lanes.get(partition)
     if lane is None or not lane.calm() or (key is None and queue.compacts):
         return None
-    if (len(value) if value else 0) + (len(key) if key else 0) > queue.surely_fits:
+    if gathering.granted - gathering.left > queue.surely_fits:
         return None
     queue.leaving.append(gathering)
     queue.open = type(gathering)(queue)
