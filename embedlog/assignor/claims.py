@@ -17,7 +17,7 @@ class Claims(NamedTuple):
     others: dict[TopicPartition, tuple[int, ...]]
     """Who else claims a partition: from an older generation, or as one of two equals."""
     contradictory: bool
-    """Whether any partition is claimed more than once, be it by who did not subscribe."""
+    """Whether any partition is claimed twice, also by members that did not subscribe to it."""
 
 
 def settle(members: Sequence[Member], wanted: Sequence[TopicPartition]) -> Claims:

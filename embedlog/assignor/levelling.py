@@ -3,7 +3,7 @@
 Kafka's general algorithm, in its order of work: keep what is owned; give what
 is free to the least loaded, topics with few subscribers first.  If no partition
 could go to a member that has two fewer than its owner, that is balanced, and
-nobody loses anything.  Otherwise move from the loaded to the less loaded while
+no member loses anything.  Otherwise move from the loaded to the less loaded while
 that helps.  Kafka ends there, with an assignment that depends on the order of
 the moves; `min_cost_flow` finds the best one from there.
 
@@ -34,8 +34,8 @@ def level(
     board = _Board(audience, len(members))
     board.keep(claims)
     board.place(tp for tp in wanted if tp not in claims.home)
-    # Where claims contradict each other, Kafka may leave less with who is believed here, and
-    # find something more even.
+    # Where claims contradict each other, Kafka may take a partition from the owner that is
+    # believed here, and so end with an assignment that is more even.
     if not claims.contradictory and board.is_balanced():
         return board.given()
     # What was free anyway moves first: that costs nobody anything (KIP-341).

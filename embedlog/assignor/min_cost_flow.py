@@ -37,7 +37,7 @@ class Kind(NamedTuple):
     subscribers: Sequence[int]
     claimants: tuple[int, ...] = ()
     owner: int | None = None
-    """Whose they are; not said where nobody else claims them, as then it makes no difference."""
+    """Their owner; None where there are no claimants, as then the owner makes no difference."""
 
 
 def optimize(
@@ -321,7 +321,7 @@ class _Flow:
             if self._loads[node] < self._tops[level]:
                 moves.append((members + kinds + level, cost))
         elif node < members + kinds:
-            # A member gets one of this kind; if nobody gains, a chain cannot begin here.
+            # A member gets one of this kind; where none gains by that, no chain begins.
             kind = node - members
             moves = [(taker, cost) for taker in self._takers[kind]] if cost < 0 else []
             moves += [(taker, cost + gain) for taker, gain in gains.get(kind, ())]

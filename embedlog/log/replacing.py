@@ -28,6 +28,7 @@ from embedlog.errors import (
     DurabilityError,
     EmbedlogError,
     FencedError,
+    LockTimeoutError,
     StorageError,
 )
 from embedlog.index import Entry
@@ -68,7 +69,23 @@ def claimed(log: PartitionLog) -> Iterator[bool]:
 
 
 def _sweep(log: PartitionLog) -> None:
-    """Remove the files on their way, of a process that was killed or gave up; under the claim."""
+    """Remove the files on their way, of a process that was killed or gave up; under the claim.
+
+    A truncation that goes on has such files too, and holds the partition's lock.  If that
+    is not free at once, the files are left to the next claim, or to the last close.
+    """
+    if not log.context.state.read(lambda txn: catalog.passing(txn, log.key)):
+        return
+    with suppress(LockTimeoutError):
+        log.acquire(0)
+        try:
+            _discard(log, _passing(log))
+        finally:
+            log.release()
+
+
+def _passing(log: PartitionLog) -> list[SegmentInfo]:
+    """Return the files on their way, as they are on the disk too."""
 
     def step(txn: kv.Txn) -> list[SegmentInfo]:
         left = catalog.passing(txn, log.key)
@@ -76,15 +93,9 @@ def _sweep(log: PartitionLog) -> None:
             catalog.put_passing(txn, log.key, segment)
         return left
 
-    if log.context.state.read(lambda txn: catalog.passing(txn, log.key)):
-        # A commit first, though it says nothing new: of one that failed before it nobody
-        # knows what is on the disk, and a file must not go that a power cut brings back.
-        # Under the partition's lock: a cut that goes on has such files too.
-        log.acquire()
-        try:
-            _discard(log, log.context.state.write(step))
-        finally:
-            log.release()
+    # A commit, though it says nothing new: of one that failed before it nobody knows
+    # what is on the disk, and a file must not go that a power cut brings back.
+    return log.context.state.write(step)
 
 
 def _discard(log: PartitionLog, segments: Sequence[SegmentInfo]) -> None:
@@ -142,6 +153,7 @@ class Replacement:
             return new
 
         self._passing = True
+        self._old: Sequence[SegmentInfo] = ()
         self.info = log.context.state.write(step)
         """Its line of the manifest; complete once it is swapped in."""
         schema = rolling.schema_of(log, self.info, offsets=True)
@@ -213,7 +225,7 @@ class Replacement:
             FencedError: The fence's, or the segments were changed meanwhile.
             StorageError, LockTimeoutError: Nothing was changed.
         """
-        log = self._log
+        log, self._old = self._log, old
         assert old[-1].next_offset is not None, "only sealed segments are replaced"
         self._seal(old)
         self._sync_names()
@@ -262,7 +274,9 @@ class Replacement:
             # `state` knows whether it was: the answer of a commit may have been lost, as
             # where Ctrl-C comes right after it, and then the old files are to go.
             with suppress(EmbedlogError):
-                _sweep(self._log)
+                mine = {self.info.id, *(segment.id for segment in self._old)}
+                # No truncation has the one, or still needs the others.
+                _discard(self._log, [each for each in _passing(self._log) if each.id in mine])
 
 
 def _check_epoch(log: PartitionLog, now: Tail, epoch: int | None) -> None:

@@ -90,7 +90,7 @@ class Reserve:
         """Unlink it, and return whether it was there."""
         if not self._files.exists(RESERVE_FILE):
             return False
-        # This process appends again once it could be made again, whoever does so.
+        # This process appends again once the reserve was made again, here or elsewhere.
         self.short = True
         self._files.unlink(RESERVE_FILE, missing_ok=True)
         return True

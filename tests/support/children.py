@@ -22,9 +22,12 @@ def in_child(work: Callable[[], Any]) -> Any:
             answer = True, work()
         except BaseException as error:  # noqa: BLE001 - raised again in the parent
             answer = False, error
-        with os.fdopen(go, "wb") as out:
-            pickle.dump(answer, out)
-        os._exit(0)
+        try:
+            with os.fdopen(go, "wb") as out:
+                # At once: half an answer would be one.
+                out.write(pickle.dumps(answer))
+        finally:
+            os._exit(0)
     os.close(go)
     with os.fdopen(come, "rb") as into:
         said = into.read()

@@ -1,7 +1,7 @@
-"""Random groups for the assignors, and how good an assignment is: of that nothing is the product's.
+"""Random groups for the assignors, and an independent judgement of an assignment.
 
-What may differ in a group: subscriptions, who owns what, several members that claim
-the same in one or several generations, members that are gone, and new ones.
+Groups differ in subscriptions and in who owns what; several members may claim the same
+partition in one or several generations; some members are gone, and others are new.
 """
 
 from __future__ import annotations
