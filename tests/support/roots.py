@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -106,6 +107,8 @@ def abandon(root: Root) -> None:
     if context is None:
         return
     for log in root._partitions.values():
+        # One that was killed in the middle holds a lock of this process, for ever.
+        log._lock = threading.Lock()
         log.close()
     root._partitions.clear()
     context.live.close()
