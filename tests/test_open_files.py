@@ -40,7 +40,7 @@ class Opened:
 
 
 def test_what_was_opened_longest_ago_is_closed_first() -> None:
-    """And what is in use is asked again later."""
+    """A holder that is in use keeps its files for now, and closes them later."""
     files = OpenFiles(8)
     holders = [Opened(busy=number == 0) for number in range(8)]
     for holder in holders:
@@ -58,7 +58,7 @@ def test_what_was_opened_longest_ago_is_closed_first() -> None:
 
 
 def test_what_is_gone_does_not_count() -> None:
-    """A reader that nobody refers to has closed its file."""
+    """A reader that is garbage has closed its file."""
     files = OpenFiles(8)
     kept = Opened()
     files.opened(kept)
@@ -149,7 +149,7 @@ def test_appends_go_on_while_their_files_are_closed_again_and_again(tmp_path: Pa
 
 
 def test_a_topic_is_not_deleted_while_a_partition_is_held(tmp_path: Path) -> None:
-    """Whoever deletes it is told, and nothing is changed; once it is free, it goes."""
+    """The call raises, and nothing is changed; once the partition is free, the topic goes."""
     root = open_root(tmp_path, lock_timeout=0.05)
     log = make_log(root)
     fill(log, 3)

@@ -459,7 +459,7 @@ def _forget_passing(store: kv.Store) -> None:
 
 
 def remove_passing(files: Files, state: kv.Store) -> None:
-    """Remove the files on their way into the manifest or out of it, while nobody is attached.
+    """Remove the files on their way into the manifest or out of it; no process is attached.
 
     What had them on their way failed, or was killed: it is over, and they are garbage.
 

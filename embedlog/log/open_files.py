@@ -30,8 +30,8 @@ def limit_for(descriptors: int) -> int:
 class OpenFiles:
     """The holders that have files open, in the order in which they opened them.
 
-    Any thread may call it.  Holders that nobody refers to any more close their
-    files by themselves.
+    Any thread may call it.  A holder that is garbage closes its files by itself, and
+    does not count.
 
     Args:
         limit: How many holders may have files open before the oldest close theirs.

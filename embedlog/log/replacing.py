@@ -93,8 +93,8 @@ def _passing(log: PartitionLog) -> list[SegmentInfo]:
             catalog.put_passing(txn, log.key, segment)
         return left
 
-    # A commit, though it says nothing new: of one that failed before it nobody knows
-    # what is on the disk, and a file must not go that a power cut brings back.
+    # A commit, though it says nothing new: after one that failed it is not known what is
+    # on the disk, and a file must not go if a power cut may bring its name back.
     return log.context.state.write(step)
 
 

@@ -85,7 +85,7 @@ MUTANTS = [
         "what is given up is not asked of the manifest",
         by_lost_answers,
         f"{REPLACING}:Replacement.abandon",
-        {"_sweep(self._log)": "_discard(self._log, [self.info])"},
+        {"[each for each in _passing(self._log) if each.id in mine]": "[self.info]"},
     ),
     Mutant(
         "the checkpoint moves before the swap",
