@@ -570,7 +570,7 @@ def machine(tmp_path, clock, monkeypatch):
     abandon(root)
 
 
-_versions = itertools.count()
+_versions = itertools.count(1_000)
 
 
 def others(root, count=3):
