@@ -128,7 +128,7 @@ class _Environment:
 
     def __init__(self, key: _Key, path: str, durable: bool, writable: bool) -> None:
         self.key, self.path, self.durable, self.writable = key, path, durable, writable
-        self.users = 0
+        self.users: weakref.WeakSet[Store] = weakref.WeakSet()
         self.usable = True
         """Whether `handle` is open: not if it had to be closed and could not be opened again."""
         # Every transaction holds one of these for its short life, so that the
@@ -488,18 +488,19 @@ class Store:
         if self._data is None:
             self._data = self._open_data()
         with _table_lock, _typed(self._files, "open", self.path):
+            _close_unused_locked()
             shared = _environments.get(key)
             if shared is None:
                 shared = _Environment(key, self.path, self._durable, self._files.writable)
                 _environments[key] = shared
             elif self._files.writable:
                 shared.make_writable()
-            shared.users += 1
+            shared.users.add(self)
         try:
             self._check_pages(shared)
             self._pages = self._meta_pages(shared, self._data)
         except BaseException:
-            _leave(shared)
+            self._leave(shared)
             raise
         self._shared = self._joined = shared
         return shared
@@ -547,6 +548,11 @@ class Store:
         with shared.reading:
             return words if known and newest <= shared.handle.info()["last_txnid"] else None
 
+    def _leave(self, shared: _Environment) -> None:
+        with _table_lock:
+            shared.users.discard(self)
+            _close_unused_locked()
+
     def close(self) -> None:
         """Leave the environment; the last user of this process closes it.
 
@@ -567,7 +573,7 @@ class Store:
                     data, self._data = self._data, None
                     if data is not None:
                         self._files.close(data)
-                _leave(shared)
+                self._leave(shared)
         finally:
             if waited:
                 self._queue.release()
@@ -686,11 +692,20 @@ class Nothing:
         """Nothing to let go."""
 
 
-def _leave(shared: _Environment) -> None:
+def close_unused() -> None:
+    """Close the environments that this process opened and no store uses any more.
+
+    A store that its program forgot, without closing it, cannot do so itself: the garbage
+    collector runs while any lock may be held.
+    """
     with _table_lock:
-        shared.users -= 1
-        if shared.users == 0 and _environments.get(shared.key) is shared:
-            del _environments[shared.key]
+        _close_unused_locked()
+
+
+def _close_unused_locked() -> None:
+    for key, shared in list(_environments.items()):
+        if not shared.users:
+            del _environments[key]
             with shared.writing, shared.reading:
                 shared.handle.close()
 

@@ -164,3 +164,34 @@ def test_a_topic_is_not_deleted_while_a_partition_is_held(tmp_path: Path) -> Non
     assert list(other.topics()) == []
     other.close()
     root.close()
+
+
+def test_logs_that_a_program_forgets_to_close_leave_no_files_open(tmp_path: Path) -> None:
+    """As a notebook does whose cell is run again and again."""
+    counts = []
+    for _ in range(6):
+        log = embedlog.open(tmp_path / "root")
+        log.producer().send("t", b"v").result()
+        log.consumer("t", auto_offset_reset="earliest").poll(0)
+        del log
+        gc.collect()
+        counts.append(descriptors())
+
+    assert counts[-1] <= counts[0]
+    with embedlog.open(tmp_path / "root") as log:
+        assert len(log.topic("t")) == 6
+        assert log.verify() == []
+
+
+def test_the_databases_of_a_forgotten_log_are_closed_with_the_next_one(tmp_path: Path) -> None:
+    """LMDB lets a process open a database once, so it is not closed while it may be in use."""
+    before = descriptors()
+    for number in range(6):
+        log = embedlog.open(tmp_path / f"root{number}", maintenance=False)
+        log.producer().send("t", b"v").result()
+        del log
+        gc.collect()
+    with embedlog.open(tmp_path / "last", maintenance=False):
+        pass
+
+    assert descriptors() <= before

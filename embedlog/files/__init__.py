@@ -97,11 +97,11 @@ class Files:
         writable: bool = True,
         unsafe_filesystem: bool = False,
     ) -> None:
-        self.root = os.path.realpath(root)
-        self.writable = writable
         self._root_fd = -1
         self._paths: dict[int, str] = {}
         self._kept: set[int] = set()
+        self.root = os.path.realpath(root)
+        self.writable = writable
         self._root_fd = open_root(self.root)
         try:
             if writable and not unsafe_filesystem:
@@ -109,6 +109,11 @@ class Files:
         except BaseException:
             self.close_all()
             raise
+
+    def __del__(self) -> None:
+        # A program that opens a log again and again, and closes none, must not run out of
+        # descriptors.
+        self.close_all()
 
     @classmethod
     def create_root(cls, path: str | os.PathLike[str]) -> None:

@@ -263,6 +263,7 @@ class Root:
         try:
             self._attached = files.open("locks/attached", write=True, create=True)
             if files.try_lock(self._attached):
+                kv.close_unused()
                 self.mended = mending.mend(files)
             files.lock(self._attached, self._lock_timeout, shared=True)
             return self._open_context(files)

@@ -111,9 +111,10 @@ def read_end(status: int, file: Any) -> End:
 def _wait(pid: int, patience: float) -> int | None:
     """Return the status a child ended with; None if it had to be killed."""
     watch = os.pidfd_open(pid)
-    patience = patient(patience)
+    ended = select.poll()
+    ended.register(watch, select.POLLIN)
     try:
-        if select.select([watch], [], [], patience)[0]:
+        if ended.poll(patient(patience) * 1000):
             return os.waitpid(pid, 0)[1]
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
