@@ -3,7 +3,7 @@
 The manifest in `state` is the only truth about files: a file it does not name
 is garbage, a named empty tail that is missing is created again, a named sealed
 file that is missing is an error.  Order of work: name it, create it; and
-backwards: drop the name, unlink it (design, section 3).
+backwards: drop the name, unlink it (R5).
 
 Every function that takes a transaction is one step of somebody's transaction;
 the rows are described in docs/format.md.

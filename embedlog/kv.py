@@ -1,7 +1,7 @@
 """The door of LMDB: two small databases per log root, shared by every process.
 
 `state` is synced at each commit and survives a power cut; `live` is not, and
-belongs to one boot (design, section 2, idea 6).  Here live the rules learnt
+belongs to one boot (docs/format.md).  Here live the rules learnt
 about LMDB by experiment: one environment per process and root; transactions
 that never outlive a call; a timed lock in front of every write, because an
 LMDB writer that was stopped blocks everybody without a timeout; a map that

@@ -142,7 +142,7 @@ class SegmentFile:
         self._files.truncate(self._open_fd(), size)
 
     def sync(self) -> None:
-        """Put what was written on the disk; a failure is final (reliability, rule 6)."""
+        """Put what was written on the disk; a failure is final (R6)."""
         self._files.sync(self._open_fd())
 
     def drop_cache(self) -> None:

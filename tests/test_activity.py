@@ -463,7 +463,7 @@ def test_of_two_that_look_at_once_one_tells(tmp_path):
 
 
 def test_an_owner_that_was_overtaken_notes_nothing(log):
-    """Rule 3: the other one tells it."""
+    """R3: the other one tells it."""
     log.create_topic("t")
     with pytest.raises(FencedError):
         LOOK.run(Turn(log.root, 99, log.root.clock, bool))

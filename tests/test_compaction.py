@@ -198,7 +198,7 @@ def test_a_partition_is_due_when_enough_of_it_is_dirty(root):
 
 
 def test_one_that_waited_too_long_is_due_whatever_its_ratio(root, clock):
-    """D3, D5, trap 6: overdue ones go first, and only if there is something to clean."""
+    """D3, D4, D5: overdue ones go first, and only if there is something to clean."""
     lax = {**COMPACT, "min.cleanable.dirty.ratio": 1.0, "max.compaction.lag.ms": 100}
     log, other = make_log(root, lax, "late"), make_log(root, COMPACT, "dirty")
     for each in (log, other):
@@ -834,7 +834,7 @@ def test_turning_compaction_off_ends_it(root, log):
 
 
 def test_the_fence_is_asked_all_the_time(log):
-    """Rule 3: who lost the right to maintain the log stops at the next chunk or commit."""
+    """R3: who lost the right to maintain the log stops at the next chunk or commit."""
     segment(log, (b"a", b"1"), (b"a", b"2"))
     calls = []
 
@@ -970,7 +970,7 @@ def offsets_from(first, count):
 
 
 def test_the_topic_s_config_has_what_kafka_has():
-    """The defaults of section 3."""
+    """The defaults are Kafka's."""
     config = TopicConfig()
     assert (config.min_cleanable_dirty_ratio, config.delete_retention_ms) == (0.5, DAY)
     assert MaintenanceConfig().log_cleaner_dedupe_buffer_size == 134_217_728

@@ -15,7 +15,7 @@ CONFIGS = [TopicConfig, ProducerConfig, ConsumerConfig]
 
 
 def test_a_topic_keeps_records_as_kafka_does_by_default():
-    """Section 3 of the semantics; only what fits columns better differs."""
+    """Only what fits columns better differs."""
     config = TopicConfig()
 
     assert (config.segment_bytes, config.segment_ms) == (1073741824, 604800000)
@@ -27,7 +27,7 @@ def test_a_topic_keeps_records_as_kafka_does_by_default():
 
 
 def test_a_producer_and_a_consumer_behave_as_kafkas_by_default():
-    """Section 3 of the semantics."""
+    """Only `batch_size` differs, for columns."""
     producer, consumer = ProducerConfig(), ConsumerConfig()
 
     assert (producer.acks, producer.enable_idempotence, producer.retries) == (

@@ -52,7 +52,7 @@ def test_unknown_facts_are_left_out(kind):
 
 @each_kind
 def test_an_error_says_whether_to_try_again_and_what_it_means(kind):
-    """Section 6: every error has `.retriable`; every one is explained."""
+    """Every error has `.retriable`; every one is explained."""
     assert isinstance(kind.retriable, bool)
     assert kind.__doc__
     assert kind.__doc__ != errors.EmbedlogError.__doc__ or kind is errors.EmbedlogError

@@ -190,7 +190,7 @@ def test_a_storage_error_travels(files):
 
 
 def test_files_and_directories_are_for_their_user_only(files, fd):
-    """Modes are 0600 and 0700, whatever the umask would allow (section 4)."""
+    """Modes are 0600 and 0700, whatever the umask would allow (F4)."""
     files.make_directory("inner")
 
     assert stat.S_IMODE(os.stat(files.path("file")).st_mode) == 0o600
@@ -309,7 +309,7 @@ def test_a_remote_file_system_is_refused(tmp_path, monkeypatch):
 
 
 def test_a_root_anyone_may_write_to_is_refused(tmp_path):
-    """Others could replace its files; with the sticky bit they could not (section 4)."""
+    """Others could replace its files; with the sticky bit they could not (F4)."""
     tmp_path.chmod(0o777)
     with pytest.raises(UnsupportedFilesystemError):
         Files(tmp_path)

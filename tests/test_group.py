@@ -173,7 +173,7 @@ def test_a_lock_that_cannot_be_looked_at_is_no_sign_of_death(group, monkeypatch)
 
 
 def test_the_number_of_a_process_says_nothing_about_a_member(group):
-    """Another one may have it by now: only the lock counts (rule 4)."""
+    """Another one may have it by now: only the lock counts (R4)."""
     one = join(group)
     assert one.info.pid == os.getpid()
     crash(one)

@@ -125,7 +125,7 @@ def seen(request, files):
 
 @pytest.mark.parametrize("case", CASES)
 def test_a_segment_is_read_without_embedlog(seen, case):
-    """The file itself is an Arrow stream with every record in it (design, section 4).
+    """The file itself is an Arrow stream with every record in it (docs/format.md).
 
     `pyarrow.ipc.open_stream`, Polars with a reader of its own, DuckDB over Arrow.
     """

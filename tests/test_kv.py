@@ -530,7 +530,7 @@ def test_a_whole_database_whose_last_pages_were_never_written_is_not_refused(tmp
 
 @pytest.mark.parametrize("name", ["state", "live"])
 def test_creation_is_all_or_nothing(tmp_path, name):
-    """Killed at any operation, there is no environment, or a whole one (reliability, rule 5)."""
+    """Killed at any operation, there is no environment, or a whole one (R5)."""
     count = CruelFiles(_rooted(tmp_path / "count"))
     kv.create(count, name, durable=name == "state", rows={b"key": b"value"})
     for number in range(count.count()):

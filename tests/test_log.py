@@ -512,7 +512,7 @@ def test_every_cut_that_a_reader_missed_counts(log):
 
 
 def test_an_offset_that_was_kept_with_its_epoch_is_checked(root, log):
-    """As a checkpoint elsewhere does it: past the end of its epoch it is gone (rule 8)."""
+    """As a checkpoint elsewhere does it: past the end of its epoch it is gone (R8)."""
     fill(log, 4)
     epoch = log.tail().leader_epoch
     log.truncate_to(2)

@@ -272,7 +272,7 @@ def test_what_is_not_on_the_disk_is_not_replaced(root, log):
 
 
 def test_the_fence_is_asked_under_the_lock(root, log):
-    """Rule 3: a destructive step re-reads its right right before the commit."""
+    """R3: a destructive step re-reads its right right before the commit."""
 
     def fence():
         assert log._lock.locked()

@@ -166,7 +166,7 @@ def test_when_the_owner_is_killed_another_takes_over_at_once(tmp_path):
 
 
 def test_a_stopped_owner_is_overtaken_and_deletes_nothing_when_it_wakes(tmp_path):
-    """P14, rule 3: past its deadline; its epoch is checked in the transaction that deletes."""
+    """P14, R3: past its deadline; its epoch is checked in the transaction that deletes."""
     path = tmp_path / "log"
     with closing(open_root(path)) as root:
         log = make_log(root, OLD)
@@ -221,7 +221,7 @@ def held_locks(path):
 
 
 def test_an_owner_that_was_overtaken_stops_its_jobs(tmp_path, monkeypatch):
-    """Rule 3: it hears of it at its next beat, and becomes one of those who wait."""
+    """R3: it hears of it at its next beat, and becomes one of those who wait."""
     monkeypatch.setattr(owning, "BEAT_SECONDS", 0.05)
     with closing(open_root(tmp_path / "log")) as root:
         done = []

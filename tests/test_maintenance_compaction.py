@@ -103,7 +103,7 @@ def test_compaction_can_be_turned_off_and_settings_are_checked(tmp_path):
 
 
 def test_a_process_that_was_overtaken_swaps_nothing(root):
-    """Rule 3: its epoch is read under the partition's lock, before each swap."""
+    """R3: its epoch is read under the partition's lock, before each swap."""
     log = make_log(root, COMPACT)
     dirty(log)
     owned(root)

@@ -1,4 +1,4 @@
-"""Committed positions: stored, saved, and brought back by the next boot (E4, E21, P5, rule 8)."""
+"""Committed positions: stored, saved, and brought back by the next boot (E4, E21, P5, R8)."""
 
 import os
 import threading
@@ -321,7 +321,7 @@ def cut_short(path, keep):
 
 @pytest.mark.parametrize("keep", [2, 0], ids=["two records are left", "no file is left"])
 def test_a_position_past_the_end_moves_back_to_it(tmp_path, keep):
-    """The records are gone; its note and its leader epoch stay (P5, rule 8)."""
+    """The records are gone; its note and its leader epoch stay (P5, R8)."""
     cut_short(tmp_path, keep)
     root = open_root(tmp_path, files=Rebooted)
 
@@ -336,7 +336,7 @@ def test_a_position_past_the_end_moves_back_to_it(tmp_path, keep):
 @pytest.mark.parametrize("used", [False, True], ids=["nobody looks", "somebody looks"])
 @pytest.mark.parametrize("again", [False, True], ids=["in that boot", "in the next boot"])
 def test_a_group_does_not_miss_what_comes_in_the_place_of_lost_records(tmp_path, used, again):
-    """Whenever it is used next: the position was moved back for good (P5, rule 8)."""
+    """Whenever it is used next: the position was moved back for good (P5, R8)."""
     cut_short(tmp_path, 2)
     root = open_root(tmp_path, files=Rebooted)
     if used:

@@ -1,4 +1,4 @@
-"""Finding the end again: torn tails, lost files, lost databases (A24–A32, rules 5–8)."""
+"""Finding the end again: torn tails, lost files, lost databases (A24–A32, R5–R8)."""
 
 import os
 import random
@@ -166,7 +166,7 @@ def test_a_damaged_middle_past_the_recovery_point_ends_the_log_there(tmp_path):
 
 @pytest.mark.parametrize("where", [0, 100, 700, 1300])
 def test_damage_below_the_recovery_point_is_an_error_and_cuts_nothing(tmp_path, where):
-    """It was on the disk: so it is told, with its place, and no byte is touched (A25, rule 7)."""
+    """It was on the disk: so it is told, with its place, and no byte is touched (A25, R7)."""
     (path,) = crashed(tmp_path, flush_at=6)
     data = path.read_bytes()
     path.write_bytes(data[:where] + b"garbage!" + data[where + 8 :])
@@ -180,7 +180,7 @@ def test_damage_below_the_recovery_point_is_an_error_and_cuts_nothing(tmp_path, 
 
 
 def test_a_flushed_tail_that_was_cut_is_an_error_and_not_a_shorter_log(tmp_path):
-    """Fewer bytes than were flushed: a disk that lied, or somebody's hand (rule 7)."""
+    """Fewer bytes than were flushed: a disk that lied, or somebody's hand (R7)."""
     (path,) = crashed(tmp_path, flush_at=6)
     os.truncate(path, path.stat().st_size - 10)
 
@@ -245,7 +245,7 @@ def test_an_empty_tail_without_a_whole_schema_is_made_again(tmp_path, content):
 
 
 def test_a_missing_sealed_file_is_a_loud_error(tmp_path):
-    """What was flushed may not be missing; nothing else is touched (rule 7)."""
+    """What was flushed may not be missing; nothing else is touched (R7)."""
     paths = crashed(tmp_path, 9, config={"segment.bytes": 2000}, flush_at=9)
     paths[1].unlink()
     with pytest.raises(CorruptionError, match="below the recovery point") as caught:
@@ -289,7 +289,7 @@ def test_strays_are_removed_after_a_reboot_that_lost_live(tmp_path):
 
 
 def test_a_segment_with_a_number_that_was_never_given_out_is_adopted(tmp_path):
-    """Then it is `state` that is too old: an old copy of it was put back by hand (rule 7)."""
+    """Then it is `state` that is too old: an old copy of it was put back by hand (R7)."""
     root = open_root(tmp_path)
     log = make_log(root, {"segment.bytes": 3 * SIZE})
     fill(log, 4)
@@ -340,7 +340,7 @@ def cut_in_half(live):
     [deleted, without_a_boot, with_another_boot, without_data, with_noise, cut_in_half],
 )
 def test_live_is_built_anew_when_it_cannot_be_trusted(tmp_path, damage):
-    """It belongs to one boot and is never opened before that is certain (design, section 3)."""
+    """It belongs to one boot and is never opened before that is certain (P13)."""
     crashed(tmp_path, 9, config={"segment.bytes": 2000, "index.interval.bytes": 0}, flush_at=3)
     damage(tmp_path / "live")
     root = open_root(tmp_path)
@@ -399,7 +399,7 @@ def test_a_copied_root_has_another_identity(tmp_path):
 
 
 def test_a_recovery_raises_the_epoch(tmp_path):
-    """Records somebody saw may be gone, so their offsets get another epoch (A37, rule 8)."""
+    """Records somebody saw may be gone, so their offsets get another epoch (A37, R8)."""
     crashed(tmp_path)
     root, log = recovered(tmp_path)
     fill(log, 1, first=20)
@@ -488,7 +488,7 @@ def change_the_last_segment(path):
     ],
 )
 def test_a_damaged_state_is_restored_and_newer_segments_adopted(tmp_path, files, damage):
-    """Metadata that looks odd deletes no data (rule 7)."""
+    """Metadata that looks odd deletes no data (R7)."""
     root = with_a_copy(tmp_path)
     log = root.partition("t", 0)
     log.append([encoded(b"h", headers=[[("a", b"1")]])])
@@ -534,7 +534,7 @@ def test_damage_that_one_is_told_of_restores_nothing(tmp_path, family):
 
 
 def test_a_topic_made_after_the_copy_is_adopted(tmp_path):
-    """Its settings are lost, and that is told; its records are not (rule 7)."""
+    """Its settings are lost, and that is told; its records are not (R7)."""
     root = with_a_copy(tmp_path)
     fill(make_log(root, {"segment.bytes": 3 * SIZE}, topic="new-one"), 5)
     abandon(root)

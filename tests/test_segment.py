@@ -184,7 +184,7 @@ def test_a_sealed_file_that_was_cut_is_corruption_not_a_signal(files, file, most
 
 
 def test_any_arrow_reads_a_sealed_segment(tmp_path, file):
-    """It is an Arrow IPC stream: our blocks are padding to others (design, section 4)."""
+    """It is an Arrow IPC stream: our blocks are padding to others (docs/format.md)."""
     places = write(file, 3)
     file.write([segment.END_MARK], places[-1])
 

@@ -279,7 +279,7 @@ def test_after_a_power_cut_the_start_is_durable(tmp_path):
 
 
 def test_what_a_power_cut_brings_back_is_swept(tmp_path):
-    """Rule 5: an unlink that did not reach the disk leaves a file that nothing names."""
+    """R5: an unlink that did not reach the disk leaves a file that nothing names."""
     with closing(open_root(tmp_path / "root")) as root:
         log = make_log(root, AT_ONCE)
         fill(log, 10)
@@ -316,7 +316,7 @@ def test_a_restored_state_knows_what_was_deleted_since_its_copy(tmp_path):
 
 
 def test_a_file_that_is_missing_in_the_middle_is_still_an_error(tmp_path):
-    """Rule 7: only the first ones can have been deleted by retention."""
+    """R7: only the first ones can have been deleted by retention."""
     with closing(open_root(tmp_path / "root")) as root:
         log = make_log(root, AT_ONCE)
         fill(log, 10)

@@ -534,5 +534,5 @@ def _pairs_array(pairs: Sequence[tuple[str, bytes | None]]) -> Any:
     except (AttributeError, TypeError, ValueError) as error:
         raise SerializationError(f"headers are pairs of str and bytes: {error}") from error
     if names.null_count:
-        raise SerializationError("the key of a header is None", todo="Give it a name (A3)")
+        raise SerializationError("the key of a header is None", todo="Give it a name")
     return pa.StructArray.from_arrays([names, values], fields=list(HEADERS_TYPE.value_type))

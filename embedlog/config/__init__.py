@@ -1,6 +1,6 @@
 """What can be set: per topic, per producer, per consumer.
 
-Names, units and defaults are Kafka's (semantics, section 3) unless a field
+Names, units and defaults are Kafka's unless a field
 says otherwise.  Every setting has one name in two spellings: ``retention.ms``
 in a topic's configuration and ``retention_ms`` in Python; both are accepted
 everywhere.  A config is checked once, when it is made, and never changes.

@@ -107,7 +107,7 @@ def check_alone(config: ConsumerConfig, given: Mapping[str, object]) -> None:
     """Refuse what only a group could do (E18)."""
     if config.group_id is None and asked(given, "enable_auto_commit"):
         raise InvalidConfigError(
-            "enable_auto_commit needs a group to commit for (E18)",
+            "enable_auto_commit needs a group to commit for",
             todo="name a group_id, or leave it out",
             settings=("enable_auto_commit", "group_id"),
         )

@@ -60,9 +60,7 @@ class GroupPart:
     def _group(self) -> Group:
         """Return the group, with what is open now: a forked child has opened it anew."""
         if self._config.group_id is None:
-            raise InvalidGroupIdError(
-                "the consumer has no group", todo="make it with a group_id (E18)"
-            )
+            raise InvalidGroupIdError("the consumer has no group", todo="make it with a group_id")
         return group_of(self._root, self._config.group_id)
 
     # Subscribing
@@ -74,7 +72,7 @@ class GroupPart:
         self.check_outside("subscribe")
         check_topics(topics)
         if topics and pattern is not None:
-            raise IllegalStateError("topics and a pattern exclude each other (E16)")
+            raise IllegalStateError("topics and a pattern exclude each other")
 
     def check_streams(self, topics: Mapping[str, int], following: object) -> None:
         """Raise unless streams can be made: a consumer with partitions would keep them."""

@@ -1,7 +1,7 @@
 """Putting a partition on the disk: group commit, and what a failed flush means.
 
 A failed fsync is final: the kernel reports it once and forgets, and a retry
-reports success while the data is gone (reliability, rule 6).  So the partition
+reports success while the data is gone (R6).  So the partition
 becomes read-only for every process until `repair`.
 """
 

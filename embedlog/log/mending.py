@@ -204,7 +204,7 @@ def _restore_state(files: Files, reason: str) -> list[str]:
     """Put the last copy in the place of a damaged `state`; the damaged one is kept aside.
 
     Segments that the copy does not name are adopted, never removed: metadata
-    that looks odd deletes no data (reliability, rule 7).
+    that looks odd deletes no data (R7).
     """
     path = files.path("state")
     if not _copy_is_good(files):

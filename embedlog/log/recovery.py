@@ -1,9 +1,9 @@
-"""Finding the end of a partition again from its segments (design, section 7).
+"""Finding the end of a partition again from its segments (R7).
 
 Needed where `live` has no row for a partition: on first use, after a reboot,
 or when `live` was lost.  The scan begins at the recovery point.  Past it, the
 first bad block ends the log; below it damage is an error and nothing is cut
-(reliability, rule 7).  Everything here may be killed and done again.
+(R7).  Everything here may be killed and done again.
 """
 
 from __future__ import annotations

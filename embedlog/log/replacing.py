@@ -3,7 +3,7 @@
 The files are made where no lock is held and nobody looks; then one transaction
 on `state` takes the old names off the manifest and puts the new ones on it,
 with their indexes.  Killed before that, the log is the old one; after it, the
-new one.  In order (reliability, rule 5):
+new one.  In order (R5):
 
 1. Name the new file as *passing* in `state`, then create it: whoever looks for
    garbage leaves it alone, and whoever comes after a crash knows what to remove.

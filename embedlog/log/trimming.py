@@ -1,6 +1,6 @@
 """Moving the start of a partition forward, and dropping the segments that lie before it.
 
-Order is the algorithm (reliability, rule 5).  The start moves in `live` first,
+Order is the algorithm (R5).  The start moves in `live` first,
 in the transaction that looks at who may not be overtaken; there, too, stands
 which files are `dooming`'s.  Then one transaction of `state` makes the start
 durable and drops the names.  Only then are files unlinked, at once or after

@@ -6,7 +6,7 @@ dies, and a thread of each other process waits for that death.  A process that
 was stopped keeps the lock, so its deadline counts (by the clock that goes on
 while a machine sleeps): past it another one raises the epoch.  Every
 transaction that deletes checks the epoch, so that one that wakes deletes
-nothing (rule 3, P14).
+nothing (R3, P14).
 
 When a job was last done stands in `live` too, so that processes that live for
 seconds only do their share.  Nothing starts before a program does something

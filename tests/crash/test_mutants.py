@@ -67,7 +67,7 @@ def planted(mutant: Mutant, work: Work, case: Any, outcome: Outcome, desk: Desk)
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name.replace(" ", "-"))
 def test_a_planted_bug_is_found(mutant, tmp_path, record_property):
-    """Reliability, section 1: every mutant must be caught by the check that is named for it."""
+    """Every mutant must be caught by the check that is named for it."""
     work, cases = CHECKS.get(mutant.check, (fail_a_flush, [tmp_path]))
     outcome = Outcome()
     # One by one, until one of them finds it.

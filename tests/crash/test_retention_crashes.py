@@ -31,7 +31,7 @@ def counted(directory: Path) -> dict[str, int]:
 
 @pytest.mark.parametrize("company", [False, True], ids=["alone", "beside another"])
 def test_a_round_that_is_killed_leaves_the_old_log_or_the_new_one(directory, counted, company):
-    """Rule 5, P1: at every operation; the next round finishes it, and no file is left over."""
+    """R5, P1: at every operation; the next round finishes it, and no file is left over."""
     total = sum(counted.values())
     cases = [Case(n, "after", company) for n in range(total)]
     cases += [Case(n, "before", company, ("unlock",)) for n in range(counted["unlock"])]
@@ -51,7 +51,7 @@ def test_a_round_that_fails_loses_nothing_and_is_made_up_for(directory, counted)
 
 
 def test_after_a_power_cut_the_log_is_the_old_one_or_the_new_one(directory):
-    """Rule 5, P4: at every cut; what was done before is durable, and unlinks that came back go."""
+    """R5, P4: at every cut; what was done before is durable, and unlinks that came back go."""
     recording = trims.record(directory)
     seen, findings = trims.cut_everywhere(recording, 600, directory)
     tell(f"{seen} states")

@@ -1,0 +1,153 @@
+"""Rule codes such as (A17) are defined once, in docs/semantics.md, and stay out of messages.
+
+So a reader who meets a code finds what it means, a user never meets one, and
+nothing refers to a page that the repository does not have.
+"""
+
+import ast
+import functools
+import importlib.util
+import json
+import re
+from collections import Counter
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+PAGE = ROOT / "docs" / "semantics.md"
+PACKAGES = ("embedlog", "pyspark_embedlog")
+"""Looked for where they are imported from: the tests also run against what users install."""
+FOLDERS = ("tests", "bench", "docs", "examples")
+PAGES = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "Makefile", "pyproject.toml")
+KINDS = {".py", ".md", ".ipynb", ".java"}
+SHOWN = (*PACKAGES, "bench", "examples")
+"""Folders with text that a user may see."""
+
+DEFINITION = re.compile(r"^- \*\*([A-Z][0-9]+[a-z]?)\*\* (.*)$", re.MULTILINE)
+ELSEWHERE = re.compile(
+    r"\b(?:reliability|semantics|design|trap|rules?|section),? (?:section |rule )?[0-9]+\b"
+    r"|\bthe (?:house|style) (?:guide|page)\b",
+    re.IGNORECASE,
+)
+"""References to parts of documents that no reader has; a rule of theirs has a code here."""
+A_PAGE = re.compile(r"(?<![\w-])[\w-][\w/-]*\.md\b")
+LONGEST = 500
+
+
+@functools.cache
+def sources():
+    """Return what the repository says: path from its root to text."""
+    roots = [ROOT / folder for folder in FOLDERS]
+    for package in PACKAGES:
+        roots += map(Path, importlib.util.find_spec(package).submodule_search_locations)
+    paths = {name: ROOT / name for name in PAGES}
+    for root in roots:
+        for path in sorted(root.rglob("*")):
+            if path.suffix in KINDS:
+                paths[path.relative_to(root.parent).as_posix()] = path
+    # A source distribution has no benchmarks, and no examples.
+    return {name: text_of(path) for name, path in paths.items() if path.is_file()}
+
+
+def text_of(path):
+    """Return the text of a file; of a notebook what was typed, not the pictures."""
+    text = path.read_text(encoding="utf-8")
+    if path.suffix != ".ipynb":
+        return text
+    return "\n".join("".join(cell["source"]) for cell in json.loads(text)["cells"])
+
+
+def rules():
+    """Return the rules of the page in their order: code and text."""
+    return DEFINITION.findall(PAGE.read_text(encoding="utf-8"))
+
+
+@functools.cache
+def code_pattern():
+    """Match a code: a letter that the page has rules for, and a number."""
+    letters = "".join(sorted({code[0] for code, _ in rules()}))
+    return re.compile(rf"\b[{letters}][1-9][0-9]?b?\b")
+
+
+def lines_with(pattern, text):
+    """Yield the number of each line on which a pattern matches, and the match."""
+    for number, line in enumerate(text.splitlines(), 1):
+        for match in pattern.finditer(line):
+            yield number, match.group()
+
+
+def strings(tree):
+    """Yield the string literals of a module, with their lines, except docstrings."""
+    nodes = list(ast.walk(tree))
+    docstrings = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
+    for node in nodes:
+        constant = isinstance(node, ast.Constant) and id(node) not in docstrings
+        if constant and isinstance(node.value, str):
+            yield node.lineno, node.value
+
+
+def test_every_rule_is_defined_once():
+    """A code means one thing."""
+    times = Counter(code for code, _ in rules())
+
+    assert times, "docs/semantics.md defines no rules"
+    assert [code for code, count in times.items() if count > 1] == []
+
+
+def test_every_rule_is_one_short_line():
+    """A definition that needs more belongs on another page."""
+    lines = PAGE.read_text(encoding="utf-8").splitlines()
+    broken = [line for line in lines if line.startswith(" ")]
+    too_long = [code for code, text in rules() if len(text) > LONGEST]
+
+    assert broken + too_long == []
+
+
+def test_every_code_is_defined():
+    """Wherever it is cited: in code, tests, benchmarks, pages or examples."""
+    defined = {code for code, _ in rules()}
+    offenders = [
+        f"{path}:{number}: {code}"
+        for path, text in sources().items()
+        for number, code in lines_with(code_pattern(), text)
+        if code not in defined
+    ]
+
+    assert offenders == [], "not defined in docs/semantics.md:\n" + "\n".join(offenders)
+
+
+def test_no_message_has_a_code():
+    """Exceptions, hints, warnings, log records, help and output are for users."""
+    offenders = [
+        f"{path}:{number}: {string!r}"
+        for path, text in sources().items()
+        if path.startswith(SHOWN) and path.endswith(".py")
+        for number, string in strings(ast.parse(text, path))
+        if code_pattern().search(string)
+    ]
+
+    assert offenders == [], "strings with a rule code:\n" + "\n".join(offenders)
+
+
+def test_no_document_is_cited_that_a_reader_does_not_have():
+    """A rule has a code, a page its path, and everything else is said on the spot."""
+    offenders = [
+        f"{path}:{number}: {cited}"
+        for path, text in sources().items()
+        if path != "tests/test_semantics.py"
+        for number, cited in lines_with(ELSEWHERE, text)
+    ]
+
+    assert offenders == [], "cited, but not in the repository:\n" + "\n".join(offenders)
+
+
+def test_every_page_that_is_named_is_there():
+    """By its path, or the end of it."""
+    pages = {"/" + path for path in (*sources(), *PAGES)}
+    offenders = [
+        f"{path}:{number}: {cited}"
+        for path, text in sources().items()
+        for number, cited in lines_with(A_PAGE, text)
+        if not any(page.endswith("/" + cited) for page in pages)
+    ]
+
+    assert offenders == [], "no such page:\n" + "\n".join(offenders)
