@@ -57,8 +57,9 @@ def test_no_append_is_slept_through(tmp_path, monkeypatch, readers):
         os.close(go)
         pipes.append(come)
 
-    began, rounds = time.monotonic(), 4000 // readers
+    rounds, longest = 4000 // readers, 0.0
     for number in range(rounds):
+        began = time.monotonic()
         last = number == rounds - 1
         batches = [encoded(b"v")] * dice.choice([1, 1, 2]) + [encoded(b"end")] * last
         for one in batches:
@@ -69,7 +70,9 @@ def test_no_append_is_slept_through(tmp_path, monkeypatch, readers):
             seen = 0
             while seen < len(batches):
                 seen += int.from_bytes(os.read(come, 1)) or pytest.fail("a reader died")
-    assert time.monotonic() - began < patient(FOR_EVER_SECONDS)
+        longest = max(longest, time.monotonic() - began)
+    # Of all rounds together a busy machine makes minutes.
+    assert longest < FOR_EVER_SECONDS
     for come in pipes:
         os.wait()
         os.close(come)
@@ -94,7 +97,8 @@ def test_a_killed_waiter_costs_a_call_until_nobody_is_attached(tmp_path):
 
     beside = open_root(tmp_path / "root")
     consumer = Consumer(beside, "t", auto_offset_reset="earliest")
-    assert consumer.poll(1) == {}
+    # In a shorter time a busy machine may not get from the look to the wait.
+    assert consumer.poll(100) == {}
     assert counted(root) == 2
     log.append([encoded(b"v")])
     assert len(consumer.poll(int(patient(10_000)))) == 1
