@@ -10,7 +10,7 @@ import pytest
 
 import embedlog
 from embedlog import batch
-from embedlog.maintenance import JOBS, Maintenance, owning
+from embedlog.maintenance import JOBS, Maintenance, owner
 
 CONFIG = {
     "cleanup.policy": "compact,delete",
@@ -37,7 +37,7 @@ class House:
     def __init__(self, path, going, rounds):
         self.going, self.rounds = going, rounds
         self.log = embedlog.open(path, maintenance=False)
-        owning._LEAST_SECONDS = 0.001
+        owner._LEAST_SECONDS = 0.001
 
     def start(self):
         """Let the background do nothing else; its jobs wait while they are not to go on."""

@@ -31,7 +31,7 @@ class Ready(DataSource):
         return "ready"
 
     def schema(self) -> str:
-        from embedlog.spark.columns import ddl
+        from embedlog.spark.kafka_columns import ddl
 
         return ddl(False)
 
@@ -44,8 +44,8 @@ class ReadyReader(DataSourceReader):
         return [InputPartition(0), InputPartition(1)]
 
     def read(self, partition):
-        from embedlog.spark.columns import ddl
-        from embedlog.spark.columns import rows as of_source
+        from embedlog.spark.kafka_columns import ddl
+        from embedlog.spark.kafka_columns import rows as of_source
 
         rows = 31_250
         names = tuple(each.split()[0] for each in ddl(False).split(", "))

@@ -18,8 +18,8 @@ import pytest
 
 import embedlog
 from embedlog import batch
+from embedlog.api import Log
 from embedlog.batch import EncodedBatch
-from embedlog.engine import Log
 from embedlog.files import WakePage
 
 ROWS = 1000

@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from embedlog import errors
+    from embedlog.api import Log, Topic, open  # noqa: A004 - like `shelve.open`
+    from embedlog.api.consumer_group import ConsumerGroup
+    from embedlog.api.run_group import GroupRun, run_group
     from embedlog.config import TopicConfig
     from embedlog.consumer import Consumer, ConsumerRebalanceListener
-    from embedlog.engine import Log, Topic, open  # noqa: A004 - like `shelve.open`
-    from embedlog.engine.groups import ConsumerGroup
-    from embedlog.engine.running import GroupRun, run_group
     from embedlog.producer import Producer
     from embedlog.record import (
         OffsetAndMetadata,

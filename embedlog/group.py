@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Protocol, TypeVar
 
-from embedlog import assignor, kv, membership, offsets, ownership
+from embedlog import assignor, kv
 from embedlog.assignor import Assignor
 from embedlog.catalog import PARTITION_KEY, Catalog, TopicInfo
 from embedlog.errors import (
@@ -39,9 +39,10 @@ from embedlog.errors import (
     UnknownTopicOrPartitionError,
 )
 from embedlog.files import Files, WakePage
-from embedlog.membership import MemberInfo, Membership
-from embedlog.offsets import Committed, Ends
-from embedlog.ownership import NOWHERE
+from embedlog.groups import membership, offsets, ownership
+from embedlog.groups.membership import MemberInfo, Membership
+from embedlog.groups.offsets import CommittedOffset, Ends
+from embedlog.groups.ownership import NOWHERE
 from embedlog.record import OffsetAndMetadata, TopicPartition
 
 T = TypeVar("T")
@@ -65,7 +66,7 @@ _U64 = struct.Struct(">Q")
 _END = b"\0"
 
 
-class Shared(Protocol):
+class GroupContext(Protocol):
     """What a group needs of an open log."""
 
     files: Files
@@ -81,7 +82,7 @@ class Shared(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
+class GroupSnapshot:
     """A group in one instant, for whoever looks at it from outside."""
 
     group: str
@@ -92,7 +93,7 @@ class Snapshot:
     members: tuple[MemberInfo, ...]
     owners: dict[TopicPartition, str]
     """Member ids."""
-    committed: dict[TopicPartition, Committed]
+    committed: dict[TopicPartition, CommittedOffset]
     ends: dict[TopicPartition, tuple[int, int]]
     """Start and end of each partition that is owned or has a position, where known."""
 
@@ -111,7 +112,7 @@ class Group:
     """
 
     def __init__(
-        self, shared: Shared, name: str, ends: Ends, uptime: Callable[[], int] | None = None
+        self, shared: GroupContext, name: str, ends: Ends, uptime: Callable[[], int] | None = None
     ) -> None:
         self.name, self.key = name, offsets.check_group_id(name)
         self.shared, self.ends = shared, ends
@@ -156,7 +157,7 @@ class Group:
         row = self.shared.live.get(self._version)
         return 0 if row is None else int(_U64.unpack(row)[0])
 
-    def snapshot(self) -> Snapshot:
+    def snapshot(self) -> GroupSnapshot:
         """Return everything about the group, as of one instant; members that died do not count.
 
         Changes nothing: whoever has to do with the group next removes them.
@@ -167,7 +168,7 @@ class Group:
         topics, saved = self.shared.catalog.topics(), self._saved()
         now, dead = self.uptime(), self._dead()
 
-        def step(txn: kv.Txn) -> Snapshot | None:
+        def step(txn: kv.Txn) -> GroupSnapshot | None:
             row = txn.get(self._document)
             rows = saved if row is None else offsets.of_group(txn, self.key)
             if row is None and not rows:
@@ -189,9 +190,9 @@ class Group:
         group: Membership,
         rows: Mapping[bytes, bytes],
         topics: Mapping[str, TopicInfo],
-    ) -> Snapshot:
+    ) -> GroupSnapshot:
         names = {info.id: name for name, info in topics.items()}
-        committed: dict[TopicPartition, Committed] = {}
+        committed: dict[TopicPartition, CommittedOffset] = {}
         for row_key, row in rows.items():
             number, partition = PARTITION_KEY.unpack(offsets.partition_of(row_key))
             if number in names:
@@ -206,7 +207,7 @@ class Group:
             for one in sorted(committed.keys() | owners.keys())
             if one.topic in topics
         }
-        return Snapshot(
+        return GroupSnapshot(
             group=self.name,
             state=_state(group, owners),
             generation=group.generation,
@@ -336,7 +337,7 @@ class Group:
 
     # Positions
 
-    def committed(self, partitions: Partitions) -> dict[TopicPartition, Committed | None]:
+    def committed(self, partitions: Partitions) -> dict[TopicPartition, CommittedOffset | None]:
         """Return what was committed last for each; None where nothing was (E4).
 
         Raises:

@@ -24,7 +24,7 @@ _U64 = struct.Struct("<Q")
 ROWS = b"I"
 
 
-class Entry(NamedTuple):
+class IndexEntry(NamedTuple):
     """One indexed batch of a segment."""
 
     offset: int
@@ -33,20 +33,20 @@ class Entry(NamedTuple):
     """The largest timestamp of the batches before this one; a first batch has no entry."""
 
 
-def put(txn: kv.Txn, key: bytes, segment_id: int, entry: Entry) -> None:
+def put(txn: kv.Txn, key: bytes, segment_id: int, entry: IndexEntry) -> None:
     """Add an entry of the active segment; offsets only grow (B3)."""
     row = _ROW.pack(entry.position, entry.timestamp_before)
     txn.put(ROWS + key + _KEY.pack(segment_id, entry.offset), row)
 
 
-def entries(txn: kv.Txn, key: bytes, segment_id: int) -> list[Entry]:
+def entries(txn: kv.Txn, key: bytes, segment_id: int) -> list[IndexEntry]:
     """Return the entries of the active segment, in offset order.
 
     A damaged row, whose length is wrong, is left out: reads are slower without it (B5, B7).
     """
     prefix = ROWS + key + _KEY.pack(segment_id, 0)[:8]
     return [
-        Entry(_KEY.unpack(row_key[-16:])[1], *_ROW.unpack(row))
+        IndexEntry(_KEY.unpack(row_key[-16:])[1], *_ROW.unpack(row))
         for row_key, row in kv.rows(txn, prefix)
         if len(row) == _ROW.size and len(row_key) == len(prefix) + 8
     ]
@@ -58,18 +58,18 @@ def remove(txn: kv.Txn, key: bytes, segment_id: int | None = None) -> None:
     kv.remove(txn, ROWS + key + number)
 
 
-def pack(found: Iterable[Entry]) -> bytes:
+def pack(found: Iterable[IndexEntry]) -> bytes:
     """Return the entries of a segment as the blob that is kept at the roll."""
     return b"".join(_ENTRY.pack(*entry) for entry in found)
 
 
-def unpack(blob: bytes) -> list[Entry]:
+def unpack(blob: bytes) -> list[IndexEntry]:
     """Return the entries of a sealed segment; a blob of odd length counts as empty (B7)."""
     whole = len(blob) // _ENTRY.size * _ENTRY.size
-    return [Entry(*fields) for fields in _ENTRY.iter_unpack(blob[:whole])]
+    return [IndexEntry(*fields) for fields in _ENTRY.iter_unpack(blob[:whole])]
 
 
-class Packed(Sequence[Entry]):
+class SealedIndex(Sequence[IndexEntry]):
     """A blob as a sequence: a bisection looks at a few entries, of many thousands."""
 
     def __init__(self, blob: bytes) -> None:
@@ -79,7 +79,9 @@ class Packed(Sequence[Entry]):
         return len(self._blob) // _ENTRY.size
 
     def __getitem__(self, place: Any) -> Any:
-        return Entry._make(_ENTRY.unpack_from(self._blob, range(len(self))[place] * _ENTRY.size))
+        return IndexEntry._make(
+            _ENTRY.unpack_from(self._blob, range(len(self))[place] * _ENTRY.size)
+        )
 
     def offset(self, place: int) -> int:
         """Return one entry's offset: a bisection asks for nothing else, a dozen times."""
@@ -87,22 +89,22 @@ class Packed(Sequence[Entry]):
         return offset
 
 
-def position_of_offset(found: Sequence[Entry], offset: int) -> int | None:
+def position_of_offset(found: Sequence[IndexEntry], offset: int) -> int | None:
     """Return where the last indexed batch at or below ``offset`` begins (B2)."""
-    if isinstance(found, Packed):
+    if isinstance(found, SealedIndex):
         place = bisect_right(range(len(found)), offset, key=found.offset)
     else:
         place = bisect_right(found, offset, key=_offset)
     return found[place - 1].position if place else None
 
 
-def position_from_offset(found: Sequence[Entry], offset: int) -> int | None:
+def position_from_offset(found: Sequence[IndexEntry], offset: int) -> int | None:
     """Return where the first indexed batch at or past ``offset`` begins."""
     place = bisect_left(found, offset, key=_offset)
     return found[place].position if place < len(found) else None
 
 
-def position_of_time(found: Sequence[Entry], timestamp: int) -> int | None:
+def position_of_time(found: Sequence[IndexEntry], timestamp: int) -> int | None:
     """Return a position before which every record is older than ``timestamp`` (B9)."""
     place = bisect_left(found, timestamp, key=_timestamp_before)
     return found[place - 1].position if place else None
@@ -136,9 +138,9 @@ def _position(row: bytes) -> int | None:
     return _ROW.unpack(row)[0] if len(row) == _ROW.size else None
 
 
-def _offset(entry: Entry) -> int:
+def _offset(entry: IndexEntry) -> int:
     return entry.offset
 
 
-def _timestamp_before(entry: Entry) -> int:
+def _timestamp_before(entry: IndexEntry) -> int:
     return entry.timestamp_before

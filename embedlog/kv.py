@@ -655,7 +655,7 @@ def _change_nothing(txn: Txn) -> None:
     txn.delete(b"\0")
 
 
-class Nothing:
+class EmptyStore:
     """Stands for a `live` that may not be used or made: every partition counts as unknown."""
 
     def get(self, key: bytes) -> bytes | None:
@@ -670,11 +670,11 @@ class Nothing:
         """Run ``step`` on nothing."""
         return step(self)
 
-    def cursor(self) -> Nothing:
+    def cursor(self) -> EmptyStore:
         """As a transaction: a cursor over nothing."""
         return self
 
-    def __enter__(self) -> Nothing:
+    def __enter__(self) -> EmptyStore:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -55,7 +55,7 @@ class SegmentFile:
         self._files, self._pid = files, os.getpid()
         self.fd: int | None = files.open(path, write=write)
         files.keep(self.fd)
-        self._map: batches.Source | None = None
+        self._map: batches.BatchSource | None = None
         self._schema = schema
         self._start: int | None = None if schema is None else 0
         self._has_offsets: bool | None = None
@@ -203,7 +203,7 @@ class SegmentFile:
 
     def _whole(self, data: Any, position: int, max_bytes: int, last: bool) -> list[Batch]:
         whole = data if len(data) <= _FEW_BYTES or type(data) is pa.Buffer else pa.py_buffer(data)
-        source = batches.Source(whole, self.path, position, self.schema)
+        source = batches.BatchSource(whole, self.path, position, self.schema)
         try:
             return source.batches(0, len(data), max_bytes)
         except CorruptBatchError as error:
@@ -230,7 +230,7 @@ class SegmentFile:
                 return self.read(position, stop, max_bytes)
             schema = self.schema  # from the file, before it is let go
             whole = pa.py_buffer(self._files.map(self._open_fd(), size))
-            self._map = batches.Source(whole, self.path, 0, schema)
+            self._map = batches.BatchSource(whole, self.path, 0, schema)
             self.close()
         found = self._map.batches(position, stop, max_bytes)
         if not found and position < stop:

@@ -24,8 +24,8 @@ from hypothesis import HealthCheck, Phase, settings
 from support.clock import ManualClock
 from support.roots import healthy, make_log, open_root
 
-from embedlog.log import PartitionLog
-from embedlog.log.root import Root
+from embedlog.partition import PartitionLog
+from embedlog.root.root import Root
 
 _M_MMAP_THRESHOLD = -3
 """From malloc.h: what is at least so large is taken from the kernel, and given back."""

@@ -19,10 +19,10 @@ from support.patience import patient
 from support.roots import encoded, fill, make_log, open_root, rows
 
 import embedlog
-from embedlog import activity, kv, maintenance
+from embedlog import kv, maintenance
 from embedlog.catalog import ACTIVITY, TOLD
 from embedlog.errors import DiskFullError, FencedError, InvalidTopicError
-from embedlog.maintenance import JOBS, Maintenance, Turn, owning
+from embedlog.maintenance import JOBS, JobContext, Maintenance, activity, owner
 from embedlog.record import TopicPartition
 
 SIZE = encoded(b"v0").size
@@ -125,14 +125,14 @@ def test_what_retention_deleted_is_told(log, clock):
 
 def test_what_compaction_did_is_told():
     """Of partitions that it cleaned; of the others there is nothing to say."""
-    from embedlog.compaction.cleaning import Cleaned
+    from embedlog.compaction.cleaner import CleanResult
 
     did = [
-        Cleaned("t", 1, first_dirty=9, passes=1, records_read=9, records_kept=2),
-        Cleaned("t", 2, why="nothing to do"),
-        Cleaned("t", 3, why="another compacts it", error=FencedError("no")),
-        Cleaned("t", 4, why="not compacted: damaged", error=DiskFullError("damaged")),
-        Cleaned(ACTIVITY, 0, passes=1),
+        CleanResult("t", 1, first_dirty=9, passes=1, records_read=9, records_kept=2),
+        CleanResult("t", 2, why="nothing to do"),
+        CleanResult("t", 3, why="another compacts it", error=FencedError("no")),
+        CleanResult("t", 4, why="not compacted: damaged", error=DiskFullError("damaged")),
+        CleanResult(ACTIVITY, 0, passes=1),
     ]
     found, bad = activity.done(did)
 
@@ -238,9 +238,9 @@ def test_a_job_that_fails_is_told_once(tmp_path):
             raise error
 
     with embedlog.open(tmp_path / "log", maintenance=False) as log:
-        job = maintenance.Job("bad", 1.0, run)
+        job = maintenance.MaintenanceJob("bad", 1.0, run)
         mine = Maintenance(log.root, [job])
-        worker = owning._Worker(mine, job, 1)
+        worker = owner.MaintenanceThread(mine, job, 1)
         for _ in range(4):
             with worker.busy:
                 worker._work()
@@ -258,7 +258,7 @@ def test_a_log_to_which_nothing_happens_has_nothing_written(tmp_path):
         mine = Maintenance(root, [LOOK._replace(every_seconds=0.001)])
         mine.maintain()
         before = root.context.state.version(), root.partition(ACTIVITY, 0).end_offset()
-        turn = Turn(root, 1, root.clock, bool)
+        turn = JobContext(root, 1, root.clock, bool)
         mine.do(LOOK, turn)  # which sees what it wrote itself
         live = root.context.live.version()
         for _ in range(10):
@@ -298,7 +298,7 @@ def test_a_script_that_lives_for_moments_makes_no_topic(tmp_path):
 
 def test_a_process_without_housekeeping_writes_no_events(tmp_path, monkeypatch):
     """maintenance=False, however long it lives; a process that is willing tells for it."""
-    monkeypatch.setattr(owning, "_LEAST_SECONDS", 0.01)
+    monkeypatch.setattr(owner, "_LEAST_SECONDS", 0.01)
     path = tmp_path / "log"
     with embedlog.open(path, maintenance=False) as log:
         log.create_topic("t")
@@ -332,7 +332,7 @@ def test_an_event_that_cannot_be_written_is_no_failure_of_the_housekeeping(
         raise DiskFullError("no space left")
 
     with monkeypatch.context() as patched:
-        patched.setattr(embedlog.log.PartitionLog, "append", full)
+        patched.setattr(embedlog.partition.PartitionLog, "append", full)
         assert log.maintain()["retention"]
     assert "not told" in caplog.text
     log.maintain()
@@ -466,7 +466,7 @@ def test_an_owner_that_was_overtaken_notes_nothing(log):
     """R3: the other one tells it."""
     log.create_topic("t")
     with pytest.raises(FencedError):
-        LOOK.run(Turn(log.root, 99, log.root.clock, bool))
+        LOOK.run(JobContext(log.root, 99, log.root.clock, bool))
     log.maintain()
     assert short(log, "created") == [("created", "t")]
 

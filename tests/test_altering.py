@@ -20,7 +20,7 @@ from embedlog.errors import (
     RecordBatchTooLargeError,
     RecordTooLargeError,
 )
-from embedlog.log import rolling
+from embedlog.partition import roll
 from embedlog.record import TopicPartition
 
 SIZE = encoded(b"v0").size
@@ -104,7 +104,7 @@ def check_segment_ms(log, clock):
 def check_segment_jitter_ms(log, clock):
     part = log.partition("t", 0)
     alter(log, segment_ms=1 << 40, segment_jitter_ms=1 << 40)
-    longest = rolling.longest_ms(log.root.topic("t").config, part.last)
+    longest = roll.longest_ms(log.root.topic("t").config, part.last)
     assert longest < 1 << 40
     part.append([encoded(b"x", at=START + longest)])
     assert segments(part) == 1

@@ -17,8 +17,8 @@ from embedlog.assignor import (
     CooperativeStickyAssignor,
     Member,
     RangeAssignor,
+    RebalanceStep,
     RoundRobinAssignor,
-    Step,
     StickyAssignor,
     by_name,
     check,
@@ -328,8 +328,11 @@ def test_what_has_another_owner_is_awaited():
     first = steps(wanted, {"c1": {a, b, c}, "c2": ()})
     then = steps(wanted, {"c1": {a, b}, "c2": ()})
 
-    assert first == {"c1": Step((a, b), (c,), (), ()), "c2": Step((), (), (), (c,))}
-    assert then == {"c1": Step((a, b), (), (), ()), "c2": Step((), (), (c,), ())}
+    assert first == {
+        "c1": RebalanceStep((a, b), (c,), (), ()),
+        "c2": RebalanceStep((), (), (), (c,)),
+    }
+    assert then == {"c1": RebalanceStep((a, b), (), (), ()), "c2": RebalanceStep((), (), (c,), ())}
 
 
 def test_what_two_claim_is_handed_out_when_both_have_released_it():
@@ -339,7 +342,7 @@ def test_what_two_claim_is_handed_out_when_both_have_released_it():
 
     first = steps(wanted, {each.id: each.owned for each in members})
 
-    assert first["c3"] == Step((), (), (), tuple(tps("t-0")))
+    assert first["c3"] == RebalanceStep((), (), (), tuple(tps("t-0")))
     assert {who: first[who].revoked for who in ("c1", "c2")} == dict.fromkeys(
         ("c1", "c2"), tuple(tps("t-0"))
     )

@@ -122,7 +122,7 @@ def test_a_small_batch_is_read_without_arrow_and_alike(rows, monkeypatch):
         data = written(batch.encode_lists(values, keys, [NOW + row for row in range(rows)]), 10)
         with monkeypatch.context() as patch:
             short = parsed(data).lists()
-            patch.setattr("embedlog.batch.few.MOST", 0)
+            patch.setattr("embedlog.batch.decode_small.MOST", 0)
             assert short == parsed(data).lists()
         assert short == ([NOW + row for row in range(rows)], keys, values, None)
 
@@ -142,7 +142,7 @@ def test_a_small_batch_of_nonsense_is_judged_by_arrow(small, monkeypatch, part):
             data = resealed(small, edit=edit)
             with monkeypatch.context() as patch:
                 short = rows_or_refusal(data)
-                patch.setattr("embedlog.batch.few.MOST", 0)
+                patch.setattr("embedlog.batch.decode_small.MOST", 0)
                 assert short == rows_or_refusal(data), (place, byte)
 
 
@@ -516,7 +516,7 @@ def test_an_error_says_where_and_why(small):
 
 
 def source(data, shift=0):
-    return batch.Source(pa.py_buffer(data), "p", shift, batch.schema())
+    return batch.BatchSource(pa.py_buffer(data), "p", shift, batch.schema())
 
 
 def test_a_source_hops_from_batch_to_batch_up_to_the_end_of_the_stream(small):
@@ -722,7 +722,7 @@ def test_an_unknown_compression_is_refused():
 
 def test_a_thread_gets_the_layout_of_its_own_schema(monkeypatch):
     """A10: whatever other threads encode meanwhile; a batch with another's could not be read."""
-    plain, wide = (wire.Layout(batch.schema(headers=headers)) for headers in (False, True))
+    plain, wide = (wire.BufferLayout(batch.schema(headers=headers)) for headers in (False, True))
 
     class Overtaken:
         """A layout of the schema that is asked for; while it is compared, another comes in."""

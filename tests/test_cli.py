@@ -19,9 +19,9 @@ from support.roots import encoded, segment_files, values
 
 import embedlog
 from embedlog import catalog
-from embedlog.cli import main, opening
+from embedlog.cli import main, open_log
 from embedlog.cli import topics as topics_command
-from embedlog.log.root import FORMAT_FILE, FORMAT_VERSION
+from embedlog.root.root import FORMAT_FILE, FORMAT_VERSION
 
 COMMANDS = (
     *("topics", "produce", "consume", "tail", "groups", "activity"),
@@ -206,8 +206,8 @@ def test_a_newer_format_is_4(run, filled):
 
 def test_the_light_commands_know_the_format():
     """They read the catalogue without the rooms that open a log."""
-    assert opening.FORMAT_VERSION == FORMAT_VERSION
-    assert opening.FORMAT_FILE == FORMAT_FILE
+    assert open_log.FORMAT_VERSION == FORMAT_VERSION
+    assert open_log.FORMAT_FILE == FORMAT_FILE
 
 
 # How heavy it is

@@ -12,9 +12,9 @@ from support.patience import patient
 from support.roots import encoded, fill
 
 import embedlog
-from embedlog.activity import KINDS
 from embedlog.cli import activity, main
-from embedlog.cli.arguments import ACTIVITY
+from embedlog.cli.parser import ACTIVITY
+from embedlog.maintenance.activity import KINDS
 
 SMALL = {"segment.bytes": 2 * encoded(b"v0").size, "retention.ms": 1_000}
 

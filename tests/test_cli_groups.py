@@ -16,7 +16,7 @@ from support.roots import encoded
 
 import embedlog
 from embedlog.cli import main
-from embedlog.cli.arguments import parser
+from embedlog.cli.parser import parser
 from embedlog.record import OffsetAndMetadata, TopicPartition
 
 T0, T1, U0 = TopicPartition("t", 0), TopicPartition("t", 1), TopicPartition("u", 0)

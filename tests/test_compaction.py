@@ -23,25 +23,25 @@ from support.roots import (
 
 from embedlog import batch, catalog, kv
 from embedlog.compaction import (
-    Pace,
+    Throttle,
     attempt,
     choose,
     clean,
     clean_round,
-    cleaning,
+    cleaner,
     explain,
-    look,
+    inspect,
 )
-from embedlog.compaction.hashing import KeyHasher
-from embedlog.compaction.offsetmap import OffsetMap
-from embedlog.compaction.rewriting import TARGET_BYTES, Rewriter
-from embedlog.compaction.scanning import Scanner
+from embedlog.compaction.key_hash import KeyHasher
+from embedlog.compaction.offset_map import OffsetMap
+from embedlog.compaction.rewriter import TARGET_BYTES, Rewriter
+from embedlog.compaction.scanner import SegmentScanner
 from embedlog.config import LONG_MAX, MaintenanceConfig, TopicConfig
 from embedlog.errors import FencedError, InvalidConfigError, InvalidRecordError, StorageError
-from embedlog.log import replacing
-from embedlog.log.expiring import expire_producers
-from embedlog.log.rolling import longest_ms
-from embedlog.log.trimming import trim
+from embedlog.partition import replace
+from embedlog.partition.log_start import trim
+from embedlog.partition.producer_expiration import expire_producers
+from embedlog.partition.roll import longest_ms
 from embedlog.retention import delete_records
 
 COMPACT = {"cleanup.policy": "compact", "delete.retention.ms": 1000, "file.delete.delay.ms": 0}
@@ -114,11 +114,11 @@ def test_the_active_segment_is_never_cleaned(log):
 def test_a_checkpoint_says_where_the_dirty_part_begins(log):
     """D1, D14: after a success that is where the active segment begins."""
     segment(log, (b"a", b"1"), (b"a", b"2"))
-    assert look(log, START).first_dirty == 0
+    assert inspect(log, START).first_dirty == 0
 
     run(log)
 
-    section = look(log, START)
+    section = inspect(log, START)
     assert (section.first_dirty, section.first_uncleanable, section.cleanable_bytes) == (2, 2, 0)
     assert section.clean_bytes > 0
 
@@ -145,7 +145,7 @@ def test_a_checkpoint_outside_of_the_log_starts_over(log, checkpoint):
     """D1: beyond the end it cannot be right."""
     segment(log, (b"a", b"1"))
     cleaned(log, checkpoint)
-    assert look(log, START).first_dirty == 0
+    assert inspect(log, START).first_dirty == 0
 
 
 def test_a_checkpoint_below_the_start_moves_up_to_it(log):
@@ -153,7 +153,7 @@ def test_a_checkpoint_below_the_start_moves_up_to_it(log):
     segment(log, (b"a", b"1"), (b"b", b"2"), (b"a", b"3"))
     cleaned(log, 1)
     trim(log, 2)
-    assert (look(log, START).start, look(log, START).first_dirty) == (2, 2)
+    assert (inspect(log, START).start, inspect(log, START).first_dirty) == (2, 2)
 
 
 def test_what_is_past_the_active_segment_is_not_dirty(log):
@@ -161,7 +161,7 @@ def test_what_is_past_the_active_segment_is_not_dirty(log):
     segment(log, (b"a", b"1"), (b"a", b"2"))
     put(log, (b"a", b"3"), (b"a", b"4"))
     cleaned(log, 3)
-    section = look(log, START)
+    section = inspect(log, START)
     assert (section.first_dirty, section.cleanable_bytes) == (2, 0)
 
 
@@ -173,10 +173,10 @@ def test_records_younger_than_the_lag_are_left_alone(root, clock):
     segment(log, (b"a", b"5"), (b"a", b"6"), at=START)
 
     clock.set(START + 99)
-    assert look(log, clock()).first_uncleanable == 0
+    assert inspect(log, clock()).first_uncleanable == 0
     clock.set(START + 149)
-    assert look(log, clock()).first_uncleanable == 2
-    assert look(log, clock()).lagging > 0
+    assert inspect(log, clock()).first_uncleanable == 2
+    assert inspect(log, clock()).lagging > 0
     run(log)
     assert kept(log) == [(b"a", b"%d" % number) for number in (2, 3, 4, 5, 6)]
     clock.set(START + 150)
@@ -188,12 +188,12 @@ def test_a_partition_is_due_when_enough_of_it_is_dirty(root):
     """D3: strictly more than the ratio, of the bytes that can be cleaned."""
     log = make_log(root, {**COMPACT, "min.cleanable.dirty.ratio": 0.5})
     segment(log, (b"a", b"1"), (b"b", b"2"))
-    assert look(log, START).ratio == 1.0
-    assert look(log, START).due
+    assert inspect(log, START).ratio == 1.0
+    assert inspect(log, START).due
     run(log)
-    assert not look(log, START).due
+    assert not inspect(log, START).due
     segment(log, (b"a", b"2"))
-    section = look(log, START)
+    section = inspect(log, START)
     assert section.due == (section.cleanable_bytes > section.clean_bytes)
 
 
@@ -210,7 +210,7 @@ def test_one_that_waited_too_long_is_due_whatever_its_ratio(root, clock):
     assert [one.log for one in choose([other, log], clock(), {})] == [log, other]
     run(log)
     clock.advance(DAY)
-    assert not look(log, clock()).due
+    assert not inspect(log, clock()).due
 
 
 def test_a_lag_rolls_segments_in_time_to_be_cleaned(root):
@@ -345,7 +345,7 @@ def test_a_map_that_is_full_ends_the_pass(log, slots, first, expected, then, mon
         run(log, settings=room)
 
     assert keys_at(log) == expected
-    assert look(log, START).first_dirty == then
+    assert inspect(log, START).first_dirty == then
 
 
 def test_one_slot_comes_to_the_end_in_several_passes(log, monkeypatch):
@@ -353,13 +353,13 @@ def test_one_slot_comes_to_the_end_in_several_passes(log, monkeypatch):
     segment(log, *[(b"%d" % (number % 2), b"v%d" % number) for number in range(5)])
     cleaned(log, 2)
     seen = []
-    note = replacing.Replacement.swap
+    note = replace.Replacement.swap
 
     def swap(self, *given, **options):
         note(self, *given, **options)
         seen.append(keys_at(log))
 
-    monkeypatch.setattr(replacing.Replacement, "swap", swap)
+    monkeypatch.setattr(replace.Replacement, "swap", swap)
     run(log, settings=MaintenanceConfig(log_cleaner_dedupe_buffer_size=1))
 
     assert seen == [
@@ -371,13 +371,13 @@ def test_one_slot_comes_to_the_end_in_several_passes(log, monkeypatch):
 
 def only_one_pass(monkeypatch):
     looks = iter([1])
-    from embedlog.compaction import cleaning
+    from embedlog.compaction import cleaner
 
     def once(*given):
         next(looks)
-        return look(*given)
+        return inspect(*given)
 
-    monkeypatch.setattr(cleaning, "look", once)
+    monkeypatch.setattr(cleaner, "look", once)
 
 
 def test_records_without_a_key_go_when_the_policy_is_changed(root):
@@ -406,7 +406,7 @@ def test_it_passes_over_gaps(log, gap):
     run(log)
 
     assert offsets(log) == [1, 2 + gap]
-    assert look(log, START).first_dirty == log.last.base_offset == 3 + gap
+    assert inspect(log, START).first_dirty == log.last.base_offset == 3 + gap
 
 
 def test_small_segments_become_one(root):
@@ -486,8 +486,8 @@ def test_empty_batches_have_the_epoch_of_what_is_around_them(log, clock):
     log.roll()
     segment(log, (b"c", b"1"), (b"c", None))
     segment(log, (b"c", b"1"), (b"c", None))
-    replacing.flush(log, log.end_offset())
-    with replacing.claimed(log):
+    replace.flush_up_to(log, log.end_offset())
+    with replace.claimed(log):
         run_of(log, 1)
 
     found = [one.leader_epoch for one in batches_of(log)]
@@ -498,9 +498,9 @@ def test_empty_batches_have_the_epoch_of_what_is_around_them(log, clock):
 def run_of(log, place):
     """Leave nothing of one segment, as a pass does in which all of its keys come again later."""
     info = list(log.segments.values())[place]
-    new = replacing.Replacement(log, info.base_offset, headers=False)
+    new = replace.Replacement(log, info.base_offset, headers=False)
     rewriter = Rewriter(new, info.base_offset, False, 1 << 20)
-    for chunk in Scanner(log, 1 << 20, lambda size: None).chunks(info):
+    for chunk in SegmentScanner(log, 1 << 20, lambda size: None).chunks(info):
         rewriter.come_to(chunk.batches[0].leader_epoch)
     rewriter.finish(info.next_offset)
     new.swap([info])
@@ -707,18 +707,18 @@ def test_markers_of_transactions_are_kept(log):
 def test_a_cut_ends_a_compaction(log, monkeypatch):
     """D22, D26: the cut stands, and what follows it is dirty."""
     segment(log, (b"a", b"1"), (b"b", b"2"), (b"a", b"3"))
-    swap = replacing.Replacement.swap
+    swap = replace.Replacement.swap
 
     def cut(self, *given, **options):
         log.truncate_to(2)
         swap(self, *given, **options)
 
-    monkeypatch.setattr(replacing.Replacement, "swap", cut)
+    monkeypatch.setattr(replace.Replacement, "swap", cut)
     with pytest.raises(FencedError, match="meanwhile"):
         run(log)
 
     assert kept(log) == [(b"a", b"1"), (b"b", b"2")]
-    assert look(log, START).first_dirty == 0
+    assert inspect(log, START).first_dirty == 0
 
 
 def test_a_cut_of_what_replaced_a_record_keeps_the_record(root, monkeypatch):
@@ -729,14 +729,14 @@ def test_a_cut_of_what_replaced_a_record_keeps_the_record(root, monkeypatch):
     run(log)
     segment(log, (b"a", large))
     cuts = iter([2])
-    swap = replacing.Replacement.swap
+    swap = replace.Replacement.swap
 
     def cut(self, old, **options):
         for offset in cuts:
             log.truncate_to(offset)
         swap(self, old, **options)
 
-    monkeypatch.setattr(replacing.Replacement, "swap", cut)
+    monkeypatch.setattr(replace.Replacement, "swap", cut)
     with pytest.raises(FencedError, match="cut meanwhile"):
         run(log)
     assert kept(log) == [(b"a", b"1"), (b"b", large)]
@@ -746,7 +746,7 @@ def test_a_cut_is_not_overwritten_by_what_was_found_before_it(log, monkeypatch):
     """D22, D26: also where nothing had to be rewritten, the checkpoint is not moved past a cut."""
     segment(log, (b"a", b"1"), (b"b", b"1"), (b"c", b"1"))
     run(log)
-    note = replacing.note_cleaned
+    note = replace.note_cleaned
 
     def cut(*given, **options):
         log.truncate_to(1)
@@ -754,13 +754,13 @@ def test_a_cut_is_not_overwritten_by_what_was_found_before_it(log, monkeypatch):
         put(log, (b"a", b"3"))
         note(*given, **options)
 
-    monkeypatch.setattr(replacing, "note_cleaned", cut)
-    monkeypatch.setattr(cleaning._Pass, "_is_clean", lambda *_: True)
+    monkeypatch.setattr(replace, "note_cleaned", cut)
+    monkeypatch.setattr(cleaner.CleanPass, "_is_clean", lambda *_: True)
     with pytest.raises(FencedError, match="meanwhile"):
         run(log)
     monkeypatch.undo()
     log.roll()
-    assert look(log, START).first_dirty == 1
+    assert inspect(log, START).first_dirty == 1
     run(log)
     assert kept(log) == [(b"a", b"3")]
 
@@ -770,13 +770,13 @@ def test_records_that_are_deleted_meanwhile_stay_deleted(log, monkeypatch, goal)
     """D22: whole segments win over the compaction; a part of one is not in its way."""
     segment(log, (b"a", b"1"), (b"b", b"2"))
     segment(log, (b"a", b"3"), (b"c", b"4"))
-    swap = replacing.Replacement.swap
+    swap = replace.Replacement.swap
 
     def deleted(self, *given, **options):
         trim(log, goal)
         swap(self, *given, **options)
 
-    monkeypatch.setattr(replacing.Replacement, "swap", deleted)
+    monkeypatch.setattr(replace.Replacement, "swap", deleted)
     done = attempt(log, START)
     monkeypatch.undo()
 
@@ -793,7 +793,7 @@ def test_a_topic_that_is_made_again_is_not_clean(root, log):
     root.delete_topic("t")
     again = make_log(root, COMPACT)
     segment(again, (b"a", b"1"), (b"a", b"2"))
-    assert look(again, START).first_dirty == 0
+    assert inspect(again, START).first_dirty == 0
     run(again)
     assert kept(again) == [(b"a", b"2")]
 
@@ -802,7 +802,7 @@ def test_a_topic_that_is_made_again_is_not_clean(root, log):
 def test_a_swap_whose_answer_is_lost_stands(root, log, monkeypatch, error):
     """P1: Ctrl-C right after the commit must not take the new file for one that was given up."""
     segment(log, (b"a", b"1"), (b"a", b"2"))
-    replacing.flush(log, 2)
+    replace.flush_up_to(log, 2)
     write = kv.Store.write
 
     def interrupted(store, step):
@@ -818,7 +818,7 @@ def test_a_swap_whose_answer_is_lost_stands(root, log, monkeypatch, error):
 
     assert kept(log) == [(b"a", b"2")]
     assert len(segment_files(root.path)) == 2
-    assert look(log, START).first_dirty == 2
+    assert inspect(log, START).first_dirty == 2
 
 
 def test_turning_compaction_off_ends_it(root, log):
@@ -853,7 +853,7 @@ def test_the_fence_is_asked_all_the_time(log):
 def test_only_one_process_compacts_a_partition(log):
     """D4: others skip it, and say so."""
     segment(log, (b"a", b"1"), (b"a", b"2"))
-    with replacing.claimed(log):
+    with replace.claimed(log):
         done = attempt(log, START)
     assert "another process compacts" in done.why
     assert isinstance(done.error, FencedError)
@@ -886,7 +886,7 @@ def test_a_full_disk_leaves_the_log_as_it_was(tmp_path):
     root = open_root(tmp_path / "root", files=CruelFiles)
     log = make_log(root, COMPACT)
     segment(log, (b"a", b"1"), (b"a", b"2"))
-    replacing.flush(log, 2)
+    replace.flush_up_to(log, 2)
     files = root.context.files
     files.fail_at(0, errno.ENOSPC, only={"write"}, forever=True)
     with pytest.raises(StorageError):
@@ -908,11 +908,11 @@ def test_it_takes_no_more_bytes_a_second_than_it_may():
         waits.append(seconds)
         now[0] += seconds
 
-    pace = Pace(1000, wait, lambda: now[0])
+    pace = Throttle(1000, wait, lambda: now[0])
     for _ in range(4):
         pace.spend(500)
     assert sum(waits) == pytest.approx(2.0)
-    Pace(inf, wait).spend(1 << 40)
+    Throttle(inf, wait).spend(1 << 40)
     assert sum(waits) == pytest.approx(2.0)
 
 

@@ -14,10 +14,10 @@ from support.roots import abandon, encoded, fill, healthy, make_log, open_root
 from support.sharing import Diary
 
 import embedlog
+from embedlog.api import group_worker
 from embedlog.config import ConsumerConfig
 from embedlog.consumer import Consumer
-from embedlog.consumer.grouped import group_of
-from embedlog.engine import worker
+from embedlog.consumer.group_client import group_of
 from embedlog.record import OffsetAndMetadata, TopicPartition
 
 T0 = TopicPartition("t", 0)
@@ -286,7 +286,7 @@ def test_gaps_do_not_count_as_returned(root):
 def slow(record):
     """Take longer than the worker waits between two commits."""
     if record.offset == 0:
-        time.sleep(worker.COMMIT_SECONDS + 0.1)
+        time.sleep(group_worker.COMMIT_SECONDS + 0.1)
     if record.value == b"last":
         raise KeyboardInterrupt
 
@@ -296,8 +296,10 @@ def test_a_run_commits_the_rest_of_what_it_committed_a_part_of(tmp_path):
     with embedlog.open(tmp_path / "log") as log:
         log.create_topic("t")
         log.partition("t", 0).append([encoded(*[b"v"] * 4, at=START)])
-        job = worker.Job(*(lambda: log, ("t",), ConsumerConfig.parse({}), slow, False, 0))
-        one = worker.Worker(job)
+        job = group_worker.GroupJob(
+            *(lambda: log, ("t",), ConsumerConfig.parse({}), slow, False, 0)
+        )
+        one = group_worker.GroupWorker(job)
         with log.consumer("t", group_id="g", auto_offset_reset="earliest") as consumer:
             one._handle(consumer, consumer.poll(0))
             assert consumer.committed(T0) == 4

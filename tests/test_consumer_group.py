@@ -20,7 +20,7 @@ from support.sharing import Diary, Remote, drained, partitions, shared_out
 import embedlog
 from embedlog.config import TopicConfig
 from embedlog.consumer import Consumer
-from embedlog.consumer.grouped import group_of
+from embedlog.consumer.group_client import group_of
 from embedlog.errors import (
     AssignorError,
     ClosedError,

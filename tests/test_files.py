@@ -520,7 +520,7 @@ def test_a_closed_page_says_so(files):
 def test_nobody_calls_the_kernel_for_readers_that_are_not_there(files, page, monkeypatch):
     """On x86, where a lock keeps the look at the number behind the commit; else always."""
     calls = []
-    monkeypatch.setattr("embedlog.files.wake._add_and_wake", lambda *told: calls.append(told))
+    monkeypatch.setattr("embedlog.files.wake_page._add_and_wake", lambda *told: calls.append(told))
     page._may_skip = True
     page.advance()
     assert not calls

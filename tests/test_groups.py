@@ -17,8 +17,8 @@ from support.patience import patient
 from support.roots import encoded, segment_files
 
 import embedlog
-from embedlog.engine.groups import PartitionDescription
-from embedlog.engine.resetting import milliseconds
+from embedlog.api.consumer_group import PartitionDescription
+from embedlog.api.reset_offsets import milliseconds
 from embedlog.errors import (
     GroupIdNotFoundError,
     GroupSubscribedToTopicError,

@@ -6,10 +6,10 @@ from hypothesis import strategies as st
 
 from embedlog import index, kv
 from embedlog.files import Files
-from embedlog.index import Entry
+from embedlog.index import IndexEntry
 
 KEY = bytes(12)
-ENTRIES = [Entry(10, 1000, 50), Entry(20, 2000, 50), Entry(35, 3000, 90)]
+ENTRIES = [IndexEntry(10, 1000, 50), IndexEntry(20, 2000, 50), IndexEntry(35, 3000, 90)]
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def put_all(live, entries, segment_id=7, key=KEY):
 
 def test_entries_of_the_active_segment_come_back_in_order(live):
     """Keys are fixed-width and big-endian, so the order of keys is that of offsets (B3)."""
-    entries = [Entry(offset, offset, 0) for offset in (1, 255, 256, 65_536, 1 << 40)]
+    entries = [IndexEntry(offset, offset, 0) for offset in (1, 255, 256, 65_536, 1 << 40)]
     put_all(live, reversed(entries))
 
     assert live.read(lambda txn: index.entries(txn, KEY, 7)) == entries
@@ -70,8 +70,8 @@ def test_segments_and_partitions_do_not_see_each_others_entries(live):
 def test_a_lookup_by_offset_is_the_last_entry_at_or_below_it(live):
     """None where no entry is at or below: then the segment's beginning (B2)."""
     put_all(live, ENTRIES)
-    put_all(live, [Entry(15, 9999, 0)], 6)
-    put_all(live, [Entry(15, 9999, 0)], 8)
+    put_all(live, [IndexEntry(15, 9999, 0)], 6)
+    put_all(live, [IndexEntry(15, 9999, 0)], 8)
     wanted = {0: None, 9: None, 10: 1000, 19: 1000, 20: 2000, 34: 2000, 35: 3000, 1 << 50: 3000}
 
     for offset, position in wanted.items():
@@ -104,7 +104,7 @@ def test_lookups_agree_with_a_linear_search(batches, time, offset):
     entries, place, latest = [], 0, 0
     for number, (count, stamp) in enumerate(batches):
         if number and count % 2:
-            entries.append(Entry(place, place * 10, latest))
+            entries.append(IndexEntry(place, place * 10, latest))
         place, latest = place + count, max(latest, stamp) if number else stamp
 
     below = [entry.position for entry in entries if entry.offset <= offset]
@@ -115,7 +115,7 @@ def test_lookups_agree_with_a_linear_search(batches, time, offset):
 
 def test_the_blob_of_a_sealed_segment_comes_back():
     """Packed at the roll, unpacked at a read; timestamps may be negative."""
-    entries = [*ENTRIES, Entry(1 << 62, 1 << 61, -(1 << 63))]
+    entries = [*ENTRIES, IndexEntry(1 << 62, 1 << 61, -(1 << 63))]
 
     assert index.unpack(index.pack(entries)) == entries
     assert index.unpack(b"") == []

@@ -586,7 +586,7 @@ def test_a_missing_environment_is_an_error_that_names_the_path(tmp_path):
 
 def test_nothing_stands_for_an_environment_without_rows():
     """A reader of another boot's `live` sees no rows and writes none."""
-    nothing = kv.Nothing()
+    nothing = kv.EmptyStore()
 
     assert nothing.get(b"key") is None
     assert nothing.read(lambda txn: list(kv.rows(txn, b""))) == []

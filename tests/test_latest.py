@@ -7,7 +7,7 @@ from support.roots import encoded
 
 import embedlog
 from embedlog.errors import CorruptionError, InvalidConfigError, ReadOnlyError
-from embedlog.log.reader import PartitionReader
+from embedlog.partition.reader import PartitionReader
 from embedlog.partitioner import partition_for_key
 
 CONFIG = {"cleanup.policy": "compact"}

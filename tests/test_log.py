@@ -38,7 +38,7 @@ from embedlog.errors import (
     UnexpectedAppendOffsetError,
     UnknownTopicOrPartitionError,
 )
-from embedlog.log import PartitionReader
+from embedlog.partition import PartitionReader
 from embedlog.record import Appended
 
 # Appending

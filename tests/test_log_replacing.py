@@ -17,12 +17,12 @@ from support.roots import (
 )
 
 from embedlog import catalog
+from embedlog.api.topic import Topic
 from embedlog.consumer import Consumer
-from embedlog.engine.topic import Topic
 from embedlog.errors import FencedError, StorageError
-from embedlog.log import replacing
-from embedlog.log.repairing import repair_root
+from embedlog.partition import replace
 from embedlog.record import TopicPartition
+from embedlog.root.repair import repair_root
 from embedlog.segment import SegmentFile
 
 CONFIG = {"segment.bytes": 3000, "index.interval.bytes": 0, "file.delete.delay.ms": 0}
@@ -249,9 +249,9 @@ def test_a_state_that_is_older_than_a_compaction_adopts_it(tmp_path, more):
 
 def test_segments_that_changed_meanwhile_are_not_replaced(root, log):
     """D22: a cut wins over the compaction, whose files are removed."""
-    replacing.flush(log, 33)
+    replace.flush_up_to(log, 33)
     old = [one for one in log.segments.values() if one.sealed]
-    swap = replacing.Replacement(log, 0, headers=False)
+    swap = replace.Replacement(log, 0, headers=False)
     log.truncate_to(20)
 
     with pytest.raises(FencedError, match="changed"):
@@ -265,7 +265,7 @@ def test_segments_that_changed_meanwhile_are_not_replaced(root, log):
 def test_what_is_not_on_the_disk_is_not_replaced(root, log):
     """Past the recovery point recovery takes gaps for lost records."""
     old = [one for one in log.segments.values() if one.sealed]
-    swap = replacing.Replacement(log, 0, headers=False)
+    swap = replace.Replacement(log, 0, headers=False)
     with pytest.raises(FencedError, match="not on the disk"):
         swap.swap(old)
     swap.abandon()
@@ -287,21 +287,21 @@ def test_the_fence_is_asked_under_the_lock(root, log):
 
 def test_one_process_at_a_time_rewrites_a_partition(root, log):
     """And what one left that was killed is removed by the next."""
-    with replacing.claimed(log) as free:
-        replacing.Replacement(log, 0, headers=False)
-        with replacing.claimed(log) as second:
+    with replace.claimed(log) as free:
+        replace.Replacement(log, 0, headers=False)
+        with replace.claimed(log) as second:
             assert (free, second) == (True, False)
     assert len(passing(log)) == 1
     assert healthy(root), "a file on its way is no garbage"
 
-    with replacing.claimed(log):
+    with replace.claimed(log):
         assert passing(log) == []
     assert len(segment_files(root.path)) == 3
 
 
 def test_what_a_killed_process_left_is_removed_when_the_root_is_opened(root, log):
     """D24: no stray files."""
-    replacing.Replacement(log, 0, headers=False)
+    replace.Replacement(log, 0, headers=False)
     abandon(root)
 
     again = open_root(root.path)
@@ -316,7 +316,7 @@ def test_a_failed_flush_of_a_new_file_harms_nobody(tmp_path):
     root = open_root(tmp_path / "root", files=CruelFiles)
     log = make_log(root, CONFIG)
     fill(log, 12, size=3)
-    replacing.flush(log, 33)
+    replace.flush_up_to(log, 33)
     root.context.files.fail_at(0, 5, only={"sync"})
 
     with pytest.raises(StorageError) as told:

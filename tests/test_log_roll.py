@@ -19,7 +19,7 @@ from support.roots import (
 
 from embedlog import catalog
 from embedlog.errors import InvalidConfigError
-from embedlog.log import lookup, rolling
+from embedlog.partition import lookup, roll
 from embedlog.segment import END_MARK
 
 SIZE = encoded(b"v0").size
@@ -202,7 +202,7 @@ def test_a_segment_that_is_named_but_not_made_is_not_opened(root, begun, monkeyp
     other = open_root(tmp_path / "root")
     reader, long = other.partition("t", 0).reader(0), log.tail()
     log.truncate_to(2)
-    monkeypatch.setattr(rolling, "start_segment", lambda log, *_: log.tail())
+    monkeypatch.setattr(roll, "start_segment", lambda log, *_: log.tail())
     log.roll()
     path = tmp_path / "root" / log.path_of(log.last)
     assert log.last.base_offset == 2 and not path.exists()

@@ -6,10 +6,10 @@ from support.cruel import CruelFiles
 from support.roots import abandon, encoded, fill, make_log, open_root, values
 
 from embedlog.errors import InvalidProducerEpochError, OutOfOrderSequenceError
-from embedlog.log import sequence
-from embedlog.log.claim import known
-from embedlog.log.expiring import expire_producers
-from embedlog.log.sequence import LAST_SEQUENCE, Sent, remembered
+from embedlog.partition import producer_state
+from embedlog.partition.fence_producer import known
+from embedlog.partition.producer_expiration import expire_producers
+from embedlog.partition.producer_state import LAST_SEQUENCE, SentBatch, remembered
 from embedlog.record import Appended
 
 
@@ -72,7 +72,7 @@ def test_repetitions_inside_one_append_are_found(log):
 
 def test_sequence_numbers_wrap_to_0(log):
     """After 2³¹−1 comes 0, also inside a batch (G15)."""
-    assert sequence.after(LAST_SEQUENCE, 1) == 0
+    assert producer_state.after(LAST_SEQUENCE, 1) == 0
     send(log, LAST_SEQUENCE - 1, 4)
     send(log, 2)
 
@@ -186,17 +186,17 @@ def test_offsets_that_others_took_are_never_a_repetitions_receipt(tmp_path):
 
 def test_a_producers_row_comes_back():
     """Packed and unpacked, alone and with others (G18)."""
-    batches = Sent(0, 9, 0, 10), Sent(10, 10, 17, 18)
+    batches = SentBatch(0, 9, 0, 10), SentBatch(10, 10, 17, 18)
     some, none = remembered(3, 1 << 40, batches), remembered(0x7FFE, -1)
 
     assert (some.epoch, some.due, some.last_ms, some.batches) == (3, 11, 1 << 40, batches)
     assert (none.epoch, none.due, none.last_ms, none.batches) == (0x7FFE, None, -1, ())
-    assert [sequence.unpack(one.row) for one in (some, none)] == [some, none]
-    assert sequence.unpack_all(sequence.pack_all({1: some, 1 << 40: none})) == {
+    assert [producer_state.unpack(one.row) for one in (some, none)] == [some, none]
+    assert producer_state.unpack_all(producer_state.pack_all({1: some, 1 << 40: none})) == {
         1: some,
         1 << 40: none,
     }
-    assert sequence.unpack_all(b"") == {}
+    assert producer_state.unpack_all(b"") == {}
 
 
 # Expiry

@@ -22,10 +22,18 @@ from embedlog import catalog, kv
 from embedlog.config import MaintenanceConfig
 from embedlog.errors import DurabilityError, FencedError, ReadOnlyError
 from embedlog.files import Files
-from embedlog.log import dooming, sequence, tail
-from embedlog.log.clock import last_reading
-from embedlog.log.expiring import expire_producers
-from embedlog.maintenance import JOBS, OWNER, Job, Maintenance, Owner, Turn, owner, owning
+from embedlog.maintenance import (
+    JOBS,
+    OWNER,
+    JobContext,
+    Maintenance,
+    MaintenanceJob,
+    MaintenanceOwner,
+    owner,
+)
+from embedlog.partition import pending_deletes, producer_state, tail
+from embedlog.partition.bounded_clock import last_reading
+from embedlog.partition.producer_expiration import expire_producers
 from embedlog.record import TopicPartition
 
 SIZE = encoded(b"v0").size
@@ -38,7 +46,7 @@ def soon(monkeypatch):
     """Nobody here waits for a second before the first thing is done."""
     # Threads are counted here: those of what earlier tests left to the collector go now.
     gc.collect()
-    monkeypatch.setattr(owning, "_LEAST_SECONDS", 0.01)
+    monkeypatch.setattr(owner, "_LEAST_SECONDS", 0.01)
 
 
 def eventually(holds: Callable[[], object], seconds: float = 20) -> float:
@@ -55,7 +63,7 @@ def threads(name="embedlog-"):
 
 
 def often(run=lambda turn: None, name="often"):
-    return Job(name, 0.01, run)
+    return MaintenanceJob(name, 0.01, run)
 
 
 # One owner
@@ -178,7 +186,7 @@ def test_a_stopped_owner_is_overtaken_and_deletes_nothing_when_it_wakes(tmp_path
         mine = Maintenance(other, [], session_ms=200)
         mine.ensure()
         eventually(lambda: mine.epoch)
-        turn = Turn(other, mine.epoch, lambda: START + 2 * DAY, bool)
+        turn = JobContext(other, mine.epoch, lambda: START + 2 * DAY, bool)
         ready_then_stopped = threading.Thread(target=ready, daemon=True)
         ready_then_stopped.start()
         eventually(lambda: owner(other).epoch > 1)
@@ -222,7 +230,7 @@ def held_locks(path):
 
 def test_an_owner_that_was_overtaken_stops_its_jobs(tmp_path, monkeypatch):
     """R3: it hears of it at its next beat, and becomes one of those who wait."""
-    monkeypatch.setattr(owning, "BEAT_SECONDS", 0.05)
+    monkeypatch.setattr(owner, "BEAT_SECONDS", 0.05)
     with closing(open_root(tmp_path / "log")) as root:
         done = []
         with closing(Maintenance(root, [often(lambda turn: done.append(1))])) as mine:
@@ -230,7 +238,9 @@ def test_an_owner_that_was_overtaken_stops_its_jobs(tmp_path, monkeypatch):
             eventually(lambda: done)
             far = root.context.files.uptime_ms() + 10_000_000
             # As if another machine's worth of processes had it: the pid is of nobody.
-            root.context.live.write(lambda txn: txn.put(OWNER, Owner(7, far, os.getppid()).pack()))
+            root.context.live.write(
+                lambda txn: txn.put(OWNER, MaintenanceOwner(7, far, os.getppid()).pack())
+            )
             eventually(lambda: mine.epoch is None or mine.epoch > 7)
             # Its lock was free again, so it could be had.
             eventually(lambda: mine.epoch == 8)
@@ -238,7 +248,7 @@ def test_an_owner_that_was_overtaken_stops_its_jobs(tmp_path, monkeypatch):
 
 def test_maintain_overtakes_the_background_of_others_for_a_while(tmp_path, monkeypatch):
     """One round now, exclusively; then they have it back."""
-    monkeypatch.setattr(owning, "BEAT_SECONDS", 0.05)
+    monkeypatch.setattr(owner, "BEAT_SECONDS", 0.05)
     path = tmp_path / "log"
     with closing(open_root(path)) as first, closing(open_root(path)) as second:
         background = Maintenance(first, [often()])
@@ -282,7 +292,7 @@ def test_maintain_uses_the_epoch_of_its_own_background(tmp_path):
 
 def test_maintain_keeps_the_others_off_while_it_is_long(tmp_path, monkeypatch):
     """Its deadline moves along, and it takes the lock as soon as that is free."""
-    monkeypatch.setattr(owning, "BEAT_SECONDS", 0.02)
+    monkeypatch.setattr(owner, "BEAT_SECONDS", 0.02)
     with closing(open_root(tmp_path / "log")) as root:
 
         def long(turn):
@@ -347,15 +357,15 @@ def test_maintain_raises_what_failed_after_all_else_is_done(tmp_path):
 def test_processes_that_live_for_moments_do_their_share(tmp_path, monkeypatch):
     """When a job was last done stands in `live`: the time between is that of the log."""
     with closing(open_root(tmp_path / "log")) as root:
-        job = Job("hourly", 3600.0, lambda turn: None)
+        job = MaintenanceJob("hourly", 3600.0, lambda turn: None)
         mine = Maintenance(root, [job])
         assert mine.due_seconds(job) == 3600.0
         assert 3590 < mine.due_seconds(job) <= 3600
         key = OWNER + b"hourly"
         long_ago = max(root.context.files.uptime_ms() - 3_600_000, 0)
-        root.context.live.write(lambda txn: txn.put(key, owning._U64.pack(long_ago)))
+        root.context.live.write(lambda txn: txn.put(key, owner._U64.pack(long_ago)))
         assert mine.due_seconds(job._replace(every_seconds=1e-9)) == 0.01
-        mine.do(job, Turn(root, 1, root.clock, bool))
+        mine.do(job, JobContext(root, 1, root.clock, bool))
         assert mine.due_seconds(job) > 3590
         mine.close()
 
@@ -455,7 +465,7 @@ def test_a_clock_that_jumps_forgets_no_producer_at_once(tmp_path):
             log.flush()
             assert producers(log) == [7]
             blob = root.context.state.read(lambda txn: catalog.producers_blob(txn, log.key))
-            assert sequence.unpack_all(blob).keys() == {7}
+            assert producer_state.unpack_all(blob).keys() == {7}
             log.truncate_to(2)
             assert producers(log) == [7]
             log.roll()
@@ -623,7 +633,7 @@ def test_a_program_does_not_fail_for_want_of_a_thread(tmp_path, monkeypatch, cap
         raise OSError(24, "too many open files") if what == "ProcessWatch" else RuntimeError("no")
 
     with embedlog.open(tmp_path / "log") as log:
-        monkeypatch.setattr(f"embedlog.maintenance.owning.{what}", refuse)
+        monkeypatch.setattr(f"embedlog.maintenance.owner.{what}", refuse)
         with caplog.at_level(logging.WARNING):
             log.create_topic("t")
         assert "no housekeeping" in caplog.text
@@ -635,9 +645,9 @@ def test_a_program_does_not_fail_for_want_of_a_thread(tmp_path, monkeypatch, cap
 
 def test_an_owner_that_can_start_no_thread_leaves_it_to_others(tmp_path, monkeypatch):
     """P19: and tries again later."""
-    monkeypatch.setattr(owning, "BEAT_SECONDS", 0.02)
+    monkeypatch.setattr(owner, "BEAT_SECONDS", 0.02)
     with closing(open_root(tmp_path / "log")) as root:
-        start, tries = owning._Worker.start, []
+        start, tries = owner.MaintenanceThread.start, []
 
         def refuse(self):
             tries.append(1)
@@ -645,7 +655,7 @@ def test_an_owner_that_can_start_no_thread_leaves_it_to_others(tmp_path, monkeyp
                 raise RuntimeError("can't start new thread")
             start(self)
 
-        monkeypatch.setattr(owning._Worker, "start", refuse)
+        monkeypatch.setattr(owner.MaintenanceThread, "start", refuse)
         done = []
         with closing(Maintenance(root, [often(lambda turn: done.append(1))])) as mine:
             mine.ensure()
@@ -697,5 +707,5 @@ def test_what_a_log_offers_to_its_users(tmp_path):
         log.retention_bytes = None
         with pytest.raises(ValueError, match="retention_bytes"):
             log.retention_bytes = -5
-        assert dooming.doomed(log.root.context.live) == set()
+        assert pending_deletes.doomed(log.root.context.live) == set()
         assert log.verify() == []

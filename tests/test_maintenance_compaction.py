@@ -15,10 +15,10 @@ import embedlog
 from embedlog.compaction import attempt, clean, explain
 from embedlog.config import MaintenanceConfig
 from embedlog.errors import InvalidConfigError
-from embedlog.log import dooming
-from embedlog.log.leasing import hold
-from embedlog.maintenance import Job, Maintenance, Turn, jobs, jobs_of, owning
-from embedlog.maintenance.jobs import Compaction
+from embedlog.maintenance import JobContext, Maintenance, MaintenanceJob, jobs, jobs_of, owner
+from embedlog.maintenance.jobs import CompactionJob
+from embedlog.partition import pending_deletes
+from embedlog.partition.leases import hold
 from embedlog.record import TopicPartition
 
 COMPACT = {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": 0.1}
@@ -28,7 +28,7 @@ HERE = TopicPartition("t", 0)
 @pytest.fixture(autouse=True)
 def soon(monkeypatch):
     """Nobody here waits for a second before the first thing is done."""
-    monkeypatch.setattr(owning, "_LEAST_SECONDS", 0.01)
+    monkeypatch.setattr(owner, "_LEAST_SECONDS", 0.01)
 
 
 def often(**settings):
@@ -58,12 +58,12 @@ def values(log):
 
 
 def a_turn(root, stopping=bool, epoch=1):
-    return Turn(root, epoch, root.clock, stopping)
+    return JobContext(root, epoch, root.clock, stopping)
 
 
 def owned(root):
     """Let this test own the housekeeping, and return its turn."""
-    root.context.live.write(lambda txn: txn.put(b"M", owning.Owner(1, 1 << 60, 1).pack()))
+    root.context.live.write(lambda txn: txn.put(b"M", owner.MaintenanceOwner(1, 1 << 60, 1).pack()))
     return a_turn(root)
 
 
@@ -109,7 +109,7 @@ def test_a_process_that_was_overtaken_swaps_nothing(root):
     owned(root)
     before = values(log)
 
-    (done,) = Compaction(MaintenanceConfig())(a_turn(root, epoch=7))
+    (done,) = CompactionJob(MaintenanceConfig())(a_turn(root, epoch=7))
 
     assert "took the housekeeping over" in str(done.error)
     assert values(log) == before
@@ -120,7 +120,7 @@ def test_what_ends_the_housekeeping_ends_a_long_compaction(root):
     log = make_log(root, COMPACT)
     dirty(log)
     owned(root)
-    job, asked = Compaction(MaintenanceConfig()), []
+    job, asked = CompactionJob(MaintenanceConfig()), []
 
     def stopping():
         asked.append(1)
@@ -142,7 +142,7 @@ def test_a_partition_that_fails_is_left_alone_for_a_while_only(root, monkeypatch
     path = segment_files(root.path)[0]
     good = path.read_bytes()
     path.write_bytes(good[:700] + bytes([good[700] ^ 255]) + good[701:])
-    job = Compaction(MaintenanceConfig())
+    job = CompactionJob(MaintenanceConfig())
 
     (done,) = job(a_turn(root))
     assert done.error is not None
@@ -158,7 +158,7 @@ def test_an_idle_segment_is_rolled_to_be_compacted(root):
     log = make_log(root, {**COMPACT, "max.compaction.lag.ms": 1000})
     for value in (b"1", b"2"):
         log.append([encoded(value, keys=[b"k"], at=START)])
-    job, turn = Compaction(MaintenanceConfig()), owned(root)
+    job, turn = CompactionJob(MaintenanceConfig()), owned(root)
     assert job(turn) == []
     root.clock.advance(1001)
     (done,) = job(turn)
@@ -177,9 +177,11 @@ def test_replaced_files_are_unlinked_after_their_delay(root):
     clean(log, START)
 
     assert all(path.exists() for path in old)
-    assert dooming.doomed(root.context.live) == {str(path.relative_to(root.path)) for path in old}
-    assert dooming.sweep(root.context) == 0
-    assert dooming.sweep(root.context, early=True) == 3
+    assert pending_deletes.doomed(root.context.live) == {
+        str(path.relative_to(root.path)) for path in old
+    }
+    assert pending_deletes.sweep(root.context) == 0
+    assert pending_deletes.sweep(root.context, early=True) == 3
     assert not any(path.exists() for path in old)
 
 
@@ -216,8 +218,8 @@ def test_no_file_goes_that_a_lease_covers(root):
     dirty(log, 3)
     clean(log, START)
     with hold(root, "query", {HERE: 2}, 60):
-        assert dooming.sweep(root.context, early=True) == 1
-    assert dooming.sweep(root.context, early=True) == 2
+        assert pending_deletes.sweep(root.context, early=True) == 1
+    assert pending_deletes.sweep(root.context, early=True) == 2
 
 
 def test_a_partition_over_its_hard_limit_heeds_no_lease(root):
@@ -237,7 +239,7 @@ def test_a_job_has_as_many_turns_at_a_time_as_threads(root):
         entered.release()
         leave.wait(patient(10))
 
-    with closing(Maintenance(root, [Job("slow", 60.0, run, threads=2)])) as mine:
+    with closing(Maintenance(root, [MaintenanceJob("slow", 60.0, run, threads=2)])) as mine:
         turns = [threading.Thread(target=mine.do, args=(mine.jobs[0], None)) for _ in range(3)]
         for each in turns:
             each.start()

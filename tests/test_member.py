@@ -26,7 +26,7 @@ from support.groups import (
 from support.patience import patient
 from support.roots import fill, open_root
 
-from embedlog.assignor import Step
+from embedlog.assignor import RebalanceStep
 from embedlog.errors import (
     CommitFailedError,
     FencedInstanceIdError,
@@ -35,7 +35,7 @@ from embedlog.errors import (
     UnknownMemberIdError,
     UnknownTopicOrPartitionError,
 )
-from embedlog.member import Member
+from embedlog.groups.member import GroupMember
 from embedlog.record import OffsetAndMetadata, TopicPartition
 
 T0, T1 = TopicPartition("t", 0), TopicPartition("t", 1)
@@ -91,12 +91,12 @@ def test_who_joins_owns_nothing_before_it_takes(group):
     one = join(group)
     assert one.owned == set()
     assert one.changed()
-    assert one.look(RANGE).step == Step((), (), tuple(ALL), ())
+    assert one.look(RANGE).step == RebalanceStep((), (), tuple(ALL), ())
     assert owners(group) == {}
 
     assert sorted(one.take(from_end=False)) == ALL
     assert one.owned == set(ALL)
-    assert one.look(RANGE).step == Step(tuple(ALL), (), (), ())
+    assert one.look(RANGE).step == RebalanceStep(tuple(ALL), (), (), ())
     assert not one.changed()
 
 
@@ -279,7 +279,7 @@ def of_an_older_epoch(group, uptime, root):
     """What another handle of the same member took over, after a lost answer perhaps."""
     one = join(group)
     settle(one)
-    second = Member(group, one.info, one._lock)
+    second = GroupMember(group, one.info, one._lock)
     second.look(RANGE)
     second.take(from_end=False)
     return one
@@ -394,7 +394,7 @@ def test_what_was_released_without_an_answer_can_be_taken_again(group):
     with pytest.raises(CommitFailedError, match="belongs to nobody by epoch 1"):
         one.commit(at(3))
 
-    assert one.look(RANGE).step == Step(tuple(ALL[1:]), (), (T0,), ())
+    assert one.look(RANGE).step == RebalanceStep(tuple(ALL[1:]), (), (T0,), ())
     assert list(one.take(from_end=False)) == [T0]
     one.commit(at(3))
 

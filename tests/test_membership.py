@@ -2,14 +2,14 @@
 
 import pytest
 
-from embedlog import membership
 from embedlog.errors import (
     FencedInstanceIdError,
     GroupMaxSizeReachedError,
     InconsistentGroupProtocolError,
     UnknownMemberIdError,
 )
-from embedlog.membership import MemberInfo, Membership
+from embedlog.groups import membership
+from embedlog.groups.membership import MemberInfo, Membership
 from embedlog.record import TopicPartition
 
 T0, T1, U0 = TopicPartition("t", 0), TopicPartition("t", 1), TopicPartition("u", 0)

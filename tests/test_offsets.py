@@ -8,10 +8,11 @@ from support.groups import at, make_group, make_topics
 from support.patience import patient
 from support.roots import abandon, encoded, fill, healthy, make_log, open_root, segment_files
 
-from embedlog import kv, offsets
+from embedlog import kv
 from embedlog.catalog import PARTITION_KEY
 from embedlog.errors import CorruptionError, InvalidGroupIdError, OffsetMetadataTooLargeError
 from embedlog.files import Files
+from embedlog.groups import offsets
 from embedlog.record import OffsetAndMetadata, TopicPartition
 
 T0 = TopicPartition("t", 0)

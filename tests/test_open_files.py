@@ -15,9 +15,9 @@ from support.roots import fill, make_log, open_root, values
 import embedlog
 from embedlog.config import TopicConfig
 from embedlog.errors import LockTimeoutError
-from embedlog.log.open_files import OpenFiles, limit_for
-from embedlog.log.root import Root
+from embedlog.partition.open_files import OpenFiles, limit_for
 from embedlog.record import TopicPartition
+from embedlog.root.root import Root
 
 PARTITIONS = 150
 LIMIT = 128

@@ -4,9 +4,9 @@ import pytest
 from support.clock import ManualClock
 from support.roots import open_root
 
-from embedlog import ownership
 from embedlog.catalog import PARTITION_KEY
-from embedlog.ownership import NOBODY, NOWHERE, Owner
+from embedlog.groups import ownership
+from embedlog.groups.ownership import NOBODY, NOWHERE, PartitionOwner
 from embedlog.record import TopicPartition
 
 
@@ -34,10 +34,10 @@ def rows(live, group=b"g"):
 
 
 ROWS = [
-    Owner(),
-    Owner(1, NOWHERE, "a", "t"),
-    Owner((1 << 64) - 1, (1 << 63) - 1, "ä-" + "0" * 36, "t" * 200),
-    Owner(3, 0, NOBODY, "t"),
+    PartitionOwner(),
+    PartitionOwner(1, NOWHERE, "a", "t"),
+    PartitionOwner((1 << 64) - 1, (1 << 63) - 1, "ä-" + "0" * 36, "t" * 200),
+    PartitionOwner(3, 0, NOBODY, "t"),
 ]
 
 
@@ -50,7 +50,7 @@ def test_a_row_comes_back_as_it_was(owner):
 def test_a_key_tells_partition_and_topic():
     """The name is in the row, the id in the key."""
     assert ownership.topic_id(key(7, 3)) == 7
-    assert ownership.where(key(7, 3), Owner(topic="t")) == TopicPartition("t", 3)
+    assert ownership.where(key(7, 3), PartitionOwner(topic="t")) == TopicPartition("t", 3)
 
 
 def test_a_group_has_only_its_own_rows():
@@ -64,42 +64,52 @@ def test_a_group_has_only_its_own_rows():
 
 def test_a_row_that_is_not_there_has_no_owner(live):
     """And its first owner gets epoch 1."""
-    assert live.read(lambda txn: ownership.get(txn, key(1))) == Owner(0, NOWHERE, NOBODY, "")
+    assert live.read(lambda txn: ownership.get(txn, key(1))) == PartitionOwner(
+        0, NOWHERE, NOBODY, ""
+    )
 
 
 def test_freed_partitions_keep_epoch_and_start(live):
     """Who takes one next begins where they did, by a higher epoch (E1, M22)."""
-    put(live, {key(1): Owner(4, 9, "a", "t"), key(1, 1): Owner(2, 8, "b", "t")})
+    put(live, {key(1): PartitionOwner(4, 9, "a", "t"), key(1, 1): PartitionOwner(2, 8, "b", "t")})
     live.write(lambda txn: ownership.free(txn, b"g", {"a"}))
 
-    assert rows(live) == {key(1): Owner(4, 9, NOBODY, "t"), key(1, 1): Owner(2, 8, "b", "t")}
+    assert rows(live) == {
+        key(1): PartitionOwner(4, 9, NOBODY, "t"),
+        key(1, 1): PartitionOwner(2, 8, "b", "t"),
+    }
 
 
 def test_when_the_last_member_goes_every_start_is_forgotten(live):
     """Also that of what nobody owned: who comes next begins at the end of then (E1)."""
-    put(live, {key(1): Owner(4, 9, "a", "t"), key(1, 1): Owner(2, 8, NOBODY, "t")})
+    put(
+        live, {key(1): PartitionOwner(4, 9, "a", "t"), key(1, 1): PartitionOwner(2, 8, NOBODY, "t")}
+    )
     live.write(lambda txn: ownership.free(txn, b"g", {"a"}, forget_start=True))
 
     assert rows(live) == {
-        key(1): Owner(4, NOWHERE, NOBODY, "t"),
-        key(1, 1): Owner(2, NOWHERE, NOBODY, "t"),
+        key(1): PartitionOwner(4, NOWHERE, NOBODY, "t"),
+        key(1, 1): PartitionOwner(2, NOWHERE, NOBODY, "t"),
     }
 
 
 def test_what_is_handed_over_has_a_new_epoch(live):
     """So that a commit of the one before does not land (M13)."""
-    put(live, {key(1): Owner(4, 9, "a", "t"), key(1, 1): Owner(2, 8, "b", "t")})
+    put(live, {key(1): PartitionOwner(4, 9, "a", "t"), key(1, 1): PartitionOwner(2, 8, "b", "t")})
     live.write(lambda txn: ownership.hand_over(txn, b"g", "a", "c"))
 
-    assert rows(live) == {key(1): Owner(5, 9, "c", "t"), key(1, 1): Owner(2, 8, "b", "t")}
+    assert rows(live) == {
+        key(1): PartitionOwner(5, 9, "c", "t"),
+        key(1, 1): PartitionOwner(2, 8, "b", "t"),
+    }
 
 
 FATES = {
     # (member, in subscribed, in there) → what is left
-    "owned, of a topic that is gone": ("a", 3, Owner(4, 9, "a", "t")),
+    "owned, of a topic that is gone": ("a", 3, PartitionOwner(4, 9, "a", "t")),
     "free, of a topic that is gone": (NOBODY, 3, None),
-    "free, of one that nobody reads": (NOBODY, 2, Owner(4, NOWHERE, NOBODY, "t")),
-    "free, of one that somebody reads": (NOBODY, 1, Owner(4, 9, NOBODY, "t")),
+    "free, of one that nobody reads": (NOBODY, 2, PartitionOwner(4, NOWHERE, NOBODY, "t")),
+    "free, of one that somebody reads": (NOBODY, 1, PartitionOwner(4, 9, NOBODY, "t")),
 }
 
 
@@ -107,7 +117,7 @@ FATES = {
 def test_a_row_is_forgotten_with_its_topic_only(live, fate):
     """Its epoch never begins anew while the topic is there (M22)."""
     member, topic, left = FATES[fate]
-    put(live, {key(topic): Owner(4, 9, member, "t")})
+    put(live, {key(topic): PartitionOwner(4, 9, member, "t")})
     live.write(lambda txn: ownership.forget(txn, b"g", {1}, {1, 2}))
 
     assert rows(live).get(key(topic)) == left
@@ -115,8 +125,8 @@ def test_a_row_is_forgotten_with_its_topic_only(live, fate):
 
 def test_a_group_is_not_touched_by_steps_of_another(live):
     """Freeing, handing over and forgetting are of one group (M17)."""
-    other = {key(1, group=b"g2"): Owner(4, 9, "a", "t")}
-    put(live, {key(1): Owner(4, 9, "a", "t"), **other})
+    other = {key(1, group=b"g2"): PartitionOwner(4, 9, "a", "t")}
+    put(live, {key(1): PartitionOwner(4, 9, "a", "t"), **other})
 
     def step(txn):
         ownership.hand_over(txn, b"g", "a", "b")

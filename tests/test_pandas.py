@@ -42,8 +42,8 @@ with embedlog.open(sys.argv[1]) as log:
     log.rebuild_index()
 
 from embedlog.spark import batch, reading
-from embedlog.spark.columns import KINDS
-from embedlog.spark.options import parse
+from embedlog.spark.kafka_columns import KINDS
+from embedlog.spark.source_options import parse
 options = parse({"path": sys.argv[1], "subscribe": "t,keyed,stamped", "includeHeaders": "true"})
 found = [rows for work in batch.works(options) for rows in reading.read(work, tuple(KINDS), True)]
 assert {rows.num_rows for rows in found}

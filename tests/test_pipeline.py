@@ -17,14 +17,14 @@ from support.patience import patient
 
 import embedlog
 from embedlog.errors import CorruptionError, DataLossError, InvalidConfigError, SparkSetupError
-from embedlog.log.leasing import leases
-from embedlog.pipeline import audit, auditing, command, load, loading
-from embedlog.pipeline.known import NOTHING, from_json
-from embedlog.pipeline.loading import asked_to_stop, planned, unpublished
-from embedlog.pipeline.output import Output
+from embedlog.partition.leases import leases
+from embedlog.pipeline import audit, command, load
+from embedlog.pipeline.audit_progress import NOTHING, from_json
+from embedlog.pipeline.load import asked_to_stop, planned, unpublished
+from embedlog.pipeline.parquet_output import ParquetOutput
 from embedlog.record import TopicPartition
-from embedlog.spark.positions import Positions
-from embedlog.spark.telling import typed
+from embedlog.spark.errors import typed
+from embedlog.spark.stream_offset import StreamOffset
 
 HOUR = 3_600_000
 T0, T1 = TopicPartition("t", 0), TopicPartition("t", 1)
@@ -204,13 +204,13 @@ def test_a_log_that_is_another_one_is_compared_anew(log, tmp_path, compared):
 
 def test_the_log_is_held_while_it_is_compared(log, tmp_path, compared, monkeypatch):
     """From where it is to be read, until it was."""
-    held, rows = [], auditing._rows
+    held, rows = [], audit._rows
 
     def look(paths):
         held.append([one.offsets for one in leases(log.root)])
         return rows(paths)
 
-    monkeypatch.setattr(auditing, "_rows", look)
+    monkeypatch.setattr(audit, "_rows", look)
     log.delete_records({T0: 7})
     audit(log, str(tmp_path / "out"), ENDS)
     audit(log, str(tmp_path / "out"), more(log, 2), 0, compared)
@@ -224,7 +224,7 @@ def test_the_log_is_held_while_it_is_compared(log, tmp_path, compared, monkeypat
 
 def test_what_was_compared_is_kept_by_the_output(tmp_path, compared):
     """In a file that may be anything, or of another form: then all is read."""
-    with Output(str(tmp_path / "out")) as output:
+    with ParquetOutput(str(tmp_path / "out")) as output:
         assert output.compared() == {}
         output.note_compared(compared)
         assert output.compared() == compared
@@ -270,16 +270,16 @@ def seen(out):
 
 def test_a_batch_is_published_under_names_of_its_own(tmp_path):
     """And what is published is known to the next process."""
-    with Output(str(tmp_path)) as output:
-        output.publish(stage(output), Positions({T0: 2}, {"t": 1}))
-        output.publish(stage(output), Positions({T0: 1, T1: 4}, {"t": 1}))
+    with ParquetOutput(str(tmp_path)) as output:
+        output.publish(stage(output), StreamOffset({T0: 2}, {"t": 1}))
+        output.publish(stage(output), StreamOffset({T0: 1, T1: 4}, {"t": 1}))
         assert output.rows == 4
 
-    with Output(str(tmp_path)) as output:
+    with ParquetOutput(str(tmp_path)) as output:
         assert output.published.ends == {T0: 2, T1: 4}
         assert (output.published.number, output.rows) == (2, 0)
         with pytest.raises(DataLossError, match="made again"):
-            output.publish(stage(output), Positions({T0: 9}, {"t": 2}))
+            output.publish(stage(output), StreamOffset({T0: 9}, {"t": 2}))
     day = "topic=t/date=2023-11-14"
     assert seen(tmp_path) == [f"{day}/00000000-00000.parquet", f"{day}/00000001-00000.parquet"]
 
@@ -287,7 +287,7 @@ def test_a_batch_is_published_under_names_of_its_own(tmp_path):
 @pytest.mark.parametrize("step", ["write_file", "rename", "sync_directory"])
 def test_who_dies_in_a_publication_leaves_all_or_nothing(tmp_path, monkeypatch, step):
     """Before the one file is replaced: nothing; after it: the next one finishes."""
-    with Output(str(tmp_path)) as output:
+    with ParquetOutput(str(tmp_path)) as output:
         path = stage(output, ("2023-11-14", "2023-11-15"))
         calls = []
 
@@ -306,10 +306,10 @@ def test_who_dies_in_a_publication_leaves_all_or_nothing(tmp_path, monkeypatch, 
 
         monkeypatch.setattr(output._files, step, die)
         with pytest.raises(KeyboardInterrupt):
-            output.publish(path, Positions({T0: 2}))
+            output.publish(path, StreamOffset({T0: 2}))
     before = len(seen(tmp_path))
 
-    with Output(str(tmp_path)) as output:
+    with ParquetOutput(str(tmp_path)) as output:
         nothing = step == "write_file"
         assert output.published.number == (0 if nothing else 1)
         assert (before, len(seen(tmp_path))) == {
@@ -323,12 +323,12 @@ def test_who_dies_in_a_publication_leaves_all_or_nothing(tmp_path, monkeypatch, 
 
 def test_a_published_file_that_is_gone_is_told(tmp_path):
     """Nobody but the user can have taken it."""
-    with Output(str(tmp_path)) as output:
-        output.publish(stage(output), Positions({T0: 2}))
+    with ParquetOutput(str(tmp_path)) as output:
+        output.publish(stage(output), StreamOffset({T0: 2}))
     (tmp_path / seen(tmp_path)[0]).unlink()
 
     with pytest.raises(CorruptionError, match="gone"):
-        Output(str(tmp_path))
+        ParquetOutput(str(tmp_path))
 
 
 # Small parts
@@ -352,21 +352,21 @@ def test_who_asks_while_spark_starts_does_not_wait_for_it(monkeypatch):
     """The session that comes later is stopped; who does not ask gets it, or what is missing."""
     begun, stopped, asked = threading.Event(), threading.Event(), threading.Event()
     session = SimpleNamespace(stop=stopped.set)
-    monkeypatch.setattr(loading, "_begin", lambda: begun.wait() and session)
+    monkeypatch.setattr(load, "_begin", lambda: begun.wait() and session)
     asked.set()
-    assert loading._session(asked) is None
+    assert load._session(asked) is None
     assert not stopped.is_set()
     begun.set()
     assert stopped.wait(patient(10))
 
-    assert loading._session(threading.Event()) is session
+    assert load._session(threading.Event()) is session
 
     def fail():
         raise SparkSetupError("no Java")
 
-    monkeypatch.setattr(loading, "_begin", fail)
+    monkeypatch.setattr(load, "_begin", fail)
     with pytest.raises(SparkSetupError):
-        loading._session(threading.Event())
+        load._session(threading.Event())
 
 
 def test_who_asks_a_second_time_does_not_wait():

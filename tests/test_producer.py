@@ -42,10 +42,10 @@ from embedlog.errors import (
     UnknownTopicOrPartitionError,
 )
 from embedlog.files import Files
-from embedlog.log import PartitionLog
+from embedlog.partition import PartitionLog
 from embedlog.partitioner import partition_for_key
-from embedlog.producer import Producer, columns, splitting
-from embedlog.producer.queue import COLUMN_BYTES, HEAD_BYTES, WRITE_BYTES, TopicQueue
+from embedlog.producer import Producer, partition_rows, row_batches
+from embedlog.producer.topic_queue import COLUMN_BYTES, HEAD_BYTES, WRITE_BYTES, TopicQueue
 from embedlog.record import RecordMetadata
 
 FAST = {"retry_backoff_ms": 5, "request_timeout_ms": 20}
@@ -864,7 +864,7 @@ def test_a_killed_producer_leaves_numbers_that_the_next_goes_on_with(tmp_path):
 # Batches and tables
 
 
-@pytest.mark.parametrize("count", [5000, splitting.FEW + 1])
+@pytest.mark.parametrize("count", [5000, partition_rows.FEW + 1])
 @pytest.mark.parametrize("even", [True, False])
 def test_a_batch_is_split_by_key_and_by_size(root, count, even):
     """G1: vectorised, and every partition's records in the order given."""
@@ -885,9 +885,9 @@ def test_a_batch_is_split_by_key_and_by_size(root, count, even):
 @pytest.mark.parametrize(
     ("count", "config", "most"),
     [
-        (splitting.FEW, {}, 256 << 10),
-        (splitting.FEW + 1, {}, COLUMN_BYTES),
-        (splitting.FEW + 1, {"batch_size": 64 << 10}, 64 << 10),
+        (partition_rows.FEW, {}, 256 << 10),
+        (partition_rows.FEW + 1, {}, COLUMN_BYTES),
+        (partition_rows.FEW + 1, {"batch_size": 64 << 10}, 64 << 10),
     ],
 )
 def test_batches_of_keyed_rows_are_as_large_as_asked_for(root, count, config, most):
@@ -1034,13 +1034,13 @@ def test_a_large_table_is_cut_into_batches_by_size(root):
 def test_a_batch_without_keys_is_not_too_large_by_what_says_so(root, monkeypatch):
     """A4: the bits of its nulls count, so that none is encoded only to be cut in two."""
     encoded = []
-    encode = columns.encode
+    encode = row_batches.encode
 
     def noted(*args, **named):
         encoded.append(encode(*args, **named))
         return encoded[-1]
 
-    monkeypatch.setattr(columns, "encode", noted)
+    monkeypatch.setattr(row_batches, "encode", noted)
     with Producer(root) as producer:
         ranges = producer.append_table("one", pa.table({"value": [b"v" * 9] * 200_000})).result()
     assert len(encoded) == len(ranges)

@@ -25,8 +25,8 @@ from embedlog.errors import (
     UnknownTopicOrPartitionError,
 )
 from embedlog.files import Files
-from embedlog.log import markers, publishing, staging
-from embedlog.log.staging import Stage
+from embedlog.publish import app_versions, staging, transaction
+from embedlog.publish.staging import StagedFileWriter
 
 DAY = 86_400_000
 
@@ -58,7 +58,7 @@ def test_what_was_staged_is_at_the_ends_of_its_partitions(topics):
 
     told = publish(topics, [first, second])
 
-    assert told == publishing.Published(4)
+    assert told == transaction.PublishResult(4)
     assert content(topics) == {"a_0": [b"before", b"1", b"2", b"3"], "a_1": [], "b_0": [b"x"]}
     assert [row[0] for row in rows(topics.partition("a", 0))] == [0, 1, 2, 3]
 
@@ -111,7 +111,7 @@ def test_headers_begin_a_segment_that_has_them(topics):
     """A segment has one schema; what comes without headers is given an empty column."""
     log = topics.partition("a", 0)
     fill(log, 1)
-    writer = Stage(topics.context.files, directory(), "headers")
+    writer = StagedFileWriter(topics.context.files, directory(), "headers")
     info = topics.topic("a")
     writer.add("a", info.id, 0, encoded(b"plain"))
     writer.add("a", info.id, 0, encoded(b"with", headers=[[("h", b"1")]]))
@@ -161,7 +161,7 @@ def test_nothing_staged_and_nobody_who_publishes_is_nothing(topics):
     """No transaction."""
     version = topics.version()
 
-    assert publish(topics, []) == publishing.Published(0)
+    assert publish(topics, []) == transaction.PublishResult(0)
     assert topics.version() == version
 
 
@@ -239,7 +239,7 @@ def test_a_failed_flush_publishes_nothing_and_closes_that_partition_only(tmp_pat
     assert [root.partition("a", number).tail().failed for number in range(2)] == [True, False]
     fill(root.partition("a", 1), 1, first=1)
     assert content(root) == {"a_0": [b"v0"], "a_1": [b"v0", b"v1"]}
-    assert publishing.marker_of(root, "q") is None
+    assert transaction.marker_of(root, "q") is None
     abandon(root)
 
 
@@ -252,7 +252,7 @@ def test_a_version_is_published_once(topics, caplog):
 
     told = publish(topics, [stage(topics, a_1=[b"other"])], 3, run="second run")
     with caplog.at_level(logging.WARNING, "embedlog"):
-        publishing.log_repetition(publishing.Publication("app", 3, "q", "second run"), told)
+        transaction.log_repetition(transaction.Publication("app", 3, "q", "second run"), told)
 
     assert (told.records, told.repeated.version, told.repeated.records) == (0, 3, 1)
     assert content(topics)["a_1"] == []
@@ -273,7 +273,7 @@ def test_an_empty_publication_is_noted_as_well(topics):
     """A micro-batch without rows is one of the sequence."""
     publish(topics, [], 0)
 
-    assert publishing.marker_of(topics, "q").version == 0
+    assert transaction.marker_of(topics, "q").version == 0
     assert publish(topics, [stage(topics, a_0=[b"1"])], 0).repeated is not None
 
 
@@ -307,24 +307,24 @@ def test_a_query_may_be_allowed_to_start_over(topics):
 
 def test_a_checkpoint_is_known_by_its_place(topics):
     """Its query has another id after it was deleted, and so another name."""
-    first = publishing.Publication("query 1", 0, "query 1", "r", "/checkpoints/a")
-    publishing.publish(topics, [stage(topics, a_0=[b"0"])], first)
+    first = transaction.Publication("query 1", 0, "query 1", "r", "/checkpoints/a")
+    transaction.publish(topics, [stage(topics, a_0=[b"0"])], first)
 
-    again = publishing.Publication("query 2", 0, "query 2", "r", "/checkpoints/a")
+    again = transaction.Publication("query 2", 0, "query 2", "r", "/checkpoints/a")
     with pytest.raises(RestartedApplicationError, match="/checkpoints/a"):
-        publishing.publish(topics, [stage(topics, a_0=[b"0"])], again)
+        transaction.publish(topics, [stage(topics, a_0=[b"0"])], again)
     elsewhere = again._replace(place="/checkpoints/b")
-    publishing.publish(topics, [stage(topics, a_0=[b"1"])], elsewhere)
+    transaction.publish(topics, [stage(topics, a_0=[b"1"])], elsewhere)
 
     assert content(topics)["a_0"] == [b"0", b"1"]
 
 
 def test_a_checkpoint_that_was_moved_is_still_the_same_query(topics):
     """Its id is in it."""
-    first = publishing.Publication("query", 0, "query", "r", "/here")
-    publishing.publish(topics, [stage(topics, a_0=[b"0"])], first)
+    first = transaction.Publication("query", 0, "query", "r", "/here")
+    transaction.publish(topics, [stage(topics, a_0=[b"0"])], first)
 
-    told = publishing.publish(topics, [stage(topics, a_0=[b"0"])], first._replace(place="/there"))
+    told = transaction.publish(topics, [stage(topics, a_0=[b"0"])], first._replace(place="/there"))
 
     assert told.repeated is not None
 
@@ -363,12 +363,12 @@ def test_a_cut_below_a_publication_lets_it_be_repeated(topics):
 def test_a_name_may_be_long(topics):
     """A path may be longer than a key of the database."""
     name = "/deep" * 300
-    first = publishing.Publication(name, 4, "q", "r", name)
-    publishing.publish(topics, [stage(topics, a_0=[b"1"])], first)
+    first = transaction.Publication(name, 4, "q", "r", name)
+    transaction.publish(topics, [stage(topics, a_0=[b"1"])], first)
 
     with pytest.raises(RestartedApplicationError):
-        publishing.publish(topics, [stage(topics, a_0=[b"1"])], first._replace(source="r"))
-    assert publishing.publish(topics, [stage(topics, a_0=[b"1"])], first).repeated.version == 4
+        transaction.publish(topics, [stage(topics, a_0=[b"1"])], first._replace(source="r"))
+    assert transaction.publish(topics, [stage(topics, a_0=[b"1"])], first).repeated.version == 4
 
 
 # Topics that are deleted, created again, or changed between publications
@@ -384,15 +384,15 @@ def make_again(root, *names):
 def batch(root, version, *parts, query="q", place="/checkpoint", restart=False):
     """Publish a micro-batch: its version as a value in each of some partitions."""
     staged = [stage(root, **{part: [b"%d" % version] for part in parts})]
-    who = publishing.Publication(query, version, query, "r", place)
-    return publishing.publish(root, staged, who, restart=restart)
+    who = transaction.Publication(query, version, query, "r", place)
+    return transaction.publish(root, staged, who, restart=restart)
 
 
 def write(root, version, *parts, application="app", topics=()):
     """Publish as a batch write does that has a ``txnAppId``."""
     staged = [stage(root, **{part: [b"%d" % version] for part in parts})]
-    who = publishing.Publication(application, version, topics=topics)
-    return publishing.publish(root, staged, who)
+    who = transaction.Publication(application, version, topics=topics)
+    return transaction.publish(root, staged, who)
 
 
 def test_a_query_may_start_over_with_a_topic_that_was_created_again(topics):
@@ -560,8 +560,8 @@ class Machine(Files):
 @pytest.fixture
 def machine(tmp_path, clock, monkeypatch):
     """A root with a topic, where two markers are many, and every publication looks at them."""
-    monkeypatch.setattr(markers, "KEPT", 2)
-    monkeypatch.setattr(markers, "CHECK_INTERVAL", 1)
+    monkeypatch.setattr(app_versions, "KEPT", 2)
+    monkeypatch.setattr(app_versions, "CHECK_INTERVAL", 1)
     monkeypatch.setattr(Machine, "up", 1_000)
     monkeypatch.setattr(Machine, "boot", "first boot")
     root = open_root(tmp_path / "machine", files=Machine, clock=clock)
@@ -580,7 +580,7 @@ def others(root, count=3):
 
 
 def names(root):
-    return {name for name, _ in root.context.state.read(markers.every)}
+    return {name for name, _ in root.context.state.read(app_versions.every)}
 
 
 def test_markers_are_dropped_when_they_are_many_and_idle(machine, clock):
@@ -658,7 +658,7 @@ def test_markers_of_deleted_topics_are_dropped(machine):
     make_again(machine, "b")
     others(machine, count=1)
 
-    found = machine.context.state.read(markers.every)
+    found = machine.context.state.read(app_versions.every)
     assert ("app", machine.topic("a").id) in found
     assert ("app", old) not in found
 
@@ -674,7 +674,7 @@ def damage_rows(root, prefix):
 def test_a_damaged_marker_stops_its_application_and_no_other(machine):
     """The others publish, and drop what is due."""
     write(machine, 1, "a_0")
-    damage_rows(machine, markers.ROWS + b"app")
+    damage_rows(machine, app_versions.ROWS + b"app")
 
     with pytest.raises(CorruptionError, match="app"):
         write(machine, 1, "a_0")

@@ -27,10 +27,10 @@ from support.roots import (
 
 from embedlog import catalog, kv
 from embedlog.errors import CorruptBatchError, CorruptionError, StorageError
-from embedlog.log import markers
-from embedlog.log.checking import rebuild_index, verify_root
-from embedlog.log.repairing import repair_root
+from embedlog.publish import app_versions
 from embedlog.record import Appended
+from embedlog.root.repair import repair_root
+from embedlog.root.verify import rebuild_index, verify_root
 
 SIZE = encoded(b"v0").size
 
@@ -512,7 +512,7 @@ def test_a_damaged_state_is_restored_and_newer_segments_adopted(tmp_path, files,
 
 
 @pytest.mark.parametrize(
-    "family", [catalog.INDEX, catalog.PRODUCER_NAME, markers.ROWS, catalog.ROOT]
+    "family", [catalog.INDEX, catalog.PRODUCER_NAME, app_versions.ROWS, catalog.ROOT]
 )
 def test_damage_that_one_is_told_of_restores_nothing(tmp_path, family):
     """An index is made anew, a producer is told of its row (P13), and a copy may be old."""

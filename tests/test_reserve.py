@@ -17,8 +17,8 @@ from support.roots import encoded, fill, healthy, make_log, offsets, open_root, 
 from embedlog import batch, compaction
 from embedlog.cli import main
 from embedlog.errors import DiskFullError
-from embedlog.log import dooming
-from embedlog.log.reserve import RESERVE_BYTES, RESERVE_FILE, Reserve
+from embedlog.files.reserve import RESERVE_BYTES, RESERVE_FILE, Reserve
+from embedlog.partition import pending_deletes
 from embedlog.retention import retain
 
 
@@ -190,10 +190,10 @@ def test_what_was_let_go_is_unlinked_at_once_on_a_full_disk(root):
     log = make_log(root, {"retention.ms": 1, "segment.bytes": 1, "file.delete.delay.ms": 60_000})
     root.alter_topic("t", {"segment.bytes": encoded(b"v0").size})
     fill(log, 10)
-    files(root).room = dooming.LITTLE_SPACE - 1
+    files(root).room = pending_deletes.LITTLE_SPACE - 1
     retain(root, START + 1_000_000)
     assert len(os.listdir(f"{root.path}/{log.directory}/0")) == 1
-    assert dooming.doomed(root.context.live) == set()
+    assert pending_deletes.doomed(root.context.live) == set()
 
 
 def test_retention_is_content_with_less_where_there_is_no_room_for_all(root, monkeypatch):
@@ -201,7 +201,7 @@ def test_retention_is_content_with_less_where_there_is_no_room_for_all(root, mon
     log = make_log(root, {"retention.ms": 1, "segment.bytes": encoded(b"v0").size})
     fill(log, 64)
     rows = []
-    put = dooming.put
+    put = pending_deletes.put
 
     def counted(txn, *rest):
         rows.append(1)
@@ -209,7 +209,7 @@ def test_retention_is_content_with_less_where_there_is_no_room_for_all(root, mon
             raise DiskFullError("no room for so many")
         put(txn, *rest)
 
-    monkeypatch.setattr(dooming, "put", counted)
+    monkeypatch.setattr(pending_deletes, "put", counted)
     write = root.context.live.write
 
     def begun(step):

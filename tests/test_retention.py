@@ -21,7 +21,6 @@ from support.roots import (
     segment_files,
 )
 
-from embedlog import offsets as committed
 from embedlog.catalog import SegmentInfo
 from embedlog.errors import (
     DurabilityError,
@@ -31,21 +30,17 @@ from embedlog.errors import (
     UnknownTopicOrPartitionError,
 )
 from embedlog.files import Files
-from embedlog.log import publishing, staging, tail
-from embedlog.log.clock import SEEN, bounded_ms
-from embedlog.log.leasing import hold, leases
-from embedlog.log.publishing import Publication
-from embedlog.log.repairing import repair_root
+from embedlog.groups import offsets as committed
+from embedlog.partition import tail
+from embedlog.partition.bounded_clock import SEEN, bounded_ms
+from embedlog.partition.leases import hold, leases
+from embedlog.publish import staging, transaction
+from embedlog.publish.transaction import Publication
 from embedlog.record import OffsetAndMetadata, TopicPartition
-from embedlog.retention import (
-    BelievedClock,
-    deciding,
-    delete_records,
-    describe,
-    retain,
-)
-from embedlog.retention.believing import MOST_AHEAD_MS
-from embedlog.retention.deciding import Part
+from embedlog.retention import BoundedClock, delete_records, describe, policy, retain
+from embedlog.retention.clock import MOST_AHEAD_MS
+from embedlog.retention.policy import RetainedSegment
+from embedlog.root.repair import repair_root
 
 SIZE = encoded(b"v0").size
 DAY = 86_400_000
@@ -129,14 +124,14 @@ def test_an_expired_active_segment_is_rolled_and_goes(root):
 def test_what_was_appended_since_the_look_stays(root, monkeypatch):
     """C4: an active segment that got a young record meanwhile is not deleted."""
     log = make(root, count=3, retention_ms=DAY)
-    due = deciding.due
+    due = policy.due
 
     def slow(parts, config, now_ms):
         found = due(parts, config, now_ms)
         log.append([encoded(b"v9", at=now_ms)])
         return found
 
-    monkeypatch.setattr(deciding, "due", slow)
+    monkeypatch.setattr(policy, "due", slow)
     retain(root, START + 3 * DAY)
 
     assert offsets(log) == [2, 3]
@@ -177,10 +172,10 @@ def test_what_has_no_time_counts_from_when_it_was_appended(by):
         SegmentInfo(20, 3, 300, 30, **made),
         SegmentInfo(30, 9, 0),
     ]
-    found = deciding.parts(segments, end, 1000, by)
+    found = policy.parts(segments, end, 1000, by)
 
     assert [part.timestamp for part in found] == [150, 300, None]
-    assert deciding.by_time(found, 0, 10**15) == 2
+    assert policy.by_time(found, 0, 10**15) == 2
 
 
 # By which clock
@@ -269,7 +264,7 @@ def test_a_round_deletes_what_a_plain_model_says(root, clock, by, seed):
 def appended_at(log, root):
     """When each segment got its last batch, as retention sees it."""
     log.refresh()
-    found = deciding.parts(list(log.segments.values()), log.tail(), root.clock())
+    found = policy.parts(list(log.segments.values()), log.tail(), root.clock())
     return [part.timestamp for part in found]
 
 
@@ -411,14 +406,14 @@ def test_a_publication_stays_for_retention_ms_after_it_was_published(root, clock
     """What Spark's sink does: events of 2013 are staged, published, and read a week long."""
     log = make_log(root, config(retention_ms=7 * DAY))
     info = root.topic("t")
-    stage = staging.Stage(
+    stage = staging.StagedFileWriter(
         root.context.files, staging.job_directory("owner", START, "job"), "part-0"
     )
     for number in range(5):
         stage.add("t", info.id, 0, encoded(b"v%d" % number, at=EVENT + number))
     staged = stage.finish()
     clock.advance(DAY)
-    assert publishing.publish(root, [staged], Publication("app", 0)).records == 5
+    assert transaction.publish(root, [staged], Publication("app", 0)).records == 5
     staging.remove(root.context.files, [staged])
 
     assert retain(root, clock()) == []
@@ -540,9 +535,13 @@ def test_what_is_not_due_is_not_warned_of(root, caplog, more):
 )
 def test_a_log_never_shrinks_below_its_size(most, left):
     """C3: 15 equal records in 3 segments: a limit of 10 leaves 2, one of 15 leaves 3."""
-    found = [Part(0, 5, 5, None), Part(5, 10, 5, None), Part(10, 15, 5, None, active=True)]
+    found = [
+        RetainedSegment(0, 5, 5, None),
+        RetainedSegment(5, 10, 5, None),
+        RetainedSegment(10, 15, 5, None, active=True),
+    ]
 
-    assert 3 - deciding.by_size(found, most) == left
+    assert 3 - policy.by_size(found, most) == left
 
 
 def test_size_is_per_partition(root):
@@ -565,11 +564,11 @@ def log_config(**more):
 
 def test_size_goes_before_time(root):
     """C1: each from the oldest on."""
-    found = [Part(n, n + 1, 10, START + n) for n in range(5)]
+    found = [RetainedSegment(n, n + 1, 10, START + n) for n in range(5)]
     settings = log_config(retention_bytes=40, retention_ms=DAY)
 
-    assert deciding.due(found, settings, START) == 1
-    assert deciding.due(found, settings, START + DAY + 3) == 3
+    assert policy.due(found, settings, START) == 1
+    assert policy.due(found, settings, START + DAY + 3) == 3
 
 
 def test_a_compacted_topic_ignores_both_but_not_its_start(root):
@@ -635,11 +634,11 @@ def test_a_budget_of_the_root_covers_all_topics(root):
 
 def test_budgets_leave_what_somebody_keeps_and_take_more_elsewhere():
     """A floor holds one partition; the room is made in the other."""
-    found = {name: [Part(n, n + 1, 10, n) for n in range(4)] for name in "ab"}
+    found = {name: [RetainedSegment(n, n + 1, 10, n) for n in range(4)] for name in "ab"}
 
-    assert deciding.within(found, {"a": 0, "b": 0}, {"a": 1, "b": 99}, 50) == {"a": 1, "b": 2}
-    assert deciding.within(found, {"a": 0, "b": 0}, {"a": 0, "b": 0}, 0) == {"a": 0, "b": 0}
-    assert deciding.within(found, {"a": 0, "b": 0}, {"a": 9, "b": 9}, -1) == {"a": 0, "b": 0}
+    assert policy.within(found, {"a": 0, "b": 0}, {"a": 1, "b": 99}, 50) == {"a": 1, "b": 2}
+    assert policy.within(found, {"a": 0, "b": 0}, {"a": 0, "b": 0}, 0) == {"a": 0, "b": 0}
+    assert policy.within(found, {"a": 0, "b": 0}, {"a": 9, "b": 9}, -1) == {"a": 0, "b": 0}
 
 
 # Groups
@@ -744,13 +743,13 @@ def test_a_released_lease_keeps_nothing(root):
 def test_a_lease_that_comes_between_the_look_and_the_delete_holds(root, monkeypatch):
     """P20: it is looked at in the transaction that moves the start."""
     log = make(root, retention_ms=DAY)
-    due = deciding.due
+    due = policy.due
 
     def slow(*asked):
         hold(root, "late", {HERE: 3}, 60)
         return due(*asked)
 
-    monkeypatch.setattr(deciding, "due", slow)
+    monkeypatch.setattr(policy, "due", slow)
     retain(root, START + 30 * DAY)
 
     assert log.start_offset() == 2
@@ -801,10 +800,10 @@ def test_delete_records_is_durable_and_exact(root):
 
 def test_a_round_drops_what_a_killed_trim_left(root, monkeypatch):
     """C1: breaches of the start come first, also where nothing is due."""
-    from embedlog.log import trimming
+    from embedlog.partition import log_start
 
     log = make(root)
-    monkeypatch.setattr(trimming, "_drop", lambda *_: 1 / 0)
+    monkeypatch.setattr(log_start, "_drop", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         delete_records(log, 5)
     monkeypatch.undo()
@@ -885,7 +884,7 @@ def test_a_jump_ahead_deletes_no_more_than_a_step_of_it(root, caplog):
     """P17: what passed by the wall clock alone is believed an hour a round, and told."""
     log = make(root, count=40, retention_ms=DAY)
     clock, uptime = ManualClock(START + DAY), ManualClock(1_000)
-    now = BelievedClock(root.context.live, clock, uptime)
+    now = BoundedClock(root.context.live, clock, uptime)
     retain(root, now())
     clock.advance(730 * DAY)
     uptime.advance(30_000)
@@ -903,7 +902,7 @@ def test_a_jump_ahead_deletes_no_more_than_a_step_of_it(root, caplog):
 def test_time_that_passes_by_both_clocks_is_believed(root):
     """P17: a sleep of a week, an hour of daylight saving, a step back."""
     clock, uptime = ManualClock(), ManualClock(1_000)
-    now = BelievedClock(root.context.live, clock, uptime)
+    now = BoundedClock(root.context.live, clock, uptime)
     assert now() == START
     for wall, real in ((7 * DAY, 7 * DAY), (MOST_AHEAD_MS, 0), (-DAY, 5), (10, 10)):
         clock.advance(wall)
@@ -919,16 +918,16 @@ def test_a_damaged_reading_counts_as_none(root):
 
     assert offsets(log) == [0, 1]
     assert bounded_ms(root.context) == root.clock()
-    assert BelievedClock(root.context.live, root.clock, ManualClock(1))() == root.clock()
+    assert BoundedClock(root.context.live, root.clock, ManualClock(1))() == root.clock()
 
 
 def test_another_process_goes_on_with_what_was_believed(root):
     """P17: a new owner is no reason to believe the jump."""
     clock, uptime = ManualClock(), ManualClock(1_000)
-    BelievedClock(root.context.live, clock, uptime)()
+    BoundedClock(root.context.live, clock, uptime)()
     clock.advance(730 * DAY)
 
-    assert BelievedClock(root.context.live, clock, uptime)() == START + MOST_AHEAD_MS
+    assert BoundedClock(root.context.live, clock, uptime)() == START + MOST_AHEAD_MS
 
 
 # In words

@@ -84,7 +84,7 @@ def committed(log):
 
 
 def members(log):
-    from embedlog.consumer.grouped import group_of
+    from embedlog.consumer.group_client import group_of
 
     return group_of(log.root, "g").read().members
 

@@ -10,11 +10,12 @@ from support.staged import directory, publish, stage
 
 from embedlog.cli import main
 from embedlog.config import TopicConfig
-from embedlog.files import Files, processes
-from embedlog.files.processes import Process
-from embedlog.log import mending, staging
-from embedlog.log.repairing import repair_root
-from embedlog.log.staging import KEPT_MS, Stage
+from embedlog.files import Files, process_id
+from embedlog.files.process_id import ProcessId
+from embedlog.publish import staging
+from embedlog.publish.staging import KEPT_MS, StagedFileWriter
+from embedlog.root import startup
+from embedlog.root.repair import repair_root
 
 
 @pytest.fixture
@@ -32,7 +33,7 @@ def test_staging_opens_no_database_and_takes_no_lock(tmp_path):
     path = tmp_path / "bare"
     path.mkdir()
     files = Files(path)
-    stage = Stage(files, directory(), "one")
+    stage = StagedFileWriter(files, directory(), "one")
     stage.add("t", 1, 0, encoded(b"value"))
     stage.finish()
     files.close_all()
@@ -42,9 +43,9 @@ def test_staging_opens_no_database_and_takes_no_lock(tmp_path):
 
 def test_a_stage_without_batches_makes_no_file(root, files):
     """Most tasks of a small write have nothing to do."""
-    staged = Stage(files, directory(), "empty").finish()
+    staged = StagedFileWriter(files, directory(), "empty").finish()
 
-    assert staged == staging.Staged("", (), (), 0)
+    assert staged == staging.StagedFile("", (), (), 0)
     assert not files.exists("staging")
     staging.discard(files, staged)
     staging.remove(files, [staged])
@@ -52,9 +53,9 @@ def test_a_stage_without_batches_makes_no_file(root, files):
 
 def test_two_attempts_of_a_task_do_not_meet(root, files):
     """A file that is there is not written again."""
-    first = Stage(files, directory(), "same")
+    first = StagedFileWriter(files, directory(), "same")
     first.add("t", 1, 0, encoded(b"1"))
-    second = Stage(files, directory(), "same")
+    second = StagedFileWriter(files, directory(), "same")
 
     with pytest.raises(Exception, match="File exists"):
         second.add("t", 1, 0, encoded(b"2"))
@@ -93,7 +94,7 @@ def test_the_stages_of_a_dead_owner_are_swept_up(root, files):
 
     def work():
         stage(root, t_0=[b"1"])
-        return str(processes.process())
+        return str(process_id.process())
 
     owner = forks.run(work).value
     living = stage(root, t_0=[b"2"])
@@ -106,9 +107,9 @@ def test_the_stages_of_a_dead_owner_are_swept_up(root, files):
 
 def test_the_stages_of_an_owner_elsewhere_are_swept_up_late(root, files):
     """Of another machine, or of another boot of this one: nobody here can tell."""
-    owner = Process("another.0", 1, 1)
+    owner = ProcessId("another.0", 1, 1)
     path = staging.job_directory(str(owner), 1000, "job")
-    one = Stage(files, path, "file")
+    one = StagedFileWriter(files, path, "file")
     one.add("t", 1, 0, encoded(b"1"))
     one.finish()
 
@@ -136,28 +137,28 @@ def test_no_stage_is_a_stray_file(root, files):
     """`verify` and `repair` know the directory."""
     staged = stage(root, t_0=[b"1"])
 
-    assert mending.strays(files, root.context.state) == []
+    assert startup.strays(files, root.context.state) == []
     assert publish(root, [staged]).records == 1
 
 
 def test_a_process_is_known_by_more_than_its_number():
     """Numbers are given again: after a fork of the same number the start differs."""
-    here = processes.process()
+    here = process_id.process()
 
-    assert processes.parse(str(here)) == here
+    assert process_id.parse(str(here)) == here
     assert here.here
     assert here.alive
     assert not here._replace(started=here.started - 1).alive
     assert not here._replace(boot="x").here
-    assert processes.parse("no-name") is None
+    assert process_id.parse("no-name") is None
 
 
 def test_the_nearest_ancestor_of_a_name_is_found():
     """As a Spark driver's JVM is by its Python processes."""
     name = Path("/proc/self/comm").read_text().strip()
 
-    assert forks.run(lambda: processes.ancestor(name).pid == os.getpid()).value
-    assert processes.ancestor("no such program") is None
+    assert forks.run(lambda: process_id.ancestor(name).pid == os.getpid()).value
+    assert process_id.ancestor("no such program") is None
 
 
 def test_repair_and_doctor_tell_what_nobody_will_publish(root, files, clock, capsys, monkeypatch):

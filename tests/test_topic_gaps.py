@@ -12,7 +12,7 @@ from support.roots import encoded
 
 import embedlog
 from embedlog import catalog
-from embedlog.log.record_counts import RecordCounts
+from embedlog.partition.record_counts import RecordCounts
 from embedlog.record import TopicPartition
 from embedlog.segment import SegmentFile
 

@@ -21,8 +21,9 @@ from support.roots import (
 from embedlog import catalog
 from embedlog.errors import DurabilityError, OffsetOutOfRangeError, ReadOnlyError
 from embedlog.files import Files
-from embedlog.log import dooming, flushing, mending, sequence, tail, trimming
-from embedlog.log.trimming import trim
+from embedlog.partition import flush, log_start, pending_deletes, producer_state, tail
+from embedlog.partition.log_start import trim
+from embedlog.root import startup
 
 SIZE = encoded(b"v0").size
 AT_ONCE = {"segment.bytes": 2 * SIZE, "file.delete.delay.ms": 0}
@@ -206,12 +207,12 @@ def test_files_stay_for_their_delay(tmp_path):
         trim(log, 6)
         assert len(segment_files(root.path)) == 5
         assert healthy(root)
-        assert root.context.state and dooming.sweep(root.context) == 0
+        assert root.context.state and pending_deletes.sweep(root.context) == 0
         Later.ms = 1_001
         with closing(open_root(root.path, files=Later)) as other:
-            assert dooming.sweep(other.context) == 3
+            assert pending_deletes.sweep(other.context) == 3
         assert len(segment_files(root.path)) == 2
-        assert dooming.doomed(root.context.live) == set()
+        assert pending_deletes.doomed(root.context.live) == set()
 
 
 def test_on_a_full_disk_the_delay_can_be_cut_short(root):
@@ -220,7 +221,10 @@ def test_on_a_full_disk_the_delay_can_be_cut_short(root):
     fill(log, 10)
     trim(log, 6)
 
-    assert (dooming.sweep(root.context), dooming.sweep(root.context, early=True)) == (0, 3)
+    assert (
+        pending_deletes.sweep(root.context),
+        pending_deletes.sweep(root.context, early=True),
+    ) == (0, 3)
 
 
 def test_after_a_clean_close_the_next_one_sweeps(tmp_path):
@@ -232,7 +236,7 @@ def test_after_a_clean_close_the_next_one_sweeps(tmp_path):
     with closing(open_root(tmp_path / "root")) as root:
         assert root.mended == []
         assert healthy(root)
-        assert dooming.sweep(root.context, early=True) == 3
+        assert pending_deletes.sweep(root.context, early=True) == 3
 
 
 def test_a_trim_is_finished_by_the_next_one(root, log, monkeypatch):
@@ -241,12 +245,12 @@ def test_a_trim_is_finished_by_the_next_one(root, log, monkeypatch):
     def die(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(trimming, "_drop", die)
+    monkeypatch.setattr(log_start, "_drop", die)
     with pytest.raises(KeyboardInterrupt):
         trim(log, 6)
     assert (log.start_offset(), offsets(log), len(bases(log))) == (6, [6, 7, 8, 9], 5)
     # Their names stand: nobody unlinks them.
-    assert dooming.sweep(root.context, early=True) == 0
+    assert pending_deletes.sweep(root.context, early=True) == 0
     monkeypatch.undo()
 
     assert trim(log, 0, whole=True).segments == 3
@@ -255,7 +259,7 @@ def test_a_trim_is_finished_by_the_next_one(root, log, monkeypatch):
 
 def test_a_cut_after_an_unfinished_trim_keeps_the_start(log, monkeypatch):
     """A30: it never moves back within a boot."""
-    monkeypatch.setattr(trimming, "_drop", lambda *_: 1 / 0)
+    monkeypatch.setattr(log_start, "_drop", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         trim(log, 6)
     log.truncate_to(8)
@@ -271,7 +275,7 @@ def test_after_a_power_cut_the_start_is_durable(tmp_path):
         log.flush()
         trim(log, 5)
         abandon(root)
-    (tmp_path / "root" / mending.BOOT_FILE).unlink()
+    (tmp_path / "root" / startup.BOOT_FILE).unlink()
     with closing(open_root(tmp_path / "root")) as root:
         log = root.partition("t", 0)
         assert (log.start_offset(), offsets(log)) == (5, [5, 6, 7, 8, 9])
@@ -289,7 +293,7 @@ def test_what_a_power_cut_brings_back_is_swept(tmp_path):
         trim(log, 4)
         abandon(root)
     first.write_bytes(kept)
-    (tmp_path / "root" / mending.BOOT_FILE).unlink()
+    (tmp_path / "root" / startup.BOOT_FILE).unlink()
     with closing(open_root(tmp_path / "root")) as root:
         assert not first.exists()
         assert any("removed" in told for told in root.mended)
@@ -342,7 +346,7 @@ def test_what_is_deleted_counts_as_flushed(tmp_path):
 
 def test_a_flush_that_is_overtaken_flushes_what_is_left(root, log, monkeypatch):
     """A22: a segment that retention drops meanwhile needs no flush."""
-    sync, overtaken = flushing.sync_data, []
+    sync, overtaken = flush.sync_data, []
 
     def slow(*found):
         if not overtaken:
@@ -351,7 +355,7 @@ def test_a_flush_that_is_overtaken_flushes_what_is_left(root, log, monkeypatch):
         sync(*found)
 
     log.append([encoded(b"v10")])
-    monkeypatch.setattr(flushing, "sync_data", slow)
+    monkeypatch.setattr(flush, "sync_data", slow)
     append = log.append([encoded(b"v11")], durability="fsync")
 
     assert append[0].base_offset == 11
@@ -382,7 +386,7 @@ def test_a_producer_is_remembered_though_its_records_are_gone(root, log):
     again = log.append([encoded(b"a", producer=(7, 0, 0))])
     assert again[0][:2] == (10, 11)
     assert again[0].duplicate
-    assert root.context.live.get(sequence.key(log.key, 7)) is not None
+    assert root.context.live.get(producer_state.key(log.key, 7)) is not None
 
 
 def test_a_partition_whose_flush_failed_is_left_as_it_is(log):
@@ -407,10 +411,10 @@ def test_a_deleted_topic_takes_its_doomed_files_along(root):
     log = make_log(root, {"segment.bytes": 2 * SIZE})
     fill(log, 10)
     trim(log, 6)
-    assert len(dooming.doomed(root.context.live)) == 3
+    assert len(pending_deletes.doomed(root.context.live)) == 3
     root.delete_topic("t")
 
-    assert dooming.doomed(root.context.live) == set()
+    assert pending_deletes.doomed(root.context.live) == set()
 
 
 def test_a_reading_handle_changes_nothing(root, log):

@@ -10,10 +10,10 @@ import pytest
 from support.roots import encoded, fill, make_log, open_root, segment_files
 
 from embedlog.errors import StorageError
-from embedlog.log import PartitionLog
-from embedlog.log.checking import verify_root
-from embedlog.log.root import Root
-from embedlog.log.trimming import trim
+from embedlog.partition import PartitionLog
+from embedlog.partition.log_start import trim
+from embedlog.root.root import Root
+from embedlog.root.verify import verify_root
 
 EVERY_BATCH = {"index.interval.bytes": 0, "segment.bytes": 3000, "file.delete.delay.ms": 0}
 
@@ -183,7 +183,7 @@ class TestDeletionThatFails:
 
     def test_repair_removes_it_and_says_so(self, half_deleted):
         """A dry run only says so."""
-        from embedlog.log.repairing import repair_root
+        from embedlog.root.repair import repair_root
 
         expected = ["topics/t-1: removed, the topic was deleted"]
         assert repair_root(half_deleted, dry_run=True) == expected

@@ -16,10 +16,10 @@ of `ordered` here (M26).
 
 from __future__ import annotations
 
-from embedlog.assignor.choosing import by_name, choose, configured
-from embedlog.assignor.dealing import RangeAssignor, RoundRobinAssignor
 from embedlog.assignor.members import Assignment, Assignor, Member, check, ordered, target
-from embedlog.assignor.moving import Step, step, steps
+from embedlog.assignor.range_roundrobin import RangeAssignor, RoundRobinAssignor
+from embedlog.assignor.rebalance import RebalanceStep, step, steps
+from embedlog.assignor.select import by_name, choose, configured
 from embedlog.assignor.sticky import CooperativeStickyAssignor, StickyAssignor
 
 __all__ = [
@@ -28,8 +28,8 @@ __all__ = [
     "CooperativeStickyAssignor",
     "Member",
     "RangeAssignor",
+    "RebalanceStep",
     "RoundRobinAssignor",
-    "Step",
     "StickyAssignor",
     "by_name",
     "check",

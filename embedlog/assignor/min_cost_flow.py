@@ -24,14 +24,14 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from embedlog.assignor.claims import Claims
+from embedlog.assignor.owned_partitions import OwnedPartitions
 from embedlog.record import TopicPartition
 
 _OWNED = 1 << 32
 """What it costs to take a partition from its owner; from another claimant it costs 1."""
 
 
-class Kind(NamedTuple):
+class PartitionClass(NamedTuple):
     """What partitions have in common that are only counted."""
 
     subscribers: Sequence[int]
@@ -43,7 +43,7 @@ class Kind(NamedTuple):
 def optimize(
     given: list[list[TopicPartition]],
     audience: Mapping[str, Sequence[int]],
-    claims: Claims,
+    claims: OwnedPartitions,
 ) -> list[list[TopicPartition]]:
     """Return the most even assignment, and of those one that moves least.
 
@@ -54,17 +54,17 @@ def optimize(
         audience: The positions of each topic's subscribers.
         claims: Who owns, or claims to own, what.
     """
-    kinds = [Kind(tuple(positions)) for positions in audience.values()]
+    kinds = [PartitionClass(tuple(positions)) for positions in audience.values()]
     numbers = {kind: n for n, kind in enumerate(dict.fromkeys(kinds))}
     kind_of_topic = {topic: numbers[kind] for topic, kind in zip(audience, kinds, strict=True)}
     kind_of: dict[TopicPartition, int] = {}
     for tp in (tp for partitions in given for tp in partitions):
         if tp in claims.others:
-            kind = Kind(tuple(audience[tp.topic]), claims.others[tp], claims.home.get(tp))
+            kind = PartitionClass(tuple(audience[tp.topic]), claims.others[tp], claims.home.get(tp))
             kind_of[tp] = numbers.setdefault(kind, len(numbers))
         else:
             kind_of[tp] = kind_of_topic[tp.topic]
-    flow = _Flow(given, kind_of, claims, list(numbers))
+    flow = FlowNetwork(given, kind_of, claims, list(numbers))
     flow.balance()
     flow.return_to_owners()
     having = {tp: n for n, partitions in enumerate(given) for tp in partitions}
@@ -75,9 +75,9 @@ def optimize(
 
 def _distributed(
     given: list[list[TopicPartition]],
-    flow: _Flow,
+    flow: FlowNetwork,
     kind_of: Mapping[TopicPartition, int],
-    claims: Claims,
+    claims: OwnedPartitions,
     kinds: set[int],
 ) -> list[list[TopicPartition]]:
     """Give each member so many of these kinds: its own first, then what it has, then the rest."""
@@ -114,7 +114,7 @@ def _distributed(
     return result
 
 
-class _Flow:
+class FlowNetwork:
     """How many partitions of each kind each member has.
 
     Members, by position, are the first nodes of a graph; kinds come next; then
@@ -132,8 +132,8 @@ class _Flow:
         self,
         given: Sequence[Sequence[TopicPartition]],
         kind_of: Mapping[TopicPartition, int],
-        claims: Claims,
-        kinds: Sequence[Kind],
+        claims: OwnedPartitions,
+        kinds: Sequence[PartitionClass],
     ) -> None:
         self.counts: list[dict[int, int]] = [
             dict(Counter(map(kind_of.__getitem__, partitions))) for partitions in given

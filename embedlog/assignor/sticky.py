@@ -12,10 +12,10 @@ from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from operator import attrgetter
 
-from embedlog.assignor.claims import Claims, settle
-from embedlog.assignor.levelling import level
+from embedlog.assignor.balance import level
 from embedlog.assignor.members import Assignment, Member, everything, ordered, subscribers, tidy
 from embedlog.assignor.min_cost_flow import optimize
+from embedlog.assignor.owned_partitions import OwnedPartitions, settle
 from embedlog.record import TopicPartition
 
 
@@ -62,7 +62,7 @@ class CooperativeStickyAssignor(StickyAssignor):
 
 
 def _share_evenly(
-    members: Sequence[Member], wanted: Sequence[TopicPartition], claims: Claims
+    members: Sequence[Member], wanted: Sequence[TopicPartition], claims: OwnedPartitions
 ) -> list[list[TopicPartition]]:
     """Share out among members that all subscribe to the same."""
     given = _owned(len(members), claims)
@@ -84,7 +84,7 @@ def _share_evenly(
     return optimize(given, subscribers(Counter(tp.topic for tp in wanted), members), claims)
 
 
-def _owned(count: int, claims: Claims) -> list[list[TopicPartition]]:
+def _owned(count: int, claims: OwnedPartitions) -> list[list[TopicPartition]]:
     """List what each has, low partitions first: the last are the first to go."""
     given: list[list[TopicPartition]] = [[] for _ in range(count)]
     # They come by topic and number, and the sort is stable.

@@ -4,23 +4,33 @@ A batch is one encapsulated Arrow IPC message with a block of ours between the
 flatbuffer and the body (``docs/format.md`` has every byte).  `encode`,
 `encode_lists` and `encode_one` do the expensive work without a lock;
 `EncodedBatch.stamp` fills in what is known under the lock only.  `parse` and
-`Source` check the head and the block; a `Batch` checks and decodes the columns
+`BatchSource` check the head and the block; a `Batch` checks and decodes the columns
 one asks for, no others.
 """
 
 from __future__ import annotations
 
-from embedlog.batch.limits import BatchLimits, is_over, kafka_size, request_size
-from embedlog.batch.one import encode_one
-from embedlog.batch.reading import (
+from embedlog.batch.add_headers import rows_without_key, unstamped, with_headers
+from embedlog.batch.decode import (
     Batch,
-    Source,
+    BatchSource,
     head_length,
     message_length,
     offset_range,
     parse,
 )
-from embedlog.batch.widening import rows_without_key, unstamped, with_headers
+from embedlog.batch.encode import (
+    EncodedBatch,
+    Lengths,
+    binary_array,
+    encode,
+    encode_lists,
+    from_lists,
+    lengths_of,
+    row_ends,
+)
+from embedlog.batch.encode_one import encode_one
+from embedlog.batch.limits import BatchLimits, is_over, kafka_size, request_size
 from embedlog.batch.wire import (
     COMPRESSED,
     CONTROL,
@@ -34,16 +44,6 @@ from embedlog.batch.wire import (
     TIMESTAMP,
     VERSION,
     schema,
-)
-from embedlog.batch.writing import (
-    EncodedBatch,
-    Lengths,
-    binary_array,
-    encode,
-    encode_lists,
-    from_lists,
-    lengths_of,
-    row_ends,
 )
 
 __all__ = [
@@ -60,9 +60,9 @@ __all__ = [
     "VERSION",
     "Batch",
     "BatchLimits",
+    "BatchSource",
     "EncodedBatch",
     "Lengths",
-    "Source",
     "binary_array",
     "encode",
     "encode_lists",

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from embedlog.batch.widening import decoded
+from embedlog.batch.add_headers import decoded
+from embedlog.batch.encode import EncodedBatch
 from embedlog.batch.wire import COMPRESSED, ENTRY, HEADERS
-from embedlog.batch.writing import EncodedBatch
 
 BATCH_OVERHEAD = 61
 """Bytes of Kafka's batch before its records."""

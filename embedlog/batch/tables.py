@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from embedlog.batch.arrays import number, repeated
-from embedlog.batch.reading import Batch, offset_range
+from embedlog.batch.decode import Batch, offset_range
 
 Rows = tuple[Batch, int, int]
 """A batch, and which of its rows are meant: ``[first, last)``."""

@@ -64,7 +64,7 @@ def schema(
 # What a schema means for the bytes
 
 
-class Pick(NamedTuple):
+class ColumnSelection(NamedTuple):
     """Some columns of a schema."""
 
     indexes: tuple[int, ...]
@@ -75,7 +75,7 @@ class Pick(NamedTuple):
     buffers: tuple[int, ...]
 
 
-class Layout:
+class BufferLayout:
     """Where each top-level column has its nodes and buffers in a flatbuffer."""
 
     __slots__ = (
@@ -110,7 +110,7 @@ class Layout:
         self.table = struct.Struct("<" + "QII" * len(counts))
         self.every = tuple(range(len(counts)))
         self.foreign_flags = self._foreign_flags()
-        self.picks: dict[tuple[str, ...] | bool, Pick] = {}
+        self.picks: dict[tuple[str, ...] | bool, ColumnSelection] = {}
         self.shape: Any = None
         """That of the last batch that was read, of `shapes`: how `reading` took heads apart."""
         self.shapes: dict[tuple[int, int], Any] = {}
@@ -133,14 +133,14 @@ class Layout:
         usual = SKELETON.unpack_from(head, 8) == self.plain
         return self.found if usual else find_message(head)
 
-    def pick(self, names: tuple[str, ...] | bool) -> Pick:
+    def pick(self, names: tuple[str, ...] | bool) -> ColumnSelection:
         """Return the columns named; all for True, all but the last (the offsets) for False."""
         found = self.picks.get(names)
         if found is None:
             found = self.picks[names] = self._pick(names)
         return found
 
-    def _pick(self, names: tuple[str, ...] | bool) -> Pick:
+    def _pick(self, names: tuple[str, ...] | bool) -> ColumnSelection:
         if isinstance(names, bool):
             indexes = self.every if names else self.every[:-1]
         else:
@@ -152,7 +152,7 @@ class Layout:
             leading = pa.schema([self.schema.field(i) for i in range(reach)])
         nodes = [n for i in indexes for n in range(self.nodes[i], self.nodes[i + 1])]
         buffers = [n for i in indexes for n in range(self.buffers[i], self.buffers[i + 1])]
-        return Pick(indexes, schema, leading, tuple(nodes), tuple(buffers))
+        return ColumnSelection(indexes, schema, leading, tuple(nodes), tuple(buffers))
 
 
 def _count(kind: Any) -> tuple[int, int]:
@@ -184,11 +184,11 @@ def _sum(own: int, children: list[Any]) -> tuple[int, int]:
     return 1 + sum(nodes for nodes, _ in counts), own + sum(buffers for _, buffers in counts)
 
 
-_layouts: dict[int, Layout] = {}
-_recent: list[Layout] = []
+_layouts: dict[int, BufferLayout] = {}
+_recent: list[BufferLayout] = []
 
 
-def layout_of(given: Any) -> Layout:
+def layout_of(given: Any) -> BufferLayout:
     """Return the layout of a schema, remembered by identity and then by equality."""
     found = _layouts.get(id(given))
     if found is not None and found.original is given:
@@ -198,7 +198,7 @@ def layout_of(given: Any) -> Layout:
     if found is not None and found is _recent[-1]:
         return found
     if found is None:
-        found = Layout(given)
+        found = BufferLayout(given)
     # Bounded: a program that makes schemas all the time must not leak them.
     if len(_layouts) >= 256:
         _layouts.clear()

@@ -15,8 +15,8 @@ import sys
 from collections.abc import Sequence
 
 from embedlog import errors
-from embedlog.cli.arguments import FAILED, INTERRUPTED, NOT_FOUND, PIPE_CLOSED, STORAGE, USAGE
-from embedlog.cli.arguments import parser as make_parser
+from embedlog.cli.parser import FAILED, INTERRUPTED, NOT_FOUND, PIPE_CLOSED, STORAGE, USAGE
+from embedlog.cli.parser import parser as make_parser
 
 __all__ = ["code_of", "main"]
 

@@ -10,22 +10,22 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import Any, NamedTuple
 
-from embedlog.activity import KINDS
+from embedlog.api import Log
+from embedlog.api.display import moment
+from embedlog.api.topic import TopicView
 from embedlog.catalog import ACTIVITY
-from embedlog.cli.arguments import OK
-from embedlog.cli.opening import to_follow, to_read
-from embedlog.cli.output import note, say, say_json
-from embedlog.engine import Log
-from embedlog.engine.showing import moment
-from embedlog.engine.topic import View
+from embedlog.cli.open_log import to_follow, to_read
+from embedlog.cli.parser import OK
+from embedlog.cli.printing import note, say, say_json
 from embedlog.errors import InvalidConfigError
+from embedlog.maintenance.activity import KINDS
 from embedlog.progress import mega
 from embedlog.record import Record
 
 _WAIT_SECONDS = 60.0
 
 
-class _Told(NamedTuple):
+class PrintedEvents(NamedTuple):
     timestamp: int
     key: str
     facts: dict[str, Any]
@@ -48,7 +48,7 @@ def show(args: argparse.Namespace) -> int:
     return OK
 
 
-def _wanted(log: Log, args: argparse.Namespace) -> Iterator[_Told]:
+def _wanted(log: Log, args: argparse.Namespace) -> Iterator[PrintedEvents]:
     """Yield the events that were asked for: the last ones so far, then those that come."""
     rounds = _rounds(log, follow=args.follow)
     so_far = _chosen(next(rounds), args)
@@ -67,7 +67,7 @@ def _rounds(log: Log, *, follow: bool) -> Iterator[Iterable[Record]]:
         seen = log.root.wake.value()
         if ACTIVITY in log:
             part = log.topic(ACTIVITY).ranges()[0]
-            yield View(log.root, ACTIVITY, [part._replace(start=max(start, part.start))])
+            yield TopicView(log.root, ACTIVITY, [part._replace(start=max(start, part.start))])
             start = part.stop
         else:
             yield ()
@@ -76,16 +76,16 @@ def _rounds(log: Log, *, follow: bool) -> Iterator[Iterable[Record]]:
         log.root.wake.wait(seen, _WAIT_SECONDS)
 
 
-def _chosen(records: Iterable[Record], args: argparse.Namespace) -> Iterator[_Told]:
+def _chosen(records: Iterable[Record], args: argparse.Namespace) -> Iterator[PrintedEvents]:
     for record in records:
         facts = json.loads(record.value or b"{}")
-        told = _Told(record.timestamp, (record.key or b"").decode(errors="replace"), facts)
+        told = PrintedEvents(record.timestamp, (record.key or b"").decode(errors="replace"), facts)
         of_topic = not args.topic or facts.get("topic") in args.topic
         if of_topic and (not args.kind or facts.get("kind") in args.kind):
             yield told
 
 
-def _say(told: _Told, as_json: bool) -> None:
+def _say(told: PrintedEvents, as_json: bool) -> None:
     if as_json:
         say_json({"timestamp": told.timestamp, "key": told.key, **told.facts})
         return

@@ -8,17 +8,17 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import islice
 
-from embedlog.cli.arguments import OK
+from embedlog.api import Log, TopicView
+from embedlog.api.topic import OffsetRange
 from embedlog.cli.formats import writer
-from embedlog.cli.opening import to_follow, to_read
-from embedlog.engine import Log, View
-from embedlog.engine.topic import Range
+from embedlog.cli.open_log import to_follow, to_read
+from embedlog.cli.parser import OK
 from embedlog.errors import InvalidConfigError, OffsetOutOfRangeError
 
 _PRINT_AT_ONCE = 1000
 _WAIT_SECONDS = 60.0
 
-Place = Callable[[Log, Range], Range]
+Place = Callable[[Log, OffsetRange], OffsetRange]
 """Where in a partition to begin, of what it holds."""
 
 
@@ -49,21 +49,21 @@ def _place(args: argparse.Namespace) -> Place:
     return lambda _, part: part._replace(start=min(max(number, part.start), part.stop))
 
 
-def _whole(_: Log, part: Range) -> Range:
+def _whole(_: Log, part: OffsetRange) -> OffsetRange:
     return part
 
 
 def _before_end(topic: str, count: int) -> Place:
     """Return where so many records are left; compaction may have removed others between them."""
 
-    def place(log: Log, part: Range) -> Range:
+    def place(log: Log, part: OffsetRange) -> OffsetRange:
         records = log.partition(topic, part.partition).record_counts
         return part._replace(start=records.before(part.start, part.stop, count))
 
     return place
 
 
-def _exactly(topic: str, number: int, _: Log, part: Range) -> Range:
+def _exactly(topic: str, number: int, _: Log, part: OffsetRange) -> OffsetRange:
     if not part.start <= number <= part.stop:
         what = f"the log holds offsets {part.start} to {part.stop}"
         raise OffsetOutOfRangeError(what, topic=topic, partition=part.partition, offset=number)
@@ -84,7 +84,7 @@ def _run(args: argparse.Namespace, place: Place, most: int | None) -> int:
     return OK
 
 
-def _views(log: Log, args: argparse.Namespace, place: Place) -> Iterator[View]:
+def _views(log: Log, args: argparse.Namespace, place: Place) -> Iterator[TopicView]:
     """Yield what is there, and with ``--follow`` for ever what has come since."""
     done: dict[int, int] = {}
     if args.follow:
@@ -92,7 +92,7 @@ def _views(log: Log, args: argparse.Namespace, place: Place) -> Iterator[View]:
     while True:
         seen = log.root.wake.value()
         parts = [_next(log, part, done, place) for part in _ranges(log, args)]
-        yield View(log.root, args.topic, parts)
+        yield TopicView(log.root, args.topic, parts)
         if not args.follow:
             return
         done = {part.partition: part.stop for part in parts}
@@ -101,14 +101,14 @@ def _views(log: Log, args: argparse.Namespace, place: Place) -> Iterator[View]:
         log.root.wake.wait(seen, _WAIT_SECONDS)
 
 
-def _ranges(log: Log, args: argparse.Namespace) -> list[Range]:
+def _ranges(log: Log, args: argparse.Namespace) -> list[OffsetRange]:
     topic = log.topic(args.topic)
-    found: list[Range] = (
+    found: list[OffsetRange] = (
         topic.ranges() if args.partition is None else topic.partition(args.partition).ranges()
     )
     return found
 
 
-def _next(log: Log, part: Range, done: dict[int, int], place: Place) -> Range:
+def _next(log: Log, part: OffsetRange, done: dict[int, int], place: Place) -> OffsetRange:
     start = done.get(part.partition)
     return place(log, part) if start is None else part._replace(start=max(start, part.start))

@@ -13,15 +13,16 @@ from importlib import metadata
 from typing import Any
 
 from embedlog import __version__, checksum, kv
-from embedlog.cli.arguments import FAILED, OK
-from embedlog.cli.opening import FORMAT_VERSION, is_log, root_of
-from embedlog.cli.output import say, say_json
+from embedlog.cli.open_log import FORMAT_VERSION, is_log, root_of
+from embedlog.cli.parser import FAILED, OK
+from embedlog.cli.printing import say, say_json
 from embedlog.errors import EmbedlogError, NotALogError
 from embedlog.files import Files
-from embedlog.files.place import REMOTE_FILESYSTEMS, process_state
-from embedlog.log import mending, staging
-from embedlog.log.reserve import Reserve
+from embedlog.files.filesystem import REMOTE_FILESYSTEMS, process_state
+from embedlog.files.reserve import Reserve
 from embedlog.progress import mega
+from embedlog.publish import staging
+from embedlog.root import startup
 
 _LIBRARIES = ("pyarrow", "lmdb", "numpy", "sortedcontainers", "google-crc32c", "crcmod")
 _SLOW_CHECKSUM = 500
@@ -110,11 +111,11 @@ def _fsync_us(root: str) -> int:
 
 
 def _log(files: Files) -> Report:
-    current = mending.live_is_valid(files)
+    current = startup.live_is_valid(files)
     return {
         "format": _format(files),
         "in_use": _in_use(files),
-        "closed_cleanly": files.exists(mending.CLEAN_FILE),
+        "closed_cleanly": files.exists(startup.CLEAN_FILE),
         "live_is_of_this_boot": current,
         "boot_id": files.boot_id(),
         **_staged(files),

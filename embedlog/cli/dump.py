@@ -13,8 +13,8 @@ from typing import Any
 from embedlog import batch as batches
 from embedlog.batch import Batch
 from embedlog.batch.wire import END_OF_STREAM, ENTRY, HEADER, TRAILER
-from embedlog.cli.arguments import FAILED, OK
-from embedlog.cli.output import say, say_json
+from embedlog.cli.parser import FAILED, OK
+from embedlog.cli.printing import say, say_json
 from embedlog.errors import CorruptBatchError, CorruptionError, EmbedlogError
 from embedlog.files import Files
 from embedlog.segment import SegmentFile
@@ -39,7 +39,7 @@ class Damage:
     what: str
 
 
-class Dumped:
+class DumpedBatch:
     """A segment file, read without the log it belongs to."""
 
     def __init__(self, files: Files, name: str) -> None:
@@ -125,7 +125,7 @@ def dump(args: argparse.Namespace) -> int:
         raise FileNotFoundError(f"no such file: {args.file}")
     files = Files(os.path.dirname(path), writable=False)
     try:
-        dumped = Dumped(files, os.path.basename(path))
+        dumped = DumpedBatch(files, os.path.basename(path))
         show = _json_line if args.json else partial(_lines, args.columns)
         damaged = 0
         for item in dumped.items():
@@ -144,7 +144,7 @@ def _json_line(facts: dict[str, Any]) -> None:
     say_json(facts)
 
 
-def _facts(dumped: Dumped, item: Batch | Damage) -> dict[str, Any]:
+def _facts(dumped: DumpedBatch, item: Batch | Damage) -> dict[str, Any]:
     if isinstance(item, Damage):
         size = item.stop - item.start
         return {"position": item.start, "size": size, "damage": item.what}
@@ -165,7 +165,7 @@ def _facts(dumped: Dumped, item: Batch | Damage) -> dict[str, Any]:
     return facts
 
 
-def _block(dumped: Dumped, one: Batch) -> dict[str, Any]:
+def _block(dumped: DumpedBatch, one: Batch) -> dict[str, Any]:
     """Return what only the block knows: checksums, and where the columns end."""
     head = dumped.bytes_at(one.position, 8)
     head = dumped.bytes_at(one.position, 8 + int.from_bytes(head[4:8], "little"))

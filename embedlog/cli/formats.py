@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from json.encoder import encode_basestring as _quoted
 
-from embedlog.cli.output import readable
+from embedlog.cli.printing import readable
 from embedlog.errors import InvalidConfigError
 from embedlog.record import Record
 

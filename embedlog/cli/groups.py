@@ -12,16 +12,16 @@ import threading
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
-from embedlog.cli.arguments import OK
-from embedlog.cli.opening import to_follow, to_read, to_write
-from embedlog.cli.output import note, say, say_json
-from embedlog.engine.showing import moment, text_table
+from embedlog.api.display import moment, text_table
+from embedlog.cli.open_log import to_follow, to_read, to_write
+from embedlog.cli.parser import OK
+from embedlog.cli.printing import note, say, say_json
 from embedlog.errors import GroupIdNotFoundError
 from embedlog.record import TopicPartition
 
 if TYPE_CHECKING:
-    from embedlog.engine import Log
-    from embedlog.engine.groups import ConsumerGroup, GroupDescription
+    from embedlog.api import Log
+    from embedlog.api.consumer_group import ConsumerGroup, GroupDescription
 
 _LAG = ("GROUP", "TOPIC", "PARTITION", "CURRENT-OFFSET", "LOG-END-OFFSET", "LAG")
 _OWNERS = ("CONSUMER-ID", "PID", "CLIENT-ID", "LAG-MS", "COMMITTED", "METADATA")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import argparse
 
-from embedlog.cli.arguments import FAILED, OK
-from embedlog.cli.opening import to_read, to_write
-from embedlog.cli.output import note, say, say_json
+from embedlog.cli.open_log import to_read, to_write
+from embedlog.cli.parser import FAILED, OK
+from embedlog.cli.printing import note, say, say_json
 from embedlog.progress import Bar
 
 

@@ -13,9 +13,9 @@ import sys
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from embedlog.cli.arguments import OK
-from embedlog.cli.opening import to_write
-from embedlog.cli.output import note, say_json
+from embedlog.cli.open_log import to_write
+from embedlog.cli.parser import OK
+from embedlog.cli.printing import note, say_json
 from embedlog.errors import InvalidRecordError
 from embedlog.progress import Bar
 
@@ -28,7 +28,7 @@ _FIELDS = {"value", "key", "headers", "partition", "timestamp"}
 _IGNORED = {"topic", "offset", "timestamp_type"}
 
 
-class Row(NamedTuple):
+class InputRecord(NamedTuple):
     """One record to send."""
 
     value: bytes | None
@@ -38,7 +38,7 @@ class Row(NamedTuple):
     timestamp: int | None
 
 
-class Rows(NamedTuple):
+class InputBatch(NamedTuple):
     """Records for one partition, or for any, all with a time or none."""
 
     partition: int | None
@@ -69,7 +69,7 @@ def produce(args: argparse.Namespace) -> int:
     return OK
 
 
-def _send(producer: Producer, topic: str, rows: Rows) -> int:
+def _send(producer: Producer, topic: str, rows: InputBatch) -> int:
     future = producer.send_batch(
         topic,
         rows.values,
@@ -103,22 +103,22 @@ def _chunks() -> Iterator[list[bytes]]:
         yield [rest]
 
 
-def _rows(args: argparse.Namespace, lines: list[bytes], before: int) -> Iterable[Rows]:
+def _rows(args: argparse.Namespace, lines: list[bytes], before: int) -> Iterable[InputBatch]:
     if args.json:
         return _of_objects(lines, before, args.partition)
     if args.key_separator is None:
-        return [Rows(args.partition, list(lines))]
+        return [InputBatch(args.partition, list(lines))]
     separator = args.key_separator.encode("utf-8", "surrogateescape")
     pairs = [line.partition(separator) for line in lines]
     # A line without the separator is a value without a key, as for kcat.
     keys = [key if found else None for key, found, _ in pairs]
     values: list[bytes | None] = [value if found else line for line, found, value in pairs]
-    return [Rows(args.partition, values, keys)]
+    return [InputBatch(args.partition, values, keys)]
 
 
-def _of_objects(lines: list[bytes], before: int, partition: int | None) -> Iterable[Rows]:
+def _of_objects(lines: list[bytes], before: int, partition: int | None) -> Iterable[InputBatch]:
     """Parse a JSON object a line, and put those that go alike together, in order."""
-    groups: dict[tuple[int | None, bool], list[Row]] = {}
+    groups: dict[tuple[int | None, bool], list[InputRecord]] = {}
     for number, line in enumerate(lines, before + 1):
         if line.strip():
             row = _parsed(line, number)
@@ -126,7 +126,7 @@ def _of_objects(lines: list[bytes], before: int, partition: int | None) -> Itera
             groups.setdefault((where, row.timestamp is None), []).append(row)
     for (where, now), rows in groups.items():
         headers = [row.headers for row in rows]
-        yield Rows(
+        yield InputBatch(
             where,
             [row.value for row in rows],
             [row.key for row in rows],
@@ -135,7 +135,7 @@ def _of_objects(lines: list[bytes], before: int, partition: int | None) -> Itera
         )
 
 
-def _parsed(line: bytes, number: int) -> Row:
+def _parsed(line: bytes, number: int) -> InputRecord:
     try:
         found = json.loads(line)
         if not isinstance(found, dict):
@@ -143,7 +143,7 @@ def _parsed(line: bytes, number: int) -> Row:
         unknown = found.keys() - _FIELDS - _IGNORED
         if unknown:
             raise ValueError(f"{min(unknown)!r} is none of {', '.join(sorted(_FIELDS))}")
-        return Row(
+        return InputRecord(
             _bytes(found.get("value")),
             _bytes(found.get("key")),
             _headers(found.get("headers")),

@@ -8,9 +8,9 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
-from embedlog.cli.arguments import OK
-from embedlog.cli.opening import FORMAT_FILE, FORMAT_VERSION, root_of, to_read, to_write
-from embedlog.cli.output import note, say, say_json
+from embedlog.cli.open_log import FORMAT_FILE, FORMAT_VERSION, root_of, to_read, to_write
+from embedlog.cli.parser import OK
+from embedlog.cli.printing import note, say, say_json
 from embedlog.errors import InvalidConfigError, TopicAlreadyExistsError
 from embedlog.progress import mega
 

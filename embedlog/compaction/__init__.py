@@ -12,19 +12,19 @@ a topic as a table, whether or not it was compacted.
 
 from __future__ import annotations
 
-from embedlog.compaction.cleaning import Cleaned, clean
-from embedlog.compaction.pacing import Pace
-from embedlog.compaction.rounds import attempt, clean_round
-from embedlog.compaction.selecting import Section, choose, explain, look
+from embedlog.compaction.clean_round import attempt, clean_round
+from embedlog.compaction.cleanable import CleanableRange, choose, explain, inspect
+from embedlog.compaction.cleaner import CleanResult, clean
+from embedlog.compaction.throttle import Throttle
 
 __all__ = [
-    "Cleaned",
-    "Pace",
-    "Section",
+    "CleanResult",
+    "CleanableRange",
+    "Throttle",
     "attempt",
     "choose",
     "clean",
     "clean_round",
     "explain",
-    "look",
+    "inspect",
 ]

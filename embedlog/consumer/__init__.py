@@ -16,31 +16,31 @@ from typing import Any, Literal, Self, TypeVar
 from embedlog.catalog import INTERNAL
 from embedlog.config import ConsumerConfig
 from embedlog.consumer import streams, taking
-from embedlog.consumer.assignment import Assignment, Feed
-from embedlog.consumer.calls import (
-    Guard,
+from embedlog.consumer.arguments import (
+    SingleThreadGuard,
     asked,
     check_alone,
     check_topics,
     limit_of,
     partition_of,
 )
-from embedlog.consumer.committing import Callback
-from embedlog.consumer.decode import COLUMNS, Decoder, check_columns
-from embedlog.consumer.fetching import Ends, Fetcher
-from embedlog.consumer.following import AllPartitions
-from embedlog.consumer.grouped import ConsumerGroupMetadata, GroupPart
-from embedlog.consumer.listening import ConsumerRebalanceListener
-from embedlog.consumer.subscription import Subscription
-from embedlog.consumer.waiting import Waiter
+from embedlog.consumer.assignment import Assignment, PartitionCursor
+from embedlog.consumer.committer import Callback
+from embedlog.consumer.deserialize import COLUMNS, RecordDecoder, check_columns
+from embedlog.consumer.fetcher import Ends, Fetcher
+from embedlog.consumer.group_client import ConsumerGroupMetadata, GroupClient
+from embedlog.consumer.rebalance_notifier import ConsumerRebalanceListener
+from embedlog.consumer.static_assignment import StaticAssignment
+from embedlog.consumer.subscription import GroupSubscription
+from embedlog.consumer.waiter import Waiter
 from embedlog.errors import (
     ClosedError,
     EmbedlogError,
     IllegalStateError,
     UnknownTopicOrPartitionError,
 )
-from embedlog.log.root import Root
 from embedlog.record import OffsetAndMetadata, OffsetAndTimestamp, Record, TopicPartition
+from embedlog.root.root import Root
 
 __all__ = ["COLUMNS", "Consumer", "ConsumerGroupMetadata", "ConsumerRebalanceListener"]
 
@@ -78,19 +78,19 @@ class Consumer:
         check_alone(self.config, config)
         check_topics(topics)
         self._root, self._given, self._named = root, config, topics
-        self._assignment = Assignment(root, Decoder(self.config), self._committed_position)
+        self._assignment = Assignment(root, RecordDecoder(self.config), self._committed_position)
         self._fetcher = Fetcher(self.config, self._assignment, self._ready, self._failed)
         create = asked(config, "allow_auto_create_topics")
-        self._group = GroupPart(root, self.config, self._assignment, create)
-        self._following: AllPartitions | Subscription | None = None
+        self._group = GroupClient(root, self.config, self._assignment, create)
+        self._following: StaticAssignment | GroupSubscription | None = None
         """What keeps the assignment up to date; None where the program assigns."""
-        self._guard = Guard()
+        self._guard = SingleThreadGuard()
         self._waiter = Waiter(root, self.config, self._guard)
         self._iterator: Iterator[Record] | None = None
         self._streams: list[Consumer] = []
         if topics and self.config.group_id is None:
             reset = self.config.auto_offset_reset
-            self._following = AllPartitions(root, self._assignment, topics, reset, create)
+            self._following = StaticAssignment(root, self._assignment, topics, reset, create)
         elif topics:
             self.subscribe(topics)
 
@@ -161,7 +161,7 @@ class Consumer:
     def assignment(self) -> set[TopicPartition]:
         """Return the partitions it reads; in a group, those the last poll left it with."""
         with self._guard:
-            if isinstance(self._following, AllPartitions):
+            if isinstance(self._following, StaticAssignment):
                 self._following.follow()
             return self._assignment.partitions()
 
@@ -278,7 +278,7 @@ class Consumer:
     def _seek_lazily(self, partitions: tuple[TopicPartition, ...], wanted: str) -> None:
         with self._guard:
             # A member that has partitions follows its group, and commits, in polls only (E20).
-            if isinstance(self._following, AllPartitions) or not len(self._assignment):
+            if isinstance(self._following, StaticAssignment) or not len(self._assignment):
                 self._follow()
             for feed in list(map(self._feed, partitions)) if partitions else self._assignment:
                 self._assignment.seek_lazily(feed, wanted)
@@ -318,7 +318,7 @@ class Consumer:
         with self._guard:
             return {feed.where for feed in self._assignment if feed.paused}
 
-    def _feed(self, partition: TopicPartition) -> Feed:
+    def _feed(self, partition: TopicPartition) -> PartitionCursor:
         return self._assignment.feed(partition_of(partition))
 
     # What there is
@@ -503,7 +503,9 @@ class Consumer:
         with self._guard:
             pass
 
-    def _next(self, take: Callable[[Feed, int | None], T | None], ends: Ends | None) -> T | None:
+    def _next(
+        self, take: Callable[[PartitionCursor, int | None], T | None], ends: Ends | None
+    ) -> T | None:
         """Return what one partition gives in its turn; None ends the iteration."""
         timeout_ms = self.config.consumer_timeout_ms if ends is None else 0
         try:
@@ -515,7 +517,7 @@ class Consumer:
                 return None
             raise
 
-    def _ready(self) -> list[Feed]:
+    def _ready(self) -> list[PartitionCursor]:
         """Return the partitions that may give records, the one served longest ago first."""
         self._follow()
         if self._following is None and not len(self._assignment):
@@ -526,7 +528,7 @@ class Consumer:
         self._assignment.settle()
         return self._assignment.awake()
 
-    def _failed(self, feed: Feed, error: EmbedlogError) -> None:
+    def _failed(self, feed: PartitionCursor, error: EmbedlogError) -> None:
         """Raise, unless a topic it was made for is gone: that just leaves."""
         if self._following is not None and isinstance(error, UnknownTopicOrPartitionError):
             self._assignment.remove(feed.where)

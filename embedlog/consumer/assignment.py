@@ -9,7 +9,13 @@ from contextlib import suppress
 from typing import Any
 
 from embedlog.batch import CONTROL, Batch
-from embedlog.consumer.decode import Decoder, Run, Table, located, rows_between
+from embedlog.consumer.deserialize import (
+    ArrowDecoder,
+    RecordDecoder,
+    RecordRun,
+    located,
+    rows_between,
+)
 from embedlog.errors import (
     CorruptBatchError,
     EmbedlogError,
@@ -19,12 +25,12 @@ from embedlog.errors import (
     OffsetOutOfRangeError,
     UnknownTopicOrPartitionError,
 )
-from embedlog.log import tail
-from embedlog.log.partition import PartitionLog
-from embedlog.log.reader import PartitionReader
-from embedlog.log.root import Root
-from embedlog.log.tail import Tail
+from embedlog.partition import tail
+from embedlog.partition.partition_log import PartitionLog
+from embedlog.partition.reader import PartitionReader
+from embedlog.partition.tail import Tail
 from embedlog.record import OffsetAndMetadata, TopicPartition
+from embedlog.root.root import Root
 
 _log = logging.getLogger(__name__)
 
@@ -33,7 +39,7 @@ CommittedPosition = Callable[[TopicPartition], OffsetAndMetadata | None]
 """Returns what the group committed for a partition; None without a commit, or a group."""
 
 
-class Feed:
+class PartitionCursor:
     """One partition of an assignment: its position, and what was read and not returned yet.
 
     The position is the offset of the next record to return.  It is None until a
@@ -44,7 +50,7 @@ class Feed:
     def __init__(
         self,
         root: Root,
-        decoder: Decoder,
+        decoder: RecordDecoder,
         where: TopicPartition,
         reset: str,
         committed: CommittedPosition,
@@ -69,8 +75,8 @@ class Feed:
         self.committed: int | None = None
         """What the group committed last, if this consumer knows it: need not be committed again."""
         self._batches: deque[Batch] = deque()
-        self._run: Run | None = None
-        self._table: Table | None = None
+        self._run: RecordRun | None = None
+        self._table: ArrowDecoder | None = None
         self._reader: PartitionReader | None = None
         self._epoch: int | None = None
         """The leader epoch in which the position was read, where the reader does not know it."""
@@ -304,7 +310,7 @@ class Feed:
             self._position = place
         return None
 
-    def run(self) -> Run | None:
+    def run(self) -> RecordRun | None:
         """Return the records of the batch at the position; None if nothing was read (E10, E14)."""
         while self._batches and (head := self._head()) is not None:
             run = self._run
@@ -339,7 +345,9 @@ class Feed:
         return None
 
 
-def _part(table: Table, head: Batch, place: int, stop: int | None, most: int) -> tuple[Any, int]:
+def _part(
+    table: ArrowDecoder, head: Batch, place: int, stop: int | None, most: int
+) -> tuple[Any, int]:
     """Return some rows of a batch, None if there are none there, and the position after them."""
     after = head.next_offset if stop is None else min(stop, head.next_offset)
     rows = rows_between(head, place, after)
@@ -365,18 +373,18 @@ class Assignment:
     named, or its group.
     """
 
-    def __init__(self, root: Root, decoder: Decoder, committed: CommittedPosition) -> None:
+    def __init__(self, root: Root, decoder: RecordDecoder, committed: CommittedPosition) -> None:
         self._root, self._decoder, self._committed = root, decoder, committed
-        self._feeds: dict[TopicPartition, Feed] = {}
-        self._turn: deque[Feed] = deque()
-        self._unsettled: set[Feed] = set()
+        self._feeds: dict[TopicPartition, PartitionCursor] = {}
+        self._turn: deque[PartitionCursor] = deque()
+        self._unsettled: set[PartitionCursor] = set()
         """Those whose position the next poll resolves."""
 
-    def __iter__(self) -> Iterator[Feed]:
+    def __iter__(self) -> Iterator[PartitionCursor]:
         """Go through the partitions, the one served longest ago first."""
         return iter(list(self._turn))
 
-    def awake(self) -> list[Feed]:
+    def awake(self) -> list[PartitionCursor]:
         """Return those that may have something to return, the one served longest ago first.
 
         One look at all ends together: hundreds of partitions that are quiet
@@ -399,11 +407,11 @@ class Assignment:
         """Return what is assigned."""
         return set(self._feeds)
 
-    def find(self, where: TopicPartition) -> Feed | None:
+    def find(self, where: TopicPartition) -> PartitionCursor | None:
         """Return one partition of it; None if it is not assigned."""
         return self._feeds.get(where)
 
-    def feed(self, where: TopicPartition) -> Feed:
+    def feed(self, where: TopicPartition) -> PartitionCursor:
         """Return one partition of it.
 
         Raises:
@@ -429,12 +437,12 @@ class Assignment:
                 feed.settle()
                 self._unsettled.discard(feed)
 
-    def seek_lazily(self, feed: Feed, wanted: str) -> None:
+    def seek_lazily(self, feed: PartitionCursor, wanted: str) -> None:
         """Have the next poll begin a partition at its start or its end."""
         feed.seek_lazily(wanted)
         self._unsettled.add(feed)
 
-    def replace(self, wanted: Iterable[TopicPartition], reset: str) -> list[Feed]:
+    def replace(self, wanted: Iterable[TopicPartition], reset: str) -> list[PartitionCursor]:
         """Make these the partitions; those kept keep position and pause.  Returns the new ones.
 
         A partition of a topic that was deleted and created again is a new one.
@@ -442,7 +450,7 @@ class Assignment:
         Raises:
             UnknownTopicOrPartitionError: There is no such partition; nothing was changed.
         """
-        feeds: dict[TopicPartition, Feed] = {}
+        feeds: dict[TopicPartition, PartitionCursor] = {}
         for where in wanted:
             kept = self._feeds.get(where)
             if kept is None or kept.topic_id != self._root.partition(*where).topic_id:
@@ -457,10 +465,10 @@ class Assignment:
         self._unsettled.update(added)
         return added
 
-    def _new(self, where: TopicPartition, reset: str) -> Feed:
-        return Feed(self._root, self._decoder, where, reset, self._committed)
+    def _new(self, where: TopicPartition, reset: str) -> PartitionCursor:
+        return PartitionCursor(self._root, self._decoder, where, reset, self._committed)
 
-    def add(self, where: TopicPartition, reset: str) -> Feed:
+    def add(self, where: TopicPartition, reset: str) -> PartitionCursor:
         """Give one partition more.
 
         Raises:
@@ -484,13 +492,13 @@ class Assignment:
         for where in list(self._feeds):
             self.remove(where)
 
-    def served(self, feed: Feed) -> None:
+    def served(self, feed: PartitionCursor) -> None:
         """Put a partition last: it had its turn."""
         if self._turn[-1] is not feed:
             self._turn.remove(feed)
             self._turn.append(feed)
 
-    def first(self, feed: Feed) -> None:
+    def first(self, feed: PartitionCursor) -> None:
         """Put a partition first: it has an error to tell (E10)."""
         self._turn.remove(feed)
         self._turn.appendleft(feed)

@@ -13,14 +13,14 @@ from typing import Protocol, TypeVar
 from embedlog.config import ConsumerConfig
 
 
-class Stream(Protocol):
+class Closeable(Protocol):
     """What a stream is here: something to be closed."""
 
     def close(self) -> None:
         """Be no member any more."""
 
 
-S = TypeVar("S", bound=Stream)
+S = TypeVar("S", bound=Closeable)
 
 
 def begin(

@@ -15,14 +15,13 @@ from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from time import monotonic
 
-from embedlog import member as members
-from embedlog.assignor import Assignor, Step
+from embedlog.assignor import Assignor, RebalanceStep
 from embedlog.catalog import INTERNAL
 from embedlog.config import ConsumerConfig
 from embedlog.consumer.assignment import Assignment
-from embedlog.consumer.committing import Committer, Positions
-from embedlog.consumer.heart import Heart
-from embedlog.consumer.listening import Listening
+from embedlog.consumer.committer import Committer, Positions
+from embedlog.consumer.heartbeat import HeartbeatThread
+from embedlog.consumer.rebalance_notifier import RebalanceNotifier
 from embedlog.errors import (
     ClosedError,
     CommitFailedError,
@@ -33,14 +32,15 @@ from embedlog.errors import (
     UnknownTopicOrPartitionError,
 )
 from embedlog.group import Group
-from embedlog.log.root import Root
-from embedlog.member import Member, Share, Start
+from embedlog.groups import member as members
+from embedlog.groups.member import GroupMember, MemberAssignment, StartPosition
 from embedlog.record import TopicPartition
+from embedlog.root.root import Root
 
 _log = logging.getLogger(__name__)
 
 
-class Subscription:
+class GroupSubscription:
     """The membership of one consumer: joins when it is first followed.
 
     Args:
@@ -67,11 +67,11 @@ class Subscription:
         self._eager = not all(each.cooperative for each in assignors.values())
         """Whether the listener is told everything anew (M19), or only what changes (M20)."""
         self.committer = Committer(config, assignment, self._commit)
-        self.listening = Listening()
+        self.listening = RebalanceNotifier()
         self.topics: set[str] = set()
         self._pattern: re.Pattern[str] | None = None
-        self.member: Member | None = None
-        self._heart: Heart | None = None
+        self.member: GroupMember | None = None
+        self._heart: HeartbeatThread | None = None
         self._known = -1
         """The version of the catalogue that the topics were looked up in."""
         self._generation = root.generation
@@ -85,7 +85,7 @@ class Subscription:
     # What it wants
 
     def subscribe(
-        self, topics: Collection[str], pattern: re.Pattern[str] | None, listening: Listening
+        self, topics: Collection[str], pattern: re.Pattern[str] | None, listening: RebalanceNotifier
     ) -> None:
         """Want these from the next poll on, in the place of what was wanted before (E16)."""
         self.topics, self._pattern, self.listening = set(topics), pattern, listening
@@ -150,14 +150,14 @@ class Subscription:
             if self._heart is not None:
                 self._heart.ring()
 
-    def _look_at_topics(self, member: Member) -> None:
+    def _look_at_topics(self, member: GroupMember) -> None:
         """The catalogue changed, in this or in something else (E17, M16)."""
         wanted = self._wanted()
         if wanted != set(member.info.topics):
             member.resubscribe(wanted)
         member.group.notice_topics()
 
-    def _join(self) -> Member:
+    def _join(self) -> GroupMember:
         if self._left:
             raise ClosedError("the consumer was closed")
         config, group = self._config, self._group()
@@ -171,10 +171,10 @@ class Subscription:
             instance_id=config.group_instance_id,
             client_id=config.client_id,
         )
-        self._heart, self._told = Heart(member, config, self), -1
+        self._heart, self._told = HeartbeatThread(member, config, self), -1
         return member
 
-    def _rebalance(self, member: Member) -> None:
+    def _rebalance(self, member: GroupMember) -> None:
         share = member.look(self._assignors)
         try:
             self._apply(member, share)
@@ -183,7 +183,7 @@ class Subscription:
             member.look_again()
             raise
 
-    def _apply(self, member: Member, share: Share) -> None:
+    def _apply(self, member: GroupMember, share: MemberAssignment) -> None:
         step, new = share.step, share.generation != self._told
         self._drop(self._assignment.partitions() - member.owned)
         anew = self._eager and (new or bool(step.added or step.revoked))
@@ -199,7 +199,7 @@ class Subscription:
             self.listening.assigned(self._assignment.partitions() if anew else taken)
         self._told = share.generation
 
-    def _again(self, step: Step, anew: bool) -> set[TopicPartition]:
+    def _again(self, step: RebalanceStep, anew: bool) -> set[TopicPartition]:
         """Return what it keeps, but is to take once more, to begin where that says.
 
         What it owns and does not read was lost in the middle of a rebalance.  And a program
@@ -215,14 +215,16 @@ class Subscription:
             for one in lost:
                 self._assignment.remove(one)
 
-    def _release(self, member: Member, partitions: Iterable[TopicPartition]) -> None:
+    def _release(self, member: GroupMember, partitions: Iterable[TopicPartition]) -> None:
         gone = list(partitions)
         for one in gone:
             self._assignment.remove(one)
         # Last: from now on somebody else reads on from what was committed (M23).
         member.release(gone)
 
-    def _take(self, member: Member, added: Iterable[TopicPartition]) -> dict[TopicPartition, Start]:
+    def _take(
+        self, member: GroupMember, added: Iterable[TopicPartition]
+    ) -> dict[TopicPartition, StartPosition]:
         for one in added:
             try:
                 # The transaction that takes it needs to find where it ends.
@@ -257,7 +259,7 @@ class Subscription:
         self._generation = self._root.generation
         self._assignment.clear()
 
-    def identity(self) -> Member | None:
+    def identity(self) -> GroupMember | None:
         """Return the member that this is; none in a forked child, before it polls."""
         return self.member if self._generation == self._root.generation else None
 

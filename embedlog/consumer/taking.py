@@ -8,14 +8,14 @@ from contextlib import contextmanager
 from itertools import islice
 from typing import Any
 
-from embedlog.consumer.assignment import Feed
+from embedlog.consumer.assignment import PartitionCursor
 from embedlog.record import Record
 
 FEW = 700
 """Records that do not set off the garbage collector (CPython's first threshold)."""
 
 
-def run(few: int | None, feed: Feed, stop: int | None) -> Iterator[Record] | None:
+def run(few: int | None, feed: PartitionCursor, stop: int | None) -> Iterator[Record] | None:
     """Take the records of one batch, or few of them, to be made when they are looked at.
 
     Args:
@@ -32,7 +32,7 @@ def run(few: int | None, feed: Feed, stop: int | None) -> Iterator[Record] | Non
     return found.before(stop)
 
 
-def records(feed: Feed, most: int) -> tuple[list[Record], int] | None:
+def records(feed: PartitionCursor, most: int) -> tuple[list[Record], int] | None:
     """Take some records of one batch, and tell how many."""
     found = feed.run()
     if found is None:
@@ -41,13 +41,13 @@ def records(feed: Feed, most: int) -> tuple[list[Record], int] | None:
     return taken, len(taken)
 
 
-def rows(names: tuple[str, ...], feed: Feed, most: int) -> tuple[list[Any], int] | None:
+def rows(names: tuple[str, ...], feed: PartitionCursor, most: int) -> tuple[list[Any], int] | None:
     """Take some rows of one batch as columns, and tell how many."""
     found = feed.arrow(names, most, None)
     return None if found is None else ([found], found.num_rows)
 
 
-def filled(feed: Feed, stop: int | None) -> Feed | None:
+def filled(feed: PartitionCursor, stop: int | None) -> PartitionCursor | None:
     """Take the partition itself, if anything of it was read."""
     return feed if feed.buffered else None
 

@@ -32,7 +32,7 @@ from embedlog.errors import (
     ReadOnlyError,
     StorageError,
 )
-from embedlog.files.place import (
+from embedlog.files.filesystem import (
     FILESYSTEMS,
     OPEN_DIRECTORY,
     REMOTE_FILESYSTEMS,
@@ -47,8 +47,8 @@ from embedlog.files.place import (
     sync_parent,
     without_first,
 )
-from embedlog.files.wake import WakePage, forget_waiters
-from embedlog.files.watch import ProcessWatch
+from embedlog.files.process_watch import ProcessWatch
+from embedlog.files.wake_page import WakePage, forget_waiters
 
 __all__ = ["Files", "ProcessWatch", "WakePage", "forget_waiters"]
 

@@ -3,8 +3,23 @@
 `owning` settles who, `turns` is by which right, and `jobs` are what there is to do.
 """
 
+from embedlog.maintenance.job_context import (
+    OWNER,
+    JobContext,
+    MaintenanceJob,
+    MaintenanceOwner,
+    owner,
+)
 from embedlog.maintenance.jobs import JOBS, jobs_of
-from embedlog.maintenance.owning import Maintenance
-from embedlog.maintenance.turns import OWNER, Job, Owner, Turn, owner
+from embedlog.maintenance.owner import Maintenance
 
-__all__ = ["JOBS", "OWNER", "Job", "Maintenance", "Owner", "Turn", "jobs_of", "owner"]
+__all__ = [
+    "JOBS",
+    "OWNER",
+    "JobContext",
+    "Maintenance",
+    "MaintenanceJob",
+    "MaintenanceOwner",
+    "jobs_of",
+    "owner",
+]

@@ -1,4 +1,4 @@
-"""What there is to do: plain functions of a `Turn`."""
+"""What there is to do: plain functions of a `JobContext`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from time import monotonic
 from typing import TYPE_CHECKING
 
-from embedlog import activity, offsets
 from embedlog.config import MaintenanceConfig, TopicConfig
 from embedlog.errors import (
     ClosedError,
@@ -16,13 +15,15 @@ from embedlog.errors import (
     UnknownTopicOrPartitionError,
 )
 from embedlog.group import Group, names
-from embedlog.log import PartitionLog, flushing, tail
-from embedlog.log.expiring import expire_producers
-from embedlog.maintenance.turns import Job, Turn
-from embedlog.retention import Deleted, retain
+from embedlog.groups import offsets
+from embedlog.maintenance import activity
+from embedlog.maintenance.job_context import JobContext, MaintenanceJob
+from embedlog.partition import PartitionLog, flush, tail
+from embedlog.partition.producer_expiration import expire_producers
+from embedlog.retention import RetentionResult, retain
 
 if TYPE_CHECKING:
-    from embedlog.compaction import Cleaned, Pace
+    from embedlog.compaction import CleanResult, Throttle
 
 CHECKPOINT_SECONDS = 5.0
 ACTIVITY_SECONDS = 2.0
@@ -31,28 +32,30 @@ FORGIVING_SECONDS = 600.0
 """A partition that could not be compacted is left alone for so long."""
 
 
-def jobs_of(config: MaintenanceConfig) -> tuple[Job, ...]:
+def jobs_of(config: MaintenanceConfig) -> tuple[MaintenanceJob, ...]:
     """Return the jobs, as often as a config says."""
     found = [
-        Job("retention", config.log_retention_check_interval_ms / 1000, _retention),
-        Job("flush", FLUSH_SECONDS, _flush),
-        Job("checkpoint", CHECKPOINT_SECONDS, _checkpoint),
-        Job(
+        MaintenanceJob("retention", config.log_retention_check_interval_ms / 1000, _retention),
+        MaintenanceJob("flush", FLUSH_SECONDS, _flush),
+        MaintenanceJob("checkpoint", CHECKPOINT_SECONDS, _checkpoint),
+        MaintenanceJob(
             "offsets",
             config.offsets_retention_check_interval_ms / 1000,
             lambda turn: _expire_offsets(turn, config.offsets_retention_minutes * 60_000),
         ),
-        Job("producers", config.producer_id_expiration_check_interval_ms / 1000, _expire_producers),
+        MaintenanceJob(
+            "producers", config.producer_id_expiration_check_interval_ms / 1000, _expire_producers
+        ),
     ]
     if config.log_cleaner_enable:
         pause, threads = config.log_cleaner_backoff_ms / 1000, config.log_cleaner_threads
-        found.append(Job("compaction", pause, Compaction(config), threads))
+        found.append(MaintenanceJob("compaction", pause, CompactionJob(config), threads))
     # The last one, so that a round by hand tells also what it changed.
-    found.append(Job("activity", ACTIVITY_SECONDS, _activity))
+    found.append(MaintenanceJob("activity", ACTIVITY_SECONDS, _activity))
     return tuple(found)
 
 
-def _retention(turn: Turn) -> list[Deleted]:
+def _retention(turn: JobContext) -> list[RetentionResult]:
     return retain(
         turn.root,
         turn.clock(),
@@ -62,19 +65,19 @@ def _retention(turn: Turn) -> list[Deleted]:
     )
 
 
-def _flush(turn: Turn) -> list[PartitionLog]:
+def _flush(turn: JobContext) -> list[PartitionLog]:
     """Flush what flush.ms asks for where nothing is appended any more, so nobody notices (A22)."""
-    late = [log for log in _used(turn, flushing.by_itself) if flushing.is_late(log)]
+    late = [log for log in _used(turn, flush.by_itself) if flush.is_late(log)]
     if late:
-        flushing.flush(late)
+        flush.flush(late)
     return late
 
 
-def _checkpoint(turn: Turn) -> int:
+def _checkpoint(turn: JobContext) -> int:
     return offsets.checkpoint(turn.root.context.live, turn.root.context.state)
 
 
-def _expire_offsets(turn: Turn, retention_ms: int) -> int:
+def _expire_offsets(turn: JobContext, retention_ms: int) -> int:
     """Forget what groups committed that were not used for so long (M15)."""
     context, now = turn.root.context, turn.clock()
     expired = {}
@@ -86,7 +89,7 @@ def _expire_offsets(turn: Turn, retention_ms: int) -> int:
     return sum(expired.values())
 
 
-def _expire_producers(turn: Turn) -> int:
+def _expire_producers(turn: JobContext) -> int:
     """Forget the producers that were idle for `producer.id.expiration.ms` (G19)."""
     now_ms, forgotten = turn.clock(), 0
     failures: list[EmbedlogError] = []
@@ -106,12 +109,12 @@ def _expire_producers(turn: Turn) -> int:
     return forgotten
 
 
-def _activity(turn: Turn) -> list[activity.Event]:
+def _activity(turn: JobContext) -> list[activity.Event]:
     """Tell what others did since the last look."""
     return activity.look(turn.root, turn.fence)
 
 
-class Compaction:
+class CompactionJob:
     """Compacts what is due; its threads share one budget of bytes, and what failed (D3, D4).
 
     Several threads look for themselves; of a partition that one of them has the
@@ -120,19 +123,19 @@ class Compaction:
 
     def __init__(self, config: MaintenanceConfig) -> None:
         self._config = config
-        self._pace: Pace | None = None
+        self._pace: Throttle | None = None
         self._failed: dict[PartitionLog, EmbedlogError] = {}
         self._forgiven = monotonic()
 
-    def __call__(self, turn: Turn) -> list[Cleaned]:
-        """Do one round; what went wrong with a partition is in its `Cleaned`."""
+    def __call__(self, turn: JobContext) -> list[CleanResult]:
+        """Do one round; what went wrong with a partition is in its `CleanResult`."""
         logs = list(_used(turn, lambda config: config.compacts))
         if not logs:
             return []
         # Only now: it loads numpy, which a program without compacted topics may never need.
-        from embedlog.compaction import Pace, clean_round
+        from embedlog.compaction import Throttle, clean_round
 
-        self._pace = self._pace or Pace(self._config.log_cleaner_io_max_bytes_per_second)
+        self._pace = self._pace or Throttle(self._config.log_cleaner_io_max_bytes_per_second)
         if monotonic() - self._forgiven > FORGIVING_SECONDS:
             self._failed.clear()
             self._forgiven = monotonic()
@@ -156,7 +159,7 @@ class Compaction:
         return done
 
 
-def _used(turn: Turn, wanted: Callable[[TopicConfig], bool]) -> Iterator[PartitionLog]:
+def _used(turn: JobContext, wanted: Callable[[TopicConfig], bool]) -> Iterator[PartitionLog]:
     """Yield the partitions used since the boot, of topics with such a config."""
     for info in turn.root.topics().values():
         for number in range(info.partitions if wanted(info.config) else 0):

@@ -13,12 +13,12 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from embedlog.pipeline.auditing import Report, audit
-    from embedlog.pipeline.loading import load
+    from embedlog.pipeline.audit import AuditReport, audit
+    from embedlog.pipeline.load import load
 
-_HOMES = {"Report": "auditing", "audit": "auditing", "load": "loading"}
+_HOMES = {"AuditReport": "auditing", "audit": "auditing", "load": "loading"}
 
-__all__ = ["Report", "audit", "load"]
+__all__ = ["AuditReport", "audit", "load"]
 
 
 def __getattr__(name: str) -> Any:

@@ -10,14 +10,14 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from embedlog.cli import code_of
-from embedlog.cli.arguments import FAILED, INTERRUPTED, OK
-from embedlog.cli.output import note, say, say_json
-from embedlog.cli.values import seconds
+from embedlog.cli.argument_types import seconds
+from embedlog.cli.parser import FAILED, INTERRUPTED, OK
+from embedlog.cli.printing import note, say, say_json
 from embedlog.errors import EmbedlogError
 from embedlog.progress import Bar
 
 if TYPE_CHECKING:
-    from embedlog.pipeline.auditing import Report
+    from embedlog.pipeline.audit import AuditReport
 
 _HOURS = 24
 _ABOUT = """\
@@ -109,8 +109,8 @@ def _positive(text: str) -> int:
     return int(text)
 
 
-def _load(args: argparse.Namespace) -> Report:
-    from embedlog.pipeline.loading import load
+def _load(args: argparse.Namespace) -> AuditReport:
+    from embedlog.pipeline.load import load
 
     # Of pyspark's own imports; no pandas is used here.
     warnings.filterwarnings("ignore", "PySpark does not yet fully support pandas", FutureWarning)
@@ -130,7 +130,7 @@ def _load(args: argparse.Namespace) -> Report:
         )
 
 
-def show(report: Report, *, as_json: bool = False, checked: bool = True) -> None:
+def show(report: AuditReport, *, as_json: bool = False, checked: bool = True) -> None:
     """Print a report: the last hours, or all as JSON."""
     if as_json:
         say_json(report.to_json())
@@ -142,7 +142,7 @@ def show(report: Report, *, as_json: bool = False, checked: bool = True) -> None
     note(*(f"embedlog.pipeline: {problem}" for problem in report.problems))
 
 
-def table(report: Report) -> list[str]:
+def table(report: AuditReport) -> list[str]:
     """Return the lines of a report: the last hours that have records, and the sums."""
     rows = list(report.hours())
     width = max([len("topic"), *(len(topic) for topic, *_ in rows)])

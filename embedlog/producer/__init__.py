@@ -23,9 +23,21 @@ from embedlog.errors import (
     RecordTooLargeError,
     TimeoutError,  # noqa: A004 - it is one
 )
-from embedlog.log.sequence import LAST_SEQUENCE
+from embedlog.partition.producer_state import LAST_SEQUENCE
 from embedlog.producer import sender
-from embedlog.producer.checks import (
+from embedlog.producer.buffer_pool import BufferPool
+from embedlog.producer.delivery_reports import DeliveryReports
+from embedlog.producer.future import (
+    BatchFuture,
+    BatchRange,
+    CompletedDelivery,
+    Delivery,
+    RecordFuture,
+    settled,
+)
+from embedlog.producer.row_batches import Rows, size_of, source_of
+from embedlog.producer.topic_queue import TopicQueue, no_key
+from embedlog.producer.validation import (
     check_all_bytes,
     check_partition,
     check_time,
@@ -33,22 +45,10 @@ from embedlog.producer.checks import (
     serialized,
     to_bytes,
 )
-from embedlog.producer.columns import Rows, size_of, source_of
-from embedlog.producer.future import (
-    BatchFuture,
-    BatchRange,
-    Delivery,
-    RecordFuture,
-    Settled,
-    settled,
-)
-from embedlog.producer.queue import TopicQueue, no_key
-from embedlog.producer.reports import Reports
-from embedlog.producer.room import Room
 from embedlog.record import RecordMetadata
 
 if TYPE_CHECKING:
-    from embedlog.log.root import Root
+    from embedlog.root.root import Root
 
 RECORD_BYTES = 16
 """What a gathered record counts for besides its key and value."""
@@ -91,7 +91,7 @@ class Producer:
 
     def _start(self) -> None:
         """Begin, or begin anew in a forked child."""
-        self.room = Room(self)
+        self.room = BufferPool(self)
         self.lock = self.room.lock
         self._take, self._give = self.lock.acquire, self.lock.release
         self._queues: dict[str, TopicQueue] = {}
@@ -100,7 +100,7 @@ class Producer:
         self._closed = False
         self.abandoned = False
         self.fenced: EmbedlogError | None = None
-        self.reports = Reports(self)
+        self.reports = DeliveryReports(self)
         self.sender = sender.Sender(self)
 
     def __repr__(self) -> str:
@@ -418,7 +418,7 @@ class Producer:
 
     def _future(self, delivery: Delivery) -> BatchFuture:
         future = BatchFuture()
-        future._delivery = Settled([]) if self._silent else delivery
+        future._delivery = CompletedDelivery([]) if self._silent else delivery
         return future
 
     def last_sequence(self, topic: str, partition: int = 0) -> int | None:

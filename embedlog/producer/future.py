@@ -17,7 +17,7 @@ from embedlog.errors import TimeoutError  # noqa: A004 - it is one
 from embedlog.record import Appended, RecordMetadata
 
 if TYPE_CHECKING:
-    from embedlog.producer.queue import TopicQueue
+    from embedlog.producer.topic_queue import TopicQueue
 
 Callback = tuple[Any, bool, Callable[..., object], tuple[Any, ...], dict[str, Any]]
 """The future it is for, whether it is for errors, and what to call."""
@@ -42,7 +42,7 @@ class BatchRange(NamedTuple):
         return None if self.base_offset is None else self.base_offset + self.count
 
 
-class Parcel:
+class ProducerBatch:
     """One batch on its way to one partition, and what became of it."""
 
     __slots__ = (
@@ -97,7 +97,7 @@ class Delivery:
 
     def __init__(self, queue: TopicQueue, deadline: float) -> None:
         self.queue, self.deadline = queue, deadline
-        self.parcels: list[Parcel] = []
+        self.parcels: list[ProducerBatch] = []
         self.starts: list[int] = []
         self.order: Any = None
         self.places: Any = None
@@ -108,10 +108,10 @@ class Delivery:
         """What became of its only row, if that needed no parcel."""
         self.sealed = False
 
-    def add(self, partition: int, encoded: EncodedBatch) -> Parcel:
+    def add(self, partition: int, encoded: EncodedBatch) -> ProducerBatch:
         """Make the next rows, as many as the batch has, a parcel."""
         start = self.starts[-1] + self.parcels[-1].count if self.starts else 0
-        parcel = Parcel(self, partition, encoded, start)
+        parcel = ProducerBatch(self, partition, encoded, start)
         self.starts.append(start)
         self.parcels.append(parcel)
         return parcel
@@ -177,7 +177,7 @@ class Delivery:
             self.queue.progress(deadline)
 
 
-class Settled:
+class CompletedDelivery:
     """A delivery whose outcome was known at once: a refusal, or ``acks=0``."""
 
     __slots__ = ("_outcome",)
@@ -277,7 +277,9 @@ class RecordFuture:
         return self._call((self, True, function, args, named))
 
     def _call(self, callback: Callback) -> Any:
-        if isinstance(self._delivery, Settled) or not self._delivery.queue.register(callback):
+        if isinstance(self._delivery, CompletedDelivery) or not self._delivery.queue.register(
+            callback
+        ):
             run_callback(callback)
         return self
 
@@ -308,7 +310,7 @@ F = TypeVar("F", bound=RecordFuture)
 
 def settled(future: F, outcome: Any) -> F:
     """Return a future whose outcome is known at once."""
-    future._delivery, future._row = Settled(outcome), None
+    future._delivery, future._row = CompletedDelivery(outcome), None
     return future
 
 

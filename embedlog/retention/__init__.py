@@ -2,17 +2,17 @@
 
 `deciding` says what the settings ask for; `keeping` who may not be overtaken
 (leases, and groups that have not consumed); `rounds` does it, partition by
-partition, through `log.trimming`; `telling` says it in words; `believing`
+partition, through `partition.log_start`; `telling` says it in words; `believing`
 doubts a clock that jumped.
 """
 
-from embedlog.retention.believing import BelievedClock
-from embedlog.retention.rounds import Deleted, delete_records, retain
-from embedlog.retention.telling import describe
+from embedlog.retention.clock import BoundedClock
+from embedlog.retention.explain import describe
+from embedlog.retention.retain import RetentionResult, delete_records, retain
 
 __all__ = [
-    "BelievedClock",
-    "Deleted",
+    "BoundedClock",
+    "RetentionResult",
     "delete_records",
     "describe",
     "retain",

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from embedlog.spark.datasource import EmbedlogDataSource
-    from embedlog.spark.positions import offsets_behind_latest
-    from embedlog.spark.starting import recommended_conf, register, session
+    from embedlog.spark.session import recommended_conf, register, session
+    from embedlog.spark.stream_offset import offsets_behind_latest
 
 _HOMES = {
     "EmbedlogDataSource": "datasource",

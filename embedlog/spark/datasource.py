@@ -21,7 +21,7 @@ from pyspark.sql.datasource import (
     InputPartition,
 )
 
-from embedlog.spark.options import SourceOptions, check_batch, parse
+from embedlog.spark.source_options import SourceOptions, check_batch, parse
 
 try:
     from pyspark.sql.streaming.datasource import (
@@ -51,7 +51,7 @@ class EmbedlogDataSource(DataSource):
 
         Spark asks for it in `load`, so that is where a wrong option is told.
         """
-        from embedlog.spark.columns import ddl
+        from embedlog.spark.kafka_columns import ddl
 
         options = parse(self.options)
         if options.ignored:
@@ -82,11 +82,11 @@ class EmbedlogDataSource(DataSource):
         return stream_writer(self.options, schema, overwrite)
 
 
-class _Rows:
+class RowIterator:
     """What both readers do in an executor."""
 
     def __init__(self, options: SourceOptions, schema: Any) -> None:
-        from embedlog.spark.columns import chosen
+        from embedlog.spark.kafka_columns import chosen
 
         self.options = options
         fields = [(field.name, field.dataType.simpleString()) for field in schema.fields]
@@ -94,7 +94,7 @@ class _Rows:
 
     def read(self, partition: Any) -> Iterator[Any]:
         """Yield the rows of a task as Arrow record batches."""
-        from embedlog.spark.reading import read
+        from embedlog.spark.partition_reader import read
 
         # Spark makes a task of None where there are no tasks.
         if partition is None or partition.value is None:
@@ -102,7 +102,7 @@ class _Rows:
         return read(partition.value, self.names, self.options.fail_on_data_loss)
 
 
-class BatchReader(_Rows, DataSourceReader):
+class BatchReader(RowIterator, DataSourceReader):
     """Reads the log once, from one place to another."""
 
     def __init__(self, options: SourceOptions, schema: Any) -> None:
@@ -112,25 +112,25 @@ class BatchReader(_Rows, DataSourceReader):
 
     def partitions(self) -> list[InputPartition]:
         """Return the tasks, as of now: Spark asks once for each `load`."""
-        from embedlog.spark.batch import works
+        from embedlog.spark.batch_scan import works
 
         return [InputPartition(work) for work in works(self.options)]
 
 
-class StreamReader(_Rows, DataSourceStreamReader, SupportsTriggerAvailableNow):
+class StreamReader(RowIterator, DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Reads the log as it grows, micro-batch by micro-batch."""
 
     @cached_property
     def _stream(self) -> Any:
-        from embedlog.spark.streaming import Stream
+        from embedlog.spark.micro_batch import MicroBatchStream
 
         # Spark ends this process with a signal and says nothing before: what is held would
         # be held for another hour.  As an exception it ends in `stop`, between two steps.
         signal.signal(signal.SIGTERM, _leave)
-        return Stream(self.options)
+        return MicroBatchStream(self.options)
 
     def __init__(self, options: SourceOptions, schema: Any) -> None:
-        from embedlog.spark.options import check_stream
+        from embedlog.spark.source_options import check_stream
 
         super().__init__(options, schema)
         check_stream(options)

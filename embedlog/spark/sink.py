@@ -17,8 +17,8 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 
 from embedlog.errors import EmbedlogError
-from embedlog.log.publishing import Publication
-from embedlog.log.staging import Staged
+from embedlog.publish.staging import StagedFile
+from embedlog.publish.transaction import Publication
 from embedlog.spark import sink_options
 from embedlog.spark.sink_options import SinkOptions
 
@@ -35,7 +35,7 @@ QUERY, BATCH, RUN = "sql.streaming.queryId", "streaming.sql.batchId", "spark.job
 class StagedMessage(WriterCommitMessage):
     """What a task tells the driver: what it staged, and which micro-batch it worked for."""
 
-    staged: Staged
+    staged: StagedFile
     number: int
     query: str | None = None
     batch: int | None = None
@@ -75,14 +75,14 @@ def stream_writer(options: Mapping[str, str], schema: Any, overwrite: bool) -> S
     return StreamSink(parsed)
 
 
-class _Staging:
+class StagingWriter:
     """What both writers do in a task."""
 
     def __init__(self, options: SinkOptions, keep: bool) -> None:
-        from embedlog.spark import publishing
+        from embedlog.spark import batch_write
 
         self.options = options
-        self.task = publishing.plan(options, keep=keep)
+        self.task = batch_write.plan(options, keep=keep)
 
     def write(self, iterator: Iterator[Any]) -> StagedMessage:
         """Stage the rows of a task."""
@@ -105,7 +105,7 @@ def _numbers(context: Any) -> tuple[int, int]:
     return context.partitionId(), context.attemptNumber()
 
 
-class BatchSink(_Staging, DataSourceArrowWriter):
+class BatchSink(StagingWriter, DataSourceArrowWriter):
     """Writes one DataFrame."""
 
     def __init__(self, options: SinkOptions) -> None:
@@ -113,23 +113,23 @@ class BatchSink(_Staging, DataSourceArrowWriter):
 
     def commit(self, messages: list[Any]) -> None:
         """Publish what all tasks staged."""
-        from embedlog.spark import publishing
+        from embedlog.spark import batch_write
 
         options, publication = self.options, None
         if options.application is not None and options.version is not None:
             # An empty frame counts as written to its topic.
             topics = () if options.topic is None else (self.task.targets[options.topic].id,)
             publication = Publication(options.application, options.version, topics=topics)
-        publishing.publish(options, _staged(messages), publication)
+        batch_write.publish(options, _staged(messages), publication)
 
     def abort(self, messages: list[Any]) -> None:
         """Remove what tasks staged."""
-        from embedlog.spark import publishing
+        from embedlog.spark import batch_write
 
-        publishing.discard(self.options, _staged(messages))
+        batch_write.discard(self.options, _staged(messages))
 
 
-class StreamSink(_Staging, DataSourceStreamArrowWriter):
+class StreamSink(StagingWriter, DataSourceStreamArrowWriter):
     """Writes the micro-batches of a query, each of them once."""
 
     def __init__(self, options: SinkOptions) -> None:
@@ -137,20 +137,20 @@ class StreamSink(_Staging, DataSourceStreamArrowWriter):
 
     def commit(self, messages: list[Any], batchId: int) -> None:  # noqa: N803 - Spark's name
         """Publish what all tasks staged, unless this batch of the query was published before."""
-        from embedlog.spark import publishing
+        from embedlog.spark import batch_write
 
         options, told = self.options, [one for one in messages if one is not None]
         publication = _publication(options, told, batchId)
-        publishing.publish(options, _staged(told), publication, keep=True)
+        batch_write.publish(options, _staged(told), publication, keep=True)
 
     def abort(self, messages: list[Any], batchId: int) -> None:  # noqa: N803 - Spark's name
         """Remove what tasks staged; Spark also calls it for a batch whose commit has failed late.
 
         What was published is a copy, and stays.
         """
-        from embedlog.spark import publishing
+        from embedlog.spark import batch_write
 
-        publishing.discard(self.options, _staged(messages))
+        batch_write.discard(self.options, _staged(messages))
 
 
 def _publication(options: SinkOptions, told: Sequence[StagedMessage], batch: int) -> Publication:
@@ -164,7 +164,7 @@ def _publication(options: SinkOptions, told: Sequence[StagedMessage], batch: int
     return Publication(options.application or query, batch, query, run, options.checkpoint)
 
 
-def _staged(messages: Sequence[Any]) -> list[Staged]:
+def _staged(messages: Sequence[Any]) -> list[StagedFile]:
     """Return what tasks staged in the order of the tasks: a repetition has the same one."""
     told = [one for one in messages if isinstance(one, StagedMessage)]
     return [one.staged for one in sorted(told, key=lambda one: one.number)]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from embedlog.errors import InvalidConfigError
-from embedlog.spark.given import absolute, refuse, root
+from embedlog.spark.option_values import absolute, refuse, root
 
 KNOWN = (
     *("path", "topic", "durability", "compression", "lockTimeout"),

@@ -20,17 +20,17 @@ from embedlog.errors import (
     OffsetOutOfRangeError,
     UnknownTopicOrPartitionError,
 )
-from embedlog.log import PartitionLog, flushing
+from embedlog.partition import PartitionLog, flush
 from embedlog.record import TopicPartition
-from embedlog.spark.options import EARLIEST, LATEST, Bound, SourceOptions
-from embedlog.spark.positions import Positions
+from embedlog.spark.source_options import EARLIEST, LATEST, OffsetBound, SourceOptions
+from embedlog.spark.stream_offset import StreamOffset
 
 logger = logging.getLogger("embedlog")
 
 Offsets = dict[TopicPartition, int]
 
 
-class Source:
+class LogSource:
     """A log and what is to be read of it.
 
     Args:
@@ -154,16 +154,16 @@ class Source:
             return {one: now.end_offset for one, now in tails.items()}
         behind = [logs[one] for one, now in tails.items() if now.durable_offset < now.end_offset]
         if behind and self.writable:
-            flushing.flush(behind)
+            flush.flush(behind)
             tails = {one: log.tail() for one, log in logs.items()}
         return {one: min(now.durable_offset, now.end_offset) for one, now in tails.items()}
 
-    def positions(self, offsets: Mapping[TopicPartition, int]) -> Positions:
+    def positions(self, offsets: Mapping[TopicPartition, int]) -> StreamOffset:
         """Return offsets with what tells these logs from others that may have the same names."""
         logs = self.partitions()
         there = {one: offset for one, offset in offsets.items() if one in logs}
         epochs = {one: logs[one].tail().leader_epoch for one in there}
-        return Positions(
+        return StreamOffset(
             there,
             {one.topic: logs[one].topic_id for one in there},
             {one: epoch for one, epoch in epochs.items() if epoch},
@@ -171,22 +171,22 @@ class Source:
 
     # Where to begin and to end
 
-    def starts(self, bound: Bound) -> Offsets:
+    def starts(self, bound: OffsetBound) -> Offsets:
         """Return where a query begins that has not begun yet."""
         return self._resolved(bound, self.ends(), "starting")
 
-    def stops(self, bound: Bound) -> Offsets:
+    def stops(self, bound: OffsetBound) -> Offsets:
         """Return where a batch query ends."""
         return self._resolved(bound, self.ends(), "ending")
 
-    def _resolved(self, bound: Bound, ends: Offsets, side: str) -> Offsets:
+    def _resolved(self, bound: OffsetBound, ends: Offsets, side: str) -> Offsets:
         self._check_named(bound, side)
         return {
             one: self._place(one, log, bound, ends[one], side)
             for one, log in self.partitions().items()
         }
 
-    def _check_named(self, bound: Bound, side: str) -> None:
+    def _check_named(self, bound: OffsetBound, side: str) -> None:
         """Kafka wants every partition named, and no other."""
         if bound.everywhere is not None:
             return
@@ -211,7 +211,7 @@ class Source:
                 )
 
     def _place(
-        self, one: TopicPartition, log: PartitionLog, bound: Bound, end: int, side: str
+        self, one: TopicPartition, log: PartitionLog, bound: OffsetBound, end: int, side: str
     ) -> int:
         number = bound.of(*one)
         assert number is not None

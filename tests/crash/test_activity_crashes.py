@@ -15,9 +15,9 @@ from support.cruel import FALLIBLE, OPERATIONS, CruelFiles, scratch_directory
 from support.forks import tell
 from support.roots import abandon, encoded, fill, healthy, make_log, open_root
 
-from embedlog import activity
 from embedlog.catalog import ACTIVITY
-from embedlog.log.root import Root
+from embedlog.maintenance import activity
+from embedlog.root.root import Root
 
 SMALL = {"segment.bytes": 2 * encoded(b"v0").size}
 ALL = [("altered", "b"), ("created", "a"), ("created", "b"), ("rolled", "a-0"), ("rolled", "a-0")]

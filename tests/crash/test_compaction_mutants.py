@@ -13,7 +13,7 @@ from support.cruel import scratch_directory
 from support.forks import tell
 from support.mutants import Change
 
-CLEANING, REPLACING = "embedlog.compaction.cleaning", "embedlog.log.replacing"
+CLEANING, REPLACING = "embedlog.compaction.cleaner", "embedlog.partition.replacing"
 Check = Callable[[Path], object]
 
 
@@ -109,7 +109,7 @@ MUTANTS = [
     Mutant(
         "a horizon is not kept",
         by_the_oracle,
-        "embedlog.compaction.rewriting:Rewriter._encode",
+        "embedlog.compaction.rewriter:Rewriter._encode",
         {"encoded.delete_horizon = horizon": "encoded.delete_horizon = None"},
     ),
     Mutant(
@@ -121,7 +121,7 @@ MUTANTS = [
     Mutant(
         "the last offset of a key is the wrong one",
         by_the_oracle,
-        "embedlog.compaction.offsetmap:OffsetMap._enter",
+        "embedlog.compaction.offset_map:OffsetMap._enter",
         {"known[places] = mine": "known[places] = mine[::-1]"},
     ),
     Mutant(

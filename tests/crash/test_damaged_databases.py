@@ -30,9 +30,9 @@ import embedlog
 from embedlog import kv
 from embedlog.errors import CorruptionError, EmbedlogError, StorageError
 from embedlog.files import Files
-from embedlog.log import checking
-from embedlog.log.checking import verify_root
-from embedlog.log.root import Root
+from embedlog.root import verify
+from embedlog.root.root import Root
+from embedlog.root.verify import verify_root
 
 PAGE = 4096
 STATE, LIVE, COPY = "state/data.mdb", "live/data.mdb", "state.copy/data.mdb"
@@ -169,7 +169,7 @@ def _outcome_of(
         if whole:
             if path == STATE and verify_root(root) != []:
                 # The records are there; the index of a sealed segment is not.
-                checking.rebuild_index(root)
+                verify.rebuild_index(root)
             found = verify_root(root)
             if found and path == STATE and not clean:
                 # Rows that are gone without a trace in their page: no copy is as new.

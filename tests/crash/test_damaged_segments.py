@@ -17,9 +17,9 @@ from support.roots import Row, abandon, encoded, make_log, open_root, rows, segm
 
 from embedlog import batch
 from embedlog.errors import CorruptionError, UnsupportedFormatError
-from embedlog.log.checking import verify_root
-from embedlog.log.repairing import repair_root
-from embedlog.log.root import Root
+from embedlog.root.repair import repair_root
+from embedlog.root.root import Root
+from embedlog.root.verify import verify_root
 
 KINDS = {
     "plain": {},

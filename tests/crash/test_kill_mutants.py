@@ -15,7 +15,7 @@ from support.killing import Place, Scene
 from support.program import BIRTH
 
 from embedlog.errors import StorageError
-from embedlog.log import PartitionLog, flushing
+from embedlog.partition import PartitionLog, flush
 from embedlog.record import Appended
 from embedlog.segment import SegmentFile
 
@@ -129,7 +129,7 @@ def try_a_failed_flush_again() -> None:
         except StorageError:
             file.sync()
 
-    flushing.sync = sync
+    flush.sync = sync
 
 
 def ignore_a_failed_flush() -> None:
@@ -141,7 +141,7 @@ def ignore_a_failed_flush() -> None:
         except StorageError:
             pass
 
-    flushing.sync = sync
+    flush.sync = sync
 
 
 def use_the_lock_of_the_parent() -> None:

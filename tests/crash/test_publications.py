@@ -13,7 +13,8 @@ from support.cruel import FALLIBLE, scratch_directory
 from support.forks import tell
 from support.publications import Case
 
-from embedlog.log import journal, markers, publishing
+from embedlog.partition import journal
+from embedlog.publish import app_versions, transaction
 
 MODES = ("os", "fsync")
 
@@ -122,7 +123,7 @@ def no_journal(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def nothing_flushed(monkeypatch: pytest.MonkeyPatch) -> None:
     """It says it is durable, and is not."""
-    monkeypatch.setattr(publishing, "_flush", lambda share: None)
+    monkeypatch.setattr(transaction, "_flush", lambda share: None)
 
 
 def ends_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,20 +138,20 @@ def ends_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def marker_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     """The markers are not in the transaction that publishes, but in one before it."""
-    carry_out = publishing._carry_out
+    carry_out = transaction._carry_out
 
     def wrong(root: Any, shares: Any, intent: Any, *rest: Any) -> Any:
         if intent is not None:
-            marker = publishing._marker(intent.publication, shares, 0, 0, 0)
-            root.context.state.write(lambda txn: publishing._put_markers(txn, intent, marker))
+            marker = transaction._marker(intent.publication, shares, 0, 0, 0)
+            root.context.state.write(lambda txn: transaction._put_markers(txn, intent, marker))
         return carry_out(root, shares, None, *rest)
 
-    monkeypatch.setattr(publishing, "_carry_out", wrong)
+    monkeypatch.setattr(transaction, "_carry_out", wrong)
 
 
 def markers_by_the_wall_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """A jump of the clock by 30 days drops the markers of all who did not publish since."""
-    monkeypatch.setattr(markers, "advance_clock", lambda txn, clocks: max(clocks.time_ms, 0))
+    monkeypatch.setattr(app_versions, "advance_clock", lambda txn, clocks: max(clocks.time_ms, 0))
 
 
 @pytest.mark.parametrize(

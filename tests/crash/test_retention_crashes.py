@@ -15,7 +15,7 @@ from support.roots import encoded, healthy, make_log, open_root
 from support.trims import Case
 
 from embedlog import catalog
-from embedlog.log import dooming, trimming
+from embedlog.partition import log_start, pending_deletes
 
 
 @pytest.fixture(scope="module")
@@ -90,33 +90,33 @@ def test_readers_in_other_processes_run_through_it(tmp_path):
 
 def unlinked_first(monkeypatch):
     """Files go before their names."""
-    trim_locked = trimming._trim_locked
+    trim_locked = log_start._trim_locked
 
     def wrong(log, now, offset, whole, limit):
         log.refresh()
-        for info in trimming._before(log, min(offset, now.end_offset)):
+        for info in log_start._before(log, min(offset, now.end_offset)):
             log.context.files.unlink(log.path_of(info), missing_ok=True)
         return trim_locked(log, now, offset, whole, limit)
 
-    monkeypatch.setattr(trimming, "_trim_locked", wrong)
+    monkeypatch.setattr(log_start, "_trim_locked", wrong)
 
 
 def not_doomed(monkeypatch):
     """Nobody notes which files are to go."""
-    monkeypatch.setattr(dooming, "put", lambda *_: None)
+    monkeypatch.setattr(pending_deletes, "put", lambda *_: None)
 
 
 def not_finished(monkeypatch):
     """A start that moved is taken for a trim that was finished."""
-    goal = trimming._goal
+    goal = log_start._goal
 
     def wrong(log, now, offset, whole, most):
         found = goal(log, now, offset, whole, most)
         if found == now.start_offset:
-            monkeypatch.setattr(trimming, "_before", lambda log, start: [])
+            monkeypatch.setattr(log_start, "_before", lambda log, start: [])
         return found
 
-    monkeypatch.setattr(trimming, "_goal", wrong)
+    monkeypatch.setattr(log_start, "_goal", wrong)
 
 
 @pytest.mark.parametrize("bug", [unlinked_first, not_doomed, not_finished])
@@ -135,7 +135,7 @@ def test_power_cuts_find_a_start_that_is_not_durable(tmp_path, monkeypatch):
         for segment in segments:
             catalog.drop_segment(txn, key, segment)
 
-    monkeypatch.setattr(trimming, "_drop", wrong)
+    monkeypatch.setattr(log_start, "_drop", wrong)
     recording = trims.record(tmp_path)
     monkeypatch.undo()
 

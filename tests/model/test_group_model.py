@@ -26,7 +26,6 @@ from support.groups import SESSION_MS, Uptime, join, make_group, make_topics, ow
 from support.groups import crash as let_go
 from support.roots import healthy, open_root
 
-from embedlog import ownership
 from embedlog.assignor import configured
 from embedlog.errors import (
     CommitFailedError,
@@ -38,8 +37,9 @@ from embedlog.errors import (
     UnknownMemberIdError,
     UnknownTopicOrPartitionError,
 )
-from embedlog.member import Member
-from embedlog.ownership import NOBODY
+from embedlog.groups import ownership
+from embedlog.groups.member import GroupMember
+from embedlog.groups.ownership import NOBODY
 from embedlog.record import OffsetAndMetadata, TopicPartition
 
 ASSIGNORS = configured(["range", "sticky", "cooperative-sticky"])
@@ -78,7 +78,7 @@ class Hooked:
 class Player:
     """A process with one member, as far as the model knows it."""
 
-    def __init__(self, member: Member, topics: list[str]) -> None:
+    def __init__(self, member: GroupMember, topics: list[str]) -> None:
         self.member, self.id, self.topics = member, member.id, topics
         self.mine: dict[bytes, tuple[TopicPartition, int]] = {}
         """What it believes it owns: by row, the partition and the epoch."""

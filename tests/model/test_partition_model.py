@@ -37,7 +37,7 @@ from embedlog.errors import (
     OffsetOutOfRangeError,
     OutOfOrderSequenceError,
 )
-from embedlog.log.sequence import LAST_SEQUENCE, REMEMBERED, after
+from embedlog.partition.producer_state import LAST_SEQUENCE, REMEMBERED, after
 
 CONFIG = {"segment.bytes": 2600, "index.interval.bytes": 700, "segment.ms": 50}
 

@@ -33,8 +33,8 @@ from support.staged import stage
 from embedlog.config import TopicConfig
 from embedlog.errors import RestartedApplicationError
 from embedlog.files import Files
-from embedlog.log import markers, publishing
-from embedlog.log.publishing import Publication
+from embedlog.publish import app_versions, transaction
+from embedlog.publish.transaction import Publication
 
 DAY = 86_400_000
 TOPICS = "abc"
@@ -73,7 +73,7 @@ class PublicationModel(RuleBasedStateMachine):
         Machine.up, Machine.boot = 1_000, 0
         self.clock = ManualClock()
         # As if there were so many that each marker is dropped that may be.
-        self.limits = patch.multiple(markers, KEPT=0, CHECK_INTERVAL=1)
+        self.limits = patch.multiple(app_versions, KEPT=0, CHECK_INTERVAL=1)
         self.limits.start()
         self.root = open_root(f"{self.path}/root", files=Machine, clock=self.clock)
         self.held: dict[int, list[bytes]] = {}
@@ -102,7 +102,7 @@ class PublicationModel(RuleBasedStateMachine):
     ) -> str:
         staged = [stage(self.root, **{f"{topic}_0": [value] for topic in sorted(topics)})]
         try:
-            published = publishing.publish(self.root, staged, who, restart=restart)
+            published = transaction.publish(self.root, staged, who, restart=restart)
         except RestartedApplicationError:
             return "refused"
         if published.repeated is not None:
@@ -214,27 +214,29 @@ TestPublicationModel.settings = settings(stateful_step_count=20)
 
 def by_the_wall_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """A jump of the clock drops markers."""
-    monkeypatch.setattr(markers, "advance_clock", lambda txn, clocks: max(clocks.time_ms, 0))
+    monkeypatch.setattr(app_versions, "advance_clock", lambda txn, clocks: max(clocks.time_ms, 0))
 
 
 def without_topics(monkeypatch: pytest.MonkeyPatch) -> None:
     """A name has one marker for all topics, also for those that were created again."""
-    key = markers._key
-    monkeypatch.setattr(markers, "_key", lambda name, topic_id: key(name, markers.ANY_TOPIC))
+    key = app_versions._key
+    monkeypatch.setattr(
+        app_versions, "_key", lambda name, topic_id: key(name, app_versions.ANY_TOPIC)
+    )
 
 
 def without_counters(monkeypatch: pytest.MonkeyPatch) -> None:
     """A query has a count in each topic only."""
-    get = markers.get
+    get = app_versions.get
     wrong: Any = lambda txn, name, *topic: get(txn, name, *topic) if topic else None  # noqa: E731
-    monkeypatch.setattr(markers, "get", wrong)
+    monkeypatch.setattr(app_versions, "get", wrong)
 
 
 def without_refusals(monkeypatch: pytest.MonkeyPatch) -> None:
     """A query that starts over is always allowed to."""
-    before = publishing._published_before
+    before = transaction._published_before
     monkeypatch.setattr(
-        publishing,
+        transaction,
         "_published_before",
         lambda txn, intent: before(txn, intent._replace(restart=True)),
     )

@@ -15,9 +15,9 @@ from support.sessions import begin
 from support.sparks import ALL, read_all
 
 import embedlog
-from embedlog.engine import Log
-from embedlog.spark.batch import works
-from embedlog.spark.options import parse
+from embedlog.api import Log
+from embedlog.spark.batch_scan import works
+from embedlog.spark.source_options import parse
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

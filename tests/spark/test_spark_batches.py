@@ -25,11 +25,11 @@ from embedlog.errors import (
 )
 from embedlog.record import TopicPartition
 from embedlog.segment import create
-from embedlog.spark import columns, planning, reading
-from embedlog.spark.batch import works
-from embedlog.spark.options import parse
-from embedlog.spark.planning import Range, packed, parts_of, plan, tasks_for
-from embedlog.spark.reading import Chunk, Piece, Work
+from embedlog.spark import input_partitions, kafka_columns, partition_reader
+from embedlog.spark.batch_scan import works
+from embedlog.spark.input_partitions import PartitionOffsets, packed, parts_of, plan, tasks_for
+from embedlog.spark.partition_reader import FileChunk, LogInputPartition, PartitionSlice
+from embedlog.spark.source_options import parse
 
 # What is read
 
@@ -82,15 +82,15 @@ def test_the_schema_is_the_one_that_spark_compares_with(rows, send, options):
         *(of.BinaryType(), of.BinaryType(), of.StringType(), of.IntegerType(), of.LongType()),
         *(of.TimestampType(), of.IntegerType(), of.ArrayType(pair)),
     ]
-    fields = zip(columns.KINDS, kinds, strict=True)
+    fields = zip(kafka_columns.KINDS, kinds, strict=True)
     schema = of.StructType([of.StructField(name, kind) for name, kind in fields])
     send("t", {0: [1, 2]}, headers=[("a", b"b")])
 
     (work,) = works(parse(options()))
-    (found,) = reading.read(work, tuple(schema.names), True)
+    (found,) = partition_reader.read(work, tuple(schema.names), True)
 
     assert found.schema.equals(types.to_arrow_schema(schema, timezone="UTC"))
-    assert [kind.simpleString() for kind in kinds] == list(columns.KINDS.values())
+    assert [kind.simpleString() for kind in kinds] == list(kafka_columns.KINDS.values())
 
 
 def test_a_time_set_by_the_log_is_told(log, rows, send):
@@ -119,13 +119,13 @@ def test_a_schema_is_a_projection(rows, send):
     [
         ([("value", "string")], "no column value of type string"),
         ([("valeu", "binary")], "no column valeu"),
-        ([("headers", columns.KINDS["headers"])], "includeHeaders"),
+        ([("headers", kafka_columns.KINDS["headers"])], "includeHeaders"),
     ],
 )
 def test_a_schema_of_other_columns_is_refused(fields, told):
     """With what there is."""
     with pytest.raises(InvalidConfigError, match=told):
-        columns.chosen(fields, headers=False)
+        kafka_columns.chosen(fields, headers=False)
 
 
 def test_a_time_too_far_away_for_spark_is_told(log, rows):
@@ -146,11 +146,11 @@ def test_small_batches_are_gathered(log, options):
         assert part.end_offset() == first + 1000
 
     (work,) = works(parse(options(assign='{"t": [0]}')))
-    sizes = [one.num_rows for one in reading.read(work, ("offset",), True)]
+    sizes = [one.num_rows for one in partition_reader.read(work, ("offset",), True)]
 
     assert sum(sizes) == 70_000
-    assert all(size >= reading.ROWS for size in sizes[:-1])
-    assert all(size <= reading.MOST_ROWS for size in sizes)
+    assert all(size >= partition_reader.ROWS for size in sizes[:-1])
+    assert all(size <= partition_reader.MOST_ROWS for size in sizes)
 
 
 def test_large_batches_are_handed_on_in_parts(log, options):
@@ -159,7 +159,7 @@ def test_large_batches_are_handed_on_in_parts(log, options):
     log.partition("t", 0).append([encoded(*[b""] * 150_000)])
 
     (work,) = works(parse(options(assign='{"t": [0]}')))
-    sizes = [one.num_rows for one in reading.read(work, ("offset",), True)]
+    sizes = [one.num_rows for one in partition_reader.read(work, ("offset",), True)]
 
     assert sizes == [65_536, 65_536, 18_928]
 
@@ -218,13 +218,13 @@ def test_batches_with_offsets_of_their_own_are_read(log):
     files = log.root.context.files
     file = create(files, "compacted.arrows", schema)
     size = file.write(one.stamp(0, 0, next_offset=50), file.start)
-    chunk = Chunk("compacted.arrows", True, False, 0, file.start + size)
+    chunk = FileChunk("compacted.arrows", True, False, 0, file.start + size)
 
     def read(first, stop):
-        work = Work(log.path, (Piece("t", 0, first, stop, 0, (chunk,)),))
+        work = LogInputPartition(log.path, (PartitionSlice("t", 0, first, stop, 0, (chunk,)),))
         return [
             one["offset"]
-            for some in reading.read(work, columns_without, True)
+            for some in partition_reader.read(work, columns_without, True)
             for one in some.to_pylist()
         ]
 
@@ -401,7 +401,9 @@ def test_there_are_as_many_tasks_as_it_is_worth(sizes, slots, given, tasks):
 
 def test_small_pieces_share_tasks_evenly():
     """The largest first, each to the task with the least."""
-    pieces = [Piece("t", n, 0, 1, 0, (), size) for n, size in enumerate([5, 1, 1, 1, 3, 1])]
+    pieces = [
+        PartitionSlice("t", n, 0, 1, 0, (), size) for n, size in enumerate([5, 1, 1, 1, 3, 1])
+    ]
 
     found = packed(pieces, 2)
 
@@ -416,7 +418,9 @@ def test_pieces_of_a_partition_are_in_the_order_of_the_tasks(seed):
     """So a copy has the order of its keys: what tasks wrote is published in theirs."""
     chance = random.Random(seed)
     parts = [(number, part) for number in range(4) for part in range(chance.randint(1, 6))]
-    pieces = [Piece("t", *one, one[1] + 1, 0, (), chance.randint(90, 110)) for one in parts]
+    pieces = [
+        PartitionSlice("t", *one, one[1] + 1, 0, (), chance.randint(90, 110)) for one in parts
+    ]
 
     found = packed(pieces, chance.randint(1, 8))
 
@@ -444,7 +448,13 @@ def test_cuts_lose_nothing_and_are_even(log, tasks):
     where = TopicPartition("big", 0)
     options = parse({"path": log.path, "subscribe": "big", "minPartitions": str(tasks)})
 
-    made = plan(log.path, [Range(where, 3, part.end_offset())], lambda one: part, options, slots=2)
+    made = plan(
+        log.path,
+        [PartitionOffsets(where, 3, part.end_offset())],
+        lambda one: part,
+        options,
+        slots=2,
+    )
 
     pieces = sorted((piece for work in made for piece in work.pieces), key=lambda one: one.first)
     assert len(made) == tasks
@@ -456,7 +466,7 @@ def test_cuts_lose_nothing_and_are_even(log, tasks):
     offsets = [
         row
         for work in made
-        for some in reading.read(work, ("offset",), True)
+        for some in partition_reader.read(work, ("offset",), True)
         for row in some.column(0).to_pylist()
     ]
     assert sorted(offsets) == list(range(3, part.end_offset()))
@@ -523,10 +533,10 @@ def test_a_file_that_is_gone_is_a_loss(log, options, send):
         values_of(
             row
             for work in tasks
-            for some in reading.read(work, ("value",), True)
+            for some in partition_reader.read(work, ("value",), True)
             for row in some.to_pylist()
         )
-    assert [some for work in tasks for some in reading.read(work, ("value",), False)] == []
+    assert [some for work in tasks for some in partition_reader.read(work, ("value",), False)] == []
 
 
 def test_a_log_that_was_cut_and_written_anew_is_a_loss(log, options, send):
@@ -537,7 +547,7 @@ def test_a_log_that_was_cut_and_written_anew_is_a_loss(log, options, send):
     (chunk,) = piece.chunks
 
     def read(piece):
-        return list(reading.read(replace(work, pieces=(piece,)), ("value",), True))
+        return list(partition_reader.read(replace(work, pieces=(piece,)), ("value",), True))
 
     shorter = replace(chunk, end_position=chunk.end_position + 800)
     with pytest.raises(DataLossError, match="was cut"):
@@ -560,7 +570,7 @@ def test_damage_is_an_error_whatever_losses_are(log, options, send):
         file.write(b"z")
 
     with pytest.raises(CorruptBatchError, match="CRC of column value"):
-        list(reading.read(tasks[0], ("value",), False))
+        list(partition_reader.read(tasks[0], ("value",), False))
     with open(path, "r+b") as file:
         file.write(data)
 
@@ -573,17 +583,23 @@ def test_a_roll_between_plan_and_read_changes_nothing(log, options, send):
     send("t", {0: range(10, 20)})
 
     assert (
-        len([row for some in reading.read(work, ("value",), True) for row in some.to_pylist()])
+        len(
+            [
+                row
+                for some in partition_reader.read(work, ("value",), True)
+                for row in some.to_pylist()
+            ]
+        )
         == 10
     )
 
 
 def test_an_executor_on_another_host_is_told_what_it_lacks(tmp_path):
     """The path has to lead to the log everywhere."""
-    work = Work(str(tmp_path / "elsewhere"), ())
+    work = LogInputPartition(str(tmp_path / "elsewhere"), ())
 
     with pytest.raises(NotALogError, match="the log is not on this host"):
-        list(reading.read(work, ("value",), True))
+        list(partition_reader.read(work, ("value",), True))
 
 
 def test_an_executor_opens_no_database_and_takes_no_lock(log, options, send, monkeypatch):
@@ -602,7 +618,7 @@ def test_an_executor_opens_no_database_and_takes_no_lock(log, options, send, mon
     monkeypatch.setattr(lmdb, "Environment", never)
     monkeypatch.setattr(fcntl, "flock", never)
 
-    assert sum(some.num_rows for some in reading.read(work, ("value",), True)) == 10
+    assert sum(some.num_rows for some in partition_reader.read(work, ("value",), True)) == 10
 
 
 def test_a_log_that_may_only_be_read_is_read(log, send, options, monkeypatch):
@@ -617,7 +633,7 @@ def test_slots_are_the_cores(log, send, options, monkeypatch):
     """A batch of many small partitions is read by as many tasks."""
     log.create_topic("many", 9)
     send("many", {number: [1] for number in range(9)})
-    monkeypatch.setattr(planning.os, "sched_getaffinity", lambda pid: {0, 1, 2})
+    monkeypatch.setattr(input_partitions.os, "sched_getaffinity", lambda pid: {0, 1, 2})
 
     tasks = works(parse(options(subscribe="many")))
 

@@ -13,7 +13,7 @@ from support.copying import InDriver, InSession, Matrix
 from support.forks import tell
 
 import embedlog
-from embedlog.engine import Log
+from embedlog.api import Log
 
 WORKERS = killable.SOURCE + killable.SINK
 DRIVERS = WORKERS + killable.CHECKPOINT

@@ -17,7 +17,7 @@ from support.forks import tell
 from support.roots import values
 
 import embedlog
-from embedlog.engine import Log
+from embedlog.api import Log
 
 
 @pytest.fixture

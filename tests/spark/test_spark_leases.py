@@ -12,11 +12,11 @@ from support.sparks import read_all, values_of
 
 import embedlog
 from embedlog.errors import DataLossError
-from embedlog.spark.batch import works
+from embedlog.spark.batch_scan import works
 from embedlog.spark.datasource import StreamReader
-from embedlog.spark.options import parse
-from embedlog.spark.source import Source
-from embedlog.spark.streaming import Stream
+from embedlog.spark.micro_batch import MicroBatchStream
+from embedlog.spark.source import LogSource
+from embedlog.spark.source_options import parse
 
 DAY = 86_400_000
 
@@ -94,7 +94,7 @@ def test_a_batch_that_loses_a_race_is_planned_again(log, options, grow_old, monk
 def test_retention_waits_for_a_stream_until_it_went_on(log, options, grow_old):
     """From the start of its last batch on; what is before may go."""
     now = [0]
-    stream = Stream(
+    stream = MicroBatchStream(
         parse(options(startingOffsets="earliest", maxOffsetsPerTrigger=30)), lambda: now[0]
     )
     begin = stream.initial()
@@ -116,7 +116,9 @@ def test_retention_waits_for_a_stream_until_it_went_on(log, options, grow_old):
 def test_an_idle_stream_renews_its_lease_now_and_then(log, options):
     """Not at each of ninety looks a second."""
     now = [0]
-    stream = Stream(parse(options(startingOffsets="latest", readLeaseMs=60_000)), lambda: now[0])
+    stream = MicroBatchStream(
+        parse(options(startingOffsets="latest", readLeaseMs=60_000)), lambda: now[0]
+    )
     position = stream.latest(stream.initial())
     held = []
     stream.source.hold = lambda name, offsets: held.append(now[0]) or True
@@ -130,7 +132,7 @@ def test_an_idle_stream_renews_its_lease_now_and_then(log, options):
 def test_retention_that_passed_a_stopped_stream_is_a_loss(log, options, grow_old):
     """It fails, or goes on at the earliest record without reading one twice."""
     given = {"startingOffsets": "earliest", "maxOffsetsPerTrigger": 5}
-    stream = Stream(parse(options(**given)))
+    stream = MicroBatchStream(parse(options(**given)))
     end = json.loads(json.dumps(stream.latest(stream.initial())))
     assert len(read_all(stream.plan(stream.initial(), end))) == 5
     stream.close()
@@ -139,7 +141,8 @@ def test_retention_that_passed_a_stopped_stream_is_a_loss(log, options, grow_old
     assert start_of(log) > 5
 
     strict, lenient = (
-        Stream(parse(options(**given, failOnDataLoss=fails))) for fails in ("true", "false")
+        MicroBatchStream(parse(options(**given, failOnDataLoss=fails)))
+        for fails in ("true", "false")
     )
     with pytest.raises(DataLossError, match="was read up to 5, and begins at"):
         strict.latest(end)
@@ -157,7 +160,9 @@ def test_compacted_gaps_are_no_losses(tmp_path, options, clock):
         for number in range(200):
             key = b"%d" % (number % 10)
             log.partition("t", 0).append([encoded(b"%d" % number, keys=[key], at=START)])
-        stream = Stream(parse({"path": str(path), "subscribe": "t", "startingOffsets": "earliest"}))
+        stream = MicroBatchStream(
+            parse({"path": str(path), "subscribe": "t", "startingOffsets": "earliest"})
+        )
         begin = stream.initial()
         stream.close()
         clock.now += DAY
@@ -179,7 +184,7 @@ def test_compacted_gaps_are_no_losses(tmp_path, options, clock):
 
 def test_a_signal_while_it_lets_go_changes_nothing(log, options, monkeypatch):
     """Spark closes the socket of a source's process and signals it, at about the same time."""
-    release = Source.release
+    release = LogSource.release
 
     def signalled(source):
         os.kill(os.getpid(), signal.SIGTERM)
@@ -190,7 +195,7 @@ def test_a_signal_while_it_lets_go_changes_nothing(log, options, monkeypatch):
         reader.__setstate__({"options": parse(options(startingOffsets="earliest")), "names": ()})
         reader.initialOffset()
         held = len(log.leases())
-        monkeypatch.setattr(Source, "release", signalled)
+        monkeypatch.setattr(LogSource, "release", signalled)
         reader.stop()
         return held
 

@@ -3,10 +3,10 @@
 import pytest
 
 from embedlog.errors import InvalidConfigError
-from embedlog.spark.options import (
+from embedlog.spark.source_options import (
     EARLIEST,
     LATEST,
-    Bound,
+    OffsetBound,
     check_batch,
     check_stream,
     parse,
@@ -134,8 +134,8 @@ def test_a_value_that_says_nothing_is_refused_by_its_name(given):
 
 def test_offsets_are_words_or_json():
     """Words in any case; -2 and -1 for single partitions; a topic as a whole."""
-    assert parsed(startingOffsets="EARLIEST").starting == Bound("offset", EARLIEST)
-    assert parsed(endingOffsets="latest").ending == Bound("offset", LATEST)
+    assert parsed(startingOffsets="EARLIEST").starting == OffsetBound("offset", EARLIEST)
+    assert parsed(endingOffsets="latest").ending == OffsetBound("offset", LATEST)
     bound = parsed(startingOffsets='{"t": {"0": 23, "1": -2}, "u": "latest"}').starting
     assert [bound.of("t", 0), bound.of("t", 1), bound.of("t", 2)] == [23, EARLIEST, None]
     assert bound.of("u", 7) == LATEST
@@ -145,10 +145,12 @@ def test_offsets_are_words_or_json():
 def test_a_time_for_all_beats_times_for_each_which_beat_offsets():
     """Kafka's order, on both sides."""
     times = '{"t": {"0": 1000}}'
-    assert parsed(startingOffsets="earliest", startingOffsetsByTimestamp=times).starting == Bound(
-        "time", None, {"t": {0: 1000}}
+    assert parsed(
+        startingOffsets="earliest", startingOffsetsByTimestamp=times
+    ).starting == OffsetBound("time", None, {"t": {0: 1000}})
+    assert parsed(endingOffsetsByTimestamp=times, endingTimestamp=5).ending == OffsetBound(
+        "time", 5
     )
-    assert parsed(endingOffsetsByTimestamp=times, endingTimestamp=5).ending == Bound("time", 5)
 
 
 @pytest.mark.parametrize(

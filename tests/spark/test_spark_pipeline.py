@@ -23,8 +23,8 @@ from embedlog.errors import (
     SparkQueryError,
     UnknownTopicOrPartitionError,
 )
-from embedlog.pipeline.output import Output
-from embedlog.spark.positions import Positions
+from embedlog.pipeline.parquet_output import ParquetOutput
+from embedlog.spark.stream_offset import StreamOffset
 
 DAY = 86_400_000
 
@@ -143,15 +143,15 @@ def test_errors_are_ours(load, log, send, into, monkeypatch):
     """A sentence, and nothing of Java's."""
     with pytest.raises(UnknownTopicOrPartitionError):
         load("x")
-    with Output(into), pytest.raises(LockTimeoutError, match="another pipeline"):
+    with ParquetOutput(into), pytest.raises(LockTimeoutError, match="another pipeline"):
         load("t")
     send("t", {0: range(3)})
     monkeypatch.setattr(pipeline.loading, "_CODEC", "no such codec")
     with pytest.raises(SparkQueryError) as found:
         load("t")
     assert len(str(found.value).splitlines()) == 1
-    with Output(into) as output:
-        output.publish(output.stage(), Positions({embedlog.TopicPartition("t", 0): 1}))
+    with ParquetOutput(into) as output:
+        output.publish(output.stage(), StreamOffset({embedlog.TopicPartition("t", 0): 1}))
     log.delete_records({embedlog.TopicPartition("t", 0): 2})
     monkeypatch.undo()
     with pytest.raises(DataLossError, match="has offsets 2 to 3"):

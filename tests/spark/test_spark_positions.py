@@ -6,21 +6,21 @@ from types import SimpleNamespace
 import pytest
 
 from embedlog.record import TopicPartition
-from embedlog.spark.limiting import Patience, share
-from embedlog.spark.positions import Positions, from_json, offsets_behind_latest
+from embedlog.spark.rate_limit import TriggerDelay, share
+from embedlog.spark.stream_offset import StreamOffset, from_json, offsets_behind_latest
 
 T0, T1, T10, U0 = (TopicPartition(*one) for one in (("t", 0), ("t", 1), ("t", 10), ("u", 0)))
 
 
 def test_positions_have_kafkas_shape():
     """So that what reads a checkpoint of Kafka's source reads ours."""
-    assert Positions({T1: 40, T0: 23}).to_json() == {"t": {"0": 23, "1": 40}}
+    assert StreamOffset({T1: 40, T0: 23}).to_json() == {"t": {"0": 23, "1": 40}}
 
 
 def test_equal_positions_are_equal_texts():
     """Spark compares texts to see whether there is something to do."""
-    one = Positions({T10: 3, T1: 2, U0: 1}, {"u": 2, "t": 1}, {T1: 5})
-    other = Positions({U0: 1, T1: 2, T10: 3}, {"t": 1, "u": 2}, {T1: 5})
+    one = StreamOffset({T10: 3, T1: 2, U0: 1}, {"u": 2, "t": 1}, {T1: 5})
+    other = StreamOffset({U0: 1, T1: 2, T10: 3}, {"t": 1, "u": 2}, {T1: 5})
 
     assert json.dumps(one.to_json()) == json.dumps(other.to_json())
     assert list(one.to_json()["t"]) == ["1", "10"]
@@ -29,10 +29,10 @@ def test_equal_positions_are_equal_texts():
 @pytest.mark.parametrize(
     "made",
     [
-        Positions({}),
-        Positions({T0: 5, U0: 7}, {"t": 1, "u": 9}),
-        Positions({T0: 5}, {"t": 1}, {T0: 3}, initial=True),
-        Positions({T0: 5}, {"t": 1}, base=Positions({T0: 2}, {"t": 1}, {T0: 1})),
+        StreamOffset({}),
+        StreamOffset({T0: 5, U0: 7}, {"t": 1, "u": 9}),
+        StreamOffset({T0: 5}, {"t": 1}, {T0: 3}, initial=True),
+        StreamOffset({T0: 5}, {"t": 1}, base=StreamOffset({T0: 2}, {"t": 1}, {T0: 1})),
     ],
 )
 def test_positions_survive_their_text(made):
@@ -46,12 +46,12 @@ def test_a_checkpoint_of_kafkas_source_is_understood():
 
     assert found.offsets == {T0: 23}
     assert found.epoch(T0) is None
-    assert Positions({T0: 1}, {"t": 1}).epoch(T0) == 0
+    assert StreamOffset({T0: 1}, {"t": 1}).epoch(T0) == 0
 
 
 def test_topics_may_have_the_names_of_our_own_keys():
     """No topic begins with "@"."""
-    made = Positions({TopicPartition("base", 0): 1, TopicPartition("topics", 0): 2}, {"base": 1})
+    made = StreamOffset({TopicPartition("base", 0): 1, TopicPartition("topics", 0): 2}, {"base": 1})
 
     assert from_json(made.to_json()) == made
 
@@ -75,7 +75,7 @@ def test_a_limit_is_shared_in_proportion(limit, backlog, shares):
 
 def test_patience_lasts_until_there_is_enough():
     """The first batch never waits."""
-    patience = Patience(10, 1000)
+    patience = TriggerDelay(10, 1000)
 
     assert not patience.waits(0, now_ms=5000)
     assert patience.waits(9, now_ms=5100)
@@ -84,7 +84,7 @@ def test_patience_lasts_until_there_is_enough():
 
 def test_patience_has_an_end():
     """After maxTriggerDelay any number of rows is enough."""
-    patience = Patience(10, 1000)
+    patience = TriggerDelay(10, 1000)
     patience.waits(0, now_ms=0)
 
     assert patience.waits(1, now_ms=999)

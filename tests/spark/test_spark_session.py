@@ -9,7 +9,7 @@ import pytest
 
 import embedlog
 from embedlog.errors import SparkSetupError
-from embedlog.spark import starting
+from embedlog.spark import session
 
 
 def script(directory, name, text):
@@ -33,7 +33,7 @@ def test_without_java_it_says_what_to_install(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
 
     with pytest.raises(SparkSetupError, match=r"no java on PATH.*install a JRE 17"):
-        starting.java()
+        session.java()
 
 
 def test_a_wrong_java_home_is_told(monkeypatch, tmp_path):
@@ -41,7 +41,7 @@ def test_a_wrong_java_home_is_told(monkeypatch, tmp_path):
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
 
     with pytest.raises(SparkSetupError, match=r"JAVA_HOME is .*, and has no bin/java"):
-        starting.java()
+        session.java()
 
 
 @pytest.mark.parametrize(
@@ -58,19 +58,19 @@ def test_another_java_is_told(monkeypatch, tmp_path, text, told):
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
 
     with pytest.raises(SparkSetupError, match=told):
-        starting.check_here()
+        session.check_here()
 
 
 @pytest.mark.parametrize("name", ["pyspark", "pyarrow"])
 def test_a_missing_package_is_told(monkeypatch, name):
     """With what to install, and for which Python."""
-    found = starting.importlib.util.find_spec
+    found = session.importlib.util.find_spec
     monkeypatch.setattr(
-        starting.importlib.util, "find_spec", lambda each: None if each == name else found(each)
+        session.importlib.util, "find_spec", lambda each: None if each == name else found(each)
     )
 
     with pytest.raises(SparkSetupError, match=f"{name} is not installed for .*pip install"):
-        starting.check_here()
+        session.check_here()
 
 
 @pytest.mark.parametrize(
@@ -89,14 +89,14 @@ def test_workers_with_another_python_are_told(tmp_path, text, told):
     python = script(tmp_path, "python3", text)
 
     with pytest.raises(SparkSetupError, match=rf"{told}[\s\S]*PYSPARK_PYTHON={sys.executable}"):
-        starting.check_workers(python)
+        session.check_workers(python)
 
 
 def test_workers_with_the_same_packages_are_fine(tmp_path):
     """However their Python is called."""
-    starting.check_workers(None)
-    starting.check_workers(sys.executable)
-    starting.check_workers(script(tmp_path, "other", f'exec "{sys.executable}" "$@"'))
+    session.check_workers(None)
+    session.check_workers(sys.executable)
+    session.check_workers(script(tmp_path, "other", f'exec "{sys.executable}" "$@"'))
 
 
 def test_java_is_told_how_to_log_only_while_it_starts(monkeypatch, tmp_path):
@@ -105,17 +105,17 @@ def test_java_is_told_how_to_log_only_while_it_starts(monkeypatch, tmp_path):
     monkeypatch.delenv(name, raising=False)
     (tmp_path / "log4j2.properties.template").touch()
     monkeypatch.setenv("SPARK_CONF_DIR", str(tmp_path))
-    with starting.own_log_settings():
+    with session.own_log_settings():
         assert Path(os.environ[name]).read_text().startswith("#")
     assert name not in os.environ
 
     (tmp_path / "log4j2.properties").touch()
-    with starting.own_log_settings():
+    with session.own_log_settings():
         assert name not in os.environ
 
     monkeypatch.delenv("SPARK_CONF_DIR")
     monkeypatch.setenv(name, "mine.xml")
-    with starting.own_log_settings():
+    with session.own_log_settings():
         assert os.environ[name] == "mine.xml"
     assert os.environ[name] == "mine.xml"
 
@@ -123,12 +123,12 @@ def test_java_is_told_how_to_log_only_while_it_starts(monkeypatch, tmp_path):
 def test_a_session_of_another_kind_is_told():
     """One without Python data sources."""
     with pytest.raises(SparkSetupError, match="no Python data sources"):
-        starting.register(object())
+        session.register(object())
 
 
 def test_the_settings_are_texts_and_include_the_workers_python():
     """As `SparkSession.builder.config` takes them."""
-    conf = starting.recommended_conf()
+    conf = session.recommended_conf()
 
     assert all(isinstance(value, str) for value in conf.values())
     assert conf["spark.python.unix.domain.socket.enabled"] == "true"
@@ -139,9 +139,9 @@ def test_the_settings_are_texts_and_include_the_workers_python():
 def test_the_room_is_light():
     """An executor that reads loads neither LMDB nor pandas; `import embedlog` not even pyarrow."""
     assert lines("import sys, embedlog.spark; print('pyspark' in sys.modules)") == ["False"]
-    code = "import sys, embedlog.spark.reading; print({'lmdb', 'pandas'} & {*sys.modules})"
+    code = "import sys, embedlog.spark.partition_reader; print({'lmdb', 'pandas'} & {*sys.modules})"
     assert lines(code) == ["set()"]
-    assert embedlog.spark.register is starting.register
+    assert embedlog.spark.register is session.register
 
 
 def test_spark_finds_the_source_by_itself():

@@ -13,10 +13,10 @@ from support.clock import START
 from support.roots import values
 
 import embedlog
-from embedlog.engine import Log
+from embedlog.api import Log
 from embedlog.files import Files
-from embedlog.log import markers, staging
 from embedlog.partitioner import partition_for_key
+from embedlog.publish import app_versions, staging
 
 
 @pytest.fixture
@@ -280,7 +280,7 @@ def test_markers_name_the_query_and_its_checkpoint(lines, log):
     lines.put()
     query = lines.run()
 
-    found = log.root.context.state.read(markers.every)
+    found = log.root.context.state.read(app_versions.every)
     topic = log.root.topic("u").id
-    assert found.keys() == {(query.id, markers.ANY_TOPIC), (f"at {lines.checkpoint}", topic)}
+    assert found.keys() == {(query.id, app_versions.ANY_TOPIC), (f"at {lines.checkpoint}", topic)}
     assert {one.source for one in found.values()} == {query.id}

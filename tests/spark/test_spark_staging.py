@@ -13,7 +13,7 @@ from support.clock import START
 from support.roots import values
 
 import embedlog
-from embedlog.engine import Log
+from embedlog.api import Log
 from embedlog.errors import (
     InvalidConfigError,
     InvalidRecordError,
@@ -22,7 +22,7 @@ from embedlog.errors import (
     UnknownTopicOrPartitionError,
 )
 from embedlog.partitioner import partition_for_key
-from embedlog.spark import publishing, sink_options
+from embedlog.spark import batch_write, sink_options
 
 
 @pytest.fixture
@@ -38,9 +38,9 @@ def log(tmp_path: Any) -> Iterator[Log]:
 def write(log: Log, *batches: Any, number: int = 0, **options: str) -> Any:
     """Stage record batches and publish them, as a task and its driver do."""
     parsed = sink_options.parse({"path": log.path, **options})
-    task = publishing.plan(parsed)
+    task = batch_write.plan(parsed)
     staged = task.stage(batches, number, 0)
-    return publishing.publish(parsed, [staged], None)
+    return batch_write.publish(parsed, [staged], None)
 
 
 def columns(**given: Any) -> Any:
@@ -63,12 +63,12 @@ def content(log: Log, topic: str) -> list[list[bytes | None]]:
 def test_a_log_that_is_kept_open_is_the_one_at_its_path(tmp_path):
     """A stream's process keeps it, and it may be deleted and made anew between two queries."""
     options = sink_options.parse({"path": str(tmp_path / "log")})
-    with publishing.opened(options, keep=True) as old:
+    with batch_write.opened(options, keep=True) as old:
         old.create_topic("t")
-    with publishing.opened(options, keep=True) as same:
+    with batch_write.opened(options, keep=True) as same:
         assert same is old
     shutil.rmtree(tmp_path / "log")
-    with publishing.opened(options, keep=True) as new:
+    with batch_write.opened(options, keep=True) as new:
         assert new.topics() == []
     new.close()
 
@@ -218,7 +218,7 @@ def test_no_rows_are_no_file(log):
 def test_a_task_that_cannot_reach_the_directory_says_what_is_possible(log):
     """An executor on another host without it."""
     parsed = sink_options.parse({"path": log.path, "topic": "u"})
-    task = publishing.plan(parsed)
+    task = batch_write.plan(parsed)
     lost = type(task)("/nowhere", task.directory, task.topic, task.targets)
 
     with pytest.raises(StorageError, match="executors write to the directory of the log"):

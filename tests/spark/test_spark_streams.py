@@ -16,8 +16,8 @@ from embedlog.errors import (
     UnknownTopicOrPartitionError,
 )
 from embedlog.record import TopicPartition
-from embedlog.spark.options import parse
-from embedlog.spark.streaming import Stream
+from embedlog.spark.micro_batch import MicroBatchStream
+from embedlog.spark.source_options import parse
 
 
 class Query:
@@ -34,7 +34,7 @@ class Query:
     def start(self):
         """As after a restart: a new process, the same checkpoint."""
         clock = {} if self._clock is None else {"clock_ms": self._clock}
-        self.stream = Stream(parse(self._options), **clock)
+        self.stream = MicroBatchStream(parse(self._options), **clock)
 
     def position(self):
         return self.stream.initial() if self.committed is None else json.loads(self.committed)
@@ -206,7 +206,7 @@ def test_wrong_beginnings_are_told(tmp_path, query):
     with pytest.raises(InvalidConfigError, match="other partitions"):
         query(startingOffsets='{"t": {"0": 1}}').batch()
     with pytest.raises(NotALogError):
-        Stream(parse({"path": str(tmp_path / "no"), "subscribe": "t"})).initial()
+        MicroBatchStream(parse({"path": str(tmp_path / "no"), "subscribe": "t"})).initial()
 
 
 # Limits

@@ -10,7 +10,7 @@ from support.roots import fill
 from support.sharing import Crowd, Remote, partitions
 
 import embedlog
-from embedlog.member import Member
+from embedlog.groups.member import GroupMember
 
 pytestmark = pytest.mark.stress
 
@@ -50,8 +50,8 @@ def test_churn_for_a_minute(case):
 
 
 def no_fence(monkeypatch):
-    monkeypatch.setattr(Member, "_check_lives", lambda self, txn: None)
-    monkeypatch.setattr(Member, "_check_owned", lambda self, *claim: None)
+    monkeypatch.setattr(GroupMember, "_check_lives", lambda self, txn: None)
+    monkeypatch.setattr(GroupMember, "_check_owned", lambda self, *claim: None)
 
 
 def no_commit_when_revoked(monkeypatch):

@@ -14,7 +14,7 @@ from support.interleaving import watched_locks
 from support.mutants import Change
 from support.roots import healthy, open_root
 
-from embedlog.log.root import Root
+from embedlog.root.root import Root
 
 SAMPLE = 3
 """Lines of each pair of calls at which the short form stops the first one."""
@@ -66,8 +66,8 @@ LOCKED = "    with queue.producer.lock:\n        lane = _take(queue)\n"
 BUGS = {
     "a drain looks at a record that is being added": (
         ("send_with_everything", "drain"),
-        Change("embedlog.producer.queue:Gathering.add_row", ROW),
-        Change("embedlog.producer.single:ship", {LOCKED: "    lane = _take(queue)\n"}),
+        Change("embedlog.producer.topic_queue:Gathering.add_row", ROW),
+        Change("embedlog.producer.send_fast:ship", {LOCKED: "    lane = _take(queue)\n"}),
     ),
     "a future looks at a record that is being written": (
         ("send_and_wait", "wait_for_all"),
@@ -75,8 +75,10 @@ BUGS = {
     ),
     "a drain takes what is gathered without the lock": (
         ("send_and_wait", "drain"),
-        Change("embedlog.producer.queue:TopicQueue._take", {"with self.producer.lock:": "if 1:"}),
-        Change("embedlog.producer.single:ship", {LOCKED: "    lane = None\n"}),
+        Change(
+            "embedlog.producer.topic_queue:TopicQueue._take", {"with self.producer.lock:": "if 1:"}
+        ),
+        Change("embedlog.producer.send_fast:ship", {LOCKED: "    lane = None\n"}),
     ),
 }
 

@@ -8,9 +8,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from embedlog import offsets
 from embedlog.config import TopicConfig
 from embedlog.consumer import Consumer
+from embedlog.groups import offsets
 from embedlog.record import TopicPartition
 from support.cruel import scratch_directory
 from support.fleet import ENOUGH, Desk, Outcome

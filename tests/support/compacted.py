@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 
 from embedlog import batch
-from embedlog.log import PartitionLog, replacing
+from embedlog.partition import PartitionLog, replace
 
 
 def keep(
@@ -21,8 +21,8 @@ def keep(
 ) -> None:
     """Replace some sealed segments by one that holds these offsets only, in so many batches."""
     log.refresh()
-    replacing.flush(log, log.last.base_offset)
-    with replacing.claimed(log) as free:
+    replace.flush_up_to(log, log.last.base_offset)
+    with replace.claimed(log) as free:
         assert free
         old = [one for one in log.segments.values() if one.sealed][segments]
         first, stop = old[0].base_offset, old[-1].next_offset
@@ -30,7 +30,7 @@ def keep(
         table = _rows(log, first, stop)
         mask = pa.array([offset in wanted for offset in table["offset"].to_pylist()], pa.bool_())
         table = table.filter(mask).combine_chunks()
-        swap = replacing.Replacement(log, first, headers="headers" in table.schema.names)
+        swap = replace.Replacement(log, first, headers="headers" in table.schema.names)
         try:
             step = -(-table.num_rows // parts) or 1
             for place in range(0, max(table.num_rows, 1), step):

@@ -23,13 +23,13 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from embedlog.compaction import clean, look
-from embedlog.compaction.latest import last_record, last_records
+from embedlog.api.topic import Topic
+from embedlog.compaction import clean, inspect
+from embedlog.compaction.last_records import last_record, last_records
 from embedlog.config import MaintenanceConfig
-from embedlog.engine.topic import Topic
 from embedlog.errors import FencedError
-from embedlog.log.sequence import after
-from embedlog.log.trimming import trim
+from embedlog.partition.log_start import trim
+from embedlog.partition.producer_state import after
 from embedlog.retention import retain
 from support.clock import START, ManualClock
 from support.cruel import CruelFiles
@@ -433,7 +433,7 @@ class CompactionModel(RuleBasedStateMachine):
     def _compacted(self, done: bool) -> None:
         """What is left is what the oracle says, or what may be where it did not come to its end."""
         oracle, now, retention = self.oracle, self.clock(), self.log.config.delete_retention_ms
-        section = look(self.log, now)
+        section = inspect(self.log, now)
         upto = section.first_dirty if done else section.log.tail().next_offset
         if done:
             assert section.cleanable_bytes == 0

@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import embedlog
-from embedlog.engine import Log
-from embedlog.log import publishing
+from embedlog.api import Log
+from embedlog.publish import transaction
 from support import killable
 from support.forks import until
 from support.patience import patient
@@ -113,7 +113,7 @@ def state(log: Log, directory: Path, topic: str) -> State:
     checkpoint = directory / f"checkpoint of {topic}"
     metadata = checkpoint / "metadata"
     query = json.loads(metadata.read_text())["id"] if metadata.exists() else ""
-    marker = publishing.marker_of(log.root, query)
+    marker = transaction.marker_of(log.root, query)
     offsets, commits = (killable.newest(checkpoint / each) for each in ("offsets", "commits"))
     return State(offsets, -1 if marker is None else marker.version, commits)
 

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import embedlog
 from embedlog.errors import CommitFailedError, LockTimeoutError
 from embedlog.files import Files
-from embedlog.log import mending
 from embedlog.record import TopicPartition
+from embedlog.root import startup
 from support import forks
 from support.cruel import CruelFiles
 from support.patience import patient
@@ -213,7 +213,7 @@ def _copy(template: Path, root: Path) -> None:
     shutil.copytree(template, root)
     # A copy would count as another root, as after a reboot.
     files = Files(root)
-    (root / mending.BOOT_FILE).write_bytes(mending._boot(files))
+    (root / startup.BOOT_FILE).write_bytes(startup._boot(files))
     files.close_all()
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from embedlog.log.root import Root
+from embedlog.root.root import Root
 from support import forks
 from support.cruel import CruelFiles
 from support.roots import abandon, open_root

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from embedlog import member, offsets, ownership
 from embedlog.assignor import Assignor, configured
 from embedlog.config import TopicConfig
 from embedlog.group import Group
-from embedlog.log import tail
-from embedlog.log.root import Root
-from embedlog.member import Member, Start
-from embedlog.ownership import NOBODY, Owner
+from embedlog.groups import member, offsets, ownership
+from embedlog.groups.member import GroupMember, StartPosition
+from embedlog.groups.ownership import NOBODY, PartitionOwner
+from embedlog.partition import tail
 from embedlog.record import OffsetAndMetadata, TopicPartition
+from embedlog.root.root import Root
 
 SESSION_MS = 1000
 RANGE = configured(["range"])
@@ -45,21 +45,21 @@ def make_group(root: Root, name: str = "g", uptime: Callable[[], int] | None = N
     return Group(root.context, name, tail.ends, uptime=uptime or Uptime())
 
 
-def join(group: Group, topics: Iterable[str] = ("t",), **options: Any) -> Member:
+def join(group: Group, topics: Iterable[str] = ("t",), **options: Any) -> GroupMember:
     """Join with the range assignor and a session of one second, unless told otherwise."""
     chosen = {"assignors": list(RANGE), "session_ms": SESSION_MS, **options}
     return member.join(group, topics, **chosen)
 
 
 def follow(
-    one: Member, assignors: dict[str, Assignor] = RANGE, *, from_end: bool = False
-) -> dict[TopicPartition, Start]:
+    one: GroupMember, assignors: dict[str, Assignor] = RANGE, *, from_end: bool = False
+) -> dict[TopicPartition, StartPosition]:
     """Do what the group asks for, once: look, release, take; returns what was taken."""
     one.release(one.look(assignors).step.revoked)
     return one.take(from_end=from_end)
 
 
-def settle(*members: Member, assignors: dict[str, Assignor] = RANGE) -> None:
+def settle(*members: GroupMember, assignors: dict[str, Assignor] = RANGE) -> None:
     """Have members follow until nothing happens any more."""
     for _ in range(20):
         for one in members:
@@ -69,14 +69,14 @@ def settle(*members: Member, assignors: dict[str, Assignor] = RANGE) -> None:
     raise AssertionError("the group does not settle")
 
 
-def crash(one: Member) -> None:
+def crash(one: GroupMember) -> None:
     """Let go of a member's lock, as the kernel does for a process that was killed."""
     lock, one._lock = one._lock, None
     assert lock is not None
     one.group.shared.files.close(lock)
 
 
-def owner_rows(group: Group) -> dict[bytes, Owner]:
+def owner_rows(group: Group) -> dict[bytes, PartitionOwner]:
     """Every row of who owns what, by key."""
     return group.shared.live.read(lambda txn: dict(ownership.of_group(txn, group.key)))
 

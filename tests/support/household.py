@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import embedlog
 from embedlog import batch
 from embedlog.errors import FencedError, LockTimeoutError, OffsetOutOfRangeError
-from embedlog.maintenance import JOBS, Maintenance, owning
+from embedlog.maintenance import JOBS, Maintenance, owner
 from embedlog.partitioner import partition_for_key
 from embedlog.record import TopicPartition
 from support import forks
@@ -185,7 +185,7 @@ def _keep_by_hand(root: Path) -> None:
 
 def _keep_by_jobs(root: Path) -> None:
     """The background's threads, which take turns all the time."""
-    owning.BEAT_SECONDS, owning._LEAST_SECONDS = 0.1, 0.02
+    owner.BEAT_SECONDS, owner._LEAST_SECONDS = 0.1, 0.02
     log = embedlog.open(root, maintenance=False)
     jobs = [job._replace(every_seconds=0.02) for job in JOBS]
     house = Maintenance(log.root, jobs, session_ms=400)

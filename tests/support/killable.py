@@ -14,7 +14,7 @@ from typing import Any
 from pyspark.sql.datasource import DataSource
 
 from embedlog.spark import datasource, sink
-from embedlog.spark.options import parse
+from embedlog.spark.source_options import parse
 
 SINK = (
     *("before plan", "before stage", "within stage", "after stage"),
@@ -49,9 +49,9 @@ def at(kills: str | None, place: str) -> None:
 
 
 def _java() -> int:
-    from embedlog.files import processes
+    from embedlog.files import process_id
 
-    found = processes.ancestor("java")
+    found = process_id.ancestor("java")
     assert found is not None
     return found.pid
 
@@ -85,10 +85,10 @@ class KillableReader(datasource.StreamReader):
         self._between("commit", end)
 
     def read(self, partition: Any) -> Iterator[Any]:
-        from embedlog.spark import reading
+        from embedlog.spark import partition_reader
 
         # So that a task hands on several times, and has handed on something by then.
-        reading.ROWS = 5
+        partition_reader.ROWS = 5
         for one in super().read(partition):
             yield one
             at(self.kills, "within read")
@@ -100,7 +100,7 @@ class KillableWriter(sink.StreamSink):
     kills: str | None = None
 
     def write(self, iterator: Any) -> Any:
-        from embedlog.spark import staging
+        from embedlog.spark import data_writer
 
         at(self.kills, "before stage")
 
@@ -114,13 +114,13 @@ class KillableWriter(sink.StreamSink):
                         at(self.kills, "within stage")
 
         # So that something of it is written by then.
-        staging.GATHERED_ROWS = 5
+        data_writer.GATHERED_ROWS = 5
         told = super().write(dying())
         at(self.kills, "after stage")
         return told
 
     def commit(self, messages: Any, batchId: int) -> None:  # noqa: N803
-        from embedlog.log import journal
+        from embedlog.partition import journal
 
         at(self.kills, "before publish")
         reveal = journal.reveal
@@ -149,9 +149,9 @@ class Killable(DataSource):
         return self.options.get("kills"), given
 
     def schema(self) -> str:
-        from embedlog.spark import columns
+        from embedlog.spark import kafka_columns
 
-        return columns.ddl(False)
+        return kafka_columns.ddl(False)
 
     def streamReader(self, schema: Any) -> Any:  # noqa: N802
         kills, given = self._given()

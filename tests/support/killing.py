@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import embedlog
 from embedlog.errors import DiskFullError, DurabilityError, EmbedlogError, StorageError
 from embedlog.files import Files
-from embedlog.log import mending
+from embedlog.root import startup
 from support import forks, oracle
 from support.cruel import FALLIBLE, OPERATIONS, CruelFiles
 from support.program import TEMPLATE, Journal, Step, World, entries, short_program
@@ -77,7 +77,7 @@ class Place:
         if before != "rebooted":
             # A copy would count as another root, as after a reboot.
             files = Files(root)
-            (root / mending.BOOT_FILE).write_bytes(mending._boot(files))
+            (root / startup.BOOT_FILE).write_bytes(startup._boot(files))
             files.close_all()
         return root
 

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any, NamedTuple
 
-from embedlog.batch import reading
+from embedlog.batch import decode
 from embedlog.segment import SegmentFile
 from support.power import Commit, World, with_pages
 
@@ -66,7 +66,7 @@ class _Equal:
 
 
 def no_checksums() -> None:
-    reading.crc32c = reading.extend = lambda *_: _Equal()  # type: ignore[assignment]
+    decode.crc32c = decode.extend = lambda *_: _Equal()  # type: ignore[assignment]
 
 
 def commits_are_late() -> None:
@@ -109,7 +109,7 @@ def bad_batches_are_skipped() -> None:
                     return
 
     SegmentFile.scan = scan  # type: ignore[method-assign]
-    Change("embedlog.log.recovery:_stale", {"return gap": "return False and gap"})()
+    Change("embedlog.partition.recovery:_stale", {"return gap": "return False and gap"})()
 
 
 class Mutant(NamedTuple):
@@ -120,8 +120,8 @@ class Mutant(NamedTuple):
     changes: tuple[Callable[[], None], ...]
 
 
-RECOVERY, PARTITION = "embedlog.log.recovery", "embedlog.log.partition"
-FLUSHING, MENDING = "embedlog.log.flushing", "embedlog.log.mending"
+RECOVERY, PARTITION = "embedlog.partition.recovery", "embedlog.partition.partition"
+FLUSHING, MENDING = "embedlog.partition.flushing", "embedlog.partition.mending"
 
 MUTANTS = [
     Mutant(

@@ -15,13 +15,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import embedlog.api.consumer_group
+import embedlog.api.reset_offsets
+
 # Loaded before anybody forks: `embedlog` itself would load them in every child anew.
 import embedlog.consumer
-import embedlog.engine.groups
-import embedlog.engine.resetting
-import embedlog.log.trimming
 import embedlog.maintenance.jobs
-import embedlog.retention.rounds
+import embedlog.partition.log_start
+import embedlog.retention.retain
 from embedlog import batch
 from embedlog.batch import EncodedBatch
 from embedlog.errors import EmbedlogError, TopicAlreadyExistsError

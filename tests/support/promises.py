@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 
 from embedlog.errors import OutOfOrderSequenceError
 from embedlog.files import Files
-from embedlog.log.checking import verify_root
-from embedlog.log.partition import PartitionLog
-from embedlog.log.root import Root
+from embedlog.partition.partition_log import PartitionLog
+from embedlog.root.root import Root
+from embedlog.root.verify import verify_root
 from support.roots import abandon, encoded, open_root, rows
 
 

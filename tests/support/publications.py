@@ -15,10 +15,10 @@ from unittest.mock import patch
 
 from embedlog.config import TopicConfig
 from embedlog.errors import DurabilityError, EmbedlogError
-from embedlog.log import markers, publishing, staging
-from embedlog.log.publishing import Publication
-from embedlog.log.repairing import repair_root
-from embedlog.log.root import Root
+from embedlog.publish import app_versions, staging, transaction
+from embedlog.publish.transaction import Publication
+from embedlog.root.repair import repair_root
+from embedlog.root.root import Root
 from support import faulted, forks
 from support.cruel import FALLIBLE, OPERATIONS, CruelFiles
 from support.power import Recording, materialise
@@ -130,13 +130,13 @@ def jump(root: Root) -> None:
     As if they were so many that every marker is dropped that may be.
     """
     clock: Any = root.clock
-    with patch.multiple(markers, KEPT=0, CHECK_INTERVAL=1):
+    with patch.multiple(app_versions, KEPT=0, CHECK_INTERVAL=1):
         for days in (40, 700, -1000, 260):
             clock.advance(days * DAY)
             for number in range(2):
                 name = f"other {number}"
-                version = 0 if (last := publishing.marker_of(root, name)) is None else last.version
-                publishing.publish(root, [], Publication(name, version + 1, name))
+                version = 0 if (last := transaction.marker_of(root, name)) is None else last.version
+                transaction.publish(root, [], Publication(name, version + 1, name))
 
 
 def check_done(root: Root, durability: str) -> None:
@@ -355,7 +355,7 @@ def _check_unsynced(path: Path, told: set[str], number: int) -> None:
             there = values(root.partition(*_place(part)))
             assert there == expected(part, everything)[: len(there)], f"{part}: {there}"
         # Nobody repeats what came before the last one.
-        marker = publishing.marker_of(root, "q")
+        marker = transaction.marker_of(root, "q")
         for version in VERSIONS:
             if marker is None or version >= marker.version:
                 send(root, version, "os")

@@ -11,9 +11,9 @@ from embedlog import batch
 from embedlog.batch import EncodedBatch
 from embedlog.config import TopicConfig
 from embedlog.files import Files
-from embedlog.log import PartitionLog
-from embedlog.log.checking import verify_root
-from embedlog.log.root import Root
+from embedlog.partition import PartitionLog
+from embedlog.root.root import Root
+from embedlog.root.verify import verify_root
 from support.clock import START, ManualClock
 from support.patience import patient
 

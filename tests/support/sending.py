@@ -9,9 +9,9 @@ import pyarrow as pa
 
 from embedlog.config import TopicConfig
 from embedlog.errors import ClosedError
-from embedlog.log.root import Root
 from embedlog.partitioner import partition_for_key
 from embedlog.producer import Producer
+from embedlog.root.root import Root
 from support.interleaving import Pair
 from support.roots import rows
 

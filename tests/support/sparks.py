@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from embedlog.spark.columns import KINDS
-from embedlog.spark.reading import read
+from embedlog.spark.kafka_columns import KINDS
+from embedlog.spark.partition_reader import read
 
 ALL = tuple(KINDS)
 

@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from embedlog import kv
-from embedlog.compaction import clean, look
+from embedlog.compaction import clean, inspect
 from embedlog.config import MaintenanceConfig
 from embedlog.errors import DurabilityError, EmbedlogError, FencedError
-from embedlog.log import PartitionLog, dooming
-from embedlog.log.repairing import repair_root
-from embedlog.log.root import Root
-from embedlog.log.trimming import trim
+from embedlog.partition import PartitionLog, pending_deletes
+from embedlog.partition.log_start import trim
+from embedlog.root.repair import repair_root
+from embedlog.root.root import Root
 from support import forks
 from support.clock import START, ManualClock
 from support.cruel import CHANGES, FALLIBLE, CruelFiles, materialise
@@ -156,7 +156,7 @@ def go_on(root: Root, end: int, thorough: bool) -> None:
     for now in (START + 120, START + 500):
         clean(log, now, settings=SMALL if thorough else None)
     judge(root, (0, end))
-    section = look(log, START + 500)
+    section = inspect(log, START + 500)
     assert (section.cleanable_bytes, section.first_dirty) == (0, end)
     keys = [row[2] for row in rows(log)]
     assert len(set(keys)) == len(keys)
@@ -164,7 +164,7 @@ def go_on(root: Root, end: int, thorough: bool) -> None:
     _repeat(log, end)
     (receipt,) = log.append([encoded(b"v", keys=[b"new"])])
     assert receipt.base_offset == end
-    dooming.sweep(log.context, early=True)
+    pending_deletes.sweep(log.context, early=True)
     named = {log.path_of(info) for info in log.segments.values()}
     there = {str(path.relative_to(root.path)) for path in segment_files(root.path)}
     assert there == named, "a stray file"
@@ -336,7 +336,7 @@ def check_cut(number: int, directory: Path, batches: int = 9) -> bool:
     assert end <= EACH * batches or calls < number
     wanted = state_of(before if calls >= number else all_rows()[:end])
     assert state_of(rows(log)) == wanted
-    assert (look(log, START).first_dirty or 0) <= end
+    assert (inspect(log, START).first_dirty or 0) <= end
     assert healthy(root)
     abandon(root)
     return noticed

@@ -5,19 +5,19 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
-from embedlog.files import processes
-from embedlog.log import publishing, staging
-from embedlog.log.publishing import Publication
-from embedlog.log.root import Root
-from embedlog.log.staging import Stage, Staged
+from embedlog.files import process_id
+from embedlog.publish import staging, transaction
+from embedlog.publish.staging import StagedFile, StagedFileWriter
+from embedlog.publish.transaction import Publication
+from embedlog.root.root import Root
 from support.roots import encoded
 
 _numbers = itertools.count()
 
 
-def stage(root: Root, **parts: list[bytes]) -> Staged:
+def stage(root: Root, **parts: list[bytes]) -> StagedFile:
     """Stage values for partitions, given as ``t_0=[b"a", b"b"]``, one batch for each value."""
-    writer = Stage(root.context.files, directory(), f"{next(_numbers)}.stage")
+    writer = StagedFileWriter(root.context.files, directory(), f"{next(_numbers)}.stage")
     for name, values in parts.items():
         topic, _, number = name.rpartition("_")
         for value in values:
@@ -26,12 +26,14 @@ def stage(root: Root, **parts: list[bytes]) -> Staged:
 
 
 def directory(job: str = "job") -> str:
-    owner = processes.process()
+    owner = process_id.process()
     assert owner is not None
     return staging.job_directory(str(owner), 0, job)
 
 
-def publish(root: Root, staged: list[Staged], version: int | None = None, **options: Any) -> Any:
+def publish(
+    root: Root, staged: list[StagedFile], version: int | None = None, **options: Any
+) -> Any:
     """Publish as application ``app``, if there is a version."""
     source = options.pop("source", "q")
     who = None
@@ -39,4 +41,4 @@ def publish(root: Root, staged: list[Staged], version: int | None = None, **opti
         who = Publication(
             "app", version, source, options.pop("run", "r1"), options.pop("place", "")
         )
-    return publishing.publish(root, staged, who, **options)
+    return transaction.publish(root, staged, who, **options)

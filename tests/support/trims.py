@@ -15,11 +15,11 @@ import embedlog
 from embedlog.config import TopicConfig
 from embedlog.errors import EmbedlogError, OffsetOutOfRangeError
 from embedlog.files import Files
-from embedlog.log import dooming
-from embedlog.log.repairing import repair_root
-from embedlog.log.root import Root
+from embedlog.partition import pending_deletes
 from embedlog.record import TopicPartition
 from embedlog.retention import delete_records, retain
+from embedlog.root.repair import repair_root
+from embedlog.root.root import Root
 from support import faulted, forks
 from support.clock import START
 from support.cruel import FALLIBLE, OPERATIONS, CruelFiles
@@ -94,7 +94,7 @@ def check_between(root: Root, *, full: bool = False) -> None:
 def check_done(root: Root) -> None:
     """All is done, and no file is there that the manifest does not name."""
     assert work(root) == []
-    dooming.sweep(root.context, early=True)
+    pending_deletes.sweep(root.context, early=True)
     for name, (goal, end) in GOALS.items():
         log = root.partition(name, 0)
         assert (log.start_offset(), log.end_offset()) == (goal, end)
@@ -102,7 +102,7 @@ def check_done(root: Root) -> None:
         named = {info.file_name for info in log.segments.values()}
         there = {path.name for path in segment_files(root.path) if path.parts[-3].startswith(name)}
         assert there == named, f"{name}: {there} are there, {named} are named"
-    assert dooming.doomed(root.context.live) == set()
+    assert pending_deletes.doomed(root.context.live) == set()
     assert healthy(root)
 
 

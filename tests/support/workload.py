@@ -9,7 +9,7 @@ from typing import Any
 
 from embedlog.config import TopicConfig
 from embedlog.errors import StorageError
-from embedlog.log.root import Root
+from embedlog.root.root import Root
 from support.clock import ManualClock
 from support.cruel import CruelFiles
 from support.power import Recording

@@ -1,0 +1,65 @@
+"""Which partitions and readers of an open log hold descriptors, and how many may at once.
+
+A process that goes through thousands of partitions must not use up its
+descriptors.  What was opened longest ago is closed first, and opened again
+when it is needed.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from typing import Protocol
+
+LEAST, MOST = 16, 1000
+"""How many holders keep their descriptors; by default an eighth of the process's limit."""
+
+
+class FileHolder(Protocol):
+    """Something that opens files, and can close them between two uses."""
+
+    def release_files(self) -> bool:
+        """Close what is open, unless it is in use; say whether that was done."""
+
+
+def limit_for(descriptors: int) -> int:
+    """Return how many holders may keep files open in a process with so many descriptors."""
+    return max(LEAST, min(MOST, descriptors // 8))
+
+
+class OpenFiles:
+    """The holders that have files open, in the order in which they opened them.
+
+    Any thread may call it.  A holder that is garbage closes its files by itself, and
+    does not count.
+
+    Args:
+        limit: How many holders may have files open before the oldest close theirs.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._lock = threading.Lock()
+        self._holders: dict[int, weakref.ref[FileHolder]] = {}
+
+    def opened(self, holder: FileHolder) -> None:
+        """Note that a holder has opened a file; the oldest holders close theirs if need be."""
+        with self._lock:
+            self._holders.pop(id(holder), None)
+            self._holders[id(holder)] = weakref.ref(holder)
+            surplus = self._take_surplus()
+        for number, reference in surplus:
+            oldest = reference()
+            if oldest is not None and not oldest.release_files():
+                with self._lock:
+                    self._holders.setdefault(number, reference)
+
+    def _take_surplus(self) -> list[tuple[int, weakref.ref[FileHolder]]]:
+        """Take the oldest eighth off the list once it is full: one pass for many openings."""
+        if len(self._holders) <= self._limit:
+            return []
+        alive = [item for item in self._holders.items() if item[1]() is not None]
+        keep = self._limit - self._limit // 8
+        surplus = alive[:-keep]
+        self._holders = dict(alive[-keep:])
+        return surplus

@@ -1,0 +1,425 @@
+"""Attaching to a log root: who is here, which databases can be trusted, which files are garbage.
+
+The first process to attach after everybody left finds what is to be mended
+(boot, damage, leftovers) while nobody else can attach; the others join.  A
+forked child attaches anew by itself.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import tomllib
+import uuid
+import weakref
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, suppress
+from functools import partial
+from typing import Any
+
+from embedlog import __version__, kv
+from embedlog.catalog import ACTIVITY, Catalog, TopicInfo, check_partition
+from embedlog.config import TopicConfig
+from embedlog.errors import (
+    ClosedError,
+    CorruptionError,
+    DiskFullError,
+    NotALogError,
+    StorageError,
+    TopicAlreadyExistsError,
+    UnknownTopicOrPartitionError,
+    UnsupportedFormatError,
+)
+from embedlog.files import Files, WakePage
+from embedlog.files.reserve import Reserve
+from embedlog.groups import offsets
+from embedlog.partition import flush
+from embedlog.partition.context import Context
+from embedlog.partition.open_files import OpenFiles, limit_for
+from embedlog.partition.partition_log import PartitionLog
+from embedlog.root import startup, topic_deletion
+
+FORMAT_VERSION = 2
+FORMAT_FILE = "embedlog.toml"
+_roots: weakref.WeakSet[Root] = weakref.WeakSet()
+
+
+class Root:
+    """One handle on a log root.
+
+    Args:
+        path: The directory; created by ``mode="rw"``.
+        mode: ``"rw"`` or ``"r"``.
+        durability, visibility: See `embedlog.open`.
+        clock: Returns milliseconds since 1970.
+        lock_timeout: Seconds to wait for any lock.
+        auto_create: Make a topic when somebody first writes to it.
+        unsafe_filesystem: Write even where locks cannot be trusted.
+        files: Makes the seam; the tests pass its cruel twin.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        *,
+        mode: str,
+        durability: str,
+        visibility: str,
+        clock: Callable[[], int],
+        lock_timeout: float,
+        auto_create: bool,
+        unsafe_filesystem: bool,
+        files: Callable[..., Files],
+    ) -> None:
+        self.path, self.mode, self.clock = path, mode, clock
+        self.durability, self.visibility = durability, visibility
+        self._lock_timeout, self.auto_create = lock_timeout, auto_create
+        self._unsafe_filesystem, self._make_files = unsafe_filesystem, files
+        self.closed = False
+        self.generation = 0
+        """Grows when everything taken from this root before is void: after a fork."""
+        self.mended: list[str] = []
+        """What attaching found and mended, in words; empty after a clean close."""
+        self._lock = threading.RLock()
+        self._context: Context | None = None
+        self._partitions: dict[tuple[str, int], PartitionLog] = {}
+        self._attach()
+        _roots.add(self)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        made = partial(
+            Root,
+            self.path,
+            mode=self.mode,
+            durability=self.durability,
+            visibility=self.visibility,
+            clock=self.clock,
+            lock_timeout=self._lock_timeout,
+            auto_create=self.auto_create,
+            unsafe_filesystem=self._unsafe_filesystem,
+            files=self._make_files,
+        )
+        return made, ()
+
+    @property
+    def context(self) -> Context:
+        """What the partitions share; attaches again in a forked child."""
+        return self._context or self._attach()
+
+    @property
+    def wake(self) -> WakePage:
+        """The page that waiting readers sleep on."""
+        return self.context.wake
+
+    # Topics
+
+    def topics(self) -> dict[str, TopicInfo]:
+        """Return every topic by name."""
+        return self.context.catalog.topics()
+
+    def topic(self, name: str) -> TopicInfo:
+        """Return one topic; see `Catalog.topic`."""
+        return self.context.catalog.topic(name)
+
+    def ensure_topic(self, name: str) -> TopicInfo:
+        """Return a topic, made with the defaults if it may be (auto.create.topics.enable)."""
+        try:
+            return self.topic(name)
+        except UnknownTopicOrPartitionError:
+            # Who does the housekeeping makes its own topic, with settings of its own.
+            wanted = self.auto_create and name != ACTIVITY
+            if not wanted or not self.context.files.writable:
+                raise
+        try:
+            return self.create_topic(name, 1, TopicConfig())
+        except TopicAlreadyExistsError:
+            return self.topic(name)
+
+    def create_topic(self, name: str, partitions: int, config: TopicConfig) -> TopicInfo:
+        """Add a topic; visible to every process when this returns."""
+        self.context.check_writable()
+        info = self.context.catalog.create_topic(name, partitions, config, self.clock())
+        self.wake.advance()
+        return info
+
+    def grow_topic(self, name: str, partitions: int) -> TopicInfo:
+        """Give a topic more partitions."""
+        self.context.check_writable()
+        return self.context.catalog.grow_topic(name, partitions, self.clock())
+
+    def alter_topic(self, name: str, changes: Mapping[str, object]) -> TopicInfo:
+        """Change the settings of a topic, for every process from its next call on."""
+        self.context.check_writable()
+        return self.context.catalog.alter_topic(name, changes)
+
+    def delete_topic(self, name: str) -> None:
+        """Remove a topic; readers that have its files open finish with them (A38).
+
+        What cannot be removed now is removed by the housekeeping or the next open.
+        """
+        context = self.context
+        context.check_writable()
+        info = self.topic(name)
+        # While a partition is held by a process that does not go on, nothing is deleted.
+        topic_deletion.wait_for_writers(context, info)
+        info = context.catalog.delete_topic(info)
+        for number in range(info.partitions):
+            log = self._partitions.get((name, number))
+            if log is not None and log.topic_id == info.id:
+                log.close()
+                del self._partitions[name, number]
+        topic_deletion.try_to_finish(context, info)
+        context.wake.advance()
+
+    def version(self) -> int:
+        """A number that grows with every change of topics, settings and segments."""
+        return self.context.catalog.version()
+
+    def partitions(self, topic: str) -> int:
+        """Return how many partitions a topic has."""
+        return self.topic(topic).partitions
+
+    def partition(self, topic: str, number: int) -> PartitionLog:
+        """Return the log of one partition; the same object until a fork or re-creation.
+
+        Raises:
+            UnknownTopicOrPartitionError: No such topic, or not that many partitions.
+            InvalidPartitionError: The number is not an int.
+        """
+        context = self.context
+        info = context.catalog.topic(topic)
+        # First of all: as a key of a dictionary True is 1.
+        check_partition(topic, number)
+        found = self._partitions.get((topic, number))
+        if found is not None and found.topic_id == info.id:
+            return found
+        if not 0 <= number < info.partitions:
+            raise UnknownTopicOrPartitionError(
+                f"the topic has partitions 0 to {info.partitions - 1}",
+                topic=topic,
+                partition=number,
+                todo="create_partitions makes more",
+            )
+        with self._lock:
+            found = self._partitions.get((topic, number))
+            if found is None or found.topic_id != info.id:
+                found = PartitionLog(context, info, number)
+                self._partitions[topic, number] = found
+            return found
+
+    def producer_identity(self, name: str | None) -> tuple[int, int]:
+        """Return a producer id and epoch; see `Catalog.producer_identity`."""
+        self.context.check_writable()
+        return self.context.catalog.producer_identity(name)
+
+    def flush(self) -> None:
+        """Flush every partition that this handle appended to."""
+        flush.flush([log for log in list(self._partitions.values()) if log.dirty])
+
+    # Attaching
+
+    def _attach(self) -> Context:
+        with self._lock:
+            if self.closed:
+                raise ClosedError("the log was closed", path=self.path)
+            if self._context is not None:
+                return self._context
+            writable = self.mode == "rw"
+            if writable:
+                Files.create_root(self.path)
+            files = self._make_files(
+                self.path, writable=writable, unsafe_filesystem=self._unsafe_filesystem
+            )
+            try:
+                context = self._context = Reserve(files).used_by(lambda: self._join(files))
+                if self.mended:
+                    self._recover_all()
+                if writable:
+                    topic_deletion.finish_all(context)
+                return context
+            except BaseException:
+                self._let_go(files)
+                raise
+
+    def _let_go(self, files: Files) -> None:
+        """Undo an attachment that failed: the next try must not find half of this one."""
+        context, self._context = self._context, None
+        for log in self._partitions.values():
+            log.close()
+        self._partitions.clear()
+        if context is not None:
+            context.live.close()
+            context.wake.close()
+            context.state.close()
+        files.close_all()
+
+    def _join(self, files: Files) -> Context:
+        """Take part: alone first if nobody is here, to mend what the last ones left."""
+        _check_format(files)
+        if not files.writable:
+            return self._join_readers(files)
+        for directory in ("locks", "topics"):
+            files.make_directory(directory)
+        door = files.open("locks/root", write=True, create=True)
+        files.lock(door, self._lock_timeout)
+        try:
+            self._attached = files.open("locks/attached", write=True, create=True)
+            if files.try_lock(self._attached):
+                kv.close_unused()
+                self.mended = startup.mend(files)
+            files.lock(self._attached, self._lock_timeout, shared=True)
+            return self._open_context(files)
+        finally:
+            files.unlock(door)
+            files.close(door)
+
+    def _join_readers(self, files: Files) -> Context:
+        """Be known as attached, where that is allowed: then nobody mends under this reader."""
+        if files.exists("locks/attached"):
+            try:
+                self._attached = files.open("locks/attached")
+            except StorageError:
+                return self._open_context(files)
+            files.lock(self._attached, self._lock_timeout, shared=True)
+        return self._open_context(files)
+
+    def _open_context(self, files: Files) -> Context:
+        timeout = self._lock_timeout
+        with ExitStack() as opened:
+            state = kv.Store(files, "state", durable=True, timeout=timeout)
+            opened.callback(state.close)
+            live: Any = kv.EmptyStore()
+            if files.writable or startup.live_is_valid(files):
+                live = kv.Store(files, "live", durable=False, timeout=timeout)
+                opened.callback(live.close)
+            context = Context(
+                files=files,
+                state=state,
+                live=live,
+                catalog=Catalog(state),
+                wake=WakePage(files),
+                reserve=Reserve(files),
+                open_files=OpenFiles(limit_for(files.most_descriptors())),
+                clock=self.clock,
+                durability=self.durability,
+                visibility=self.visibility,
+                lock_timeout=timeout,
+                root=self.path,
+            )
+            opened.pop_all()
+            return context
+
+    def _recover_all(self) -> None:
+        """After a reboot: find every partition's end now, rather than on first use."""
+        for info in self.topics().values():
+            for number in range(info.partitions):
+                try:
+                    self.partition(info.name, number).tail()
+                except CorruptionError as error:
+                    # Whoever uses this partition is told again; the others are fine.
+                    self.mended.append(str(error))
+
+    # Leaving
+
+    def close(self) -> None:
+        """Flush what this handle wrote, save what groups committed, and leave.
+
+        The last one out marks the close as clean.
+        """
+        with self._lock:
+            if self.closed:
+                return
+            try:
+                if self._context is not None and self._context.files.writable:
+                    self.flush()
+                    offsets.checkpoint(self._context.live, self._context.state)
+            finally:
+                self.closed = True
+                _roots.discard(self)
+                if self._context is not None:
+                    self._leave(self._context)
+
+    def _leave(self, context: Context) -> None:
+        files = context.files
+        context.closed = True
+        for log in self._partitions.values():
+            log.close()
+        self._partitions.clear()
+        try:
+            # The next process to open the log believes a mark without looking at the rows.
+            whole = files.writable and context.live.is_whole() and context.state.is_whole()
+        finally:
+            context.live.close()
+            context.wake.close()
+        try:
+            if whole:
+                self._mark_clean(context)
+        finally:
+            context.state.close()
+            files.close_all()
+
+    def _mark_clean(self, context: Context) -> None:
+        files = context.files
+        door = files.open("locks/root", write=True, create=True)
+        files.lock(door, self._lock_timeout)
+        files.unlock(self._attached)
+        if files.try_lock(self._attached):
+            # A full disk has no room for a mark: then the next one to open it looks it over.
+            with suppress(DiskFullError):
+                startup.remove_passing(files, context.state)
+                startup.copy_state(files, context.state)
+                context.state.close()
+                startup.mark_clean(files)
+
+    def after_fork(self) -> None:
+        """In the child: drop what is the parent's; the next call attaches anew."""
+        self._lock = threading.RLock()
+        self.generation += 1
+        context, self._context = self._context, None
+        self._partitions = {}
+        if context is not None:
+            context.files.after_fork()
+
+
+def _check_format(files: Files) -> None:
+    """Refuse what is no log root, or one of another format; write the format file of a new one."""
+    if files.exists(FORMAT_FILE):
+        try:
+            format_version = tomllib.loads(files.read_file(FORMAT_FILE).decode())["format"]
+        except (ValueError, KeyError) as error:
+            raise NotALogError(
+                f"{FORMAT_FILE} is not readable: {error}", path=files.path(FORMAT_FILE)
+            ) from error
+        if format_version != FORMAT_VERSION:
+            newer = not isinstance(format_version, int) or format_version > FORMAT_VERSION
+            raise UnsupportedFormatError(
+                f"the root has format {format_version}, this embedlog {__version__} knows "
+                f"{FORMAT_VERSION}",
+                path=files.root,
+                todo="use a newer embedlog"
+                if newer
+                else "an embedlog before the first release wrote it; make a new root and write "
+                "the records again",
+            )
+        return
+    foreign = [name for name in files.list("") if not name.startswith(("embedlog.toml", "."))]
+    if foreign or not files.writable:
+        raise NotALogError(
+            "the directory holds something else" if foreign else "there is no log here",
+            path=files.root,
+            todo="name a new or empty directory",
+        )
+    text = (
+        f"# A log root of embedlog: read docs/format.md before you touch anything here.\n"
+        f"format = {FORMAT_VERSION}\n"
+        f'id = "{uuid.uuid4()}"\n'
+    )
+    files.write_file(FORMAT_FILE, text.encode())
+
+
+def _after_fork_in_child() -> None:
+    for root in list(_roots):
+        root.after_fork()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -1,0 +1,556 @@
+"""What the first process does before it trusts a root: boots, damage, leftovers.
+
+Runs while nobody else is attached, so it may replace a database.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager, suppress
+
+from embedlog import catalog, kv
+from embedlog.checksum import crc32c
+from embedlog.errors import CorruptionError, EmbedlogError, StorageError
+from embedlog.files import Files, forget_waiters
+from embedlog.groups import membership, offsets
+from embedlog.partition import journal
+from embedlog.publish import app_versions
+from embedlog.segment import CHUNK_BYTES, END_MARK, SegmentFile
+
+BOOT_FILE = "live/boot"
+CLEAN_FILE = "closed"
+COPY = "state.copy"
+CHECKED_AT_CLOSE = 1 << 20
+"""Bytes of a database up to which a clean close looks for damage: that takes 40 ms at most."""
+_UNDER_A_NAME = (offsets.ROWS, app_versions.ROWS, catalog.PRODUCER_NAME, catalog.ROOT)
+"""First letters of rows of groups, applications and producers, and of the root's settings."""
+_SEGMENT_NAME = re.compile(r"\d{20}-\d+\.arrows")
+
+
+def mend(files: Files) -> list[str]:
+    """Make `state` and `live` trustworthy; returns what was done, in words.
+
+    Raises:
+        CorruptionError: `state` is damaged and there is no copy of it.
+    """
+    clean = _take_clean_mark(files)
+    for name in ("state", "live"):
+        # Nobody is attached: the slots and mutexes in it are of the dead.
+        if files.exists(f"{name}/lock.mdb"):
+            files.unlink(f"{name}/lock.mdb")
+    for name in files.list("locks"):
+        if name.startswith("member-"):
+            files.unlink(f"locks/{name}")
+    forget_waiters(files)
+    new = not files.exists("state") and not files.exists(COPY)
+    rebooted = not live_is_valid(files)
+    done = _mend_state(files, clean)
+    if done or rebooted or not _live_is_whole(files, clean):
+        kv.discard(files, "live")
+        _create_live(files)
+        if not new:
+            done.append("live was of another boot, or damaged: it was built anew")
+    # A power cut can undo the last unlinks, and the unlink of the clean mark.
+    if not new and (clean is None or rebooted or done):
+        done += _sweep(files)
+    return done
+
+
+def _take_clean_mark(files: Files) -> dict[str, int] | None:
+    """Return what the last clean close noted, and remove the mark (A24)."""
+    if not files.exists(CLEAN_FILE):
+        return None
+    try:
+        mark: dict[str, int] = json.loads(files.read_file(CLEAN_FILE))
+    except ValueError:
+        mark = {}
+    files.unlink(CLEAN_FILE)
+    # Else a power cut brings it back, and it vouches for a state that has moved on.
+    files.sync_directory("")
+    return mark
+
+
+def copy_state(files: Files, state: kv.Store) -> None:
+    """Keep a copy of `state`, unless it did not change since the last one.
+
+    Raises:
+        CorruptionError: It was damaged while it was open.  The copy before is kept.
+    """
+    problems = _problems_at_close(files, "state")
+    if problems:
+        raise CorruptionError(
+            f"state was damaged while it was open ({problems[0]})",
+            path=files.path("state"),
+            todo="The next process to open the log restores it from its last copy",
+        )
+    version = str(state.version()).encode()
+    if files.exists(f"{COPY}/of") and files.read_file(f"{COPY}/of") == version:
+        return
+    aside = f"{COPY}.new"
+    kv.discard(files, aside)
+    files.make_directory(aside)
+    try:
+        state.copy(aside)
+        files.write_file(f"{aside}/of", version)
+    except StorageError:
+        with suppress(StorageError):
+            kv.discard(files, aside)  # on a full disk it takes what others need
+        raise
+    kv.discard(files, COPY)
+    files.rename(aside, COPY)
+    files.sync_directory("")
+
+
+def mark_clean(files: Files) -> None:
+    """Note how the databases were left; every process has closed them.
+
+    A damaged `live` is left out, so the next process to open the log builds it again.
+    """
+    names = ["state", *([] if _problems_at_close(files, "live") else ["live"])]
+    mark = {name: _digest(files, f"{name}/data.mdb") for name in names}
+    files.write_file(CLEAN_FILE, json.dumps(mark).encode())
+
+
+def _problems_at_close(files: Files, name: str) -> list[str]:
+    """Return what is wrong with a database that no other process uses.
+
+    A larger one than usual is not looked at, for a close must not take long.
+    """
+    data = files.open(f"{name}/data.mdb")
+    try:
+        small = files.size(data) <= CHECKED_AT_CLOSE
+    finally:
+        files.close(data)
+    return kv.findings(files.path(name)) if small else []
+
+
+def _digest(files: Files, path: str) -> int:
+    digest = place = 0
+    data = files.open(path)
+    try:
+        while chunk := files.read(data, CHUNK_BYTES, place):
+            digest, place = crc32c(chunk, digest), place + len(chunk)
+    finally:
+        files.close(data)
+    return digest
+
+
+def _mend_state(files: Files, clean: dict[str, int] | None) -> list[str]:
+    kv.discard(files, "state.new")
+    if not files.exists("state/data.mdb"):
+        if files.exists("topics") and files.list("topics"):
+            return _restore_state(files, "it is missing")
+        kv.create(files, "state", durable=True, rows={})
+        return []
+    found = []
+    kv.check_size(files, "state")
+    if clean is not None and "state" in clean:
+        if clean["state"] == _digest(files, "state/data.mdb"):
+            return []
+        if _copy_is_good(files):
+            found = ["it is not as the last close left it"]
+    found = found or _damage(files, "state")
+    return _restore_state(files, found[0]) if found else _adopt_newer(files)
+
+
+def _copy_is_good(files: Files) -> bool:
+    if not files.exists(f"{COPY}/data.mdb"):
+        return False
+    kv.check_size(files, COPY)
+    return not _damage(files, COPY)
+
+
+def _damage(files: Files, name: str) -> list[str]:
+    """Say what is wrong with `state`, or a copy of it; nothing, if it may be believed.
+
+    Of rows too: a segment whose row has another key would be garbage by what is left.
+    """
+    return kv.findings(files.path(name)) or [
+        f"the row {key!r} is not as it was written"
+        for key in kv.broken_seals(files, name)
+        if not _concerns_one(key)
+    ]
+
+
+def _concerns_one(key: bytes) -> bool:
+    """Whether damage to a row is told to the one who asks for it, and is nobody else's.
+
+    An older copy would be worse.  By one wrong bit the key may be that of a partition's
+    row, in which a number follows on the letter, and it begins with zeros.
+    """
+    return key.startswith(catalog.INDEX) or (key[:1] in _UNDER_A_NAME and key[1:2] > b"\0")
+
+
+def _adopt_newer(files: Files) -> list[str]:
+    """If there are segments with numbers that `state` never gave out, it is an old one."""
+    numbers = [
+        _number_of(name)
+        for topic in (files.list("topics") if files.exists("topics") else [])
+        for partition in files.list(f"topics/{topic}")
+        for name in files.list(f"topics/{topic}/{partition}")
+        if _SEGMENT_NAME.fullmatch(name)
+    ]
+    store = kv.Store(files, "state", durable=True, timeout=10)
+    try:
+        newest = store.read(lambda txn: catalog.last_number(txn, b"segment"))
+        if max(numbers, default=0) <= newest:
+            return []
+        return ["state is older than the log", *_adopt(files, store)]
+    finally:
+        store.close()
+
+
+def _restore_state(files: Files, reason: str) -> list[str]:
+    """Put the last copy in the place of a damaged `state`; the damaged one is kept aside.
+
+    Segments that the copy does not name are adopted, never removed: metadata
+    that looks odd deletes no data (R7).
+    """
+    path = files.path("state")
+    if not _copy_is_good(files):
+        raise CorruptionError(
+            f"state is damaged ({reason}), and there is no good copy of it",
+            path=path,
+            todo="restore the directory `state` from a backup",
+        )
+    data = files.read_file(f"{COPY}/data.mdb")
+    if files.exists("state"):
+        kv.discard(files, "state.damaged")
+        files.rename("state", "state.damaged")
+    # The numbers of its versions begin anew: the next close makes a new copy.
+    files.unlink(f"{COPY}/of", missing_ok=True)
+    files.make_directory("state.new")
+    files.write_file("state.new/data.mdb", data)
+    # Before it has its name: else, killed here, the next one would take what
+    # the copy does not name for garbage.
+    store = kv.Store(files, "state.new", durable=True, timeout=10)
+    try:
+        adopted = _adopt(files, store)
+    finally:
+        store.close()
+    files.unlink("state.new/lock.mdb")
+    files.rename("state.new", "state")
+    files.sync_directory("")
+    return [f"state was damaged ({reason}) and restored from its last copy", *adopted]
+
+
+def _adopt(files: Files, store: kv.Store) -> list[str]:
+    """Name the topics and segments that were made after the copy; recovery scans them."""
+    done: list[str] = []
+
+    def step(txn: kv.Txn) -> None:
+        # What has a number that the copy gave out, and no name in it, was garbage then.
+        newest = catalog.last_number(txn, b"segment")
+        done[:] = _adopt_topics(files, txn)
+        for info in [catalog.topic_of_row(row) for row in kv.rows(txn, catalog.TOPIC)]:
+            for number in range(info.partitions):
+                done.extend(_adopt_compacted(files, txn, info, number, newest))
+                done.extend(_adopt_partition(files, txn, info, number, newest))
+
+    store.write(step)
+    return done
+
+
+def _adopt_topics(files: Files, txn: kv.Txn) -> list[str]:
+    """Name the topics that the copy never heard of; their settings are lost."""
+    done = []
+    newest = catalog.last_number(txn, b"topic")
+    for directory in sorted(files.list("topics") if files.exists("topics") else []):
+        name, _, number = directory.rpartition("-")
+        # An id the copy gave out already, but has no topic for, was deleted before it.
+        if not catalog.NAME.fullmatch(name) or not number.isdigit() or int(number) <= newest:
+            continue
+        found = [int(each) for each in files.list(f"topics/{directory}") if each.isdigit()]
+        if catalog.adopt_topic(txn, name, int(number), max(found, default=0) + 1):
+            done.append(f"adopted topic {name}, with default settings")
+    return done
+
+
+def _adopt_compacted(
+    files: Files, txn: kv.Txn, info: catalog.TopicInfo, number: int, newest: int
+) -> list[str]:
+    """Name the segments that took the place of those the copy names, whose files are gone."""
+    directory, key, done = f"{info.directory}/{number}", info.key(number), []
+    there = files.list(directory) if files.exists(directory) else []
+    named = catalog.segments(txn, key)
+    gone = [one for one in named if one.file_name not in there]
+    # The last one first: of several in one place it is the one that was swapped in last.
+    found = [name for name in there if gone and _SEGMENT_NAME.fullmatch(name)]
+    for name in sorted(found, key=_number_of, reverse=True):
+        whole = _compacted(files, f"{directory}/{name}") if _number_of(name) > newest else None
+        if whole is None or whole.next_offset is None:
+            continue
+        replaced = [
+            one for one in named if whole.base_offset <= one.base_offset < whole.next_offset
+        ]
+        if not set(gone).intersection(replaced):
+            continue
+        for one in replaced:
+            catalog.drop_segment(txn, key, one)
+            named.remove(one)
+        catalog.put_segment(txn, key, whole)
+        catalog.raise_number(txn, b"segment", whole.id)
+        done.append(f"adopted {directory}/{name}, in the place of {len(replaced)} segments")
+    return done
+
+
+def _compacted(files: Files, path: str) -> catalog.SegmentInfo | None:
+    """Return the line of the manifest for a compacted segment that is whole; else None."""
+    base, number = map(int, path.rpartition("/")[2].removesuffix(".arrows").split("-"))
+    latest, end = None, None
+    try:
+        file = SegmentFile(files, path)
+        stop = file.size() - len(END_MARK)
+        if "offset" not in file.schema.names or file.bytes(stop, len(END_MARK)) != END_MARK:
+            return None
+        for one in file.scan(file.start, stop):
+            end = one.next_offset
+            latest = one.max_timestamp if latest is None else max(latest, one.max_timestamp)
+    except EmbedlogError:
+        return None
+    headers = "headers" in file.schema.names
+    return catalog.SegmentInfo(
+        base, number, 0, end, stop + len(END_MARK), stop, latest, headers=headers
+    )
+
+
+def _number_of(name: str) -> int:
+    return int(name.removesuffix(".arrows").partition("-")[2])
+
+
+def _adopt_partition(
+    files: Files, txn: kv.Txn, info: catalog.TopicInfo, number: int, newest: int
+) -> list[str]:
+    directory, key = f"{info.directory}/{number}", info.key(number)
+    there = files.list(directory) if files.exists(directory) else []
+    found = sorted(name for name in there if _SEGMENT_NAME.fullmatch(name))
+    named, done = _without_trimmed(txn, key, catalog.segments(txn, key), found)
+    last = named[-1] if named else None
+    for name in found:
+        base, file_id = map(int, name.removesuffix(".arrows").split("-"))
+        if last is not None:
+            # Below the end of a compacted one lies what it replaced.
+            if base < (last.next_offset or last.base_offset) or file_id <= newest:
+                continue
+            if base == last.base_offset and last.file_name in found:
+                continue
+            _name_after(txn, key, last, base)
+        elif base:
+            _start_at(txn, key, base)
+        headers = _has_headers(files, f"{directory}/{name}")
+        last = catalog.SegmentInfo(base, file_id, 0, headers=headers)
+        catalog.put_segment(txn, key, last)
+        catalog.raise_number(txn, b"segment", last.id)
+        done.append(f"adopted {directory}/{name}")
+    if last is None:
+        catalog.new_segment(txn, key, 0)
+    elif last.next_offset is not None:
+        number = catalog.next_number(txn, b"segment")
+        catalog.put_segment(txn, key, catalog.SegmentInfo(last.next_offset, number, 0))
+    return done
+
+
+def _without_trimmed(
+    txn: kv.Txn, key: bytes, named: list[catalog.SegmentInfo], found: list[str]
+) -> tuple[list[catalog.SegmentInfo], list[str]]:
+    """Forget the segments that retention dropped after the copy was made.
+
+    Those are the first ones, their files are gone, and none is there in their place.
+    """
+    bases = sorted(int(name[:20]) for name in found)
+    gone = 0
+    while gone < len(named) and named[gone].file_name not in found:
+        gone += 1
+    kept = named[gone:]
+    if not gone or not bases or bases[0] < (kept[0].base_offset if kept else named[-1].base_offset):
+        return named, []
+    if not kept and bases[0] == named[-1].base_offset:
+        return named, []
+    for segment in named[:gone]:
+        catalog.drop_segment(txn, key, segment)
+    start = kept[0].base_offset if kept else bases[0]
+    _start_at(txn, key, start)
+    return kept, [f"offsets below {start} were deleted after the copy was made"]
+
+
+def _start_at(txn: kv.Txn, key: bytes, offset: int) -> None:
+    info = catalog.partition(txn, key) or catalog.PartitionInfo()
+    if info.start_offset < offset:
+        catalog.put_partition(txn, key, info._replace(start_offset=offset))
+
+
+def _has_headers(files: Files, path: str) -> bool:
+    try:
+        return "headers" in SegmentFile(files, path).schema.names
+    except EmbedlogError:
+        return False  # empty: recovery makes it anew
+
+
+def _name_after(txn: kv.Txn, key: bytes, before: catalog.SegmentInfo, next_offset: int) -> None:
+    """The one before an adopted segment was sealed; its size is found by the scan."""
+    if before.base_offset == next_offset:
+        # It was empty, and rolled: the other one took its place.
+        catalog.drop_segment(txn, key, before)
+    elif not before.sealed:
+        # It may have ended in a gap (A8).
+        sealed = before._replace(next_offset=next_offset, size=0, end_position=1 << 62, dense=False)
+        catalog.put_segment(txn, key, sealed)
+
+
+def live_is_valid(files: Files) -> bool:
+    """Whether `live` belongs to this boot of this root; decided without opening it.
+
+    After a power cut an unsynced LMDB can kill the process that opens it.
+    """
+    try:
+        return files.read_file(BOOT_FILE) == _boot(files)
+    except StorageError as error:
+        if not error.missing:
+            raise
+        return False
+
+
+def _boot(files: Files) -> bytes:
+    device, inode = files.identity()
+    return f"{files.boot_id()} {device} {inode}\n".encode()
+
+
+def _live_is_whole(files: Files, clean: dict[str, int] | None) -> bool:
+    if not files.exists("live/data.mdb"):
+        return False
+    kv.check_size(files, "live")
+    if clean is not None and "live" in clean:
+        # Its values have no checksums, but nobody wrote to it since it was closed.
+        return clean["live"] == _digest(files, "live/data.mdb")
+    return not kv.findings(files.path("live"))
+
+
+def _create_live(files: Files) -> None:
+    kv.create(files, "live", durable=False, rows={})
+    # Last: a live without it counts as another boot's.
+    files.write_file(BOOT_FILE, _boot(files))
+
+
+def _sweep(files: Files) -> list[str]:
+    """Remove files that the manifest does not name: what killed processes left."""
+    # Nobody is attached, so no member lives; that there were any is no news.
+    for name in files.list("locks"):
+        if f"locks/{name}".startswith(membership.LOCKS):
+            files.unlink(f"locks/{name}")
+    store = kv.Store(files, "state", durable=True, timeout=10)
+    try:
+        _forget_passing(store)
+        found = strays(files, store)
+    finally:
+        store.close()
+    for path in found:
+        remove_stray(files, path)
+    return [f"removed {path}: the manifest does not name it" for path in found]
+
+
+def _forget_passing(store: kv.Store) -> None:
+    """Nobody is attached, so nobody brings in what is on its way: it is garbage."""
+
+    def step(txn: kv.Txn) -> list[bytes]:
+        return [key for key, _ in kv.rows(txn, catalog.PASSING)]
+
+    if store.read(step):
+        store.write(lambda txn: kv.remove(txn, catalog.PASSING))
+
+
+def remove_passing(files: Files, state: kv.Store) -> None:
+    """Remove the files on their way into the manifest or out of it; no process is attached.
+
+    What had them on their way failed, or was killed: it is over, and they are garbage.
+
+    Raises:
+        StorageError: One could not be removed; the next open removes it.
+    """
+
+    def step(txn: kv.Txn) -> list[str]:
+        topics = [catalog.topic_of_row(row) for row in kv.rows(txn, catalog.TOPIC)]
+        return [
+            f"{topic.directory}/{number}/{segment.file_name}"
+            for topic in topics
+            for number in range(topic.partitions)
+            for segment in catalog.passing(txn, topic.key(number))
+        ]
+
+    if state.read(lambda txn: any(True for _ in kv.rows(txn, catalog.PASSING))):
+        for path in state.read(step):
+            files.unlink(path, missing_ok=True)
+        _forget_passing(state)
+
+
+def strays(files: Files, state: kv.Store, leaving: Collection[str] = ()) -> list[str]:
+    """Return the segment files, and the topics' directories, that the manifest does not name.
+
+    Those on their way into it or out of it are none of them, nor those ``leaving``
+    by themselves.  Other files are not ours: they are left alone (A28).
+    """
+    # Files before names: what is created meanwhile is named before it is there.
+    present: dict[str, dict[str, list[str]]] = {}
+    for topic in files.list("topics") if files.exists("topics") else []:
+        partitions = present[f"topics/{topic}"] = {}
+        with _ignore_missing():  # being deleted
+            for number in files.list(f"topics/{topic}"):
+                partitions[f"topics/{topic}/{number}"] = files.list(f"topics/{topic}/{number}")
+    topics, named, deleted = state.read(_named)
+    found = [topic for topic in present if topic not in topics | deleted]
+    for topic in sorted(topics & present.keys()):
+        for directory, names in present[topic].items():
+            known = named.get(directory, set())
+            found += [
+                f"{directory}/{name}"
+                for name in names
+                if _SEGMENT_NAME.fullmatch(name)
+                and name not in known
+                and f"{directory}/{name}" not in leaving
+            ]
+    return found
+
+
+def remove_stray(files: Files, path: str) -> None:
+    """Remove one of `strays`: a topic's directory, or a segment file."""
+    if path.count("/") == 1:
+        remove_tree(files, path)
+    else:
+        files.unlink(path, missing_ok=True)
+
+
+def _named(txn: kv.Txn) -> tuple[set[str], dict[str, set[str]], set[str]]:
+    """Return the directories of topics, the files of partitions, and what is being deleted."""
+    topics, named = set(), {}
+    deleted = {topic.directory for topic in catalog.deleted_topics(txn)}
+    for info in map(catalog.topic_of_row, kv.rows(txn, catalog.TOPIC)):
+        topics.add(info.directory)
+        for number in range(info.partitions):
+            key = info.key(number)
+            found = [*catalog.segments(txn, key), *catalog.passing(txn, key)]
+            names = {segment.file_name for segment in found} | journal.files_of(txn, key)
+            named[f"{info.directory}/{number}"] = names
+    return topics, named, deleted
+
+
+def remove_tree(files: Files, directory: str) -> None:
+    """Remove a topic's directory and what it holds."""
+    # Another process may remove it as well: what is missing is done.
+    with _ignore_missing():
+        for partition in files.list(directory):
+            with _ignore_missing():
+                for name in files.list(f"{directory}/{partition}"):
+                    files.unlink(f"{directory}/{partition}/{name}", missing_ok=True)
+                files.remove_directory(f"{directory}/{partition}")
+        files.remove_directory(directory)
+
+
+@contextmanager
+def _ignore_missing() -> Iterator[None]:
+    """Go on where a file or directory is not there."""
+    try:
+        yield
+    except StorageError as error:
+        if not error.missing:
+            raise
