@@ -12,6 +12,11 @@ import sys
 from itertools import chain
 from pathlib import Path
 
+import pytest
+
+# In one process, which reads the package once for all of them.
+pytestmark = pytest.mark.xdist_group("house")
+
 FLOORS = (
     {"errors"},
     {"record", "config", "checksum", "files", "progress"},
@@ -105,9 +110,21 @@ def uses(is_forbidden, but=()):
         f"{name} uses {mention}"
         for name in ROOM_FILES
         if room_of(name) not in but
-        for mention in sorted(set(mentioned(parsed(name))))
+        for mention in sorted(mentions(name))
         if is_forbidden(mention)
     ]
+
+
+@functools.cache
+def imports(name):
+    """Return every dotted name that a file imports."""
+    return frozenset(imported(parsed(name)))
+
+
+@functools.cache
+def mentions(name):
+    """Return every dotted name in a file."""
+    return frozenset(mentioned(parsed(name)))
 
 
 @functools.cache
@@ -134,7 +151,7 @@ def test_a_room_imports_only_rooms_below_it():
     offenders = []
     for name in ROOM_FILES:
         room = room_of(name)
-        for other in imported(parsed(name)):
+        for other in sorted(imports(name)):
             # The version is the one thing that all may take from the roof.
             if other.startswith("embedlog.") and other != "embedlog.__version__":
                 below = other.split(".")[1]
@@ -147,7 +164,7 @@ def test_a_third_party_package_enters_through_its_door():
     """One room to change when a library changes."""
     offenders = []
     for name in FILES:
-        for other in set(imported(parsed(name))) - set(for_types_only(parsed(name))):
+        for other in sorted(imports(name) - set(for_types_only(parsed(name)))):
             doors = DOORS.get(other.split(".")[0])
             if doors is not None and room_of(name) not in doors:
                 offenders.append(f"{name} imports {other}")
@@ -160,7 +177,7 @@ def test_a_package_from_outside_is_in_the_plan():
     offenders = [
         f"{name} imports {other}"
         for name in FILES
-        for other in imported(parsed(name))
+        for other in sorted(imports(name))
         if other.split(".")[0] not in known
     ]
     assert_none(offenders)
@@ -245,6 +262,15 @@ def test_most_functions_are_short():
 
     assert statistics.median(sizes) <= 8
     assert statistics.quantiles(sizes, n=10)[-1] <= 25
+
+
+def test_the_table_of_what_tests_share_is_complete():
+    """`support/README.md` has a line for each file, and none for files that are gone."""
+    support = Path(__file__).parent / "support"
+    rows = [line for line in (support / "README.md").read_text().splitlines() if "| `" in line]
+    listed = {row.split("`")[1] for row in rows if row.startswith("| `")}
+    there = {path.name for path in support.iterdir() if path.suffix in {".py", ".java"}}
+    assert listed == there - {"__init__.py"}
 
 
 def test_importing_embedlog_is_light():

@@ -19,6 +19,8 @@ from embedlog.log.open_files import OpenFiles, limit_for
 from embedlog.log.root import Root
 from embedlog.record import TopicPartition
 
+pytestmark = pytest.mark.tier("test")  # it opens thousands of files
+
 PARTITIONS = 150
 LIMIT = 128
 """Descriptors that the process may have besides those it begins with: fewer than partitions."""

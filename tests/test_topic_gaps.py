@@ -125,6 +125,7 @@ def check(topic, chance):
         topic[len(records)]
 
 
+@pytest.mark.tier("test")
 @pytest.mark.parametrize("seed", range(12))
 def test_a_view_is_a_slice_of_the_list_of_records(tmp_path, seed):
     """Compacted, repaired, mirrored, cut or trimmed, in any order: `len`, slices, head and tail

@@ -16,6 +16,7 @@ from support.cruel import scratch_directory
 from support.forks import tell
 from support.limits import NOBODY
 from support.patience import patient
+from support.tiers import sample
 
 import embedlog
 from embedlog import batch
@@ -30,9 +31,10 @@ def directory() -> Iterator[Path]:
 
 
 def cases(count: int, step: int) -> list[Cramped]:
-    return [
+    every = [
         Cramped(number * step, KINDS[number % 4], number // 4 % 4 != 3) for number in range(count)
     ]
+    return sample(every, 10)
 
 
 def test_a_full_disk_is_freed_by_housekeeping(directory: Path) -> None:
@@ -157,7 +159,7 @@ def _reported(path: Path, user: int | None = None) -> int:
     return files.free_bytes()
 
 
-@pytest.mark.full
+@pytest.mark.tier("nightly")
 def test_a_thousand_sizes_of_a_full_disk_are_freed(directory: Path) -> None:
     """P10 in full."""
     with full.small_disk(directory / "disk") as disk:

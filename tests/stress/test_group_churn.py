@@ -39,7 +39,7 @@ def test_whatever_happens_to_members_every_record_is_read_and_commits_are_fenced
     assert done["records"] >= 500
 
 
-@pytest.mark.full
+@pytest.mark.tier("nightly")
 @pytest.mark.parametrize(
     "case", [Churn(seed=2), patient(seed=3), Churn(seed=4), Churn(seed=5, strategy="range")]
 )
@@ -58,7 +58,7 @@ def no_commit_when_revoked(monkeypatch):
     monkeypatch.setattr(Worker, "commit", lambda self, given: True)
 
 
-@pytest.mark.full
+@pytest.mark.tier("nightly")
 @pytest.mark.parametrize("plant", [no_fence, no_commit_when_revoked])
 def test_the_check_finds_what_is_wrong(monkeypatch, plant):
     """A check proves something once it has found planted bugs."""

@@ -8,11 +8,12 @@ import pytest
 from support.cruel import scratch_directory
 from support.forks import tell
 from support.household import Household, check_household
+from support.tiers import choose
 
 pytestmark = pytest.mark.stress
 
 
-def household(case: Household) -> dict[str, int]:
+def household(case: Household) -> Counter[str]:
     with scratch_directory() as directory:
         done = check_household(case, directory)
     tell(f"{case}: {dict(sorted(done.items()))}")
@@ -21,18 +22,20 @@ def household(case: Household) -> dict[str, int]:
 
 def test_nobody_notices_that_the_house_is_kept() -> None:
     """P20, D8: no error but where data was deleted; each key ends with what was acked last."""
-    done = Counter(household(Household(seconds=8)))
-    # Where data goes as fast as it is read, chance may have most tables overtaken.
-    for seed in (2, 3):
-        if done["latest"] < 100:
-            done += Counter(household(Household(seconds=8, seed=seed)))
-    assert done["kills"] + done["stops"] >= 5
-    assert min(done[kind] for kind in ("read", "grouped", "sent")) >= 1_000
-    assert done["latest"] >= 100
-    assert min(done[kind] for kind in ("overtaken", "passes", "times", "verified")) >= 1
+    done, share = Counter[str](), choose(test=0.5, all=1)
+    wanted = dict.fromkeys(("read", "grouped", "sent"), 1_000 * share) | {"latest": 100 * share}
+    wanted |= dict.fromkeys(("overtaken", "passes", "times", "verified"), 1)
+    # Where data goes as fast as it is read, chance may have most tables overtaken; and on a busy
+    # machine little happens in a second.
+    for seed in range(1, 9):
+        done += household(Household(seconds=8 * share, seed=seed))
+        if all(done[kind] >= least for kind, least in wanted.items()):
+            break
+    assert {kind: done[kind] for kind, least in wanted.items() if done[kind] < least} == {}
+    assert done["kills"] + done["stops"] >= 5 * share
 
 
-@pytest.mark.full
+@pytest.mark.tier("nightly")
 @pytest.mark.parametrize("seed", range(2, 7))
 @pytest.mark.parametrize("delay_ms", [0, 50])
 def test_nobody_notices_for_a_minute(seed: int, delay_ms: int) -> None:
