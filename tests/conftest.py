@@ -63,6 +63,12 @@ def pytest_configure(config: pytest.Config) -> None:
     settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE") or config.getoption("tier"))
 
 
+def pytest_ignore_collect(collection_path: Path) -> bool | None:
+    """Do not import what a tier runs nothing of: Spark alone takes seconds."""
+    runs = tiers.runs(tiers.FOLDERS.get(collection_path.name, "quick"))
+    return None if runs else True
+
+
 @pytest.hookimpl(trylast=True)  # marks may be set by others
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out what only larger tiers run."""

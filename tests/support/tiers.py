@@ -52,7 +52,7 @@ def sample(cases: Sequence[T], most: int) -> list[T]:
     """
     if runs("all") or len(cases) <= most:
         return list(cases)
-    dice, between = random.Random(most), most - 2
-    bounds = [1 + number * (len(cases) - 2) // between for number in range(between + 1)]
-    chosen = [cases[dice.randrange(low, high)] for low, high in pairwise(bounds)]
+    dice, inner, stretches = random.Random(most), cases[1:-1], most - 2
+    bounds = [number * len(inner) // max(stretches, 1) for number in range(stretches + 1)]
+    chosen = [inner[dice.randrange(low, high)] for low, high in pairwise(bounds)]
     return [cases[0], *chosen, cases[-1]]
