@@ -41,7 +41,7 @@ def faults(place: Place, scenes: list[Scene], *, full: bool = False) -> int:
     cases = killing.fault_cases(
         scenes, [killing.count(place, scene) for scene in scenes], full=full
     )
-    cases = sample(cases, 100)
+    cases = sample(cases, 70)
     told = forks.spread(cases, killing.partial(killing.check_fault, place=place, scenes=scenes))
     tell(f"{len(cases)} faults, of which {sum(told)} were told to somebody")
     return len(cases)
@@ -51,7 +51,7 @@ def shorts(place: Place, scenes: list[Scene], each: int = 5) -> tuple[int, int]:
     """Shorten every write of every scene; returns how many writes, and how often."""
     counts = [killing.count(place, scene) for scene in scenes]
     cases = killing.short_cases(counts, each)
-    chosen = sample(cases, 50)
+    chosen = sample(cases, 30)
     forks.spread(chosen, killing.partial(killing.check_short, place=place, scenes=scenes))
     writes = sum(counted["write"] for counted in counts)
     tell(f"{len(chosen)} short writes, of {len(cases)} at all of {writes} writes")
@@ -60,17 +60,17 @@ def shorts(place: Place, scenes: list[Scene], each: int = 5) -> tuple[int, int]:
 
 def test_a_failing_operation_is_an_error_and_loses_nothing(place: Place) -> None:
     """P8: its errno is told, nothing acked is lost, others go on, and so does a re-opening."""
-    assert faults(place, SCENES) >= choose(test=100, all=600)
+    assert faults(place, SCENES) >= choose(test=70, all=600)
 
 
 def test_one_process_goes_on_after_every_error_that_it_meets(place: Place) -> None:
     """P8: with the same handle; a partition whose flush failed after its repair."""
-    cases = killing.row_cases(1_600, most=240)
+    cases = killing.row_cases(1_600, most=160)
     told = forks.spread(cases, killing.partial(killing.check_faults, place=place))
     total = sum(len(case.faults) for case in cases)
     tell(f"{total} faults, of which {sum(told)} were told to somebody")
     # With those of the test before these are 2,000 in the larger tiers.
-    assert total >= choose(test=240, all=1_600)
+    assert total >= choose(test=160, all=1_600)
     assert sum(told) >= 0.6 * total
 
 
@@ -127,7 +127,7 @@ def test_a_failed_flush_is_final_until_a_repair(place: Place) -> None:
     """P9: read-only for all processes, never retried, and repaired from what the disk has."""
     cases = flushes.flush_cases(killing.count(place, flushes.SCENE))
     assert len(cases) >= 200
-    cases = sample(cases, 30)
+    cases = sample(cases, 16)
     failed = forks.spread(cases, killing.partial(flushes.check_failed_flush, place=place))
     tell(f"{len(cases)} failed flushes, {sum(failed)} partitions repaired")
 
@@ -138,7 +138,7 @@ def test_a_full_disk_is_an_error_before_any_acknowledgement(directory: Path) -> 
         kind = "small tmpfs" if disk else "model of a disk, since mounting one is not allowed"
         step = 1 if disk else 997
         cases = [full.Left(size * step, ("os", "fsync")[size % 2]) for size in range(100)]
-        cases = sample(cases, 16)
+        cases = sample(cases, 10)
         check = killing.partial(full.check_full_disk, place=directory, disk=disk)
         # One disk, so one at a time.
         room = forks.spread(cases, check, workers=1)

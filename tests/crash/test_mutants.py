@@ -68,7 +68,6 @@ def planted(mutant: Mutant, work: Work, case: Any, outcome: Outcome, desk: Desk)
 
 FEW = {
     "no fdatasync before the ack",
-    "no checksum is checked in memory",
     "recovery cuts below the recovery point",
     "published before it was flushed",
 }

@@ -7,7 +7,7 @@ from support.cuts import Cut, cut_everywhere, cut_the_recovery
 from support.fleet import share_out
 from support.tiers import choose
 
-EACH = choose(test=100, all=400)
+EACH = choose(test=50, all=400)
 """States of each workload: the few of a small tier come from as many workloads as possible."""
 
 
@@ -22,7 +22,7 @@ def cases(states: int, each: int, synced: tuple[float, ...], first: int = 0) -> 
 
 @pytest.mark.parametrize(
     "states",
-    [choose(test=800, all=20_000), pytest.param(1_000_000, marks=pytest.mark.tier("nightly"))],
+    [choose(test=400, all=20_000), pytest.param(1_000_000, marks=pytest.mark.tier("nightly"))],
     ids="states={}".format,
 )
 def test_what_was_acknowledged_under_fsync_survives_a_power_cut(states, record_property):
@@ -36,7 +36,7 @@ def test_what_was_acknowledged_under_fsync_survives_a_power_cut(states, record_p
 
 @pytest.mark.parametrize(
     "states",
-    [choose(test=500, all=10_000), pytest.param(500_000, marks=pytest.mark.tier("nightly"))],
+    [choose(test=250, all=10_000), pytest.param(500_000, marks=pytest.mark.tier("nightly"))],
     ids="states={}".format,
 )
 def test_without_fsync_a_prefix_survives_that_holds_what_was_flushed(states, record_property):
@@ -50,13 +50,13 @@ def test_without_fsync_a_prefix_survives_that_holds_what_was_flushed(states, rec
 
 @pytest.mark.parametrize(
     "states",
-    [choose(test=150, all=2_000), pytest.param(50_000, marks=pytest.mark.tier("nightly"))],
+    [choose(test=75, all=2_000), pytest.param(50_000, marks=pytest.mark.tier("nightly"))],
     ids="states={}".format,
 )
 def test_a_recovery_that_is_cut_short_is_done_again(states, record_property):
     """P6: the second recovery finds what the first one kept, and nothing it had cut."""
     outcome = share_out(
-        cut_the_recovery, cases(states, EACH // 4, (0.0, 1.0, 0.5), first=2_000_000)
+        cut_the_recovery, cases(states, choose(test=25, all=100), (0.0, 1.0, 0.5), first=2_000_000)
     )
     record_property("states", str(outcome))
 

@@ -40,7 +40,7 @@ class Stops(NamedTuple):
 
 def stop_cases(place: Place, at_once: int = 20) -> list[Stops]:
     """Every operation of the program, as one process of many at a root makes them; or a sample."""
-    operations = sample(range(sum(count(place, SCENE).values())), 40)
+    operations = sample(range(sum(count(place, SCENE).values())), 24)
     return [
         Stops(tuple(operations[first : first + at_once]))
         for first in range(0, len(operations), at_once)
