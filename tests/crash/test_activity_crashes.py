@@ -6,12 +6,11 @@ import errno
 import functools
 import json
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from support import forks
-from support.cruel import FALLIBLE, OPERATIONS, CruelFiles, scratch_directory
+from support.cruel import FALLIBLE, OPERATIONS, CruelFiles
 from support.forks import tell
 from support.roots import abandon, encoded, fill, healthy, make_log, open_root
 from support.tiers import sample
@@ -66,12 +65,6 @@ def check(root: Root) -> list[tuple[str, str]]:
         left.remove(each)
     assert healthy(root)
     return events
-
-
-@pytest.fixture(scope="module")
-def directory() -> Iterator[Path]:
-    with scratch_directory() as path:
-        yield path
 
 
 @pytest.fixture(scope="module")

@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
 import pytest
 from support import forks, squeezing
-from support.cruel import scratch_directory
 from support.forks import WORKERS, tell
 from support.tiers import choose, sample
 
 MOMENTS = 60
 """Those that the small tiers look at."""
-
-
-@pytest.fixture(scope="module")
-def directory() -> Iterator[Path]:
-    with scratch_directory() as path:
-        yield path
 
 
 @pytest.mark.parametrize("thorough", [12, pytest.param(1, marks=pytest.mark.tier("nightly"))])

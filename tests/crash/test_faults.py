@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from support import flushes, forks, full, killing, limits, oracle
-from support.cruel import CruelFiles, scratch_directory
+from support.cruel import CruelFiles
 from support.forks import tell
 from support.killing import Place, Scene
 from support.program import BIRTH, LIFE, Journal, World, encode, entries, random_program
@@ -23,17 +22,6 @@ SCENES = [
     Scene(tuple(LIFE), "closed", first=30),
     Scene(tuple(LIFE), "rebooted", first=80),
 ]
-
-
-@pytest.fixture(scope="module")
-def directory() -> Iterator[Path]:
-    with scratch_directory() as path:
-        yield path
-
-
-@pytest.fixture(scope="module")
-def place(directory: Path) -> Place:
-    return Place(directory)
 
 
 def faults(place: Place, scenes: list[Scene], *, full: bool = False) -> int:

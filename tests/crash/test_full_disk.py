@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,6 @@ from typing import Any
 import pytest
 from support import forks, full
 from support.cramped import KINDS, Cramped, check_cramped
-from support.cruel import scratch_directory
 from support.forks import tell
 from support.limits import NOBODY
 from support.patience import patient
@@ -22,12 +20,6 @@ import embedlog
 from embedlog import batch
 from embedlog.errors import DiskFullError
 from embedlog.files import Files
-
-
-@pytest.fixture(scope="module")
-def directory() -> Iterator[Path]:
-    with scratch_directory() as path:
-        yield path
 
 
 def cases(count: int, step: int) -> list[Cramped]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from support import flushes, forks, killing, splitting
-from support.cruel import CruelFiles, scratch_directory
+from support.cruel import CruelFiles
 from support.forks import tell
 from support.killing import Place, Scene
 from support.program import BIRTH
@@ -21,12 +21,6 @@ from embedlog.record import Appended
 from embedlog.segment import SegmentFile
 
 SCENES = [Scene(tuple(BIRTH))]
-
-
-@pytest.fixture(scope="module")
-def place() -> Iterator[Place]:
-    with scratch_directory() as directory:
-        yield Place(directory)
 
 
 # The checks: each is a function of the place that runs case after case.

@@ -5,12 +5,10 @@ from __future__ import annotations
 import itertools
 import random
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from support import forks, killing
-from support.cruel import scratch_directory
 from support.forks import tell
 from support.killing import Place, Scene
 from support.patience import patient
@@ -27,12 +25,6 @@ SCENES = [
     Scene(tuple(LIFE), "closed", first=60),
     Scene(tuple(LIFE), "rebooted", first=160),
 ]
-
-
-@pytest.fixture(scope="module")
-def place() -> Iterator[Place]:
-    with scratch_directory() as directory:
-        yield Place(directory)
 
 
 def random_scenes(count: int) -> list[Scene]:

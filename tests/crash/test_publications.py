@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support import forks, publications
-from support.cruel import FALLIBLE, scratch_directory
+from support.cruel import FALLIBLE
 from support.forks import tell
 from support.publications import Case
 from support.tiers import choose, sample
@@ -17,12 +17,6 @@ from support.tiers import choose, sample
 from embedlog.log import journal, markers, publishing
 
 MODES = ("os", "fsync")
-
-
-@pytest.fixture(scope="module")
-def directory() -> Iterator[Path]:
-    with scratch_directory() as path:
-        yield path
 
 
 @pytest.fixture(scope="module")

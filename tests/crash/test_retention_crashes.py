@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from support import forks, trims
-from support.cruel import FALLIBLE, scratch_directory
+from support.cruel import FALLIBLE
 from support.forks import tell
 from support.roots import encoded, healthy, make_log, open_root
 from support.tiers import choose, sample
@@ -17,12 +16,6 @@ from support.trims import Case
 
 from embedlog import catalog
 from embedlog.log import dooming, trimming
-
-
-@pytest.fixture(scope="module")
-def directory() -> Iterator[Path]:
-    with scratch_directory() as path:
-        yield path
 
 
 @pytest.fixture(scope="module")

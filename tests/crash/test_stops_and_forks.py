@@ -7,12 +7,10 @@ import os
 import signal
 import subprocess
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from support import forks, killing, oracle, splitting, stops
-from support.cruel import scratch_directory
 from support.forks import tell
 from support.killing import Place
 from support.patience import patient
@@ -22,12 +20,6 @@ from support.tiers import choose, sample
 import embedlog
 from embedlog.errors import UnsupportedFilesystemError
 from embedlog.files import Files
-
-
-@pytest.fixture(scope="module")
-def place() -> Iterator[Place]:
-    with scratch_directory() as directory:
-        yield Place(directory)
 
 
 def test_a_stopped_process_is_named_by_those_who_wait_for_it(place: Place) -> None:

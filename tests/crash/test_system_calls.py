@@ -6,14 +6,13 @@ import errno
 import os
 import shutil
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 from support import forks, syscalls
 from support.children import in_child
-from support.cruel import scratch_directory
 from support.forks import tell
 from support.killing import Place
 from support.patience import patient
@@ -32,17 +31,6 @@ CHANGES = {"allocate", "meta", "mkdir", "open", "rename", "sync", "truncate", "u
 pytestmark = pytest.mark.skipif(
     syscalls.unavailable() is not None, reason=syscalls.unavailable() or ""
 )
-
-
-@pytest.fixture(scope="module")
-def directory() -> Iterator[Path]:
-    with scratch_directory() as path:
-        yield path
-
-
-@pytest.fixture(scope="module")
-def place(directory: Path) -> Place:
-    return Place(directory)
 
 
 def traced(root: Path, work: Callable[[SystemCalls], Any]) -> Any:
