@@ -10,6 +10,7 @@ import pytest
 from support import forks, trims
 from support.cruel import FALLIBLE
 from support.forks import tell
+from support.patience import patient
 from support.roots import encoded, healthy, make_log, open_root
 from support.tiers import choose, sample
 from support.trims import Case
@@ -67,7 +68,7 @@ def test_readers_in_other_processes_run_through_it(tmp_path):
     root.close()
     readers = [forks.Child(lambda: trims.read_through(path, stop)) for _ in range(2)]
     writer = forks.Child(lambda: trims.churn(path, stop))
-    time.sleep(choose(test=2, all=5))
+    time.sleep(min(patient(choose(test=0.7, all=1.7)), 30))
     stop.touch()
     ends = [each.end() for each in (*readers, writer)]
     for end in ends:
