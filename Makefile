@@ -6,10 +6,20 @@ PYTEST ?= .venv/bin/python -m pytest
 SPREAD ?= -n auto --maxprocesses 4 --dist loadgroup
 ARGS ?=
 
-.PHONY: test check lint wheel bench demo nightly clean
+.PHONY: quick test test-all nightly check lint wheel bench demo clean
+
+# Four tiers, each with all of the one before: tests/support/tiers.py says how.
+quick: .venv/.dev
+	$(PYTEST) $(SPREAD) --tier=quick $(ARGS)
 
 test: .venv/.dev
-	$(PYTEST) $(SPREAD) $(ARGS)
+	$(PYTEST) $(SPREAD) --tier=test $(ARGS)
+
+test-all: .venv/.dev
+	$(PYTEST) $(SPREAD) --tier=all $(ARGS)
+
+nightly: .venv/.dev
+	$(PYTEST) $(SPREAD) --tier=nightly $(ARGS)
 
 check: lint test wheel
 
@@ -31,9 +41,6 @@ wheel: .venv/.dev
 
 bench: .venv/.dev
 	$(PYTEST) bench --benchmark-only $(ARGS)
-
-nightly: .venv/.dev
-	$(PYTEST) $(SPREAD) -m "" $(ARGS)
 
 demo: .venv/.demo
 	.venv/bin/python examples/flights.py $(ARGS)

@@ -21,6 +21,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
+from support import tiers
 from support.clock import ManualClock
 from support.roots import healthy, make_log, open_root
 
@@ -31,25 +32,59 @@ _M_MMAP_THRESHOLD = -3
 """From malloc.h: what is at least so large is taken from the kernel, and given back."""
 
 _COMMON = {"deadline": None, "suppress_health_check": list(HealthCheck), "print_blob": True}
-# The same examples each time, so that a red test is red for everybody.
-settings.register_profile("ci", max_examples=200, derandomize=True, database=None, **_COMMON)
-settings.register_profile("nightly", max_examples=2_000, **_COMMON)
+for _tier, _examples in tiers.EXAMPLES.items():
+    # The same examples each time, so that a red test is red for everybody; new ones each night.
+    _fixed = {} if _tier == "nightly" else {"derandomize": True, "database": None}
+    settings.register_profile(_tier, max_examples=_examples, **_fixed, **_COMMON)
 settings.register_profile(
     "debug", max_examples=int(os.environ.get("EXAMPLES", "50")), phases=[Phase.generate], **_COMMON
 )
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the option that the targets of the Makefile use."""
+    parser.addoption(
+        "--tier",
+        choices=tiers.TIERS,
+        default="test",
+        help="how much to run: see tests/support/tiers.py (default: test)",
+    )
+
+
 def pytest_configure(config: pytest.Config) -> None:
-    """Prepare the process; choose how many examples to try: by environment, or `make nightly`."""
+    """Prepare the process, and choose how much it does, before any test is collected."""
     # A shell ignores Ctrl-C in what it runs in the background, and all children inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     # LMDB takes 2 MiB of zeros for an environment, and tests open them by the ten thousand. By
     # default the C library soon keeps such memory, and fills it each time; the kernel has zeros.
     with suppress(AttributeError):  # not every C library has it
         ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, 1 << 20)
-    everything = config.getoption("markexpr") == ""
-    chosen = os.environ.get("HYPOTHESIS_PROFILE") or ("nightly" if everything else "ci")
-    settings.load_profile(chosen)
+    tiers.use(config.getoption("tier"))
+    settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE") or config.getoption("tier"))
+
+
+def pytest_ignore_collect(collection_path: Path) -> bool | None:
+    """Do not import what a tier runs nothing of: Spark alone takes seconds."""
+    runs = tiers.runs(tiers.FOLDERS.get(collection_path.name, "quick"))
+    return None if runs else True
+
+
+@pytest.hookimpl(trylast=True)  # marks may be set by others
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what only larger tiers run."""
+    chosen: dict[bool, list[pytest.Item]] = {True: [], False: []}
+    for item in items:
+        chosen[tiers.runs(_first_tier(item))].append(item)
+    items[:] = chosen[True]
+    config.hook.pytest_deselected(items=chosen[False])
+
+
+def _first_tier(item: pytest.Item) -> str:
+    """Return the smallest tier that runs a test: the largest of its marks, or else its folder's."""
+    marked = [tier for mark in item.iter_markers("tier") for tier in mark.args]
+    if not marked:
+        return tiers.FOLDERS.get(item.path.parent.name, "quick")
+    return max(marked, key=tiers.TIERS.index)
 
 
 @pytest.fixture

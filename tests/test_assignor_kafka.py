@@ -16,7 +16,7 @@ from support.random_groups import quality, random_group
 from embedlog.assignor import by_name, target
 from embedlog.record import TopicPartition
 
-pytestmark = pytest.mark.full
+pytestmark = pytest.mark.tier("nightly")
 
 GROUPS = 12_000
 DRIVER = Path(__file__).parent / "support" / "StickyAssignments.java"

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from embedlog import batch
@@ -198,7 +198,6 @@ RECORD = st.tuples(st.integers(-(1 << 63), (1 << 63) - 1), BYTES, BYTES)
 HEADER_LIST = st.lists(st.tuples(st.text(max_size=5), BYTES), max_size=3)
 
 
-@settings(max_examples=150, deadline=None)
 @given(st.lists(RECORD, min_size=1, max_size=70), st.sampled_from(COMPRESSIONS), st.data())
 def test_any_records_come_back(records, compression, data):
     """A3: encode, write, parse, read is the identity."""
@@ -215,7 +214,6 @@ def test_any_records_come_back(records, compression, data):
     assert found.offsets().to_pylist() == list(range(7, 7 + len(times)))
 
 
-@settings(max_examples=150, deadline=None)
 @given(st.lists(RECORD, min_size=1, max_size=70))
 def test_lists_and_arrow_columns_encode_to_the_same_bytes(records):
     """The fast path by hand is Arrow's own encoding, to the byte."""

@@ -180,7 +180,7 @@ def test_poll_without_a_timeout_does_not_wait(root, log):
     start = time.monotonic()
 
     assert consumer.poll(0) == {}
-    assert time.monotonic() - start < 0.05
+    assert time.monotonic() - start < patient(0.05)
 
 
 def test_poll_with_a_timeout_ends_after_it(root, log):
@@ -191,7 +191,7 @@ def test_poll_with_a_timeout_ends_after_it(root, log):
     start = time.monotonic()
 
     assert consumer.poll(60) == {}
-    assert 0.055 < time.monotonic() - start < 0.5
+    assert 0.055 < time.monotonic() - start < patient(0.5)
 
 
 def test_poll_returns_no_more_than_max_poll_records(root, log):
@@ -271,7 +271,7 @@ def test_poll_waits_for_fetch_min_bytes_but_not_for_ever(root):
     got = consumer.poll(int(patient(5000)))
 
     assert len(got[T0]) == 1
-    assert 0.1 < time.monotonic() - start < 1
+    assert 0.1 < time.monotonic() - start < patient(1)
 
     log.append([encoded(b"x" * 5000)])
     assert len(consumer.poll(0)[T0]) == 1
@@ -954,7 +954,7 @@ def test_wakeup_ends_a_wait_once(root, log):
     with pytest.raises(WakeupError):
         consumer.poll(int(patient(10_000)))
 
-    assert time.monotonic() - start < 1
+    assert time.monotonic() - start < patient(1)
     fill(log, 1)
     assert offsets(consumer.poll()[T0]) == [12]
 
@@ -999,7 +999,7 @@ def test_close_from_another_thread_ends_a_wait(root, log):
     waiting.join(patient(5))
 
     assert ended == [12]
-    assert time.monotonic() - start < 0.5
+    assert time.monotonic() - start < patient(0.5)
 
 
 # Life
@@ -1124,7 +1124,7 @@ def test_another_process_sees_a_record_at_once(root):
 
     assert process.exitcode == 0
     # A wait looks again each second; a busy machine takes a millisecond, a quiet one 100 µs.
-    assert sorted(delays)[pairs // 2] < 50_000_000
+    assert sorted(delays)[pairs // 2] < patient(0.05) * 1e9
 
 
 WAITING = """
@@ -1142,6 +1142,7 @@ WAITING = """
 """
 
 
+@pytest.mark.tier("test")
 @pytest.mark.parametrize("call", ["consumer.poll(60_000)", "next(consumer)"])
 def test_ctrl_c_ends_a_wait_at_once(root, log, call):
     """And waiting costs no CPU."""
@@ -1158,10 +1159,11 @@ def test_ctrl_c_ends_a_wait_at_once(root, log, call):
         process.wait(patient(10))
 
     assert said == "interrupted"
-    assert took < 0.5
-    assert float(seconds) < 0.05
+    assert took < patient(0.5)
+    assert float(seconds) < patient(0.05)
 
 
+@pytest.mark.tier("test")
 @pytest.mark.stress
 def test_records_from_many_processes_all_arrive_in_order(root):
     """A10 from the reader's side: nothing lost, nothing twice, each writer's order kept."""

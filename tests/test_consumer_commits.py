@@ -291,6 +291,7 @@ def slow(record):
         raise KeyboardInterrupt
 
 
+@pytest.mark.tier("test")
 def test_a_run_commits_the_rest_of_what_it_committed_a_part_of(tmp_path):
     """A slow handler has its first records committed, and the others when they are handled."""
     with embedlog.open(tmp_path / "log") as log:

@@ -1453,6 +1453,7 @@ def read_a_share(log, count, path):
     log.close()
 
 
+@pytest.mark.tier("test")
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
 def test_every_way_to_start_a_process_makes_members(tmp_path, method):
     """P18: a log goes to a child by inheritance or by pickle."""
@@ -1626,6 +1627,7 @@ def test_a_partition_that_went_away_is_not_assigned_any_more(root, join, call):
         call(first)
 
 
+@pytest.mark.tier("test")
 def test_members_that_are_closed_from_anywhere_at_any_time_end_well(root, monkeypatch):
     """E13, E24: seeded; threads close, wake and forget each other's consumers as they read."""
     make(root, count=6)

@@ -335,6 +335,7 @@ def test_a_failed_sync_cannot_be_made_good(cruel):
     assert cruel.read(fd, 9, 0) == b"abc" + bytes(3)
 
 
+@pytest.mark.tier("test")
 def test_what_is_bound_to_a_boot_is_in_no_image_whole(cruel):
     """`live` is garbage or absent, lock files are empty or absent."""
     for path in ("locks", "live"):
@@ -453,6 +454,7 @@ def workload(cruel, appends=60):
                 cruel.write_file("config", data)
 
 
+@pytest.mark.tier("test")
 def test_a_modest_workload_has_tens_of_thousands_of_states(cruel):
     """All of them distinct, each keeps what was synced, and they cost little."""
     workload(cruel)

@@ -359,6 +359,7 @@ def append_in_child(log, number):
         log.partition("t", 0).append([encoded(b"%d-%d" % (number, turn))])
 
 
+@pytest.mark.tier("test")
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
 def test_children_append_and_the_parent_goes_on(log, method):
     """By every start method: a forked child reopens by itself, others unpickle the log."""
@@ -411,6 +412,7 @@ def test_a_log_opens_after_kill_9(path):
         assert log.verify() == []
 
 
+@pytest.mark.tier("test")
 def test_a_reader_follows_writers_that_come_and_go(path):
     """A log opened to read sees each later writer's records, also after all have left."""
     write(path, b"1")

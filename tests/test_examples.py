@@ -16,6 +16,7 @@ from support.sessions import quick_python
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
 
+@pytest.mark.tier("all")
 @pytest.mark.xdist_group("spark")
 @pytest.mark.skipif(
     shutil.which("java") is None and "JAVA_HOME" not in os.environ, reason="there is no Java"
@@ -50,6 +51,7 @@ def test_the_flights_come_back_as_they_went_in(tmp_path):
     assert done.stdout.endswith("equal: by Spark from the Parquet, and by pandas from the CSV\n")
 
 
+@pytest.mark.tier("test")
 def test_the_flights_are_read_without_setuptools():
     """Their package imports pkg_resources, which Python 3.12 and newer do not come with."""
     code = (

@@ -1,4 +1,7 @@
-"""The house rules, as tests: who may import whom, and how long things may be."""
+"""The house rules, as tests: who may import whom, and how long things may be.
+
+One test for each rule; it lists all that breaks it.
+"""
 
 import ast
 import functools
@@ -10,6 +13,9 @@ from itertools import chain
 from pathlib import Path
 
 import pytest
+
+# In one process, which reads the package once for all of them.
+pytestmark = pytest.mark.xdist_group("house")
 
 FLOORS = (
     {"errors"},
@@ -53,9 +59,6 @@ PACKAGE = Path(next(iter(importlib.util.find_spec("embedlog").submodule_search_l
 FILES = [path.relative_to(PACKAGE).as_posix() for path in sorted(PACKAGE.rglob("*.py"))]
 ROOM_FILES = [name for name in FILES if not name.startswith("__")]
 
-each_file = pytest.mark.parametrize("name", FILES)
-each_room_file = pytest.mark.parametrize("name", ROOM_FILES)
-
 
 @functools.cache
 def parsed(name):
@@ -95,6 +98,34 @@ def mentioned(tree):
                 yield name
 
 
+def assert_none(offenders):
+    """Fail with all that breaks a rule, each in a line of its own."""
+    assert not offenders, "\n" + "\n".join(offenders)
+
+
+def uses(is_forbidden, but=()):
+    """List the forbidden names that files mention, but for the files of some rooms."""
+    return [
+        f"{name} uses {mention}"
+        for name in ROOM_FILES
+        if room_of(name) not in but
+        for mention in sorted(mentions(name))
+        if is_forbidden(mention)
+    ]
+
+
+@functools.cache
+def imports(name):
+    """Return every dotted name that a file imports."""
+    return frozenset(imported(parsed(name)))
+
+
+@functools.cache
+def mentions(name):
+    """Return every dotted name in a file."""
+    return frozenset(mentioned(parsed(name)))
+
+
 @functools.cache
 def functions(name):
     """Return the functions of a file with their lines, docstring and blank lines not counted."""
@@ -109,50 +140,62 @@ def functions(name):
     return found
 
 
-@each_room_file
-def test_a_file_belongs_to_a_room_of_the_plan(name):
+def test_a_file_belongs_to_a_room_of_the_plan():
     """A new room is a decision: it goes into the table first."""
-    assert room_of(name) in FLOOR
+    assert_none([name for name in ROOM_FILES if room_of(name) not in FLOOR])
 
 
-@each_room_file
-def test_a_room_imports_only_rooms_below_it(name):
+def test_a_room_imports_only_rooms_below_it():
     """Floors, so that each room can be read without those above it."""
-    room = room_of(name)
-    for other in imported(parsed(name)):
-        # The version is the one thing that all may take from the roof.
-        if other.startswith("embedlog.") and other != "embedlog.__version__":
-            below = other.split(".")[1]
-            assert below == room or FLOOR.get(below, 99) < FLOOR[room], f"{room} imports {other}"
+    offenders = []
+    for name in ROOM_FILES:
+        room = room_of(name)
+        for other in sorted(imports(name)):
+            # The version is the one thing that all may take from the roof.
+            if other.startswith("embedlog.") and other != "embedlog.__version__":
+                below = other.split(".")[1]
+                if below != room and FLOOR.get(below, 99) >= FLOOR[room]:
+                    offenders.append(f"{name} imports {other}")
+    assert_none(offenders)
 
 
-@each_file
-def test_a_third_party_package_enters_through_its_door(name):
+def test_a_third_party_package_enters_through_its_door():
     """One room to change when a library changes."""
-    for other in set(imported(parsed(name))) - set(for_types_only(parsed(name))):
-        doors = DOORS.get(other.split(".")[0])
-        assert doors is None or room_of(name) in doors, f"{name} imports {other}"
+    offenders = []
+    for name in FILES:
+        for other in sorted(imports(name) - set(for_types_only(parsed(name)))):
+            doors = DOORS.get(other.split(".")[0])
+            if doors is not None and room_of(name) not in doors:
+                offenders.append(f"{name} imports {other}")
+    assert_none(offenders)
 
 
-@each_file
-def test_a_package_from_outside_is_in_the_plan(name):
+def test_a_package_from_outside_is_in_the_plan():
     """Nothing is depended upon without a door."""
     known = {*DOORS, *sys.stdlib_module_names, "embedlog", "_typeshed"}
-    assert {other.split(".")[0] for other in imported(parsed(name))} <= known
+    offenders = [
+        f"{name} imports {other}"
+        for name in FILES
+        for other in sorted(imports(name))
+        if other.split(".")[0] not in known
+    ]
+    assert_none(offenders)
 
 
-@each_room_file
-def test_only_files_touches_the_file_system(name):
+def touches_files(mention):
+    """Whether a dotted name is of a function that asks the file system for something."""
+    first, _, rest = mention.partition(".")
+    if mention in {"open", "io.open"}:
+        return True
+    if first != "os" or not rest:
+        return False
+    asks = rest.startswith(("path.exists", "path.get", "path.is", "path.real"))
+    return asks or rest.split(".")[0] not in OS_FOR_ALL
+
+
+def test_only_files_touches_the_file_system():
     """One seam to the outside, with a cruel twin in the tests."""
-    if room_of(name) in {"files", *ROOF}:
-        return
-    for mention in mentioned(parsed(name)):
-        first, _, rest = mention.partition(".")
-        assert mention not in {"open", "io.open"}, f"{name} opens files"
-        if first == "os" and rest:
-            attribute = rest.split(".")[0]
-            assert attribute in OS_FOR_ALL, f"{name} uses os.{attribute}"
-            assert not rest.startswith(("path.exists", "path.get", "path.is", "path.real"))
+    assert_none(uses(touches_files, but={"files", *ROOF}))
 
 
 WALL_CLOCKS = {
@@ -162,51 +205,54 @@ WALL_CLOCKS = {
 }
 
 
-@each_room_file
-def test_nobody_below_the_engine_looks_at_the_wall_clock(name):
+def test_nobody_below_the_engine_looks_at_the_wall_clock():
     """Time is passed in, so that retention and sessions are ordinary unit tests."""
-    if room_of(name) not in TOP_FLOORS:
-        assert not WALL_CLOCKS & set(mentioned(parsed(name)))
+    assert_none(uses(WALL_CLOCKS.__contains__, but=TOP_FLOORS))
 
 
-@each_room_file
-def test_nobody_sleeps_but_on_a_lock(name):
+def test_nobody_sleeps_but_on_a_lock():
     """Waiting is for an event, with a timeout, so that close() need not wait."""
-    if room_of(name) != "files":
-        assert "time.sleep" not in set(mentioned(parsed(name)))
+    assert_none(uses(lambda mention: mention == "time.sleep", but={"files"}))
 
 
-@each_room_file
-def test_chance_comes_from_a_generator_that_can_be_seeded(name):
+def test_chance_comes_from_a_generator_that_can_be_seeded():
     """`random.Random`, passed in; never the one that all share."""
-    used = {mention for mention in mentioned(parsed(name)) if mention.startswith("random.")}
-    assert used <= {"random.Random", "random.SystemRandom"}
+
+    def shared(mention):
+        return mention.startswith("random.") and mention not in {
+            "random.Random",
+            "random.SystemRandom",
+        }
+
+    assert_none(uses(shared))
 
 
-@each_room_file
-def test_a_library_does_not_configure_logging(name):
+def test_a_library_does_not_configure_logging():
     """Handlers and levels belong to the program."""
     forbidden = {"logging.basicConfig", "logging.StreamHandler", "logging.config"}
-    assert room_of(name) == "cli" or not forbidden & set(mentioned(parsed(name)))
+    assert_none(uses(forbidden.__contains__, but={"cli"}))
 
 
-@each_file
-def test_a_file_has_a_name_that_says_something(name):
+def test_a_file_has_a_name_that_says_something():
     """There is no drawer for what has no place."""
     drawers = {"utils", "util", "base", "helpers", "helper", "common", "misc", "core", "shared"}
-    assert Path(name).stem not in drawers
+    assert_none([name for name in FILES if Path(name).stem in drawers])
 
 
-@each_file
-def test_a_file_says_what_it_is_for(name):
+def test_a_file_says_what_it_is_for():
     """It has a docstring.  A file may be as long as the class or algorithm that it holds."""
-    assert ast.get_docstring(parsed(name))
+    assert_none([name for name in FILES if not ast.get_docstring(parsed(name))])
 
 
-@each_file
-def test_no_function_is_longer_than_a_screen(name):
+def test_no_function_is_longer_than_a_screen():
     """At most 60 lines."""
-    assert [each for each in functions(name) if each[1] > 60] == []
+    long = [
+        f"{name}: {function} has {lines} lines"
+        for name in FILES
+        for function, lines in functions(name)
+        if lines > 60
+    ]
+    assert_none(long)
 
 
 def test_most_functions_are_short():
@@ -215,6 +261,15 @@ def test_most_functions_are_short():
 
     assert statistics.median(sizes) <= 8
     assert statistics.quantiles(sizes, n=10)[-1] <= 25
+
+
+def test_the_table_of_what_tests_share_is_complete():
+    """`support/README.md` has a line for each file, and none for files that are gone."""
+    support = Path(__file__).parent / "support"
+    rows = [line for line in (support / "README.md").read_text().splitlines() if "| `" in line]
+    listed = {row.split("`")[1] for row in rows if row.startswith("| `")}
+    there = {path.name for path in support.iterdir() if path.suffix in {".py", ".java"}}
+    assert listed == there - {"__init__.py"}
 
 
 def test_importing_embedlog_is_light():

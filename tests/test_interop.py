@@ -13,6 +13,8 @@ from support.roots import encoded, segment_files
 
 import embedlog
 
+pytestmark = pytest.mark.tier("test")  # other libraries take long to import
+
 HEADERS = [[("a", b"1"), ("b", None)], [], [("ä", b"")]]
 VALUES = [b"plain", None, bytes(range(256))]
 KEYS = [b"k", b"", None]

@@ -216,6 +216,7 @@ def test_a_damaged_partition_is_told_after_the_others_were_compacted(tmp_path):
 # While it is compacted
 
 
+@pytest.mark.tier("test")
 @pytest.mark.parametrize("moment", range(1, 14))
 def test_a_key_is_not_lost_between_its_old_value_and_its_new_one(log, monkeypatch, moment):
     """D8: a compaction in the midst of a look removes what came later replaced."""

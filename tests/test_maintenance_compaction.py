@@ -49,7 +49,7 @@ def dirty(log, count=6):
 def eventually(holds):
     began = time.monotonic()
     while not holds():
-        assert time.monotonic() - began < 20, "it never came"
+        assert time.monotonic() - began < patient(20), "it never came"
         time.sleep(0.002)
 
 

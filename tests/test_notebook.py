@@ -57,6 +57,7 @@ def shown(cells: list[dict[str, Any]], *, having: str) -> str:
     return "\n".join(found)
 
 
+@pytest.mark.tier("all")
 @pytest.mark.xdist_group("spark")
 def test_the_notebook_runs_from_top_to_bottom(tmp_path):
     """What its text says is what its cells show; one test, for the kernel and Spark start once."""

@@ -19,6 +19,8 @@ from embedlog.partition.open_files import OpenFiles, limit_for
 from embedlog.record import TopicPartition
 from embedlog.root.root import Root
 
+pytestmark = pytest.mark.tier("test")  # it opens thousands of files
+
 PARTITIONS = 150
 LIMIT = 128
 """Descriptors that the process may have besides those it begins with: fewer than partitions."""

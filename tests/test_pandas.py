@@ -17,8 +17,8 @@ with embedlog.open(sys.argv[1]) as log:
     log.create_topic("keyed", 2, {"cleanup.policy": "compact", "segment.bytes": 1 << 20})
     log.create_topic("stamped", 1, {"message.timestamp.type": "LogAppendTime"})
     with log.producer() as producer:
-        producer.send("t", b"v", key=b"k", headers=[("name", b"h"), ("none", None)]).result(5)
-        producer.send("stamped", b"v", key=b"k").result(5)
+        producer.send("t", b"v", key=b"k", headers=[("name", b"h"), ("none", None)]).result(60)
+        producer.send("stamped", b"v", key=b"k").result(60)
         for topic in ("t", "keyed"):
             producer.send_batch(topic, [b"v"] * 100, keys=[b"%d" % (n % 7) for n in range(100)])
         producer.flush()

@@ -610,7 +610,7 @@ def test_an_impatient_wait_does_not_use_up_the_tries(root):
             for _ in range(3):
                 with pytest.raises(TimeoutError, match="wait again"):
                     future.result(0.01)
-        assert future.result(5).offset == 1
+        assert future.result(patient(5)).offset == 1
 
 
 def test_a_record_that_is_too_late_says_how_late_and_why(root):

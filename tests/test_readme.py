@@ -42,6 +42,7 @@ def test_the_session_in_the_readme_runs_as_it_stands(tmp_path):
     assert printed[2] == "pyarrow.Table"
 
 
+@pytest.mark.tier("test")
 def test_the_session_in_the_readme_runs_a_second_time(tmp_path):
     """A newcomer pastes it again: the topic is there, and the record is the second."""
     session, _ = BLOCK.findall((REPOSITORY / "README.md").read_text())
@@ -51,6 +52,7 @@ def test_the_session_in_the_readme_runs_a_second_time(tmp_path):
     assert run(session, tmp_path).splitlines()[0] == "1"
 
 
+@pytest.mark.tier("test")
 def test_the_group_in_the_readme_handles_each_record_once(tmp_path):
     """After the session before it, and a second time: what is committed does not come again."""
     session, shared = BLOCK.findall((REPOSITORY / "README.md").read_text())
@@ -76,6 +78,7 @@ def test_what_is_shown_can_be_typed_line_by_line(page):
         assert typed == []
 
 
+@pytest.mark.tier("test")
 def test_the_guide_runs_from_top_to_bottom(tmp_path):
     """Its pieces follow each other; only what waits for ever is left out."""
     pieces = BLOCK.findall((REPOSITORY / "docs" / "index.md").read_text())

@@ -24,6 +24,7 @@ from support.roots import (
     segment_files,
     values,
 )
+from support.tiers import choose
 
 from embedlog import catalog, kv
 from embedlog.errors import CorruptBatchError, CorruptionError, StorageError
@@ -475,6 +476,7 @@ def change_the_last_segment(path):
     change_row(path, catalog.SEGMENT, lambda key, row: (key, with_bit(row, 12)))
 
 
+@pytest.mark.tier("test")
 @pytest.mark.parametrize("files", [CruelFiles, Rebooted])
 @pytest.mark.parametrize(
     "damage",
@@ -617,7 +619,10 @@ def headers(root):
     root.partition("t", 0).append([encoded(b"x", headers=[[("a", b"1")]])])
 
 
-@pytest.mark.parametrize("every", [4, pytest.param(1, marks=pytest.mark.full)])
+@pytest.mark.tier("test")
+@pytest.mark.parametrize(
+    "every", [choose(test=12, all=4), pytest.param(1, marks=pytest.mark.tier("nightly"))]
+)
 @pytest.mark.parametrize("files", [CruelFiles, Rebooted])
 @pytest.mark.parametrize("work", [roll, synced_roll, cut, headers, gap])
 def test_killed_between_any_two_steps_the_log_is_as_before_or_after(tmp_path, work, files, every):

@@ -16,6 +16,8 @@ from support.patience import patient
 import embedlog
 from embedlog.errors import InvalidConfigError, InvalidGroupIdError, ProcessDiedError
 
+pytestmark = pytest.mark.tier("test")  # each test starts processes
+
 RECORDS = 400
 EARLIEST = {"auto_offset_reset": "earliest"}
 POISON = b"13"

@@ -281,6 +281,7 @@ MEMORY = """
 """
 
 
+@pytest.mark.tier("test")
 @pytest.mark.parametrize("compression", ["none", "lz4"])
 def test_scanning_a_big_topic_takes_the_memory_of_a_few_batches(tmp_path, compression):
     """200 MB go through `batches()` in less than 25 MB: memory is O(batch)."""

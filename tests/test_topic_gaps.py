@@ -9,6 +9,7 @@ import pytest
 from support.clock import START
 from support.compacted import keep
 from support.roots import encoded
+from support.tiers import choose
 
 import embedlog
 from embedlog import catalog
@@ -125,7 +126,8 @@ def check(topic, chance):
         topic[len(records)]
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.tier("test")
+@pytest.mark.parametrize("seed", range(choose(test=4, all=12)))
 def test_a_view_is_a_slice_of_the_list_of_records(tmp_path, seed):
     """Compacted, repaired, mirrored, cut or trimmed, in any order: `len`, slices, head and tail
     and titles count what iteration yields."""

@@ -40,6 +40,7 @@ def read_and_answer(path, back):
     root.close()
 
 
+@pytest.mark.tier("test")
 @pytest.mark.parametrize("readers", [1, 2])
 def test_no_append_is_slept_through(tmp_path, monkeypatch, readers):
     """Readers join, look, sleep and leave, and another process appends at any of these moments."""

@@ -14,6 +14,7 @@ from support.fleet import ENOUGH, Desk, Outcome, share_out
 from support.power import Image
 from support.promises import Rebooted
 from support.roots import Row, abandon, encoded, make_log, open_root, rows, segment_files
+from support.tiers import choose, sample
 
 from embedlog import batch
 from embedlog.errors import CorruptionError, UnsupportedFormatError
@@ -174,20 +175,23 @@ def check_damaged(
 
 
 @pytest.mark.parametrize(
-    "extra", [800, pytest.param(200_000, marks=pytest.mark.full)], ids="extra={}".format
+    "extra", [800, pytest.param(200_000, marks=pytest.mark.tier("nightly"))], ids="extra={}".format
 )
 def test_no_flipped_byte_zeroed_sector_or_cut_of_a_segment_is_read_silently(extra, record_property):
     """P12: each mutant is refused with the place, or provably harmless: it reads the same."""
-    outcome = share_out(mutate_in_memory, [(kind, extra) for kind in KINDS])
+    kinds = sample(list(KINDS), 2)
+    outcome = share_out(mutate_in_memory, [(kind, extra) for kind in kinds])
     record_property("states", str(outcome))
 
     assert not outcome.findings, str(outcome)
-    assert outcome.distinct >= 28_000, f"-> {outcome.distinct} states"
+    assert outcome.distinct >= 28_000 * len(kinds) / len(KINDS), f"-> {outcome.distinct} states"
     assert outcome.tally["refused"] > 0.9 * outcome.distinct
 
 
 @pytest.mark.parametrize(
-    "count", [100, pytest.param(20_000, marks=pytest.mark.full)], ids="count={}".format
+    "count",
+    [choose(test=12, all=100), pytest.param(20_000, marks=pytest.mark.tier("nightly"))],
+    ids="count={}".format,
 )
 def test_a_damaged_root_opens_tells_reads_the_rest_and_is_repaired(count, record_property):
     """P12: below the recovery point nothing is ever cut silently, and past it the log is cut."""

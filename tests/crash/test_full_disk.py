@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,10 +11,10 @@ from typing import Any
 import pytest
 from support import forks, full
 from support.cramped import KINDS, Cramped, check_cramped
-from support.cruel import scratch_directory
 from support.forks import tell
 from support.limits import NOBODY
 from support.patience import patient
+from support.tiers import sample
 
 import embedlog
 from embedlog import batch
@@ -23,16 +22,11 @@ from embedlog.errors import DiskFullError
 from embedlog.files import Files
 
 
-@pytest.fixture(scope="module")
-def directory() -> Iterator[Path]:
-    with scratch_directory() as path:
-        yield path
-
-
 def cases(count: int, step: int) -> list[Cramped]:
-    return [
+    every = [
         Cramped(number * step, KINDS[number % 4], number // 4 % 4 != 3) for number in range(count)
     ]
+    return sample(every, 10)
 
 
 def test_a_full_disk_is_freed_by_housekeeping(directory: Path) -> None:
@@ -157,7 +151,7 @@ def _reported(path: Path, user: int | None = None) -> int:
     return files.free_bytes()
 
 
-@pytest.mark.full
+@pytest.mark.tier("nightly")
 def test_a_thousand_sizes_of_a_full_disk_are_freed(directory: Path) -> None:
     """P10 in full."""
     with full.small_disk(directory / "disk") as disk:

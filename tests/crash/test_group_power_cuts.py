@@ -8,7 +8,7 @@ from support.fleet import share_out
 
 
 @pytest.mark.parametrize(
-    "states", [300, pytest.param(6_000, marks=pytest.mark.full)], ids="states={}".format
+    "states", [300, pytest.param(6_000, marks=pytest.mark.tier("nightly"))], ids="states={}".format
 )
 @pytest.mark.parametrize("durability", ["fsync", "os"])
 def test_commits_survive_a_power_cut(durability, states, record_property):

@@ -17,6 +17,7 @@ from support.damage import OneFile
 from support.fleet import ENOUGH, Desk, Outcome, share_out
 from support.patience import patient
 from support.roots import encoded, open_root
+from support.tiers import choose
 
 from embedlog import batch
 from embedlog.batch.wire import ENTRY, HEADER, I64, MAX_BATCH_BYTES, SEAL, TRAILER
@@ -183,7 +184,9 @@ def grown() -> int:
 
 
 @pytest.mark.parametrize(
-    "count", [100_000, pytest.param(10_000_000, marks=pytest.mark.full)], ids="count={}".format
+    "count",
+    [choose(test=12_000, all=100_000), pytest.param(10_000_000, marks=pytest.mark.tier("nightly"))],
+    ids="count={}".format,
 )
 def test_hostile_batches_are_refused_in_little_memory_and_time(count, record_property):
     """P22: also below good checksums, lengths, counts and raw sizes are not believed."""

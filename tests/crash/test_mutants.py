@@ -12,6 +12,7 @@ from support.cuts import Cut, cut_everywhere, cut_the_recovery
 from support.fleet import Desk, Outcome, Work, share_out
 from support.mutants import MUTANTS, Mutant
 from support.roots import abandon, encoded, make_log, open_root, rows
+from support.tiers import runs
 from test_damaged_databases import STATE, damage_databases
 from test_damaged_segments import mutate_in_memory, mutate_on_disk
 
@@ -65,7 +66,16 @@ def planted(mutant: Mutant, work: Work, case: Any, outcome: Outcome, desk: Desk)
     work(case, outcome, desk)
 
 
-@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name.replace(" ", "-"))
+FEW = {
+    "no fdatasync before the ack",
+    "recovery cuts below the recovery point",
+    "published before it was flushed",
+}
+"""Those that the small tiers plant; between them they need most of the checks."""
+PLANTED = [mutant for mutant in MUTANTS if mutant.name in FEW or runs("all")]
+
+
+@pytest.mark.parametrize("mutant", PLANTED, ids=lambda mutant: mutant.name.replace(" ", "-"))
 def test_a_planted_bug_is_found(mutant, tmp_path, record_property):
     """Every mutant must be caught by the check that is named for it."""
     work, cases = CHECKS.get(mutant.check, (fail_a_flush, [tmp_path]))
@@ -81,6 +91,7 @@ def test_a_planted_bug_is_found(mutant, tmp_path, record_property):
     assert "not planted" not in outcome.tally, str(outcome)
 
 
+@pytest.mark.tier("all")
 @pytest.mark.parametrize("check", ["fsync", "os", "uniform", "recovery", "disk", "failed flush"])
 def test_without_a_planted_bug_nothing_is_found(check, tmp_path):
     """The same small checks are silent on what is not mutated."""

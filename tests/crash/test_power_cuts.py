@@ -5,6 +5,10 @@ from __future__ import annotations
 import pytest
 from support.cuts import Cut, cut_everywhere, cut_the_recovery
 from support.fleet import share_out
+from support.tiers import choose
+
+EACH = choose(test=50, all=400)
+"""States of each workload: the few of a small tier come from as many workloads as possible."""
 
 
 def cases(states: int, each: int, synced: tuple[float, ...], first: int = 0) -> list[Cut]:
@@ -17,11 +21,13 @@ def cases(states: int, each: int, synced: tuple[float, ...], first: int = 0) -> 
 
 
 @pytest.mark.parametrize(
-    "states", [20_000, pytest.param(1_000_000, marks=pytest.mark.full)], ids="states={}".format
+    "states",
+    [choose(test=400, all=20_000), pytest.param(1_000_000, marks=pytest.mark.tier("nightly"))],
+    ids="states={}".format,
 )
 def test_what_was_acknowledged_under_fsync_survives_a_power_cut(states, record_property):
     """P4: it opens by itself, each partition is a prefix, and no acknowledged record is lost."""
-    outcome = share_out(cut_everywhere, cases(states, 400, (1.0, 1.0, 0.6)))
+    outcome = share_out(cut_everywhere, cases(states, EACH, (1.0, 1.0, 0.6)))
     record_property("states", str(outcome))
 
     assert not outcome.findings, str(outcome)
@@ -29,11 +35,13 @@ def test_what_was_acknowledged_under_fsync_survives_a_power_cut(states, record_p
 
 
 @pytest.mark.parametrize(
-    "states", [10_000, pytest.param(500_000, marks=pytest.mark.full)], ids="states={}".format
+    "states",
+    [choose(test=250, all=10_000), pytest.param(500_000, marks=pytest.mark.tier("nightly"))],
+    ids="states={}".format,
 )
 def test_without_fsync_a_prefix_survives_that_holds_what_was_flushed(states, record_property):
     """P5: never a hole, never less than the last flush, never a record nobody sent."""
-    outcome = share_out(cut_everywhere, cases(states, 400, (0.0, 0.0, 0.2), first=1_000_000))
+    outcome = share_out(cut_everywhere, cases(states, EACH, (0.0, 0.0, 0.2), first=1_000_000))
     record_property("states", str(outcome))
 
     assert not outcome.findings, str(outcome)
@@ -41,11 +49,15 @@ def test_without_fsync_a_prefix_survives_that_holds_what_was_flushed(states, rec
 
 
 @pytest.mark.parametrize(
-    "states", [2_000, pytest.param(50_000, marks=pytest.mark.full)], ids="states={}".format
+    "states",
+    [choose(test=75, all=2_000), pytest.param(50_000, marks=pytest.mark.tier("nightly"))],
+    ids="states={}".format,
 )
 def test_a_recovery_that_is_cut_short_is_done_again(states, record_property):
     """P6: the second recovery finds what the first one kept, and nothing it had cut."""
-    outcome = share_out(cut_the_recovery, cases(states, 100, (0.0, 1.0, 0.5), first=2_000_000))
+    outcome = share_out(
+        cut_the_recovery, cases(states, choose(test=25, all=100), (0.0, 1.0, 0.5), first=2_000_000)
+    )
     record_property("states", str(outcome))
 
     assert not outcome.findings, str(outcome)

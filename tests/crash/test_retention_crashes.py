@@ -4,24 +4,19 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from support import forks, trims
-from support.cruel import FALLIBLE, scratch_directory
+from support.cruel import FALLIBLE
 from support.forks import tell
+from support.patience import patient
 from support.roots import encoded, healthy, make_log, open_root
+from support.tiers import choose, sample
 from support.trims import Case
 
 from embedlog import catalog
 from embedlog.partition import log_start, pending_deletes
-
-
-@pytest.fixture(scope="module")
-def directory() -> Iterator[Path]:
-    with scratch_directory() as path:
-        yield path
 
 
 @pytest.fixture(scope="module")
@@ -35,28 +30,31 @@ def test_a_round_that_is_killed_leaves_the_old_log_or_the_new_one(directory, cou
     total = sum(counted.values())
     cases = [Case(n, "after", company) for n in range(total)]
     cases += [Case(n, "before", company, ("unlock",)) for n in range(counted["unlock"])]
+    cases = sample(cases, 16)
     died = forks.spread(cases, functools.partial(trims.check_kill, directory=directory))
     tell(f"{sum(died)} kills at {len(cases)} places")
-    assert sum(died) >= 80
+    assert sum(died) >= choose(test=10, all=80)
 
 
 def test_a_round_that_fails_loses_nothing_and_is_made_up_for(directory, counted):
     """P8, P10: any operation, once or from then on; with the same handle all is done after."""
     total = sum(counted.get(kind, 0) for kind in FALLIBLE)
     cases = [Case(n, how) for n in range(total) for how in ("once", "forever")]
+    cases = sample(cases, 18)
     told = forks.spread(cases, functools.partial(trims.check_fault, directory=directory))
     tell(f"{len(cases)} faults, of which {sum(told)} were told to somebody")
     # Of a disk that is full once, or for part of the work, nobody is told.
-    assert sum(told) >= 40
+    assert sum(told) >= choose(test=4, all=40)
 
 
 def test_after_a_power_cut_the_log_is_the_old_one_or_the_new_one(directory):
     """R5, P4: at every cut; what was done before is durable, and unlinks that came back go."""
     recording = trims.record(directory)
-    seen, findings = trims.cut_everywhere(recording, 600, directory)
+    limit = choose(test=60, all=600)
+    seen, findings = trims.cut_everywhere(recording, limit, directory)
     tell(f"{seen} states")
     assert findings == []
-    assert seen >= 200
+    assert seen >= limit / 3
 
 
 def test_readers_in_other_processes_run_through_it(tmp_path):
@@ -70,7 +68,7 @@ def test_readers_in_other_processes_run_through_it(tmp_path):
     root.close()
     readers = [forks.Child(lambda: trims.read_through(path, stop)) for _ in range(2)]
     writer = forks.Child(lambda: trims.churn(path, stop))
-    time.sleep(5)
+    time.sleep(min(patient(choose(test=0.7, all=1.7)), 30))
     stop.touch()
     ends = [each.end() for each in (*readers, writer)]
     for end in ends:
@@ -78,8 +76,8 @@ def test_readers_in_other_processes_run_through_it(tmp_path):
     read = sum(end.value[0] for end in ends[:2])
     overtaken = sum(end.value[1] for end in ends[:2])
     tell(f"{read} records read, {overtaken} times overtaken, {ends[2].value} deleted")
-    assert read > 1_000
-    assert ends[2].value > 1_000
+    assert read > choose(test=200, all=1_000)
+    assert ends[2].value > choose(test=200, all=1_000)
     root = open_root(path)
     assert healthy(root)
     root.close()
@@ -119,7 +117,14 @@ def not_finished(monkeypatch):
     monkeypatch.setattr(log_start, "_goal", wrong)
 
 
-@pytest.mark.parametrize("bug", [unlinked_first, not_doomed, not_finished])
+@pytest.mark.parametrize(
+    "bug",
+    [
+        unlinked_first,
+        pytest.param(not_doomed, marks=pytest.mark.tier("all")),
+        pytest.param(not_finished, marks=pytest.mark.tier("all")),
+    ],
+)
 def test_kills_find_what_was_planted(directory, counted, monkeypatch, bug):
     """A checker that never found anything proves nothing."""
     bug(monkeypatch)
@@ -128,6 +133,7 @@ def test_kills_find_what_was_planted(directory, counted, monkeypatch, bug):
         forks.spread(cases, functools.partial(trims.check_kill, directory=directory))
 
 
+@pytest.mark.tier("all")
 def test_power_cuts_find_a_start_that_is_not_durable(tmp_path, monkeypatch):
     """Names that are dropped without it leave a log that seems to begin with a hole."""
 

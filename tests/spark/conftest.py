@@ -21,10 +21,16 @@ from embedlog.spark.source_options import parse
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Keep the tests that use the session in one process: each would begin its own."""
+    """Keep the tests that use the session in one process: each would begin its own.
+
+    They take a second and more each.  The tier `test` has those of them that are marked with it:
+    a read and a write of each kind.
+    """
     for item in items:
         if "spark" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.xdist_group("spark"))
+            if item.get_closest_marker("tier") is None:
+                item.add_marker(pytest.mark.tier("all"))
 
 
 @pytest.fixture

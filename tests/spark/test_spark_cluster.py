@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pyspark
 import pytest
+from support.patience import patient
 
 import embedlog
 
@@ -61,7 +62,7 @@ spark.stop()
 """
 
 
-@pytest.mark.full
+@pytest.mark.tier("nightly")
 def test_executors_in_other_jvms_read_and_write_a_log(tmp_path: Path) -> None:
     """A batch is written, read by both executors, and copied by a stream, each record once."""
     with embedlog.open(tmp_path / "log", maintenance=False) as log:
@@ -78,7 +79,7 @@ def test_executors_in_other_jvms_read_and_write_a_log(tmp_path: Path) -> None:
             cwd=tmp_path,
             capture_output=True,
             text=True,
-            timeout=300,
+            timeout=patient(300),
         )
         assert done.returncode == 0, done.stderr
         told = json.loads(done.stdout)

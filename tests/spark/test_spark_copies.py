@@ -55,7 +55,7 @@ def test_a_copy_whose_processes_are_killed_has_every_record_once(spark, log, tmp
     assert killed(log, tmp_path, runner, places).kills.total() == len(places)
 
 
-@pytest.mark.full
+@pytest.mark.tier("nightly")
 def test_a_copy_whose_processes_are_killed_anywhere(spark, log, tmp_path):
     """Before and after each step of reading and of writing, in any order."""
     places = shuffled(WORKERS, 7)
@@ -63,7 +63,7 @@ def test_a_copy_whose_processes_are_killed_anywhere(spark, log, tmp_path):
     assert killed(log, tmp_path, runner, places).kills.total() >= 100
 
 
-@pytest.mark.full
+@pytest.mark.tier("nightly")
 @pytest.mark.parametrize("alone", [True, False], ids=["its Python goes on", "with its Python"])
 def test_a_copy_whose_driver_is_killed_anywhere(log, tmp_path, alone):
     """The JVM, at the same places and when a file has come into the checkpoint."""
@@ -71,14 +71,14 @@ def test_a_copy_whose_driver_is_killed_anywhere(log, tmp_path, alone):
     killed(log, tmp_path, InDriver(tmp_path, alone), places)
 
 
-@pytest.mark.full
+@pytest.mark.tier("nightly")
 def test_a_copy_that_begins_at_the_end_goes_on_from_there(spark, log, tmp_path):
     """What comes after its first batch was planned is not skipped, though that was killed."""
     runner = InSession(killable.register(spark), tmp_path)
     killed(log, tmp_path, runner, shuffled(FIRST, 4), Matrix.run_from_the_end)
 
 
-@pytest.mark.full
+@pytest.mark.tier("nightly")
 def test_a_driver_that_begins_at_the_end_goes_on_from_there(log, tmp_path):
     """The same of a JVM, also when there is nothing but the offsets of the first batch."""
     places = [*FIRST, *killable.CHECKPOINT]

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from support import killable
 from support.forks import tell
+from support.patience import patient
 from support.roots import values
 
 import embedlog
@@ -85,7 +86,7 @@ def test_a_process_that_is_killed_loses_nothing_and_doubles_nothing(spark, log, 
     assert died == len(places)
 
 
-@pytest.mark.full
+@pytest.mark.tier("nightly")
 def test_many_processes_that_are_killed(spark, log, tmp_path):
     """As above, a hundred times and more, in any order."""
     places = list(killable.SINK) * 16
@@ -119,12 +120,12 @@ def drive(directory: Path) -> bool:
         [sys.executable, "-c", DRIVER, str(directory)],
         env={**os.environ, "KILL_DRIVER": "java", "PYTHONPATH": path},
         capture_output=True,
-        timeout=300,
+        timeout=patient(300),
     )
     return done.returncode == 0
 
 
-@pytest.mark.full
+@pytest.mark.tier("nightly")
 def test_a_driver_that_is_killed_loses_nothing_and_doubles_nothing(log, tmp_path):
     """The JVM goes, at each place and step of the checkpoint; another application goes on."""
     sent: list[bytes] = []

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from support.clock import START
+from support.patience import patient
 from support.sessions import quick_python
 
 import embedlog
@@ -77,6 +78,7 @@ def everything(log):
     ]
 
 
+@pytest.mark.tier("test")
 def test_it_loads_what_is_new_and_nothing_twice(load, log, send, into):
     """By topic and day; again, there is nothing; with more, and topics that come later, that."""
     send("t", {0: range(30), 1: range(20)})
@@ -179,14 +181,14 @@ def start(log, into, tmp_path, *more, out=subprocess.DEVNULL):
 
 def wait_for(process, into, count):
     """Until so many rows can be read; none are read twice on the way."""
-    found, until = [], time.monotonic() + 120
+    found, until = [], time.monotonic() + patient(120)
     while process.poll() is None and len(found) < count and time.monotonic() < until:
         time.sleep(0.05)
         found = rows(into) if any(into.glob("topic=*/date=*/*")) else []
         assert len(found) == len({*found})
 
 
-@pytest.mark.full
+@pytest.mark.tier("nightly")
 @pytest.mark.parametrize("kind", [signal.SIGINT, signal.SIGTERM])
 def test_one_that_follows_loads_what_comes_until_it_is_told_to_end(
     load, log, send, into, tmp_path, kind
@@ -201,7 +203,7 @@ def test_one_that_follows_loads_what_comes_until_it_is_told_to_end(
         wait_for(process, into, 59)
         # As a terminal does, and a supervisor: to Java as well.
         os.killpg(process.pid, kind)
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=patient(60))
     finally:
         process.kill()
 
@@ -224,7 +226,7 @@ def kill_within(log, into, tmp_path, after):
     return died
 
 
-@pytest.mark.full
+@pytest.mark.tier("nightly")
 def test_it_may_be_killed(load, log, send, into, tmp_path):
     """Another process goes on from there."""
     send("t", {0: range(900), 1: range(600)})
@@ -237,7 +239,7 @@ def test_it_may_be_killed(load, log, send, into, tmp_path):
     assert rows(into) == everything(log)
 
 
-@pytest.mark.full
+@pytest.mark.tier("nightly")
 def test_it_may_be_killed_often(load, log, send, into, tmp_path):
     """At any moment, with more to load each time."""
     dice, died = random.Random(1), 0

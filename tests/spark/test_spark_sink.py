@@ -48,6 +48,7 @@ def everything(log: Log, topic: str) -> list[bytes | None]:
 # Batches
 
 
+@pytest.mark.tier("test")
 def test_a_frame_is_published_by_key_and_other_columns_are_left_out(spark, log):
     """Each row where Kafka would put it; the columns in any order."""
     frame = spark.range(500).selectExpr("id extra", "cast(id as string) value", "value as key")
@@ -166,6 +167,7 @@ def lines(spark, log, tmp_path):
     return Lines(spark, log, tmp_path)
 
 
+@pytest.mark.tier("test")
 def test_each_micro_batch_is_published_and_the_next_run_goes_on(lines, log):
     """Restarted from its checkpoint, a query publishes what came since."""
     for count in (5, 1, 3):

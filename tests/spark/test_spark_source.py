@@ -90,6 +90,7 @@ def test_the_schema_is_kafkas(load):
     assert rich == plain[:-1] + ",headers:array<struct<key:string,value:binary>>>"
 
 
+@pytest.mark.tier("test")
 def test_rows_arrive_whole(load, send):
     """Every column, nulls and headers."""
     send("t", {1: [b"v", None]}, key=b"k", headers=[("h", b"1"), ("h", None)])
@@ -235,6 +236,7 @@ def test_a_consumer_and_a_producer_work_inside_of_tasks(spark, log, send):
 # Streams
 
 
+@pytest.mark.tier("test")
 def test_a_stream_goes_on_from_its_checkpoint(run, log, send, tmp_path):
     """In batches of some rows; nothing twice and nothing left out, unless it was lost."""
     send("t", {0: range(101), 1: range(200, 211)})

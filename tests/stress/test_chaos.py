@@ -7,6 +7,8 @@ from support.chaos import Chaos, check_chaos
 from support.cruel import scratch_directory
 from support.forks import tell
 from support.overtaken import check_overtaken
+from support.patience import until_enough
+from support.tiers import choose
 
 pytestmark = pytest.mark.stress
 
@@ -20,22 +22,23 @@ def chaos(case: Chaos) -> dict[str, int]:
 
 def test_random_kills_and_stops_lose_and_repeat_nothing() -> None:
     """P3: acked records are there, once; offsets never change under a reader, batches are whole."""
-    done = chaos(Chaos())
-    assert done["kills"] + done["stops"] >= 1_000
-    assert done["acked"] >= 10_000
-    assert done["seen"] >= 10_000
+    case = choose(test=Chaos(seconds=4, least=100), all=Chaos())
+    wanted = {"acked": 10 * case.least, "seen": 10 * case.least}
+    done = until_enough(lambda seed: chaos(case._replace(seed=seed)), wanted)
+    assert done["kills"] + done["stops"] >= case.least
 
 
 def test_nothing_is_torn_from_readers_of_what_is_cut_and_deleted() -> None:
     """P20: they finish what they hold, or get OffsetOutOfRangeError; nobody dies of SIGBUS."""
     with scratch_directory() as directory:
-        done = check_overtaken(directory, 100_000, seed=1)
+        opens = choose(test=6_000, all=100_000)
+        done = check_overtaken(directory, opens, seed=1)
     tell(f"seed 1: {dict(done)}")
-    assert done["opens"] >= 100_000
+    assert done["opens"] >= opens
     assert min(done[kind] for kind in ("cuts", "deletions", "overtaken", "held")) >= 10
 
 
-@pytest.mark.full
+@pytest.mark.tier("nightly")
 @pytest.mark.parametrize("seed", range(2, 12))
 def test_random_kills_and_stops_for_hours(seed: int) -> None:
     """P3 in full: 10 × 10,000 kills and stops, with 3 to 8 writers."""
@@ -44,7 +47,7 @@ def test_random_kills_and_stops_for_hours(seed: int) -> None:
     assert done["kills"] + done["stops"] >= 10_000
 
 
-@pytest.mark.full
+@pytest.mark.tier("nightly")
 def test_ten_million_opens_of_what_is_cut_and_deleted() -> None:
     """P20 in full."""
     for seed in range(2, 102):

@@ -13,10 +13,11 @@ from support.cruel import scratch_directory
 from support.interleaving import watched_locks
 from support.mutants import Change
 from support.roots import healthy, open_root
+from support.tiers import choose
 
 from embedlog.root.root import Root
 
-SAMPLE = 3
+SAMPLE = choose(test=1, all=3)
 """Lines of each pair of calls at which the short form stops the first one."""
 
 
@@ -43,13 +44,14 @@ def test_a_call_may_be_stopped_anywhere_while_another_is_made(root, first):
         sending.check(root, first, second, sample)
 
 
-@pytest.mark.full
+@pytest.mark.tier("nightly")
 @pytest.mark.parametrize("first", sending.CALLS)
 def test_a_call_may_be_stopped_at_every_line_while_another_is_made(root, first):
     """The same at all of them."""
     assert sum(sending.check(root, first, second, range) for second in sending.CALLS) > 500
 
 
+@pytest.mark.tier("all")
 @pytest.mark.parametrize("first", ["send_with_everything", "send_and_wait"])
 def test_every_line_of_a_send_while_another_thread_drains(root, first):
     """The pairs that races were once found in, at all of their lines."""

@@ -21,6 +21,7 @@ import embedlog
 from embedlog.errors import CommitFailedError
 from embedlog.record import TopicPartition
 from support import forks
+from support.patience import patient
 from support.roots import encoded
 from support.sharing import Diary, Partitions, Remote
 
@@ -128,7 +129,7 @@ def _write(case: Churn, directory: Path, pipe: Connection) -> None:
     """Append to all partitions until told to stop."""
     dice = random.Random(case.seed)
     # A member that is stopped may hold a lock, for long on a busy machine: that is P16's matter.
-    with embedlog.open(directory / "root", lock_timeout=60.0) as log:
+    with embedlog.open(directory / "root", lock_timeout=patient(60)) as log:
         pipe.send("here")
         while not pipe.poll(0.002):
             number = dice.randrange(case.partitions)

@@ -25,6 +25,7 @@ from embedlog.maintenance import JOBS, Maintenance, owner
 from embedlog.partitioner import partition_for_key
 from embedlog.record import TopicPartition
 from support import forks
+from support.patience import patient
 
 PARTITIONS = 2
 KEYS = 40
@@ -246,7 +247,9 @@ def write_and_wait(root: Path, stop: Path, writer: int) -> Any:
         while not stop.exists():
             for name in TOPICS:
                 key, value = diary.next(name)
-                producer.send(name, value, key=key, timestamp_ms=_event_time(name)).result(30)
+                producer.send(name, value, key=key, timestamp_ms=_event_time(name)).result(
+                    patient(30)
+                )
                 diary.said["sent"] += 1
             time.sleep(0.001)
     return diary.said, diary.last

@@ -15,6 +15,8 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
+from support.patience import patient
+
 MORE_THAN_ENOUGH = 60.0
 A_MOMENT = 0.02
 """Seconds to leave a call that waits for something that is no lock, such as progress."""
@@ -82,9 +84,9 @@ class Pair:
         """Run both to their ends."""
         first = threading.Thread(target=self._run_first, daemon=True)
         first.start()
-        first.join(MORE_THAN_ENOUGH)
+        first.join(patient(MORE_THAN_ENOUGH))
         if self._second is not None:
-            self._second.join(MORE_THAN_ENOUGH)
+            self._second.join(patient(MORE_THAN_ENOUGH))
         alive = first.is_alive() or self._second is None or self._second.is_alive()
         assert not alive, f"a deadlock: stopped at {self.where}"
 

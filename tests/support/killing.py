@@ -23,6 +23,7 @@ from embedlog.root import startup
 from support import forks, oracle
 from support.cruel import FALLIBLE, OPERATIONS, CruelFiles
 from support.program import TEMPLATE, Journal, Step, World, entries, short_program
+from support.tiers import sample
 
 Order = Callable[[CruelFiles], None]
 
@@ -262,17 +263,22 @@ class Deaths(NamedTuple):
     """For each: at which operation, "before" or "after"; or in which write, after which part."""
 
 
-def death_cases(count: int, torn: bool, at_once: int = 50) -> list[Deaths]:
-    """So many deaths, at every operation (or part of a write) that a short program has."""
+def death_cases(count: int, torn: bool, at_once: int = 50, most: int | None = None) -> list[Deaths]:
+    """So many deaths, at every operation (or part of a write) that a short program has.
+
+    In the small tiers a sample of `most` of them, where that is given.
+    """
     if torn:
         all_of_them: list[tuple[int, str | float]] = [
             (number % 7, (number // 7 % 16 + 0.5) / 16) for number in range(count)
         ]
     else:
         all_of_them = [(n % 90, ("before", "after")[n // 90 % 2]) for n in range(count)]
+    if most is not None:
+        all_of_them = sample(all_of_them, most)
     return [
         Deaths(first, tuple(all_of_them[first : first + at_once]))
-        for first in range(0, count, at_once)
+        for first in range(0, len(all_of_them), at_once)
     ]
 
 
@@ -445,10 +451,12 @@ class Faults(NamedTuple):
     """For each the operation, the errno, and whether all after it fail too."""
 
 
-def row_cases(count: int, at_once: int = 40) -> list[Faults]:
-    """So many faults, at every operation that a short program has."""
+def row_cases(count: int, at_once: int = 40, most: int | None = None) -> list[Faults]:
+    """So many faults, at every operation that a short program has; a sample as in `death_cases`."""
     every = [(n // 2 % 24, ERRORS[n % 3], bool(n % 2)) for n in range(count)]
-    return [Faults(n, tuple(every[n : n + at_once])) for n in range(0, count, at_once)]
+    if most is not None:
+        every = sample(every, most)
+    return [Faults(n, tuple(every[n : n + at_once])) for n in range(0, len(every), at_once)]
 
 
 def check_faults(case: Faults, *, place: Place) -> int:

@@ -8,7 +8,10 @@ that this process has been given.
 from __future__ import annotations
 
 import os
+from collections import Counter
+from collections.abc import Callable, Mapping
 
+_ATTEMPTS = 8
 _AT_LEAST = 3.0
 """Also where nothing else runs: another process may begin to at any time."""
 _AT_MOST = 200.0
@@ -29,3 +32,17 @@ def factor() -> float:
 def patient(seconds: float) -> float:
     """Return how long to wait for what takes at most so many seconds on an idle machine."""
     return seconds * factor()
+
+
+def until_enough(run: Callable[[int], Mapping[str, int]], wanted: dict[str, float]) -> Counter[str]:
+    """Run with the seeds 1, 2, ... until so much of each kind has happened; returns all that did.
+
+    For runs that take a number of seconds: on a busy machine little happens in one.
+    """
+    done = Counter[str]()
+    for seed in range(1, _ATTEMPTS + 1):
+        done.update(run(seed))
+        missing = {kind: done[kind] for kind, least in wanted.items() if done[kind] < least}
+        if not missing:
+            return done
+    raise AssertionError(f"of {wanted} there were only {missing}")

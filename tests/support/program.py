@@ -27,6 +27,7 @@ from embedlog import batch
 from embedlog.batch import EncodedBatch
 from embedlog.errors import EmbedlogError, TopicAlreadyExistsError
 from embedlog.files import Files
+from support.patience import patient
 
 Step = tuple[Any, ...]
 Entry = list[Any]
@@ -97,10 +98,10 @@ class World:
         *,
         forgiving: bool = False,
         first_send: int = 0,
-        lock_timeout: float = 10.0,
+        lock_timeout: float | None = None,
     ) -> None:
         self.path, self.journal, self.files = os.fspath(path), journal, files
-        self.forgiving, self.lock_timeout = forgiving, lock_timeout
+        self.forgiving, self.lock_timeout = forgiving, lock_timeout or patient(10)
         self.sends = self.first_send = first_send
         self.sequences: dict[tuple[str, int], int] = {}
         self.unsure: set[tuple[str, int]] = set()

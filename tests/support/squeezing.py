@@ -29,6 +29,7 @@ from support.clock import START, ManualClock
 from support.cruel import CHANGES, FALLIBLE, CruelFiles, materialise
 from support.power import Recording
 from support.roots import abandon, encoded, healthy, make_log, open_root, rows, segment_files
+from support.tiers import sample
 
 CONFIG = {
     "cleanup.policy": "compact",
@@ -274,11 +275,16 @@ def moments(path: Path) -> tuple[int, list[Moment]]:
     return count, found
 
 
-def check_moments(directory: Path, part: int, parts: int, thorough: int) -> tuple[int, int, int]:
-    """Judge each moment of a part of them; how many operations, moments, and looked at."""
+def check_moments(
+    directory: Path, part: int, parts: int, thorough: int, most: int | None = None
+) -> tuple[int, int, int]:
+    """Judge each moment of a part of them; how many operations, moments, and looked at.
+
+    In the small tiers a sample of `most` of them, where that is given.
+    """
     path = directory / f"moments-{part}-{os.getpid()}"
     total, found = moments(path)
-    mine = found[part::parts]
+    mine = (found if most is None else sample(found, most))[part::parts]
     for place, moment in enumerate(mine):
         put_back(path, moment.files)
         try:

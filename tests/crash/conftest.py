@@ -1,0 +1,23 @@
+"""What the crash tests share: a directory in memory, and the roots that programs begin from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support.cruel import scratch_directory
+from support.killing import Place
+
+
+@pytest.fixture(scope="module")
+def directory() -> Iterator[Path]:
+    """A directory in memory; the tests of a file share it."""
+    with scratch_directory() as path:
+        yield path
+
+
+@pytest.fixture(scope="module")
+def place(directory: Path) -> Place:
+    """Roots that were killed, closed and rebooted, to copy."""
+    return Place(directory)

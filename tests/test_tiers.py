@@ -1,0 +1,59 @@
+"""How a run is made smaller: samples are spread evenly, and the larger tiers lose nothing."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+from support import tiers
+from support.tiers import TIERS, choose, runs, sample
+
+
+@pytest.fixture(params=TIERS)
+def tier(request, monkeypatch):
+    monkeypatch.setattr(tiers, "_tier", request.param)
+    return request.param
+
+
+def test_a_tier_runs_what_the_smaller_ones_run(tier):
+    """From quick to nightly."""
+    assert [name for name in TIERS if runs(name)] == list(TIERS[: TIERS.index(tier) + 1])
+
+
+def test_the_value_is_of_this_tier_or_of_the_nearest_smaller_one(tier):
+    """A tier smaller than all of them has the value of the smallest."""
+    assert choose(nightly=9, test=4, all=8) == {"all": 8, "nightly": 9}.get(tier, 4)
+    assert choose(quick=1, all=3) == {"quick": 1, "test": 1}.get(tier, 3)
+
+
+@pytest.mark.parametrize("count", [0, 1, 7, 100])
+def test_the_larger_tiers_try_all_cases(monkeypatch, count):
+    """Whatever the small ones do."""
+    for tier in ("all", "nightly"):
+        monkeypatch.setattr(tiers, "_tier", tier)
+        assert sample(range(count), 5) == list(range(count))
+
+
+@pytest.mark.parametrize("tier", ["quick", "test"])
+@pytest.mark.parametrize(("count", "most"), [(3, 5), (5, 5), (6, 5), (100, 2), (1000, 30)])
+def test_a_sample_is_spread_evenly_with_both_ends(tier, monkeypatch, count, most):
+    """At most so many, each once, in order, none far from the next, and the same each time."""
+    monkeypatch.setattr(tiers, "_tier", tier)
+
+    chosen = sample(range(count), most)
+
+    assert len(chosen) == min(count, most)
+    assert chosen == sorted(set(chosen)) == sample(range(count), most)
+    assert (chosen[0], chosen[-1]) == (0, count - 1)
+    if most > 2:
+        gaps = [after - before for before, after in pairwise(chosen)]
+        assert max(gaps) <= 2 * count / (most - 2) + 1
+
+
+def test_a_sample_of_kinds_that_take_turns_has_all_of_them(monkeypatch):
+    """At equal distances it could have one kind only."""
+    monkeypatch.setattr(tiers, "_tier", "test")
+
+    chosen = sample([("once", "forever")[number % 2] for number in range(400)], 40)
+
+    assert min(chosen.count("once"), chosen.count("forever")) >= 10
