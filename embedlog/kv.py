@@ -308,13 +308,15 @@ class Store:
         """
         data = self._data
         if data is not None:
-            length = self._files.size(data)
-            if length < self._length:
+            # In this order: another thread may make the file longer, and note so, in between.
+            before, length = self._length, self._files.size(data)
+            if length < before:
                 # From now on `_attach` raises, so that `get` and `version` leave the map alone.
-                self._damage = f"the database was cut from {self._length} to {length} bytes"
+                self._damage = f"the database was cut from {before} to {length} bytes"
                 self._shared, self._pages = None, None
                 raise self._damaged()
-            self._length = length
+            if length > self._length:
+                self._length = length
 
     def _note_growth(self, last_page: int) -> None:
         if self._data is not None:

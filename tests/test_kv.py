@@ -205,6 +205,37 @@ def test_a_map_that_another_process_grew_is_adopted(small_map, tmp_path):
         store.close()
 
 
+def test_a_file_that_grows_while_its_length_is_looked_at_is_not_damaged(store, monkeypatch):
+    """Readers of one handle look at the length while a thread writes."""
+    look = store._files.size
+
+    def size_of_a_moment_ago(fd):
+        length = look(fd)
+        time.sleep(0.0005)
+        return length
+
+    monkeypatch.setattr(store._files, "size", size_of_a_moment_ago)
+    done, failures = threading.Event(), []
+
+    def read():
+        try:
+            while not done.is_set():
+                store.read(lambda txn: txn.get(b"first"))
+        except CorruptionError as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=read) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for number in range(100):
+        put(store, b"%d" % number, bytes(8000))
+    done.set()
+    for thread in threads:
+        thread.join()
+
+    assert failures == []
+
+
 def test_a_map_grows_while_other_threads_read(small_map, tmp_path):
     """No transaction of the process is open while the map is resized: nothing crashes."""
     store = make_store(tmp_path)
