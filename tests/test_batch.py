@@ -122,7 +122,7 @@ def test_a_small_batch_is_read_without_arrow_and_alike(rows, monkeypatch):
         data = written(batch.encode_lists(values, keys, [NOW + row for row in range(rows)]), 10)
         with monkeypatch.context() as patch:
             short = parsed(data).lists()
-            patch.setattr("embedlog.batch.decode_small.MOST", 0)
+            patch.setattr("embedlog.batch.decode_small.MAX_ROWS", 0)
             assert short == parsed(data).lists()
         assert short == ([NOW + row for row in range(rows)], keys, values, None)
 
@@ -142,7 +142,7 @@ def test_a_small_batch_of_nonsense_is_judged_by_arrow(small, monkeypatch, part):
             data = resealed(small, edit=edit)
             with monkeypatch.context() as patch:
                 short = rows_or_refusal(data)
-                patch.setattr("embedlog.batch.decode_small.MOST", 0)
+                patch.setattr("embedlog.batch.decode_small.MAX_ROWS", 0)
                 assert short == rows_or_refusal(data), (place, byte)
 
 
@@ -366,7 +366,7 @@ def test_the_stamp_tells_place_producer_and_epoch():
     encoded = batch.encode_lists([b"v"], None, NOW)
 
     plain = parsed(written(encoded, 5))
-    encoded.sequence(1 << 40, 6, 7)
+    encoded.set_producer(1 << 40, 6, 7)
     sent = parsed(written(encoded, 9))
 
     assert (plain.producer_id, plain.producer_epoch, plain.base_sequence) == (None, None, None)

@@ -45,7 +45,8 @@ from embedlog.files import Files
 from embedlog.partition import PartitionLog
 from embedlog.partitioner import partition_for_key
 from embedlog.producer import Producer, partition_rows, row_batches
-from embedlog.producer.topic_queue import COLUMN_BYTES, HEAD_BYTES, WRITE_BYTES, TopicQueue
+from embedlog.producer.topic_queue import WRITE_BYTES, TopicQueue
+from embedlog.producer.topic_settings import COLUMN_BYTES, HEAD_BYTES
 from embedlog.record import RecordMetadata
 
 FAST = {"retry_backoff_ms": 5, "request_timeout_ms": 20}
@@ -262,7 +263,7 @@ def test_what_is_not_bytes_is_refused_with_advice(root, producer):
     with pytest.raises(SerializationError, match="encode"):
         producer.send("one", "text")
     # As the columns of a data frame have where something is missing.
-    with pytest.raises(SerializationError, match=r"not float.*append_table"):
+    with pytest.raises(SerializationError, match=r"got float.*append_table"):
         producer.send_batch("one", [b"v", b"w"], keys=[b"k", float("nan")])
     for headers in ([("a",)], [(None, b"v")], [("a", "text")]):
         with pytest.raises(SerializationError):
@@ -499,8 +500,8 @@ def test_what_cannot_be_looked_up_now_holds_up_what_comes_after_it(root, monkeyp
     """G12: records whose settings cannot be read for the moment are not overtaken by later ones."""
     with Producer(root, linger_ms=10_000, retry_backoff_ms=1) as producer:
         first = producer.send("one", b"1")
-        with producer.lock:
-            producer.queues()[0].renew()
+        with producer._lock:
+            producer._queues["one"].start_open_batch()
         second = producer.send("one", b"2")
         ensure_topic = root.ensure_topic
 
@@ -517,7 +518,7 @@ def test_what_cannot_be_looked_up_now_holds_up_what_comes_after_it(root, monkeyp
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_a_drain_that_is_interrupted_loses_nothing(root, monkeypatch, when):
     """Before or after its batches are in line: the next drain takes them up."""
-    put = TopicQueue._put_in_lanes
+    put = TopicQueue._hand_to_writers
 
     def interrupted(*args):
         monkeypatch.undo()
@@ -527,7 +528,7 @@ def test_a_drain_that_is_interrupted_loses_nothing(root, monkeypatch, when):
 
     with Producer(root, linger_ms=10_000) as producer:
         futures = [producer.send("one", b"%d" % n) for n in range(3)]
-        monkeypatch.setattr(TopicQueue, "_put_in_lanes", interrupted)
+        monkeypatch.setattr(TopicQueue, "_hand_to_writers", interrupted)
         with pytest.raises(KeyboardInterrupt):
             producer.flush()
         producer.flush(10)
@@ -588,7 +589,7 @@ def fails(future):
 
 def test_without_retries_a_record_fails_with_what_the_append_raised(root):
     """As Kafka's producer, which raises the last error; the message counts the tries."""
-    for retries, tries in ((0, "1 try"), (2, "3 tries")):
+    for retries, attempts in ((0, "1 attempt"), (2, "3 attempts")):
         config = {"retries": retries, "request_timeout_ms": 20, "retry_backoff_ms": 1}
         with Producer(root, **config) as producer:
             producer.send("one", b"1").result()
@@ -596,7 +597,7 @@ def test_without_retries_a_record_fails_with_what_the_append_raised(root):
                 error = fails(producer.send("one", b"lost"))
             assert type(error) is LockTimeoutError
             assert type(error.__cause__) is LockTimeoutError
-            assert f"{tries} in " in str(error) and f"(retries {retries})" in str(error)
+            assert f"{attempts} in " in str(error) and f"(retries {retries})" in str(error)
             assert producer.send("one", b"2").result().offset > 0
     assert values(root.partition("one", 0)) == [b"1", b"2"] * 2
 
@@ -622,7 +623,7 @@ def test_a_record_that_is_too_late_says_how_late_and_why(root):
             error = fails(producer.send("one", b"lost"))
     assert type(error) is TimeoutError
     assert type(error.__cause__) is LockTimeoutError
-    found = re.search(r"tries in (\d+\.\d+) s \(delivery_timeout_ms 60\)", str(error))
+    found = re.search(r"attempts in (\d+\.\d+) s \(delivery_timeout_ms 60\)", str(error))
     assert found and float(found[1]) >= 0.06
 
 
@@ -797,7 +798,7 @@ def test_a_batch_that_is_sent_again_is_answered_with_its_first_offsets(tmp_path)
     root = open_root(tmp_path / "log")
     alive = Producer(root, producer_name="loader")
     new = Producer(root, producer_name="loader")
-    alive.identity()
+    alive._context.identity()
     (repeated,) = new.send_batch("one", batch, sequence=1000).result()
 
     assert (written.base_offset, written.count, written.duplicate) == (0, 10, False)
@@ -864,7 +865,7 @@ def test_a_killed_producer_leaves_numbers_that_the_next_goes_on_with(tmp_path):
 # Batches and tables
 
 
-@pytest.mark.parametrize("count", [5000, partition_rows.FEW + 1])
+@pytest.mark.parametrize("count", [5000, partition_rows.MAX_LIST_ROWS + 1])
 @pytest.mark.parametrize("even", [True, False])
 def test_a_batch_is_split_by_key_and_by_size(root, count, even):
     """G1: vectorised, and every partition's records in the order given."""
@@ -885,9 +886,9 @@ def test_a_batch_is_split_by_key_and_by_size(root, count, even):
 @pytest.mark.parametrize(
     ("count", "config", "most"),
     [
-        (partition_rows.FEW, {}, 256 << 10),
-        (partition_rows.FEW + 1, {}, COLUMN_BYTES),
-        (partition_rows.FEW + 1, {"batch_size": 64 << 10}, 64 << 10),
+        (partition_rows.MAX_LIST_ROWS, {}, 256 << 10),
+        (partition_rows.MAX_LIST_ROWS + 1, {}, COLUMN_BYTES),
+        (partition_rows.MAX_LIST_ROWS + 1, {"batch_size": 64 << 10}, 64 << 10),
     ],
 )
 def test_batches_of_keyed_rows_are_as_large_as_asked_for(root, count, config, most):
@@ -1155,10 +1156,10 @@ def test_a_forked_child_starts_anew(root):
     """P18: what was gathered is the parent's; the child has an identity of its own."""
     with Producer(root, linger_ms=10_000, delivery_timeout_ms=60_000) as producer:
         mine = producer.send("one", b"parent")
-        before = producer.identity()
+        before = producer._context.identity()
         child = os.fork()
         if child == 0:
-            ok = producer.identity() != before and mine.failed()
+            ok = producer._context.identity() != before and mine.failed()
             ok = ok and producer.send("one", b"child").result(patient(5)).offset == 0
             os._exit(0 if ok else 1)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

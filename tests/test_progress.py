@@ -9,7 +9,7 @@ import types
 import pytest
 
 from embedlog import progress
-from embedlog.progress import Bar, mega
+from embedlog.progress import ProgressBar, format_bytes
 
 
 @pytest.fixture(autouse=True)
@@ -20,7 +20,7 @@ def at_once(monkeypatch):
 
 def test_a_pipe_sees_no_bar(capsys):
     """Nor does a log file."""
-    with Bar("compact") as bar:
+    with ProgressBar("compact") as bar:
         bar(1, 2)
     assert capsys.readouterr().err == ""
 
@@ -38,7 +38,7 @@ def test_a_bar_is_drawn_on_a_terminal_and_wiped(monkeypatch):
     screen = Terminal()
     monkeypatch.setattr(sys, "stderr", screen)
 
-    with Bar("verify") as bar:
+    with ProgressBar("verify") as bar:
         for done in (1, 50, 60, 100):
             bar(done * 1000, 100_000)
 
@@ -65,7 +65,7 @@ def lines(monkeypatch):
 
 def test_a_notebook_sees_one_line_that_changes(lines):
     """Its output is not a terminal; the line is a display of its own, emptied at the end."""
-    with Bar("compact") as bar:
+    with ProgressBar("compact") as bar:
         bar(1, 4)
         bar(2, 4)
     assert [line[:7] for line in lines] == ["compact", "compact", ""]
@@ -76,12 +76,12 @@ def test_a_notebook_sees_one_line_that_changes(lines):
 def test_a_notebook_sees_nothing_of_a_short_work(lines, monkeypatch):
     """Not even an empty line below the cell."""
     monkeypatch.setattr(progress, "_REDRAW_SECONDS", 60.0)
-    with Bar("compact") as bar:
+    with ProgressBar("compact") as bar:
         bar(1, 4)
     assert lines == []
 
 
 def test_sizes_are_told_for_people():
     """In powers of ten, as disks are sold."""
-    told = [mega(count) for count in (0, 999, 1000, 1.5e6, 2e9, 3e12, 4e15)]
+    told = [format_bytes(count) for count in (0, 999, 1000, 1.5e6, 2e9, 3e12, 4e15)]
     assert told == ["0 B", "999 B", "1.0 kB", "1.5 MB", "2.0 GB", "3.0 TB", "4000.0 TB"]

@@ -62,23 +62,25 @@ ROW = {
     "    self.values.append(value)\n": "",
     "row = len(self.values)\n": "row = len(self.values)\n    self.values.append(value)\n",
 }
-LOCKED = "    with queue.producer.lock:\n        lane = _take(queue)\n"
+LOCKED = "    with self.context.lock:\n        writer = self._take_one_record()\n"
+ONE_FAST = "embedlog.producer.topic_queue:TopicQueue._send_one_fast"
 BUGS = {
     "a drain looks at a record that is being added": (
         ("send_with_everything", "drain"),
-        Change("embedlog.producer.topic_queue:Gathering.add_row", ROW),
-        Change("embedlog.producer.send_fast:ship", {LOCKED: "    lane = _take(queue)\n"}),
+        Change("embedlog.producer.open_batch:OpenBatch.add_row", ROW),
+        Change(ONE_FAST, {LOCKED: "    writer = self._take_one_record()\n"}),
     ),
     "a future looks at a record that is being written": (
         ("send_and_wait", "wait_for_all"),
-        Change("embedlog.producer.future:Delivery.outcome", {"if not self.parcels": "if False"}),
+        Change("embedlog.producer.delivery:Delivery.outcome", {"if not self.batches": "if False"}),
     ),
     "a drain takes what is gathered without the lock": (
         ("send_and_wait", "drain"),
         Change(
-            "embedlog.producer.topic_queue:TopicQueue._take", {"with self.producer.lock:": "if 1:"}
+            "embedlog.producer.topic_queue:TopicQueue._take_open_batches",
+            {"with self.context.lock:": "if 1:"},
         ),
-        Change("embedlog.producer.send_fast:ship", {LOCKED: "    lane = None\n"}),
+        Change(ONE_FAST, {LOCKED: "    writer = None\n"}),
     ),
 }
 

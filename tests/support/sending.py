@@ -111,16 +111,16 @@ class Scene:
 
     def drain(self) -> None:
         """What the producer's own thread does when records have lingered."""
-        for queue in self.producer.queues():
+        for queue in list(self.producer._queues.values()):
             queue.due_at()
             queue.pending()
             queue.drain_if_free(None)
 
     def look(self) -> None:
         self.producer.metrics()
-        for queue in self.producer.queues():
-            queue.count()
-            queue.look()
+        for queue in list(self.producer._queues.values()):
+            queue.unsent_records()
+            queue.settings.refresh()
         self.producer.last_sequence(TOPIC, 0)
 
     def close(self) -> None:
