@@ -5,6 +5,7 @@ import gc
 import linecache
 import os
 import pickle
+import random
 import re
 import subprocess
 import sys
@@ -17,6 +18,8 @@ from itertools import pairwise
 
 import pyarrow as pa
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from support import forks
 from support.cramped import Modelled
 from support.patience import patient
@@ -287,6 +290,82 @@ def test_serializers_are_callables_or_objects(root):
         producer.send_batch("one", ["w"], ["l"])
     found = [(row[2], row[3]) for row in rows(root.partition("one", 0))]
     assert found == [(b"k", b"ONE:V"), (b"l", b"ONE:W")]
+
+
+BOTH_WAYS_TOPICS = {
+    "one": (1, {}),
+    "four": (4, {}),
+    "small": (2, {"max.message.bytes": 400}),
+    "stamped": (1, {"message.timestamp.type": "LogAppendTime"}),
+    "now": (1, {"message.timestamp.after.max.ms": 1000}),
+    "compacted": (2, {"cleanup.policy": "compact"}),
+    "compressed": (1, {"compression.type": "lz4"}),
+}
+
+
+class BothWays:
+    """Two producers of one root: one writes single records the fast way, one the general way."""
+
+    def __init__(self, root):
+        self.root = root
+        self.producers = {"fast": Producer(root), "general": Producer(root)}
+        for prefix, producer in self.producers.items():
+            for name, (partitions, config) in BOTH_WAYS_TOPICS.items():
+                make(root, f"{prefix}-{name}", partitions, **config)
+                queue = producer._open(f"{prefix}-{name}")
+                queue.row_partitioner._sticky._rng = random.Random(7)
+                if prefix == "general":
+                    queue._send_one_fast = lambda lock_timeout: False
+
+    def send(self, prefix, topic, value, key, timestamp):
+        """Send a record and return its metadata or error, and what was counted."""
+        producer = self.producers[prefix]
+        future = producer.send(f"{prefix}-{topic}", value, key, timestamp_ms=timestamp)
+        with suppress(EmbedlogError):
+            future.result()
+        outcome = future.exception or future.value[1:]
+        return str(outcome).replace(prefix, "topic"), type(outcome), producer.metrics()
+
+    def batches(self, prefix, topic):
+        """Return everything about the batches of a topic, except who wrote them."""
+        return [
+            (partition, one.size, one.base_offset, one.base_sequence, one.lists())
+            for partition in range(BOTH_WAYS_TOPICS[topic][0])
+            for one in batches_of(self.root.partition(f"{prefix}-{topic}", partition))
+        ]
+
+
+def batches_of(log):
+    reader = log.reader(0)
+    while found := reader.read():
+        yield from found
+
+
+def test_one_record_is_written_alike_the_fast_and_the_general_way(tmp_path):
+    """`TopicQueue._send_one_fast` writes, returns and refuses what `_send_all` does."""
+    root = open_root(tmp_path / "log")
+    both, sent = BothWays(root), []
+    keys = st.none() | st.sampled_from([b"", b"k", b"key-000001"])
+    values = st.none() | st.binary(max_size=20) | st.sampled_from([250, 330, 500]).map(bytes)
+    timestamps = st.sampled_from([None, None, 77, root.clock() + 5000])
+
+    @settings(max_examples=150, deadline=None, database=None, derandomize=True)
+    @given(st.sampled_from(list(BOTH_WAYS_TOPICS)), values, keys, timestamps)
+    def check(topic, value, key, timestamp):
+        fast, general = (
+            both.send(prefix, topic, value, key, timestamp) for prefix in both.producers
+        )
+        assert fast == general
+        sent.append(fast[1])
+
+    check()
+    for topic in BOTH_WAYS_TOPICS:
+        assert both.batches("fast", topic) == both.batches("general", topic)
+    assert {RecordTooLargeError, InvalidRecordError, tuple} <= set(sent)
+    for producer in both.producers.values():
+        producer.close()
+    assert healthy(root)
+    root.close()
 
 
 # Refusals
