@@ -38,10 +38,7 @@ from embedlog.batch.wire import (
     HEADERS,
     LOG_APPEND_TIME,
     MAX_BATCH_BYTES,
-    MAX_HEAD_BYTES,
-    MAX_MESSAGE_BYTES,
     TIMESTAMP,
-    VERSION,
     schema,
 )
 
@@ -53,10 +50,7 @@ __all__ = [
     "HEADERS",
     "LOG_APPEND_TIME",
     "MAX_BATCH_BYTES",
-    "MAX_HEAD_BYTES",
-    "MAX_MESSAGE_BYTES",
     "TIMESTAMP",
-    "VERSION",
     "Batch",
     "BatchLimits",
     "BatchSource",

@@ -172,24 +172,9 @@ class Batch:
     """
 
     __slots__ = (
-        "_block",
-        "_body",
-        "_fields",
-        "_plain",
-        "_source",
-        "_start",
-        "base_offset",
-        "base_sequence",
-        "count",
-        "delete_horizon",
-        "flags",
-        "leader_epoch",
-        "max_timestamp",
-        "min_timestamp",
-        "next_offset",
-        "producer_epoch",
-        "producer_id",
-        "size",
+        *("_block", "_body", "_fields", "_plain", "_source", "_start"),
+        *("base_offset", "base_sequence", "count", "delete_horizon", "flags", "leader_epoch"),
+        *("max_timestamp", "min_timestamp", "next_offset", "producer_epoch", "producer_id", "size"),
     )
 
     base_offset: int
@@ -220,17 +205,20 @@ class Batch:
         else:
             self.producer_id, self.producer_epoch, self.base_sequence = producer, epoch, sequence
         self.delete_horizon = None if horizon < 0 else horizon
-        ordinary = (
+        span = self.next_offset - self.base_offset
+        plausible = (
             version == VERSION
             and length == self._body - self._block
             and columns == len(layout.names)
-            and self.count == self.next_offset - self.base_offset > 0 <= self.base_offset
+            # Only compaction leaves gaps, or an empty batch (D11).
+            and (self.count == span or (self.flags & EXPLICIT_OFFSETS and self.count <= span))
+            and self.base_offset >= 0
             and self._body - start <= self.size <= MAX_MESSAGE_BYTES
             and not self.size & 7
             and not self.flags & layout.unknown_flags
         )
-        if not ordinary:
-            self._check_unusual(version, length, columns)
+        if not plausible:
+            self._refuse(version, columns)
         if self.size > limit - start:
             source.corrupt(start, "truncated")
 
@@ -291,22 +279,6 @@ class Batch:
             self._refuse(fields[1], fields[4])
         layout.head_layout = _head_layout(layout, extent, block_length)
         return fields + layout.table.unpack_from(block, HEADER.size)
-
-    def _check_unusual(self, version: int, length: int, columns: int) -> None:
-        """Accept a batch with gaps, or an empty one (D11), and refuse all others."""
-        span = self.next_offset - self.base_offset
-        plausible = (
-            version == VERSION
-            and length == self._body - self._block
-            and columns == len(self._source.layout.names)
-            and (self.count == span or (self.flags & EXPLICIT_OFFSETS and self.count <= span))
-            and self.base_offset >= 0
-            and self._body - self._start <= self.size <= MAX_MESSAGE_BYTES
-            and not self.size & 7
-            and not self.flags & self._source.layout.unknown_flags
-        )
-        if not plausible:
-            self._refuse(version, columns)
 
     def _refuse(self, version: int, columns: int) -> NoReturn:
         source = self._source

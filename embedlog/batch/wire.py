@@ -79,21 +79,9 @@ class BufferLayout:
     """Where each top-level column has its nodes and buffers in a flatbuffer."""
 
     __slots__ = (
-        "buffers",
-        "column_indexes",
-        "head_layout",
-        "head_layouts",
-        "message",
-        "names",
-        "nodes",
-        "original",
-        "plain_skeleton",
-        "schema",
-        "selections",
-        "table",
-        "time",
-        "time_in_ms",
-        "unknown_flags",
+        *("buffers", "column_indexes", "head_layout", "head_layouts", "message", "names"),
+        *("nodes", "original", "plain_skeleton", "schema", "selections", "table", "time"),
+        *("time_in_ms", "unknown_flags"),
     )
 
     def __init__(self, original: Any) -> None:

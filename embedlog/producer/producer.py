@@ -84,11 +84,7 @@ class Producer:
 
     def __repr__(self) -> str:
         name = self.config.producer_name or self.config.client_id
-        return (
-            f"<Producer {name!r} of {self.root.path}>"
-            if name
-            else f"<Producer of {self.root.path}>"
-        )
+        return f"<Producer {f'{name!r} ' if name else ''}of {self.root.path}>"
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _unpickle, (self.root, self._options)
