@@ -1,7 +1,7 @@
-"""Which partition a record goes to: Kafka's murmur2 for keys, sticky or in turn without.
+"""Chooses partitions: Kafka's murmur2 for keys; sticky or round-robin without a key.
 
-A key lands where Kafka's Java client would put it, bit for bit (G1, G2), one
-key at a time or a whole Arrow column at once.
+A key gets the same partition as with Kafka's Java client, bit for bit (G1, G2), whether one key
+or a whole Arrow column is hashed.
 """
 
 from __future__ import annotations
@@ -20,27 +20,27 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     import pyarrow as pa
 
-    Bytes: TypeAlias = npt.NDArray[np.uint8]
-    Words: TypeAlias = npt.NDArray[np.uint32]
-    Hashes: TypeAlias = npt.NDArray[np.int32]
-    Offsets: TypeAlias = npt.NDArray[Any]
+    UInt8Array: TypeAlias = npt.NDArray[np.uint8]
+    UInt32Array: TypeAlias = npt.NDArray[np.uint32]
+    Int32Array: TypeAlias = npt.NDArray[np.int32]
+    IntArray: TypeAlias = npt.NDArray[Any]
 
 _SEED, _MIX, _SHIFT, _MASK = 0x9747B28C, 0x5BD1E995, 24, 0xFFFFFFFF
 _TAIL_MASKS = np.array([0, 0xFF, 0xFFFF, 0xFFFFFF], np.uint32)
-"""What of the last word belongs to a key that ends with 0, 1, 2 or 3 bytes."""
+"""The part of the last word that belongs to a key which ends with 0, 1, 2 or 3 bytes."""
 
 _CHUNK_KEYS = 8192
-"""So many keys at a time keep the passes over them inside the processor's cache."""
+"""Keys to hash at a time, so that the passes over them stay in the processor's cache."""
 
 _CHUNK_BYTES = 1 << 22
-"""A chunk's bytes are copied; this bounds the copy (a longer key is copied alone)."""
+"""The most bytes of a chunk, which are copied (a longer key is copied alone)."""
 
-_FEW = 16
-"""Fewer keys than this are hashed faster one by one than side by side."""
+_MIN_VECTOR_KEYS = 16
+"""Fewer keys than this are hashed faster one by one than with numpy."""
 
 
 _WORDS = [struct.Struct(f"<{count}I").unpack_from for count in range(17)]
-"""Ready-made readers of 0 to 16 words."""
+"""Unpack 0 to 16 words."""
 
 
 def murmur2(key: bytes) -> int:
@@ -49,7 +49,7 @@ def murmur2(key: bytes) -> int:
     >>> murmur2(b"foobar")
     -790332482
     """
-    # Literals and few masks: this runs once for every single `send` with a key.
+    # Literals and few masks: this runs for every `send` with a key.
     length = len(key)
     h = 0x9747B28C ^ length
     words = _WORDS[length >> 2](key) if length < 68 else struct.unpack_from(f"<{length >> 2}I", key)
@@ -65,7 +65,7 @@ def murmur2(key: bytes) -> int:
 
 
 def partition_for_key(key: bytes, partitions: int) -> int:
-    """Return the partition of a key among so many; the empty key has one too (G1).
+    """Return the partition of a key, also of an empty one (G1).
 
     >>> partition_for_key(b"key-1", 12)
     0
@@ -73,15 +73,13 @@ def partition_for_key(key: bytes, partitions: int) -> int:
     return (murmur2(key) & 0x7FFFFFFF) % partitions
 
 
-def murmur2_many(offsets: Offsets, data: Bytes) -> Hashes:
-    """Return `murmur2` of many keys that lie end to end, as in an Arrow binary column.
+def murmur2_many(offsets: IntArray, data: UInt8Array) -> Int32Array:
+    """Return `murmur2` of many keys that are stored end to end, as in an Arrow binary column.
 
-    Works on all keys of a chunk at once, word by word; keys of one length are
-    the fastest.
+    Hashes all keys of a chunk at once, word by word; fastest for keys of equal length.
 
     Args:
-        offsets: Where each key starts in ``data``, and where the last ends:
-            one more than there are keys, never falling.
+        offsets: Where each key begins in ``data``, and where the last one ends; never decreases.
         data: The bytes of the keys.
     """
     count = max(len(offsets) - 1, 0)
@@ -94,8 +92,8 @@ def murmur2_many(offsets: Offsets, data: Bytes) -> Hashes:
     return hashes.view(np.int32)
 
 
-def _chunk_stop(offsets: Offsets, start: int, count: int) -> int:
-    """Return where the chunk that begins with key ``start`` ends: a key later, or many."""
+def _chunk_stop(offsets: IntArray, start: int, count: int) -> int:
+    """Return where the chunk that begins with key ``start`` ends; it has at least one key."""
     stop = min(start + _CHUNK_KEYS, count)
     limit = int(offsets[start]) + _CHUNK_BYTES
     if offsets[stop] > limit:
@@ -103,19 +101,19 @@ def _chunk_stop(offsets: Offsets, start: int, count: int) -> int:
     return max(stop, start + 1)
 
 
-def _hash_chunk(offsets: Offsets, data: Bytes) -> Words:
+def _hash_chunk(offsets: IntArray, data: UInt8Array) -> UInt32Array:
     first, last = int(offsets[0]), int(offsets[-1])
-    # Four more bytes, so that the last key's tail can be read as a whole word.
+    # Four more bytes, so that the tail of the last key can be read as a whole word.
     padded = np.zeros(last - first + 4, np.uint8)
     padded[:-4] = data[first:last]
     lengths = np.diff(offsets)
     if lengths.min() == lengths.max():
-        return _hash_equal(padded, len(lengths), int(lengths[0]))
-    return _hash_ragged(padded, (offsets[:-1] - first).astype(np.int64), lengths)
+        return _hash_equal_lengths(padded, len(lengths), int(lengths[0]))
+    return _hash_any_lengths(padded, (offsets[:-1] - first).astype(np.int64), lengths)
 
 
-def _hash_equal(data: Bytes, count: int, length: int) -> Words:
-    """Hash keys of one length: word ``i`` of all of them is one strided column."""
+def _hash_equal_lengths(data: UInt8Array, count: int, length: int) -> UInt32Array:
+    """Hash keys of equal length: word ``i`` of all keys is one strided column."""
     h = np.full(count, (_SEED ^ length) & _MASK, np.uint32)
     k, spare = np.empty_like(h), np.empty_like(h)
     words, tail = divmod(length, 4)
@@ -130,26 +128,26 @@ def _hash_equal(data: Bytes, count: int, length: int) -> Words:
     return _finish(h, spare)
 
 
-def _column(data: Bytes, count: int, length: int, start: int) -> Words:
+def _column(data: UInt8Array, count: int, length: int, start: int) -> UInt32Array:
     return np.ndarray((count,), "<u4", data, start, (length,))
 
 
-def _hash_ragged(data: Bytes, starts: Offsets, lengths: Offsets) -> Words:
-    """Hash keys of any lengths: the longest first, so that those not yet done are a prefix."""
+def _hash_any_lengths(data: UInt8Array, starts: IntArray, lengths: IntArray) -> UInt32Array:
+    """Hash keys of any lengths, sorted by length, so that the unfinished ones are a prefix."""
     order = np.argsort(-lengths, kind="stable")
     starts, lengths = starts[order], lengths[order]
     words = lengths >> 2
     h = lengths.astype(np.uint32) ^ np.uint32(_SEED)
     k, spare = np.empty_like(h), np.empty_like(h)
-    # At every byte a word begins; this view lets one gather read words that overlap.
-    anywhere: Words = np.ndarray((len(data) - 3,), "<u4", data, 0, (1,))
+    # A word begins at every byte: this view lets one gather read overlapping words.
+    word_at: UInt32Array = np.ndarray((len(data) - 3,), "<u4", data, 0, (1,))
     # A few long keys among many short ones would cost a pass for each of their words.
-    rounds = int(words[_FEW - 1]) if len(words) >= _FEW else 0
+    rounds = int(words[_MIN_VECTOR_KEYS - 1]) if len(words) >= _MIN_VECTOR_KEYS else 0
     unfinished = int(np.count_nonzero(words > rounds))
     for i, active in enumerate(_active(words, rounds)):
-        k[:active] = anywhere[starts[:active] + 4 * i]
+        k[:active] = word_at[starts[:active] + 4 * i]
         _mix(h[:active], k[:active], spare[:active])
-    _mix_tails(h, anywhere[starts + 4 * words], lengths & 3)
+    _mix_tails(h, word_at[starts + 4 * words], lengths & 3)
     h = _finish(h, spare)
     for i in range(unfinished):
         h[i] = murmur2(data[starts[i] : starts[i] + lengths[i]].tobytes()) & _MASK
@@ -158,15 +156,15 @@ def _hash_ragged(data: Bytes, starts: Offsets, lengths: Offsets) -> Words:
     return hashes
 
 
-def _active(words: Offsets, rounds: int) -> list[int]:
-    """Return how many keys have a word 0, a word 1, …; ``words`` falls."""
-    done = np.bincount(np.minimum(words, rounds), minlength=rounds + 1)
-    active: list[int] = (len(words) - np.cumsum(done)[:rounds]).tolist()
+def _active(words: IntArray, rounds: int) -> list[int]:
+    """Return how many keys have a word 0, a word 1, …; ``words`` must not increase."""
+    finished = np.bincount(np.minimum(words, rounds), minlength=rounds + 1)
+    active: list[int] = (len(words) - np.cumsum(finished)[:rounds]).tolist()
     return active
 
 
-def _mix(h: Words, k: Words, spare: Words) -> None:
-    """Mix one word of each key into its hash, in place; ``k`` and ``spare`` are used up."""
+def _mix(h: UInt32Array, k: UInt32Array, spare: UInt32Array) -> None:
+    """Mix one word ``k`` of each key into its hash ``h``, in place; overwrites the other two."""
     k *= np.uint32(_MIX)
     np.right_shift(k, np.uint32(_SHIFT), out=spare)
     k ^= spare
@@ -175,12 +173,12 @@ def _mix(h: Words, k: Words, spare: Words) -> None:
     h ^= k
 
 
-def _mix_tails(h: Words, last: Words, tails: Offsets) -> None:
+def _mix_tails(h: UInt32Array, last: UInt32Array, tails: IntArray) -> None:
     mixed = (h ^ (last & _TAIL_MASKS[tails])) * np.uint32(_MIX)
     np.copyto(h, mixed, where=tails > 0)
 
 
-def _finish(h: Words, spare: Words) -> Words:
+def _finish(h: UInt32Array, spare: UInt32Array) -> UInt32Array:
     np.right_shift(h, np.uint32(13), out=spare)
     h ^= spare
     h *= np.uint32(_MIX)
@@ -189,28 +187,30 @@ def _finish(h: Words, spare: Words) -> Words:
     return h
 
 
-def partitions_for_keys(keys: pa.Array, partitions: int) -> Hashes:
-    """Return the partition of every key of an Arrow column; -1 where the key is null.
+def partitions_for_keys(keys: pa.Array, partitions: int) -> Int32Array:
+    """Return the partition of each key of an Arrow column; -1 for a null key.
 
     Args:
         keys: A ``binary``, ``large_binary``, ``string`` or ``large_string`` array.
-        partitions: How many partitions there are, available or not (G1).
+        partitions: The number of partitions, available or not (G1).
 
     Raises:
-        TypeError: The array has another type, so there are no key bytes to hash.
+        TypeError: The array has another type.
     """
     width = _OFFSET_TYPES.get(str(keys.type))
     if width is None:
-        raise TypeError(f"keys are {keys.type}, not binary or string")
+        raise TypeError(f"Keys must be binary or string, got {keys.type}")
     if len(keys) == 0:
         return np.empty(0, np.int32)
-    _, where, what = keys.buffers()
-    offsets = np.frombuffer(where, width, len(keys) + 1, keys.offset * np.dtype(width).itemsize)
-    data = np.frombuffer(b"" if what is None else what, np.uint8)
-    chosen = (murmur2_many(offsets, data) & np.int32(0x7FFFFFFF)) % np.int32(partitions)
+    _, offset_buffer, data_buffer = keys.buffers()
+    offsets = np.frombuffer(
+        offset_buffer, width, len(keys) + 1, keys.offset * np.dtype(width).itemsize
+    )
+    data = np.frombuffer(b"" if data_buffer is None else data_buffer, np.uint8)
+    result = (murmur2_many(offsets, data) & np.int32(0x7FFFFFFF)) % np.int32(partitions)
     if keys.null_count:
-        chosen[keys.is_null().to_numpy(zero_copy_only=False)] = -1
-    return chosen
+        result[keys.is_null().to_numpy(zero_copy_only=False)] = -1
+    return result
 
 
 _OFFSET_TYPES: dict[str, type[np.signedinteger[Any]]] = {
@@ -222,10 +222,10 @@ _OFFSET_TYPES: dict[str, type[np.signedinteger[Any]]] = {
 
 
 class StickyPartitioner:
-    """Chooses for the keyless records of one topic: stays for so many bytes, and so long (G3).
+    """Chooses a partition for records without a key, and keeps it for a while (G3).
 
-    Each partition has its turn before one has its second: in an order of chance, and
-    another one each time.  Not locked: its caller holds the queue's drain lock.
+    Each partition has its turn before any has its second, in an order that is random each time.
+    Not thread-safe: the caller holds the queue's drain lock.
 
     >>> sticky = StickyPartitioner(batch_size=100, rng=Random(7))
     >>> first = sticky.choose(4)
@@ -234,10 +234,10 @@ class StickyPartitioner:
     True
 
     Args:
-        batch_size: Stay for at least so many bytes.
-        longest: Stay for so many seconds if anything was sent; for choices with a time.
-        adaptive: Prefer partitions with short queues, where the caller knows the queues.
-        rng: Where chance comes from.
+        batch_size: Keep a partition for at least so many bytes.
+        longest: Keep it for so many seconds if anything was sent; needs choices with a time.
+        adaptive: Prefer partitions with short queues, if the caller passes the queues.
+        rng: The source of randomness.
     """
 
     __slots__ = (
@@ -260,7 +260,7 @@ class StickyPartitioner:
         self._bytes, self._since = 0, 0.0
         self._candidates: list[int] = []
         self._turns: list[int] = []
-        """Of the candidates those that had no turn yet."""
+        """The candidates that had no turn yet."""
 
     def choose(
         self,
@@ -273,24 +273,23 @@ class StickyPartitioner:
         """Return the current partition, or the next one if it is time to change.
 
         Args:
-            partitions: How many there are.
-            queues: For each partition, how many batches wait; a longer queue is chosen less.
-            available: Which of them can be written; None or nothing means any.
-            now: The time in seconds, by a clock that only goes forward.
+            partitions: The number of partitions.
+            queues: How many batches wait for each partition; longer queues are chosen less often.
+            available: The partitions that can be written; None or empty means all.
+            now: The time in seconds, by a monotonic clock.
         """
         current = self._current
-        # A stay begins to end once something was sent: a choice may be asked for twice.
-        late = self._bytes and now - self._since >= self._longest
-        if current is None or current >= partitions or late:
+        # Only if something was sent: a caller may choose twice before it sends.
+        expired = self._bytes and now - self._since >= self._longest
+        if current is None or current >= partitions or expired:
             current = self._current = self._last = self._next(partitions, queues, available)
             self._bytes, self._since = 0, now
         return current
 
     def added(self, size: int, *, batch_closed: bool) -> None:
-        """Count bytes that went to the current partition, and leave it when it had its share.
+        """Count bytes sent to the current partition, and leave it after ``batch_size`` bytes.
 
-        It is left between batches; but one that never closes only holds it for
-        twice the batch size.
+        It is left between batches, or after twice the batch size if no batch is closed.
         """
         self._bytes += size
         if self._bytes >= self._batch_size * (1 if batch_closed else 2):
@@ -302,8 +301,8 @@ class StickyPartitioner:
         candidates = list(available or range(partitions))
         if queues is None or not self._adaptive:
             return self._next_turn(candidates)
-        longest = max(queues[each] for each in candidates)
-        weights = list(accumulate(longest + 1 - queues[each] for each in candidates))
+        longest = max(queues[partition] for partition in candidates)
+        weights = list(accumulate(longest + 1 - queues[partition] for partition in candidates))
         return candidates[bisect_right(weights, self._rng.randrange(weights[-1]))]
 
     def _next_turn(self, candidates: list[int]) -> int:
@@ -318,8 +317,8 @@ class StickyPartitioner:
 class RoundRobinPartitioner:
     """Chooses each partition of one topic in turn, record by record (G4).
 
-    The count advances once a record, never when a batch is opened: a Kafka of
-    old advanced on both and so filled only every second partition.
+    The count advances once per record, not when a batch is opened: old versions of Kafka did
+    both, and so filled only every second partition (KAFKA-9965).
 
     >>> turns = RoundRobinPartitioner()
     >>> [turns.choose(3) for _ in range(4)]
@@ -332,7 +331,7 @@ class RoundRobinPartitioner:
         self._turn = 0
 
     def choose(self, partitions: int, *, available: Sequence[int] | None = None) -> int:
-        """Return the next partition of the ``available`` ones, or of all if none is."""
+        """Return the next of the ``available`` partitions, or of all if none is."""
         candidates = available or range(partitions)
         turn, self._turn = self._turn, self._turn + 1
         return candidates[turn % len(candidates)]

@@ -1,4 +1,4 @@
-"""How far a long work is: a bar in terminals and notebooks, nothing in a pipe."""
+"""A progress bar for long operations, on terminals and in notebooks."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ _REDRAW_SECONDS = 0.1
 _WIDTH = 30
 
 
-def mega(count: float) -> str:
-    """Return a number of bytes for people."""
+def format_bytes(count: float) -> str:
+    """Return a number of bytes as text, such as ``1.5 MB``."""
     for unit in ("B", "kB", "MB", "GB"):
         if count < 1000:
             return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
@@ -21,53 +21,54 @@ def mega(count: float) -> str:
     return f"{count:.1f} TB"
 
 
-class Bar:
-    """How far a long work is, redrawn ten times a second where somebody may be watching.
+class ProgressBar:
+    """Shows the progress of a long operation; redrawn at most ten times a second.
 
-    Called with how many bytes are done and how many there are; a total of 0 is unknown.
+    Call it with the bytes that are done and the total; a total of 0 is unknown.  Writes nothing
+    if stderr is neither a terminal nor shown in a notebook.
 
     Args:
-        what: What is being done.
-        told: Says a number for people, if it is not one of bytes.
+        label: What is being done.
+        format_amount: Returns an amount as text, if the amounts are not bytes.
     """
 
-    def __init__(self, what: str, told: Callable[[float], str] = mega) -> None:
-        self._what, self._told, self._notebook = what, told, _in_notebook()
-        self._shown = self._notebook or sys.stderr.isatty()
-        self._line: Any = None
+    def __init__(self, label: str, format_amount: Callable[[float], str] = format_bytes) -> None:
+        self._label, self._format, self._notebook = label, format_amount, _in_notebook()
+        self._visible = self._notebook or sys.stderr.isatty()
+        self._display: Any = None
         self._drawn = time.monotonic()
 
     def __call__(self, done: int, total: int) -> None:
-        """Redraw it, if it is time."""
+        """Redraw the bar if it is time."""
         now = time.monotonic()
-        if self._shown and now - self._drawn >= _REDRAW_SECONDS:
+        if self._visible and now - self._drawn >= _REDRAW_SECONDS:
             self._drawn = now
-            share = min(done / total, 1.0) if total else 0.0
-            full = "█" * int(share * _WIDTH)
-            bar = f"{full:<{_WIDTH}} {share:4.0%} of {self._told(total)}"
-            self._draw(f"{self._what} {bar if total else self._told(done)}")
+            fraction = min(done / total, 1.0) if total else 0.0
+            filled = "█" * int(fraction * _WIDTH)
+            bar = f"{filled:<{_WIDTH}} {fraction:4.0%} of {self._format(total)}"
+            self._draw(f"{self._label} {bar if total else self._format(done)}")
 
     def _draw(self, line: str) -> None:
         if not self._notebook:
             sys.stderr.write(f"\r{line}\x1b[K")
             sys.stderr.flush()
-        elif self._line is None:
+        elif self._display is None:
             display = importlib.import_module("IPython.display").display
-            self._line = display({"text/plain": line}, raw=True, display_id=True)
+            self._display = display({"text/plain": line}, raw=True, display_id=True)
         else:
-            self._line.update({"text/plain": line}, raw=True)
+            self._display.update({"text/plain": line}, raw=True)
 
-    def __enter__(self) -> Bar:
+    def __enter__(self) -> ProgressBar:
         return self
 
     def __exit__(self, *_: object) -> None:
-        # In a notebook a short work leaves nothing behind, not even an empty line.
-        if self._shown and not (self._notebook and self._line is None):
+        # A short operation leaves nothing in a notebook, not even an empty line.
+        if self._visible and not (self._notebook and self._display is None):
             self._draw("")
 
 
 def _in_notebook() -> bool:
-    """Return whether IPython shows what this process prints in a notebook."""
+    """Return whether IPython shows the output of this process in a notebook."""
     shell = sys.modules.get("IPython")
     kernel = shell and shell.get_ipython()
     return kernel is not None and hasattr(kernel, "kernel")

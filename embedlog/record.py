@@ -1,6 +1,6 @@
-"""What is passed between a program and its log: records, positions, receipts.
+"""What a program and its log exchange: records, positions and receipts.
 
-Field names are kafka-python's, so that a program moves to a Kafka and back.
+Field names are kafka-python's, so that a program can move to Kafka and back.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ class TopicPartition(NamedTuple):
 
 
 class OffsetAndTimestamp(NamedTuple):
-    """Where a time lookup ended (B13)."""
+    """The result of a lookup by time (B13)."""
 
     offset: int
     timestamp: int
@@ -24,7 +24,7 @@ class OffsetAndTimestamp(NamedTuple):
 
 
 class OffsetAndMetadata(NamedTuple):
-    """A committed position: the next offset to read, with a note."""
+    """A committed position: the next offset to read, and a note."""
 
     offset: int
     metadata: str = ""
@@ -32,7 +32,7 @@ class OffsetAndMetadata(NamedTuple):
 
 
 class RecordMetadata(NamedTuple):
-    """Where a record was written; ``offset`` is -1 when ``acks=0`` (G9)."""
+    """Where a record was written; ``offset`` is -1 with ``acks=0`` (G9)."""
 
     topic: str
     partition: int
@@ -46,9 +46,9 @@ class RecordMetadata(NamedTuple):
 
 
 class Record(NamedTuple):
-    """One record as a consumer sees it; ``timestamp`` is in milliseconds since 1970.
+    """One record as a consumer reads it; ``timestamp`` is in milliseconds since 1970.
 
-    ``timestamp_type`` is 0 for the producer's time and 1 for the log's (A7).
+    ``timestamp_type`` is 0 for the producer's timestamp and 1 for the log append time (A7).
     """
 
     topic: str
@@ -68,11 +68,11 @@ class Record(NamedTuple):
 
 
 class Appended(NamedTuple):
-    """The receipt for one batch: offsets ``[base_offset, next_offset)``."""
+    """The result of appending one batch: offsets ``[base_offset, next_offset)``."""
 
     base_offset: int
     next_offset: int
     timestamp: int | None = None
-    """The log's own time, where the topic stamps records with it (A7)."""
+    """The log append time in ms, if the topic stamps records with it (A7)."""
     duplicate: bool = False
-    """The producer sent this batch before; these are the offsets it got then (G16)."""
+    """The batch was written before; these are its offsets (G16)."""

@@ -1,4 +1,4 @@
-"""A batch: what comes back is what went in, and what is damaged is noticed."""
+"""Batches return what was encoded, and detect damage."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_null_and_empty_are_four_distinct_things(compression, many):
 
 
 def rows_or_refusal(data):
-    """What `lists` returns, or that it refuses."""
+    """Return what `lists` returns, or that the batch is corrupt."""
     try:
         return parsed(data).lists()
     except CorruptBatchError:
@@ -111,8 +111,8 @@ def rows_or_refusal(data):
 
 
 @pytest.mark.parametrize("rows", range(1, 11), ids="rows={}".format)
-def test_a_small_batch_is_read_without_arrow_and_alike(rows, monkeypatch):
-    """The short way of small batches gives what the columns give (A3)."""
+def test_a_small_batch_is_read_alike_with_and_without_arrow(rows, monkeypatch):
+    """`decode_small.lists_fast` returns what Arrow's columns do (A3)."""
     some = random.Random(rows)
     for _ in range(30):
         keys, values = (
@@ -122,14 +122,14 @@ def test_a_small_batch_is_read_without_arrow_and_alike(rows, monkeypatch):
         data = written(batch.encode_lists(values, keys, [NOW + row for row in range(rows)]), 10)
         with monkeypatch.context() as patch:
             short = parsed(data).lists()
-            patch.setattr("embedlog.batch.decode_small.MOST", 0)
+            patch.setattr("embedlog.batch.decode_small.MAX_ROWS", 0)
             assert short == parsed(data).lists()
         assert short == ([NOW + row for row in range(rows)], keys, values, None)
 
 
 @pytest.mark.parametrize("part", [0, 1], ids=["head", "body"])
-def test_a_small_batch_of_nonsense_is_judged_by_arrow(small, monkeypatch, part):
-    """The short way refuses nothing by itself, and believes nothing that Arrow would not."""
+def test_a_damaged_small_batch_is_checked_by_arrow(small, monkeypatch, part):
+    """`decode_small.lists_fast` accepts and refuses what Arrow does."""
     some = random.Random(part)
     size = [len(data) for data in parts_of(small)][part]
     for place in range(8 * (1 - part), size):
@@ -142,7 +142,7 @@ def test_a_small_batch_of_nonsense_is_judged_by_arrow(small, monkeypatch, part):
             data = resealed(small, edit=edit)
             with monkeypatch.context() as patch:
                 short = rows_or_refusal(data)
-                patch.setattr("embedlog.batch.decode_small.MOST", 0)
+                patch.setattr("embedlog.batch.decode_small.MAX_ROWS", 0)
                 assert short == rows_or_refusal(data), (place, byte)
 
 
@@ -167,8 +167,8 @@ def test_a_header_without_a_key_is_refused():
 @pytest.mark.parametrize(
     "pair", [("one",), ("a", b"b", b"c"), (b"a", b"b"), ("a", "b"), 5, "\ud800b"]
 )
-def test_what_is_no_pair_of_a_name_and_bytes_is_refused(pair):
-    """A3: typed, and it says what a header is."""
+def test_a_header_that_is_not_a_pair_is_refused(pair):
+    """A3: the error says what a header must be."""
     with pytest.raises(SerializationError, match="pairs of str and bytes"):
         batch.encode_lists([b"v"], None, NOW, [[("fine", b"v"), pair]])
 
@@ -176,7 +176,7 @@ def test_what_is_no_pair_of_a_name_and_bytes_is_refused(pair):
 @pytest.mark.parametrize("strange", ["text", 5, ["list"], memoryview(b"1234").cast("i"), b"x".hex])
 @pytest.mark.parametrize("others", [[], [None], [b"v"] * 99], ids=["alone", "null", "many"])
 def test_what_is_not_bytes_is_refused(strange, others):
-    """G2: text is not taken for bytes, whichever way the batch is built."""
+    """G2: text is not accepted as bytes, however the batch is built."""
     values = [*others, strange]
     with pytest.raises(SerializationError):
         batch.encode_lists(values, None, NOW)
@@ -216,7 +216,7 @@ def test_any_records_come_back(records, compression, data):
 
 @given(st.lists(RECORD, min_size=1, max_size=70))
 def test_lists_and_arrow_columns_encode_to_the_same_bytes(records):
-    """The fast path by hand is Arrow's own encoding, to the byte."""
+    """`encode_lists` writes the bytes that Arrow writes."""
     times, keys, values = map(list, zip(*records, strict=True))
     by_arrow = pa.RecordBatch.from_arrays(
         [
@@ -235,7 +235,7 @@ def test_lists_and_arrow_columns_encode_to_the_same_bytes(records):
 
 @given(st.lists(RECORD, min_size=1, max_size=70), st.booleans())
 def test_lengths_that_are_known_already_change_nothing(records, even):
-    """Who splits lists has measured them; the bytes are the same."""
+    """Lengths that the caller has measured give the same bytes."""
     times, _, values = map(list, zip(*records, strict=True))
     keys = [b"k" * (1 if even else n % 5) for n in range(len(times))]
     lengths = batch.lengths_of(values), batch.lengths_of(keys)
@@ -249,7 +249,7 @@ def test_lengths_that_are_known_already_change_nothing(records, even):
 
 @given(RECORD)
 def test_one_record_encodes_to_the_bytes_of_a_list_of_one(record):
-    """The short way of whoever appends record by record; a None has a column too."""
+    """`encode_one` writes the bytes of `encode_lists`, also for None."""
     time, key, value = record
 
     alone = batch.encode_one(value, key, time)
@@ -273,7 +273,7 @@ def test_every_size_takes_its_path_to_the_same_content(count, even):
 
 @pytest.mark.parametrize("compression", COMPRESSIONS)
 def test_plain_arrow_reads_the_batches(compression):
-    """A segment is an Arrow stream to those who do not know embedlog."""
+    """A segment is an Arrow stream to other programs."""
     data = [written(batch.encode_lists([b"v", None], None, NOW, None, compression)) for _ in "ab"]
     stream = batch.schema(metadata={"a": "b"}).serialize().to_pybytes() + b"".join(data)
 
@@ -283,7 +283,7 @@ def test_plain_arrow_reads_the_batches(compression):
 
 
 def test_a_slice_of_a_record_batch_is_encoded_alone():
-    """What an array holds besides its own rows is neither stored nor counted."""
+    """Rows of the buffers outside of the slice are neither stored nor counted."""
     whole = batch.from_lists([b"%d" % i for i in range(100)], None, list(range(100)))
 
     encoded = batch.encode(whole.slice(40, 3))
@@ -346,7 +346,7 @@ def test_a_type_without_a_fixed_place_in_the_message_is_refused():
 
 
 def test_the_time_column_may_be_another_one_in_another_unit():
-    """The batch's range of times is in milliseconds whatever the column holds."""
+    """The range of timestamps is in milliseconds, whatever the unit of the column."""
     fields = [("n", pa.int32()), ("at", pa.timestamp("us", tz="UTC"))]
     schema = pa.schema(fields, metadata={"embedlog.timestamp": "at"})
     rows = pa.RecordBatch.from_pylist([{"n": 1, "at": 5_999}, {"n": 2, "at": None}], schema=schema)
@@ -359,12 +359,12 @@ def test_the_time_column_may_be_another_one_in_another_unit():
 # The stamp
 
 
-def test_the_stamp_tells_place_producer_and_epoch():
-    """G16: what deduplicates a producer's repeats is in the batch itself."""
+def test_the_stamp_sets_offsets_producer_and_epoch():
+    """G16: the batch has its producer, epoch and sequence."""
     encoded = batch.encode_lists([b"v"], None, NOW)
 
     plain = parsed(written(encoded, 5))
-    encoded.sequence(1 << 40, 6, 7)
+    encoded.set_producer(1 << 40, 6, 7)
     sent = parsed(written(encoded, 9))
 
     assert (plain.producer_id, plain.producer_epoch, plain.base_sequence) == (None, None, None)
@@ -374,7 +374,7 @@ def test_the_stamp_tells_place_producer_and_epoch():
 
 @pytest.mark.parametrize("compression", COMPRESSIONS)
 def test_log_append_time_overrides_every_record(compression):
-    """A7: the log's clock replaces the times of all records, and a bit says so."""
+    """A7: the log append time replaces all timestamps, and sets a flag."""
     encoded = batch.encode_lists([b"v"] * 3, None, [1, 2, 3], None, compression)
 
     found = parsed(written(encoded, append_time=NOW))
@@ -386,7 +386,7 @@ def test_log_append_time_overrides_every_record(compression):
 
 
 def test_a_compacted_batch_keeps_its_offsets_and_its_range():
-    """D10, D11: offsets never change, and the batch keeps its base and its end."""
+    """D10, D11: offsets do not change, nor does the range of the batch."""
     schema = batch.schema(offsets=True)
     rows = batch.from_lists([b"a", b"b"], None, [1, 2])
     rows = pa.RecordBatch.from_arrays([*rows.columns, pa.array([12, 17])], schema=schema)
@@ -405,7 +405,7 @@ def test_a_compacted_batch_keeps_its_offsets_and_its_range():
 
 @pytest.mark.parametrize("compression", COMPRESSIONS)
 def test_a_batch_may_be_kept_empty(compression):
-    """D11: the last batch stays when all its records go, so that the end is known."""
+    """D11: the last batch stays without records, so that the log end is known."""
     schema = batch.schema(offsets=True)
     nothing = pa.RecordBatch.from_pylist([], schema=schema)
     encoded = batch.encode(nothing, compression, offsets=True, timestamps=(5, 8))
@@ -420,7 +420,7 @@ def test_a_batch_may_be_kept_empty(compression):
 
 
 def test_to_arrow_puts_offset_and_partition_first(small):
-    """The columns people query, and any choice of the stored ones."""
+    """Offset and partition come before all or some of the stored columns."""
     found = parsed(small)
 
     assert found.to_arrow(2).schema.names == ["offset", "partition", "timestamp", "key", "value"]
@@ -438,7 +438,7 @@ def test_to_arrow_puts_offset_and_partition_first(small):
 
 @pytest.mark.parametrize("compression", COMPRESSIONS)
 def test_every_flipped_bit_is_detected(compression):
-    """P12: no byte of a batch is outside a check, and none is under two."""
+    """P12: every byte of a batch is covered by a check."""
     headers = [[("h", b"x")], None]
     encoded = batch.encode_lists([b"one", None], [None, b"k"], NOW, headers, compression)
     data, schema = written(encoded, 10), batch.schema(headers=True)
@@ -450,8 +450,8 @@ def test_every_flipped_bit_is_detected(compression):
                 parsed(bytes(bad), schema).verify()
 
 
-def test_damage_is_noticed_by_those_who_read_it_and_nobody_else(small):
-    """P12: reading keys does not pay for values, and reading values checks them."""
+def test_damage_is_detected_only_in_columns_that_are_read(small):
+    """P12: reading keys does not check values, reading values does."""
     bad = bytearray(small)
     bad[bad.index(b"one")] ^= 1
 
@@ -466,7 +466,7 @@ def test_damage_is_noticed_by_those_who_read_it_and_nobody_else(small):
 
 @pytest.mark.parametrize("compression", ["lz4", "zstd"])
 def test_only_the_wanted_columns_are_decompressed(compression):
-    """P12: damage in a compressed column is not noticed by readers of another."""
+    """P12: damage in a compressed column does not affect reading another."""
     noise = random.Random(5).randbytes(5000)
     data = written(batch.encode_lists([noise] * 3, [b"k"] * 3, NOW, None, compression))
 
@@ -478,7 +478,7 @@ def test_only_the_wanted_columns_are_decompressed(compression):
 
 
 def test_a_batch_that_is_cut_off_anywhere_is_truncated(small):
-    """A5: a trailing partial batch is told from a damaged one."""
+    """A5: an incomplete last batch is distinguished from a damaged one."""
     for end in range(len(small)):
         for data, limit in ((small[:end], end), (small, end)):
             with pytest.raises(CorruptBatchError) as caught:
@@ -517,16 +517,16 @@ def source(data, shift=0):
     return batch.BatchSource(pa.py_buffer(data), "p", shift, batch.schema())
 
 
-def test_a_source_hops_from_batch_to_batch_up_to_the_end_of_the_stream(small):
-    """A sealed segment ends with Arrow's marker; an active one just ends."""
+def test_a_source_returns_batches_up_to_the_end_of_the_stream(small):
+    """A sealed segment ends with Arrow's end marker, an active one without."""
     data = small * 3
     for end, stop in ((batch.END_OF_STREAM, len(data) + 8), (b"", len(data)), (b"rest", len(data))):
         found = source(b"schema!!" + data + end, 100).batches(8, 8 + stop, 1 << 20)
         assert [one.position - 108 for one in found] == [0, len(small), 2 * len(small)]
 
 
-def test_a_source_returns_about_as_much_as_it_is_asked_for(small):
-    """The batch that reaches the size is the last; one there always is (A18)."""
+def test_a_source_returns_about_max_bytes(small):
+    """The batch that reaches the size is the last one; at least one is returned (A18)."""
     whole = source(small * 4)
     size = len(small)
 
@@ -544,7 +544,7 @@ def test_a_source_returns_the_good_batches_before_the_bad_one(small):
 
 
 def test_a_head_is_checked_however_often_its_equal_was_read(small):
-    """P12: what is remembered of one batch vouches for no other."""
+    """P12: the cached head of one batch does not hide damage in the next."""
     head = batch.head_length(small[:8], path="p", position=0)
     for place in range(head):
         bad = bytearray(small * 2)
@@ -556,7 +556,7 @@ def test_a_head_is_checked_however_often_its_equal_was_read(small):
 
 
 def test_batches_with_heads_of_many_lengths_lie_side_by_side():
-    """Compressed or not, one row or many: each is read as what it is."""
+    """Batches of different compression and size are read in one stream."""
     kinds = [("none", 1), ("lz4", 9), ("none", 2), ("zstd", 9), ("zstd", 1), ("none", 900)] * 2
     made = [
         bytes(b"".join(map(bytes, encoded_batch(count, kind).stamp(0, 0)))) for kind, count in kinds
@@ -574,8 +574,8 @@ def encoded_batch(count, compression):
     return batch.encode_lists([b"v" * 100] * count, None, 7, None, compression)
 
 
-def test_a_reader_by_pread_learns_the_lengths_step_by_step(small):
-    """P22: a length is believed only when its CRC is good, and never beyond the limits."""
+def test_head_and_message_length_are_checked(small):
+    """P22: a length is used only if its CRC is correct and it is within the limits."""
     where = {"path": "p", "position": 0}
     head = batch.head_length(small[:8], **where)
 
@@ -614,13 +614,13 @@ def test_a_reader_by_pread_learns_the_lengths_step_by_step(small):
     ids=str,
 )
 def test_numbers_that_contradict_each_other_are_refused_below_a_good_crc(small, header):
-    """P22: a CRC tells damage, not malice."""
+    """P22: a correct CRC does not exclude a manipulated file."""
     with pytest.raises(CorruptBatchError):
         parsed(resealed(small, header=header)).columns()
 
 
 def test_a_newer_version_is_not_called_damage(small):
-    """What a newer embedlog wrote is refused with the remedy."""
+    """A batch of a newer embedlog is refused, and the error says what to do."""
     with pytest.raises(UnsupportedFormatError, match="newer"):
         parsed(resealed(small, header={"version": 2}))
 
@@ -654,7 +654,7 @@ def test_offsets_beyond_the_data_are_refused(small):
 @pytest.mark.parametrize("compression", ["lz4", "zstd"])
 @pytest.mark.parametrize("claim", [1 << 62, 65 << 20, -2, -(1 << 63), 5])
 def test_a_claim_to_decompress_to_much_is_refused_before_it_is_tried(compression, claim):
-    """P22: no more than the limit is allocated, whatever a buffer says of itself."""
+    """P22: no more than the limit is allocated, whatever length a buffer has."""
     data = written(batch.encode_lists([b"x" * 999], [b"k"], NOW, None, compression))
 
     def edit(_, body):
@@ -670,7 +670,7 @@ def test_a_claim_to_decompress_to_much_is_refused_before_it_is_tried(compression
 
 @pytest.mark.parametrize("compression", COMPRESSIONS)
 def test_no_change_by_someone_who_knows_the_crc_crashes_a_reader(compression):
-    """P22: a typed refusal, or other records; never anything else."""
+    """P22: the result is a typed error, or other records; never anything else."""
     chance = random.Random(20)
     values, keys = [b"one", None, b"xyz" * 30], [None, b"", b"k"]
     rows = batch.from_lists(values, keys, NOW, [[("h", b"x")], None, []])
@@ -696,7 +696,7 @@ def test_no_change_by_someone_who_knows_the_crc_crashes_a_reader(compression):
 
 
 def test_a_batch_beyond_the_limit_is_not_made():
-    """A4: what could not be read back is not written."""
+    """A4: a batch that could not be read back is not written."""
     block = bytes(33 << 20)
     with pytest.raises(RecordTooLargeError):
         batch.encode_lists([block, block], None, NOW)
@@ -713,13 +713,13 @@ def test_a_batch_beyond_the_limit_is_not_made():
 
 
 def test_an_unknown_compression_is_refused():
-    """The codecs are those every Arrow reader has."""
+    """Only codecs that every Arrow reader has are accepted."""
     with pytest.raises(InvalidConfigError, match="gzip"):
         batch.encode_lists([b"v"], None, NOW, None, "gzip")
 
 
 def test_a_thread_gets_the_layout_of_its_own_schema(monkeypatch):
-    """A10: whatever other threads encode meanwhile; a batch with another's could not be read."""
+    """A10: also while other threads encode; with the layout of another schema it is unreadable."""
     plain, wide = (wire.BufferLayout(batch.schema(headers=headers)) for headers in (False, True))
 
     class Overtaken:

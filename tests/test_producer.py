@@ -1,10 +1,11 @@
-"""The producer: what is sent is written once, in order, and its future says where."""
+"""The producer writes each record once and in order, and its future says where."""
 
 import errno
 import gc
 import linecache
 import os
 import pickle
+import random
 import re
 import subprocess
 import sys
@@ -17,6 +18,8 @@ from itertools import pairwise
 
 import pyarrow as pa
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from support import forks
 from support.cramped import Modelled
 from support.patience import patient
@@ -45,7 +48,8 @@ from embedlog.files import Files
 from embedlog.partition import PartitionLog
 from embedlog.partitioner import partition_for_key
 from embedlog.producer import Producer, partition_rows, row_batches
-from embedlog.producer.topic_queue import COLUMN_BYTES, HEAD_BYTES, WRITE_BYTES, TopicQueue
+from embedlog.producer.topic_queue import WRITE_BYTES, TopicQueue
+from embedlog.producer.topic_settings import COLUMN_BYTES, HEAD_BYTES
 from embedlog.record import RecordMetadata
 
 FAST = {"retry_backoff_ms": 5, "request_timeout_ms": 20}
@@ -79,7 +83,7 @@ def everything(root, topic):
 
 
 class Held:
-    """A partition whose lock somebody else holds."""
+    """A partition whose lock is held, as another process would."""
 
     def __init__(self, root, topic, partition=0):
         self.log = root.partition(topic, partition)
@@ -139,14 +143,14 @@ def test_a_key_decides_the_partition_and_the_order_there_is_kept(root, producer)
         assert [int(value) for value in each] == sorted(int(value) for value in each)
 
 
-def test_one_record_goes_where_many_would(root, producer):
-    """G1: the key decides alike for a single record, an empty key, and a whole drain."""
+def test_a_single_record_gets_the_partition_that_a_batch_gets(root, producer):
+    """G1: a key gets the same partition alone as in a batch, also an empty key."""
     for key in (b"", b"a", b"21", b"foobar"):
         assert producer.send("four", b"v", key).result().partition == partition_for_key(key, 4)
 
 
-def test_a_partition_that_was_named_is_used_as_it_is(root, producer):
-    """G1: an explicit partition goes before the key, and is checked."""
+def test_an_explicit_partition_is_used(root, producer):
+    """G1: an explicit partition takes precedence over the key, and is checked."""
     futures = [producer.send("four", b"v", b"k", partition=n % 3) for n in range(9)]
 
     assert [future.result().partition for future in futures] == [n % 3 for n in range(9)]
@@ -155,7 +159,7 @@ def test_a_partition_that_was_named_is_used_as_it_is(root, producer):
             producer.send("four", b"v", partition=wrong)
 
 
-def test_records_without_a_key_stay_with_a_partition_until_it_had_its_share(root):
+def test_records_without_a_key_stay_with_a_partition_for_a_while(root):
     """G3: sticky, so that batches are large, and every partition has its turn."""
     with Producer(root, batch_size=2000) as producer:
         for n in range(2000):
@@ -169,7 +173,7 @@ def test_records_without_a_key_stay_with_a_partition_until_it_had_its_share(root
 
 @pytest.mark.parametrize("how", ["one by one", "by linger"])
 def test_a_slow_stream_without_keys_reaches_every_partition(root, how):
-    """G3: 16 KiB end a stay as in Kafka, however large a batch may become."""
+    """G3: a partition is kept for 16 KiB as in Kafka, however large a batch may become."""
     make(root, "eight", 8)
     with Producer(root, partitioner_sticky_ms=3_600_000) as producer:
         for _ in range(2000 if how == "one by one" else 100):
@@ -185,8 +189,8 @@ def test_a_slow_stream_without_keys_reaches_every_partition(root, how):
             assert producer.metrics()["batches"] < 1000
 
 
-def test_a_stay_ends_with_its_time_too(root):
-    """G3: few bytes would hold a slow stream for hours."""
+def test_the_sticky_partition_changes_after_a_time_too(root):
+    """G3: otherwise a slow stream would stay with one partition for hours."""
     make(root, "eight", 8)
     with Producer(root, partitioner_sticky_ms=0) as producer:
         used = [producer.send("eight", b"v").result().partition for _ in range(8)]
@@ -194,7 +198,7 @@ def test_a_stay_ends_with_its_time_too(root):
 
 
 def test_a_fast_stream_without_keys_still_makes_large_batches(root):
-    """A batch is as large as batch_size allows, whatever ends a stay."""
+    """A batch is as large as batch_size allows, whenever the partition changes."""
     with Producer(root, linger_ms=10_000) as producer:
         futures = [producer.send("four", bytes(1000)) for _ in range(4000)]
         producer.flush()
@@ -231,7 +235,7 @@ def test_a_partitioner_of_the_user_sees_key_and_partitions(root):
 
 
 def test_new_partitions_are_used_from_the_next_drain_on(root, producer):
-    """G5: the count is read where it is kept."""
+    """G5: the number of partitions is read again at each drain."""
     producer.send("one", b"v", b"a").result()
     root.grow_topic("one", 8)
 
@@ -239,7 +243,7 @@ def test_new_partitions_are_used_from_the_next_drain_on(root, producer):
         assert producer.send("one", b"v", key).result().partition == partition_for_key(key, 8)
 
 
-def test_an_unknown_topic_is_made_unless_that_is_forbidden(tmp_path):
+def test_an_unknown_topic_is_created_unless_that_is_disabled(tmp_path):
     """auto.create.topics.enable: at the first send."""
     with Producer(open_root(tmp_path / "a")) as producer:
         assert producer.send("new", b"v").result().offset == 0
@@ -250,8 +254,8 @@ def test_an_unknown_topic_is_made_unless_that_is_forbidden(tmp_path):
         producer.root.close()
 
 
-def test_what_is_not_bytes_is_refused_with_advice(root, producer):
-    """Bytes in, bytes out; the message tells how to encode text."""
+def test_keys_and_values_that_are_not_bytes_are_refused(root, producer):
+    """Keys and values are bytes; the message says how to encode text."""
     for wrong in ("text", 7, ["a"]):
         with pytest.raises(SerializationError):
             producer.send("one", wrong)
@@ -262,7 +266,7 @@ def test_what_is_not_bytes_is_refused_with_advice(root, producer):
     with pytest.raises(SerializationError, match="encode"):
         producer.send("one", "text")
     # As the columns of a data frame have where something is missing.
-    with pytest.raises(SerializationError, match=r"not float.*append_table"):
+    with pytest.raises(SerializationError, match=r"got float.*append_table"):
         producer.send_batch("one", [b"v", b"w"], keys=[b"k", float("nan")])
     for headers in ([("a",)], [(None, b"v")], [("a", "text")]):
         with pytest.raises(SerializationError):
@@ -288,11 +292,89 @@ def test_serializers_are_callables_or_objects(root):
     assert found == [(b"k", b"ONE:V"), (b"l", b"ONE:W")]
 
 
+BOTH_WAYS_TOPICS = {
+    "one": (1, {}),
+    "four": (4, {}),
+    "small": (2, {"max.message.bytes": 400}),
+    "stamped": (1, {"message.timestamp.type": "LogAppendTime"}),
+    "now": (1, {"message.timestamp.after.max.ms": 1000}),
+    "compacted": (2, {"cleanup.policy": "compact"}),
+    "compressed": (1, {"compression.type": "lz4"}),
+}
+
+
+class BothWays:
+    """Two producers of one root: one writes single records the fast way, one the general way."""
+
+    def __init__(self, root):
+        self.root = root
+        # Nothing depends on the time.
+        config = {"linger_ms": 3_600_000, "partitioner_sticky_ms": 3_600_000}
+        self.producers = {way: Producer(root, **config) for way in ("fast", "general")}
+        for prefix, producer in self.producers.items():
+            for name, (partitions, config) in BOTH_WAYS_TOPICS.items():
+                make(root, f"{prefix}-{name}", partitions, **config)
+                queue = producer._open(f"{prefix}-{name}")
+                queue.row_partitioner._sticky._rng = random.Random(7)
+                if prefix == "general":
+                    queue._send_one_fast = lambda lock_timeout: False
+
+    def send(self, prefix, topic, value, key, timestamp):
+        """Send a record and return its metadata or error, and what was counted."""
+        producer = self.producers[prefix]
+        future = producer.send(f"{prefix}-{topic}", value, key, timestamp_ms=timestamp)
+        with suppress(EmbedlogError):
+            future.result()
+        outcome = future.exception or future.value[1:]
+        return str(outcome).replace(prefix, "topic"), type(outcome), producer.metrics()
+
+    def batches(self, prefix, topic):
+        """Return everything about the batches of a topic, except who wrote them."""
+        return [
+            (partition, one.size, one.base_offset, one.base_sequence, one.lists())
+            for partition in range(BOTH_WAYS_TOPICS[topic][0])
+            for one in batches_of(self.root.partition(f"{prefix}-{topic}", partition))
+        ]
+
+
+def batches_of(log):
+    reader = log.reader(0)
+    while found := reader.read():
+        yield from found
+
+
+def test_the_fast_and_the_general_way_of_one_record_agree(tmp_path):
+    """`TopicQueue._send_one_fast` writes, returns and refuses what `_send_all` does."""
+    root = open_root(tmp_path / "log")
+    both, sent = BothWays(root), []
+    keys = st.none() | st.sampled_from([b"", b"k", b"key-000001"])
+    values = st.none() | st.binary(max_size=20) | st.sampled_from([250, 330, 500]).map(bytes)
+    timestamps = st.sampled_from([None, None, 77, root.clock() + 5000])
+
+    @settings(max_examples=150, deadline=None, database=None, derandomize=True)
+    @given(st.sampled_from(list(BOTH_WAYS_TOPICS)), values, keys, timestamps)
+    def check(topic, value, key, timestamp):
+        fast, general = (
+            both.send(prefix, topic, value, key, timestamp) for prefix in both.producers
+        )
+        assert fast == general
+        sent.append(fast[1])
+
+    check()
+    for topic in BOTH_WAYS_TOPICS:
+        assert both.batches("fast", topic) == both.batches("general", topic)
+    assert {RecordTooLargeError, InvalidRecordError, tuple} <= set(sent)
+    for producer in both.producers.values():
+        producer.close()
+    assert healthy(root)
+    root.close()
+
+
 # Refusals
 
 
 def test_a_record_that_is_too_large_fails_alone(root):
-    """A4, G7, G13: the future says so, the others go on, and no memory is lost."""
+    """A4, G7, G13: its future fails, other records are written, and its memory is free again."""
     make(root, "small", **{"max.message.bytes": 5000})
     with Producer(root, max_request_size=20000) as producer:
         before = producer.send("small", b"a")
@@ -323,7 +405,7 @@ def test_batches_are_never_larger_than_the_topic_takes(root):
 
 
 def test_a_compacted_topic_refuses_records_without_a_key(root, producer):
-    """A6: through the future for one; for many, with indices, and none of them written."""
+    """A6: `send` fails the future; `send_batch` raises with the indices, and writes nothing."""
     make(root, "table", **{"cleanup.policy": "compact"})
     alone = producer.send("table", b"v")
     good = producer.send("table", b"v", b"k")
@@ -339,7 +421,7 @@ def test_a_compacted_topic_refuses_records_without_a_key(root, producer):
 
 
 def test_a_time_outside_the_window_fails_its_record(root, producer):
-    """A7: the topic bounds the times it takes; the partition goes on after."""
+    """A7: the topic limits timestamps; the partition accepts later records."""
     make(root, "now", **{"message.timestamp.after.max.ms": 1000})
     late = producer.send("now", b"a", timestamp_ms=root.clock() + 5000)
     with pytest.raises(InvalidRecordError):
@@ -348,7 +430,7 @@ def test_a_time_outside_the_window_fails_its_record(root, producer):
 
 
 def test_the_log_can_stamp_records_with_its_own_time(root, producer):
-    """A7: LogAppendTime overrides, and the metadata has it."""
+    """A7: LogAppendTime replaces the timestamp, also in the metadata."""
     make(root, "stamped", **{"message.timestamp.type": "LogAppendTime"})
     assert producer.send("stamped", b"v", timestamp_ms=5).result().timestamp == root.clock()
 
@@ -356,8 +438,8 @@ def test_the_log_can_stamp_records_with_its_own_time(root, producer):
 # Waiting, order, callbacks
 
 
-def test_a_record_nobody_waits_for_is_written_too(root, producer):
-    """G6: linger_ms=0 is about a millisecond, on a thread of the producer's."""
+def test_a_record_that_no_caller_waits_for_is_written_too(root, producer):
+    """G6: the background thread writes it after about a millisecond with linger_ms=0."""
     future = producer.send("one", b"v")
     limit = time.monotonic() + patient(5)
     while not future.done() and time.monotonic() < limit:
@@ -366,8 +448,8 @@ def test_a_record_nobody_waits_for_is_written_too(root, producer):
     assert future.is_done and future.value.offset == 0
 
 
-def test_records_linger_unless_somebody_waits(root):
-    """G6: linger_ms holds a batch back; result() and flush() do not wait for it."""
+def test_records_linger_unless_a_caller_waits(root):
+    """G6: linger_ms delays a batch; result() and flush() do not wait for it."""
     with Producer(root, linger_ms=60_000, delivery_timeout_ms=120_000) as producer:
         futures = [producer.send("one", b"%d" % n) for n in range(3)]
         threading.Event().wait(0.05)
@@ -385,7 +467,7 @@ def test_a_full_batch_does_not_linger(root):
 
 
 def test_flush_waits_for_what_was_sent_before(root, producer):
-    """G10: acknowledged or failed on return, in all topics."""
+    """G10: on return all are written or failed, in all topics."""
     futures = [producer.send(topic, b"v") for topic in ("one", "four", "new") for _ in range(50)]
     producer.flush()
 
@@ -393,7 +475,7 @@ def test_flush_waits_for_what_was_sent_before(root, producer):
 
 
 def test_callbacks_run_in_order_with_the_result_or_the_error(root, producer):
-    """G9: metadata or exception, never both; arguments first; what they raise is swallowed."""
+    """G9: one gets metadata or an exception, after its own arguments; what it raises is logged."""
     make(root, "table", **{"cleanup.policy": "compact"})
     seen = []
     for n in range(5):
@@ -427,7 +509,7 @@ def test_a_callback_may_send_flush_wait_and_close(root):
 
 
 def test_many_threads_lose_nothing_and_keep_their_own_order(root, producer):
-    """A10, G12: each thread's records are in its order; every future is right."""
+    """A10, G12: the records of each thread keep their order, and every future has its offset."""
 
     def work(name):
         return [producer.send("one", b"%d-%d" % (name, n)) for n in range(2000)]
@@ -445,7 +527,7 @@ def test_many_threads_lose_nothing_and_keep_their_own_order(root, producer):
 
 
 def test_acks_0_does_not_wait_to_know(root):
-    """G9: done at once, with offset -1."""
+    """G9: the future is done at once, with offset -1."""
     with Producer(root, acks=0) as producer:
         future = producer.send("one", b"v")
         assert future.done() and future.result().offset == -1
@@ -453,7 +535,7 @@ def test_acks_0_does_not_wait_to_know(root):
 
 
 def test_idempotence_goes_with_acks_all_only(root):
-    """G20: asked for together it is an error; else it is silently off."""
+    """G20: it is an error if both are set explicitly; otherwise idempotence is silently off."""
     with pytest.raises(InvalidConfigError):
         Producer(root, acks=1, enable_idempotence=True)
     with Producer(root, acks=1) as producer:
@@ -466,7 +548,7 @@ def test_idempotence_goes_with_acks_all_only(root):
 
 
 def test_send_blocks_while_memory_is_full_and_gives_up(root):
-    """G8: for max_block_ms, then BufferExhaustedError; room comes back when things are written."""
+    """G8: BufferExhaustedError after max_block_ms; the memory is free again after a write."""
     config = {"buffer_memory": 4000, "max_block_ms": 120, **FAST}
     with Producer(root, **config) as producer:
         with Held(root, "one"):
@@ -481,7 +563,7 @@ def test_send_blocks_while_memory_is_full_and_gives_up(root):
 
 
 def test_a_write_is_tried_again_and_order_is_kept(root):
-    """G12: what comes later waits behind what is tried again; nothing is written twice."""
+    """G12: later records wait behind those that are retried; nothing is written twice."""
     with Producer(root, **FAST) as producer:
         with Held(root, "one"):
             first = producer.send("one", b"1")
@@ -495,12 +577,12 @@ def test_a_write_is_tried_again_and_order_is_kept(root):
         assert producer.metrics()["retries"] > 0
 
 
-def test_what_cannot_be_looked_up_now_holds_up_what_comes_after_it(root, monkeypatch):
-    """G12: records whose settings cannot be read for the moment are not overtaken by later ones."""
+def test_records_that_cannot_be_encoded_now_hold_up_later_ones(root, monkeypatch):
+    """G12: records that cannot be encoded for the moment are not overtaken by later ones."""
     with Producer(root, linger_ms=10_000, retry_backoff_ms=1) as producer:
         first = producer.send("one", b"1")
-        with producer.lock:
-            producer.queues()[0].renew()
+        with producer._lock:
+            producer._queues["one"].start_open_batch()
         second = producer.send("one", b"2")
         ensure_topic = root.ensure_topic
 
@@ -516,8 +598,8 @@ def test_what_cannot_be_looked_up_now_holds_up_what_comes_after_it(root, monkeyp
 
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_a_drain_that_is_interrupted_loses_nothing(root, monkeypatch, when):
-    """Before or after its batches are in line: the next drain takes them up."""
-    put = TopicQueue._put_in_lanes
+    """Before or after its batches are with the writers: the next drain writes them."""
+    put = TopicQueue._hand_to_writers
 
     def interrupted(*args):
         monkeypatch.undo()
@@ -527,7 +609,7 @@ def test_a_drain_that_is_interrupted_loses_nothing(root, monkeypatch, when):
 
     with Producer(root, linger_ms=10_000) as producer:
         futures = [producer.send("one", b"%d" % n) for n in range(3)]
-        monkeypatch.setattr(TopicQueue, "_put_in_lanes", interrupted)
+        monkeypatch.setattr(TopicQueue, "_hand_to_writers", interrupted)
         with pytest.raises(KeyboardInterrupt):
             producer.flush()
         producer.flush(10)
@@ -538,7 +620,7 @@ def test_a_drain_that_is_interrupted_loses_nothing(root, monkeypatch, when):
 
 @pytest.mark.parametrize("written", [True, False])
 def test_an_interrupted_wait_loses_nothing_and_writes_nothing_twice(root, monkeypatch, written):
-    """Whoever presses Ctrl-C in `result` may wait again, whether the append had happened or not."""
+    """After Ctrl-C in `result` one may wait again, whether the append was done or not."""
     with Producer(root, linger_ms=10_000) as producer:
         producer.send("one", b"1").result()
         append = PartitionLog.append
@@ -561,7 +643,7 @@ def test_an_interrupted_wait_loses_nothing_and_writes_nothing_twice(root, monkey
 
 
 def test_an_expired_record_never_appears_and_leaves_no_gap(root):
-    """G11: TimeoutError after delivery_timeout_ms; the next record goes on (G16)."""
+    """G11: TimeoutError after delivery_timeout_ms; the next record has the next number (G16)."""
     config = {"delivery_timeout_ms": 60, "request_timeout_ms": 10, "retry_backoff_ms": 5}
     with Producer(root, **config) as producer:
         producer.send("one", b"1").result()
@@ -579,7 +661,7 @@ def test_an_expired_record_never_appears_and_leaves_no_gap(root):
 
 
 def fails(future):
-    """What a future raises in the end."""
+    """Return what a future raises in the end."""
     while not future.done():
         with suppress(EmbedlogError):
             future.result(0.2)
@@ -587,8 +669,8 @@ def fails(future):
 
 
 def test_without_retries_a_record_fails_with_what_the_append_raised(root):
-    """As Kafka's producer, which raises the last error; the message counts the tries."""
-    for retries, tries in ((0, "1 try"), (2, "3 tries")):
+    """As with Kafka the last error is raised; the message has the number of attempts."""
+    for retries, attempts in ((0, "1 attempt"), (2, "3 attempts")):
         config = {"retries": retries, "request_timeout_ms": 20, "retry_backoff_ms": 1}
         with Producer(root, **config) as producer:
             producer.send("one", b"1").result()
@@ -596,13 +678,13 @@ def test_without_retries_a_record_fails_with_what_the_append_raised(root):
                 error = fails(producer.send("one", b"lost"))
             assert type(error) is LockTimeoutError
             assert type(error.__cause__) is LockTimeoutError
-            assert f"{tries} in " in str(error) and f"(retries {retries})" in str(error)
+            assert f"{attempts} in " in str(error) and f"(retries {retries})" in str(error)
             assert producer.send("one", b"2").result().offset > 0
     assert values(root.partition("one", 0)) == [b"1", b"2"] * 2
 
 
-def test_an_impatient_wait_does_not_use_up_the_tries(root):
-    """A try with less patience than request_timeout_ms is no answer of the partition."""
+def test_a_short_wait_does_not_use_up_the_retries(root):
+    """An attempt with a shorter timeout than request_timeout_ms does not count against retries."""
     with Producer(root, retries=0, retry_backoff_ms=1) as producer:
         producer.send("one", b"1").result()
         with Held(root, "one"):
@@ -613,8 +695,8 @@ def test_an_impatient_wait_does_not_use_up_the_tries(root):
         assert future.result(patient(5)).offset == 1
 
 
-def test_a_record_that_is_too_late_says_how_late_and_why(root):
-    """G11: the time that passed, the setting, the tries, and the last error as the cause."""
+def test_the_error_of_an_expired_record_says_how_late_it_is_and_why(root):
+    """G11: the error has the time, the setting, the attempts, and the last error as its cause."""
     config = {"delivery_timeout_ms": 60, "request_timeout_ms": 10, "retry_backoff_ms": 5}
     with Producer(root, **config) as producer:
         producer.send("one", b"1").result()
@@ -622,7 +704,7 @@ def test_a_record_that_is_too_late_says_how_late_and_why(root):
             error = fails(producer.send("one", b"lost"))
     assert type(error) is TimeoutError
     assert type(error.__cause__) is LockTimeoutError
-    found = re.search(r"tries in (\d+\.\d+) s \(delivery_timeout_ms 60\)", str(error))
+    found = re.search(r"attempts in (\d+\.\d+) s \(delivery_timeout_ms 60\)", str(error))
     assert found and float(found[1]) >= 0.06
 
 
@@ -636,8 +718,8 @@ def test_a_record_that_is_too_late_says_how_late_and_why(root):
     ids=str,
 )
 @pytest.mark.parametrize("call", ["send", "send_batch"])
-def test_a_full_disk_is_told_as_one(tmp_path, config, call):
-    """P10: whether tries or time are used up."""
+def test_a_full_disk_is_reported_as_one(tmp_path, config, call):
+    """P10: DiskFullError, whether the attempts or the time are used up."""
     root = open_root(tmp_path / "log", files=Modelled)
     root.create_topic("one", 1, TopicConfig())
     with Producer(root, **config) as producer:
@@ -660,7 +742,7 @@ def test_a_full_disk_is_told_as_one(tmp_path, config, call):
 def test_a_topic_that_another_process_deletes_stops_no_flush_and_no_close(
     tmp_path, durability, made_again
 ):
-    """What was acknowledged is no error; what was not fails alone; all else is written."""
+    """Acknowledged records stay so; the others of the topic fail, and other topics are written."""
 
     def delete():
         with embedlog.open(tmp_path / "log", maintenance=False) as other:
@@ -694,7 +776,7 @@ def test_a_topic_that_another_process_deletes_stops_no_flush_and_no_close(
 
 
 def test_a_partition_must_be_a_number_and_a_sequence_too(root, producer):
-    """Typed errors, and nothing is written; True is no 1."""
+    """Typed errors, and nothing is written; True is not accepted as 1."""
     producer.send("four", b"v", partition=1).result()
     for wrong in (True, "1", 1.0):
         for call in (producer.send, producer.send_batch):
@@ -712,7 +794,7 @@ def test_a_partition_must_be_a_number_and_a_sequence_too(root, producer):
 
 @pytest.mark.parametrize("unusual", [False, True], ids=["plain", "headers"])
 def test_a_send_that_is_interrupted_shifts_no_column(root, producer, unusual):
-    """Ctrl-C may come between any two lines: the next record has its own key all the same."""
+    """Ctrl-C may come between any two lines: the next record still has its own key."""
     stop = lines = 0
     more = {"headers": [("h", b"1")], "partition": 3} if unusual else {}
     function = "add_row" if unusual else "send"
@@ -749,8 +831,8 @@ def test_a_send_that_is_interrupted_shifts_no_column(root, producer, unusual):
             assert (headers == [("h", b"1")] and n == 3) or not unusual or value == b"mine"
 
 
-def test_a_cut_log_does_not_stop_the_producer_for_good(root, producer):
-    """G16, A34: its numbers went with the cut; one batch fails, the next goes on."""
+def test_a_truncated_log_does_not_stop_the_producer_for_good(root, producer):
+    """G16, A34: a truncation removes its sequence numbers; one batch fails, the next is written."""
     for n in range(3):
         producer.send("one", b"%d" % n).result()
     root.partition("one", 0).truncate_to(1)
@@ -764,7 +846,7 @@ def test_a_cut_log_does_not_stop_the_producer_for_good(root, producer):
 
 
 def test_a_named_producer_fences_the_older_one(root):
-    """G17, G21: from the newer one's first append on the older one is refused, for good."""
+    """G17, G21: the first append of the newer one fences the older one for good."""
     old, new = Producer(root, producer_name="p"), Producer(root, producer_name="p")
     assert old.send("one", b"1").result().offset == 0
     assert new.send("one", b"2").result().offset == 1
@@ -779,7 +861,7 @@ def test_a_named_producer_fences_the_older_one(root):
 
 
 def test_a_named_producer_that_comes_back_never_takes_new_records_for_old(root):
-    """G15-G17: it goes on numbering where the last one of its name ended."""
+    """G15-G17: it continues the sequence numbers of the last producer of its name."""
     for n in range(4):
         with Producer(root, producer_name="p") as producer:
             assert producer.send("one", b"%d" % n).result().offset == n
@@ -797,7 +879,7 @@ def test_a_batch_that_is_sent_again_is_answered_with_its_first_offsets(tmp_path)
     root = open_root(tmp_path / "log")
     alive = Producer(root, producer_name="loader")
     new = Producer(root, producer_name="loader")
-    alive.identity()
+    alive._context.identity()
     (repeated,) = new.send_batch("one", batch, sequence=1000).result()
 
     assert (written.base_offset, written.count, written.duplicate) == (0, 10, False)
@@ -818,7 +900,7 @@ def test_a_batch_that_is_sent_again_is_answered_with_its_first_offsets(tmp_path)
 
 @pytest.mark.parametrize("whole", [True, False], ids=["all of it", "a part of it"])
 def test_a_large_load_whose_answer_was_lost_is_taken_up(root, whole):
-    """G16: batches from before those the log remembers are known to be there, without offsets."""
+    """G16: batches older than those that the log remembers are reported without offsets."""
     batch = [b"%05d" % n for n in range(3000)]
     with Producer(root, producer_name="p", batch_size=2100) as producer:
         done = producer.send_batch("one", batch if whole else batch[:2000], sequence=0).result()
@@ -832,7 +914,7 @@ def test_a_large_load_whose_answer_was_lost_is_taken_up(root, whole):
 
 
 def test_numbered_records_go_to_one_partition(root, producer):
-    """Numbers have no gaps, so they are a partition's."""
+    """Sequence numbers must have no gaps in a partition."""
     with pytest.raises(IllegalStateError):
         producer.send_batch("four", [b"v"], [b"k"], sequence=0)
     assert producer.send_batch("four", [b"v"], [b"k"], partition=2, sequence=7).result()
@@ -864,10 +946,10 @@ def test_a_killed_producer_leaves_numbers_that_the_next_goes_on_with(tmp_path):
 # Batches and tables
 
 
-@pytest.mark.parametrize("count", [5000, partition_rows.FEW + 1])
+@pytest.mark.parametrize("count", [5000, partition_rows.MAX_LIST_ROWS + 1])
 @pytest.mark.parametrize("even", [True, False])
 def test_a_batch_is_split_by_key_and_by_size(root, count, even):
-    """G1: vectorised, and every partition's records in the order given."""
+    """G1: each partition has the records of its keys, in the order of the call."""
     keys = [b"key-%d" % ((n % 101) + 100 * even) for n in range(count)]
     batch = [b"%06d" % n if even else b"%d" % n for n in range(count)]
     with Producer(root, batch_size=4096) as producer:
@@ -885,13 +967,13 @@ def test_a_batch_is_split_by_key_and_by_size(root, count, even):
 @pytest.mark.parametrize(
     ("count", "config", "most"),
     [
-        (partition_rows.FEW, {}, 256 << 10),
-        (partition_rows.FEW + 1, {}, COLUMN_BYTES),
-        (partition_rows.FEW + 1, {"batch_size": 64 << 10}, 64 << 10),
+        (partition_rows.MAX_LIST_ROWS, {}, 256 << 10),
+        (partition_rows.MAX_LIST_ROWS + 1, {}, COLUMN_BYTES),
+        (partition_rows.MAX_LIST_ROWS + 1, {"batch_size": 64 << 10}, 64 << 10),
     ],
 )
 def test_batches_of_keyed_rows_are_as_large_as_asked_for(root, count, config, most):
-    """G6: `batch_size`, where it was given or the rows are few; else more of them share a batch."""
+    """G6: batch_size is used if it is set, or for few rows; otherwise batches are larger."""
     keys = [b"key-%d" % (n % 101) for n in range(count)]
     with Producer(root, **config) as producer:
         producer.send_batch("four", [bytes(600)] * count, keys)
@@ -906,7 +988,7 @@ def test_batches_of_keyed_rows_are_as_large_as_asked_for(root, count, config, mo
 
 @pytest.mark.parametrize("count", [1, 2, 300])
 def test_rows_go_by_key_with_all_they_have(root, producer, count):
-    """G1, G3: times, headers and missing keys stay with their record; the keyless stay together."""
+    """G1, G3: records keep timestamps and headers; those without keys go to one partition."""
     keys = [None if n % 3 == 1 else b"key-%d" % n for n in range(count)]
     headers = [[("n", b"%d" % n)] if n % 2 else None for n in range(count)]
     batch = [None if n % 7 == 5 else b"%d" % n for n in range(count)]
@@ -929,7 +1011,7 @@ def test_rows_go_by_key_with_all_they_have(root, producer, count):
 @pytest.mark.parametrize("count", [50, 500])
 @pytest.mark.parametrize("partitioner", [None, "round_robin"])
 def test_nothing_of_a_batch_with_a_strange_value_is_written(root, topic, count, partitioner):
-    """Not even to the partitions that come before that of the strange one."""
+    """Nothing is written to other partitions either."""
     keys = [b"key-%d" % n for n in range(count)]
     for strange in ("text", 7):
         for place in range(0, count, count // 5):
@@ -944,13 +1026,13 @@ def test_nothing_of_a_batch_with_a_strange_value_is_written(root, topic, count, 
 
 
 def test_an_empty_batch_is_nothing(root, producer):
-    """A2: no offset is used, and there is no error."""
+    """A2: no offset is used, and no error is raised."""
     assert producer.send_batch("one", []).result() == []
     assert producer.append_table("one", pa.table({"value": pa.array([], pa.binary())})).done()
 
 
 def test_a_batch_keeps_everything_of_its_records(root, producer):
-    """A3: keys, headers and times of a batch are one list each."""
+    """A3: keys, headers and timestamps are one list each."""
     producer.send_batch(
         "one", [b"a", None], [None, b"k"], headers=[None, [("h", b"1")]], timestamps=[5, 6]
     )
@@ -963,7 +1045,7 @@ def test_a_batch_keeps_everything_of_its_records(root, producer):
 
 
 def test_a_batch_comes_after_what_was_sent_before(root):
-    """G12: send and send_batch share one order."""
+    """G12: send and send_batch keep one order."""
     with Producer(root, linger_ms=10_000, delivery_timeout_ms=60_000) as producer:
         producer.send("one", b"1")
         producer.send_batch("one", [b"2"])
@@ -988,8 +1070,8 @@ def tables():
 
 @pytest.mark.parametrize("kind", range(7))
 @pytest.mark.parametrize("topic", ["one", "four"])
-def test_a_table_of_any_maker_can_be_appended(root, producer, kind, topic):
-    """pyarrow, pandas, Polars: text becomes its UTF-8 bytes, null stays null."""
+def test_tables_of_other_libraries_can_be_appended(root, producer, kind, topic):
+    """Tables of pyarrow, pandas and Polars: text becomes UTF-8 bytes, null stays null."""
     producer.append_table(topic, tables()[kind], timestamp=None).result()
 
     found = [row for n in range(root.partitions(topic)) for row in rows(root.partition(topic, n))]
@@ -1001,7 +1083,7 @@ def test_a_table_of_any_maker_can_be_appended(root, producer, kind, topic):
 
 
 def test_the_columns_of_a_table_are_named(root, producer):
-    """Key, value and time come from columns of any name; times of any unit become ms."""
+    """Key, value and timestamp columns may have any name; timestamps of any unit become ms."""
     table = pa.table(
         {
             "what": ["x", "y"],
@@ -1031,8 +1113,8 @@ def test_a_large_table_is_cut_into_batches_by_size(root):
     assert len(ranges) < 20_000 * 24 / 30_000 + 3
 
 
-def test_a_batch_without_keys_is_not_too_large_by_what_says_so(root, monkeypatch):
-    """A4: the bits of its nulls count, so that none is encoded only to be cut in two."""
+def test_a_batch_without_keys_is_not_too_large_because_of_its_null_bitmap(root, monkeypatch):
+    """A4: the size counts the null bitmap, so that no batch is encoded and then split."""
     encoded = []
     encode = row_batches.encode
 
@@ -1047,8 +1129,8 @@ def test_a_batch_without_keys_is_not_too_large_by_what_says_so(root, monkeypatch
     assert max(one.size for one in encoded) > COLUMN_BYTES * 0.9
 
 
-def test_a_table_is_written_in_pieces_that_suit_the_kernel(root, monkeypatch):
-    """WRITE_BYTES: the next batch waits for another append; nothing is lost between them."""
+def test_a_table_is_written_in_appends_of_limited_size(root, monkeypatch):
+    """No append writes more than WRITE_BYTES; nothing is lost between two appends."""
     sizes = []
     write = Files.write
 
@@ -1070,7 +1152,7 @@ def test_a_table_is_written_in_pieces_that_suit_the_kernel(root, monkeypatch):
 
 
 def test_close_writes_the_rest_and_can_be_repeated(root):
-    """G10: drains, is idempotent, and what is sent after it is refused."""
+    """G10: close drains and is idempotent; a later send raises ClosedError."""
     producer = Producer(root, linger_ms=10_000, delivery_timeout_ms=60_000)
     future = producer.send("one", b"v")
     producer.close()
@@ -1084,8 +1166,8 @@ def test_close_writes_the_rest_and_can_be_repeated(root):
         producer.send_batch("new", [b"v"])
 
 
-def test_close_without_patience_fails_the_rest(root):
-    """G10: close(0) says so to every future, and writes nothing more."""
+def test_close_with_timeout_0_fails_the_rest(root):
+    """G10: close(0) fails every future, and writes nothing more."""
     producer = Producer(root, linger_ms=10_000, delivery_timeout_ms=60_000)
     future, errors = producer.send("one", b"v"), []
     future.add_errback(errors.append)
@@ -1098,7 +1180,7 @@ def test_close_without_patience_fails_the_rest(root):
 
 
 def test_close_gives_up_on_a_partition_that_is_held(root):
-    """G10: after its timeout, with an error for what was not written."""
+    """G10: close returns after its timeout, and records that are not written fail."""
     producer = Producer(root, **FAST)
     with Held(root, "one"):
         future = producer.send("one", b"v")
@@ -1109,8 +1191,8 @@ def test_close_gives_up_on_a_partition_that_is_held(root):
             future.result(1)
 
 
-def test_a_forgotten_producer_is_flushed_and_told_of(root):
-    """A ResourceWarning with the count, when it is collected with records unsent."""
+def test_a_producer_that_was_not_closed_is_flushed_with_a_warning(root):
+    """A ResourceWarning has the number of unsent records when the producer is collected."""
     producer = Producer(root, linger_ms=10_000, delivery_timeout_ms=60_000)
     producer.send("one", b"v")
     with pytest.warns(ResourceWarning, match="1 records were unsent") as told:  # noqa: PT031
@@ -1122,7 +1204,7 @@ def test_a_forgotten_producer_is_flushed_and_told_of(root):
 
 
 def test_a_producer_without_unsent_records_goes_quietly(root):
-    """Nothing to warn of, and its thread ends."""
+    """No warning is issued, and its thread ends."""
     producer = Producer(root)
     producer.send("one", b"v").result()
     with warnings.catch_warnings():
@@ -1136,7 +1218,7 @@ def test_a_producer_without_unsent_records_goes_quietly(root):
 
 
 def test_what_is_unsent_at_the_exit_is_flushed(tmp_path):
-    """atexit: a script that forgets to close loses nothing."""
+    """A script that does not close its producer loses nothing."""
     script = (
         "import sys; sys.path[:0] = %r\n"
         "from support.roots import open_root\n"
@@ -1151,14 +1233,14 @@ def test_what_is_unsent_at_the_exit_is_flushed(tmp_path):
     root.close()
 
 
-def test_a_forked_child_starts_anew(root):
-    """P18: what was gathered is the parent's; the child has an identity of its own."""
+def test_a_forked_child_begins_without_records_or_identity(root):
+    """P18: the parent writes what was sent before; the child has an identity of its own."""
     with Producer(root, linger_ms=10_000, delivery_timeout_ms=60_000) as producer:
         mine = producer.send("one", b"parent")
-        before = producer.identity()
+        before = producer._context.identity()
         child = os.fork()
         if child == 0:
-            ok = producer.identity() != before and mine.failed()
+            ok = producer._context.identity() != before and mine.failed()
             ok = ok and producer.send("one", b"child").result(patient(5)).offset == 0
             os._exit(0 if ok else 1)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
@@ -1167,7 +1249,7 @@ def test_a_forked_child_starts_anew(root):
 
 
 def test_a_record_that_is_being_written_at_a_fork_is_the_parents(root, monkeypatch):
-    """P18: its future fails in the child, also of a record that is alone."""
+    """P18: its future fails in the child, also on the fast path."""
     append, ends = PartitionLog.append, []
 
     def forking(*args, **named):
@@ -1187,7 +1269,7 @@ def test_a_record_that_is_being_written_at_a_fork_is_the_parents(root, monkeypat
 
 
 def test_a_producer_is_pickled_as_its_root_and_settings():
-    """A worker opens the root anew and has its own producer."""
+    """A worker opens the root again and has its own producer."""
 
     class Elsewhere:
         durability, closed, path = "os", False, "x"
@@ -1212,7 +1294,7 @@ class Opened:
 
 
 def test_metrics_say_what_was_sent(root, producer):
-    """Counted per record and batch; nothing is buffered after a flush."""
+    """Records, batches and bytes are counted; nothing is buffered after a flush."""
     for n in range(10):
         producer.send("one", b"%d" % n)
     producer.send_batch("one", [b"v"] * 5)
@@ -1224,7 +1306,7 @@ def test_metrics_say_what_was_sent(root, producer):
 
 
 def test_with_fsync_a_result_means_durable(tmp_path):
-    """P4: acks=all is as durable as the log says."""
+    """P4: with acks=all a result is as durable as the durability of the log."""
     root = open_root(tmp_path / "log", durability="fsync")
     with Producer(root) as producer:
         producer.send("t", b"v").result()
@@ -1239,8 +1321,8 @@ def test_with_fsync_a_result_means_durable(tmp_path):
     root.close()
 
 
-def test_the_log_answers_a_new_epoch_from_what_the_older_one_sent(root):
-    """G16, G17: counting goes on over epochs; a start at 0 forgets, as Kafka's does."""
+def test_a_new_epoch_is_answered_with_its_own_batches_only(root):
+    """G16, G17: a new epoch repeats nothing of the old one; its numbers begin at 0, as in Kafka."""
     log = root.partition("one", 0)
     log.append([encoded(b"a", producer=(9, 0, 0))])
     log.append([encoded(b"b", producer=(9, 1, 0))])

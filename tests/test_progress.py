@@ -1,4 +1,4 @@
-"""The bar: in terminals and notebooks, and nowhere else."""
+"""The progress bar is shown on terminals and in notebooks only."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ import types
 import pytest
 
 from embedlog import progress
-from embedlog.progress import Bar, mega
+from embedlog.progress import ProgressBar, format_bytes
 
 
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch):
-    """Every call redraws it."""
+    """Every call redraws the bar."""
     monkeypatch.setattr(progress, "_REDRAW_SECONDS", 0.0)
 
 
 def test_a_pipe_sees_no_bar(capsys):
-    """Nor does a log file."""
-    with Bar("compact") as bar:
+    """A log file does not either."""
+    with ProgressBar("compact") as bar:
         bar(1, 2)
     assert capsys.readouterr().err == ""
 
@@ -31,14 +31,14 @@ class Terminal(io.StringIO):
 
 
 def test_a_bar_is_drawn_on_a_terminal_and_wiped(monkeypatch):
-    """On stderr, at most ten times a second, and gone at the end; nothing in a pipe."""
+    """It is on stderr, redrawn at most ten times a second, and removed at the end."""
     monkeypatch.setattr(progress, "_REDRAW_SECONDS", 0.1)
-    moments = iter([0.0, 0.01, 0.2, 0.21, 0.5])
-    monkeypatch.setattr("embedlog.progress.time.monotonic", lambda: next(moments))
+    times = iter([0.0, 0.01, 0.2, 0.21, 0.5])
+    monkeypatch.setattr("embedlog.progress.time.monotonic", lambda: next(times))
     screen = Terminal()
     monkeypatch.setattr(sys, "stderr", screen)
 
-    with Bar("verify") as bar:
+    with ProgressBar("verify") as bar:
         for done in (1, 50, 60, 100):
             bar(done * 1000, 100_000)
 
@@ -50,7 +50,7 @@ def test_a_bar_is_drawn_on_a_terminal_and_wiped(monkeypatch):
 
 @pytest.fixture
 def lines(monkeypatch):
-    """What a notebook is shown; each display begins a line, each update changes it."""
+    """The lines that a notebook shows: a display adds one, an update replaces it."""
     lines = []
 
     def show(data, raw, display_id=None):
@@ -64,8 +64,8 @@ def lines(monkeypatch):
 
 
 def test_a_notebook_sees_one_line_that_changes(lines):
-    """Its output is not a terminal; the line is a display of its own, emptied at the end."""
-    with Bar("compact") as bar:
+    """The line is a display of its own, which is emptied at the end."""
+    with ProgressBar("compact") as bar:
         bar(1, 4)
         bar(2, 4)
     assert [line[:7] for line in lines] == ["compact", "compact", ""]
@@ -73,15 +73,15 @@ def test_a_notebook_sees_one_line_that_changes(lines):
     assert "50%" in lines[1]
 
 
-def test_a_notebook_sees_nothing_of_a_short_work(lines, monkeypatch):
+def test_a_notebook_shows_nothing_for_a_short_operation(lines, monkeypatch):
     """Not even an empty line below the cell."""
     monkeypatch.setattr(progress, "_REDRAW_SECONDS", 60.0)
-    with Bar("compact") as bar:
+    with ProgressBar("compact") as bar:
         bar(1, 4)
     assert lines == []
 
 
-def test_sizes_are_told_for_people():
-    """In powers of ten, as disks are sold."""
-    told = [mega(count) for count in (0, 999, 1000, 1.5e6, 2e9, 3e12, 4e15)]
-    assert told == ["0 B", "999 B", "1.0 kB", "1.5 MB", "2.0 GB", "3.0 TB", "4000.0 TB"]
+def test_sizes_are_formatted_in_powers_of_ten():
+    """As disks are sold."""
+    texts = [format_bytes(count) for count in (0, 999, 1000, 1.5e6, 2e9, 3e12, 4e15)]
+    assert texts == ["0 B", "999 B", "1.0 kB", "1.5 MB", "2.0 GB", "3.0 TB", "4000.0 TB"]

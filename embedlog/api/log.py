@@ -374,9 +374,9 @@ class Log:
                 others were.
         """
         from embedlog.api.latest import compact
-        from embedlog.progress import Bar
+        from embedlog.progress import ProgressBar
 
-        with Bar(f"compact {topic}") as bar:
+        with ProgressBar(f"compact {topic}") as bar:
             told = (bar if progress else None) if isinstance(progress, bool) else progress
             return compact(self.root, topic, force=force, progress=told, settings=settings)
 

@@ -232,7 +232,7 @@ class TopicView:
 
     def _reads(self) -> Iterator[tuple[OffsetRange, list[tuple[Any, int, int]]]]:
         """Yield what one read found: batches of one segment, and which rows of them are covered."""
-        from embedlog.batch.tables import covered
+        from embedlog.batch.tables import rows_in_range
 
         for part in self.ranges():
             if part.start >= part.stop:
@@ -244,7 +244,7 @@ class TopicView:
                 found = reader.read(_READ_BYTES)
                 if not found:
                     break
-                rows = covered(found, left.start, left.stop)
+                rows = rows_in_range(found, left.start, left.stop)
                 if rows:
                     yield part, rows
 

@@ -1,16 +1,15 @@
 """The batch: records as Arrow columns, and as the bytes of a segment file.
 
-A batch is one encapsulated Arrow IPC message with a block of ours between the
-flatbuffer and the body (``docs/format.md`` has every byte).  `encode`,
-`encode_lists` and `encode_one` do the expensive work without a lock;
-`EncodedBatch.stamp` fills in what is known under the lock only.  `parse` and
-`BatchSource` check the head and the block; a `Batch` checks and decodes the columns
-one asks for, no others.
+A batch is one encapsulated Arrow IPC message with a block of embedlog's own between the
+flatbuffer and the body (``docs/format.md`` describes every byte).  `encode`, `encode_lists` and
+`encode_one` do the expensive work without a lock; `EncodedBatch.stamp` fills in what is known
+only under the lock.  `parse` and `BatchSource` check the head and the block; a `Batch` checks
+and decodes only the columns that are read.
 """
 
 from __future__ import annotations
 
-from embedlog.batch.add_headers import rows_without_key, unstamped, with_headers
+from embedlog.batch.add_headers import add_headers, rows_without_key, to_encoded
 from embedlog.batch.decode import (
     Batch,
     BatchSource,
@@ -39,10 +38,7 @@ from embedlog.batch.wire import (
     HEADERS,
     LOG_APPEND_TIME,
     MAX_BATCH_BYTES,
-    MAX_HEAD_BYTES,
-    MAX_MESSAGE_BYTES,
     TIMESTAMP,
-    VERSION,
     schema,
 )
 
@@ -54,15 +50,13 @@ __all__ = [
     "HEADERS",
     "LOG_APPEND_TIME",
     "MAX_BATCH_BYTES",
-    "MAX_HEAD_BYTES",
-    "MAX_MESSAGE_BYTES",
     "TIMESTAMP",
-    "VERSION",
     "Batch",
     "BatchLimits",
     "BatchSource",
     "EncodedBatch",
     "Lengths",
+    "add_headers",
     "binary_array",
     "encode",
     "encode_lists",
@@ -79,6 +73,5 @@ __all__ = [
     "row_ends",
     "rows_without_key",
     "schema",
-    "unstamped",
-    "with_headers",
+    "to_encoded",
 ]

@@ -1,4 +1,4 @@
-"""Looking into a batch that is encoded: for what has no key, to give it headers, to move it."""
+"""Operations on a batch that is encoded already: add headers, find null keys, copy it."""
 
 from __future__ import annotations
 
@@ -18,64 +18,66 @@ from embedlog.batch.wire import (
 )
 
 
-def with_headers(one: EncodedBatch) -> EncodedBatch:
-    """Return the same records with an empty column of headers.
+def add_headers(encoded: EncodedBatch) -> EncodedBatch:
+    """Return the same records with an empty column of headers, and with the same codec.
 
-    A segment has one schema: once a record with headers was there, the batches
-    that follow in it need the column too.  The codec stays what it was.
+    A segment has one schema: after a record with headers, all later batches in it need the
+    column too.
     """
-    message = _message(one)
-    found = _columns(one, message)
-    arrays = [*found.columns, pa.nulls(found.num_rows, HEADERS_TYPE)]
+    message = _message(encoded)
+    columns = _columns(encoded, message)
+    arrays = [*columns.columns, pa.nulls(columns.num_rows, HEADERS_TYPE)]
     columns = pa.RecordBatch.from_arrays(arrays, schema=schema(headers=True))
     compression = "none"
-    if one.flags & COMPRESSED:
+    if encoded.flags & COMPRESSED:
         compression = "zstd" if ZSTD_FRAME in message else "lz4"
-    wide = encode(columns, compression, timestamps=(one.min_timestamp, one.max_timestamp))
-    if one.producer_id is not None:
-        assert one.producer_epoch is not None
-        assert one.base_sequence is not None
-        wide.sequence(one.producer_id, one.producer_epoch, one.base_sequence)
-    return wide
+    timestamps = encoded.min_timestamp, encoded.max_timestamp
+    result = encode(columns, compression, timestamps=timestamps)
+    if encoded.producer_id is not None:
+        assert encoded.producer_epoch is not None
+        assert encoded.base_sequence is not None
+        result.set_producer(encoded.producer_id, encoded.producer_epoch, encoded.base_sequence)
+    return result
 
 
-def rows_without_key(one: EncodedBatch) -> list[int]:
-    """Return which of its rows have a null key; slow, for the message of an error (A6)."""
-    keys = _columns(one, _message(one)).column("key")
-    return [row for row, absent in enumerate(keys.is_null().to_pylist()) if absent]
+def rows_without_key(encoded: EncodedBatch) -> list[int]:
+    """Return the rows that have a null key; slow, for the message of an error (A6)."""
+    keys = decoded(encoded).column("key")
+    return [row for row, is_null in enumerate(keys.is_null().to_pylist()) if is_null]
 
 
-def decoded(one: EncodedBatch) -> Any:
-    """Return its columns as an Arrow record batch."""
-    return _columns(one, _message(one))
+def decoded(encoded: EncodedBatch) -> Any:
+    """Return the columns as an Arrow record batch."""
+    return _columns(encoded, _message(encoded))
 
 
-def _message(one: EncodedBatch) -> bytes:
-    return b"".join(bytes(part) for part in one.stamp(0, 0))
+def _message(encoded: EncodedBatch) -> bytes:
+    return b"".join(bytes(part) for part in encoded.stamp(0, 0))
 
 
-def _columns(one: EncodedBatch, message: bytes) -> Any:
-    stored = schema(headers=one.has_headers, offsets=bool(one.flags & EXPLICIT_OFFSETS))
-    whole = pa.py_buffer(message)
-    found = parse(whole, 0, whole.size, path="", position=0, schema=stored)
-    return found.columns(verify=False)
+def _columns(encoded: EncodedBatch, message: bytes) -> Any:
+    has_offsets = bool(encoded.flags & EXPLICIT_OFFSETS)
+    stored = schema(headers=encoded.has_headers, offsets=has_offsets)
+    buffer = pa.py_buffer(message)
+    batch = parse(buffer, 0, buffer.size, path="", position=0, schema=stored)
+    return batch.columns(verify=False)
 
 
-def unstamped(one: Batch) -> EncodedBatch:
+def to_encoded(batch: Batch) -> EncodedBatch:
     """Return a batch of a file as it was before it had offsets, to be written elsewhere.
 
-    Its body is not copied, and not looked at: its checksums go along with it.
+    The body is neither copied nor checked: it keeps its checksums.
     """
-    start, block, body = one._start, one._block, one._body
-    source = one._source
+    start, block, body = batch._start, batch._block, batch._body
+    source = batch._source
     return EncodedBatch(
         source.view[start:block].tobytes(),
         source.view[block + HEADER.size : body].tobytes(),
-        (source.slice(body, start + one.size - body),),
-        one._fields[0],
-        one.count,
-        one.size,
-        one.flags,
-        one.min_timestamp,
-        one.max_timestamp,
+        (source.slice(body, start + batch.size - body),),
+        batch._fields[0],
+        batch.count,
+        batch.size,
+        batch.flags,
+        batch.min_timestamp,
+        batch.max_timestamp,
     )

@@ -1,9 +1,9 @@
-"""Arrow values laid out by hand, since what pyarrow makes of Python's values looks for pandas.
+"""Arrow arrays and scalars laid out by hand, so that pyarrow does not import pandas.
 
-`pyarrow.array` and `pyarrow.scalar` ask whether they were given something of pandas, and
-so import it where it is installed, and compute functions do the same with any value
-that is not Arrow's: 300 ms for whoever is the first in a process to read a table,
-or in one of Spark's workers.  Nothing on the way of a record calls them.
+`pyarrow.array` and `pyarrow.scalar` check whether their argument is a pandas object, and so
+import pandas if it is installed; compute functions do the same for any value that is not
+Arrow's.  That costs 300 ms at the first table that a process, or a Spark worker, reads.  No
+function on the path of a record calls them.
 """
 
 from __future__ import annotations
@@ -18,28 +18,28 @@ TRUE = pa.Array.from_buffers(pa.bool_(), 1, [None, pa.py_buffer(b"\1")])
 """An array of one row."""
 
 
-def numbers(rows: Any, kind: Any) -> Any:
-    """Return numpy's integers as an array of integers or times, without a copy where it can be."""
-    flat = np.ascontiguousarray(rows, f"i{kind.bit_width // 8}")
-    return pa.Array.from_buffers(kind, len(flat), [None, pa.py_buffer(flat)], 0)
+def numbers(values: Any, data_type: Any) -> Any:
+    """Return numpy integers as an Arrow array of integers or times, without a copy if possible."""
+    flat = np.ascontiguousarray(values, f"i{data_type.bit_width // 8}")
+    return pa.Array.from_buffers(data_type, len(flat), [None, pa.py_buffer(flat)], 0)
 
 
-def number(value: int, kind: Any) -> Any:
+def number(value: int, data_type: Any) -> Any:
     """Return an integer or time as a scalar."""
-    return repeated(value, kind, 1)[0]
+    return repeated(value, data_type, 1)[0]
 
 
-def repeated(value: int, kind: Any, count: int) -> Any:
-    """Return an array of so many times the same integer or time."""
-    return numbers(np.full(count, value, f"i{kind.bit_width // 8}"), kind)
+def repeated(value: int, data_type: Any, count: int) -> Any:
+    """Return an array that has the same integer or time ``count`` times."""
+    return numbers(np.full(count, value, f"i{data_type.bit_width // 8}"), data_type)
 
 
-def data(value: bytes, kind: Any) -> Any:
-    """Return bytes, or text as its UTF-8, as a scalar."""
-    ends = pa.py_buffer(pack("<ii", 0, len(value)))
-    return pa.Array.from_buffers(kind, 1, [None, ends, pa.py_buffer(value)], 0)[0]
+def data(value: bytes, data_type: Any) -> Any:
+    """Return bytes, or text given as UTF-8, as a scalar."""
+    offsets = pa.py_buffer(pack("<ii", 0, len(value)))
+    return pa.Array.from_buffers(data_type, 1, [None, offsets, pa.py_buffer(value)], 0)[0]
 
 
 def empty(schema: Any) -> Any:
-    """Return a table without a row."""
+    """Return a table without rows."""
     return pa.Table.from_batches([], schema)

@@ -1,4 +1,4 @@
-"""From records to the bytes of a batch: the part before the lock, and the stamp under it."""
+"""Encodes records as a batch before the lock is taken, and stamps it under the lock."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ from embedlog.checksum import crc32c, extend
 from embedlog.errors import InvalidConfigError, RecordTooLargeError, SerializationError
 
 _PAIR = struct.Struct("<ii")
-FEW_BYTES = 4096
-"""Up to here one buffer is written 0.5 µs faster than five, for all the copying."""
+JOIN_BYTES = 4096
+"""Up to this size one buffer is written 0.5 µs faster than five, in spite of the copy."""
 PADDING = tuple(bytes(-i & 7) for i in range(8))
 _RANGES = struct.Struct("<16q")
 _NODES = struct.Struct("<6q")
@@ -53,10 +53,10 @@ TABLE3 = struct.Struct("<QIIQIIQIII4s")
 
 @dataclass(slots=True)
 class EncodedBatch:
-    """A batch that is ready to be written but for its offsets.
+    """A batch that is ready to be written except for its offsets.
 
-    Timestamps are milliseconds since 1970.  ``size`` is what the batch takes
-    in the file.  Belongs to one thread at a time; may be stamped again.
+    Timestamps are milliseconds since 1970.  ``size`` is in bytes, in the file.  Only one thread
+    may use it at a time; it may be stamped repeatedly.
     """
 
     head: bytes
@@ -80,11 +80,11 @@ class EncodedBatch:
 
     @property
     def null_keys(self) -> int:
-        """How many of its records have no key: the null count in the column table (A6)."""
+        """How many records have no key: the null count in the column table (A6)."""
         return int(ENTRY.unpack_from(self.table, ENTRY.size)[2])
 
-    def sequence(self, producer_id: int, producer_epoch: int, base_sequence: int) -> None:
-        """Say which producer's batch this is, and its place in that producer's order (G16)."""
+    def set_producer(self, producer_id: int, producer_epoch: int, base_sequence: int) -> None:
+        """Set the producer of the batch, and the sequence number of its first record (G16)."""
         self.producer_id, self.producer_epoch = producer_id, producer_epoch
         self.base_sequence = base_sequence
 
@@ -96,13 +96,13 @@ class EncodedBatch:
         *,
         next_offset: int | None = None,
     ) -> list[Any]:
-        """Return the buffers to write, now that the place in the log is known.
+        """Return the buffers to write, now that the offsets are known.
 
         Args:
             base_offset: The offset of the first record.
-            leader_epoch: Of the log, since its last recovery.
-            append_time: The log's clock, if the topic stamps records with it (A7).
-            next_offset: Where the next batch begins; only compaction leaves gaps (D11).
+            leader_epoch: The leader epoch of the log.
+            append_time: The log append time in ms, if the topic stamps records with it (A7).
+            next_offset: The first offset of the next batch; only compaction leaves gaps (D11).
         """
         flags, low, high = self.flags, self.min_timestamp, self.max_timestamp
         if append_time is not None:
@@ -132,7 +132,7 @@ class EncodedBatch:
             + table
         )
         seal = SEAL.pack(MAGIC, extend(0, sealed))
-        if self.size <= FEW_BYTES:
+        if self.size <= JOIN_BYTES:
             return [b"".join((self.head, seal, sealed, *self.body))]
         return [self.head, seal + sealed, *self.body]
 
@@ -144,13 +144,13 @@ def encode(
     offsets: bool = False,
     timestamps: tuple[int, int] | None = None,
 ) -> EncodedBatch:
-    """Encode a record batch that has the columns of its segment, in order.
+    """Encode an Arrow record batch that has the columns of its segment, in order.
 
     Args:
         columns: A `pyarrow.RecordBatch`.
         compression: ``"none"``, ``"lz4"`` or ``"zstd"``.
-        offsets: Whether the last column is the explicit offset (compacted segments).
-        timestamps: Smallest and largest, in ms; looked up in the columns if not given.
+        offsets: Whether the last column holds the offsets (compacted segments).
+        timestamps: The smallest and the largest, in ms; by default those of the columns.
 
     Raises:
         RecordTooLargeError: The columns take more than `MAX_BATCH_BYTES`.
@@ -159,31 +159,31 @@ def encode(
     message = columns.serialize() if compression == "none" else _compressed(columns, compression)
     extent = 8 + PREFIX.unpack_from(message)[1]
     head = message.slice(0, extent).to_pybytes()
-    found = layout.find(head)
-    ranges = struct.unpack_from(f"<{2 * found.buffer_count}q", head, found.buffers)
-    nodes = struct.unpack_from(f"<{2 * found.node_count}q", head, found.nodes)
+    fields = layout.find_message(head)
+    ranges = struct.unpack_from(f"<{2 * fields.buffer_count}q", head, fields.buffers)
+    nodes = struct.unpack_from(f"<{2 * fields.node_count}q", head, fields.nodes)
     decoded = message.size - extent
-    if found.compressed:
-        decoded = decoded_size(message, extent, ranges, range(found.buffer_count), found)
+    if fields.compressed:
+        decoded = decoded_size(message, extent, ranges, range(fields.buffer_count), fields)
     if decoded > MAX_BATCH_BYTES:
         raise _too_large(decoded)
     body, table, count = message.slice(extent), b"", columns.num_rows
     begin = 0
     for i in range(len(layout.names)):
         first = layout.buffers[i + 1]
-        end = ranges[2 * first] if first < found.buffer_count else body.size
+        end = ranges[2 * first] if first < fields.buffer_count else body.size
         crc = crc32c(body.slice(begin, end - begin))
         table += ENTRY.pack(end, crc, nodes[2 * layout.nodes[i] + 1])
         begin = end
     if timestamps is None:
-        place = ranges[2 * layout.buffers[layout.time] + 2]
+        position = ranges[2 * layout.buffers[layout.time] + 2]
         nulls = nodes[2 * layout.nodes[layout.time] + 1]
-        if layout.in_ms and count and not found.compressed and not nulls:
-            # From the message, for the column object costs three times the search.
-            timestamps = _extremes(np.frombuffer(message, np.int64, count, extent + place))
+        if layout.time_in_ms and count and not fields.compressed and not nulls:
+            # From the message: creating the column object costs three times the search.
+            timestamps = _extremes(np.frombuffer(message, np.int64, count, extent + position))
         else:
             timestamps = _time_range(columns.column(layout.time))
-    flags = (found.compressed and COMPRESSED) | (offsets and EXPLICIT_OFFSETS)
+    flags = (fields.compressed and COMPRESSED) | (offsets and EXPLICIT_OFFSETS)
     flags |= _has_headers(layout.names) and HEADERS
     return _encoded(head[8:], table, (body,), count, body.size, flags, *timestamps)
 
@@ -223,14 +223,14 @@ def _compressed(columns: Any, compression: str) -> Any:
 @cache
 def _ipc_options(compression: str) -> Any:
     if compression not in ("lz4", "zstd"):
-        raise InvalidConfigError(f"compression {compression!r} is not one of none, lz4, zstd")
+        raise InvalidConfigError(f"compression must be none, lz4 or zstd, got {compression!r}")
     # The thread pool costs more than it gains at the size of a batch.
     return pa.ipc.IpcWriteOptions(compression=compression, use_threads=False)
 
 
 def _too_large(size: int) -> RecordTooLargeError:
     return RecordTooLargeError(
-        f"a batch of {size} bytes is larger than {MAX_BATCH_BYTES}", todo="Send smaller batches"
+        f"A batch of {size} bytes is larger than {MAX_BATCH_BYTES}", todo="Send smaller batches"
     )
 
 
@@ -238,29 +238,29 @@ _PER_MS = {"s": (1000, 1), "us": (1, 1000), "ns": (1, 1_000_000)}
 
 
 def _extremes(times: Any) -> tuple[int, int]:
-    # The methods do the same, through a function in Python each.
+    # The array's methods do the same, but call a Python function each.
     return int(np.minimum.reduce(times)), int(np.maximum.reduce(times))
 
 
 def _time_range(column: Any) -> tuple[int, int]:
-    """Return the smallest and largest time of a column in ms; -1 if it has none."""
+    """Return the smallest and largest timestamp of a column in ms; -1 if it has none."""
     nulls, count = column.null_count, len(column)
     if nulls == count:
         return -1, -1
     if nulls:
         return _time_range(column.drop_null())
-    kind = column.type
-    if not pa.types.is_timestamp(kind):
+    data_type = column.type
+    if not pa.types.is_timestamp(data_type):
         return _time_range(column.cast(TIMESTAMP))
     times = np.frombuffer(column.buffers()[1], np.int64, count, column.offset * 8)
     low, high = _extremes(times)
-    if kind.unit == "ms":
+    if data_type.unit == "ms":
         return low, high
-    up, down = _PER_MS[kind.unit]
+    up, down = _PER_MS[data_type.unit]
     return low * up // down, high * up // down
 
 
-# From lists of bytes.  Arrow's builders take as long, and would take str for bytes.
+# From lists of bytes.  Arrow's builders take as long, and would accept str as bytes.
 
 
 def offsets_of(lengths: list[int]) -> tuple[bytes, int]:
@@ -269,7 +269,7 @@ def offsets_of(lengths: list[int]) -> tuple[bytes, int]:
     if count == 1 and first <= MAX_BATCH_BYTES:
         return _PAIR.pack(0, first), first
     if lengths.count(first) == count <= 4096 and first * count <= MAX_BATCH_BYTES:
-        return _even_offsets(count, first), first * count
+        return _equal_offsets(count, first), first * count
     total = sum(lengths)
     if total > MAX_BATCH_BYTES:
         raise _too_large(total)
@@ -288,45 +288,53 @@ Lengths = list[int] | None
 
 
 def lengths_of(items: Sequence[Any]) -> Lengths:
-    """Measure each item of a list; None if one has no length, such as a None."""
+    """Return the length of each item of a list; None if an item has none, such as a None."""
     try:
         return list(map(len, items))
     except TypeError:
         return None
 
 
-def row_ends(count: int, fixed: int, more: Sequence[int | list[int]]) -> Any:
-    """Return where each row ends: the running sums of its fixed size, and of one or many more."""
+def row_ends(count: int, fixed: int, sizes: Sequence[int | list[int]]) -> Any:
+    """Return where each row ends.
+
+    Args:
+        count: The number of rows.
+        fixed: Bytes that each row takes.
+        sizes: More bytes that each row takes: an int for all rows, or a list of one per row.
+    """
     ends = np.full(count, fixed, np.int64)
-    for size in more:
+    for size in sizes:
         ends += size
     return ends.cumsum(out=ends)
 
 
 @lru_cache(maxsize=32)
-def _even_offsets(count: int, length: int) -> bytes:
-    """Return the offsets of items of one length: many topics have fixed-size keys or values."""
+def _equal_offsets(count: int, length: int) -> bytes:
+    """Return the offsets of items of equal length: many topics have fixed-size keys or values."""
     ends = [i * length for i in range(count + 1)]
     return struct.pack(f"<{count + 1}i" if count & 1 else f"<{count + 1}i4x", *ends)
 
 
-@lru_cache(maxsize=32)
-def all_null(count: int) -> Binary:
-    """Return a column that has no value."""
-    bitmap = count + 7 >> 3
-    return Binary(bytes((bitmap + 7 & ~7) + (4 * count + 11 & ~7)), count, bitmap, 0)
+class BinaryColumn(NamedTuple):
+    """A binary column in Arrow's layout: validity, offsets and data, each padded to 8 bytes."""
 
-
-class Binary(NamedTuple):
-    """A binary column as Arrow lays it out: validity, offsets and data, each padded to 8."""
-
-    chunk: bytes
+    buffers: bytes
     nulls: int
-    validity: int
-    total: int
+    validity_bytes: int
+    data_bytes: int
 
 
-def _binary(values: Sequence[bytes | None] | None, count: int, lengths: Lengths = None) -> Binary:
+@lru_cache(maxsize=32)
+def all_null(count: int) -> BinaryColumn:
+    """Return a column of nulls."""
+    bitmap = count + 7 >> 3
+    return BinaryColumn(bytes((bitmap + 7 & ~7) + (4 * count + 11 & ~7)), count, bitmap, 0)
+
+
+def _binary(
+    values: Sequence[bytes | None] | None, count: int, lengths: Lengths = None
+) -> BinaryColumn:
     if values is None:
         return all_null(count)
     if lengths is None:
@@ -335,11 +343,11 @@ def _binary(values: Sequence[bytes | None] | None, count: int, lengths: Lengths 
         except TypeError:
             return _nullable(values, count)
     offsets, total = offsets_of(lengths)
-    return Binary(_joined(offsets, values, total), 0, 0, total)
+    return BinaryColumn(_joined(offsets, values, total), 0, 0, total)
 
 
-def _nullable(values: Sequence[bytes | None], count: int) -> Binary:
-    """Lay out a column that has a None."""
+def _nullable(values: Sequence[bytes | None], count: int) -> BinaryColumn:
+    """Return a column that has a None."""
     try:
         lengths = [-1 if value is None else len(value) for value in values]
     except TypeError as error:
@@ -351,11 +359,11 @@ def _nullable(values: Sequence[bytes | None], count: int) -> Binary:
     offsets, total = offsets_of([0 if length < 0 else length for length in lengths])
     present = [value for value in values if value is not None]
     before = bits + bytes(-len(bits) & 7) + offsets
-    return Binary(_joined(before, present, total), nulls, count + 7 >> 3, total)
+    return BinaryColumn(_joined(before, present, total), nulls, count + 7 >> 3, total)
 
 
 def _joined(before: bytes, values: Sequence[Any], total: int) -> bytes:
-    """Return the column's bytes; the join is also the check that all are bytes."""
+    """Return the bytes of a column; the join also checks that all values are bytes."""
     try:
         chunk = b"".join([before, *values, PADDING[total & 7]])
     except TypeError as error:
@@ -366,31 +374,34 @@ def _joined(before: bytes, values: Sequence[Any], total: int) -> bytes:
 
 
 def _not_bytes(values: Sequence[Any]) -> SerializationError:
-    strange = next((one for one in values if not isinstance(one, bytes | None)), None)
+    wrong = next((value for value in values if not isinstance(value, bytes | None)), None)
     return SerializationError(
-        f"a {type(strange).__name__} is not bytes", todo="Serialize it, or give a serializer"
+        f"Keys and values must be bytes or None, got {type(wrong).__name__}",
+        todo="Serialize them, or pass a serializer",
     )
 
 
 def _times(timestamps: Sequence[int] | int, count: int) -> tuple[bytes, int, int]:
-    """Return the timestamp column, its smallest and its largest."""
+    """Return the timestamp column, the smallest and the largest timestamp."""
     try:
         if isinstance(timestamps, int):
             return I64.pack(timestamps) * count, timestamps, timestamps
         if count == 1:
             (only,) = timestamps
             return I64.pack(only), only, only
-        # "n" is an int64 here, read faster than "q"; it wants exactly `count` of them.
+        # "n" is an int64 too, and packed faster than "q"; it requires exactly `count` of them.
         chunk = struct.pack(f"{count}n", *timestamps)
     except (struct.error, TypeError, ValueError, OverflowError) as error:
-        raise SerializationError(f"timestamps are {count} integers in ms: {error}") from error
+        raise SerializationError(
+            f"There must be {count} timestamps, each an int of ms: {error}"
+        ) from error
     return chunk, *_extremes(np.frombuffer(chunk, np.int64))
 
 
 @cache
 def _template() -> tuple[bytes, Message]:
-    """Return the flatbuffer pyarrow makes for three plain columns, and where its facts stand."""
-    # Not of an empty batch: flatbuffers leave a field out that is zero.
+    """Return pyarrow's flatbuffer for the three usual columns, and where its fields are."""
+    # Not of an empty batch: a flatbuffer omits fields that are zero.
     message = from_lists([b""], None, 0).serialize()
     head = message.slice(0, 8 + PREFIX.unpack_from(message)[1]).to_pybytes()
     extent = len(head) - 8 + MIN_BLOCK + 3 * ENTRY.size
@@ -405,24 +416,24 @@ def encode_lists(
     compression: str = "none",
     lengths: tuple[Lengths, Lengths] = (None, None),
 ) -> EncodedBatch:
-    """Encode lists, one item a record; the bytes are those of `encode(from_lists(...))`.
+    """Encode lists that have one item per record, to the bytes of `encode(from_lists(...))`.
 
-    ``lengths`` are those of the values and of the keys, if somebody has them already.
+    ``lengths`` are those of the values and of the keys, if they are already known.
 
     Raises:
-        SerializationError: Something is not bytes, or a timestamp is no int64.
+        SerializationError: A key or value is not bytes, or a timestamp is not an int64.
         RecordTooLargeError: All values, or all keys, take more than `MAX_BATCH_BYTES`.
     """
     if headers is not None or compression != "none":
         return encode(from_lists(values, keys, timestamps, headers, lengths), compression)
     count = len(values)
-    assert count, "a batch has a record"
+    assert count, "a batch has at least one record"
     assert keys is None or len(keys) == count
     time, low, high = _times(timestamps, count)
-    key, key_nulls, key_validity, key_total = _binary(keys, count, lengths[1])
-    value, value_nulls, value_validity, value_total = _binary(values, count, lengths[0])
+    key, key_nulls, key_validity, key_bytes = _binary(keys, count, lengths[1])
+    value, value_nulls, value_validity, value_bytes = _binary(values, count, lengths[0])
     head, crc, end1, end2, end3 = head_of(
-        count, key_nulls, key_validity, key_total, value_nulls, value_validity, value_total
+        count, key_nulls, key_validity, key_bytes, value_nulls, value_validity, value_bytes
     )
     table = TABLE3.pack(
         end1, crc32c(time), 0,
@@ -439,33 +450,33 @@ def head_of(
     count: int,
     key_nulls: int,
     key_validity: int,
-    key_total: int,
+    key_bytes: int,
     value_nulls: int,
     value_validity: int,
-    value_total: int,
+    value_bytes: int,
 ) -> tuple[bytes, int, int, int, int]:
-    """Return a flatbuffer, its CRC and where the columns end: for one size of batch, the same."""
+    """Return the flatbuffer of a batch of this shape, its CRC, and where its columns end."""
     step = 4 * count + 11 & ~7
     end1 = 8 * count
     key1 = end1 + (key_validity + 7 & ~7)
-    end2 = key1 + step + (key_total + 7 & ~7)
+    end2 = key1 + step + (key_bytes + 7 & ~7)
     value1 = end2 + (value_validity + 7 & ~7)
-    end3 = value1 + step + (value_total + 7 & ~7)
+    end3 = value1 + step + (value_bytes + 7 & ~7)
     if end3 > MAX_BATCH_BYTES:
         raise _too_large(end3)
-    template, at = _template()
+    template, fields = _template()
     head = bytearray(template)
-    I64.pack_into(head, at.body_length, end3)
-    I64.pack_into(head, at.length, count)
+    I64.pack_into(head, fields.body_length, end3)
+    I64.pack_into(head, fields.length, count)
     _RANGES.pack_into(
-        head, at.buffers,
+        head, fields.buffers,
         0, 0, 0, end1,
-        end1, key_validity, key1, 4 * count + 4, key1 + step, key_total,
-        end2, value_validity, value1, 4 * count + 4, value1 + step, value_total,
+        end1, key_validity, key1, 4 * count + 4, key1 + step, key_bytes,
+        end2, value_validity, value1, 4 * count + 4, value1 + step, value_bytes,
     )  # fmt: skip
-    _NODES.pack_into(head, at.nodes, count, 0, count, key_nulls, count, value_nulls)
-    done = bytes(head)
-    return done, crc32c(done), end1, end2, end3
+    _NODES.pack_into(head, fields.nodes, count, 0, count, key_nulls, count, value_nulls)
+    flatbuffer = bytes(head)
+    return flatbuffer, crc32c(flatbuffer), end1, end2, end3
 
 
 def from_lists(
@@ -475,17 +486,16 @@ def from_lists(
     headers: Sequence[Sequence[tuple[str, bytes | None]] | None] | None = None,
     lengths: tuple[Lengths, Lengths] = (None, None),
 ) -> Any:
-    """Return a `pyarrow.RecordBatch` of the columns of `schema`, one item a record.
+    """Return lists that have one item per record as a `pyarrow.RecordBatch` of `schema`.
 
-    Without ``keys`` all keys are null; without ``headers`` there is no such
-    column, and a record's None is the same as no headers.  ``lengths`` are as
-    in `encode_lists`.
+    Without ``keys`` all keys are null.  Without ``headers`` there is no such column; None for a
+    record means no headers.  ``lengths`` are as in `encode_lists`.
 
     Raises:
-        SerializationError: Something is not bytes, or a timestamp is no int64.
+        SerializationError: A key or value is not bytes, or a timestamp is not an int64.
     """
     count = len(values)
-    assert count, "a batch has a record"
+    assert count, "a batch has at least one record"
     assert keys is None or len(keys) == count
     time = pa.py_buffer(_times(timestamps, count)[0])
     arrays = [
@@ -496,11 +506,11 @@ def from_lists(
     if headers is not None:
         assert len(headers) == count
         arrays.append(_headers_array(headers))
-    return pa.RecordBatch.from_arrays(arrays, schema=_plain(headers is not None))
+    return pa.RecordBatch.from_arrays(arrays, schema=_schema(headers is not None))
 
 
 @cache
-def _plain(headers: bool) -> Any:
+def _schema(headers: bool) -> Any:
     return schema(headers=headers)
 
 
@@ -510,29 +520,28 @@ def binary_array(values: Sequence[bytes | None] | None, count: int, lengths: Len
     Raises:
         SerializationError, RecordTooLargeError: As `encode_lists`.
     """
-    chunk, nulls, validity, total = _binary(values, count, lengths)
-    whole = pa.py_buffer(chunk)
-    first, step = validity + 7 & ~7, 4 * count + 11 & ~7
-    buffers = [whole.slice(0, validity) if nulls else None, whole.slice(first, 4 * count + 4)]
-    return pa.Array.from_buffers(
-        pa.binary(), count, [*buffers, whole.slice(first + step, total)], nulls
-    )
+    column, nulls, validity_bytes, data_bytes = _binary(values, count, lengths)
+    whole = pa.py_buffer(column)
+    first, step = validity_bytes + 7 & ~7, 4 * count + 11 & ~7
+    validity = whole.slice(0, validity_bytes) if nulls else None
+    offsets, data = whole.slice(first, 4 * count + 4), whole.slice(first + step, data_bytes)
+    return pa.Array.from_buffers(pa.binary(), count, [validity, offsets, data], nulls)
 
 
 def _headers_array(headers: Sequence[Sequence[tuple[str, bytes | None]] | None]) -> Any:
-    ends = [0, *accumulate(len(one) if one else 0 for one in headers)]
-    pairs = [pair for one in headers if one for pair in one]
+    ends = [0, *accumulate(len(record) if record else 0 for record in headers)]
+    pairs = [pair for record in headers if record for pair in record]
     items = _pairs_array(pairs) if pairs else pa.nulls(0, HEADERS_TYPE.value_type)
     return pa.ListArray.from_arrays(numbers(ends, pa.int32()), items, type=HEADERS_TYPE)
 
 
 def _pairs_array(pairs: Sequence[tuple[str, bytes | None]]) -> Any:
     try:
-        texts = [None if name is None else name.encode() for name, _ in pairs]
-        names = binary_array(texts, len(pairs)).view(pa.string())
+        encoded = [None if name is None else name.encode() for name, _ in pairs]
+        names = binary_array(encoded, len(pairs)).view(pa.string())
         values = binary_array([value for _, value in pairs], len(pairs))
     except (AttributeError, TypeError, ValueError) as error:
-        raise SerializationError(f"headers are pairs of str and bytes: {error}") from error
+        raise SerializationError(f"Headers must be pairs of str and bytes: {error}") from error
     if names.null_count:
-        raise SerializationError("the key of a header is None", todo="Give it a name")
+        raise SerializationError("The key of a header must not be None", todo="Pass a str")
     return pa.StructArray.from_arrays([names, values], fields=list(HEADERS_TYPE.value_type))

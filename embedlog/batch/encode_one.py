@@ -1,7 +1,7 @@
-"""One record as a batch, for whoever appends record by record.
+"""Encodes one record as a batch; the fast twin of `encode_lists` with lists of one.
 
-A list of one takes the steps of many: here what depends on the two lengths
-alone is kept, and the rest is done in line: 2.3 µs instead of 6.4.
+Skips the measuring and laying out of columns: what depends only on the two lengths is cached,
+and the rest is inline.  Takes 2.3 µs instead of 6.4.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import NamedTuple
 from embedlog.batch.encode import (
     PADDING,
     TABLE3,
-    Binary,
+    BinaryColumn,
     EncodedBatch,
     all_null,
     head_of,
@@ -23,62 +23,62 @@ from embedlog.checksum import extend
 
 
 class OneRecordLayout(NamedTuple):
-    """What the batches of one record with such lengths have in common."""
+    """What all batches of one record with a key and a value of these lengths have in common."""
 
     head: bytes
     metadata_crc: int
     size: int
-    key_before: bytes
-    """What stands before the key in its column: validity, if there is none, and offsets."""
-    key_after: bytes
+    key_prefix: bytes
+    """What stands before the key in its column: validity, if it is null, and offsets."""
+    key_padding: bytes
     key_end: int
     key_nulls: int
-    value_before: bytes
-    value_after: bytes
+    value_prefix: bytes
+    value_padding: bytes
     value_end: int
     value_nulls: int
 
 
 @lru_cache(maxsize=256)
 def _layout(key_length: int, value_length: int) -> OneRecordLayout:
-    """Lay out a record; a length of -1 is that of a None."""
+    """Return the layout for two lengths; that of a None is -1."""
     key, value = _column(key_length), _column(value_length)
     head, crc, _, key_end, value_end = head_of(1, *key[1:], *value[1:])
     return OneRecordLayout(
         head,
         crc,
         len(head) + MIN_BLOCK + 48 + value_end,
-        key.chunk,
-        PADDING[key.total & 7],
+        key.buffers,
+        PADDING[key.data_bytes & 7],
         key_end,
         key.nulls,
-        value.chunk,
-        PADDING[value.total & 7],
+        value.buffers,
+        PADDING[value.data_bytes & 7],
         value_end,
         value.nulls,
     )
 
 
-def _column(length: int) -> Binary:
-    """Lay out a column of one item, without the item."""
-    return all_null(1) if length < 0 else Binary(offsets_of([length])[0], 0, 0, length)
+def _column(length: int) -> BinaryColumn:
+    """Return a column of one item, without the item."""
+    return all_null(1) if length < 0 else BinaryColumn(offsets_of([length])[0], 0, 0, length)
 
 
 def encode_one(value: bytes | None, key: bytes | None, timestamp: int) -> EncodedBatch:
-    """Encode one record; the bytes are those of `encode_lists` of lists of one.
+    """Encode one record, to the bytes of `encode_lists` with lists of one.
 
-    ``value`` and ``key`` are bytes, and nothing that looks like them: the caller
-    has seen to it.
+    The caller must check that ``value`` and ``key`` are bytes or None, not a subclass.
 
     Raises:
-        RecordTooLargeError: It takes more than `MAX_BATCH_BYTES`.
+        RecordTooLargeError: The record takes more than `MAX_BATCH_BYTES`.
     """
-    head, crc, size, key1, key2, key_end, key_nulls, value1, value2, value_end, value_nulls = (
+    (head, crc, size, key_prefix, key_padding, key_end, key_nulls,
+     value_prefix, value_padding, value_end, value_nulls) = (
         _layout(-1 if key is None else len(key), -1 if value is None else len(value))
-    )
+    )  # fmt: skip
     time = I64.pack(timestamp)
-    key = b"".join((key1, key or b"", key2))
-    value = b"".join((value1, value or b"", value2))
+    key = b"".join((key_prefix, key or b"", key_padding))
+    value = b"".join((value_prefix, value or b"", value_padding))
     table = TABLE3.pack(
         8, extend(0, time), 0,
         key_end, extend(0, key), key_nulls,

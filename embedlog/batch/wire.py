@@ -1,4 +1,4 @@
-"""The bytes of a batch: constants, structs, and where Arrow puts a schema's columns."""
+"""The bytes of a batch: constants, structs, and where Arrow puts the columns of a schema."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MAX_BATCH_BYTES = 64 << 20
 MAX_HEAD_BYTES = 1 << 20
 """The most bytes before the body: flatbuffer and block."""
 MAX_MESSAGE_BYTES = MAX_BATCH_BYTES + MAX_BATCH_BYTES // 64 + MAX_HEAD_BYTES
-"""The most bytes a batch may take in a file; compression can make noise a little larger."""
+"""The most bytes a batch may take in a file; compression makes random data a little larger."""
 
 VERSION = 1
 COMPRESSED, HEADERS, EXPLICIT_OFFSETS, LOG_APPEND_TIME, CONTROL = 1, 2, 4, 8, 16
@@ -37,7 +37,7 @@ I64 = struct.Struct("<q")
 CONTINUATION = 0xFFFFFFFF
 MAGIC, END_MAGIC = b"EMBL", b"embl"
 ZSTD_FRAME = b"\x28\xb5\x2f\xfd"
-"""How each compressed buffer begins, after its length, if it is not lz4's."""
+"""How each buffer that is compressed with zstd begins, after its length."""
 MIN_BLOCK = HEADER.size + TRAILER.size
 
 TIMESTAMP = pa.timestamp("ms", tz="UTC")
@@ -61,7 +61,7 @@ def schema(
     return pa.schema(fields, metadata=metadata)
 
 
-# What a schema means for the bytes
+# Where a schema puts its columns
 
 
 class ColumnSelection(NamedTuple):
@@ -70,7 +70,7 @@ class ColumnSelection(NamedTuple):
     indexes: tuple[int, ...]
     schema: Any
     leading: Any
-    """The columns to read from a message: Arrow stops where the schema ends."""
+    """The schema up to the last selected column: Arrow reads no further than the schema."""
     nodes: tuple[int, ...]
     buffers: tuple[int, ...]
 
@@ -79,48 +79,36 @@ class BufferLayout:
     """Where each top-level column has its nodes and buffers in a flatbuffer."""
 
     __slots__ = (
-        "buffers",
-        "every",
-        "foreign_flags",
-        "found",
-        "in_ms",
-        "names",
-        "nodes",
-        "original",
-        "picks",
-        "plain",
-        "schema",
-        "shape",
-        "shapes",
-        "table",
-        "time",
+        *("buffers", "column_indexes", "head_layout", "head_layouts", "message", "names"),
+        *("nodes", "original", "plain_skeleton", "schema", "selections", "table", "time"),
+        *("time_in_ms", "unknown_flags"),
     )
 
     def __init__(self, original: Any) -> None:
         self.original, self.schema = original, original.remove_metadata()
         self.names: list[str] = original.names
-        counts = [_count(kind) for kind in original.types]
+        counts = [_count(data_type) for data_type in original.types]
         self.nodes = [0, *accumulate(nodes for nodes, _ in counts)]
         self.buffers = [0, *accumulate(buffers for _, buffers in counts)]
         self.time = self._time_column()
-        self.in_ms = original.types[self.time] == TIMESTAMP
+        self.time_in_ms = original.types[self.time] == TIMESTAMP
         head = _head_of_nulls(list(original))
-        self.found = find_message(head)
-        self.plain = _plain_skeleton(head)
+        self.message = find_message(head)
+        self.plain_skeleton = _plain_skeleton(head)
         self.table = struct.Struct("<" + "QII" * len(counts))
-        self.every = tuple(range(len(counts)))
-        self.foreign_flags = self._foreign_flags()
-        self.picks: dict[tuple[str, ...] | bool, ColumnSelection] = {}
-        self.shape: Any = None
-        """That of the last batch that was read, of `shapes`: how `reading` took heads apart."""
-        self.shapes: dict[tuple[int, int], Any] = {}
+        self.column_indexes = tuple(range(len(counts)))
+        self.unknown_flags = self._unknown_flags()
+        self.selections: dict[tuple[str, ...] | bool, ColumnSelection] = {}
+        self.head_layout: Any = None
+        """The one of `head_layouts` that fits the last batch that was read; `decode` sets both."""
+        self.head_layouts: dict[tuple[int, int], Any] = {}
 
     def _time_column(self) -> int:
-        told = (self.original.metadata or {}).get(b"embedlog.timestamp")
-        return 0 if told is None else self.names.index(told.decode())
+        name = (self.original.metadata or {}).get(b"embedlog.timestamp")
+        return 0 if name is None else self.names.index(name.decode())
 
-    def _foreign_flags(self) -> int:
-        """The flags that speak of columns which are not there, and those nobody knows."""
+    def _unknown_flags(self) -> int:
+        """Return the flags that no batch of this schema may have."""
         known = COMPRESSED | LOG_APPEND_TIME | CONTROL
         if {"headers", "_headers"} & set(self.names):
             known |= HEADERS
@@ -128,59 +116,63 @@ class BufferLayout:
             known |= EXPLICIT_OFFSETS
         return 0xFFFF & ~known
 
-    def find(self, head: Any) -> Message:
-        """As `find_message`, but a head of the usual shape is known already."""
-        usual = SKELETON.unpack_from(head, 8) == self.plain
-        return self.found if usual else find_message(head)
+    def find_message(self, head: Any) -> Message:
+        """Return `find_message` of a head, which is cached for uncompressed batches."""
+        uncompressed = SKELETON.unpack_from(head, 8) == self.plain_skeleton
+        return self.message if uncompressed else find_message(head)
 
-    def pick(self, names: tuple[str, ...] | bool) -> ColumnSelection:
-        """Return the columns named; all for True, all but the last (the offsets) for False."""
-        found = self.picks.get(names)
-        if found is None:
-            found = self.picks[names] = self._pick(names)
-        return found
+    def select(self, names: tuple[str, ...] | bool) -> ColumnSelection:
+        """Return columns by name; True selects all, False all but the last (the offsets)."""
+        selection = self.selections.get(names)
+        if selection is None:
+            selection = self.selections[names] = self._select(names)
+        return selection
 
-    def _pick(self, names: tuple[str, ...] | bool) -> ColumnSelection:
+    def _select(self, names: tuple[str, ...] | bool) -> ColumnSelection:
         if isinstance(names, bool):
-            indexes = self.every if names else self.every[:-1]
+            indexes = self.column_indexes if names else self.column_indexes[:-1]
         else:
             indexes = tuple(self.names.index(name) for name in dict.fromkeys(names))
         schema = pa.schema([self.schema.field(i) for i in indexes])
-        reach = max(indexes, default=-1) + 1
+        end = max(indexes, default=-1) + 1
         leading = schema
-        if indexes != self.every[:reach]:
-            leading = pa.schema([self.schema.field(i) for i in range(reach)])
+        if indexes != self.column_indexes[:end]:
+            leading = pa.schema([self.schema.field(i) for i in range(end)])
         nodes = [n for i in indexes for n in range(self.nodes[i], self.nodes[i + 1])]
         buffers = [n for i in indexes for n in range(self.buffers[i], self.buffers[i + 1])]
         return ColumnSelection(indexes, schema, leading, tuple(nodes), tuple(buffers))
 
 
-def _count(kind: Any) -> tuple[int, int]:
-    """Return how many nodes and buffers a column of this type has in an Arrow message."""
+def _count(data_type: Any) -> tuple[int, int]:
+    """Return how many nodes and buffers a column of a type has in an Arrow message."""
     types = pa.types
-    if isinstance(kind, pa.BaseExtensionType):
-        return _count(kind.storage_type)
-    if types.is_null(kind):
+    if isinstance(data_type, pa.BaseExtensionType):
+        return _count(data_type.storage_type)
+    if types.is_null(data_type):
         return 1, 0
-    if types.is_struct(kind):
-        return _sum(1, [kind.field(i).type for i in range(kind.num_fields)])
-    if types.is_fixed_size_list(kind):
-        return _sum(1, [kind.value_type])
-    if types.is_map(kind):
-        return _sum(2, [pa.struct([kind.key_field, kind.item_field])])
-    if types.is_list(kind) or types.is_large_list(kind):
-        return _sum(2, [kind.value_type])
-    if any(is_type(kind) for is_type in (types.is_binary, types.is_string)):
+    if types.is_struct(data_type):
+        return _sum(1, [data_type.field(i).type for i in range(data_type.num_fields)])
+    if types.is_fixed_size_list(data_type):
+        return _sum(1, [data_type.value_type])
+    if types.is_map(data_type):
+        return _sum(2, [pa.struct([data_type.key_field, data_type.item_field])])
+    if types.is_list(data_type) or types.is_large_list(data_type):
+        return _sum(2, [data_type.value_type])
+    if any(is_type(data_type) for is_type in (types.is_binary, types.is_string)):
         return 1, 3
-    if types.is_large_binary(kind) or types.is_large_string(kind):
+    if types.is_large_binary(data_type) or types.is_large_string(data_type):
         return 1, 3
-    if types.is_primitive(kind) or types.is_decimal(kind) or types.is_fixed_size_binary(kind):
+    if (
+        types.is_primitive(data_type)
+        or types.is_decimal(data_type)
+        or types.is_fixed_size_binary(data_type)
+    ):
         return 1, 2
-    raise InvalidConfigError(f"a column of Arrow type {kind} cannot be stored")
+    raise InvalidConfigError(f"A column of Arrow type {data_type} cannot be stored")
 
 
 def _sum(own: int, children: list[Any]) -> tuple[int, int]:
-    counts = [_count(kind) for kind in children]
+    counts = [_count(data_type) for data_type in children]
     return 1 + sum(nodes for nodes, _ in counts), own + sum(buffers for _, buffers in counts)
 
 
@@ -188,29 +180,31 @@ _layouts: dict[int, BufferLayout] = {}
 _recent: list[BufferLayout] = []
 
 
-def layout_of(given: Any) -> BufferLayout:
-    """Return the layout of a schema, remembered by identity and then by equality."""
-    found = _layouts.get(id(given))
-    if found is not None and found.original is given:
-        return found
-    # One look at the list: another thread may change it between two.
-    found = next((one for one in _recent[::-1] if one.original.equals(given, True)), None)
-    if found is not None and found is _recent[-1]:
-        return found
-    if found is None:
-        found = BufferLayout(given)
-    # Bounded: a program that makes schemas all the time must not leak them.
+def layout_of(schema: Any) -> BufferLayout:
+    """Return the layout of a schema, cached by identity and then by equality."""
+    layout = _layouts.get(id(schema))
+    if layout is not None and layout.original is schema:
+        return layout
+    # Read the list once: another thread may change it between two reads.
+    layout = next(
+        (cached for cached in _recent[::-1] if cached.original.equals(schema, True)), None
+    )
+    if layout is not None and layout is _recent[-1]:
+        return layout
+    if layout is None:
+        layout = BufferLayout(schema)
+    # Bounded: a program that creates schemas all the time must not leak memory.
     if len(_layouts) >= 256:
         _layouts.clear()
-    _layouts[id(found.original)] = found
-    _recent[:] = [*(one for one in _recent[-63:] if one is not found), found]
-    return found
+    _layouts[id(layout.original)] = layout
+    _recent[:] = [*(cached for cached in _recent[-63:] if cached is not layout), layout]
+    return layout
 
 
 class Message(NamedTuple):
-    """Where the facts of an Arrow RecordBatch message stand in its head.
+    """The positions of the fields of an Arrow RecordBatch message in its head.
 
-    ``body_length`` and ``length`` are 0 if the flatbuffer leaves them out, which means zero.
+    ``body_length`` and ``length`` are 0 if the flatbuffer omits them, which means zero.
     """
 
     body_length: int
@@ -223,11 +217,11 @@ class Message(NamedTuple):
 
 
 def _tables(head: Any) -> tuple[int, int, int, int, int]:
-    """Return where the message and the record batch in it have their fields, and how many."""
+    """Return where the message and its record batch have their fields, and how many."""
     root = 8 + _U32(head, 8)[0]
     fields = root - _I32(head, root)[0]
-    size, _, _, kind, header, body_length = _SIX(head, fields)
-    if size < 12 or head[root + kind] != 3:
+    size, _, _, header_type, header, body_length = _SIX(head, fields)
+    if size < 12 or head[root + header_type] != 3:
         raise struct.error("the message is not a record batch")
     table = root + header + _U32(head, root + header)[0]
     body_length = body_length and root + body_length
@@ -236,7 +230,7 @@ def _tables(head: Any) -> tuple[int, int, int, int, int]:
 
 
 def find_message(head: Any) -> Message:
-    """Find the facts of a flatbuffer; raise `struct.error` if they lie outside ``head``."""
+    """Return where the fields of a flatbuffer are; raise `struct.error` if outside of ``head``."""
     _, body_length, table, fields, size = _tables(head)
     _, _, length, nodes, buffers = _FIVE(head, fields)
     nodes += table + _U32(head, table + nodes)[0]
@@ -253,11 +247,11 @@ def find_message(head: Any) -> Message:
 
 
 SKELETON = struct.Struct("<32s8x24s")
-"""Of a head, from byte 8: the tables' shape as pyarrow writes them, around the body's length."""
+"""The tables of a head as pyarrow writes them, from byte 8, without the body's length."""
 
 
 def _head_of_nulls(fields: list[Any]) -> bytes:
-    """Return the head of a batch of one row: of an empty one, flatbuffers leave the zeros out."""
+    """Return the head of a batch of one row; that of an empty one omits fields that are zero."""
     arrays = [pa.nulls(1, field.type) for field in fields]
     message = pa.RecordBatch.from_arrays(arrays, names=[field.name for field in fields]).serialize()
     head: bytes = message.slice(0, 8 + PREFIX.unpack_from(message)[1]).to_pybytes()
@@ -265,9 +259,9 @@ def _head_of_nulls(fields: list[Any]) -> bytes:
 
 
 def _plain_skeleton(head: bytes) -> tuple[bytes, bytes] | None:
-    """Return the skeleton that says "not compressed", if pyarrow still writes it like that.
+    """Return the skeleton of all uncompressed batches; None if pyarrow writes another layout.
 
-    A batch that has it needs no look at its flatbuffer: a compressed one would differ.
+    The flatbuffer of a batch with this skeleton need not be read: a compressed one differs.
     """
     outer, body_length, table, inner, size = _tables(head)
     shape_is_inside = outer >= 8 and body_length == 40 and inner + size <= 72 and table + 4 <= 72
@@ -278,15 +272,15 @@ def _plain_skeleton(head: bytes) -> tuple[bytes, bytes] | None:
 
 
 def decoded_size(
-    body: Any, start: int, ranges: Sequence[int], buffers: Sequence[int], found: Message
+    body: Any, start: int, ranges: Sequence[int], buffers: Sequence[int], message: Message
 ) -> int:
-    """Return how many bytes the buffers take once decompressed; check that they lie in the body."""
-    total, room = 0, len(body) - start
+    """Return how many bytes the buffers take decompressed; check that they are in the body."""
+    total, body_bytes = 0, len(body) - start
     for i in buffers:
         begin, length = ranges[2 * i], ranges[2 * i + 1]
-        if begin < 0 or length < 0 or begin + length > room:
-            raise struct.error("a buffer lies outside the body")
-        if found.compressed and length:
+        if begin < 0 or length < 0 or begin + length > body_bytes:
+            raise struct.error("a buffer is outside of the body")
+        if message.compressed and length:
             raw = I64.unpack_from(body, start + begin)[0] if length >= 8 else -2
             if raw < -1:
                 raise struct.error("a compressed buffer has no length")

@@ -19,7 +19,7 @@ from embedlog.cli.parser import OK
 from embedlog.cli.printing import note, say, say_json
 from embedlog.errors import InvalidConfigError
 from embedlog.maintenance.activity import KINDS
-from embedlog.progress import mega
+from embedlog.progress import format_bytes
 from embedlog.record import Record
 
 _WAIT_SECONDS = 60.0
@@ -133,12 +133,12 @@ _WORDS: dict[str, Callable[[dict[str, Any]], str]] = {
         it.get("reason") or f"cut at {it['offset']}, where leader epoch {it['leader_epoch']} begins"
     ),
     "retained": lambda it: (
-        f"{_many(it['segments'], 'segment')} with {mega(it['bytes'])} deleted, "
+        f"{_many(it['segments'], 'segment')} with {format_bytes(it['bytes'])} deleted, "
         f"it begins at {it['start_offset']} now"
     ),
     "compacted": lambda it: (
         f"{it['records_read'] - it['records_kept']} of {it['records_read']} records left out, "
-        f"{mega(it['bytes_before'])} became {mega(it['bytes_after'])}, "
+        f"{format_bytes(it['bytes_before'])} became {format_bytes(it['bytes_after'])}, "
         f"dirty from {it['first_dirty']} on"
     ),
     "rebalanced": lambda it: (

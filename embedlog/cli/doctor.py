@@ -20,7 +20,7 @@ from embedlog.errors import EmbedlogError, NotALogError
 from embedlog.files import Files
 from embedlog.files.filesystem import REMOTE_FILESYSTEMS, process_state
 from embedlog.files.reserve import Reserve
-from embedlog.progress import mega
+from embedlog.progress import format_bytes
 from embedlog.publish import staging
 from embedlog.root import startup
 
@@ -208,7 +208,7 @@ def _storage_findings(storage: Report) -> list[str]:
     if storage["filesystem"] in REMOTE_FILESYSTEMS.values():
         found.append(f"locks cannot be trusted on {storage['filesystem']}: move to a local disk")
     if storage["free_bytes"] < _LITTLE_SPACE:
-        found.append(f"only {mega(storage['free_bytes'])} are free")
+        found.append(f"only {format_bytes(storage['free_bytes'])} are free")
     if not storage["writable"]:
         found.append("this user may not write here")
     if (storage["fsync_us"] or 0) > _SLOW_FSYNC_US:
@@ -261,4 +261,4 @@ def _shown(name: str, fact: Any) -> str:
         return ", ".join(f"{key.replace('_', ' ')} {value}" for key, value in fact.items())
     if isinstance(fact, bool) or fact is None:
         return {True: "yes", False: "no", None: "unknown"}[fact]
-    return mega(fact) if name.endswith("_bytes") else str(fact)
+    return format_bytes(fact) if name.endswith("_bytes") else str(fact)

@@ -7,12 +7,12 @@ import argparse
 from embedlog.cli.open_log import to_read, to_write
 from embedlog.cli.parser import FAILED, OK
 from embedlog.cli.printing import note, say, say_json
-from embedlog.progress import Bar
+from embedlog.progress import ProgressBar
 
 
 def verify(args: argparse.Namespace) -> int:
     """Print what is wrong; change nothing."""
-    with to_read(args) as log, Bar("verify") as bar:
+    with to_read(args) as log, ProgressBar("verify") as bar:
         found = log.verify(progress=bar)
         topics = len(log.topics())
     if args.json:
@@ -25,7 +25,7 @@ def verify(args: argparse.Namespace) -> int:
 
 def repair(args: argparse.Namespace) -> int:
     """Print what is, or would be, left out."""
-    with to_write(args) as log, Bar("repair") as bar:
+    with to_write(args) as log, ProgressBar("repair") as bar:
         mended = log.root.mended
         told = log.repair(dry_run=not args.yes, progress=bar)
     if args.json:

@@ -17,7 +17,7 @@ from embedlog.cli.open_log import to_write
 from embedlog.cli.parser import OK
 from embedlog.cli.printing import note, say_json
 from embedlog.errors import InvalidRecordError
-from embedlog.progress import Bar
+from embedlog.progress import ProgressBar
 
 if TYPE_CHECKING:
     from embedlog.producer import Producer
@@ -52,7 +52,7 @@ def produce(args: argparse.Namespace) -> int:
     """Send the lines, a chunk at a time; of a chunk with a line that is no record, none."""
     durability = "fsync" if args.sync else "os"
     total, done, lines_before, count = _size_of_input(), 0, 0, 0
-    with to_write(args, create=True, durability=durability) as log, Bar("produce") as bar:
+    with to_write(args, create=True, durability=durability) as log, ProgressBar("produce") as bar:
         log.root.ensure_topic(args.topic)
         with log.producer(compression_type=args.compression) as producer:
             for lines in _chunks():

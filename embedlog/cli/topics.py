@@ -12,7 +12,7 @@ from embedlog.cli.open_log import FORMAT_FILE, FORMAT_VERSION, root_of, to_read,
 from embedlog.cli.parser import OK
 from embedlog.cli.printing import note, say, say_json
 from embedlog.errors import InvalidConfigError, TopicAlreadyExistsError
-from embedlog.progress import mega
+from embedlog.progress import format_bytes
 
 _ROWS = b"T"
 """What the keys of topics begin with (docs/format.md).
@@ -121,14 +121,14 @@ def describe(args: argparse.Namespace) -> int:
 def _say_topic(topic: dict[str, Any]) -> None:
     parts = topic["partitions"]
     records = sum(part["end_offset"] - part["start_offset"] for part in parts)
-    size = mega(sum(part["bytes"] for part in parts))
+    size = format_bytes(sum(part["bytes"] for part in parts))
     of = "offsets" if "compact" in topic["config"]["cleanup.policy"] else "records"
     say(f"{topic['name']}  id {topic['id']}, {len(parts)} partitions, {records} {of}, {size}")
     say(*(f"  {name}={value}" for name, value in topic["overrides"].items()))
     for part in parts:
         say(
             f"  partition {part['partition']}: offsets {part['start_offset']} to "
-            f"{part['end_offset']}, {mega(part['bytes'])} in {part['segments']} segments, "
+            f"{part['end_offset']}, {format_bytes(part['bytes'])} in {part['segments']} segments, "
             f"leader epoch {part['leader_epoch']}"
         )
 

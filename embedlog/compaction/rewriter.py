@@ -116,7 +116,7 @@ class Rewriter:
         """Take the rows of a batch, perhaps none, that must stay what its producer sent."""
         self._flush()
         encoded = self._encode(rows, kind, horizon)
-        encoded.sequence(who.producer_id, who.producer_epoch, who.base_sequence)
+        encoded.set_producer(who.producer_id, who.producer_epoch, who.base_sequence)
         self._fill_up_to(who.base_offset)
         self._held = PendingBatch(encoded, who.next_offset, kind.leader_epoch, True)
         self.come_to(kind.leader_epoch)

@@ -366,7 +366,7 @@ class PartitionLog:
                 file = self.active_file()
             # A segment has one schema: what comes after a record with headers has the column.
             wide = self.last.headers and not one.has_headers
-            draft.add(batches.with_headers(one) if wide else one)
+            draft.add(batches.add_headers(one) if wide else one)
         self._commit_locked(file, draft)
         return draft
 

@@ -14,7 +14,7 @@ from embedlog.cli.argument_types import seconds
 from embedlog.cli.parser import FAILED, INTERRUPTED, OK
 from embedlog.cli.printing import note, say, say_json
 from embedlog.errors import EmbedlogError
-from embedlog.progress import Bar
+from embedlog.progress import ProgressBar
 
 if TYPE_CHECKING:
     from embedlog.pipeline.audit import AuditReport
@@ -114,7 +114,7 @@ def _load(args: argparse.Namespace) -> AuditReport:
 
     # Of pyspark's own imports; no pandas is used here.
     warnings.filterwarnings("ignore", "PySpark does not yet fully support pandas", FutureWarning)
-    with Bar("load", lambda count: f"{count:,.0f} records") as bar:
+    with ProgressBar("load", lambda count: f"{count:,.0f} records") as bar:
         return load(
             args.root,
             args.into,

@@ -1,124 +1,122 @@
-"""What became of batches: counted, told to whoever waits, and called back."""
+"""Counts the outcomes of records, wakes the threads that wait for them, and runs callbacks."""
 
 from __future__ import annotations
 
 import threading
 from collections import deque
-from typing import TYPE_CHECKING
 
 from embedlog.producer import sender
-from embedlog.producer.future import Callback, Delivery, ProducerBatch, run_callback
-
-if TYPE_CHECKING:
-    from embedlog.producer import Producer
-    from embedlog.producer.topic_queue import OpenBatch
+from embedlog.producer.buffer_pool import BufferPool
+from embedlog.producer.delivery import Callback, Delivery, ProducerBatch, run_callback
+from embedlog.producer.open_batch import OpenBatch
 
 COUNTS = ("records", "batches", "bytes", "errors", "retries", "duplicates")
 
 
 class DeliveryReports:
-    """Collects outcomes while a queue is drained; tells them when no lock is held."""
+    """Collects outcomes while a queue is drained; `notify` reports them once no lock is held."""
 
-    def __init__(self, producer: Producer) -> None:
+    def __init__(self, buffer_pool: BufferPool, *, log_errors: bool) -> None:
         self.counts = dict.fromkeys(COUNTS, 0)
-        self._producer = producer
-        self._settled: deque[tuple[Delivery, int]] = deque()
-        """With the bytes of memory that are free again."""
-        self._called: deque[Delivery] = deque()
-        self._calling = threading.Lock()
-        self._caller: int | None = None
+        self._buffer_pool = buffer_pool
+        self._log_errors = log_errors
+        """With ``acks=0`` no caller learns of an error."""
+        self._done: deque[tuple[Delivery, int]] = deque()
+        """Deliveries that have an outcome, and the bytes of memory that are free again."""
+        self._with_callbacks: deque[Delivery] = deque()
+        self._callback_lock = threading.Lock()
+        self._callback_thread: int | None = None
 
-    def count(self, **more: int) -> None:
-        """Add to the counts; queues are drained at the same time, by several threads."""
-        with self._producer.lock:
-            for name, number in more.items():
+    def count(self, **added: int) -> None:
+        """Add to the counts; several threads drain queues at the same time."""
+        with self._buffer_pool.lock:
+            for name, number in added.items():
                 self.counts[name] += number
 
-    def retried(self) -> None:
-        """Count it, and have the sender try again."""
-        self.count(retries=1)
-        self._producer.sender.wake()
-
-    def written_alone(self, gathering: OpenBatch, size: int, duplicate: bool) -> None:
-        """Count a record that needed no parcel, and tell of it unless it is to be called back."""
-        counts, room = self.counts, self._producer.room
-        with room.lock:
+    def record_written(self, open_batch: OpenBatch, size: int, duplicate: bool) -> None:
+        """Report a record that took no `ProducerBatch`; its callbacks run with `notify`."""
+        counts, pool = self.counts, self._buffer_pool
+        with pool.lock:
             counts["batches"] += 1
             counts["records"] += 1
             counts["bytes"] += size
             if duplicate:
                 counts["duplicates"] += 1
-            room.buffered -= gathering.granted
-            if room.waiters:
-                room.wake_locked()
-            if gathering.callbacks:
-                self._settled.append((gathering, 0))
+            pool.buffered -= open_batch.reserved
+            if pool.waiters:
+                pool.notify_locked()
+            if open_batch.callbacks:
+                self._done.append((open_batch, 0))
 
-    def settled(self, parcel: ProducerBatch) -> None:
-        """Count a batch that was written or failed; the rest is done after the drain."""
-        receipt, records = parcel.receipt, parcel.count
+    def batch_done(self, batch: ProducerBatch) -> None:
+        """Count a batch that was written or failed; `notify` does the rest after the drain."""
+        receipt, records = batch.receipt, batch.count
         if receipt is not None:
             duplicates = int(receipt.duplicate)
-            self.count(batches=1, records=records, duplicates=duplicates, bytes=parcel.size)
-        elif parcel.error is not None:
-            self._count_errors(parcel.delivery.queue.topic, parcel.count, parcel.error)
-        self._settled.append((parcel.delivery, parcel.size))
+            self.count(batches=1, records=records, duplicates=duplicates, bytes=batch.size)
+        elif batch.error is not None:
+            self._count_errors(batch.delivery.queue.topic, batch.count, batch.error)
+        self._done.append((batch.delivery, batch.size))
 
-    def refused(self, gathering: OpenBatch, count: int, error: BaseException) -> None:
-        """Count records of which no batch could be made."""
-        self._count_errors(gathering.queue.topic, count, error)
-        self._producer.room.release(gathering.granted)
-        self._settled.append((gathering, 0))
+    def not_encoded(self, open_batch: OpenBatch, count: int, error: BaseException) -> None:
+        """Count records that could not be made into a batch."""
+        self._count_errors(open_batch.queue.topic, count, error)
+        self._buffer_pool.release(open_batch.reserved)
+        self._done.append((open_batch, 0))
 
     def _count_errors(self, topic: str, count: int, error: BaseException) -> None:
         self.count(errors=count)
-        if self._producer.config.acks == 0:
-            sender.LOGGER.error("%d records to %s were lost: %s", count, topic, error)
+        if self._log_errors:
+            sender.LOGGER.error("%d records for topic %s were lost: %s", count, topic, error)
 
-    def tell(self) -> None:
-        """Tell whoever waits what was settled, and call back.  Under no lock."""
-        settled = self._settled
-        if settled:
-            room, called = self._producer.room, self._called
-            with room.lock:
-                size, last = 0, None
-                while settled:
-                    delivery, its = settled.popleft()
-                    size += its
+    def notify(self) -> None:
+        """Wake the waiting threads and run callbacks.  The caller holds no lock."""
+        done = self._done
+        if done:
+            pool, with_callbacks = self._buffer_pool, self._with_callbacks
+            with pool.lock:
+                freed, last = 0, None
+                while done:
+                    delivery, size = done.popleft()
+                    freed += size
                     if delivery.callbacks and delivery is not last:
-                        called.append(delivery)
+                        with_callbacks.append(delivery)
                         last = delivery
-                room.buffered -= size
-                if room.waiters:
-                    room.wake_locked()
-        if self._called:
-            self.call_back()
+                pool.buffered -= freed
+                if pool.waiters:
+                    pool.notify_locked()
+        if self._with_callbacks:
+            self.run_callbacks()
 
-    def call_back(self, wait: bool = False) -> None:
-        """Run the callbacks that are due, in order; one thread at a time (G9)."""
-        me = threading.get_ident()
-        if self._caller == me:
+    def run_callbacks(self, wait: bool = False) -> None:
+        """Run the callbacks that are due, in order, one thread at a time (G9).
+
+        Args:
+            wait: Wait for another thread that is running callbacks, then run the rest.
+        """
+        this_thread = threading.get_ident()
+        if self._callback_thread == this_thread:
             return
-        while self._called or wait:
-            if not self._calling.acquire(blocking=wait):
+        while self._with_callbacks or wait:
+            if not self._callback_lock.acquire(blocking=wait):
                 return
-            self._caller = me
+            self._callback_thread = this_thread
             try:
-                while self._called:
-                    self._call_back_for(self._called.popleft())
+                while self._with_callbacks:
+                    self._run_callbacks_of(self._with_callbacks.popleft())
             finally:
-                self._caller = None
-                self._calling.release()
+                self._callback_thread = None
+                self._callback_lock.release()
             wait = False
 
-    def _call_back_for(self, delivery: Delivery) -> None:
-        with self._producer.lock:
+    def _run_callbacks_of(self, delivery: Delivery) -> None:
+        with self._buffer_pool.lock:
             due: list[Callback] = []
-            left: list[Callback] = []
+            pending: list[Callback] = []
             for callback in delivery.callbacks:
                 future = callback[0]
                 done = delivery.outcome(future._row) is not None
-                (due if done else left).append(callback)
-            delivery.callbacks = left
+                (due if done else pending).append(callback)
+            delivery.callbacks = pending
         for callback in due:
             run_callback(callback)

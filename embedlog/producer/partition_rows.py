@@ -1,177 +1,194 @@
-"""Which partition each record goes to, and the batches that are made of them."""
+"""Chooses the partition of each row, and makes the batches of each partition."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 
 from embedlog.batch import EncodedBatch
 from embedlog.batch.arrays import numbers
+from embedlog.config import ProducerConfig
 from embedlog.partitioner import StickyPartitioner, partition_for_key, partitions_for_keys
+from embedlog.producer.partition_writer import PartitionWriter
 from embedlog.producer.row_batches import (
-    PIECE_BYTES,
+    CHUNK_BYTES,
     Rows,
     TableRows,
-    cuts,
+    chunks,
     encode_columns,
     encode_rows,
-    pieces,
     size_of,
+    slice_bounds,
 )
-
-if TYPE_CHECKING:
-    from embedlog.producer.topic_queue import TopicQueue
+from embedlog.producer.topic_settings import TopicSettings
 
 Batches = Iterator[tuple[int, EncodedBatch]]
-FEW = 8192
-"""Rows that are sorted as lists; more are made columns first.  Measured with values of 100
-bytes and four partitions, lists took 0.6 of the time of columns for 1,000 rows, 0.9 for 8,192,
-1.1 for 16,000, and 1.4 to 1.6 for 100,000."""
+"""Pairs of a partition and a batch."""
+MAX_LIST_ROWS = 8192
+"""Rows that are sorted as lists; more are converted to columns first.  Measured with values of
+100 bytes and four partitions, lists took 0.6 of the time of columns for 1,000 rows, 0.9 for
+8,192, 1.1 for 16,000, and 1.4 to 1.6 for 100,000."""
 
 
 class RowPartitioner:
-    """Splits what goes to one topic; under the queue's drain lock, for partitions stick."""
+    """Splits the rows for one topic into batches.
 
-    def __init__(self, queue: TopicQueue) -> None:
-        self._queue, self._config = queue, queue.producer.config
-        config = self._config
+    The caller holds the queue's drain lock, since the sticky partition is a state.
+    """
+
+    def __init__(
+        self,
+        config: ProducerConfig,
+        settings: TopicSettings,
+        writers: Mapping[int, PartitionWriter],
+    ) -> None:
+        self._config, self._settings, self._writers = config, settings, writers
         self._sticky = StickyPartitioner(
             max(min(config.batch_size, config.partitioner_sticky_bytes), 1),
             longest=config.partitioner_sticky_ms / 1000,
             adaptive=config.partitioner_adaptive_partitioning_enable,
         )
 
-    def split(self, rows: Rows, size: int, chosen: dict[int, int]) -> tuple[Any, Batches]:
+    def split(
+        self, rows: Rows, size: int, explicit_partitions: dict[int, int]
+    ) -> tuple[Any, Batches]:
         """Return the order of the rows in the batches (None: as they are), and the batches."""
-        only = self._only(rows, chosen)
-        if only is not None:
-            return None, self._to_one(rows, size, only)
+        partition = self._single_partition(rows, explicit_partitions)
+        if partition is not None:
+            return None, self._encode(rows, size, partition)
         config = self._config
-        if not chosen and (rows.keys is None or config.partitioner_ignore_keys):
-            return None, self._stick(rows, size)
-        if len(rows.values) <= FEW:
-            return self._scatter_rows(rows, size, chosen)
-        return self._scatter(rows.columns(), chosen)
+        if not explicit_partitions and (rows.keys is None or config.partitioner_ignore_keys):
+            return None, self._encode_sticky(rows, size)
+        if len(rows.values) > MAX_LIST_ROWS:
+            return self._split_columns(rows.columns(), explicit_partitions)
+        # Hash all keys at once, then bring the rows of each partition together.
+        order, bounds = self._sort(rows.key_column(), size, explicit_partitions)
+        return order, self._encode_each(rows.take(order.tolist()), bounds)
 
-    def _only(self, rows: Rows, chosen: dict[int, int]) -> int | None:
-        """Return the partition that all rows go to, if that is easily seen."""
-        partitions = self._queue.info.partitions
+    def _single_partition(self, rows: Rows, explicit_partitions: dict[int, int]) -> int | None:
+        """Return the partition of all rows, if that is cheap to see."""
+        partitions = self._settings.info.partitions
         if partitions == 1:
             return 0
         count = len(rows.values)
-        if len(chosen) == count:
-            different = set(chosen.values())
-            return different.pop() if len(different) == 1 else None
+        if len(explicit_partitions) == count:
+            distinct = set(explicit_partitions.values())
+            return distinct.pop() if len(distinct) == 1 else None
         if count > 1 or rows.keys is None or rows.keys[0] is None:
             return None
         if self._config.partitioner_ignore_keys:
             return None
         return partition_for_key(rows.keys[0], partitions)
 
-    def _to_one(self, rows: Rows, size: int, partition: int) -> Batches:
-        compression = self._queue.compression
-        for piece in pieces(rows, self._queue.limit, size):
-            for encoded in encode_rows(piece, compression, self._queue.limits):
+    def _encode(self, rows: Rows, size: int, partition: int) -> Batches:
+        settings = self._settings
+        compression = settings.compression
+        for chunk in chunks(rows, settings.batch_bytes, size):
+            for encoded in encode_rows(chunk, compression, settings.limits):
                 yield partition, encoded
 
-    def _stick(self, rows: Rows, size: int) -> Batches:
-        compression = self._queue.compression
-        for piece in pieces(rows, self._queue.limit, size):
-            partition = self.stay()
-            for encoded in encode_rows(piece, compression, self._queue.limits):
+    def _encode_sticky(self, rows: Rows, size: int) -> Batches:
+        settings = self._settings
+        compression = settings.compression
+        for chunk in chunks(rows, settings.batch_bytes, size):
+            partition = self.sticky_partition()
+            for encoded in encode_rows(chunk, compression, settings.limits):
                 yield partition, encoded
-                self.stayed(encoded.size)
+                self.sent_sticky(encoded.size)
 
-    def stay(self) -> int:
-        """Return where a record without a key goes now."""
-        partitions, lanes = self._queue.info.partitions, self._queue.lanes
+    def sticky_partition(self) -> int:
+        """Return the partition for a record without a key."""
+        partitions, writers = self._settings.info.partitions, self._writers
         queues = None
-        if any(lane.waiting for lane in lanes.values()):
-            queues = [len(lanes[i].waiting) if i in lanes else 0 for i in range(partitions)]
+        if any(writer.waiting for writer in writers.values()):
+            queues = [len(writers[n].waiting) if n in writers else 0 for n in range(partitions)]
         return self._sticky.choose(partitions, queues=queues, now=monotonic())
 
-    def stayed(self, size: int) -> None:
-        """Count a batch that went there."""
+    def sent_sticky(self, size: int) -> None:
+        """Count the bytes of a batch that went to the sticky partition."""
         self._sticky.added(size, batch_closed=True)
 
-    def _scatter_rows(self, rows: Rows, size: int, chosen: dict[int, int]) -> tuple[Any, Batches]:
-        """Hash the keys all at once, and bring the rows of each partition together."""
-        order, bounds = self._sorted(rows.key_column(), size, chosen)
-        return order, self._row_parts(rows.pick(order.tolist()), bounds)
+    def _sort(
+        self, keys: Any, size: int, explicit_partitions: dict[int, int]
+    ) -> tuple[Any, list[int]]:
+        """Return the rows sorted by partition, and where each partition begins and ends."""
+        partitions, rows = self._settings.info.partitions, len(keys)
+        if self._config.partitioner_ignore_keys:
+            keys = pa.nulls(rows, pa.binary())
+        chosen = partitions_for_keys(keys, partitions)
+        chosen = chosen.astype("int16" if partitions < 1 << 15 else "int32")
+        if explicit_partitions:
+            chosen[list(explicit_partitions)] = list(explicit_partitions.values())
+        keyless = chosen < 0
+        if keyless.any():
+            chosen[keyless] = self.sticky_partition()
+            self.sent_sticky(size * int(keyless.sum()) // rows)
+        order = chosen.argsort(kind="stable")
+        return order, chosen[order].searchsorted(range(partitions + 1)).tolist()
 
-    def _row_parts(self, rows: Rows, bounds: list[int]) -> Batches:
+    def _encode_each(self, rows: Rows, bounds: list[int]) -> Batches:
         for partition, (start, stop) in enumerate(pairwise(bounds)):
             if start < stop:
                 part = rows.slice(start, stop).measured()
-                yield from self._to_one(part, size_of(part), partition)
+                yield from self._encode(part, size_of(part), partition)
 
-    def _scatter(self, columns: Any, chosen: dict[int, int]) -> tuple[Any, Batches]:
-        """As `_scatter_rows`, for whole columns."""
-        order, bounds = self._sorted(columns.column(1), columns.nbytes, chosen)
-        return order, self._parts(columns.take(numbers(order, pa.int64())), bounds)
+    def _split_columns(
+        self, columns: Any, explicit_partitions: dict[int, int]
+    ) -> tuple[Any, Batches]:
+        """Do as `split` does for rows that must be sorted, with columns."""
+        order, bounds = self._sort(columns.column(1), columns.nbytes, explicit_partitions)
+        sorted_columns = columns.take(numbers(order, pa.int64()))
+        return order, self._encode_each_slice(sorted_columns, bounds)
 
-    def _sorted(self, keys: Any, size: int, chosen: dict[int, int]) -> tuple[Any, list[int]]:
-        """Return rows in the order of their partitions, and where each partition begins."""
-        partitions, rows = self._queue.info.partitions, len(keys)
-        if self._config.partitioner_ignore_keys:
-            keys = pa.nulls(rows, pa.binary())
-        where = partitions_for_keys(keys, partitions)
-        where = where.astype("int16" if partitions < 1 << 15 else "int32")
-        if chosen:
-            where[list(chosen)] = list(chosen.values())
-        keyless = where < 0
-        if keyless.any():
-            where[keyless] = self.stay()
-            self.stayed(size * int(keyless.sum()) // rows)
-        order = where.argsort(kind="stable")
-        return order, where[order].searchsorted(range(partitions + 1)).tolist()
-
-    def _parts(self, columns: Any, bounds: list[int]) -> Batches:
+    def _encode_each_slice(self, columns: Any, bounds: list[int]) -> Batches:
         for partition, (start, stop) in enumerate(pairwise(bounds)):
             if start < stop:
-                for encoded in self._cut(columns.slice(start, stop - start), None):
+                for encoded in self._encode_columns(columns.slice(start, stop - start), None):
                     yield partition, encoded
 
-    def _cut(self, columns: Any, times: tuple[int, int] | None) -> Iterator[EncodedBatch]:
-        compression = self._queue.compression
-        for start, stop in cuts(columns, self._queue.wide):
-            piece = columns.slice(start, stop - start)
-            yield from encode_columns(piece, compression, self._queue.limits, times)
+    def _encode_columns(
+        self, columns: Any, timestamps: tuple[int, int] | None
+    ) -> Iterator[EncodedBatch]:
+        settings = self._settings
+        compression = settings.compression
+        for start, stop in slice_bounds(columns, settings.column_batch_bytes):
+            part = columns.slice(start, stop - start)
+            yield from encode_columns(part, compression, settings.limits, timestamps)
 
     def split_rows(self, rows: Rows, size: int, partition: int | None) -> Batches:
-        """Return the batches of rows that came as lists, made as they are asked for."""
+        """Yield the batches of rows that came as lists; each is encoded when it is asked for."""
         if partition is not None:
-            yield from self._to_one(rows, size, partition)
+            yield from self._encode(rows, size, partition)
             return
-        if size <= self._queue.limit:
-            # A list: what is not bytes is found before the first batch is on its way.
+        if size <= self._settings.batch_bytes:
+            # A list: values that are not bytes are found before the first batch is written.
             yield from list(self.split(rows, size, {})[1])
             return
-        many = self._queue.info.partitions > 1 and rows.keys is not None
-        for piece in pieces(rows, PIECE_BYTES, size) if many else (rows,):
-            yield from self.split(piece, size, {})[1]
+        in_chunks = self._settings.info.partitions > 1 and rows.keys is not None
+        for chunk in chunks(rows, CHUNK_BYTES, size) if in_chunks else (rows,):
+            yield from self.split(chunk, size, {})[1]
 
     def split_groups(self, rows: Rows, groups: dict[int, list[int]]) -> Batches:
-        """Return the batches of rows that a partitioner put into groups."""
+        """Yield the batches of rows that a custom partitioner grouped by partition."""
         for partition, members in groups.items():
-            part = rows.pick(members).measured()
-            yield from self._to_one(part, size_of(part), partition)
+            part = rows.take(members).measured()
+            yield from self._encode(part, size_of(part), partition)
 
-    def split_source(self, source: TableRows, partition: int | None) -> Batches:
-        """Return the batches of a table, made as they are asked for."""
-        times = None if source.now is None else (source.now, source.now)
-        for columns in source.table.to_batches():
+    def split_table(self, rows: TableRows, partition: int | None) -> Batches:
+        """Yield the batches of a table; each is encoded when it is asked for."""
+        timestamps = None if rows.timestamp is None else (rows.timestamp, rows.timestamp)
+        for columns in rows.table.to_batches():
             keyless = columns.column(1).null_count == columns.num_rows
-            if partition is not None or self._queue.info.partitions == 1:
-                for encoded in self._cut(columns, times):
+            if partition is not None or self._settings.info.partitions == 1:
+                for encoded in self._encode_columns(columns, timestamps):
                     yield partition or 0, encoded
             elif keyless or self._config.partitioner_ignore_keys:
-                for encoded in self._cut(columns, times):
-                    yield self.stay(), encoded
-                    self.stayed(encoded.size)
+                for encoded in self._encode_columns(columns, timestamps):
+                    yield self.sticky_partition(), encoded
+                    self.sent_sticky(encoded.size)
             else:
-                yield from self._scatter(columns, {})[1]
+                yield from self._split_columns(columns, {})[1]

@@ -1,4 +1,4 @@
-"""From tables and lists to batches of a fitting size, without touching single records."""
+"""Makes batches of a fitting size from lists and tables, without touching single records."""
 
 from __future__ import annotations
 
@@ -25,53 +25,58 @@ from embedlog.errors import SerializationError
 ROW_BYTES = 16
 """What a record takes besides key and value: its timestamp, and two Arrow offsets."""
 
-PIECE_BYTES = 16 << 20
-"""Work on lists in pieces of this size, so that memory stays small and Arrow's int32 large."""
+CHUNK_BYTES = 16 << 20
+"""Lists are handled in chunks of this size: memory stays small, and Arrow's int32 large enough."""
 
 
 class Rows(NamedTuple):
-    """Records as lists; ``keys`` and ``headers`` may be absent, one time may be for all."""
+    """Records as lists; without ``keys`` or ``headers`` no record has one."""
 
     values: Sequence[bytes | None]
     keys: Sequence[bytes | None] | None
     timestamps: Sequence[int] | int
+    """In ms; an int is the timestamp of all records."""
     headers: Sequence[Any] | None = None
     lengths: tuple[Lengths, Lengths] = (None, None)
-    """Of values and keys; None if not measured, or if an item has none."""
+    """Of values and of keys; None if not measured, or if an item has no length."""
 
     def measured(self) -> Rows:
-        """Return them with their lengths, which both the splitting and the encoding need."""
-        values, keys, times, headers, (of_values, of_keys) = self
+        """Return the rows with their lengths, which both splitting and encoding need."""
+        values, keys, timestamps, headers, (value_lengths, key_lengths) = self
         if keys is not None:
-            of_keys = of_keys or lengths_of(keys)
-        return Rows(values, keys, times, headers, (of_values or lengths_of(values), of_keys))
+            key_lengths = key_lengths or lengths_of(keys)
+        lengths = value_lengths or lengths_of(values), key_lengths
+        return Rows(values, keys, timestamps, headers, lengths)
 
     def slice(self, start: int, stop: int) -> Rows:
-        """Return some of them."""
+        """Return the rows ``[start, stop)``."""
         if start == 0 and stop == len(self.values):
             return self
-        times = self.timestamps
+        timestamps, (value_lengths, key_lengths) = self.timestamps, self.lengths
         return Rows(
             self.values[start:stop],
             None if self.keys is None else self.keys[start:stop],
-            times if isinstance(times, int) else times[start:stop],
+            timestamps if isinstance(timestamps, int) else timestamps[start:stop],
             None if self.headers is None else self.headers[start:stop],
-            (_part(self.lengths[0], start, stop), _part(self.lengths[1], start, stop)),
+            (
+                None if value_lengths is None else value_lengths[start:stop],
+                None if key_lengths is None else key_lengths[start:stop],
+            ),
         )
 
-    def pick(self, order: Sequence[int]) -> Rows:
-        """Return them in another order, or some of them."""
-        picked, times = _picker(order), self.timestamps
+    def take(self, indices: Sequence[int]) -> Rows:
+        """Return the rows at ``indices``, in that order."""
+        pick, timestamps, count = _getter(indices), self.timestamps, len(indices)
         return Rows(
-            picked(self.values),
-            None if self.keys is None else picked(self.keys),
-            times if isinstance(times, int) else picked(times),
-            None if self.headers is None else picked(self.headers),
-            (_alike(self.lengths[0], len(order)), _alike(self.lengths[1], len(order))),
+            pick(self.values),
+            None if self.keys is None else pick(self.keys),
+            timestamps if isinstance(timestamps, int) else pick(timestamps),
+            None if self.headers is None else pick(self.headers),
+            (_lengths_of_any(self.lengths[0], count), _lengths_of_any(self.lengths[1], count)),
         )
 
     def columns(self) -> Any:
-        """Return them as an Arrow record batch."""
+        """Return the rows as an Arrow record batch."""
         return batch.from_lists(*self)
 
     def key_column(self) -> Any:
@@ -79,71 +84,64 @@ class Rows(NamedTuple):
         return batch.binary_array(self.keys, len(self.values), self.lengths[1])
 
 
-def _part(lengths: Lengths, start: int, stop: int) -> Lengths:
-    return None if lengths is None else lengths[start:stop]
+def _lengths_of_any(lengths: Lengths, count: int) -> Lengths:
+    """Return the lengths of any ``count`` of the items, if all items have one length."""
+    return lengths[:count] if lengths and _all_equal(lengths) else None
 
 
-def _alike(lengths: Lengths, count: int) -> Lengths:
-    """Return the lengths of any so many of the items, if that is easily told."""
-    return lengths[:count] if lengths and _even(lengths) else None
-
-
-def _even(lengths: list[int]) -> bool:
-    # Often the items are of one length; to count takes a tenth of the time to add up.
+def _all_equal(lengths: list[int]) -> bool:
+    # Items often have one length; counting takes a tenth of the time of adding up.
     return lengths.count(lengths[0]) == len(lengths)
 
 
-def _picker(order: Sequence[int]) -> Callable[[Sequence[Any]], Sequence[Any]]:
-    # In C, several times as fast as a comprehension; but of one index it makes no tuple.
-    if len(order) > 1:
-        return itemgetter(*order)
-    return lambda items: [items[row] for row in order]
+def _getter(indices: Sequence[int]) -> Callable[[Sequence[Any]], Sequence[Any]]:
+    # In C, several times as fast as a comprehension; but with one index it returns no tuple.
+    if len(indices) > 1:
+        return itemgetter(*indices)
+    return lambda items: [items[row] for row in indices]
 
 
 def size_of(rows: Rows) -> int:
     """Return about how many bytes rows will take."""
-    values, keys = rows.lengths
-    return ROW_BYTES * len(rows.values) + _sum(rows.values, values) + _sum(rows.keys, keys)
+    value_lengths, key_lengths = rows.lengths
+    size = ROW_BYTES * len(rows.values) + _total_bytes(rows.values, value_lengths)
+    return size + _total_bytes(rows.keys, key_lengths)
 
 
-def _sum(items: Sequence[Any] | None, lengths: Lengths) -> int:
+def _total_bytes(items: Sequence[Any] | None, lengths: Lengths) -> int:
     if items is None:
         return 0
-    if lengths and _even(lengths):
+    if lengths and _all_equal(lengths):
         return lengths[0] * len(lengths)
-    return sum(_lengths(items, lengths))
+    return sum(_measure(items, lengths))
 
 
-def _lengths(items: Sequence[Any], lengths: Lengths) -> list[int]:
+def _measure(items: Sequence[Any], lengths: Lengths) -> list[int]:
     if lengths is not None:
         return lengths
     try:
         return [0 if item is None else len(item) for item in items]
     except TypeError as error:
-        # What has a length is told by the encoder, which looks at the types.
-        kind = next(type(one).__name__ for one in items if one is not None and not _sized(one))
+        # Other types that have a length are found by the encoder, which checks the types.
+        wrong = next(item for item in items if item is not None and not hasattr(item, "__len__"))
         raise SerializationError(
-            f"a key or a value is bytes or None, not {kind}",
-            todo="serialize it, or give a data frame to append_table",
+            f"A key or a value must be bytes or None, got {type(wrong).__name__}",
+            todo="Serialize it, or pass a data frame to append_table",
         ) from error
 
 
-def _sized(item: object) -> bool:
-    return hasattr(item, "__len__")
-
-
-def pieces(rows: Rows, limit: int, size: int | None = None) -> Iterator[Rows]:
-    """Split rows so that each piece has at most ``limit`` bytes, but at least one row."""
+def chunks(rows: Rows, limit: int, size: int | None = None) -> Iterator[Rows]:
+    """Split rows into chunks of at most ``limit`` bytes, but at least one row."""
     count = len(rows.values)
     if (size_of(rows) if size is None else size) <= limit:
         yield rows
         return
-    each = [
-        lengths[0] if lengths and _even(lengths) else _lengths(items, lengths)
+    sizes = [
+        lengths[0] if lengths and _all_equal(lengths) else _measure(items, lengths)
         for items, lengths in zip((rows.values, rows.keys), rows.lengths, strict=True)
         if items is not None
     ]
-    ends = batch.row_ends(count, ROW_BYTES, each)
+    ends = batch.row_ends(count, ROW_BYTES, sizes)
     start = used = 0
     while start < count:
         stop = max(int(ends.searchsorted(used + limit, "right")), start + 1)
@@ -151,10 +149,13 @@ def pieces(rows: Rows, limit: int, size: int | None = None) -> Iterator[Rows]:
         start, used = stop, int(ends[stop - 1])
 
 
-def cuts(columns: Any, limit: int) -> Iterator[tuple[int, int]]:
-    """Split columns likewise; yield (start, stop).  Reads Arrow's offsets, copies nothing."""
+def slice_bounds(columns: Any, limit: int) -> Iterator[tuple[int, int]]:
+    """Split columns as `chunks` does, and yield (start, stop).
+
+    Reads Arrow's offsets and copies nothing.
+    """
     rows = columns.num_rows
-    keys, values = _ends(columns.column(1)), _ends(columns.column(2))
+    keys, values = _offsets(columns.column(1)), _offsets(columns.column(2))
 
     def used(row: int) -> int:
         ends: int = keys[row] + values[row]
@@ -162,28 +163,29 @@ def cuts(columns: Any, limit: int) -> Iterator[tuple[int, int]]:
 
     start = step = 0
     while start < rows:
-        top, stop = used(start) + limit, start + step
-        # Rows are often of one size: then the last step fits again.
-        if not start < stop < rows or not used(stop) <= top < used(stop + 1):
+        end, stop = used(start) + limit, start + step
+        # Rows often have one size: then the last step fits again.
+        if not start < stop < rows or not used(stop) <= end < used(stop + 1):
             candidates = range(start + 1, min(rows, start + limit // ROW_BYTES) + 1)
-            stop = start + max(bisect_right(candidates, top, key=used), 1)
+            stop = start + max(bisect_right(candidates, end, key=used), 1)
         yield start, stop
         start, step = stop, stop - start
 
 
-def _ends(array: Any) -> Any:
-    """Return where the items of a binary column end, as Arrow keeps it."""
+def _offsets(array: Any) -> Any:
+    """Return Arrow's offsets of a binary column: where its items begin and end."""
     offsets = array.buffers()[1]
     return memoryview(offsets).cast("i")[array.offset : array.offset + len(array) + 1]
 
 
 def encode_rows(rows: Rows, compression: str, limits: BatchLimits) -> list[EncodedBatch]:
-    """Encode rows as one batch; as more, if one would be over the limits (G13)."""
+    """Encode rows as one batch, or as several if one would be over the limits (G13)."""
     values, keys, timestamps, headers, lengths = rows
-    one = encode_lists(values, keys, timestamps, headers, compression, lengths)
-    if one.count == 1 or limits.takes(one):
-        return [one]
-    first, second = rows.slice(0, one.count // 2), rows.slice(one.count // 2, one.count)
+    encoded = encode_lists(values, keys, timestamps, headers, compression, lengths)
+    if encoded.count == 1 or limits.accepts(encoded):
+        return [encoded]
+    half = encoded.count // 2
+    first, second = rows.slice(0, half), rows.slice(half, encoded.count)
     return encode_rows(first, compression, limits) + encode_rows(second, compression, limits)
 
 
@@ -193,12 +195,12 @@ def encode_columns(
     limits: BatchLimits,
     timestamps: tuple[int, int] | None = None,
 ) -> Iterator[EncodedBatch]:
-    """Encode columns likewise; ``timestamps`` are the smallest and largest, if known."""
-    one = encode(columns, compression, timestamps=timestamps)
-    if one.count == 1 or limits.takes(one):
-        yield one
+    """Encode columns as `encode_rows` does; ``timestamps`` are the extremes, if known."""
+    encoded = encode(columns, compression, timestamps=timestamps)
+    if encoded.count == 1 or limits.accepts(encoded):
+        yield encoded
         return
-    half = one.count // 2
+    half = encoded.count // 2
     yield from encode_columns(columns.slice(0, half), compression, limits, timestamps)
     yield from encode_columns(columns.slice(half), compression, limits, timestamps)
 
@@ -207,103 +209,110 @@ def encode_columns(
 
 
 class TableRows(NamedTuple):
-    """A table in the columns of a topic, and the one time of all rows if they have none."""
+    """A table in the schema of a batch, and the one timestamp of all rows if it had none."""
 
     table: Any
-    now: int | None
+    timestamp: int | None
 
 
-def source_of(
-    given: Any, key: str | None, value: str | None, timestamp: str | None, now: int
+def table_rows(
+    source: Any, key: str | None, value: str | None, timestamp: str | None, now_ms: int
 ) -> TableRows:
-    """Return a table's columns in the types and order of a batch.
+    """Return the columns of a table in the types and order of a batch.
 
-    Text becomes its UTF-8 bytes, without a copy where Arrow lays it out alike.
+    Text becomes its UTF-8 bytes, without a copy where Arrow's layout is the same.
+
+    Args:
+        source: What `pyarrow.table` accepts.
+        key, value, timestamp: Names of columns; None means the usual name, if there is one.
+        now_ms: The timestamp of rows without one.
 
     Raises:
-        SerializationError: No table, no such column, or a column of another type.
+        SerializationError: Not a table, no such column, or a column of another type.
     """
-    table = _table(given)
+    table = _arrow_table(source)
     rows = table.num_rows
     columns = [
-        _times(table, timestamp, now),
-        _binary(table, "key", key),
-        _binary(table, "value", value),
+        _timestamp_column(table, timestamp, now_ms),
+        _binary_column(table, "key", key),
+        _binary_column(table, "value", value),
     ]
     if columns[1] is None:
         columns[1] = pa.nulls(rows, pa.binary())
     if columns[2] is None:
         raise SerializationError(
-            f"no column is called value; there are {', '.join(table.column_names)}",
-            todo="Name one: append_table(..., value='…')",
+            f"There is no column value, only {', '.join(table.column_names)}",
+            todo="Name the column: append_table(..., value='…')",
         )
-    own_time = columns[0] is not None
-    if not own_time:
-        columns[0] = repeated(now, TIMESTAMP, rows)
+    has_timestamps = columns[0] is not None
+    if not has_timestamps:
+        columns[0] = repeated(now_ms, TIMESTAMP, rows)
     headers = "headers" in table.column_names
     schema = batch.schema(headers=headers)
     if headers:
         columns.append(_cast(table.column("headers"), schema.field("headers").type, "headers"))
-    return TableRows(pa.table(columns, schema=schema), None if own_time else now)
+    return TableRows(pa.table(columns, schema=schema), None if has_timestamps else now_ms)
 
 
-def _table(given: Any) -> Any:
-    if isinstance(given, pa.Table):
-        return given
-    if isinstance(given, pa.RecordBatchReader):
-        return given.read_all()
-    if isinstance(given, pa.RecordBatch):
-        return pa.Table.from_batches([given])
-    if hasattr(given, "__arrow_c_stream__") or hasattr(given, "__arrow_c_array__"):
-        return pa.table(given)
+def _arrow_table(source: Any) -> Any:
+    if isinstance(source, pa.Table):
+        return source
+    if isinstance(source, pa.RecordBatchReader):
+        return source.read_all()
+    if isinstance(source, pa.RecordBatch):
+        return pa.Table.from_batches([source])
+    if hasattr(source, "__arrow_c_stream__") or hasattr(source, "__arrow_c_array__"):
+        return pa.table(source)
     raise SerializationError(
-        f"a {type(given).__name__} is no table",
-        todo="give a pyarrow Table or RecordBatch, or a pandas or Polars DataFrame",
+        f"A {type(source).__name__} is not a table",
+        todo="Pass a pyarrow Table or RecordBatch, or a pandas or Polars DataFrame",
     )
 
 
-def _column(table: Any, usual: str, name: str | None) -> Any:
-    wanted = usual if name is None else name
+def _column(table: Any, default: str, name: str | None) -> Any:
+    wanted = default if name is None else name
     if wanted in table.column_names:
         return table.column(wanted)
     if name is None:
         return None
-    raise SerializationError(
-        f"no column is called {name}; there are {', '.join(table.column_names)}"
-    )
+    raise SerializationError(f"There is no column {name}, only {', '.join(table.column_names)}")
 
 
-def _binary(table: Any, usual: str, name: str | None) -> Any:
-    column = _column(table, usual, name)
-    return None if column is None else _cast(column, pa.binary(), name or usual)
+def _binary_column(table: Any, default: str, name: str | None) -> Any:
+    column = _column(table, default, name)
+    return None if column is None else _cast(column, pa.binary(), name or default)
 
 
-def _times(table: Any, name: str | None, now: int) -> Any:
+def _timestamp_column(table: Any, name: str | None, now_ms: int) -> Any:
     column = _column(table, "timestamp", name)
     if column is None:
         return None
     if pa.types.is_integer(column.type):
         column = column.cast(pa.int64())
     column = _cast(column, TIMESTAMP, name or "timestamp")
-    return column.fill_null(number(now, TIMESTAMP)) if column.null_count else column
+    return column.fill_null(number(now_ms, TIMESTAMP)) if column.null_count else column
 
 
-def _cast(column: Any, wanted: Any, name: str) -> Any:
-    kind = column.type
-    if kind == wanted:
+def _cast(column: Any, target: Any, name: str) -> Any:
+    column_type = column.type
+    if column_type == target:
         return column
     types = pa.types
-    if wanted == pa.binary():
-        if types.is_dictionary(kind):
-            return _cast(column.cast(kind.value_type), wanted, name)
-        if types.is_string_view(kind) or types.is_large_string(kind):
+    if target == pa.binary():
+        if types.is_dictionary(column_type):
+            return _cast(column.cast(column_type.value_type), target, name)
+        if types.is_string_view(column_type) or types.is_large_string(column_type):
             column = column.cast(pa.string())
-        elif not (types.is_string(kind) or "binary" in str(kind) or types.is_null(kind)):
+        elif not (
+            types.is_string(column_type)
+            or "binary" in str(column_type)
+            or types.is_null(column_type)
+        ):
             raise SerializationError(
-                f"column {name} is {kind}, not binary or text", todo="Cast it first"
+                f"Column {name} must be binary or text, got {column_type}", todo="Cast it first"
             )
     try:
-        # Nanoseconds are cut to milliseconds: that is what a record's time has.
-        return column.cast(wanted, safe=not types.is_temporal(kind))
+        # Nanoseconds are cut to milliseconds, the unit of a record's timestamp.
+        return column.cast(target, safe=not types.is_temporal(column_type))
     except pa.ArrowException as error:
-        raise SerializationError(f"column {name} is {kind}: {error}") from error
+        raise SerializationError(f"Column {name} is {column_type}: {error}") from error

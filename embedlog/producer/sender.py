@@ -1,131 +1,119 @@
-"""The thread that drains what nobody waits for; and what happens at a fork and at the exit."""
+"""The background thread of a producer, which drains records that no caller waits for."""
 
 from __future__ import annotations
 
-import atexit
 import logging
-import os
 import threading
 import weakref
+from collections.abc import Mapping
 from time import monotonic
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from embedlog.errors import EmbedlogError
 
-if TYPE_CHECKING:
-    from embedlog.producer import Producer
-
 LOGGER = logging.getLogger("embedlog.producer")
 TICK = 0.001
-"""Seconds between two looks while records are sent; also the least a record lingers."""
-QUIET_TICKS = 20
-"""Looks that found nothing before the thread sleeps until it is woken."""
-LONGEST = 0.1
+"""Seconds between two rounds while records are sent; also the least time a record lingers."""
+QUIET_ROUNDS = 20
+"""Rounds without any work after which the thread sleeps until it is woken."""
+MAX_PAUSE = 0.1
 FOREVER = threading.TIMEOUT_MAX
 
-_producers: weakref.WeakSet[Producer] = weakref.WeakSet()
+
+class SendQueue(Protocol):
+    """What the sender needs of a topic queue."""
+
+    topic: str
+
+    def pending(self) -> bool:
+        """Return whether the queue has unwritten records."""
+
+    def due_at(self) -> float | None:
+        """Return when to drain, on the monotonic clock; None if there is nothing to drain."""
+
+    def drain_if_free(self, lock_timeout: float | None) -> None:
+        """Drain, unless another thread does."""
+
+
+class SendQueues(Protocol):
+    """What the sender needs of its producer."""
+
+    lock: threading.Lock
+    queues: Mapping[str, SendQueue]
 
 
 class Sender:
-    """A daemon thread, started by the first `wake`; it does not keep its producer alive."""
+    """A daemon thread that the first `wake` starts; it does not keep its producer alive."""
 
-    def __init__(self, producer: Producer) -> None:
+    def __init__(self, owner: SendQueues) -> None:
         self.idle = True
-        self._producer = weakref.ref(producer)
+        """The thread sleeps, or was not started: a `send` must wake it."""
+        self._owner = weakref.ref(owner)
         self._event = threading.Event()
         self._thread: threading.Thread | None = None
         self._starting = threading.Lock()
         self._stopped = False
 
     def wake(self) -> None:
-        """See to it that the thread looks soon."""
+        """Make the thread look for work soon."""
         if self._thread is None:
             with self._starting:
                 if self._thread is None and not self._stopped:
                     self.idle = False
-                    thread = threading.Thread(target=_run, args=(self,), daemon=True)
+                    thread = threading.Thread(target=self._run, daemon=True)
                     thread.name = "embedlog-producer"
                     self._thread = thread
                     thread.start()
         self._event.set()
 
     def stop(self, timeout: float = 1.0) -> None:
-        """End the thread; it may be the one that calls, or be busy with a last drain."""
+        """End the thread, which may be the caller's own, or busy with a last drain."""
         self._stopped = True
         self._event.set()
         thread = self._thread
         if thread is not None and thread is not threading.current_thread():
             thread.join(timeout)
 
+    def _run(self) -> None:
+        quiet = 0
+        while not self._stopped:
+            owner = self._owner()
+            if owner is None:
+                return
+            due_in = _drain_due(list(owner.queues.values()))
+            quiet = 0 if due_in is not None else quiet + 1
+            pause = TICK if due_in is None else due_in
+            if quiet >= QUIET_ROUNDS:
+                quiet = 0
+                pause = self._become_idle(owner)
+            del owner
+            self._event.wait(pause)
+            self.idle = False
+            self._event.clear()
 
-def _run(own: Sender) -> None:
-    quiet = 0
-    while not own._stopped:
-        producer = own._producer()
-        if producer is None:
-            return
-        due = _drain_due(producer)
-        quiet = 0 if due is not None else quiet + 1
-        pause = TICK if due is None else due
-        if quiet >= QUIET_TICKS:
-            quiet = 0
-            pause = _fall_asleep(own, producer)
-        del producer
-        _sleep(own, pause)
-
-
-def _fall_asleep(own: Sender, producer: Producer) -> float:
-    """Be idle from now on, unless something was gathered just before."""
-    # Under the lock of `send`: it looks at `idle` and gathers in one step.
-    with producer.lock:
-        own._event.clear()
-        own.idle = not any(queue.pending() for queue in producer.queues())
-    return FOREVER if own.idle else TICK
-
-
-def _sleep(own: Sender, pause: float) -> None:
-    own._event.wait(pause)
-    own.idle = False
-    own._event.clear()
+    def _become_idle(self, owner: SendQueues) -> float:
+        """Become idle unless a record was just added; return how many seconds to sleep."""
+        # Under the lock of `send`, which reads `idle` and adds its record in one step.
+        with owner.lock:
+            self._event.clear()
+            self.idle = not any(queue.pending() for queue in list(owner.queues.values()))
+        return FOREVER if self.idle else TICK
 
 
-def _drain_due(producer: Producer) -> float | None:
-    """Drain what is due; return in how many seconds the next is, None if nothing is there."""
+def _drain_due(queues: list[SendQueue]) -> float | None:
+    """Drain what is due; return in how many seconds the next drain is, None if there is none."""
     now, next_due = monotonic(), None
-    for queue in producer.queues():
+    for queue in queues:
         due = queue.due_at()
         if due is not None and due <= now:
             try:
-                # If another thread is at it, it will also do what came since.
+                # If another thread is draining, it will also write what was sent since.
                 queue.drain_if_free(None)
             except EmbedlogError:
-                LOGGER.exception("draining %s failed", queue.topic)
+                LOGGER.exception("Draining %s failed", queue.topic)
             due = queue.due_at()
         if due is not None:
             next_due = due if next_due is None else min(next_due, due)
     if next_due is None:
         return None
-    return min(max(next_due - monotonic(), TICK), LONGEST)
-
-
-def watch(producer: Producer) -> None:
-    """Flush a producer at the exit, and start it anew in a forked child."""
-    _producers.add(producer)
-
-
-def _at_exit() -> None:
-    for producer in list(_producers):
-        try:
-            if not producer.root.closed:
-                producer.close(30.0)
-        except EmbedlogError:
-            LOGGER.exception("%r could not be flushed at the exit", producer)
-
-
-def _after_fork_in_child() -> None:
-    for producer in list(_producers):
-        producer.after_fork()
-
-
-atexit.register(_at_exit)
-os.register_at_fork(after_in_child=_after_fork_in_child)
+    return min(max(next_due - monotonic(), TICK), MAX_PAUSE)

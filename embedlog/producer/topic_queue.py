@@ -1,16 +1,18 @@
-"""One topic's records between `send` and the log: gathered, and handed on as batches."""
+"""The records of one topic between `send` and the log: collected, encoded, and written."""
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections import deque
+from collections.abc import Sequence
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from embedlog.batch import BatchLimits
+from embedlog.batch import encode_one
 from embedlog.catalog import TopicInfo
 from embedlog.errors import (
+    BufferExhaustedError,
+    ClosedError,
     IllegalStateError,
     InvalidRecordError,
     RecordTooLargeError,
@@ -19,500 +21,544 @@ from embedlog.errors import (
 )
 from embedlog.partition import producer_state
 from embedlog.partition.producer_state import REMEMBERED
-from embedlog.partitioner import RoundRobinPartitioner
-from embedlog.producer import send_fast
-from embedlog.producer.future import Callback, Delivery, ProducerBatch
+from embedlog.partitioner import RoundRobinPartitioner, partition_for_key
+from embedlog.producer.context import ProducerContext
+from embedlog.producer.delivery import Callback, Delivery, ProducerBatch
+from embedlog.producer.open_batch import OpenBatch
 from embedlog.producer.partition_rows import Batches, RowPartitioner
 from embedlog.producer.partition_writer import PartitionWriter, closed_early
-from embedlog.producer.row_batches import PIECE_BYTES, Rows
+from embedlog.producer.row_batches import CHUNK_BYTES
+from embedlog.producer.sender import SendQueue
+from embedlog.producer.topic_settings import TopicSettings
+from embedlog.producer.validation import check_size
 from embedlog.record import Appended
 
-if TYPE_CHECKING:
-    from embedlog.producer import Producer
-
-COLUMN_BYTES = 1 << 20
-"""How large batches of columns are, unless somebody asked: more rows share a batch's cost."""
 WRITE_BYTES = 2 << 20
-"""The most that one append writes of a table.  Larger writes took longer a byte where it was
+"""The most that one append writes of a table.  Larger writes took longer per byte where it was
 measured (Linux 6.18, ext4): 5 MiB at once from a tenth longer to three times as long."""
-HEAD_BYTES = 1024
-"""More than a batch takes besides its records."""
-ONE_BYTES = 512
-"""More than a batch of one record takes besides its key and value."""
-KAFKA_BYTES = 96
-"""The same as Kafka counts (`batch.limits`)."""
-
-
-class OpenBatch(Delivery):
-    """Records that `send` collects, column by column, until they are drained."""
-
-    __slots__ = ("chosen", "granted", "headers", "keys", "left", "opened", "values")
-
-    def __init__(self, queue: TopicQueue) -> None:
-        # Not by super().__init__, whose fields these are: there is one of it for every record
-        # somebody waits for.
-        self.queue, self.deadline = queue, 0.0
-        self.parcels, self.starts, self.timestamps, self.callbacks = [], [], [], []
-        self.order = self.places = self.error = self.alone = None
-        self.sealed = False
-        self.values: list[bytes | None] = []
-        self.keys: list[bytes | None] = []
-        self.headers: dict[int, Any] = {}
-        self.chosen: dict[int, int] = {}
-        self.granted = self.left = 0
-        """Bytes of memory it was given, and how many of them are free: see `Room`."""
-        self.opened = 0.0
-
-    @property
-    def size(self) -> int:
-        """About how many bytes were gathered."""
-        return self.granted - self.left
-
-    def add_row(
-        self,
-        value: bytes | None,
-        key: bytes | None,
-        timestamp: int,
-        headers: Any,
-        partition: int | None,
-    ) -> int:
-        """Add a record and return its row; `send` does the same itself for what most have."""
-        row = len(self.values)
-        if headers:
-            self.headers[row] = headers
-        if partition is not None:
-            self.chosen[row] = partition
-        self.keys.append(key)
-        self.timestamps.append(timestamp)
-        # Last: `trim` takes a record that has no value yet for one that was interrupted.
-        self.values.append(value)
-        return row
-
-    def trim(self) -> None:
-        """Forget the record of a `send` that was interrupted: some columns have it, some not."""
-        count = min(len(self.values), len(self.keys), len(self.timestamps))
-        for column in (self.values, self.keys, self.timestamps):
-            del column[count:]
-        for sparse in (self.headers, self.chosen):
-            sparse.pop(count, None)
-
-    def rows(self) -> Rows:
-        """Return what was gathered."""
-        headers = None
-        if self.headers:
-            headers = [self.headers.get(row) for row in range(len(self.values))]
-        keys = None if self.keys.count(None) == len(self.keys) else self.keys
-        return Rows(self.values, keys, self.timestamps, headers)
-
-    def seal(self) -> None:
-        """Forget the records: they are in batches now, and no more come."""
-        self.values = self.keys = []
-        self.headers = self.chosen = {}
-        self.sealed = True
+SHORT_WAIT = 0.05
+"""Seconds that a `send` that fills a batch waits for the partition before another thread must."""
 
 
 class TopicQueue:
-    """What one producer has to say to one topic.
+    """What one producer sends to one topic.
 
-    ``open`` is guarded by the producer's lock; everything else by ``draining``,
-    under which batches are made and appended, so that they stay in order.
+    The producer's lock guards ``open_batch``.  ``drain_lock`` guards everything else: batches
+    are encoded and appended under it, so that they stay in order.
     """
 
-    def __init__(self, producer: Producer, topic: str) -> None:
-        self.producer, self.topic = producer, topic
-        self.draining = threading.Lock()
+    def __init__(self, context: ProducerContext, topic: str) -> None:
+        self.context, self.topic = context, topic
+        self.drain_lock = threading.Lock()
+        self.open_batch = OpenBatch(self)
         self.full: deque[OpenBatch] = deque()
-        self.open: OpenBatch = OpenBatch(self)
-        self.leaving: deque[OpenBatch] = deque()
-        """Taken by a drain, and not in the lanes yet; filled under the producer's lock."""
+        self.encoding: deque[OpenBatch] = deque()
+        """Taken by a drain, but not with the writers yet; filled under the producer's lock."""
         self.closed = False
-        self.lanes: dict[int, PartitionWriter] = {}
-        self.splitter = RowPartitioner(self)
-        self.sticks = producer.config.partitioner_ignore_keys
-        """Whether records with keys are spread like those without."""
-        self.turns = RoundRobinPartitioner()
+        self.writers: dict[int, PartitionWriter] = {}
+        self.ignores_keys = context.config.partitioner_ignore_keys
+        """Whether records with keys are distributed like those without."""
+        self.round_robin = RoundRobinPartitioner()
         self._retry_at = 0.0
-        self._looking = threading.Lock()
-        self.version = -1
-        self.newest = producer.root.context.catalog.version
-        self.info: TopicInfo
-        self.full_at = self.limit = self.wide = self.share = self.surely_fits = 0
-        self.limits: BatchLimits
-        self.compression, self.plain = "none", True
-        self.look()
+        self.settings = TopicSettings(context, topic)
+        self.row_partitioner = RowPartitioner(context.config, self.settings, self.writers)
 
-    def look(self) -> TopicInfo:
-        """Read the topic's settings and partitions anew; cheap while nothing changed (G5)."""
-        # One thread at a time: a slow one may not put older settings over newer ones.
-        with self._looking:
-            version = self.producer.root.version()
-            info: TopicInfo = self.producer.root.ensure_topic(self.topic)
-            if info is not getattr(self, "info", None):
-                self._take_settings(info)
-            # Last, for `single` goes by it.  It is what was known before `ensure_topic`
-            # looked: it may be older, never newer.
-            self.version = version
-            return info
+    # Memory
 
-    def _take_settings(self, info: TopicInfo) -> None:
-        before: TopicInfo | None = getattr(self, "info", None)
-        if before is not None and before.partitions != info.partitions:
-            logging.getLogger(__name__).warning(
-                "%s has %d partitions instead of %d: keys go elsewhere from now on",
-                *(self.topic, info.partitions, before.partitions),
+    def reserve(
+        self,
+        size: int,
+        value: bytes | None,
+        key: bytes | None,
+        headers: Sequence[tuple[str, bytes | None]] | None = None,
+    ) -> tuple[OpenBatch, int]:
+        """Return an open batch that a record fits in, and the bytes that it has free after it.
+
+        The caller holds the producer's lock, which is released while a full batch is drained
+        and while memory is waited for (G8).
+
+        Raises:
+            RecordTooLargeError: The record is larger than any may be (G7).
+            BufferExhaustedError: ``max_block_ms`` passed.
+            ClosedError: The producer was closed.
+        """
+        context = self.context
+        if size > context.always_allowed_bytes:
+            check_size(self.topic, size, context.config.max_request_size, value, key, headers)
+        open_batch, pool = self.open_batch, context.buffer_pool
+        reservation = self.settings.reservation_bytes
+        fits = size <= reservation <= pool.memory - pool.buffered
+        if fits and not open_batch.reserved and not self.closed:
+            # The first record of a batch, as every record is that a caller waits for.
+            self._reserve(open_batch, reservation)
+            return open_batch, reservation - size
+        give_up_at, drained = None, context.synced
+        while not self.closed:
+            open_batch = self.open_batch
+            if open_batch.free >= size:
+                return open_batch, open_batch.free - size
+            if open_batch.size >= self.settings.drain_bytes and not drained:
+                drained = True
+                self._drain_unlocked([self])
+            elif open_batch.values and open_batch.size + size > CHUNK_BYTES:
+                self.start_open_batch()
+            elif self._try_reserve(open_batch, size):
+                return open_batch, open_batch.free - size
+            else:
+                now = monotonic()
+                if give_up_at is None:
+                    give_up_at = now + context.config.max_block_ms / 1000
+                self._wait_for_memory(give_up_at - now)
+        raise ClosedError("The producer was closed", topic=self.topic)
+
+    def _try_reserve(self, open_batch: OpenBatch, size: int) -> bool:
+        """Reserve memory for at least one more record, if there is enough."""
+        pool, until_drain = self.context.buffer_pool, self.settings.drain_bytes - open_batch.size
+        step = self.context.reservation_bytes
+        if until_drain > 0:
+            step = min(step, until_drain)
+        reserved = min(max(size, step) - open_batch.free, pool.memory - pool.buffered)
+        if open_batch.free + reserved < size:
+            return False
+        self._reserve(open_batch, reserved)
+        return True
+
+    def _reserve(self, open_batch: OpenBatch, size: int) -> None:
+        context = self.context
+        context.buffer_pool.buffered += size
+        open_batch.reserved += size
+        open_batch.free += size
+        if not open_batch.values:
+            open_batch.opened_at = now = monotonic()
+            open_batch.deadline = now + context.delivery_timeout
+            # Not needed for later records: the thread sleeps only while nothing is collected.
+            if context.sender.idle:
+                context.sender.wake()
+
+    def _wait_for_memory(self, seconds_left: float) -> None:
+        context, pool = self.context, self.context.buffer_pool
+        if seconds_left <= 0:
+            raise BufferExhaustedError(
+                f"{pool.buffered} of {pool.memory} bytes of buffer_memory are unwritten "
+                f"after max_block_ms {context.config.max_block_ms}",
+                topic=self.topic,
+                todo="Flush, raise buffer_memory, or find out what holds the partition",
             )
-        self.info, config = info, info.config
-        self.compacts = config.compacts
-        own = config.compression_type == "producer"
-        self.compression = (self.producer.config if own else config).compression_type
-        self.plain = self.compression == "none"
-        self.limits = limits = BatchLimits(config.max_message_bytes, config.segment_bytes)
-        self.surely_fits = min(limits.message - KAFKA_BYTES, limits.segment - ONE_BYTES)
-        # A topic may refuse batches as large as the producer would make them.
-        # What says which keys and values are null is not counted: two bits of 16 bytes and more.
-        fits = min(
-            limits.message - limits.message // 64 - KAFKA_BYTES,
-            limits.segment - limits.segment // 64 - HEAD_BYTES,
-        )
-        self.limit = max(min(self.producer.config.batch_size, fits), 1)
-        batch = max(self.producer.batch_size or COLUMN_BYTES, 1)
-        self.wide = max(min(batch, fits), 1)
-        self.full_at = min(self.limit * info.partitions, PIECE_BYTES)
-        self.share = min(self.producer.room.share, self.full_at)
+        before = pool.buffered
+        self._drain_unlocked(list(context.queues.values()), min(seconds_left, SHORT_WAIT))
+        if pool.buffered >= before:
+            context.sender.wake()
+            pool.wait_locked(min(seconds_left, SHORT_WAIT))
+
+    def _drain_unlocked(
+        self, queues: Sequence[SendQueue], lock_timeout: float = SHORT_WAIT
+    ) -> None:
+        self.context.lock.release()
+        try:
+            for queue in queues:
+                queue.drain_if_free(lock_timeout)
+        finally:
+            self.context.lock.acquire()
+
+    def start_open_batch(self) -> None:
+        """Start a new open batch, and have the last one drained.  The caller holds the lock."""
+        self.full.append(self.open_batch)
+        self.open_batch = OpenBatch(self)
 
     # Draining
 
     def pending(self) -> bool:
-        """Whether anything is on its way; a guess unless under ``draining``."""
-        if self.full or self.leaving or self.open.values:
+        """Return whether any record is unwritten; a guess without the ``drain_lock``."""
+        if self.full or self.encoding or self.open_batch.values:
             return True
-        return any(lane.waiting for lane in list(self.lanes.values()))
+        return any(writer.waiting for writer in list(self.writers.values()))
 
     def due_at(self) -> float | None:
-        """When there is something to drain, on the monotonic clock; None: nothing."""
-        times = [lane.retry_at for lane in list(self.lanes.values()) if lane.waiting]
-        gathering = self.open
-        if gathering.values:
-            times.append(gathering.opened + self.producer.linger)
-        if self.full or self.leaving:
+        """Return when to drain, on the monotonic clock; None if there is nothing to drain."""
+        times = [writer.retry_at for writer in list(self.writers.values()) if writer.waiting]
+        open_batch = self.open_batch
+        if open_batch.values:
+            times.append(open_batch.opened_at + self.context.linger)
+        if self.full or self.encoding:
             times.append(self._retry_at)
         return min(times, default=None)
 
     def drain(self, deadline: float | None = None) -> bool:
-        """Write what was gathered, in this thread; False if another one kept at it too long."""
-        left = None
+        """Write what was collected, in this thread; False if another thread held on too long."""
+        lock_timeout = None
         if deadline is None:
-            self.draining.acquire()
+            self.drain_lock.acquire()
         else:
-            left = max(deadline - monotonic(), 0.0)
-            if not self.draining.acquire(timeout=left):
+            lock_timeout = max(deadline - monotonic(), 0.0)
+            if not self.drain_lock.acquire(timeout=lock_timeout):
                 return False
         try:
-            if not send_fast.ship(self, left):
-                self._drain_rest(left)
+            if not self._send_one_fast(lock_timeout):
+                self._send_all(lock_timeout)
         finally:
-            self.draining.release()
-        self.producer.reports.tell()
+            self.drain_lock.release()
+        self.context.reports.notify()
         return True
 
-    def drain_if_free(self, patience: float | None) -> None:
-        """Drain, unless another thread is at it, or writes have to wait."""
-        if not self.draining.acquire(blocking=False):
+    def drain_if_free(self, lock_timeout: float | None) -> None:
+        """Drain, unless another thread does, or writes must wait."""
+        if not self.drain_lock.acquire(blocking=False):
             return
         try:
-            self.drain_locked(patience)
+            self.drain_locked(lock_timeout)
         finally:
-            self.draining.release()
-        self.producer.reports.tell()
+            self.drain_lock.release()
+        self.context.reports.notify()
 
-    def drain_locked(self, patience: float | None) -> None:
-        """Pack what was gathered into batches, and append them."""
-        if not send_fast.ship(self, patience):
-            self._drain_rest(patience)
+    def drain_locked(self, lock_timeout: float | None) -> None:
+        """Encode what was collected, and append it.  The caller holds the ``drain_lock``.
 
-    def _drain_rest(self, patience: float | None) -> None:
-        if self.leaving:
+        Args:
+            lock_timeout: Seconds to wait for a partition's lock, if shorter than usual.
+        """
+        if not self._send_one_fast(lock_timeout):
+            self._send_all(lock_timeout)
+
+    def _send_one_fast(self, lock_timeout: float | None) -> bool:
+        """Write the only record of the queue, as `_send_all` does; False if there is more to do.
+
+        For ``send(...).result()`` in a loop.  Skips partitioning, cutting and queueing, which
+        would cost as much as the append.  What is unusual in any way is left to `_send_all`,
+        which also finds the errors.
+        """
+        # `send` adds a record in several steps, and its thread may be stopped between any two.
+        with self.context.lock:
+            writer = self._take_one_record()
+        if writer is None:
+            return False
+        open_batch = self.encoding[0]
+        key = open_batch.keys[0]
+        encoded = encode_one(open_batch.values[0], key, open_batch.timestamps[0])
+        if (key is None or self.ignores_keys) and self.settings.info.partitions > 1:
+            self.row_partitioner.sent_sticky(encoded.size)
+        try:
+            writer.write_one_fast(open_batch, encoded, lock_timeout)
+        finally:
+            self.encoding.clear()
+        return True
+
+    def _take_one_record(self) -> PartitionWriter | None:
+        """Take the only record out of the queue and return its writer; None to leave it.
+
+        The caller holds the producer's lock.
+        """
+        open_batch, settings = self.open_batch, self.settings
+        if (
+            len(open_batch.values) != 1
+            or self.full
+            or self.encoding
+            or open_batch.headers
+            or open_batch.explicit_partitions
+        ):
+            return None
+        if (
+            not settings.uncompressed
+            or self.context.abandoned
+            or settings.version != settings.current_version()
+        ):
+            return None
+        key, partition, partitions = open_batch.keys[0], 0, settings.info.partitions
+        if partitions != 1:
+            if key is None or self.ignores_keys:
+                partition = self.row_partitioner.sticky_partition()
+            else:
+                partition = partition_for_key(key, partitions)
+        writer = self.writers.get(partition)
+        if writer is None or not writer.can_write_fast() or (key is None and settings.compacts):
+            return None
+        if open_batch.reserved - open_batch.free > settings.one_record_bytes:
+            return None
+        self.encoding.append(open_batch)
+        self.open_batch = OpenBatch(self)
+        return writer
+
+    def _send_all(self, lock_timeout: float | None) -> None:
+        if self.encoding:
             self._put_back()
         if monotonic() >= self._retry_at:
-            self._take()
-            # In order: what cannot be made batches now holds up what comes after it.
-            while self.leaving and self._pack(self.leaving[0]):
-                self.leaving.popleft()
-            if self.leaving:
+            self._take_open_batches()
+            # In order: a batch that cannot be encoded now holds up those after it.
+            while self.encoding and self._encode(self.encoding[0]):
+                self.encoding.popleft()
+            if self.encoding:
                 self._put_back()
-        for lane in list(self.lanes.values()):
-            if lane.waiting:
-                lane.ship(patience)
-        if self.producer.abandoned:
+        for writer in list(self.writers.values()):
+            if writer.waiting:
+                writer.write(lock_timeout)
+        if self.context.abandoned:
             self.abandon_locked()
 
-    def renew(self) -> None:
-        """Under the producer's lock: begin a new gathering; the last one is to be drained."""
-        self.full.append(self.open)
-        self.open = OpenBatch(self)
-
-    def _take(self) -> None:
-        with self.producer.lock:
-            self.leaving.extend(self.full)
+    def _take_open_batches(self) -> None:
+        with self.context.lock:
+            self.encoding.extend(self.full)
             self.full.clear()
-            if self.open.values:
-                self.leaving.append(self.open)
-                self.open = OpenBatch(self)
+            if self.open_batch.values:
+                self.encoding.append(self.open_batch)
+                self.open_batch = OpenBatch(self)
 
     def _put_back(self) -> None:
-        """Bring back what a drain took and could not pack, or was interrupted at."""
-        with self.producer.lock:
-            while self.leaving:
-                gathering = self.leaving[-1]
-                if gathering.sealed:
-                    self._put_in_lanes(gathering)
+        """Return what a drain took and could not encode, or was interrupted at."""
+        with self.context.lock:
+            while self.encoding:
+                open_batch = self.encoding[-1]
+                if open_batch.sealed:
+                    self._hand_to_writers(open_batch)
                 else:
-                    gathering.parcels, gathering.starts = [], []
-                    self.full.appendleft(gathering)
-                self.leaving.pop()
+                    open_batch.batches, open_batch.starts = [], []
+                    self.full.appendleft(open_batch)
+                self.encoding.pop()
 
-    def _pack(self, gathering: OpenBatch) -> bool:
-        """Make batches of what was gathered; what cannot be made one fails.
+    def _encode(self, open_batch: OpenBatch) -> bool:
+        """Make batches of an open batch and hand them to the writers, or fail its records.
 
-        Returns False if it is to be tried again later.
+        Returns False if it must be tried again later.
         """
         try:
-            info = self.look()
-            rows = gathering.rows()
+            info = self.settings.refresh()
+            rows = open_batch.rows()
             self.check_keys(rows.keys, len(rows.values))
-            gathering.order, batches = self.splitter.split(rows, gathering.size, gathering.chosen)
-            found = list(batches)
-            for partition in {partition for partition, _ in found}:
-                self.lane(info, partition)
+            open_batch.order, batches = self.row_partitioner.split(
+                rows, open_batch.size, open_batch.explicit_partitions
+            )
+            encoded = list(batches)
+            for partition in {partition for partition, _ in encoded}:
+                self.writer(info, partition)
         except Exception as error:  # noqa: BLE001 - kept, and raised by the futures
-            return self._not_packed(gathering, error)
-        written = sum(gathering.add(*one).size for one in found)
-        self.producer.room.release(gathering.granted - written)
-        gathering.seal()
-        self._put_in_lanes(gathering)
+            return self._not_encoded(open_batch, error)
+        size = sum(open_batch.add_batch(partition, batch).size for partition, batch in encoded)
+        self.context.buffer_pool.release(open_batch.reserved - size)
+        open_batch.seal()
+        self._hand_to_writers(open_batch)
         return True
 
-    def _put_in_lanes(self, gathering: OpenBatch) -> None:
-        """Hand its batches on, but for those that were before an interruption."""
-        for parcel in gathering.parcels:
-            waiting = self.lanes[parcel.partition].waiting
-            if not parcel.settled() and parcel not in waiting:
-                waiting.append(parcel)
+    def _hand_to_writers(self, open_batch: OpenBatch) -> None:
+        """Queue its batches, except those that were queued before an interruption."""
+        for batch in open_batch.batches:
+            waiting = self.writers[batch.partition].waiting
+            if not batch.done() and batch not in waiting:
+                waiting.append(batch)
 
-    def _not_packed(self, gathering: OpenBatch, error: Exception) -> bool:
-        if getattr(error, "retriable", False) and monotonic() < gathering.deadline:
-            self._retry_at = monotonic() + self.producer.config.retry_backoff_ms / 1000
-            self.producer.sender.wake()
+    def _not_encoded(self, open_batch: OpenBatch, error: Exception) -> bool:
+        if getattr(error, "retriable", False) and monotonic() < open_batch.deadline:
+            self._retry_at = monotonic() + self.context.config.retry_backoff_ms / 1000
+            self.context.sender.wake()
             return False
-        count = len(gathering.values)
-        gathering.error = error
-        gathering.seal()
-        self.producer.reports.refused(gathering, count, error)
+        self._fail_open_batch(open_batch, error)
         return True
 
-    def lane(self, info: TopicInfo, partition: int) -> PartitionWriter:
-        """Return the way to one partition."""
-        log = self.producer.root.partition(self.topic, partition)
-        lane = self.lanes.get(partition)
-        if lane is None or lane.log is not log:
-            if lane is not None:
-                lane.ship()
-                lane.give_up(_deleted(self.topic, partition))
-            lane = self.lanes[partition] = PartitionWriter(self.producer, log)
-        return lane
+    def _fail_open_batch(self, open_batch: OpenBatch, error: Exception) -> None:
+        count = len(open_batch.values)
+        open_batch.error = error
+        open_batch.seal()
+        self.context.reports.not_encoded(open_batch, count, error)
+
+    def writer(self, info: TopicInfo, partition: int) -> PartitionWriter:
+        """Return the writer of a partition, a new one if the topic was deleted and created."""
+        log = self.context.root.partition(self.topic, partition)
+        writer = self.writers.get(partition)
+        if writer is None or writer.log is not log:
+            if writer is not None:
+                writer.write()
+                writer.fail_all(_deleted(self.topic, partition))
+            writer = self.writers[partition] = PartitionWriter(self.context, log)
+        return writer
 
     def check_keys(self, keys: Any, count: int) -> None:
-        """Refuse records without a key where only the last of each key is kept (A6).
+        """Refuse records without a key if the topic is compacted (A6).
 
         Raises:
-            InvalidRecordError: ``indices`` are the records at fault.
+            InvalidRecordError: ``indices`` are the records without a key.
         """
-        if not self.info.config.compacts or (keys is not None and None not in keys):
+        if not self.settings.info.config.compacts or (keys is not None and None not in keys):
             return
         indices = [row for row in range(count) if keys is None or keys[row] is None]
         raise no_key(self.topic, indices)
 
     # Whole batches
 
-    def deliver(self, batches: Batches, counted: tuple[int, int, int] | None) -> Delivery:
-        """Append batches now, in this thread, after what was gathered before them.
+    def send_batches(self, batches: Batches, numbered: tuple[int, int, int] | None) -> Delivery:
+        """Append batches now, in this thread, after everything that was sent before.
 
         Args:
-            batches: With the partition of each.
-            counted: The partition, the number of the first record, and how many
-                there are, if the application numbers them.
+            batches: Pairs of a partition and a batch.
+            numbered: The partition, the first sequence number and the number of records, if the
+                application numbers them.
         """
-        delivery = Delivery(self, monotonic() + self.producer.patience)
+        delivery = Delivery(self, monotonic() + self.context.delivery_timeout)
         try:
-            with self.draining:
+            with self.drain_lock:
                 self.drain_locked(None)
-                if counted is None:
-                    self._hand_on(delivery, batches)
+                if numbered is None:
+                    self._send_unnumbered(delivery, batches)
                 else:
-                    self._hand_on_counted(delivery, batches, *counted)
+                    self._send_numbered(delivery, batches, *numbered)
         finally:
             delivery.sealed = True
-            self.producer.reports.tell()
+            self.context.reports.notify()
         return delivery
 
-    def _hand_on(self, delivery: Delivery, batches: Batches) -> None:
-        lane = None
+    def _send_unnumbered(self, delivery: Delivery, batches: Batches) -> None:
+        writer = None
         for partition, encoded in batches:
-            if lane is None or lane.log.partition != partition:
-                lane = self.lane(self.info, partition)
-            if _full(lane, encoded.size):
-                self._ship_all(lane)
-                if _hopeless(delivery):
+            if writer is None or writer.log.partition != partition:
+                writer = self.writer(self.settings.info, partition)
+            if _is_full(writer, encoded.size):
+                self._write_all(writer)
+                if _cannot_continue(delivery):
                     return
-            self._put(lane, delivery.add(partition, encoded))
-        for lane in self.lanes.values():
-            if lane.waiting:
-                lane.ship()
+            self._queue_batch(writer, delivery.add_batch(partition, encoded))
+        for writer in self.writers.values():
+            if writer.waiting:
+                writer.write()
 
-    def _hand_on_counted(
-        self, delivery: Delivery, batches: Batches, partition: int, first: int, count: int
+    def _send_numbered(
+        self, delivery: Delivery, batches: Batches, partition: int, sequence: int, count: int
     ) -> None:
-        lane = self.lane(self.info, partition)
-        self._ship_all(lane)
-        old = self._written_before(lane, first, count)
+        writer = self.writer(self.settings.info, partition)
+        self._write_all(writer)
+        written_below = self._written_below(writer, sequence, count)
         for _, encoded in batches:
-            if _full(lane, encoded.size):
-                self._ship_all(lane)
-                if _hopeless(delivery):
+            if _is_full(writer, encoded.size):
+                self._write_all(writer)
+                if _cannot_continue(delivery):
                     return
-            parcel = delivery.add(partition, encoded)
-            parcel.sequence, parcel.explicit = first, True
-            if first + parcel.count <= old:
-                parcel.encoded, parcel.receipt = None, Appended(-1, -1, None, True)
+            batch = delivery.add_batch(partition, encoded)
+            batch.sequence, batch.explicit = sequence, True
+            if sequence + batch.count <= written_below:
+                batch.encoded, batch.receipt = None, Appended(-1, -1, None, True)
             else:
-                self._put(lane, parcel)
-            first = producer_state.after(first, parcel.count)
-        lane.ship()
+                self._queue_batch(writer, batch)
+            sequence = producer_state.after(sequence, batch.count)
+        writer.write()
 
-    def _put(self, lane: PartitionWriter, parcel: ProducerBatch) -> None:
-        self.producer.room.hold(parcel.size)
-        lane.waiting.append(parcel)
+    def _queue_batch(self, writer: PartitionWriter, batch: ProducerBatch) -> None:
+        self.context.buffer_pool.hold(batch.size)
+        writer.waiting.append(batch)
 
-    def _written_before(self, lane: PartitionWriter, first: int, count: int) -> int:
-        """Return the number below which the log has everything, though no longer batch by batch.
+    def _written_below(self, writer: PartitionWriter, first: int, count: int) -> int:
+        """Return the sequence below which the log has every record, whatever it remembers.
 
-        Only for a call that reaches the batches it does remember (G16): then
-        this is the call whose answer was lost, not one that began too low.
+        That is above ``first`` only if the call includes batches that the log remembers (G16):
+        then it repeats a call whose answer was lost, and did not begin with a wrong number.
         """
-        found = lane.begin()
-        if found is None or not found.batches:
+        state = writer.resume()
+        if state is None or not state.batches:
             return first
-        oldest = found.batches[0].first_sequence
+        oldest = state.batches[0].first_sequence
         return oldest if first < oldest < first + count else first
 
-    def _ship_all(self, lane: PartitionWriter) -> None:
-        """Append what waits before more is encoded: memory stays small."""
-        lane.ship()
-        while lane.waiting:
-            if self.producer.abandoned:
-                lane.give_up(closed_early(self.topic))
+    def _write_all(self, writer: PartitionWriter) -> None:
+        """Append what waits before more is encoded, which keeps memory small."""
+        writer.write()
+        while writer.waiting:
+            if self.context.abandoned:
+                writer.fail_all(closed_early(self.topic))
                 return
-            self.producer.room.pause(lane.retry_at - monotonic())
-            lane.ship()
+            self.context.buffer_pool.wait(writer.retry_at - monotonic())
+            writer.write()
 
     # Waiting and giving up
 
-    def progress(self, deadline: float | None) -> None:
-        """Wait until it may be worth trying again."""
+    def wait_for_progress(self, deadline: float | None) -> None:
+        """Wait until another attempt may succeed, or until the deadline."""
         due = self.due_at()
         now = monotonic()
         until = now + 0.05 if due is None else due
         if deadline is not None:
             until = min(until, deadline)
-        self.producer.room.pause(until - now)
+        self.context.buffer_pool.wait(until - now)
 
-    def settle_all(self, deadline: float | None) -> None:
+    def flush(self, deadline: float | None) -> None:
         """Return once all that was sent before is written or failed (G10).
 
         Raises:
             TimeoutError: The deadline passed before.
         """
-        with self.producer.lock:
-            mine: list[Any] = [*self.leaving, *self.full]
-            if self.open.values:
-                mine.append(self.open)
+        with self.context.lock:
+            unfinished: list[Any] = [*self.encoding, *self.full]
+            if self.open_batch.values:
+                unfinished.append(self.open_batch)
         drained = self.drain(deadline)
-        mine += [parcel for lane in list(self.lanes.values()) for parcel in tuple(lane.waiting)]
-        while not (drained and all(each.settled() for each in mine)):
+        unfinished += [
+            batch for writer in list(self.writers.values()) for batch in tuple(writer.waiting)
+        ]
+        while not (drained and all(batch.done() for batch in unfinished)):
             if deadline is not None and monotonic() >= deadline:
                 raise TimeoutError(
-                    "not everything was written in time",
+                    "Not everything was written in time",
                     topic=self.topic,
-                    todo="it is still on its way; flush again",
+                    todo="The rest may still be written; flush again",
                 )
-            self.progress(deadline)
+            self.wait_for_progress(deadline)
             drained = self.drain(deadline)
 
-    def register(self, callback: Callback) -> bool:
+    def add_callback(self, callback: Callback) -> bool:
         """Keep a callback for later; False if its record is done."""
         future = callback[0]
-        with self.producer.lock:
+        with self.context.lock:
             if future._delivery.outcome(future._row) is not None:
                 return False
             future._delivery.callbacks.append(callback)
             return True
 
-    def count(self) -> int:
-        """Return how many records are on their way."""
-        gatherings = [*self.leaving, *self.full, self.open]
-        lanes = list(self.lanes.values())
-        return sum(len(one.values) for one in gatherings) + sum(
-            parcel.count for lane in lanes for parcel in tuple(lane.waiting)
+    def unsent_records(self) -> int:
+        """Return how many records are not written yet."""
+        open_batches = [*self.encoding, *self.full, self.open_batch]
+        writers = list(self.writers.values())
+        return sum(len(open_batch.values) for open_batch in open_batches) + sum(
+            batch.count for writer in writers for batch in tuple(writer.waiting)
         )
 
-    def disown(self) -> None:
-        """In a forked child: fail what the parent will write."""
+    def after_fork(self) -> None:
+        """Fail, in a forked child, the records that the parent writes."""
         error = IllegalStateError(
-            "the record was sent before the fork", topic=self.topic, todo="the parent writes it"
+            "The record was sent before the fork", topic=self.topic, todo="The parent writes it"
         )
-        for gathering in (*self.leaving, *self.full, self.open):
-            gathering.error = error
-        for lane in self.lanes.values():
-            for parcel in lane.waiting:
-                parcel.error = error
+        for open_batch in (*self.encoding, *self.full, self.open_batch):
+            open_batch.error = error
+        for writer in self.writers.values():
+            for batch in writer.waiting:
+                batch.error = error
 
     def abandon(self) -> None:
         """Fail everything that is not written; what another thread is writing, after that."""
         self._close()
-        if self.draining.acquire(timeout=0.1):
+        if self.drain_lock.acquire(timeout=0.1):
             try:
                 self.abandon_locked()
             finally:
-                self.draining.release()
+                self.drain_lock.release()
 
     def abandon_locked(self) -> None:
-        """Fail what waits in the lanes."""
+        """Fail what is not written.  The caller holds the ``drain_lock``."""
         self._put_back()
         self._close()
-        for lane in self.lanes.values():
-            lane.give_up(closed_early(self.topic))
+        for writer in self.writers.values():
+            writer.fail_all(closed_early(self.topic))
 
     def _close(self) -> None:
-        """Fail what was gathered, and take no more."""
-        with self.producer.lock:
-            left = [*self.full, self.open]
+        """Fail what was collected, and accept no more."""
+        with self.context.lock:
+            unsent = [*self.full, self.open_batch]
             self.full.clear()
-            self.open, self.closed = OpenBatch(self), True
+            self.open_batch, self.closed = OpenBatch(self), True
         error = closed_early(self.topic)
-        for gathering in left:
-            if gathering.values:
-                count = len(gathering.values)
-                gathering.error = error
-                gathering.seal()
-                self.producer.reports.refused(gathering, count, error)
+        for open_batch in unsent:
+            if open_batch.values:
+                self._fail_open_batch(open_batch, error)
 
 
 def no_key(topic: str, indices: list[int]) -> InvalidRecordError:
-    """Say which records cannot be compacted (A6)."""
+    """Return the error of records that cannot be compacted (A6)."""
     return InvalidRecordError(
-        f"records {indices[:20]}{'…' if len(indices) > 20 else ''} have no key, "
-        "and the topic keeps the last record of each key",
-        todo="Give them keys",
+        f"Records {indices[:20]}{'…' if len(indices) > 20 else ''} have no key, "
+        "but the topic is compacted",
+        todo="Give each record a key",
         topic=topic,
         indices=indices,
     )
@@ -520,25 +566,25 @@ def no_key(topic: str, indices: list[int]) -> InvalidRecordError:
 
 def _deleted(topic: str, partition: int) -> UnknownTopicOrPartitionError:
     return UnknownTopicOrPartitionError(
-        "the topic was deleted before the record was written",
+        "The topic was deleted before the record was written",
         topic=topic,
         partition=partition,
-        todo="Send it again if the topic that has the name now is to have it",
+        todo="Send the record again to write it to the topic that has the name now",
     )
 
 
-def _full(lane: PartitionWriter, size: int) -> bool:
-    """Whether what waits is to be written before a batch of a size waits too."""
-    waiting = lane.waiting
+def _is_full(writer: PartitionWriter, size: int) -> bool:
+    """Return whether to write what waits before a batch of ``size`` bytes is added."""
+    waiting = writer.waiting
     if len(waiting) >= REMEMBERED:
         return True
-    return bool(waiting) and sum(parcel.size for parcel in waiting) + size > WRITE_BYTES
+    return bool(waiting) and sum(batch.size for batch in waiting) + size > WRITE_BYTES
 
 
-def _hopeless(delivery: Delivery) -> bool:
-    """Whether the rest need not be tried: a batch failed, and not for what is in it."""
-    own = (RecordTooLargeError, InvalidRecordError)
+def _cannot_continue(delivery: Delivery) -> bool:
+    """Return whether the rest need not be tried: a batch failed, not because of its records."""
+    own_fault = (RecordTooLargeError, InvalidRecordError)
     return any(
-        each.error is not None and (each.explicit or not isinstance(each.error, own))
-        for each in delivery.parcels[-REMEMBERED:]
+        batch.error is not None and (batch.explicit or not isinstance(batch.error, own_fault))
+        for batch in delivery.batches[-REMEMBERED:]
     )

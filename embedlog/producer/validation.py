@@ -1,57 +1,71 @@
-"""What a record may be made of: bytes, or what a serializer makes bytes of."""
+"""Checks of what a program sends: types, sizes, timestamps and partitions."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from embedlog import catalog
-from embedlog.errors import SerializationError, UnknownTopicOrPartitionError
+from embedlog.batch import MAX_BATCH_BYTES, request_size
+from embedlog.errors import (
+    RecordTooLargeError,
+    SerializationError,
+    UnknownTopicOrPartitionError,
+)
 from embedlog.producer.row_batches import Rows
 
+MAX_RECORD_BYTES = MAX_BATCH_BYTES - (1 << 20)
+REQUEST_BYTES = 81
+"""The most that Kafka's producer counts for a record above what ``buffer_memory`` counts."""
 
-def serialized(serializer: Any, topic: str, given: Any) -> Any:
-    """Return what a serializer makes of a key or value; the thing itself without one."""
+
+def serialize(serializer: Any, topic: str, item: Any) -> Any:
+    """Return the serialized key or value; without a serializer, the item itself."""
     if serializer is None:
-        return given
+        return item
     if hasattr(serializer, "serialize"):
-        return serializer.serialize(topic, given)
-    return serializer(given)
+        return serializer.serialize(topic, item)
+    return serializer(item)
 
 
-def to_bytes(given: Any, what: str) -> bytes | None:
-    """Return bytes, or None, or say how to get there."""
-    if given is None or type(given) is bytes:
-        return given
-    if isinstance(given, bytes | bytearray | memoryview):
-        return bytes(given)
-    todo = f"give a {what}_serializer, or bytes"
-    if isinstance(given, str):
-        todo = f"encode it: {what}.encode(), or {what}_serializer=str.encode"
-    raise SerializationError(f"a {what} is bytes or None, not {type(given).__name__}", todo=todo)
+def to_bytes(item: Any, what: str) -> bytes | None:
+    """Return bytes or None; an error says how to convert other types."""
+    if item is None or type(item) is bytes:
+        return item
+    if isinstance(item, bytes | bytearray | memoryview):
+        return bytes(item)
+    todo = f"Pass bytes, or set {what}_serializer"
+    if isinstance(item, str):
+        todo = f"Encode it: {what}.encode(), or set {what}_serializer=str.encode"
+    raise SerializationError(
+        f"A {what} must be bytes or None, got {type(item).__name__}", todo=todo
+    )
 
 
 def check_all_bytes(rows: Rows) -> None:
-    """Look at the types before the first of several batches is written, not in between."""
+    """Check all types before the first of several batches is written."""
     for column, what in ((rows.values, "value"), (rows.keys, "key")):
         if column is not None:
-            for kind in set(map(type, column)) - {bytes, type(None), bytearray, memoryview}:
-                to_bytes(kind(), what)
+            for item_type in set(map(type, column)) - {bytes, type(None), bytearray, memoryview}:
+                to_bytes(item_type(), what)
 
 
-def checked_headers(headers: Any) -> Any:
+def check_headers(headers: Any) -> Any:
     """Return headers as pairs of str and bytes; None if there are none (A3)."""
     if not headers:
         return None
     for pair in headers:
         if not isinstance(pair, tuple | list) or len(pair) != 2 or not isinstance(pair[0], str):
-            raise SerializationError(f"a header is a pair of str and bytes, not {pair!r}")
+            raise SerializationError(f"A header must be a pair of str and bytes, got {pair!r}")
     return [(name, to_bytes(value, "header")) for name, value in headers]
 
 
-def check_time(timestamp: Any) -> None:
+def check_timestamp(timestamp: Any) -> None:
     """Refuse what is not milliseconds as an int64."""
     if type(timestamp) is not int or not -(1 << 63) <= timestamp < 1 << 63:
-        raise SerializationError(f"a timestamp is milliseconds as an int, not {timestamp!r}")
+        raise SerializationError(
+            f"A timestamp must be an int of milliseconds with 64 bits, got {timestamp!r}"
+        )
 
 
 def check_partition(topic: str, partition: Any, partitions: int) -> None:
@@ -59,5 +73,45 @@ def check_partition(topic: str, partition: Any, partitions: int) -> None:
     catalog.check_partition(topic, partition)
     if not 0 <= partition < partitions:
         raise UnknownTopicOrPartitionError(
-            f"the topic has partitions 0 to {partitions - 1}", topic=topic, partition=partition
+            f"The topic has partitions 0 to {partitions - 1}", topic=topic, partition=partition
+        )
+
+
+def always_allowed_bytes(max_request_size: int) -> int:
+    """Return up to which size, as ``buffer_memory`` counts it, any record may be sent."""
+    return min(max_request_size - REQUEST_BYTES, MAX_RECORD_BYTES)
+
+
+def check_size(
+    topic: str,
+    size: int,
+    max_request_size: int,
+    value: bytes | None,
+    key: bytes | None,
+    headers: Sequence[tuple[str, bytes | None]] | None,
+) -> None:
+    """Refuse a record that is too large (G7).
+
+    Args:
+        topic: For the error.
+        size: As ``buffer_memory`` counts it.
+        max_request_size: The setting, in bytes as Kafka's producer counts them.
+        value, key, headers: The record.
+
+    Raises:
+        RecordTooLargeError: The record is over ``max_request_size`` or `MAX_RECORD_BYTES`.
+    """
+    kafka_bytes = request_size(value, key, headers)
+    if kafka_bytes > max_request_size:
+        raise RecordTooLargeError(
+            f"A record of {kafka_bytes} bytes, as Kafka's producer counts them, is over "
+            f"max_request_size {max_request_size}",
+            todo="Raise max_request_size, and max.message.bytes of the topic",
+            topic=topic,
+        )
+    if size > MAX_RECORD_BYTES:
+        raise RecordTooLargeError(
+            f"A record of {size} bytes is larger than {MAX_RECORD_BYTES}",
+            todo="Send smaller records",
+            topic=topic,
         )

@@ -129,7 +129,7 @@ def read(files: Files, staged: StagedFile) -> Iterator[tuple[tuple[str, int, int
     }
     for place, position, size, headers in staged.parts:
         one = batches.Batch(sources[headers], position, position + size)
-        yield staged.places[place], batches.unstamped(one)
+        yield staged.places[place], batches.to_encoded(one)
 
 
 # Names and who may remove them

@@ -308,7 +308,7 @@ def _planned(log: PartitionLog, encoded: list[EncodedBatch], synced: bool) -> Pa
     share = PartitionPlan(log, now, [SegmentPlan(log.last, PendingAppend(log, now, publish=True))])
     file = log.active_file()
     for one in encoded:
-        whole = batches.with_headers(one) if wide and not one.has_headers else one
+        whole = batches.add_headers(one) if wide and not one.has_headers else one
         if roll.is_due(log, file, share.after, whole):
             share.legs.append(_next_leg(log, share.after, wide))
         share.legs[-1].draft.add(whole)

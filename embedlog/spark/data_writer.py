@@ -28,7 +28,7 @@ from embedlog.errors import (
 )
 from embedlog.files import Files
 from embedlog.partitioner import partitions_for_keys
-from embedlog.producer.row_batches import cuts, encode_columns, source_of
+from embedlog.producer.row_batches import encode_columns, slice_bounds, table_rows
 from embedlog.publish.staging import StagedFile, StagedFileWriter
 from embedlog.spark import python_worker
 
@@ -196,7 +196,7 @@ class TaskPartitioner:
 
     def _put(self, target: TargetTopic, partition: int, columns: Any) -> None:
         limit = max(min(BATCH_BYTES, *target.limits) - _HEAD_BYTES, 1)
-        for start, stop in cuts(columns, limit):
+        for start, stop in slice_bounds(columns, limit):
             piece = columns.slice(start, stop - start)
             for one in encode_columns(piece, target.compression, target.limits):
                 self._stage.add(target.name, target.id, partition, one)
@@ -208,7 +208,7 @@ def _columns(table: Any) -> Any:
     if "headers" in taken and not _has_headers(table.column("headers")):
         taken.remove("headers")
     now = time.time_ns() // 1_000_000
-    made = source_of(table.select(taken), None, None, None, now).table
+    made = table_rows(table.select(taken), None, None, None, now).table
     # As one piece: to sort rows of several is slow, and a batch is one.
     return made.combine_chunks().to_batches()[0]
 

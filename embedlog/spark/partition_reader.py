@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from embedlog import batch as batches
 from embedlog.batch import Batch
-from embedlog.batch.tables import Rows, covered, table
+from embedlog.batch.tables import BatchRows, rows_in_range, table
 from embedlog.errors import CorruptBatchError, DataLossError, NotALogError, StorageError
 from embedlog.files import Files
 from embedlog.segment import SegmentFile
@@ -139,28 +139,28 @@ class RowBuffer:
             yield from kafka_columns.rows(some, self._names, topic, partition, self._kind)
 
 
-def _size(found: Sequence[Rows], table: Any) -> int:
+def _size(found: Sequence[BatchRows], table: Any) -> int:
     """How many bytes rows take; of many small batches Arrow takes long to tell it."""
     if found[0][0].is_compressed:
         return int(table.nbytes)
     return sum(batch.size for batch, _, _ in found)
 
 
-def _runs(files: Files, piece: PartitionSlice) -> Iterator[list[Rows]]:
+def _runs(files: Files, piece: PartitionSlice) -> Iterator[list[BatchRows]]:
     """Yield rows of batches of one segment that are alike: as much as is handed on at once."""
     for chunk in piece.chunks:
         for found in _batches(files, piece, chunk):
-            rows = covered(found, piece.first, piece.stop)
+            rows = rows_in_range(found, piece.first, piece.stop)
             for _, some in groupby(rows, key=lambda row: row[0].is_log_append_time):
                 yield from _few(list(some))
 
 
-def _few(rows: list[Rows]) -> Iterator[list[Rows]]:
+def _few(rows: list[BatchRows]) -> Iterator[list[BatchRows]]:
     """Yield what is compressed a batch at a time: it may grow a hundredfold."""
     if any(one.is_compressed for one, _, _ in rows):
         yield from ([row] for row in rows)
         return
-    some: list[Rows] = []
+    some: list[BatchRows] = []
     count = 0
     for row in rows:
         if some and count + row[2] - row[1] > MOST_ROWS:

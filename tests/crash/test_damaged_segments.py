@@ -38,7 +38,7 @@ def batches_of(kind: str) -> list[batch.EncodedBatch]:
         text = [b"%s %d" % (kind.encode(), number) * 3, None, b""]
         one = encoded(*text, keys=[None, b"k", b""], at=[5, number, 7], **KINDS[kind])
         if kind == "producer":
-            one.sequence(7, 1, 3 * number)
+            one.set_producer(7, 1, 3 * number)
         found.append(one)
     return found
 

@@ -1,4 +1,4 @@
-"""Two threads with one producer: each call is stopped at each of its lines, and another made."""
+"""Two threads use one producer: each call is stopped at its lines while another one is made."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from support.tiers import choose
 from embedlog.root.root import Root
 
 SAMPLE = choose(test=1, all=3)
-"""Lines of each pair of calls at which the short form stops the first one."""
+"""At how many lines of each pair of calls the sampled test stops the first one."""
 
 
 @pytest.fixture
 def root() -> Iterator[Root]:
-    """A root whose locks say when a thread waits for them."""
+    """A root whose locks report when a thread waits for them."""
     with watched_locks(), scratch_directory() as directory:
         root = open_root(directory / "log")
         sending.make_root(root)
@@ -34,12 +34,12 @@ def root() -> Iterator[Root]:
 
 @pytest.mark.parametrize("first", sending.CALLS)
 def test_a_call_may_be_stopped_anywhere_while_another_is_made(root, first):
-    """Everything acknowledged is there once, as it was sent; a sample of the lines."""
+    """Everything acknowledged is in the log once, as it was sent; at a sample of the lines."""
     for second in sending.CALLS:
-        chance = random.Random(f"{first} {second}")
+        rng = random.Random(f"{first} {second}")
 
-        def sample(count: int, chance: random.Random = chance) -> list[int]:
-            return chance.sample(range(count), min(count, SAMPLE))
+        def sample(count: int, rng: random.Random = rng) -> list[int]:
+            return rng.sample(range(count), min(count, SAMPLE))
 
         sending.check(root, first, second, sample)
 
@@ -47,14 +47,14 @@ def test_a_call_may_be_stopped_anywhere_while_another_is_made(root, first):
 @pytest.mark.tier("nightly")
 @pytest.mark.parametrize("first", sending.CALLS)
 def test_a_call_may_be_stopped_at_every_line_while_another_is_made(root, first):
-    """The same at all of them."""
+    """The same at all lines."""
     assert sum(sending.check(root, first, second, range) for second in sending.CALLS) > 500
 
 
 @pytest.mark.tier("all")
 @pytest.mark.parametrize("first", ["send_with_everything", "send_and_wait"])
 def test_every_line_of_a_send_while_another_thread_drains(root, first):
-    """The pairs that races were once found in, at all of their lines."""
+    """The pairs of calls in which races were found before, at all of their lines."""
     assert sending.check(root, first, "drain", range) > 100
 
 
@@ -64,30 +64,32 @@ ROW = {
     "    self.values.append(value)\n": "",
     "row = len(self.values)\n": "row = len(self.values)\n    self.values.append(value)\n",
 }
-LOCKED = "    with queue.producer.lock:\n        lane = _take(queue)\n"
+LOCKED = "    with self.context.lock:\n        writer = self._take_one_record()\n"
+ONE_FAST = "embedlog.producer.topic_queue:TopicQueue._send_one_fast"
 BUGS = {
-    "a drain looks at a record that is being added": (
+    "a drain reads a record that is being added": (
         ("send_with_everything", "drain"),
-        Change("embedlog.producer.topic_queue:Gathering.add_row", ROW),
-        Change("embedlog.producer.send_fast:ship", {LOCKED: "    lane = _take(queue)\n"}),
+        Change("embedlog.producer.open_batch:OpenBatch.add_row", ROW),
+        Change(ONE_FAST, {LOCKED: "    writer = self._take_one_record()\n"}),
     ),
-    "a future looks at a record that is being written": (
+    "a future reads an outcome that is being set": (
         ("send_and_wait", "wait_for_all"),
-        Change("embedlog.producer.future:Delivery.outcome", {"if not self.parcels": "if False"}),
+        Change("embedlog.producer.delivery:Delivery.outcome", {"if not self.batches": "if False"}),
     ),
-    "a drain takes what is gathered without the lock": (
+    "a drain takes the open batch without the lock": (
         ("send_and_wait", "drain"),
         Change(
-            "embedlog.producer.topic_queue:TopicQueue._take", {"with self.producer.lock:": "if 1:"}
+            "embedlog.producer.topic_queue:TopicQueue._take_open_batches",
+            {"with self.context.lock:": "if 1:"},
         ),
-        Change("embedlog.producer.send_fast:ship", {LOCKED: "    lane = None\n"}),
+        Change(ONE_FAST, {LOCKED: "    writer = None\n"}),
     ),
 }
 
 
 @pytest.mark.parametrize("bug", list(BUGS))
 def test_a_race_that_is_planted_is_found(bug):
-    """A checker proves nothing until it has caught one."""
+    """The check finds races: each planted one is reported."""
     pair, *changes = BUGS[bug]
 
     def play() -> Any:
@@ -100,4 +102,4 @@ def test_a_race_that_is_planted_is_found(bug):
 
     finding = forks.run(play, patience=120).finding()
     assert finding is not None
-    assert re.search("while send_.* stood at", finding), finding
+    assert re.search("while send_.* was stopped at", finding), finding

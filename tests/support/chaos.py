@@ -214,7 +214,7 @@ def _send(
     """Write down what is sent, send it, and write down where it is."""
     values = [_VALUE.pack(life, first + row, 0).ljust(40, b".") for row in range(count)]
     one = batch.encode_lists(values, None, 1_700_000_000_000, None)
-    one.sequence(PRODUCER + life, 0, number)
+    one.set_producer(PRODUCER + life, 0, number)
     os.write(fd, _ENTRY.pack(b"s", partition, count, life, first, number))
     receipt = log.partition("t", partition).append([one], durability=durability)[0]
     os.write(fd, _ENTRY.pack(b"a", partition, count, life, first, receipt.base_offset))

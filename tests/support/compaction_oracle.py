@@ -557,7 +557,7 @@ class CompactionModel(RuleBasedStateMachine):
     def repeat(self) -> None:
         """G16: what was sent is known, though compaction left nothing of it."""
         for number, (first, base, one) in self.last.items():
-            one.sequence(number, 0, first)
+            one.set_producer(number, 0, first)
             (receipt,) = self.log.append([one])
             assert receipt.duplicate
             assert receipt.base_offset == base

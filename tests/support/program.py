@@ -78,7 +78,7 @@ def encode(
     values = values_of(topic, partition, send, count, size)
     one = batch.encode_lists(values, [b"k"] * count, TIME + send, heads)
     if producer is not None:
-        one.sequence(*producer)
+        one.set_producer(*producer)
     return one
 
 

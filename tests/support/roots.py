@@ -50,7 +50,7 @@ def encoded(
     """Return a batch of values; ``producer`` is (id, epoch, base sequence)."""
     one = batch.encode_lists(list(values), keys, at, headers, compression)
     if producer is not None:
-        one.sequence(*producer)
+        one.set_producer(*producer)
     return one
 
 

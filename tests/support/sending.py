@@ -1,4 +1,4 @@
-"""Calls of a producer, for the check of their interleavings, and what must be true after."""
+"""Runs calls of a producer in all interleavings of two threads, and checks the log afterwards."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from support.interleaving import Pair
 from support.roots import rows
 
 TOPIC, PARTITIONS = "t", 3
-PLACE = "embedlog.producer"
+PACKAGE = "embedlog.producer"
 NEVER = 3_600_000
-"""Milliseconds of lingering: the producer's own thread has nothing to do."""
+"""linger_ms in milliseconds: the background thread of the producer has nothing to do."""
 
 
-class Asked(NamedTuple):
-    """A record as it was given to the producer; ``partition`` is None if it may be any."""
+class SentRecord(NamedTuple):
+    """A record as it was passed to the producer; ``partition`` is None if any is correct."""
 
     value: bytes
     key: bytes | None
@@ -31,14 +31,14 @@ class Asked(NamedTuple):
     timestamp: int | None
 
 
-class Scene:
-    """A producer, the calls made to it, and what they returned."""
+class ProducerCalls:
+    """A producer, the calls that were made, and what they returned."""
 
     def __init__(self, root: Root, **config: Any) -> None:
         self.producer = Producer(root, linger_ms=NEVER, **config)
-        self.sent: list[tuple[Asked, Any]] = []
-        self.batches: list[tuple[list[Asked], Any]] = []
-        self.called: list[Any] = []
+        self.sent: list[tuple[SentRecord, Any]] = []
+        self.batches: list[tuple[list[SentRecord], Any]] = []
+        self.outcomes_seen: list[Any] = []
         self._number = 0
         for partition in range(PARTITIONS):
             self._send(partition=partition).result()
@@ -56,14 +56,13 @@ class Scene:
     ) -> Any:
         value = self._value()
         future = self.producer.send(TOPIC, value, key, list(headers), partition, timestamp)
-        where = partition
-        if where is None and key is not None:
-            where = partition_for_key(key, PARTITIONS)
-        self.sent.append((Asked(value, key, headers, where, timestamp), future))
-        future.add_both(self.called.append)
+        if partition is None and key is not None:
+            partition = partition_for_key(key, PARTITIONS)
+        self.sent.append((SentRecord(value, key, headers, partition, timestamp), future))
+        future.add_both(self.outcomes_seen.append)
         return future
 
-    # The calls
+    # Calls
 
     def send_plain(self) -> None:
         self._send(b"key-1")
@@ -75,106 +74,108 @@ class Scene:
         self._send(b"key-2").result()
 
     def send_with_everything(self) -> None:
-        # Not where its key would go.
+        # Not the partition of its key.
         other = (partition_for_key(b"key-3", PARTITIONS) + 1) % PARTITIONS
         self._send(b"key-3", (("h", b"1"), ("i", b"2")), other, 77).result()
 
     def send_batch(self) -> None:
         values = [self._value() for _ in range(3)]
         keys = [b"a", b"b", b"c"]
-        asked = [
-            Asked(value, key, (("b", key),), partition_for_key(key, PARTITIONS), 88)
+        records = [
+            SentRecord(value, key, (("b", key),), partition_for_key(key, PARTITIONS), 88)
             for value, key in zip(values, keys, strict=True)
         ]
-        headers = [list(one.headers) for one in asked]
+        headers = [list(record.headers) for record in records]
         future = self.producer.send_batch(TOPIC, values, keys, headers, 88)
-        self.batches.append((asked, future))
+        self.batches.append((records, future))
         future.result()
 
     def append_table(self) -> None:
         values = [self._value() for _ in range(3)]
-        asked = [Asked(value, None, (), 1, None) for value in values]
+        records = [SentRecord(value, None, (), 1, None) for value in values]
         table = pa.table({"value": pa.array(values, pa.binary())})
         future = self.producer.append_table(TOPIC, table, partition=1)
-        self.batches.append((asked, future))
+        self.batches.append((records, future))
         future.result()
 
     def flush(self) -> None:
         before = list(self.sent)
         self.producer.flush()
-        for asked, future in before:
-            assert future.done(), f"{asked} was not written by a flush that came after it"
+        for record, future in before:
+            assert future.done(), f"{record} was not written by a later flush"
 
     def wait_for_all(self) -> None:
         for _, future in list(self.sent):
             future.result()
 
     def drain(self) -> None:
-        """What the producer's own thread does when records have lingered."""
-        for queue in self.producer.queues():
+        """Do what the background thread does when records have lingered."""
+        for queue in list(self.producer._queues.values()):
             queue.due_at()
             queue.pending()
             queue.drain_if_free(None)
 
-    def look(self) -> None:
+    def inspect(self) -> None:
         self.producer.metrics()
-        for queue in self.producer.queues():
-            queue.count()
-            queue.look()
+        for queue in list(self.producer._queues.values()):
+            queue.unsent_records()
+            queue.settings.refresh()
         self.producer.last_sequence(TOPIC, 0)
 
     def close(self) -> None:
         self.producer.close()
 
-    # What must be true
+    # Checks
 
-    def judge(self, root: Root, before: list[int]) -> None:
-        """Everything acknowledged is there as it was sent, once; nothing else is."""
+    def check_log(self, root: Root, before: list[int]) -> None:
+        """Check that the log has every acknowledged record once, as it was sent, and no other."""
         self.producer.flush()
-        found = {
+        written_rows = {
             (partition, row[0]): row
             for partition in range(PARTITIONS)
             for row in rows(root.partition(TOPIC, partition), before[partition])
             if row[0] >= before[partition]
         }
-        for asked, future in self.sent:
+        for record, future in self.sent:
             error = future.exception
             if error is not None:
                 assert isinstance(error, ClosedError), error
-                assert all(row[3] != asked.value for row in found.values())
+                assert all(row[3] != record.value for row in written_rows.values())
                 continue
-            where = future.value
-            assert where is not None, f"{asked} was neither written nor refused"
-            row = found.pop((where.partition, where.offset))
-            _compare(asked, where.partition, row)
-            assert where.timestamp == row[1]
-        for all_asked, future in self.batches:
-            self._judge_batch(all_asked, future, found)
-        assert not found, f"nobody sent {found}"
+            metadata = future.value
+            assert metadata is not None, f"{record} was neither written nor failed"
+            row = written_rows.pop((metadata.partition, metadata.offset))
+            _assert_equal(record, metadata.partition, row)
+            assert metadata.timestamp == row[1]
+        for records, future in self.batches:
+            self._check_batch(records, future, written_rows)
+        assert not written_rows, f"no call sent {written_rows}"
         metrics = self.producer.metrics()
         assert metrics["buffered"] == metrics["duplicates"] == 0
         failed = sum(future.failed() for _, future in self.sent)
         assert failed or metrics["records"] == len(self.sent) + 3 * len(self.batches)
         outcomes = [future.exception or future.value for _, future in self.sent]
-        assert sorted(map(str, self.called)) == sorted(map(str, outcomes))
+        assert sorted(map(str, self.outcomes_seen)) == sorted(map(str, outcomes))
 
-    def _judge_batch(self, all_asked: list[Asked], future: Any, found: dict[Any, Any]) -> None:
+    def _check_batch(
+        self, records: list[SentRecord], future: Any, written_rows: dict[Any, Any]
+    ) -> None:
         if future.failed():
             assert isinstance(future.exception, ClosedError), future.exception
-        by_value = {asked.value: asked for asked in all_asked}
+        by_value = {record.value: record for record in records}
         for part in future.written():
             for offset in range(part.base_offset, part.next_offset):
-                row = found.pop((part.partition, offset))
-                _compare(by_value.pop(row[3]), part.partition, row)
+                row = written_rows.pop((part.partition, offset))
+                _assert_equal(by_value.pop(row[3]), part.partition, row)
         assert future.failed() or not by_value, by_value
 
 
-def _compare(asked: Asked, partition: int, row: Any) -> None:
+def _assert_equal(record: SentRecord, partition: int, row: Any) -> None:
     _, timestamp, key, value, headers = row
-    got = Asked(value, key, tuple(headers), partition, timestamp)
-    wanted = asked._replace(
-        partition=partition if asked.partition is None else asked.partition,
-        timestamp=timestamp if asked.timestamp is None else asked.timestamp,
+    got = SentRecord(value, key, tuple(headers), partition, timestamp)
+    wanted = record._replace(
+        partition=partition if record.partition is None else record.partition,
+        timestamp=timestamp if record.timestamp is None else record.timestamp,
     )
     assert got == wanted
 
@@ -189,7 +190,7 @@ CALLS: tuple[str, ...] = (
     "flush",
     "wait_for_all",
     "drain",
-    "look",
+    "inspect",
     "close",
 )
 
@@ -199,10 +200,10 @@ def make_root(root: Root) -> None:
 
 
 def check(root: Root, first: str, second: str, lines: Callable[[int], Any]) -> int:
-    """Stop a call at the lines chosen of all it has, run another one there, and judge.
+    """Stop ``first`` at some of its lines, make the call ``second`` there, and check the log.
 
-    Both for a producer that has nothing to write and for one that has a record.
-    Returns at how many lines it was.
+    Runs with a producer that has nothing to write, and with one that has a record.  ``lines``
+    returns the lines to stop at, from their number.  Returns at how many lines it stopped.
     """
     total = 0
     for waiting in (False, True):
@@ -214,20 +215,20 @@ def check(root: Root, first: str, second: str, lines: Callable[[int], Any]) -> i
 
 def _run(root: Root, first: str, second: str, line: int, waiting: bool) -> int:
     before = [root.partition(TOPIC, number).end_offset() for number in range(PARTITIONS)]
-    scene = Scene(root)
+    calls = ProducerCalls(root)
     try:
         if waiting:
-            scene.send_plain()
-        pair = Pair(getattr(scene, first), getattr(scene, second), PLACE, line)
+            calls.send_plain()
+        pair = Pair(getattr(calls, first), getattr(calls, second), PACKAGE, line)
         pair.run()
         try:
             for error in pair.errors:
                 if error is not None and not isinstance(error, ClosedError):
                     raise error
-            scene.judge(root, before)
+            calls.check_log(root, before)
         except BaseException as error:
-            error.add_note(f"{second} while {first} stood at {pair.where}, {waiting=}")
+            error.add_note(f"{second} while {first} was stopped at {pair.stopped_at}, {waiting=}")
             raise
     finally:
-        scene.producer.close()
-    return pair.seen
+        calls.producer.close()
+    return pair.lines_seen

@@ -1,0 +1,227 @@
+"""Records that are written together, and what became of them.
+
+A future is two words: its delivery, and its row there.  The delivery waits, fails and calls
+back for all of its rows at once, so a future per record costs next to nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+from bisect import bisect_right
+from collections.abc import Callable
+from time import monotonic
+from typing import Any, NamedTuple, Protocol
+
+from embedlog.batch import EncodedBatch
+from embedlog.errors import TimeoutError  # noqa: A004 - it is one
+from embedlog.record import Appended, RecordMetadata
+
+Callback = tuple[Any, bool, Callable[..., object], tuple[Any, ...], dict[str, Any]]
+"""The future, whether the callback is for errors, the function and its arguments."""
+
+
+class BatchRange(NamedTuple):
+    """Where one batch of a `send_batch` was written: offsets ``[base_offset, next_offset)``."""
+
+    topic: str
+    partition: int
+    base_offset: int | None
+    """None if the log has the batch but no longer remembers its offsets (G16)."""
+    count: int  # type: ignore[assignment]
+    timestamp: int | None = None
+    """The log append time, if the topic stamps records with it (A7)."""
+    duplicate: bool = False
+    """The batch was written before; nothing was appended now (G16)."""
+
+    @property
+    def next_offset(self) -> int | None:
+        """The offset after the last record."""
+        return None if self.base_offset is None else self.base_offset + self.count
+
+
+class ProducerBatch:
+    """One batch for one partition, and its outcome."""
+
+    __slots__ = (
+        *("count", "deadline", "delivery", "encoded", "error", "explicit", "partition"),
+        *("receipt", "sequence", "size", "start"),
+    )
+
+    def __init__(
+        self, delivery: Delivery, partition: int, encoded: EncodedBatch | None, start: int
+    ) -> None:
+        self.delivery, self.partition, self.start = delivery, partition, start
+        self.encoded = encoded
+        self.count = self.size = 0
+        if encoded is not None:
+            self.count, self.size = encoded.count, encoded.size
+        self.deadline = delivery.deadline
+        self.sequence: int | None = None
+        self.explicit = False
+        """The application chose the sequence numbers."""
+        self.receipt: Appended | None = None
+        self.error: BaseException | None = None
+
+    def done(self) -> bool:
+        """Return whether the batch was written, or failed for good."""
+        return self.receipt is not None or self.error is not None
+
+    def range(self) -> BatchRange:
+        """Return where the batch was written; it must have been."""
+        receipt = self.receipt
+        assert receipt is not None
+        return BatchRange(
+            self.delivery.queue.topic,
+            self.partition,
+            None if receipt.base_offset < 0 else receipt.base_offset,
+            self.count,
+            receipt.timestamp,
+            receipt.duplicate,
+        )
+
+
+class DeliveryQueue(Protocol):
+    """What a delivery needs of the topic queue that it belongs to."""
+
+    topic: str
+
+    def drain(self, deadline: float | None) -> bool:
+        """Write what was collected, in this thread; False if another thread held on too long."""
+
+    def wait_for_progress(self, deadline: float | None) -> None:
+        """Wait until another attempt may succeed."""
+
+    def add_callback(self, callback: Callback) -> bool:
+        """Keep a callback for later; False if its record is done."""
+
+
+class Delivery:
+    """Rows that are written together.
+
+    Sealed once its rows are in batches.  Their order there is ``order`` (None: the order of
+    the rows), and batch ``i`` begins with the row at position ``starts[i]``.
+    """
+
+    __slots__ = (
+        *("batches", "callbacks", "deadline", "error", "metadata", "order", "positions"),
+        *("queue", "sealed", "starts", "timestamps"),
+    )
+
+    def __init__(self, queue: DeliveryQueue, deadline: float) -> None:
+        self.queue, self.deadline = queue, deadline
+        self.batches: list[ProducerBatch] = []
+        self.starts: list[int] = []
+        self.order: Any = None
+        self.positions: Any = None
+        """The position of each row, the inverse of ``order``; computed when first needed."""
+        self.timestamps: list[int] = []
+        self.callbacks: list[Callback] = []
+        self.error: BaseException | None = None
+        self.metadata: RecordMetadata | None = None
+        """Where the only row was written, if that took no `ProducerBatch`."""
+        self.sealed = False
+
+    def add_batch(self, partition: int, encoded: EncodedBatch) -> ProducerBatch:
+        """Put the next rows, as many as the batch has, into a batch."""
+        start = self.starts[-1] + self.batches[-1].count if self.starts else 0
+        batch = ProducerBatch(self, partition, encoded, start)
+        self.starts.append(start)
+        self.batches.append(batch)
+        return batch
+
+    def outcome(self, row: int | None) -> Any:
+        """Return the outcome of a row, or of all (None): a value, an exception, or None."""
+        if self.metadata is not None:
+            return self.metadata
+        if row is None:
+            return self._outcome_of_all()
+        if self.error is not None:
+            return self.error
+        if not self.sealed:
+            return None
+        if not self.batches:
+            # Another thread set one of the two since they were read above.
+            return self.error if self.metadata is None else self.metadata
+        position = row
+        if self.order is not None:
+            if self.positions is None:
+                self.positions = self.order.argsort()
+            position = int(self.positions[row])
+        batch = self.batches[bisect_right(self.starts, position) - 1]
+        receipt = batch.receipt
+        if receipt is None:
+            return batch.error
+        timestamp = self.timestamps[row] if receipt.timestamp is None else receipt.timestamp
+        offset = receipt.base_offset + position - batch.start
+        return RecordMetadata(self.queue.topic, batch.partition, offset, timestamp)
+
+    def _outcome_of_all(self) -> Any:
+        if self.error is not None:
+            return self.error
+        if not self.sealed or not self.done():
+            return None
+        errors = [batch.error for batch in self.batches if batch.error is not None]
+        return errors[0] if errors else self.ranges()
+
+    def ranges(self) -> list[BatchRange]:
+        """Return where the batches that are written so far are."""
+        return [batch.range() for batch in self.batches if batch.receipt is not None]
+
+    def done(self) -> bool:
+        """Return whether every row was written, or failed for good."""
+        if self.error is not None or self.metadata is not None:
+            return True
+        return self.sealed and all(batch.done() for batch in self.batches)
+
+    def wait(self, row: int | None, timeout: float | None) -> Any:
+        """Write in this thread unless another one does, and return the outcome.
+
+        Raises:
+            TimeoutError: There is no outcome after ``timeout`` seconds.
+        """
+        deadline = None if timeout is None else monotonic() + timeout
+        while True:
+            self.queue.drain(deadline)
+            outcome = self.outcome(row)
+            if outcome is not None:
+                return outcome
+            if deadline is not None and monotonic() >= deadline:
+                raise TimeoutError(
+                    f"The record was not written within {timeout} s",
+                    topic=self.queue.topic,
+                    todo="It may still be written; wait again",
+                )
+            self.queue.wait_for_progress(deadline)
+
+
+class CompletedDelivery:
+    """A delivery whose outcome was known at once: a refused record, or ``acks=0``."""
+
+    __slots__ = ("_outcome",)
+
+    def __init__(self, outcome: Any) -> None:
+        self._outcome = outcome
+
+    def outcome(self, row: int | None) -> Any:
+        """Return the outcome."""
+        return self._outcome
+
+    def wait(self, row: int | None, timeout: float | None) -> Any:
+        """Return the outcome."""
+        return self._outcome
+
+    def ranges(self) -> list[BatchRange]:
+        """Return an empty list: no batch is known to be written."""
+        return []
+
+
+def run_callback(callback: Callback) -> None:
+    """Run a callback if it is for this kind of outcome; log what it raises."""
+    future, for_errors, function, args, kwargs = callback
+    outcome = future._delivery.outcome(future._row)
+    if isinstance(outcome, BaseException) is not for_errors:
+        return
+    try:
+        function(*args, outcome, **kwargs)
+    except Exception:  # the program's own code; it must not stop the sender
+        logging.getLogger("embedlog.producer").exception("A delivery callback raised an exception")

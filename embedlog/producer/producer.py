@@ -1,0 +1,507 @@
+"""The producer: sends records to topics, in batches, with a future for each record."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import warnings
+import weakref
+from collections.abc import Sequence
+from time import monotonic
+from typing import TYPE_CHECKING, Any
+
+from embedlog.catalog import refuse_internal
+from embedlog.errors import (
+    ClosedError,
+    EmbedlogError,
+    IllegalStateError,
+    InvalidRecordError,
+    RecordTooLargeError,
+    TimeoutError,  # noqa: A004 - it is one
+)
+from embedlog.partition.producer_state import LAST_SEQUENCE
+from embedlog.producer import sender
+from embedlog.producer.context import ProducerContext
+from embedlog.producer.delivery import CompletedDelivery, Delivery
+from embedlog.producer.future import BatchFuture, RecordFuture, completed
+from embedlog.producer.row_batches import Rows, size_of, table_rows
+from embedlog.producer.topic_queue import TopicQueue, no_key
+from embedlog.producer.validation import (
+    check_all_bytes,
+    check_headers,
+    check_partition,
+    check_timestamp,
+    serialize,
+    to_bytes,
+)
+from embedlog.record import RecordMetadata
+
+if TYPE_CHECKING:
+    from embedlog.root.root import Root
+
+RECORD_BYTES = 16
+"""What an unwritten record counts for besides its key and value."""
+
+
+class Producer:
+    """Sends records to topics of one log; any thread may call any method.
+
+    Settings are kafka-python's (see `ProducerConfig`).  Batches are numbered (idempotent): a
+    retry is not written twice.  With a ``producer_name`` the numbers outlive the process, and
+    an older producer of that name is fenced in each partition from this one's first append
+    there on.
+
+    The calling thread writes in `flush`, in `send_batch`, in ``result`` of a future, and
+    whenever a batch is full.  Otherwise a background thread writes once ``linger_ms``, and at
+    least about a millisecond, has passed.
+
+    Use it in a ``with`` block, or `close` it: then the unwritten records are flushed.
+    """
+
+    def __init__(self, root: Root, **config: Any) -> None:
+        self.root = root
+        self._options = config
+        self._context = ProducerContext(self, root, config)
+        self.config = settings = self._context.config
+        self._clock = root.clock
+        serializers = settings.key_serializer, settings.value_serializer
+        self._no_serializers = serializers == (None, None)
+        # A custom partitioner chooses for each record; otherwise a drain chooses for all at once.
+        self._custom_partitioner = settings.partitioner is not None
+        self._no_acks = settings.acks == 0
+        self._plain = self._no_serializers and not self._custom_partitioner and not self._no_acks
+        """Whether `send` may add a record of bytes as it is."""
+        self._start()
+        _producers.add(self)
+
+    def _start(self) -> None:
+        """Begin without records and identity, at first or in a forked child."""
+        self._queues: dict[str, TopicQueue] = {}
+        self._context.start(self._queues)
+        self._lock = self._context.lock
+        self._acquire, self._release = self._lock.acquire, self._lock.release
+        self._closed = False
+
+    def __repr__(self) -> str:
+        name = self.config.producer_name or self.config.client_id
+        return f"<Producer {f'{name!r} ' if name else ''}of {self.root.path}>"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _unpickle, (self.root, self._options)
+
+    # Sending one record
+
+    def send(
+        self,
+        topic: str,
+        value: Any = None,
+        key: Any = None,
+        headers: Sequence[tuple[str, bytes | None]] | None = None,
+        partition: int | None = None,
+        timestamp_ms: int | None = None,
+    ) -> RecordFuture:
+        """Add a record to the batch that is written next, and return its future.
+
+        ``value`` and ``key`` are bytes or None, or what the serializers accept.  Without a
+        ``partition`` the key decides (G1), and without a key the sticky partition is used (G3).
+
+        Raises:
+            ClosedError: The producer, or the log, is closed.
+            SerializationError: A key, value or header is not bytes.
+            UnknownTopicOrPartitionError: There is no such topic or partition.
+            InvalidPartitionError: The partition is not an int.
+            InvalidTopicError: The topic is one of embedlog's own.
+            BufferExhaustedError: ``buffer_memory`` stayed full for ``max_block_ms`` (G8).
+        """
+        queue = self._queues.get(topic) or self._open(topic)
+        if (
+            type(value) is not bytes
+            or (key is not None and type(key) is not bytes)
+            or headers is not None
+            or partition is not None
+            or timestamp_ms is not None
+            or not self._plain
+        ):
+            return self._send_general(queue, value, key, headers, partition, timestamp_ms)
+        if key is not None:
+            size = RECORD_BYTES + len(value) + len(key)
+        elif queue.settings.compacts and queue.settings.refresh().config.compacts:
+            # Refreshed because the topic may have been altered, and a refusal writes nothing.
+            return self._refuse(no_key(topic, [0]))
+        else:
+            size = RECORD_BYTES + len(value)
+        timestamp_ms = self._clock()
+        # Half the price of `with`, in the one place where it matters.
+        self._acquire()
+        try:
+            open_batch = queue.open_batch
+            free = open_batch.free - size
+            if free < 0:
+                open_batch, free = queue.reserve(size, value, key)
+            open_batch.free = free
+            values = open_batch.values
+            row = len(values)
+            open_batch.keys.append(key)
+            open_batch.timestamps.append(timestamp_ms)
+            values.append(value)
+        except RecordTooLargeError as error:
+            return self._refuse_locked(error)
+        except BaseException:
+            # Such as Ctrl-C between two lines: the next record would get this one's key.
+            queue.open_batch.drop_partial_row()
+            raise
+        finally:
+            self._release()
+        future = RecordFuture()
+        future._delivery, future._row = open_batch, row
+        return future
+
+    def _send_general(
+        self, queue: TopicQueue, value: Any, key: Any, headers: Any, partition: Any, timestamp: Any
+    ) -> RecordFuture:
+        """Do as `send`, for a record with more than a key and a value of bytes."""
+        self._check_open()
+        config, topic = self.config, queue.topic
+        value = to_bytes(serialize(config.value_serializer, topic, value), "value")
+        key = to_bytes(serialize(config.key_serializer, topic, key), "key")
+        if timestamp is not None:
+            check_timestamp(timestamp)
+        if partition is not None:
+            check_partition(topic, partition, queue.settings.refresh().partitions)
+        elif self._custom_partitioner:
+            partition = self._partition_for(queue, key, queue.settings.info.partitions)
+        headers = check_headers(headers)
+        if key is None and queue.settings.compacts and queue.settings.refresh().config.compacts:
+            return self._refuse(no_key(topic, [0]))
+        if timestamp is None:
+            timestamp = self._clock()
+        size = RECORD_BYTES + len(value or b"") + len(key or b"")
+        for name, data in headers or ():
+            # A character takes up to four bytes.
+            size += RECORD_BYTES + 4 * len(name) + len(data or b"")
+        with self._lock:
+            try:
+                open_batch, free = queue.reserve(size, value, key, headers)
+                open_batch.free = free
+                row = open_batch.add_row(value, key, timestamp, headers, partition)
+            except RecordTooLargeError as error:
+                return self._refuse_locked(error)
+            except BaseException:
+                queue.open_batch.drop_partial_row()
+                raise
+        if self._no_acks:
+            metadata = RecordMetadata(topic, -1 if partition is None else partition, -1, timestamp)
+            return completed(RecordFuture(), metadata)
+        future = RecordFuture()
+        future._delivery, future._row = open_batch, row
+        return future
+
+    def _open(self, topic: str) -> TopicQueue:
+        """Create the queue of a topic, and the topic if that is allowed."""
+        self._check_open()
+        refuse_internal(topic)
+        queue = TopicQueue(self._context, topic)
+        with self._lock:
+            if self._closed:
+                raise self._closed_error()
+            return self._queues.setdefault(topic, queue)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise self._closed_error()
+        if self._context.fenced is not None:
+            raise self._context.fenced
+
+    def _closed_error(self) -> ClosedError:
+        return ClosedError("The producer was closed", path=self.root.path)
+
+    def _partition_for(self, queue: TopicQueue, key: bytes | None, partitions: int) -> int:
+        """Return the partition that the ``partitioner`` of the settings chooses."""
+        partitioner = self.config.partitioner
+        if partitioner == "round_robin":
+            return queue.round_robin.choose(partitions)
+        all_partitions = list(range(partitions))
+        partition = partitioner(key, all_partitions, all_partitions)
+        check_partition(queue.topic, partition, partitions)
+        return int(partition)
+
+    def _refuse(self, error: EmbedlogError) -> RecordFuture:
+        """Return the future of a record that fails alone and at once (G7)."""
+        with self._lock:
+            return self._refuse_locked(error)
+
+    def _refuse_locked(self, error: EmbedlogError) -> RecordFuture:
+        self._context.reports.counts["errors"] += 1
+        return completed(RecordFuture(), error)
+
+    # Sending many records
+
+    def send_batch(
+        self,
+        topic: str,
+        values: Sequence[Any],
+        keys: Sequence[Any] | None = None,
+        headers: Sequence[Any] | None = None,
+        timestamps: Sequence[int] | int | None = None,
+        partition: int | None = None,
+        sequence: int | None = None,
+    ) -> BatchFuture:
+        """Write many records now, in this thread, and return a future of `BatchRange`.
+
+        Args:
+            topic: The topic.
+            values: One per record; bytes or None, or what the serializer accepts.
+            keys: One per record, or None for no keys.
+            headers: A list of pairs or None per record, or None for no headers.
+            timestamps: One per record, in ms; an int for all records, or None for now.
+            partition: The partition of all records; without it as with `send`.
+            sequence: The application's own number of the first record, such as its line in a
+                file; the other records are numbered from there.  If a named producer repeats a
+                call, even after a restart, nothing is written twice and the ranges are those of
+                the first call, flagged ``duplicate``; `last_sequence` says where to continue.
+                Numbers must have no gaps, and all records go to one partition.
+
+        Raises:
+            SerializationError: A key, value or header is not bytes; nothing was written.
+            InvalidRecordError: The topic is compacted, and the records at ``indices`` have no
+                key (A6); or the lists differ in length, or ``sequence`` is not a valid number.
+                Nothing was written.
+            OutOfOrderSequenceError: From ``result``: the numbers have a gap, or the call repeats
+                only a part of another one (G16).
+        """
+        queue = self._queue_for(topic, partition)
+        rows = self._rows(queue, values, keys, headers, timestamps)
+        count = len(rows.values)
+        if not count:
+            return completed(BatchFuture(), [])
+        queue.check_keys(rows.keys, count)
+        rows = rows.measured()
+        size = size_of(rows)
+        if size > queue.settings.batch_bytes or self._custom_partitioner:
+            check_all_bytes(rows)
+        numbered = self._numbered(queue, partition, sequence, count)
+        if self._custom_partitioner and partition is None and numbered is None:
+            return self._send_grouped(queue, rows)
+        batches = queue.row_partitioner.split_rows(rows, size, partition)
+        return self._future(queue.send_batches(batches, numbered))
+
+    def append_table(
+        self,
+        topic: str,
+        table: Any,
+        key: str | None = None,
+        value: str | None = None,
+        timestamp: str | None = None,
+        partition: int | None = None,
+        sequence: int | None = None,
+    ) -> BatchFuture:
+        """Write the rows of a table now, without converting them to Python objects.
+
+        Accepts what speaks Arrow: pyarrow's Table, RecordBatch and RecordBatchReader, DataFrames
+        of pandas and Polars, and others.
+
+        Args:
+            topic: The topic.
+            table: The rows.
+            key: The column of keys, binary or text; by default ``"key"`` if there is one.
+            value: The column of values, binary or text; by default ``"value"``.
+            timestamp: The column of timestamps; by default ``"timestamp"`` if there is one, else
+                all rows get the current time.
+            partition: The partition of all rows; without it as with `send`.
+            sequence: As in `send_batch`.
+
+        Raises:
+            SerializationError: There is no such column, or it has another type.
+            InvalidRecordError: As `send_batch` (A6).
+        """
+        queue = self._queue_for(topic, partition)
+        rows = table_rows(table, key, value, timestamp, self._clock())
+        count = rows.table.num_rows
+        if not count:
+            return completed(BatchFuture(), [])
+        keys = rows.table.column(1)
+        if queue.settings.info.config.compacts and keys.null_count:
+            queue.check_keys(keys.to_pylist(), count)
+        numbered = self._numbered(queue, partition, sequence, count)
+        batches = queue.row_partitioner.split_table(rows, partition)
+        return self._future(queue.send_batches(batches, numbered))
+
+    def _queue_for(self, topic: str, partition: int | None) -> TopicQueue:
+        queue = self._queues.get(topic) or self._open(topic)
+        self._check_open()
+        info = queue.settings.refresh()
+        if partition is not None:
+            check_partition(topic, partition, info.partitions)
+        return queue
+
+    def _rows(
+        self, queue: TopicQueue, values: Any, keys: Any, headers: Any, timestamps: Any
+    ) -> Rows:
+        config, topic = self.config, queue.topic
+        if not self._no_serializers:
+            values = [serialize(config.value_serializer, topic, value) for value in values]
+            if keys is not None:
+                keys = [serialize(config.key_serializer, topic, key) for key in keys]
+        if timestamps is None:
+            timestamps = self._clock()
+        if headers is not None:
+            headers = [check_headers(pairs) for pairs in headers]
+        for name, column in (("keys", keys), ("headers", headers), ("timestamps", timestamps)):
+            if column is not None and not isinstance(column, int) and len(column) != len(values):
+                raise InvalidRecordError(
+                    f"There are {len(values)} values, but {len(column)} {name}", topic=topic
+                )
+        return Rows(values, keys, timestamps, headers)
+
+    def _numbered(
+        self, queue: TopicQueue, partition: int | None, sequence: int | None, count: int
+    ) -> tuple[int, int, int] | None:
+        """Return partition, first sequence and count of a numbered call; None without numbers."""
+        if sequence is None:
+            return None
+        if not self.config.enable_idempotence:
+            raise IllegalStateError("sequence needs enable_idempotence")
+        if partition is None and queue.settings.info.partitions > 1:
+            raise IllegalStateError(
+                "Records with a sequence must go to one partition",
+                topic=queue.topic,
+                todo="Pass the partition",
+            )
+        if type(sequence) is not int or not 0 <= sequence <= LAST_SEQUENCE:
+            raise InvalidRecordError(
+                f"sequence must be an int from 0 to {LAST_SEQUENCE}, got {sequence!r}",
+                topic=queue.topic,
+            )
+        return partition or 0, sequence, count
+
+    def _send_grouped(self, queue: TopicQueue, rows: Rows) -> BatchFuture:
+        """Split rows with the partitioner of the settings, which takes one key at a time."""
+        partitions = queue.settings.info.partitions
+        keys = rows.keys or [None] * len(rows.values)
+        groups: dict[int, list[int]] = {}
+        for row, key in enumerate(keys):
+            groups.setdefault(self._partition_for(queue, key, partitions), []).append(row)
+        return self._future(
+            queue.send_batches(queue.row_partitioner.split_groups(rows, groups), None)
+        )
+
+    def _future(self, delivery: Delivery) -> BatchFuture:
+        future = BatchFuture()
+        future._delivery = CompletedDelivery([]) if self._no_acks else delivery
+        return future
+
+    def last_sequence(self, topic: str, partition: int = 0) -> int | None:
+        """Return the number of this producer's last record in a partition; None if there is none.
+
+        With a ``producer_name`` that is the last record of any producer of that name, and older
+        ones are fenced there: continue with the record after it.
+        """
+        queue = self._queue_for(topic, partition)
+        with queue.drain_lock:
+            queue.drain_locked(None)
+            state = queue.writer(queue.settings.info, partition).resume()
+        self._context.reports.notify()
+        return state.batches[-1].last_sequence if state is not None and state.batches else None
+
+    # Finishing
+
+    def flush(self, timeout: float | None = None) -> None:
+        """Return once everything that was sent before this call is written, or failed (G10).
+
+        Writes in this thread, and does not wait for what other threads send meanwhile.
+
+        Raises:
+            TimeoutError: Not everything was written within ``timeout`` seconds.
+        """
+        deadline = None if timeout is None else monotonic() + timeout
+        for queue in list(self._queues.values()):
+            queue.flush(deadline)
+        self._context.reports.run_callbacks(wait=True)
+
+    def close(self, timeout: float | None = None) -> None:
+        """Write the unwritten records, for at most ``timeout`` seconds, and stop (G10).
+
+        Records that are not written then fail with `ClosedError`; with 0, all of them do.  May
+        be repeated, and may be called from a callback.
+        """
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+        try:
+            if timeout != 0:
+                self.flush(timeout)
+        except TimeoutError:
+            pass
+        finally:
+            self._stop()
+
+    def _stop(self) -> None:
+        """Fail unwritten records; those that another thread is writing, when it is done."""
+        self._context.abandoned = True
+        for queue in list(self._queues.values()):
+            queue.abandon()
+        with self._lock:
+            self._queues.clear()
+        self._context.reports.notify()
+        self._context.sender.stop()
+
+    def __enter__(self) -> Producer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if getattr(self, "_closed", True):
+            return
+        if self._context.buffer_pool.buffered:
+            unsent = sum(queue.unsent_records() for queue in self._queues.values())
+            warnings.warn(
+                f"{self!r} was not closed; {unsent} records were unsent",
+                ResourceWarning,
+                source=self,
+                stacklevel=2,
+            )
+            if not self.root.closed:
+                self.close(5.0)
+        self._context.sender.stop(0)
+
+    def metrics(self) -> dict[str, int]:
+        """Return counts of what was sent so far, and how many bytes are unwritten."""
+        return {**self._context.reports.counts, "buffered": self._context.buffer_pool.buffered}
+
+    def _after_fork(self) -> None:
+        """Begin anew in a forked child: the parent writes the records that were sent before."""
+        closed = self._closed
+        for queue in self._queues.values():
+            queue.after_fork()
+        self._start()
+        self._closed = closed
+
+
+def _unpickle(root: Root, options: dict[str, Any]) -> Producer:
+    return Producer(root, **options)
+
+
+# The end of the process, and forks
+
+_producers: weakref.WeakSet[Producer] = weakref.WeakSet()
+
+
+def _at_exit() -> None:
+    for producer in list(_producers):
+        try:
+            if not producer.root.closed:
+                producer.close(30.0)
+        except EmbedlogError:
+            sender.LOGGER.exception("%r could not be flushed at exit", producer)
+
+
+def _after_fork_in_child() -> None:
+    for producer in list(_producers):
+        producer._after_fork()
+
+
+atexit.register(_at_exit)
+os.register_at_fork(after_in_child=_after_fork_in_child)
