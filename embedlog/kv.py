@@ -24,7 +24,6 @@ from typing import Any, TypeVar
 import lmdb
 import lmdb.verify
 
-from embedlog.checksum import is_sealed
 from embedlog.errors import (
     ClosedError,
     CorruptionError,
@@ -786,10 +785,8 @@ def findings(path: str) -> list[str]:
     return found
 
 
-def broken_seals(files: Files, name: str) -> list[bytes]:
-    """Return the keys of rows with a wrong seal, in an environment that is sound and nobody uses.
-
-    All rows are looked at: one that got another key by damage is asked for by nobody.
+def read_unused(files: Files, name: str, step: Step[T]) -> T:
+    """Run ``step`` in one read transaction of an environment that is sound and nobody uses.
 
     Raises:
         StorageError: It cannot be read for now.
@@ -800,7 +797,7 @@ def broken_seals(files: Files, name: str) -> list[bytes]:
         lmdb.open(path, readonly=True, lock=False) as env,
         env.begin() as txn,
     ):
-        return [key for key, row in rows(txn, b"") if not is_sealed(row, key)]
+        return step(txn)
 
 
 def rows(txn: Txn, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
