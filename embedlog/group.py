@@ -111,7 +111,7 @@ class Group:
         self.name, self.key = name, offsets.check_group_id(name)
         self.shared, self.ends = shared, ends
         self.uptime = uptime or shared.files.uptime_ms
-        self._version_key = GROUP_VERSIONS.key(self.key)
+        self._document, self._version = GROUPS.key(self.key), GROUP_VERSIONS.key(self.key)
 
     # Members
 
@@ -147,7 +147,7 @@ class Group:
 
     def version(self) -> int:
         """A number that grows whenever anything about members or owners changes."""
-        row = self.shared.live.get(self._version_key)
+        row = self.shared.live.get(self._version)
         return 0 if row is None else GROUP_VERSIONS.unpack(row)
 
     def snapshot(self) -> GroupSnapshot:
@@ -336,7 +336,7 @@ class Group:
         saved = self._saved()
 
         def step(txn: kv.Txn) -> dict[TopicPartition, CommittedOffset | None]:
-            if not GROUPS.exists(txn, self.key):
+            if txn.get(self._document) is None:
                 return {one: saved.get(key) for one, key in keys.items()}
             return {one: COMMITTED.get(txn, self.key, key) for one, key in keys.items()}
 
@@ -534,7 +534,7 @@ class Group:
 
     def _saved(self) -> dict[bytes, CommittedOffset]:
         """Return what the last checkpoint has, if nobody used the group in this boot."""
-        if GROUPS.exists(self.shared.live, self.key):
+        if self.shared.live.get(self._document) is not None:
             return {}
         return offsets.saved(self.shared.state, self.key)
 

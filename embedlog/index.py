@@ -21,6 +21,7 @@ from embedlog import keyspace, kv
 _ENTRY = struct.Struct("<QQq")
 _OFFSET = struct.Struct("<Q")
 _ENTRIES = keyspace.INDEX_ENTRIES
+_ROW = _ENTRIES.value_layout.head
 
 
 class IndexEntry(NamedTuple):
@@ -111,7 +112,7 @@ def active_position_of_offset(txn: kv.Txn, key: bytes, segment_id: int, offset: 
         found = cursor.prev() if found else cursor.last()
         if not found or not cursor.key().startswith(prefix):
             return None
-        return _position(*cursor.item())
+        return _position(cursor.value())
 
 
 def active_position_from_offset(
@@ -123,10 +124,9 @@ def active_position_from_offset(
         found = cursor.set_range(_ENTRIES.key(key, segment_id, offset))
         if not found or not cursor.key().startswith(prefix):
             return None
-        return _position(*cursor.item())
+        return _position(cursor.value())
 
 
-def _position(row_key: bytes, row: bytes) -> int | None:
+def _position(row: bytes) -> int | None:
     """Return the position in a row; None if that is damaged, as if there were no entry."""
-    entry = _ENTRIES.load_if_valid(row_key, row)
-    return None if entry is None else entry.position
+    return _ROW.unpack(row)[0] if len(row) == _ROW.size else None

@@ -46,6 +46,10 @@ _CHECKSUM_BYTES = 4
 _NUL, _ABOVE_NUL = b"\0", b"\1"
 
 
+DAMAGE = (CorruptionError, struct.error, ValueError)
+"""What decoding a damaged row raises; without a checksum only if its length is wrong."""
+
+
 class FieldType(NamedTuple):
     """The type of a field in a key or value."""
 
@@ -68,7 +72,7 @@ def _number(name: str, code: str) -> FieldType:
 
 
 def _to_text(value: str | bytes) -> bytes:
-    return value.encode(errors="surrogateescape") if isinstance(value, str) else value
+    return value if isinstance(value, bytes) else value.encode(errors="surrogateescape")
 
 
 def _from_text(data: bytes) -> str:
@@ -106,35 +110,42 @@ JSON = FieldType("JSON", "", _to_json, json.loads)
 
 
 class Layout:
-    """The fields of a key or a value, one after the other."""
+    """The fields of a key or a value, one after the other, behind a prefix.
 
-    def __init__(self, fields: Mapping[str, FieldType]) -> None:
+    Encoding and decoding take one function for each shape that there is: appends and
+    commits call them.
+    """
+
+    def __init__(self, fields: Mapping[str, FieldType], prefix: bytes = b"") -> None:
         self.fields = dict(fields)
         types = list(self.fields.values())
         codes = [field.code for field in types]
         count = codes.index("") if "" in codes else len(codes)
         self.head = struct.Struct(">" + "".join(codes[:count]))
         """The numbers that it begins with."""
-        self.fixed = count == len(types)
-        """Whether it has no other fields."""
         self._rest = types[count:]
-        self._encoders = [_ended(field) if not field.code else field.encode for field in types[:-1]]
-        self._encoders += [field.encode for field in types[-1:]]
+        # By how many fields there are: fewer than all are the prefix of keys to scan.
+        self._packers = [_packer(prefix, types, count) for count in range(len(types) + 1)]
+        self.pack = self._packers[-1]
+        """Encode all fields."""
+        self.unpack: Callable[[bytes], tuple[Any, ...]] = self._unpack
+        """Decode all fields; raise struct.error or ValueError if these are not the fields."""
+        if not self._rest:
+            self.unpack = self.head.unpack
+        elif all(field is TEXT for field in self._rest):
+            self.unpack = self._unpack_texts
 
-    def pack(self, values: Iterable[Any]) -> bytes:
-        """Encode all fields; or the first ones, which is the prefix of keys to scan."""
-        return b"".join(
-            [encode(value) for encode, value in zip(self._encoders, values, strict=False)]
-        )
+    def pack_first(self, *fields: Any) -> bytes:
+        """Encode the first fields."""
+        return self._packers[len(fields)](*fields)
 
-    def unpack(self, data: bytes) -> tuple[Any, ...]:
-        """Decode all fields.
+    def _unpack_texts(self, data: bytes) -> tuple[Any, ...]:
+        texts = data[self.head.size :].split(_NUL, len(self._rest) - 1)
+        if len(texts) != len(self._rest):
+            raise ValueError("a field is missing")
+        return *self.head.unpack_from(data), *map(_from_text, texts)
 
-        Raises:
-            struct.error, ValueError: These are not the fields.
-        """
-        if self.fixed:
-            return self.head.unpack(data)
+    def _unpack(self, data: bytes) -> tuple[Any, ...]:
         values, position = [*self.head.unpack_from(data)], self.head.size
         for place, field in enumerate(self._rest):
             following = self._rest[place + 1 :]
@@ -143,7 +154,7 @@ class Layout:
             elif not following:
                 end = len(data)
             elif all(other.code for other in following):
-                # From the end: a name may hold a NUL itself.
+                # From the end: a name may contain a NUL.
                 end = len(data) - sum(other.size for other in following) - len(_NUL)
             else:
                 end = data.index(_NUL, position)
@@ -152,8 +163,30 @@ class Layout:
         return tuple(values)
 
 
-def _ended(field: FieldType) -> Callable[[Any], bytes]:
-    return lambda value: field.encode(value) + _NUL
+def _packer(prefix: bytes, types: list[FieldType], count: int) -> Callable[..., bytes]:
+    """Return what encodes the first ``count`` fields of these types, behind a prefix."""
+    fields = types[:count]
+    numbers = [field.code for field in fields]
+    if all(numbers):
+        if not prefix:
+            return struct.Struct(">" + "".join(numbers)).pack
+        return partial(struct.Struct(f">{len(prefix)}s" + "".join(numbers)).pack, prefix)
+    # Each field with its end; a NUL follows text that is not last.
+    ends = [b"" if field.code or field is types[-1] is not TEXT else _NUL for field in fields]
+    if count == len(types):
+        ends[-1] = b""
+    template = prefix.replace(b"%", b"%%") + b"".join(b"%b" + end for end in ends)
+    if fields == [TEXT, PARTITION]:
+        return lambda text, partition: template % (_to_text(text), partition)
+    if fields == [TEXT]:
+        return lambda text: template % _to_text(text)
+    if all(numbers[:-1]) and count == len(types):
+        head, encode = _packer(prefix, types, count - 1), types[-1].encode
+        return lambda *values: head(*values[:-1]) + encode(values[-1])
+    encoders = [field.encode for field in fields]
+    return lambda *values: (
+        template % tuple([encode(value) for encode, value in zip(encoders, values, strict=True)])
+    )
 
 
 class Table(Generic[V]):
@@ -190,18 +223,16 @@ class Table(Generic[V]):
         optional: bool = False,
     ) -> None:
         self.name, self.database, self.letter = name, database, letter.encode()
-        self.key_layout, self.value_layout = Layout(key), Layout(value)
+        self.key_layout, self.value_layout = Layout(key, self.letter), Layout(value)
         self.purpose, self.optional = purpose, optional
         of_partition = PARTITION in key.values()
         self.dropped_with_topic = of_partition if dropped_with_topic is None else dropped_with_topic
         self.checksum = database == STATE
         """Whether its values begin with a checksum."""
-        # Fields, not methods: appends and commits call them.
-        self.key: Callable[..., bytes] = self._pack_key
+        self.key: Callable[..., bytes] = self.key_layout.pack
         """Return the key of a row."""
-        if self.key_layout.fixed:
-            fixed = struct.Struct(f">c{self.key_layout.head.format[1:]}")
-            self.key = partial(fixed.pack, self.letter)
+        self.prefix: Callable[..., bytes] = self.key_layout.pack_first
+        """Return what the keys of the rows with these first fields begin with."""
         self.pack: Callable[[V], bytes]
         """Encode a value, without its checksum."""
         self.unpack: Callable[[bytes], V]
@@ -212,21 +243,16 @@ class Table(Generic[V]):
             self._set_codec(namedtuple(name.title().replace(" ", ""), value), lambda fields: fields)
         else:
             self._set_codec(lambda: None, lambda _: ())
-
-    def _pack_key(self, *fields: Any) -> bytes:
-        return self.letter + self.key_layout.pack(fields)
+            self.pack = lambda _: b""
 
     def _set_codec(self, make: Callable[..., Any], fields: Callable[[Any], Iterable[Any]]) -> None:
-        layout, head, new = self.value_layout, self.value_layout.head, tuple.__new__
-        if not layout.fixed:
-            self.unpack = lambda data: make(*layout.unpack(data))
-            self.pack = lambda value: layout.pack(fields(value))
-            return
-        self.pack = lambda value: head.pack(*fields(value))
-        self.unpack = lambda data: make(*head.unpack(data))
+        pack, unpack = self.value_layout.pack, self.value_layout.unpack
+        # As `_make` of a named tuple, which is in Python.
+        new: Any = tuple.__new__
+        self.pack = lambda value: pack(*fields(value))
+        self.unpack = lambda data: make(*unpack(data))
         if isinstance(make, type) and issubclass(make, tuple):
-            # As `_make` of a named tuple, which is in Python.
-            self.unpack = lambda data: cast(V, new(make, head.unpack(data)))
+            self.unpack = lambda data: new(make, unpack(data))
 
     def typed(
         self, make: Callable[..., W], fields: Callable[[W], Iterable[Any]] | None = None
@@ -249,9 +275,9 @@ class Table(Generic[V]):
 
     # Rows
 
-    def prefix(self, *fields: Any) -> bytes:
-        """Return what the keys of the rows with these first fields begin with."""
-        return self.letter + self.key_layout.pack(fields)
+    def key_like(self, key: bytes) -> bytes:
+        """Return the key of a row with the fields of another table's key."""
+        return self.letter + key[1:]
 
     def parse_key(self, key: bytes) -> tuple[Any, ...]:
         """Return the fields of a key."""
@@ -276,7 +302,7 @@ class Table(Generic[V]):
         """Return the value of a row, or None if it is damaged."""
         try:
             return self.load(key, row)
-        except (CorruptionError, struct.error, ValueError):
+        except DAMAGE:
             return None
 
     def dump(self, key: bytes, value: V) -> bytes:
@@ -300,8 +326,8 @@ class Table(Generic[V]):
 
     def put(self, txn: kv.Txn, *key: Any, value: V) -> None:
         """Write a row, over the one before."""
-        packed = self.key(*key)
-        txn.put(packed, self.dump(packed, value))
+        packed, data = self.key(*key), self.pack(value)
+        txn.put(packed, seal(data, packed) if self.checksum else data)
 
     def delete(self, txn: kv.Txn, *key: Any) -> bool:
         """Delete a row; return whether there was one."""
@@ -321,9 +347,11 @@ class Table(Generic[V]):
     def scan_valid(self, txn: kv.Txn, *prefix: Any) -> Iterator[tuple[tuple[Any, ...], V]]:
         """As `scan`, without damaged rows."""
         for key, row in kv.rows(txn, self.prefix(*prefix)):
-            value = self.load_if_valid(key, row)
-            if value is not None:
-                yield self.parse_key(key), value
+            try:
+                fields = self.load(key, row), self.parse_key(key)
+            except DAMAGE:
+                continue
+            yield fields[1], fields[0]
 
     def keys(self, txn: kv.Txn, *prefix: Any) -> Iterator[tuple[Any, ...]]:
         """Yield the fields of each key, in order; values are not looked at."""

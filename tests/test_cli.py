@@ -739,7 +739,7 @@ def test_doctor_looks_at_the_machine_and_the_log(run, filled):
     assert report["storage"]["root"] == str(filled)
     assert report["storage"]["free_bytes"] > 0
     assert report["storage"]["fsync_us"] >= 0
-    assert report["log"]["format"] == 2
+    assert report["log"]["format"] == FORMAT_VERSION
     assert (report["log"]["in_use"], report["log"]["closed_cleanly"]) == (False, True)
     assert report["log"]["live_is_of_this_boot"] is True
     assert report["log"]["state"]["reader_slots"] >= 2048

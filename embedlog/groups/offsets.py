@@ -23,6 +23,7 @@ MOST_METADATA_BYTES = 4096
 """Kafka's offset.metadata.max.bytes."""
 
 _NO_EPOCH = -1
+_NUMBERS = keyspace.COMMITTED_OFFSETS.value_layout.head
 
 Ends = Callable[[kv.Txn, bytes], tuple[int, int] | None]
 """Returns, from a transaction of `live`, where a partition starts and ends; None if unknown."""
@@ -35,20 +36,23 @@ class CommittedOffset(NamedTuple):
     committed_ms: int
 
 
-def _committed(offset: int, epoch: int, committed_ms: int, metadata: str) -> CommittedOffset:
+def _pack(committed: CommittedOffset) -> bytes:
+    position, committed_ms = committed
+    epoch = _NO_EPOCH if position.leader_epoch is None else position.leader_epoch
+    numbers = _NUMBERS.pack(position.offset, epoch, committed_ms)
+    return numbers + (position.metadata or "").encode()
+
+
+def _unpack(data: bytes) -> CommittedOffset:
+    offset, epoch, committed_ms = _NUMBERS.unpack_from(data)
+    metadata = data[_NUMBERS.size :].decode()
     leader_epoch = None if epoch == _NO_EPOCH else epoch
     return CommittedOffset(OffsetAndMetadata(offset, metadata, leader_epoch), committed_ms)
 
 
-def _fields(committed: CommittedOffset) -> tuple[int, int, int, str]:
-    position, committed_ms = committed
-    epoch = _NO_EPOCH if position.leader_epoch is None else position.leader_epoch
-    return position.offset, epoch, committed_ms, position.metadata or ""
-
-
-COMMITTED = keyspace.COMMITTED_OFFSETS.typed(_committed, _fields)
+COMMITTED = keyspace.COMMITTED_OFFSETS.coded(_pack, _unpack)
 """In `live`."""
-CHECKPOINTS = keyspace.OFFSET_CHECKPOINTS.typed(_committed, _fields)
+CHECKPOINTS = keyspace.OFFSET_CHECKPOINTS.coded(_pack, _unpack)
 """In `state`."""
 
 
@@ -90,8 +94,10 @@ def check(position: OffsetAndMetadata) -> None:
 def put(txn: kv.Txn, group: bytes, commits: Mapping[bytes, CommittedOffset]) -> None:
     """Commit offsets of partitions, in a transaction of `live`."""
     for partition, committed in commits.items():
-        COMMITTED.put(txn, group, partition, value=committed)
-        UNSAVED_OFFSETS.put(txn, group, partition, value=None)
+        # By hand: commits are frequent.
+        key = COMMITTED.key(group, partition)
+        txn.put(key, _pack(committed))
+        txn.put(UNSAVED_OFFSETS.key_like(key), b"")
 
 
 def remove(txn: kv.Txn, group: bytes, partitions: Iterable[bytes]) -> None:

@@ -31,6 +31,8 @@ class PartitionOwner(NamedTuple):
 OWNERS = keyspace.OWNERS.typed(PartitionOwner)
 _NUMBERS = OWNERS.value_layout.head
 """Epoch and start."""
+_END = b"\0"
+"""Ends the member's id."""
 
 
 def topic_id(row_key: bytes) -> int:
@@ -70,13 +72,9 @@ def is_owned(txn: kv.Txn, row_key: bytes, member: str, epoch: int) -> bool:
     row = txn.get(row_key)
     return (
         row is not None
-        and row.startswith(_member_field(member), _NUMBERS.size)
+        and row.startswith(member.encode() + _END, _NUMBERS.size)
         and _NUMBERS.unpack_from(row)[0] == epoch
     )
-
-
-def _member_field(member: str) -> bytes:
-    return member.encode() + b"\0"
 
 
 def concerning(
@@ -86,7 +84,7 @@ def concerning(
 
     The others are not decoded: in a large group that is nearly all of them.
     """
-    field = _member_field(member)
+    field = member.encode() + _END
     for row_key, row in kv.rows(txn, OWNERS.prefix(group)):
         if row.startswith(field, _NUMBERS.size) or row_key[-PARTITION_KEY.size :] in partitions:
             yield row_key, OWNERS.unpack(row)
