@@ -71,7 +71,7 @@ def _number(name: str, code: str) -> FieldType:
 
 
 def _to_text(value: str | bytes) -> bytes:
-    return value if isinstance(value, bytes) else value.encode(errors="surrogateescape")
+    return value if isinstance(value, bytes) else value.encode("utf-8", "surrogateescape")
 
 
 def _from_text(data: bytes) -> str:
@@ -174,6 +174,8 @@ def _packer(prefix: bytes, types: list[FieldType], count: int) -> Callable[..., 
         return lambda text, partition: template % (_to_text(text), partition)
     if fields == [TEXT]:
         return lambda text: template % _to_text(text)
+    if fields == [TEXT, TEXT]:
+        return lambda text, other: template % (_to_text(text), _to_text(other))
     if all(numbers[:-1]) and count == len(types):
         head, encode = _packer(prefix, types, count - 1), types[-1].encode
         return lambda *values: head(*values[:-1]) + encode(values[-1])
