@@ -6,7 +6,7 @@ PYTEST ?= .venv/bin/python -m pytest
 SPREAD ?= -n auto --maxprocesses 4 --dist loadgroup
 ARGS ?=
 
-.PHONY: quick test test-all nightly check lint wheel bench demo clean
+.PHONY: quick test test-all nightly check lint wheel bench demo docs-tables clean
 
 # Four tiers, each with all of the one before: tests/support/tiers.py says how.
 quick: .venv/.dev
@@ -41,6 +41,10 @@ wheel: .venv/.dev
 
 bench: .venv/.dev
 	$(PYTEST) bench --benchmark-only $(ARGS)
+
+# The rows of both databases in docs/format.md, from embedlog/keyspace.py.
+docs-tables: .venv/.dev
+	PYTHONPATH=. .venv/bin/python tests/support/format_tables.py
 
 demo: .venv/.demo
 	.venv/bin/python examples/flights.py $(ARGS)

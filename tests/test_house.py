@@ -21,6 +21,7 @@ FLOORS = (
     {"errors"},
     {"record", "config", "checksum", "files", "progress"},
     {"batch", "schema", "kv", "partitioner", "assignor"},
+    {"keyspace"},
     {"segment", "index", "catalog"},
     {"groups", "group"},
     {"partition"},

@@ -351,7 +351,7 @@ def failed(log: PartitionLog, errno: int | None = None) -> DurabilityError:
 
 def producers(log: PartitionLog) -> dict[int, ProducerState]:
     """Return what the partition remembers of its producers, now, but for those idle too long."""
-    prefix = producer_state.ROWS + log.key
+    prefix = producer_state.PRODUCERS.prefix(log.key)
     oldest = producer_expiration.oldest_ms(log, bounded_ms(log.context))
 
     def step(txn: kv.Txn) -> dict[int, ProducerState]:
@@ -368,10 +368,10 @@ def put_recovery_point(
     txn: kv.Txn, key: bytes, flushed: Tail, known: dict[int, ProducerState]
 ) -> None:
     """Note that everything below the end of a tail is on the disk; it only grows (A23)."""
-    info, offset = catalog.partition(txn, key) or PartitionInfo(), flushed.next_offset
+    info, offset = catalog.PARTITIONS.get(txn, key) or PartitionInfo(), flushed.next_offset
     if offset > info.recovery_offset:
         changed = info._replace(
             recovery_offset=offset, appended_ms=flushed.appended_ms, appended_offset=offset
         )
-        catalog.put_partition(txn, key, changed)
-        catalog.put_producers_blob(txn, key, producer_state.pack_all(known))
+        catalog.PARTITIONS.put(txn, key, value=changed)
+        producer_state.SNAPSHOTS.put(txn, key, value=known)

@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
-from embedlog import catalog, kv
+from embedlog import catalog, keyspace, kv
 from embedlog.catalog import PartitionInfo, SegmentInfo
 from embedlog.errors import OffsetOutOfRangeError
 from embedlog.partition import flush, pending_deletes, tail
@@ -167,12 +167,14 @@ def _drop_some(log: PartitionLog, start: int, segments: list[SegmentInfo]) -> No
 
 def _drop(txn: kv.Txn, key: bytes, start: int, segments: list[SegmentInfo]) -> None:
     """Make the start durable, and forget the segments before it with all that is theirs."""
-    info = catalog.partition(txn, key) or PartitionInfo()
-    catalog.put_partition(txn, key, info._replace(start_offset=max(info.start_offset, start)))
+    info = catalog.PARTITIONS.get(txn, key) or PartitionInfo()
+    catalog.PARTITIONS.put(
+        txn, key, value=info._replace(start_offset=max(info.start_offset, start))
+    )
     for segment in segments:
         catalog.drop_segment(txn, key, segment)
     known = catalog.epochs(txn, key)
     # The last one that began before the start is the first one's epoch now (A37).
     kept = [entry for entry in known if entry[1] > start]
     if len(kept) + 1 < len(known):
-        catalog.put_epochs(txn, key, [(known[-len(kept) - 1][0], start), *kept])
+        keyspace.LEADER_EPOCHS.put(txn, key, value=[(known[-len(kept) - 1][0], start), *kept])

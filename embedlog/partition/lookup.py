@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from embedlog import catalog, index
+from embedlog import index, keyspace
 from embedlog.batch import Batch
 from embedlog.batch.arrays import TRUE, number
 from embedlog.catalog import SegmentInfo
@@ -27,7 +27,7 @@ def entries(log: PartitionLog, info: SegmentInfo) -> list[index.IndexEntry]:
     """Return the index of one segment, wherever it is kept; empty when it is lost."""
     if not info.sealed:
         return log.context.live.read(lambda txn: index.entries(txn, log.key, info.id))
-    blob = log.context.state.read(lambda txn: catalog.index_blob(txn, log.key, info))
+    blob = log.context.state.read(lambda txn: keyspace.SEGMENT_INDEXES.get(txn, log.key, *info.key))
     return [] if blob is None else index.unpack(blob)
 
 
@@ -36,7 +36,9 @@ def searchable(log: PartitionLog, info: SegmentInfo) -> Sequence[index.IndexEntr
     if not info.sealed:
         return entries(log, info)
     try:
-        blob = log.context.state.read(lambda txn: catalog.index_blob(txn, log.key, info))
+        blob = log.context.state.read(
+            lambda txn: keyspace.SEGMENT_INDEXES.get(txn, log.key, *info.key)
+        )
     except CorruptionError:
         blob = None  # A damaged index is a lost one: slower, and the same answers (B5).
     return index.SealedIndex(blob or b"")

@@ -65,7 +65,7 @@ class PartitionLog:
         self.key = topic.key(partition)
         self.directory = topic.directory
         self.topic_id = topic.id
-        self.tail_key = tail.ROWS + self.key
+        self.tail_key = tail.TAILS.key(self.key)
         self._lock_path = topic.lock_path(partition)
         self._lock = threading.Lock()
         self.flush_lock = threading.Lock()

@@ -75,5 +75,5 @@ def expire(txn: kv.Txn, partition_key: bytes, oldest: int) -> int:
 
 
 def _idle(txn: kv.Txn, partition_key: bytes, oldest: int) -> list[bytes]:
-    rows = kv.rows(txn, producer_state.ROWS + partition_key)
+    rows = kv.rows(txn, producer_state.PRODUCERS.prefix(partition_key))
     return [key for key, row in rows if producer_state.last_ms(row) < oldest]

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from embedlog import catalog, index, kv
+from embedlog import catalog, index, keyspace, kv
 from embedlog.batch import Batch
 from embedlog.catalog import PartitionInfo, SegmentInfo
 from embedlog.errors import (
@@ -122,17 +122,17 @@ def survey(log: PartitionLog, upto: int = _NEVER) -> RecoveryScan:
     """
     info, segments, blob, entered = log.context.state.read(
         lambda txn: (
-            catalog.partition(txn, log.key),
+            catalog.PARTITIONS.get(txn, log.key),
             catalog.segments(txn, log.key),
-            catalog.producers_blob(txn, log.key),
-            journal.get(txn, log.key),
+            producer_state.SNAPSHOTS.get(txn, log.key),
+            journal.JOURNAL.get(txn, log.key),
         )
     )
     if info is None or not segments:
         raise _gone(log)
     found = RecoveryScan(info, segments[0], segments[0].base_offset)
     oldest = producer_expiration.oldest_ms(log, bounded_ms(log.context))
-    stored = producer_state.unpack_all(blob) if blob else {}
+    stored = blob or {}
     known = {number: one for number, one in stored.items() if one.last_ms >= oldest}
     # What is kept of a producer may all lie past a cut, and what it sent before
     # is then told by its batches only (A34).
@@ -162,8 +162,8 @@ def distrust_tail(log: PartitionLog) -> None:
         return
 
     def step(txn: kv.Txn) -> None:
-        info = catalog.partition(txn, log.key) or PartitionInfo()
-        catalog.put_partition(txn, log.key, _dated(info, tail.unpack(row)))
+        info = catalog.PARTITIONS.get(txn, log.key) or PartitionInfo()
+        catalog.PARTITIONS.put(txn, log.key, value=_dated(info, tail.unpack(row)))
 
     log.context.state.write(step)
     log.context.live.write(lambda txn: txn.delete(log.tail_key))
@@ -400,8 +400,8 @@ def _keep_copy(log: PartitionLog, found: RecoveryScan) -> None:
         return
 
     def step(txn: kv.Txn) -> SegmentInfo:
-        copy = old._replace(id=catalog.next_number(txn, b"segment"))
-        catalog.put_passing(txn, log.key, copy)
+        copy = old._replace(id=catalog.next_number(txn, "segment"))
+        keyspace.UNCOMMITTED_FILES.put(txn, log.key, *copy.key, value=None)
         return copy
 
     copy, files = log.context.state.write(step), log.context.files
@@ -430,11 +430,11 @@ def _start_over(log: PartitionLog, found: RecoveryScan, offset: int) -> Tail:
 
     def step(txn: kv.Txn) -> SegmentInfo:
         _drop_names(txn, log, old)
-        number = catalog.next_number(txn, b"segment")
+        number = catalog.next_number(txn, "segment")
         new = SegmentInfo(offset, number, log.context.clock(), dense=True)
         catalog.put_segment(txn, log.key, new)
-        catalog.put_partition(txn, log.key, PartitionInfo(offset, offset, epoch))
-        catalog.put_producers_blob(txn, log.key, b"")
+        catalog.PARTITIONS.put(txn, log.key, value=PartitionInfo(offset, offset, epoch))
+        producer_state.SNAPSHOTS.put(txn, log.key, value={})
         _put_epoch(txn, log.key, epoch, offset)
         return new
 
@@ -459,21 +459,21 @@ def _write_state(
     def step(txn: kv.Txn) -> None:
         for segment, blob in found.sized:
             catalog.put_segment(txn, log.key, segment)
-            catalog.put_index_blob(txn, log.key, segment, blob)
+            keyspace.SEGMENT_INDEXES.put(txn, log.key, *segment.key, value=blob)
         for segment in undated:
             catalog.put_segment(txn, log.key, segment._replace(appended_ms=now_ms))
         _drop_names(txn, log, found.dropped)
         catalog.drop_segment(txn, log.key, found.active)
-        catalog.drop_passing(txn, log.key, found.active)
+        keyspace.UNCOMMITTED_FILES.delete(txn, log.key, *found.active.key)
         catalog.put_segment(txn, log.key, active)
         recovery = min(found.info.recovery_offset, found.next_offset)
         changed = PartitionInfo(
             found.info.start_offset, recovery, epoch, appended_ms, found.next_offset
         )
-        catalog.put_partition(txn, log.key, changed)
+        catalog.PARTITIONS.put(txn, log.key, value=changed)
         # Else the next recovery would take batches that are gone for sent, and
         # answer their repetition with offsets that others have by then.
-        catalog.put_producers_blob(txn, log.key, producer_state.pack_all(found.producers))
+        producer_state.SNAPSHOTS.put(txn, log.key, value=found.producers)
         _put_epoch(txn, log.key, epoch, found.next_offset)
 
     log.context.state.write(step)
@@ -483,7 +483,7 @@ def _write_state(
 def _put_epoch(txn: kv.Txn, key: bytes, epoch: int, offset: int) -> None:
     """Add an epoch; those that began at or past its start never had a record (A37)."""
     kept = [entry for entry in catalog.epochs(txn, key) if entry[1] < offset]
-    catalog.put_epochs(txn, key, [*kept, (epoch, offset)])
+    keyspace.LEADER_EPOCHS.put(txn, key, value=[*kept, (epoch, offset)])
 
 
 def _mark_ends(log: PartitionLog, unmarked: list[SegmentInfo]) -> None:
@@ -515,7 +515,7 @@ def _drop_names(txn: kv.Txn, log: PartitionLog, segments: list[SegmentInfo]) -> 
     """Take segments off the manifest; until `_unlink` they are noted as on their way out."""
     for segment in segments:
         catalog.drop_segment(txn, log.key, segment)
-        catalog.put_passing(txn, log.key, segment)
+        keyspace.UNCOMMITTED_FILES.put(txn, log.key, *segment.key, value=None)
 
 
 def _unlink(log: PartitionLog, segments: list[SegmentInfo]) -> None:
@@ -529,7 +529,7 @@ def _unlink(log: PartitionLog, segments: list[SegmentInfo]) -> None:
 def _write_tail(log: PartitionLog, found: RecoveryScan, row: Tail) -> Tail:
     def step(txn: kv.Txn) -> None:
         index.remove(txn, log.key)
-        kv.remove(txn, producer_state.ROWS + log.key)
+        kv.remove(txn, producer_state.PRODUCERS.prefix(log.key))
         for entry in found.entries:
             index.put(txn, log.key, row.segment_id, entry)
         for producer_id, producer in found.producers.items():
@@ -574,12 +574,12 @@ def cut(log: PartitionLog, now: Tail, offset: int) -> Tail:
     """Remove what is at or past ``offset``; under the partition's lock."""
 
     def step(txn: kv.Txn) -> None:
-        info = catalog.partition(txn, log.key) or PartitionInfo()
+        info = catalog.PARTITIONS.get(txn, log.key) or PartitionInfo()
         lower = min(info.recovery_offset, offset)
         # That of `live` is ahead where a trim died before it was durable; it never moves back.
         start = min(max(info.start_offset, now.start_offset), offset)
         changed = info._replace(recovery_offset=lower, start_offset=start)
-        catalog.put_partition(txn, log.key, _dated(changed, now))
+        catalog.PARTITIONS.put(txn, log.key, value=_dated(changed, now))
         catalog.clamp_cleaned_offset(txn, log.key, offset)
 
     log.context.state.write(step)

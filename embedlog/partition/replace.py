@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
-from embedlog import catalog, index, kv
+from embedlog import catalog, index, keyspace, kv
 from embedlog.batch import EncodedBatch
 from embedlog.catalog import SegmentInfo
 from embedlog.errors import (
@@ -74,7 +74,7 @@ def _sweep(log: PartitionLog) -> None:
     A truncation that goes on has such files too, and holds the partition's lock.  If that
     is not free at once, the files are left to the next claim, or to the last close.
     """
-    if not log.context.state.read(lambda txn: catalog.passing(txn, log.key)):
+    if not log.context.state.read(lambda txn: catalog.uncommitted_files(txn, log.key)):
         return
     with suppress(LockTimeoutError):
         log.acquire(0)
@@ -88,9 +88,9 @@ def _passing(log: PartitionLog) -> list[SegmentInfo]:
     """Return the files on their way, as they are on the disk too."""
 
     def step(txn: kv.Txn) -> list[SegmentInfo]:
-        left = catalog.passing(txn, log.key)
+        left = catalog.uncommitted_files(txn, log.key)
         for segment in left:
-            catalog.put_passing(txn, log.key, segment)
+            keyspace.UNCOMMITTED_FILES.put(txn, log.key, *segment.key, value=None)
         return left
 
     # A commit, though it says nothing new: after one that failed it is not known what is
@@ -110,7 +110,7 @@ def forget(log: PartitionLog, segments: Sequence[SegmentInfo]) -> None:
 
     def step(txn: kv.Txn) -> None:
         for segment in segments:
-            catalog.drop_passing(txn, log.key, segment)
+            keyspace.UNCOMMITTED_FILES.delete(txn, log.key, *segment.key)
 
     # After the files are gone or doomed: a name forgotten first would leave garbage behind.
     log.context.state.write(step)
@@ -147,9 +147,9 @@ class Replacement:
         self._log = log
 
         def step(txn: kv.Txn) -> SegmentInfo:
-            number = catalog.next_number(txn, b"segment")
+            number = catalog.next_number(txn, "segment")
             new = SegmentInfo(base_offset, number, log.context.clock(), headers=headers)
-            catalog.put_passing(txn, log.key, new)
+            keyspace.UNCOMMITTED_FILES.put(txn, log.key, *new.key, value=None)
             return new
 
         self._passing = True
@@ -260,12 +260,12 @@ class Replacement:
         _check(self._log, txn, old)
         for segment in old:
             catalog.drop_segment(txn, key, segment)
-            catalog.put_passing(txn, key, segment)
-        catalog.drop_passing(txn, key, self.info)
+            keyspace.UNCOMMITTED_FILES.put(txn, key, *segment.key, value=None)
+        keyspace.UNCOMMITTED_FILES.delete(txn, key, *self.info.key)
         catalog.put_segment(txn, key, self.info)
-        catalog.put_index_blob(txn, key, self.info, index.pack(self._entries))
+        keyspace.SEGMENT_INDEXES.put(txn, key, *self.info.key, value=index.pack(self._entries))
         if cleaned is not None:
-            catalog.put_cleaned_offset(txn, key, cleaned)
+            keyspace.CLEANED_OFFSETS.put(txn, key, value=cleaned)
 
     def abandon(self) -> None:
         """Remove what was written, if it was not swapped in; what fails is left to the next one."""
@@ -292,7 +292,7 @@ def _check_leases(log: PartitionLog, old: Sequence[SegmentInfo]) -> None:
 
 def _check(log: PartitionLog, txn: kv.Txn, old: Sequence[SegmentInfo]) -> None:
     """Refuse to replace what is not there any more, or what recovery would still look into."""
-    info = catalog.partition(txn, log.key)
+    info = catalog.PARTITIONS.get(txn, log.key)
     now = {segment.base_offset: segment for segment in catalog.segments(txn, log.key)}
     if info is None or any(now.get(segment.base_offset) != segment for segment in old):
         raise _overtaken(log, "its segments were changed meanwhile")
@@ -334,7 +334,7 @@ def note_cleaned(
 
     def step(txn: kv.Txn) -> None:
         _check(log, txn, last)
-        catalog.put_cleaned_offset(txn, log.key, offset)
+        keyspace.CLEANED_OFFSETS.put(txn, log.key, value=offset)
 
     log.acquire()
     try:
@@ -353,6 +353,6 @@ def flush_up_to(log: PartitionLog, upto: int) -> None:
     Raises:
         DurabilityError: It failed, now or before; nothing may be rewritten then.
     """
-    info = log.context.state.read(lambda txn: catalog.partition(txn, log.key))
+    info = log.context.state.read(lambda txn: catalog.PARTITIONS.get(txn, log.key))
     if info is None or info.recovery_offset < upto or log.tail().failed:
         flush.flush([log])

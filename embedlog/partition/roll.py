@@ -6,7 +6,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from embedlog import batch as batches
-from embedlog import catalog, index, kv
+from embedlog import catalog, index, keyspace, kv
 from embedlog.batch import EncodedBatch
 from embedlog.catalog import SegmentInfo
 from embedlog.config import TopicConfig
@@ -68,7 +68,9 @@ def roll(log: PartitionLog, now: Tail, headers: bool, synced: bool, *, gap: bool
     after = start_segment(log, now, new, synced)
     if now.empty:
         log.context.files.unlink(log.path_of(old), missing_ok=True)
-        log.context.state.write(lambda txn: catalog.drop_passing(txn, log.key, old))
+        log.context.state.write(
+            lambda txn: keyspace.UNCOMMITTED_FILES.delete(txn, log.key, *old.key)
+        )
     return after
 
 
@@ -88,14 +90,14 @@ def _name(
     created_ms = tail.creation_time(now, log.context.clock())
 
     def step(txn: kv.Txn) -> SegmentInfo:
-        number = catalog.next_number(txn, b"segment")
+        number = catalog.next_number(txn, "segment")
         new = SegmentInfo(now.next_offset, number, created_ms, headers=headers, dense=True)
         if now.empty:
             catalog.drop_segment(txn, log.key, old)
-            catalog.put_passing(txn, log.key, old)
+            keyspace.UNCOMMITTED_FILES.put(txn, log.key, *old.key, value=None)
         else:
             catalog.put_segment(txn, log.key, sealed)
-            catalog.put_index_blob(txn, log.key, sealed, index.pack(found))
+            keyspace.SEGMENT_INDEXES.put(txn, log.key, *sealed.key, value=index.pack(found))
         catalog.put_segment(txn, log.key, new)
         if synced:
             flush.put_recovery_point(txn, log.key, now, producers)

@@ -35,7 +35,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from embedlog import batch as batches
-from embedlog import catalog, index, kv
+from embedlog import catalog, index, keyspace, kv
 from embedlog.batch import EncodedBatch
 from embedlog.catalog import SegmentInfo
 from embedlog.errors import (
@@ -317,7 +317,7 @@ def _planned(log: PartitionLog, encoded: list[EncodedBatch], synced: bool) -> Pa
 
 def _next_leg(log: PartitionLog, now: Tail, wide: bool) -> SegmentPlan:
     context = log.context
-    number = context.state.write(lambda txn: catalog.next_number(txn, b"segment"))
+    number = context.state.write(lambda txn: catalog.next_number(txn, "segment"))
     created_ms = tail.creation_time(now, context.clock())
     info = SegmentInfo(now.next_offset, number, created_ms, headers=wide, dense=True)
     start = roll.schema_of(log, info).serialize().size
@@ -417,7 +417,7 @@ def _put_markers(txn: kv.Txn, intent: PublicationPlan, marker: AppVersion) -> No
         app_versions.put(txn, marker.source, app_versions.ANY_TOPIC, marker)
     ends: dict[int, list[tuple[bytes, int, int]]] = {topic_id: [] for topic_id in intent.topics}
     for end in marker.ends:
-        ends[catalog.PARTITION_KEY.unpack(end[0])[0]].append(end)
+        ends[keyspace.PARTITION_KEY.unpack(end[0])[0]].append(end)
     for topic_id in intent.topics:
         of_topic = marker._replace(ends=tuple(ends[topic_id]))
         for name in intent.publication.names:
@@ -425,12 +425,12 @@ def _put_markers(txn: kv.Txn, intent: PublicationPlan, marker: AppVersion) -> No
 
 
 def _begin(txn: kv.Txn, shares: list[PartitionPlan]) -> int:
-    number = catalog.next_number(txn, b"publication")
+    number = catalog.next_number(txn, "publication")
     keys = tuple(share.log.key for share in shares)
     for share in shares:
         files = tuple((leg.info.base_offset, leg.info.id) for leg in share.legs[1:])
-        begun = JournalEntry(number, False, journal.end_of(share.before), keys, files)
-        journal.put(txn, share.log.key, begun)
+        begun = JournalEntry(number, journal.PREPARED, journal.end_of(share.before), keys, files)
+        journal.JOURNAL.put(txn, share.log.key, value=begun)
     return number
 
 
@@ -493,11 +493,13 @@ def _put_share(
     for leg, following in zip(share.legs, share.legs[1:], strict=False):
         sealed = _sealed(leg)
         catalog.put_segment(txn, key, sealed)
-        catalog.put_index_blob(txn, key, sealed, index.pack(_entries(log, leg, share)))
+        keyspace.SEGMENT_INDEXES.put(
+            txn, key, *sealed.key, value=index.pack(_entries(log, leg, share))
+        )
         catalog.put_segment(txn, key, following.info)
     if known is not None:
         flush.put_recovery_point(txn, key, share.after, known)
-    journal.put(txn, key, entered)
+    journal.JOURNAL.put(txn, key, value=entered)
 
 
 def _sealed(leg: SegmentPlan) -> SegmentInfo:

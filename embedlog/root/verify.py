@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
-from embedlog import catalog, index, kv
+from embedlog import index, keyspace, kv
 from embedlog.batch import Batch
 from embedlog.catalog import SegmentInfo, TopicInfo
 from embedlog.errors import (
@@ -298,9 +298,9 @@ def _strays(root: Root) -> Iterator[Finding]:
 def unnamed(context: Context) -> list[str]:
     """Return the files that nothing names, but for those that retention is about to unlink."""
     # Before the look, and after it: they may be unlinked, or become doomed, while it goes on.
-    leaving = pending_deletes.doomed(context.live)
+    leaving = pending_deletes.paths(context.live)
     found = startup.strays(context.files, context.state, leaving)
-    leaving = pending_deletes.doomed(context.live) if found else set()
+    leaving = pending_deletes.paths(context.live) if found else set()
     return [path for path in found if path not in leaving and context.files.exists(path)]
 
 
@@ -380,7 +380,9 @@ def _store(log: PartitionLog, segment: SegmentInfo, found: list[IndexEntry]) -> 
     key = log.key
     if segment.sealed:
         blob = index.pack(found)
-        log.context.state.write(lambda txn: catalog.put_index_blob(txn, key, segment, blob))
+        log.context.state.write(
+            lambda txn: keyspace.SEGMENT_INDEXES.put(txn, key, *segment.key, value=blob)
+        )
         return
 
     def step(txn: object) -> None:
