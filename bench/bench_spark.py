@@ -31,9 +31,9 @@ class Ready(DataSource):
         return "ready"
 
     def schema(self) -> str:
-        from embedlog.spark.kafka_columns import ddl
+        from embedlog.spark.kafka_columns import schema_ddl
 
-        return ddl(False)
+        return schema_ddl(False)
 
     def reader(self, schema):
         return ReadyReader()
@@ -44,11 +44,11 @@ class ReadyReader(DataSourceReader):
         return [InputPartition(0), InputPartition(1)]
 
     def read(self, partition):
-        from embedlog.spark.kafka_columns import ddl
-        from embedlog.spark.kafka_columns import rows as of_source
+        from embedlog.spark.kafka_columns import schema_ddl
+        from embedlog.spark.kafka_columns import spark_batches as of_source
 
         rows = 31_250
-        names = tuple(each.split()[0] for each in ddl(False).split(", "))
+        names = tuple(each.split()[0] for each in schema_ddl(False).split(", "))
         ends = np.arange(rows + 1, dtype=np.int32)
         columns = {
             name: pa.Array.from_buffers(

@@ -18,12 +18,12 @@ from support.patience import patient
 import embedlog
 from embedlog.errors import CorruptionError, DataLossError, InvalidConfigError, SparkSetupError
 from embedlog.partition.leases import leases
-from embedlog.pipeline import audit, command, load
-from embedlog.pipeline.audit_progress import NOTHING, from_json
-from embedlog.pipeline.load import asked_to_stop, planned, unpublished
+from embedlog.pipeline import audit, command, load, load_query, parquet_audit
+from embedlog.pipeline.audit_progress import NOT_AUDITED, AuditedTopic
+from embedlog.pipeline.load_query import planned_end, stop_requests, unpublished_filter
 from embedlog.pipeline.parquet_output import ParquetOutput
 from embedlog.record import TopicPartition
-from embedlog.spark.errors import typed
+from embedlog.spark.errors import to_embedlog_error
 from embedlog.spark.stream_offset import StreamOffset
 
 HOUR = 3_600_000
@@ -129,7 +129,7 @@ def compared(log, tmp_path):
     report = audit(log, str(tmp_path / "out"), ENDS)
     assert report.problems == []
     return {
-        name: from_json(json.loads(json.dumps(each.to_json())))
+        name: AuditedTopic.from_json(json.loads(json.dumps(each.to_json())))
         for name, each in report.seen.items()
     }
 
@@ -204,13 +204,13 @@ def test_a_log_that_is_another_one_is_compared_anew(log, tmp_path, compared):
 
 def test_the_log_is_held_while_it_is_compared(log, tmp_path, compared, monkeypatch):
     """From where it is to be read, until it was."""
-    held, rows = [], audit._rows
+    held, rows = [], parquet_audit._read_files
 
     def look(paths):
         held.append([one.offsets for one in leases(log.root)])
         return rows(paths)
 
-    monkeypatch.setattr(audit, "_rows", look)
+    monkeypatch.setattr(parquet_audit, "_read_files", look)
     log.delete_records({T0: 7})
     audit(log, str(tmp_path / "out"), ENDS)
     audit(log, str(tmp_path / "out"), more(log, 2), 0, compared)
@@ -225,14 +225,14 @@ def test_the_log_is_held_while_it_is_compared(log, tmp_path, compared, monkeypat
 def test_what_was_compared_is_kept_by_the_output(tmp_path, compared):
     """In a file that may be anything, or of another form: then all is read."""
     with ParquetOutput(str(tmp_path / "out")) as output:
-        assert output.compared() == {}
-        output.note_compared(compared)
-        assert output.compared() == compared
+        assert output.read_compared() == {}
+        output.write_compared(compared)
+        assert output.read_compared() == compared
         for text in ("", "[]", '{"t": 3}', '{"t": {"form": 1}}'):
             (tmp_path / "out" / ".pipeline" / "compared").write_text(text)
-            assert output.compared() == {}
+            assert output.read_compared() == {}
         (tmp_path / "out" / ".pipeline" / "compared").write_text('{"t": {"form": 2}}')
-        assert output.compared() == {"t": NOTHING}
+        assert output.read_compared() == {"t": NOT_AUDITED}
 
 
 def test_a_report_is_a_table_and_json(log, tmp_path):
@@ -254,7 +254,7 @@ def test_a_report_is_a_table_and_json(log, tmp_path):
 
 def stage(output, days=("2023-11-14",)):
     """A batch as Spark leaves it, with a file for each day."""
-    path = output.stage()
+    path = output.new_stage()
     for day in days:
         folder = os.path.join(path, "topic=t", f"date={day}")
         os.makedirs(folder)
@@ -278,7 +278,7 @@ def test_a_batch_is_published_under_names_of_its_own(tmp_path):
     with ParquetOutput(str(tmp_path)) as output:
         assert output.published.ends == {T0: 2, T1: 4}
         assert (output.published.number, output.rows) == (2, 0)
-        with pytest.raises(DataLossError, match="made again"):
+        with pytest.raises(DataLossError, match="created again"):
             output.publish(stage(output), StreamOffset({T0: 9}, {"t": 2}))
     day = "topic=t/date=2023-11-14"
     assert seen(tmp_path) == [f"{day}/00000000-00000.parquet", f"{day}/00000001-00000.parquet"]
@@ -337,8 +337,8 @@ def test_a_published_file_that_is_gone_is_told(tmp_path):
 @pytest.mark.parametrize(
     ("given", "told"),
     [
-        ({"follow": -1.0}, "no number of seconds"),
-        ({"follow": float("nan")}, "no number of seconds"),
+        ({"follow": -1.0}, "must be a number of seconds"),
+        ({"follow": float("nan")}, "must be a number of seconds"),
         ({"max_records_per_trigger": 0}, "at least 1"),
     ],
 )
@@ -352,33 +352,33 @@ def test_who_asks_while_spark_starts_does_not_wait_for_it(monkeypatch):
     """The session that comes later is stopped; who does not ask gets it, or what is missing."""
     begun, stopped, asked = threading.Event(), threading.Event(), threading.Event()
     session = SimpleNamespace(stop=stopped.set)
-    monkeypatch.setattr(load, "_begin", lambda: begun.wait() and session)
+    monkeypatch.setattr(load_query, "_new_session", lambda: begun.wait() and session)
     asked.set()
-    assert load._session(asked) is None
+    assert load_query._start_session(asked) is None
     assert not stopped.is_set()
     begun.set()
     assert stopped.wait(patient(10))
 
-    assert load._session(threading.Event()) is session
+    assert load_query._start_session(threading.Event()) is session
 
     def fail():
         raise SparkSetupError("no Java")
 
-    monkeypatch.setattr(load, "_begin", fail)
+    monkeypatch.setattr(load_query, "_new_session", fail)
     with pytest.raises(SparkSetupError):
-        load._session(threading.Event())
+        load_query._start_session(threading.Event())
 
 
 def test_who_asks_a_second_time_does_not_wait():
     """The first Ctrl-C is noted, and SIGTERM by one that follows; then they are as before."""
     before = [signal.getsignal(kind) for kind in (signal.SIGINT, signal.SIGTERM)]
-    with asked_to_stop(True) as asked:
+    with stop_requests(True) as asked:
         assert not asked.is_set()
         signal.raise_signal(signal.SIGTERM)
         assert asked.is_set()
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
-    with asked_to_stop(False) as asked:
+    with stop_requests(False) as asked:
         assert signal.getsignal(signal.SIGTERM) == before[1]
         signal.raise_signal(signal.SIGINT)
         assert asked.is_set()
@@ -390,22 +390,22 @@ def test_where_a_batch_ends_is_in_sparks_plan(tmp_path):
     (tmp_path / "offsets").mkdir()
     (tmp_path / "offsets" / "3").write_text('v1\n{"batchWatermarkMs":0}\n{"t":{"0":7}}')
 
-    assert planned(str(tmp_path), 3).offsets == {T0: 7}
+    assert planned_end(str(tmp_path), 3).offsets == {T0: 7}
 
 
 def test_what_is_published_is_left_out():
     """SQL for each partition."""
-    assert unpublished({}) == "true"
-    assert unpublished({T1: 2, T0: 7}).count(" and not (") == 1
+    assert unpublished_filter({}) == "true"
+    assert unpublished_filter({T1: 2, T0: 7}).count(" and not (") == 1
 
 
 def test_sparks_errors_become_ours():
     """The last one of ours in the text, else what Spark says about the reason."""
     lost = "org.x.Y: bad\n  at z\nembedlog.errors.DataLossError: records are gone [t-0]\n"
-    assert type(typed(RuntimeError(lost))) is DataLossError
+    assert type(to_embedlog_error(RuntimeError(lost))) is DataLossError
     disk = "x\nCaused by: java.io.IOException: No space left on device\n\tat java"
-    assert str(typed(RuntimeError(disk))) == "Spark failed: No space left on device"
-    assert str(typed(ValueError())) == "Spark failed: ValueError"
+    assert str(to_embedlog_error(RuntimeError(disk))) == "Spark failed: No space left on device"
+    assert str(to_embedlog_error(ValueError())) == "Spark failed: ValueError"
 
 
 def test_the_command_says_what_is_wrong(tmp_path, capsys):
@@ -415,13 +415,13 @@ def test_the_command_says_what_is_wrong(tmp_path, capsys):
     assert "exactly" in capsys.readouterr().out
     for wrong in (["--max-records-per-trigger", "0"], ["--every", "-1"], ["--every", "x"]):
         assert command.main(["t", *words, *wrong]) == 2
-        assert f"{wrong[1]!r} is no number of" in capsys.readouterr().err
+        assert f"{wrong[1]!r} is not a number" in capsys.readouterr().err
     assert command.main(words) == 2
     assert command.main([*words, "--pattern", "["]) == 2
-    assert "'[' is no regular expression" in capsys.readouterr().err
+    assert "'[' is not a regular expression" in capsys.readouterr().err
     assert command.main(["t", *words]) == 3
     told = capsys.readouterr().err
-    assert told.startswith("embedlog.pipeline: there is no log")
+    assert told.startswith("embedlog.pipeline: There is no log")
     assert told.count("\n") == 1
 
 

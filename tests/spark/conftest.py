@@ -16,7 +16,7 @@ from support.sparks import ALL, read_all
 
 import embedlog
 from embedlog.api import Log
-from embedlog.spark.batch_scan import works
+from embedlog.spark.batch_scan import plan_batch
 from embedlog.spark.source_options import parse
 
 
@@ -70,7 +70,7 @@ def rows(options: Callable[..., dict[str, str]]) -> Callable[..., list[dict[str,
     """What a batch query reads, without Spark: planned here, and read here as in an executor."""
 
     def rows(names: tuple[str, ...] = ALL, **given: Any) -> list[dict[str, Any]]:
-        return read_all(works(parse(options(**given))), names)
+        return read_all(plan_batch(parse(options(**given))), names)
 
     return rows
 

@@ -26,8 +26,14 @@ from embedlog.errors import (
 from embedlog.record import TopicPartition
 from embedlog.segment import create
 from embedlog.spark import input_partitions, kafka_columns, partition_reader
-from embedlog.spark.batch_scan import works
-from embedlog.spark.input_partitions import PartitionOffsets, packed, parts_of, plan, tasks_for
+from embedlog.spark.batch_scan import plan_batch
+from embedlog.spark.input_partitions import (
+    PartitionOffsets,
+    pack_slices,
+    plan_input_partitions,
+    split_counts,
+    task_count,
+)
 from embedlog.spark.partition_reader import FileChunk, LogInputPartition, PartitionSlice
 from embedlog.spark.source_options import parse
 
@@ -82,15 +88,15 @@ def test_the_schema_is_the_one_that_spark_compares_with(rows, send, options):
         *(of.BinaryType(), of.BinaryType(), of.StringType(), of.IntegerType(), of.LongType()),
         *(of.TimestampType(), of.IntegerType(), of.ArrayType(pair)),
     ]
-    fields = zip(kafka_columns.KINDS, kinds, strict=True)
+    fields = zip(kafka_columns.SPARK_TYPES, kinds, strict=True)
     schema = of.StructType([of.StructField(name, kind) for name, kind in fields])
     send("t", {0: [1, 2]}, headers=[("a", b"b")])
 
-    (work,) = works(parse(options()))
-    (found,) = partition_reader.read(work, tuple(schema.names), True)
+    (work,) = plan_batch(parse(options()))
+    (found,) = partition_reader.read_input_partition(work, tuple(schema.names), True)
 
     assert found.schema.equals(types.to_arrow_schema(schema, timezone="UTC"))
-    assert [kind.simpleString() for kind in kinds] == list(kafka_columns.KINDS.values())
+    assert [kind.simpleString() for kind in kinds] == list(kafka_columns.SPARK_TYPES.values())
 
 
 def test_a_time_set_by_the_log_is_told(log, rows, send):
@@ -119,20 +125,20 @@ def test_a_schema_is_a_projection(rows, send):
     [
         ([("value", "string")], "no column value of type string"),
         ([("valeu", "binary")], "no column valeu"),
-        ([("headers", kafka_columns.KINDS["headers"])], "includeHeaders"),
+        ([("headers", kafka_columns.SPARK_TYPES["headers"])], "includeHeaders"),
     ],
 )
 def test_a_schema_of_other_columns_is_refused(fields, told):
     """With what there is."""
     with pytest.raises(InvalidConfigError, match=told):
-        kafka_columns.chosen(fields, headers=False)
+        kafka_columns.projected_columns(fields, include_headers=False)
 
 
 def test_a_time_too_far_away_for_spark_is_told(log, rows):
     """It counts microseconds; the other columns can be read."""
     log.partition("t", 0).append([encoded(b"x", at=(1 << 63) - 1)])
 
-    with pytest.raises(InvalidRecordError, match="a time that Spark cannot hold"):
+    with pytest.raises(InvalidRecordError, match="a timestamp that Spark cannot hold"):
         rows()
     assert rows(("value",)) == [{"value": b"x"}]
 
@@ -145,12 +151,12 @@ def test_small_batches_are_gathered(log, options):
         part.append(some)
         assert part.end_offset() == first + 1000
 
-    (work,) = works(parse(options(assign='{"t": [0]}')))
-    sizes = [one.num_rows for one in partition_reader.read(work, ("offset",), True)]
+    (work,) = plan_batch(parse(options(assign='{"t": [0]}')))
+    sizes = [one.num_rows for one in partition_reader.read_input_partition(work, ("offset",), True)]
 
     assert sum(sizes) == 70_000
-    assert all(size >= partition_reader.ROWS for size in sizes[:-1])
-    assert all(size <= partition_reader.MOST_ROWS for size in sizes)
+    assert all(size >= partition_reader.TARGET_ROWS for size in sizes[:-1])
+    assert all(size <= partition_reader.MAX_ROWS for size in sizes)
 
 
 def test_large_batches_are_handed_on_in_parts(log, options):
@@ -158,8 +164,8 @@ def test_large_batches_are_handed_on_in_parts(log, options):
     log.alter_topic("t", {"max.message.bytes": 10 << 20})
     log.partition("t", 0).append([encoded(*[b""] * 150_000)])
 
-    (work,) = works(parse(options(assign='{"t": [0]}')))
-    sizes = [one.num_rows for one in partition_reader.read(work, ("offset",), True)]
+    (work,) = plan_batch(parse(options(assign='{"t": [0]}')))
+    sizes = [one.num_rows for one in partition_reader.read_input_partition(work, ("offset",), True)]
 
     assert sizes == [65_536, 65_536, 18_928]
 
@@ -224,7 +230,7 @@ def test_batches_with_offsets_of_their_own_are_read(log):
         work = LogInputPartition(log.path, (PartitionSlice("t", 0, first, stop, 0, (chunk,)),))
         return [
             one["offset"]
-            for some in partition_reader.read(work, columns_without, True)
+            for some in partition_reader.read_input_partition(work, columns_without, True)
             for one in some.to_pylist()
         ]
 
@@ -237,9 +243,9 @@ def test_batches_with_offsets_of_their_own_are_read(log):
 
 def test_an_empty_topic_has_no_tasks(log, options):
     """Spark makes one of None, which reads nothing."""
-    assert works(parse(options())) == []
+    assert plan_batch(parse(options())) == []
     log.create_topic("empty")
-    assert works(parse(options(subscribe="t,empty"))) == []
+    assert plan_batch(parse(options(subscribe="t,empty"))) == []
 
 
 # What to read
@@ -268,15 +274,15 @@ def test_what_is_named_and_not_there_is_an_error(log, rows):
 
     with pytest.raises(UnknownTopicOrPartitionError, match="did you mean 'flights'"):
         rows(subscribe="fligths")
-    with pytest.raises(UnknownTopicOrPartitionError, match="no such partition"):
+    with pytest.raises(UnknownTopicOrPartitionError, match="There is no such partition"):
         rows(assign='{"flights": [0, 1]}')
     assert rows(subscribe="fligths", failOnDataLoss="false") == []
 
 
 def test_a_path_without_a_log_is_told_and_not_made(tmp_path, options):
     """A typing error in a path would be an empty query."""
-    with pytest.raises(NotALogError, match="there is no log here"):
-        works(parse({"path": str(tmp_path / "nolog"), "subscribe": "t"}))
+    with pytest.raises(NotALogError, match="There is no log here"):
+        plan_batch(parse({"path": str(tmp_path / "nolog"), "subscribe": "t"}))
     assert not (tmp_path / "nolog").exists()
 
 
@@ -295,7 +301,7 @@ def test_offsets_name_all_partitions_and_no_others(rows, send, given):
     """Kafka's rule: what is forgotten would be read from somewhere."""
     send("t", {0: [1, 2], 1: [1, 2]})
 
-    with pytest.raises(InvalidConfigError, match="other partitions than what is read"):
+    with pytest.raises(InvalidConfigError, match="other partitions than the query reads"):
         rows(**given)
 
 
@@ -318,7 +324,7 @@ def test_a_time_that_no_record_has_reached_fails_or_is_the_end(rows, send):
     """startingOffsetsByTimestampStrategy."""
     send("t", {0: [1], 1: [1]})
 
-    with pytest.raises(OffsetOutOfRangeError, match="no record is as young"):
+    with pytest.raises(OffsetOutOfRangeError, match="No record has a timestamp at or after"):
         rows(startingTimestamp=START + 1)
     late = {"startingTimestamp": START + 1, "startingOffsetsByTimestampStrategy": "latest"}
     assert rows(**late) == []
@@ -329,9 +335,9 @@ def test_a_query_does_not_begin_behind_its_end(rows, send):
     send("t", {0: range(10), 1: range(10)})
     both = '{{"t": {{"0": {}, "1": 0}}}}'
 
-    with pytest.raises(OffsetOutOfRangeError, match="begins behind its end"):
+    with pytest.raises(OffsetOutOfRangeError, match="starts after its end"):
         rows(startingOffsets=both.format(5), endingOffsets=both.format(4))
-    with pytest.raises(OffsetOutOfRangeError, match="the log ends at 10"):
+    with pytest.raises(OffsetOutOfRangeError, match="past the end of the log, which is 10"):
         rows(endingOffsets=both.format(11))
     assert rows(startingTimestamp=START + 5, endingTimestamp=START + 2) == []
 
@@ -353,7 +359,7 @@ def test_tasks_pickle_to_little(log, options, send):
     """They travel with every task."""
     send("t", {0: range(100), 1: range(100)})
 
-    tasks = works(parse(options()))
+    tasks = plan_batch(parse(options()))
 
     assert len(tasks) == 2
     assert all(len(pickle.dumps(work)) < 1000 for work in tasks)
@@ -376,7 +382,7 @@ def test_tasks_pickle_to_little(log, options, send):
 )
 def test_ranges_are_cut_in_proportion(sizes, wanted, parts):
     """Large ones are split, small ones left alone."""
-    assert parts_of(sizes, wanted) == parts
+    assert split_counts(sizes, wanted) == parts
 
 
 @pytest.mark.parametrize(
@@ -396,7 +402,7 @@ def test_there_are_as_many_tasks_as_it_is_worth(sizes, slots, given, tasks):
     """A task costs tens of milliseconds; cores that idle cost as well."""
     options = parse({"path": "/p", "subscribe": "t", **{k: str(v) for k, v in given.items()}})
 
-    assert tasks_for(sizes, slots, options) == tasks
+    assert task_count(sizes, slots, options) == tasks
 
 
 def test_small_pieces_share_tasks_evenly():
@@ -405,7 +411,7 @@ def test_small_pieces_share_tasks_evenly():
         PartitionSlice("t", n, 0, 1, 0, (), size) for n, size in enumerate([5, 1, 1, 1, 3, 1])
     ]
 
-    found = packed(pieces, 2)
+    found = pack_slices(pieces, 2)
 
     assert [sum(piece.size for piece in some) for some in found] == [6, 6]
     assert [[piece.partition for piece in some] for some in found] == [[0, 1], [2, 3, 4, 5]] or all(
@@ -422,9 +428,9 @@ def test_pieces_of_a_partition_are_in_the_order_of_the_tasks(seed):
         PartitionSlice("t", *one, one[1] + 1, 0, (), chance.randint(90, 110)) for one in parts
     ]
 
-    found = packed(pieces, chance.randint(1, 8))
+    found = pack_slices(pieces, chance.randint(1, 8))
 
-    order = [(piece.partition, piece.first) for some in found for piece in some]
+    order = [(piece.partition, piece.from_offset) for some in found for piece in some]
     assert sorted(order, key=lambda one: one[0]) == parts
     sizes = [sum(piece.size for piece in some) for some in found]
     assert max(sizes) - min(sizes) < 150
@@ -448,25 +454,27 @@ def test_cuts_lose_nothing_and_are_even(log, tasks):
     where = TopicPartition("big", 0)
     options = parse({"path": log.path, "subscribe": "big", "minPartitions": str(tasks)})
 
-    made = plan(
+    made = plan_input_partitions(
         log.path,
         [PartitionOffsets(where, 3, part.end_offset())],
         lambda one: part,
         options,
-        slots=2,
+        cores=2,
     )
 
-    pieces = sorted((piece for work in made for piece in work.pieces), key=lambda one: one.first)
+    pieces = sorted(
+        (piece for work in made for piece in work.slices), key=lambda one: one.from_offset
+    )
     assert len(made) == tasks
-    assert pieces[0].first == 3
-    assert pieces[-1].stop == part.end_offset()
-    assert all(one.stop == two.first for one, two in pairwise(pieces))
-    sizes = [piece.stop - piece.first for piece in pieces]
+    assert pieces[0].from_offset == 3
+    assert pieces[-1].until_offset == part.end_offset()
+    assert all(one.until_offset == two.from_offset for one, two in pairwise(pieces))
+    sizes = [piece.until_offset - piece.from_offset for piece in pieces]
     assert max(sizes) < 2 * min(sizes) + 10
     offsets = [
         row
         for work in made
-        for some in partition_reader.read(work, ("offset",), True)
+        for some in partition_reader.read_input_partition(work, ("offset",), True)
         for row in some.column(0).to_pylist()
     ]
     assert sorted(offsets) == list(range(3, part.end_offset()))
@@ -476,20 +484,20 @@ def test_few_rows_in_one_batch_can_be_cut_as_well(rows, options, send):
     """By interpolation: the tasks read the same batch, and other rows of it."""
     send("t", {0: range(12)})
 
-    tasks = works(parse(options(minPartitions=4)))
+    tasks = plan_batch(parse(options(minPartitions=4)))
 
     assert len(tasks) == 4
     assert values_of(rows(minPartitions=4)) == list(range(12))
-    assert len(works(parse(options(minPartitions=100)))) <= 12
+    assert len(plan_batch(parse(options(minPartitions=100)))) <= 12
 
 
 def test_no_task_has_more_records_than_allowed(options, rows, send):
     """maxRecordsPerPartition."""
     send("t", {0: range(25), 1: range(100, 103)})
 
-    tasks = works(parse(options(maxRecordsPerPartition=10)))
+    tasks = plan_batch(parse(options(maxRecordsPerPartition=10)))
 
-    sizes = [piece.stop - piece.first for work in tasks for piece in work.pieces]
+    sizes = [piece.until_offset - piece.from_offset for work in tasks for piece in work.slices]
     assert sorted(sizes) == [3, 8, 8, 9]
     assert len(rows(maxRecordsPerPartition=10)) == 28
 
@@ -499,10 +507,10 @@ def test_tasks_are_no_larger_than_allowed(log):
     part = _filled(log, 4)
     options = parse({"path": log.path, "subscribe": "big", "maxBytesPerPartition": "100000"})
 
-    tasks = works(options)
+    tasks = plan_batch(options)
 
     assert len(tasks) >= part.size_bytes() // 100_000
-    assert max(piece.size for work in tasks for piece in work.pieces) < 130_000
+    assert max(piece.size for work in tasks for piece in work.slices) < 130_000
 
 
 def test_planning_reads_no_data(log, options, send, monkeypatch):
@@ -515,7 +523,7 @@ def test_planning_reads_no_data(log, options, send, monkeypatch):
         files, "open", lambda self, path, **how: opened.append(path) or really(self, path, **how)
     )
 
-    assert works(parse(options(minPartitions=5)))
+    assert plan_batch(parse(options(minPartitions=5)))
 
     assert [path for path in opened if path.endswith(".arrows")] == []
 
@@ -526,33 +534,39 @@ def test_planning_reads_no_data(log, options, send, monkeypatch):
 def test_a_file_that_is_gone_is_a_loss(log, options, send):
     """It fails, or the rest is read."""
     send("t", {0: range(10), 1: range(100, 110)})
-    tasks = works(parse(options()))
+    tasks = plan_batch(parse(options()))
     log.delete_topic("t")
 
     with pytest.raises(DataLossError, match="was deleted after the query was planned"):
         values_of(
             row
             for work in tasks
-            for some in partition_reader.read(work, ("value",), True)
+            for some in partition_reader.read_input_partition(work, ("value",), True)
             for row in some.to_pylist()
         )
-    assert [some for work in tasks for some in partition_reader.read(work, ("value",), False)] == []
+    assert [
+        some
+        for work in tasks
+        for some in partition_reader.read_input_partition(work, ("value",), False)
+    ] == []
 
 
 def test_a_log_that_was_cut_and_written_anew_is_a_loss(log, options, send):
     """Other records have these offsets now: their batches are of a later epoch."""
     send("t", {0: range(10)})
-    (work,) = works(parse(options()))
-    (piece,) = work.pieces
+    (work,) = plan_batch(parse(options()))
+    (piece,) = work.slices
     (chunk,) = piece.chunks
 
     def read(piece):
-        return list(partition_reader.read(replace(work, pieces=(piece,)), ("value",), True))
+        return list(
+            partition_reader.read_input_partition(replace(work, slices=(piece,)), ("value",), True)
+        )
 
     shorter = replace(chunk, end_position=chunk.end_position + 800)
-    with pytest.raises(DataLossError, match="was cut"):
-        read(replace(piece, stop=20, chunks=(shorter,)))
-    with pytest.raises(DataLossError, match="written anew"):
+    with pytest.raises(DataLossError, match="was truncated"):
+        read(replace(piece, until_offset=20, chunks=(shorter,)))
+    with pytest.raises(DataLossError, match="written again"):
         read(replace(piece, leader_epoch=-1))
     log.partition("t", 0).truncate_to(5)
     with pytest.raises(DataLossError, match="was deleted"):
@@ -562,15 +576,15 @@ def test_a_log_that_was_cut_and_written_anew_is_a_loss(log, options, send):
 def test_damage_is_an_error_whatever_losses_are(log, options, send):
     """failOnDataLoss is about what was deleted."""
     send("t", {0: [b"abcdefgh" * 50]})
-    tasks = works(parse(options()))
-    path = os.path.join(log.path, tasks[0].pieces[0].chunks[0].path)
+    tasks = plan_batch(parse(options()))
+    path = os.path.join(log.path, tasks[0].slices[0].chunks[0].path)
     with open(path, "r+b") as file:
         data = file.read()
         file.seek(data.index(b"abcdefgh"))
         file.write(b"z")
 
     with pytest.raises(CorruptBatchError, match="CRC of column value"):
-        list(partition_reader.read(tasks[0], ("value",), False))
+        list(partition_reader.read_input_partition(tasks[0], ("value",), False))
     with open(path, "r+b") as file:
         file.write(data)
 
@@ -578,7 +592,7 @@ def test_damage_is_an_error_whatever_losses_are(log, options, send):
 def test_a_roll_between_plan_and_read_changes_nothing(log, options, send):
     """The same bytes, sealed by now."""
     send("t", {0: range(10)})
-    (work,) = works(parse(options()))
+    (work,) = plan_batch(parse(options()))
     log.partition("t", 0).roll()
     send("t", {0: range(10, 20)})
 
@@ -586,7 +600,7 @@ def test_a_roll_between_plan_and_read_changes_nothing(log, options, send):
         len(
             [
                 row
-                for some in partition_reader.read(work, ("value",), True)
+                for some in partition_reader.read_input_partition(work, ("value",), True)
                 for row in some.to_pylist()
             ]
         )
@@ -598,8 +612,8 @@ def test_an_executor_on_another_host_is_told_what_it_lacks(tmp_path):
     """The path has to lead to the log everywhere."""
     work = LogInputPartition(str(tmp_path / "elsewhere"), ())
 
-    with pytest.raises(NotALogError, match="the log is not on this host"):
-        list(partition_reader.read(work, ("value",), True))
+    with pytest.raises(NotALogError, match="The log is not on this host"):
+        list(partition_reader.read_input_partition(work, ("value",), True))
 
 
 def test_an_executor_opens_no_database_and_takes_no_lock(log, options, send, monkeypatch):
@@ -609,7 +623,7 @@ def test_an_executor_opens_no_database_and_takes_no_lock(log, options, send, mon
     import lmdb
 
     send("t", {0: range(10)})
-    (work,) = works(parse(options()))
+    (work,) = plan_batch(parse(options()))
 
     def never(*_, **__):
         raise AssertionError("an executor has no business here")
@@ -618,7 +632,10 @@ def test_an_executor_opens_no_database_and_takes_no_lock(log, options, send, mon
     monkeypatch.setattr(lmdb, "Environment", never)
     monkeypatch.setattr(fcntl, "flock", never)
 
-    assert sum(some.num_rows for some in partition_reader.read(work, ("value",), True)) == 10
+    assert (
+        sum(some.num_rows for some in partition_reader.read_input_partition(work, ("value",), True))
+        == 10
+    )
 
 
 def test_a_log_that_may_only_be_read_is_read(log, send, options, monkeypatch):
@@ -626,7 +643,7 @@ def test_a_log_that_may_only_be_read_is_read(log, send, options, monkeypatch):
     send("t", {0: range(10)})
     monkeypatch.setattr("embedlog.spark.source.os.access", lambda path, how: False)
 
-    assert len(works(parse(options()))) == 1
+    assert len(plan_batch(parse(options()))) == 1
 
 
 def test_slots_are_the_cores(log, send, options, monkeypatch):
@@ -635,7 +652,7 @@ def test_slots_are_the_cores(log, send, options, monkeypatch):
     send("many", {number: [1] for number in range(9)})
     monkeypatch.setattr(input_partitions.os, "sched_getaffinity", lambda pid: {0, 1, 2})
 
-    tasks = works(parse(options(subscribe="many")))
+    tasks = plan_batch(parse(options(subscribe="many")))
 
-    assert sorted(len(work.pieces) for work in tasks) == [3, 3, 3]
+    assert sorted(len(work.slices) for work in tasks) == [3, 3, 3]
     assert embedlog.__version__

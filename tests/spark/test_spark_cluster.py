@@ -33,9 +33,9 @@ spark = embedlog.spark.session("tests", "local-cluster[2,1,1024]", conf)
 
 def with_jvm(batches):
     import pyarrow as pa
-    from embedlog.files import processes
+    from embedlog.files import process_id
     for one in batches:
-        jvm = pa.repeat(processes.ancestor("java").pid, one.num_rows)
+        jvm = pa.repeat(process_id.ancestor("java").pid, one.num_rows)
         yield pa.RecordBatch.from_arrays([*one.columns, jvm], ["key", "value", "jvm"])
 
 rows = spark.range(2000).selectExpr("cast(id as string) value", "cast(id % 50 as string) key")

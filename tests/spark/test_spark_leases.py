@@ -12,7 +12,7 @@ from support.sparks import read_all, values_of
 
 import embedlog
 from embedlog.errors import DataLossError
-from embedlog.spark.batch_scan import works
+from embedlog.spark.batch_scan import plan_batch
 from embedlog.spark.datasource import StreamReader
 from embedlog.spark.micro_batch import MicroBatchStream
 from embedlog.spark.source import LogSource
@@ -53,7 +53,7 @@ def start_of(log):
 
 def test_retention_waits_for_a_batch_that_was_planned(log, options, grow_old):
     """Spark says nothing when the last task is done, so the lease ends by its time."""
-    tasks = works(parse(options()))
+    tasks = plan_batch(parse(options()))
     grow_old()
 
     assert start_of(log) == 0
@@ -65,7 +65,7 @@ def test_retention_waits_for_a_batch_that_was_planned(log, options, grow_old):
 
 def test_a_short_lease_ends_and_what_is_gone_is_a_loss(log, options, grow_old):
     """readLeaseMs, as short as it can be."""
-    tasks = works(parse(options(readLeaseMs=1)))
+    tasks = plan_batch(parse(options(readLeaseMs=1)))
     grow_old()
     grow_old()
 
@@ -85,7 +85,7 @@ def test_a_batch_that_loses_a_race_is_planned_again(log, options, grow_old, monk
         return hold(self, *given, **more)
 
     monkeypatch.setattr(embedlog.Log, "hold", late)
-    tasks = works(parse(options()))
+    tasks = plan_batch(parse(options()))
 
     assert values_of(read_all(tasks)) == list(range(start_of(log), 60))
     assert start_of(log) > 0
@@ -97,18 +97,18 @@ def test_retention_waits_for_a_stream_until_it_went_on(log, options, grow_old):
     stream = MicroBatchStream(
         parse(options(startingOffsets="earliest", maxOffsetsPerTrigger=30)), lambda: now[0]
     )
-    begin = stream.initial()
+    begin = stream.initial_offset()
     grow_old()
     assert start_of(log) == 0
 
-    end = json.loads(json.dumps(stream.latest(begin)))
-    assert len(read_all(stream.plan(begin, end))) == 30
+    end = json.loads(json.dumps(stream.latest_offset(begin)))
+    assert len(read_all(stream.plan_input_partitions(begin, end))) == 30
     now[0] += 10_000
-    stream.latest(end)
+    stream.latest_offset(end)
     grow_old()
     assert 0 < start_of(log) <= 30
 
-    assert len(read_all(stream.plan(end, stream.latest(end)))) == 30
+    assert len(read_all(stream.plan_input_partitions(end, stream.latest_offset(end)))) == 30
     stream.close()
     assert log.leases() == []
 
@@ -119,11 +119,11 @@ def test_an_idle_stream_renews_its_lease_now_and_then(log, options):
     stream = MicroBatchStream(
         parse(options(startingOffsets="latest", readLeaseMs=60_000)), lambda: now[0]
     )
-    position = stream.latest(stream.initial())
+    position = stream.latest_offset(stream.initial_offset())
     held = []
     stream.source.hold = lambda name, offsets: held.append(now[0]) or True
     for now[0] in range(0, 20_000, 100):
-        position = stream.latest(position)
+        position = stream.latest_offset(position)
 
     assert 2 <= len(held) <= 4
     stream.close()
@@ -133,8 +133,8 @@ def test_retention_that_passed_a_stopped_stream_is_a_loss(log, options, grow_old
     """It fails, or goes on at the earliest record without reading one twice."""
     given = {"startingOffsets": "earliest", "maxOffsetsPerTrigger": 5}
     stream = MicroBatchStream(parse(options(**given)))
-    end = json.loads(json.dumps(stream.latest(stream.initial())))
-    assert len(read_all(stream.plan(stream.initial(), end))) == 5
+    end = json.loads(json.dumps(stream.latest_offset(stream.initial_offset())))
+    assert len(read_all(stream.plan_input_partitions(stream.initial_offset(), end))) == 5
     stream.close()
     log.partition("t", 0).append([encoded(b"60", at=START + 3 * DAY)])
     grow_old()
@@ -144,10 +144,10 @@ def test_retention_that_passed_a_stopped_stream_is_a_loss(log, options, grow_old
         MicroBatchStream(parse(options(**given, failOnDataLoss=fails)))
         for fails in ("true", "false")
     )
-    with pytest.raises(DataLossError, match="was read up to 5, and begins at"):
-        strict.latest(end)
-    after = lenient.latest(end)
-    assert values_of(read_all(lenient.plan(end, after)))[0] == start_of(log)
+    with pytest.raises(DataLossError, match="was read up to offset 5, and begins at"):
+        strict.latest_offset(end)
+    after = lenient.latest_offset(end)
+    assert values_of(read_all(lenient.plan_input_partitions(end, after)))[0] == start_of(log)
     strict.close()
     lenient.close()
 
@@ -163,21 +163,21 @@ def test_compacted_gaps_are_no_losses(tmp_path, options, clock):
         stream = MicroBatchStream(
             parse({"path": str(path), "subscribe": "t", "startingOffsets": "earliest"})
         )
-        begin = stream.initial()
+        begin = stream.initial_offset()
         stream.close()
         clock.now += DAY
         log.maintain()
         kept = [record.offset for record in log.topic("t")]
         assert len(kept) < 100
 
-        found = read_all(works(parse({"path": str(path), "subscribe": "t"})))
+        found = read_all(plan_batch(parse({"path": str(path), "subscribe": "t"})))
         assert [row["offset"] for row in found] == kept
         middle = kept[3]
         cut = {"startingOffsets": json.dumps({"t": {"0": middle - 1}})}
-        some = read_all(works(parse({"path": str(path), "subscribe": "t", **cut})))
+        some = read_all(plan_batch(parse({"path": str(path), "subscribe": "t", **cut})))
         assert [row["offset"] for row in some] == [one for one in kept if one >= middle - 1]
-        end = stream.latest(begin)
-        assert [row["offset"] for row in read_all(stream.plan(begin, end))] == kept
+        end = stream.latest_offset(begin)
+        assert [row["offset"] for row in read_all(stream.plan_input_partitions(begin, end))] == kept
         stream.close()
         assert log.verify() == []
 

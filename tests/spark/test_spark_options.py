@@ -27,7 +27,7 @@ def test_a_path_and_a_subscription_are_enough():
     assert options.subscription == (("flights",), None, None)
     assert options.fail_on_data_loss is True
     assert options.include_headers is False
-    assert (options.starting, options.ending, options.ignored) == (None, None, ())
+    assert (options.starting_offsets, options.ending_offsets, options.ignored) == (None, None, ())
 
 
 def test_names_are_found_in_any_case():
@@ -35,7 +35,7 @@ def test_names_are_found_in_any_case():
     options = parse({"PATH": "/data/log", "SubScribe": "a, b,a", "MAXOFFSETSPERTRIGGER": "7"})
 
     assert options.subscription.topics == ("a", "b")
-    assert options.max_offsets == 7
+    assert options.max_offsets_per_trigger == 7
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,7 @@ def test_names_are_found_in_any_case():
         ("maxOffsetPerTrigger", "maxOffsetsPerTrigger"),
         ("failondatalos", "failOnDataLoss"),
         ("topic", "writer"),
-        ("xyz", "there are path"),
+        ("xyz", "The options are path"),
     ],
 )
 def test_an_unknown_option_is_refused_with_the_nearest_known_one(name, near):
@@ -87,7 +87,7 @@ def test_what_kafkas_source_refuses_is_refused(name):
         ({"subscribe": "t"}, "'path' is missing"),
         ({"path": " ", "subscribe": "t"}, "'path' is missing"),
         ({"path": "/p"}, "none is given"),
-        ({"path": "/p", "subscribe": "t", "assign": '{"t": [0]}'}, "assign and subscribe are"),
+        ({"path": "/p", "subscribe": "t", "assign": '{"t": [0]}'}, "assign and subscribe are set"),
         ({"path": "/p", "subscribe": ""}, "'subscribe' is empty"),
         ({"path": "/p", "subscribe": " , "}, "names no topic"),
         ({"path": "/p", "subscribePattern": "  "}, "'subscribePattern' is empty"),
@@ -134,12 +134,12 @@ def test_a_value_that_says_nothing_is_refused_by_its_name(given):
 
 def test_offsets_are_words_or_json():
     """Words in any case; -2 and -1 for single partitions; a topic as a whole."""
-    assert parsed(startingOffsets="EARLIEST").starting == OffsetBound("offset", EARLIEST)
-    assert parsed(endingOffsets="latest").ending == OffsetBound("offset", LATEST)
-    bound = parsed(startingOffsets='{"t": {"0": 23, "1": -2}, "u": "latest"}').starting
-    assert [bound.of("t", 0), bound.of("t", 1), bound.of("t", 2)] == [23, EARLIEST, None]
-    assert bound.of("u", 7) == LATEST
-    assert bound.of("v", 0) is None
+    assert parsed(startingOffsets="EARLIEST").starting_offsets == OffsetBound("offset", EARLIEST)
+    assert parsed(endingOffsets="latest").ending_offsets == OffsetBound("offset", LATEST)
+    bound = parsed(startingOffsets='{"t": {"0": 23, "1": -2}, "u": "latest"}').starting_offsets
+    assert [bound.get("t", 0), bound.get("t", 1), bound.get("t", 2)] == [23, EARLIEST, None]
+    assert bound.get("u", 7) == LATEST
+    assert bound.get("v", 0) is None
 
 
 def test_a_time_for_all_beats_times_for_each_which_beat_offsets():
@@ -147,8 +147,8 @@ def test_a_time_for_all_beats_times_for_each_which_beat_offsets():
     times = '{"t": {"0": 1000}}'
     assert parsed(
         startingOffsets="earliest", startingOffsetsByTimestamp=times
-    ).starting == OffsetBound("time", None, {"t": {0: 1000}})
-    assert parsed(endingOffsetsByTimestamp=times, endingTimestamp=5).ending == OffsetBound(
+    ).starting_offsets == OffsetBound("time", None, {"t": {0: 1000}})
+    assert parsed(endingOffsetsByTimestamp=times, endingTimestamp=5).ending_offsets == OffsetBound(
         "time", 5
     )
 
@@ -159,7 +159,7 @@ def test_a_time_for_all_beats_times_for_each_which_beat_offsets():
 )
 def test_durations_are_read_as_spark_reads_them(text, ms):
     """A number and a unit; milliseconds without one."""
-    assert parsed(maxTriggerDelay=text).max_delay_ms == ms
+    assert parsed(maxTriggerDelay=text).max_trigger_delay_ms == ms
 
 
 @pytest.mark.parametrize("text", ["latest", '{"t": {"0": -1}}', '{"t": "latest"}'])

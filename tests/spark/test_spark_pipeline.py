@@ -23,6 +23,7 @@ from embedlog.errors import (
     SparkQueryError,
     UnknownTopicOrPartitionError,
 )
+from embedlog.pipeline import load_query
 from embedlog.pipeline.parquet_output import ParquetOutput
 from embedlog.spark.stream_offset import StreamOffset
 
@@ -101,7 +102,7 @@ def test_it_loads_what_is_new_and_nothing_twice(load, log, send, into):
 def test_a_pattern_that_no_topic_has_is_told(load, log, send, into, caplog):
     """Nothing is loaded, which is right: a topic may come; but it may be a slip as well."""
     assert load(pattern="u").loaded == 0
-    assert "like the pattern 'u'" in caplog.text
+    assert "matches the pattern 'u'" in caplog.text
     log.create_topic("u", partitions=1)
     send("u", {0: range(5)})
     assert load(pattern="u").loaded == 5
@@ -109,7 +110,7 @@ def test_a_pattern_that_no_topic_has_is_told(load, log, send, into, caplog):
 
     shutil.rmtree(into / ".pipeline/checkpoint")
     assert load(pattern="tt").loaded == 0
-    assert "like the pattern 'tt'" in caplog.text
+    assert "matches the pattern 'tt'" in caplog.text
 
 
 def test_a_checkpoint_may_be_deleted(load, log, send, into, tmp_path):
@@ -123,7 +124,7 @@ def test_a_checkpoint_may_be_deleted(load, log, send, into, tmp_path):
     log.delete_topic("t")
     log.create_topic("t", partitions=2)
     send("t", {0: range(90), 1: range(90)})
-    with pytest.raises(DataLossError, match="made again"):
+    with pytest.raises(DataLossError, match="created again"):
         load("t", checkpoint=tmp_path / "third")
 
 
@@ -143,15 +144,15 @@ def test_errors_are_ours(load, log, send, into, monkeypatch):
     """A sentence, and nothing of Java's."""
     with pytest.raises(UnknownTopicOrPartitionError):
         load("x")
-    with ParquetOutput(into), pytest.raises(LockTimeoutError, match="another pipeline"):
+    with ParquetOutput(into), pytest.raises(LockTimeoutError, match="Another pipeline"):
         load("t")
     send("t", {0: range(3)})
-    monkeypatch.setattr(pipeline.loading, "_CODEC", "no such codec")
+    monkeypatch.setattr(load_query, "_CODEC", "no such codec")
     with pytest.raises(SparkQueryError) as found:
         load("t")
     assert len(str(found.value).splitlines()) == 1
     with ParquetOutput(into) as output:
-        output.publish(output.stage(), StreamOffset({embedlog.TopicPartition("t", 0): 1}))
+        output.publish(output.new_stage(), StreamOffset({embedlog.TopicPartition("t", 0): 1}))
     log.delete_records({embedlog.TopicPartition("t", 0): 2})
     monkeypatch.undo()
     with pytest.raises(DataLossError, match="has offsets 2 to 3"):

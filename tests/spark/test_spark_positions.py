@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import pytest
 
 from embedlog.record import TopicPartition
-from embedlog.spark.rate_limit import TriggerDelay, share
-from embedlog.spark.stream_offset import StreamOffset, from_json, offsets_behind_latest
+from embedlog.spark.micro_batch import TriggerDelay, rate_limit
+from embedlog.spark.stream_offset import StreamOffset, offsets_behind_latest
 
 T0, T1, T10, U0 = (TopicPartition(*one) for one in (("t", 0), ("t", 1), ("t", 10), ("u", 0)))
 
@@ -31,29 +31,29 @@ def test_equal_positions_are_equal_texts():
     [
         StreamOffset({}),
         StreamOffset({T0: 5, U0: 7}, {"t": 1, "u": 9}),
-        StreamOffset({T0: 5}, {"t": 1}, {T0: 3}, initial=True),
-        StreamOffset({T0: 5}, {"t": 1}, base=StreamOffset({T0: 2}, {"t": 1}, {T0: 1})),
+        StreamOffset({T0: 5}, {"t": 1}, {T0: 3}, is_initial=True),
+        StreamOffset({T0: 5}, {"t": 1}, batch_start=StreamOffset({T0: 2}, {"t": 1}, {T0: 1})),
     ],
 )
 def test_positions_survive_their_text(made):
     """Through the checkpoint and back."""
-    assert from_json(json.loads(json.dumps(made.to_json()))) == made
+    assert StreamOffset.from_json(json.loads(json.dumps(made.to_json()))) == made
 
 
 def test_a_checkpoint_of_kafkas_source_is_understood():
     """It knows offsets only: no epoch, no number of the topic."""
-    found = from_json({"t": {"0": 23}})
+    found = StreamOffset.from_json({"t": {"0": 23}})
 
     assert found.offsets == {T0: 23}
-    assert found.epoch(T0) is None
-    assert StreamOffset({T0: 1}, {"t": 1}).epoch(T0) == 0
+    assert found.leader_epoch(T0) is None
+    assert StreamOffset({T0: 1}, {"t": 1}).leader_epoch(T0) == 0
 
 
 def test_topics_may_have_the_names_of_our_own_keys():
     """No topic begins with "@"."""
     made = StreamOffset({TopicPartition("base", 0): 1, TopicPartition("topics", 0): 2}, {"base": 1})
 
-    assert from_json(made.to_json()) == made
+    assert StreamOffset.from_json(made.to_json()) == made
 
 
 @pytest.mark.parametrize(
@@ -70,26 +70,26 @@ def test_topics_may_have_the_names_of_our_own_keys():
 )
 def test_a_limit_is_shared_in_proportion(limit, backlog, shares):
     """Rounded down, but a small partition is not starved."""
-    assert {one: size for one, size in share(limit, backlog).items() if size} == shares
+    assert {one: size for one, size in rate_limit(limit, backlog).items() if size} == shares
 
 
 def test_patience_lasts_until_there_is_enough():
     """The first batch never waits."""
-    patience = TriggerDelay(10, 1000)
+    delay = TriggerDelay(10, 1000)
 
-    assert not patience.waits(0, now_ms=5000)
-    assert patience.waits(9, now_ms=5100)
-    assert not patience.waits(10, now_ms=5200)
+    assert not delay.delays(0, now_ms=5000)
+    assert delay.delays(9, now_ms=5100)
+    assert not delay.delays(10, now_ms=5200)
 
 
 def test_patience_has_an_end():
     """After maxTriggerDelay any number of rows is enough."""
-    patience = TriggerDelay(10, 1000)
-    patience.waits(0, now_ms=0)
+    delay = TriggerDelay(10, 1000)
+    delay.delays(0, now_ms=0)
 
-    assert patience.waits(1, now_ms=999)
-    assert not patience.waits(1, now_ms=1000)
-    assert patience.waits(1, now_ms=1001), "the time begins anew with each batch"
+    assert delay.delays(1, now_ms=999)
+    assert not delay.delays(1, now_ms=1000)
+    assert delay.delays(1, now_ms=1001), "the time begins anew with each batch"
 
 
 @pytest.mark.parametrize("kind", [dict, lambda **facts: SimpleNamespace(**facts)])

@@ -9,7 +9,7 @@ import pytest
 
 import embedlog
 from embedlog.errors import SparkSetupError
-from embedlog.spark import session
+from embedlog.spark import spark_session
 
 
 def script(directory, name, text):
@@ -32,23 +32,23 @@ def test_without_java_it_says_what_to_install(monkeypatch, tmp_path):
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
 
-    with pytest.raises(SparkSetupError, match=r"no java on PATH.*install a JRE 17"):
-        session.java()
+    with pytest.raises(SparkSetupError, match=r"no java on PATH.*Install a JRE 17"):
+        spark_session.find_java()
 
 
 def test_a_wrong_java_home_is_told(monkeypatch, tmp_path):
     """It comes before PATH, for Spark too."""
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
 
-    with pytest.raises(SparkSetupError, match=r"JAVA_HOME is .*, and has no bin/java"):
-        session.java()
+    with pytest.raises(SparkSetupError, match=r"JAVA_HOME=.* has no bin/java"):
+        spark_session.find_java()
 
 
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("echo 'openjdk version \"11.0.2\" 2019-01-15' >&2", "Java is version 11"),
-        ("echo 'java version \"1.8.0_292\"' >&2", "Java is version 1"),
+        ("echo 'openjdk version \"11.0.2\" 2019-01-15' >&2", "Java has version 11"),
+        ("echo 'java version \"1.8.0_292\"' >&2", "Java has version 1"),
         ("echo 'no such thing' >&2; exit 1", "Java does not run: no such thing"),
     ],
 )
@@ -58,25 +58,27 @@ def test_another_java_is_told(monkeypatch, tmp_path, text, told):
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
 
     with pytest.raises(SparkSetupError, match=told):
-        session.check_here()
+        spark_session.check_driver()
 
 
 @pytest.mark.parametrize("name", ["pyspark", "pyarrow"])
 def test_a_missing_package_is_told(monkeypatch, name):
     """With what to install, and for which Python."""
-    found = session.importlib.util.find_spec
+    found = spark_session.importlib.util.find_spec
     monkeypatch.setattr(
-        session.importlib.util, "find_spec", lambda each: None if each == name else found(each)
+        spark_session.importlib.util,
+        "find_spec",
+        lambda each: None if each == name else found(each),
     )
 
     with pytest.raises(SparkSetupError, match=f"{name} is not installed for .*pip install"):
-        session.check_here()
+        spark_session.check_driver()
 
 
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ('echo \'{"version": [3, 9], "missing": []}\'', "workers' Python is 3.9, this one"),
+        ('echo \'{"version": [3, 9], "missing": []}\'', "workers' Python is 3.9, the driver's"),
         (
             'echo \'{"version": [3, 11], "missing": ["pyarrow (No module)"]}\'',
             "lacks pyarrow",
@@ -89,14 +91,14 @@ def test_workers_with_another_python_are_told(tmp_path, text, told):
     python = script(tmp_path, "python3", text)
 
     with pytest.raises(SparkSetupError, match=rf"{told}[\s\S]*PYSPARK_PYTHON={sys.executable}"):
-        session.check_workers(python)
+        spark_session.check_worker_python(python)
 
 
 def test_workers_with_the_same_packages_are_fine(tmp_path):
     """However their Python is called."""
-    session.check_workers(None)
-    session.check_workers(sys.executable)
-    session.check_workers(script(tmp_path, "other", f'exec "{sys.executable}" "$@"'))
+    spark_session.check_worker_python(None)
+    spark_session.check_worker_python(sys.executable)
+    spark_session.check_worker_python(script(tmp_path, "other", f'exec "{sys.executable}" "$@"'))
 
 
 def test_java_is_told_how_to_log_only_while_it_starts(monkeypatch, tmp_path):
@@ -105,17 +107,17 @@ def test_java_is_told_how_to_log_only_while_it_starts(monkeypatch, tmp_path):
     monkeypatch.delenv(name, raising=False)
     (tmp_path / "log4j2.properties.template").touch()
     monkeypatch.setenv("SPARK_CONF_DIR", str(tmp_path))
-    with session.own_log_settings():
+    with spark_session.default_log4j_settings():
         assert Path(os.environ[name]).read_text().startswith("#")
     assert name not in os.environ
 
     (tmp_path / "log4j2.properties").touch()
-    with session.own_log_settings():
+    with spark_session.default_log4j_settings():
         assert name not in os.environ
 
     monkeypatch.delenv("SPARK_CONF_DIR")
     monkeypatch.setenv(name, "mine.xml")
-    with session.own_log_settings():
+    with spark_session.default_log4j_settings():
         assert os.environ[name] == "mine.xml"
     assert os.environ[name] == "mine.xml"
 
@@ -123,12 +125,12 @@ def test_java_is_told_how_to_log_only_while_it_starts(monkeypatch, tmp_path):
 def test_a_session_of_another_kind_is_told():
     """One without Python data sources."""
     with pytest.raises(SparkSetupError, match="no Python data sources"):
-        session.register(object())
+        spark_session.register(object())
 
 
 def test_the_settings_are_texts_and_include_the_workers_python():
     """As `SparkSession.builder.config` takes them."""
-    conf = session.recommended_conf()
+    conf = spark_session.recommended_conf()
 
     assert all(isinstance(value, str) for value in conf.values())
     assert conf["spark.python.unix.domain.socket.enabled"] == "true"
@@ -141,7 +143,7 @@ def test_the_room_is_light():
     assert lines("import sys, embedlog.spark; print('pyspark' in sys.modules)") == ["False"]
     code = "import sys, embedlog.spark.partition_reader; print({'lmdb', 'pandas'} & {*sys.modules})"
     assert lines(code) == ["set()"]
-    assert embedlog.spark.register is session.register
+    assert embedlog.spark.register is spark_session.register
 
 
 def test_spark_finds_the_source_by_itself():

@@ -166,7 +166,7 @@ def test_a_wrong_option_is_an_error_of_load(load):
     """Not of the first action."""
     told = refused(lambda: load(subscribed="t"))
     assert "InvalidConfigError" in told
-    assert "did you mean 'subscribe'" in told
+    assert "Did you mean 'subscribe'" in told
     assert "is not supported" in refused(lambda: load(**{"kafka.auto.offset.reset": "latest"}))
     assert load(**{"kafka.bootstrap.servers": "a:9092"}).count() == 0
 
@@ -175,7 +175,7 @@ def test_what_only_the_log_knows_is_an_error_of_the_action(load, tmp_path):
     """There `load` has not looked yet."""
     assert "there is no such topic" in refused(load(subscribe="nothing").count)
     assert "cannot start at the latest" in refused(load(startingOffsets="latest").count)
-    assert "there is no log here" in refused(load(path=tmp_path / "no").count)
+    assert "There is no log here" in refused(load(path=tmp_path / "no").count)
 
 
 def test_a_session_knows_the_format_by_itself(spark, options, send):
@@ -325,7 +325,7 @@ def test_a_failed_batch_is_repeated_with_the_same_rows(load, send, tmp_path):
 
 def test_wrong_options_of_a_stream(load):
     """Some at `load`, some when the query starts."""
-    assert "did you mean" in refused(lambda: load(stream=True, startingOffset="earliest"))
+    assert "Did you mean" in refused(lambda: load(stream=True, startingOffset="earliest"))
     stream = load(stream=True, endingOffsets="latest")
     told = refused(lambda: patiently(stream.writeStream.format("noop").start))
     assert "a streaming query has no end" in told

@@ -38,7 +38,7 @@ def log(tmp_path: Any) -> Iterator[Log]:
 def write(log: Log, *batches: Any, number: int = 0, **options: str) -> Any:
     """Stage record batches and publish them, as a task and its driver do."""
     parsed = sink_options.parse({"path": log.path, **options})
-    task = batch_write.plan(parsed)
+    task = batch_write.plan_write(parsed)
     staged = task.stage(batches, number, 0)
     return batch_write.publish(parsed, [staged], None)
 
@@ -63,12 +63,12 @@ def content(log: Log, topic: str) -> list[list[bytes | None]]:
 def test_a_log_that_is_kept_open_is_the_one_at_its_path(tmp_path):
     """A stream's process keeps it, and it may be deleted and made anew between two queries."""
     options = sink_options.parse({"path": str(tmp_path / "log")})
-    with batch_write.opened(options, keep=True) as old:
+    with batch_write.open_log(options, keep=True) as old:
         old.create_topic("t")
-    with batch_write.opened(options, keep=True) as same:
+    with batch_write.open_log(options, keep=True) as same:
         assert same is old
     shutil.rmtree(tmp_path / "log")
-    with batch_write.opened(options, keep=True) as new:
+    with batch_write.open_log(options, keep=True) as new:
         assert new.topics() == []
     new.close()
 
@@ -124,7 +124,7 @@ def test_the_topic_column_says_where_a_row_goes(log):
 
 def test_a_topic_that_is_not_there_is_told(log):
     """Only the one that the option names is made, as by any producer."""
-    with pytest.raises(UnknownTopicOrPartitionError, match="create it"):
+    with pytest.raises(UnknownTopicOrPartitionError, match="Create it"):
         write(log, columns(value=[b"v"], topic=["new"]))
     write(log, columns(value=[b"v"]), topic="new")
 
@@ -218,10 +218,10 @@ def test_no_rows_are_no_file(log):
 def test_a_task_that_cannot_reach_the_directory_says_what_is_possible(log):
     """An executor on another host without it."""
     parsed = sink_options.parse({"path": log.path, "topic": "u"})
-    task = batch_write.plan(parsed)
+    task = batch_write.plan_write(parsed)
     lost = type(task)("/nowhere", task.directory, task.topic, task.targets)
 
-    with pytest.raises(StorageError, match="executors write to the directory of the log"):
+    with pytest.raises(StorageError, match="Executors write to the directory of the log"):
         lost.stage([columns(value=[b"v"])], 0, 0)
 
 
@@ -232,13 +232,13 @@ def test_a_task_that_cannot_reach_the_directory_says_what_is_possible(log):
     ("given", "told"),
     [
         ({}, "'path' is missing"),
-        ({"path": "/x", "topik": "t"}, "did you mean 'topic'"),
+        ({"path": "/x", "topik": "t"}, "Did you mean 'topic'"),
         ({"path": "/x", "kafka.key.serializer": "X"}, "not supported as keys are serialized"),
         ({"path": "/x", "kafka.value.serializer": "X"}, "not supported as values are"),
-        ({"path": "/x", "durability": "maybe"}, "not one of os, fsync"),
+        ({"path": "/x", "durability": "maybe"}, "must be one of fsync, os"),
         ({"path": "/x", "txnVersion": "1"}, "without txnAppId"),
         ({"path": "/x", "txnVersion": "1", "txnAppId": ""}, "must not be empty"),
-        ({"path": "/x", "txnAppId": "a", "txnVersion": "one"}, "not a number"),
+        ({"path": "/x", "txnAppId": "a", "txnVersion": "one"}, "must be a number"),
     ],
 )
 def test_an_option_that_says_nothing_is_refused(given, told):

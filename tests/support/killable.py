@@ -88,7 +88,7 @@ class KillableReader(datasource.StreamReader):
         from embedlog.spark import partition_reader
 
         # So that a task hands on several times, and has handed on something by then.
-        partition_reader.ROWS = 5
+        partition_reader.TARGET_ROWS = 5
         for one in super().read(partition):
             yield one
             at(self.kills, "within read")
@@ -114,7 +114,7 @@ class KillableWriter(sink.StreamSink):
                         at(self.kills, "within stage")
 
         # So that something of it is written by then.
-        data_writer.GATHERED_ROWS = 5
+        data_writer.COMBINED_ROWS = 5
         told = super().write(dying())
         at(self.kills, "after stage")
         return told
@@ -151,7 +151,7 @@ class Killable(DataSource):
     def schema(self) -> str:
         from embedlog.spark import kafka_columns
 
-        return kafka_columns.ddl(False)
+        return kafka_columns.schema_ddl(False)
 
     def streamReader(self, schema: Any) -> Any:  # noqa: N802
         kills, given = self._given()

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from embedlog.spark.kafka_columns import KINDS
-from embedlog.spark.partition_reader import read
+from embedlog.spark.kafka_columns import SPARK_TYPES
+from embedlog.spark.partition_reader import read_input_partition
 
-ALL = tuple(KINDS)
+ALL = tuple(SPARK_TYPES)
 
 
 def values_of(rows: Iterable[Any]) -> list[int]:
@@ -18,4 +18,9 @@ def values_of(rows: Iterable[Any]) -> list[int]:
 
 def read_all(tasks: list[Any], names: tuple[str, ...] = ALL, fail: bool = True) -> list[Any]:
     """Run tasks as executors do, and return their rows as dicts."""
-    return [row for work in tasks for some in read(work, names, fail) for row in some.to_pylist()]
+    return [
+        row
+        for work in tasks
+        for some in read_input_partition(work, names, fail)
+        for row in some.to_pylist()
+    ]
