@@ -124,7 +124,7 @@ def test_a_batch_alone_is_appended_as_a_draft_would(tmp_path, monkeypatch, name)
     found = []
     for place in ("short", "general"):
         if place == "general":
-            monkeypatch.setattr(append_fast, "append", lambda *_: None)
+            monkeypatch.setattr(append_fast, "append_fast", lambda *_: None)
         root = open_root(tmp_path / place)
         log = make_log(
             root, {"segment.bytes": 4096, "index.interval.bytes": 800, "segment.ms": 8 << 20}

@@ -1,0 +1,1 @@
+"""Publishing staged batches in any number of partitions: all of them or none, and once."""
