@@ -1,4 +1,4 @@
-"""Options are checked before anything is read: right names, right values, right kind of query."""
+"""The options of a reader are checked before the log is opened: names, values, kind of query."""
 
 import pytest
 
@@ -12,15 +12,15 @@ from embedlog.spark.source_options import (
     parse,
 )
 
-LEAST = {"path": "/data/log", "subscribe": "flights"}
+REQUIRED = {"path": "/data/log", "subscribe": "flights"}
 
 
 def parsed(**options):
-    return parse({**LEAST, **{name: str(value) for name, value in options.items()}})
+    return parse({**REQUIRED, **{name: str(value) for name, value in options.items()}})
 
 
 def test_a_path_and_a_subscription_are_enough():
-    """The rest has Kafka's defaults."""
+    """The other options have Kafka's defaults."""
     options = parsed()
 
     assert options.path == "/data/log"
@@ -30,8 +30,8 @@ def test_a_path_and_a_subscription_are_enough():
     assert (options.starting_offsets, options.ending_offsets, options.ignored) == (None, None, ())
 
 
-def test_names_are_found_in_any_case():
-    """Spark hands options over with lower-case names, or as they were written."""
+def test_names_may_be_in_any_case():
+    """Spark passes names in lower case, or as they were written."""
     options = parse({"PATH": "/data/log", "SubScribe": "a, b,a", "MAXOFFSETSPERTRIGGER": "7"})
 
     assert options.subscription.topics == ("a", "b")
@@ -50,16 +50,16 @@ def test_names_are_found_in_any_case():
     ],
 )
 def test_an_unknown_option_is_refused_with_the_nearest_known_one(name, near):
-    """A typing error must not be silence."""
+    """A typing error must not pass silently."""
     with pytest.raises(InvalidConfigError, match=near):
-        parse({**LEAST, name: "1"})
+        parse({**REQUIRED, name: "1"})
 
 
-def test_options_about_brokers_are_taken_and_told():
-    """A pipeline that comes from Kafka need not be rewritten."""
-    given = {"kafka.bootstrap.servers": "a:9092", "kafkaConsumer.pollTimeoutMs": "3"}
+def test_options_about_brokers_are_accepted_and_listed():
+    """A pipeline for Kafka need not be rewritten."""
+    ineffective = {"kafka.bootstrap.servers": "a:9092", "kafkaConsumer.pollTimeoutMs": "3"}
 
-    options = parse({**LEAST, **given, "kafka.security.protocol": "SSL"})
+    options = parse({**REQUIRED, **ineffective, "kafka.security.protocol": "SSL"})
 
     assert options.ignored == (
         "kafka.bootstrap.servers",
@@ -75,14 +75,14 @@ def test_options_about_brokers_are_taken_and_told():
         *("kafka.key.deserializer", "kafka.value.deserializer", "KAFKA.Value.Deserializer"),
     ],
 )
-def test_what_kafkas_source_refuses_is_refused(name):
-    """It would not do what it says there either."""
+def test_options_that_kafkas_source_refuses_are_refused(name):
+    """They would have no effect in Kafka's source either."""
     with pytest.raises(InvalidConfigError, match="is not supported"):
-        parse({**LEAST, name: "x"})
+        parse({**REQUIRED, name: "x"})
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "message"),
     [
         ({"subscribe": "t"}, "'path' is missing"),
         ({"path": " ", "subscribe": "t"}, "'path' is missing"),
@@ -99,14 +99,14 @@ def test_what_kafkas_source_refuses_is_refused(name):
         ({"path": "/p", "assign": "t:0"}, "JSON such as"),
     ],
 )
-def test_exactly_one_subscription_that_says_something(options, told):
-    """As Kafka's source has it."""
-    with pytest.raises(InvalidConfigError, match=told):
+def test_exactly_one_valid_subscription_is_required(options, message):
+    """As in Kafka's source."""
+    with pytest.raises(InvalidConfigError, match=message):
         parse(options)
 
 
 @pytest.mark.parametrize(
-    "given",
+    "options",
     [
         *({"minPartitions": value} for value in (0, -1, "a", 1.5)),
         *({"maxRecordsPerPartition": value} for value in (0, "")),
@@ -126,10 +126,10 @@ def test_exactly_one_subscription_that_says_something(options, told):
     ],
     ids=str,
 )
-def test_a_value_that_says_nothing_is_refused_by_its_name(given):
-    """The error names the option and what was wanted."""
-    with pytest.raises(InvalidConfigError, match=next(iter(given))):
-        parsed(**given)
+def test_an_invalid_value_is_refused_by_the_name_of_its_option(options):
+    """The error names the option."""
+    with pytest.raises(InvalidConfigError, match=next(iter(options))):
+        parsed(**options)
 
 
 def test_offsets_are_words_or_json():
@@ -142,7 +142,7 @@ def test_offsets_are_words_or_json():
     assert bound.get("v", 0) is None
 
 
-def test_a_time_for_all_beats_times_for_each_which_beat_offsets():
+def test_one_time_takes_precedence_over_times_and_those_over_offsets():
     """Kafka's order, on both sides."""
     times = '{"t": {"0": 1000}}'
     assert parsed(
@@ -163,20 +163,20 @@ def test_durations_are_read_as_spark_reads_them(text, ms):
 
 
 @pytest.mark.parametrize("text", ["latest", '{"t": {"0": -1}}', '{"t": "latest"}'])
-def test_a_batch_cannot_start_at_the_end(text):
-    """There would be nothing to read."""
+def test_a_batch_cannot_start_at_the_latest_offset(text):
+    """It would read nothing."""
     with pytest.raises(InvalidConfigError, match="cannot start at the latest"):
         check_batch(parsed(startingOffsets=text))
 
 
-def test_a_batch_cannot_end_at_the_beginning():
-    """The same, from the other side."""
+def test_a_batch_cannot_end_at_the_earliest_offset():
+    """It would read nothing."""
     with pytest.raises(InvalidConfigError, match="cannot end at the earliest"):
         check_batch(parsed(endingOffsets='{"t": {"0": -2}}'))
 
 
-def test_a_batch_has_no_triggers():
-    """They are told as ignored."""
+def test_a_batch_ignores_the_options_of_triggers():
+    """They are returned for a warning."""
     options = parsed(maxOffsetsPerTrigger=5, minOffsetsPerTrigger=1, maxTriggerDelay="1s")
 
     assert check_batch(options) == [
@@ -195,6 +195,6 @@ def test_a_batch_has_no_triggers():
     ],
 )
 def test_a_stream_has_no_end(name, value):
-    """Only a trigger ends it."""
+    """A trigger ends it."""
     with pytest.raises(InvalidConfigError, match=name):
         check_stream(parsed(**{name: value}))
