@@ -167,8 +167,8 @@ def _size(rows: Sequence[Rows], table: Any) -> int:
 def _row_groups(files: Files, part: PartitionSlice) -> Iterator[list[Rows]]:
     """Yield rows of one segment and one timestampType, as many as become one table."""
     for chunk in part.chunks:
-        for found in _read_batches(files, part, chunk):
-            rows = covered(found, part.from_offset, part.until_offset)
+        for decoded in _read_batches(files, part, chunk):
+            rows = covered(decoded, part.from_offset, part.until_offset)
             for _, group in groupby(rows, key=lambda row: row[0].is_log_append_time):
                 yield from _limited_groups(list(group))
 
@@ -200,21 +200,21 @@ def _read_batches(files: Files, part: PartitionSlice, chunk: FileChunk) -> Itera
     read = file.mapped if chunk.sealed else file.read
     while position < end:
         try:
-            found = read(position, end)
+            decoded = read(position, end)
         except CorruptBatchError as error:
             if chunk.sealed or file.size() >= end:
                 raise
             raise _data_loss(part, f"{chunk.path} was truncated") from error
-        if not found:
+        if not decoded:
             raise _data_loss(part, f"{chunk.path} was truncated")
-        if found[-1].leader_epoch > part.leader_epoch:
+        if decoded[-1].leader_epoch > part.leader_epoch:
             raise _data_loss(
                 part, "The log was truncated and written again after the query was planned"
             )
-        yield found
-        if found[-1].next_offset >= part.until_offset:
+        yield decoded
+        if decoded[-1].next_offset >= part.until_offset:
             return
-        position = found[-1].position + found[-1].size
+        position = decoded[-1].position + decoded[-1].size
 
 
 def _open(files: Files, part: PartitionSlice, chunk: FileChunk) -> SegmentFile:

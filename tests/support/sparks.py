@@ -17,7 +17,9 @@ def values_of(rows: Iterable[Any]) -> list[int]:
 
 
 def read_all(
-    partitions: list[LogInputPartition], names: tuple[str, ...] = ALL, fail_on_data_loss: bool = True
+    partitions: list[LogInputPartition],
+    names: tuple[str, ...] = ALL,
+    fail_on_data_loss: bool = True,
 ) -> list[Any]:
     """Read input partitions, and return their rows as dicts."""
     return [
