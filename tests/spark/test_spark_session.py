@@ -1,6 +1,7 @@
 """The checks before a session starts, its settings, and what the packages import."""
 
 import os
+import pkgutil
 import subprocess
 import sys
 from pathlib import Path
@@ -8,6 +9,8 @@ from pathlib import Path
 import pytest
 
 import embedlog
+import embedlog.spark
+from embedlog import pipeline
 from embedlog.errors import SparkSetupError
 from embedlog.spark import spark_session
 
@@ -146,6 +149,14 @@ def test_executors_import_little():
     code = "import sys, embedlog.spark.partition_reader; print({'lmdb', 'pandas'} & {*sys.modules})"
     assert words(code) == ["set()"]
     assert embedlog.spark.register is spark_session.register
+
+
+@pytest.mark.parametrize("package", [embedlog.spark, pipeline], ids=["spark", "pipeline"])
+def test_no_module_has_the_name_of_a_public_function(package):
+    """Otherwise the name would be the module or the function, depending on the imports before."""
+    modules = {module.name for module in pkgutil.iter_modules(package.__path__)}
+
+    assert modules & {*package.__all__} == set()
 
 
 def test_spark_can_find_the_source_on_its_own():
