@@ -35,7 +35,7 @@ usage, name or setting; 3 no such log or topic; 4 a problem with the disk or a l
 
 def parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
-    arguments = argparse.ArgumentParser(
+    args = argparse.ArgumentParser(
         prog="python -m embedlog.pipeline",
         description=_ABOUT,
         epilog=_EXIT_CODES,
@@ -43,49 +43,45 @@ def parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     root = os.environ.get("EMBEDLOG_ROOT")
-    arguments.add_argument("topics", nargs="*", metavar="TOPIC", help="a topic to load")
-    arguments.add_argument(
-        "--pattern", help="instead of topics, a regular expression of whole names"
-    )
-    arguments.add_argument(
+    args.add_argument("topics", nargs="*", metavar="TOPIC", help="a topic to load")
+    args.add_argument("--pattern", help="instead of topics, a regular expression of whole names")
+    args.add_argument(
         *("--root", "-r"),
         metavar="DIR",
         default=root,
         required=root is None,
         help="the directory of the log (or set EMBEDLOG_ROOT)",
     )
-    arguments.add_argument(
-        "--into", metavar="DIR", required=True, help="the directory of the files"
-    )
-    arguments.add_argument(
+    args.add_argument("--into", metavar="DIR", required=True, help="the directory of the files")
+    args.add_argument(
         "--checkpoint",
         metavar="DIR",
         help="the directory of Spark's checkpoint, by default in the output",
     )
-    arguments.add_argument(
+    args.add_argument(
         "--max-records-per-trigger",
         type=_positive,
         metavar="N",
         default=1_000_000,
         help="publish at most this many records at once (a million)",
     )
-    arguments.add_argument(
+    args.add_argument(
         "--follow", action="store_true", help="keep loading until interrupted, then report"
     )
-    arguments.add_argument(
+    args.add_argument(
         "--every",
         type=seconds,
         default=10.0,
         metavar="SECONDS",
         help="with --follow: the time between micro-batches (10)",
     )
-    arguments.add_argument(
+    args.add_argument(
         "--fail-on-data-loss",
         choices=("true", "false"),
         default="true",
         help="whether to stop if records were deleted before they were loaded (true)",
     )
-    audit = arguments.add_mutually_exclusive_group()
+    audit = args.add_mutually_exclusive_group()
     audit.add_argument(
         "--no-audit", action="store_true", help="do not compare the files with the log"
     )
@@ -94,10 +90,10 @@ def parser() -> argparse.ArgumentParser:
         action="store_true",
         help="compare also unchanged files that an earlier run compared",
     )
-    arguments.add_argument(
+    args.add_argument(
         "--json", action="store_true", help="write the report as JSON, with all hours"
     )
-    return arguments
+    return args
 
 
 def main(argv: Sequence[str] | None = None) -> int:

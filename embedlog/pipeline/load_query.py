@@ -160,7 +160,7 @@ def load(
         if not options.topic_names(log):
             _logger.warning("No topic of the log matches the pattern %r", pattern)
         with ParquetOutput(options.into) as output:
-            _load(options, output, log, spark, progress or _no_progress)
+            _load(options, output, log, spark, progress or (lambda *_: None))
             ends = output.published.ends
             if not check:
                 return AuditReport(output.rows, {}, ends)
@@ -184,10 +184,6 @@ def _load(
                     _stop_session(session, stop)
     if stop.is_set() and options.follow is None:
         raise KeyboardInterrupt
-
-
-def _no_progress(_done: int, _total: int) -> None:
-    pass
 
 
 def _start_session(stop: threading.Event) -> Any:

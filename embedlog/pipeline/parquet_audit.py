@@ -32,7 +32,7 @@ _PAGE_BITS = 20
 _COLUMNS = ("partition", "offset", "timestamp")
 _LEASE_SECONDS = 3600.0
 _MAX_LEASE_ATTEMPTS = 10
-"""Give up leasing a log whose first records retention deletes again before each attempt."""
+"""Attempts to lease records while retention deletes the first of them."""
 
 Int64Array = Any
 """A numpy array of int64; numpy's own types say no more."""

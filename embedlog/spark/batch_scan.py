@@ -11,7 +11,7 @@ from embedlog.spark.source import LogSource
 from embedlog.spark.source_options import EARLIEST, LATEST, OffsetBound, SourceOptions
 
 _MAX_LEASE_ATTEMPTS = 10
-"""Give up leasing a log whose first records retention deletes again before each attempt."""
+"""Attempts to lease records while retention deletes the first of them."""
 
 
 def plan_batch(options: SourceOptions) -> list[LogInputPartition]:
@@ -38,10 +38,7 @@ def _leased_ranges(source: LogSource) -> list[PartitionOffsets]:
     lease_name = str(uuid.uuid4())
     for _ in range(_MAX_LEASE_ATTEMPTS):
         ranges = _resolve_ranges(source)
-        starts = {
-            topic_partition: start for topic_partition, start, until in ranges if start < until
-        }
-        if source.hold(lease_name, starts):
+        if source.hold(lease_name, {key: start for key, start, until in ranges if start < until}):
             break
     return ranges
 
@@ -51,21 +48,12 @@ def _resolve_ranges(source: LogSource) -> list[PartitionOffsets]:
     # The ends first: records appended in between move a start to its end, not past it.
     ends = source.ending_offsets(options.ending_offsets or OffsetBound("offset", LATEST))
     starts = source.starting_offsets(options.starting_offsets or OffsetBound("offset", EARLIEST))
-    ranges = [
-        PartitionOffsets(topic_partition, starts[topic_partition], ends[topic_partition])
-        for topic_partition in sorted(starts.keys() & ends)
-    ]
-    _check_order(ranges, options)
-    return ranges
-
-
-def _check_order(ranges: list[PartitionOffsets], options: SourceOptions) -> None:
-    """Refuse a start after the end if both are offsets; for timestamps the range is just empty."""
+    ranges = [PartitionOffsets(key, starts[key], ends[key]) for key in sorted(starts.keys() & ends)]
     bounds = (options.starting_offsets, options.ending_offsets)
-    if not all(bound is not None and bound.by == "offset" for bound in bounds):
-        return
+    # A start after the end is a mistake if both are offsets; with timestamps it is an empty range.
+    check_order = all(bound is not None and bound.by == "offset" for bound in bounds)
     for topic_partition, start, until in ranges:
-        if start > until:
+        if check_order and start > until:
             raise OffsetOutOfRangeError(
                 f"The query starts after its end, offset {until}",
                 topic=topic_partition.topic,
@@ -73,3 +61,4 @@ def _check_order(ranges: list[PartitionOffsets], options: SourceOptions) -> None
                 offset=start,
                 todo="Set startingOffsets at or below endingOffsets.",
             )
+    return ranges

@@ -162,14 +162,14 @@ class TaskPartitioner:
         columns = _record_columns(table)
         partitions = self._partitions(target, table, columns.column("key"))
         if partitions is None:
-            return self._write(target, 0, columns)
+            self._write(target, 0, columns)
+            return
         order = partitions.argsort(kind="stable")
         bounds = partitions[order].searchsorted(range(target.partitions + 1)).tolist()
         columns = columns.take(numbers(order, pa.int64()))
         for partition, (start, stop) in enumerate(pairwise(bounds)):
             if start < stop:
                 self._write(target, partition, columns.slice(start, stop - start))
-        return None
 
     def _partitions(self, target: TargetTopic, table: Any, keys: Any) -> Any:
         """Return the partition of each row as a numpy array; None if the topic has only one."""

@@ -96,11 +96,9 @@ class MicroBatchStream:
         self._initial_offset: dict[str, Any] | None = None
         self._available_now: Offsets | None = None
         """Where a query with Trigger.AvailableNow ends."""
-        self._trigger_delay: TriggerDelay | None = None
-        if options.min_offsets_per_trigger is not None:
-            self._trigger_delay = TriggerDelay(
-                options.min_offsets_per_trigger, options.max_trigger_delay_ms
-            )
+        self._trigger_delay = TriggerDelay(
+            options.min_offsets_per_trigger or 0, options.max_trigger_delay_ms
+        )
         self._lease_name, self._leased_at_ms = str(uuid.uuid4()), -_LEASE_RENEWAL_MS
 
     @property
@@ -152,7 +150,10 @@ class MicroBatchStream:
                 is true.
         """
         if start is None:
-            return self._latest_offset_without_start()
+            latest = self.source.stream_offset(self.source.readable_ends())
+            if self._initial_offset is not None:
+                latest = replace(latest, batch_start=StreamOffset.from_json(self._initial_offset))
+            return latest.to_json()
         previous = StreamOffset.from_json(start)
         logs = self.source.partitions()
         self._check_missing_partitions(previous, logs)
@@ -161,13 +162,11 @@ class MicroBatchStream:
             return start
         starts = {key: self._resume_offset(key, log, previous) for key, log in logs.items()}
         self._renew_lease(starts)
-        backlog = {
-            key: max(end, starts[key]) - starts[key]
-            for key, end in self.source.high_watermarks().items()
-        }
-        if limited and self._available_now is None and self._delayed(sum(backlog.values())):
-            return start
         if self._available_now is None:
+            watermarks = self.source.high_watermarks()
+            backlog = sum(max(end - starts[key], 0) for key, end in watermarks.items())
+            if limited and self._trigger_delay.delays(backlog, self._clock_ms()):
+                return start
             ends = self.source.readable_ends()
         else:
             ends = self._available_now_ends(self._available_now, starts)
@@ -182,12 +181,6 @@ class MicroBatchStream:
             return start
         return latest.to_json()
 
-    def _latest_offset_without_start(self) -> Json:
-        latest = self.source.stream_offset(self.source.readable_ends())
-        if self._initial_offset is not None:
-            latest = replace(latest, batch_start=StreamOffset.from_json(self._initial_offset))
-        return latest.to_json()
-
     def report_latest_offset(self) -> dict[str, Any]:
         """Return the end of the log, for the progress that Spark shows."""
         return self.source.stream_offset(self.source.high_watermarks()).to_json()
@@ -196,10 +189,6 @@ class MicroBatchStream:
         """Read no further than the log goes now (Trigger.AvailableNow)."""
         self.source.check_topics()
         self._available_now = self.source.readable_ends()
-
-    def _delayed(self, backlog: int) -> bool:
-        delay = self._trigger_delay
-        return delay is not None and delay.delays(backlog, self._clock_ms())
 
     def _available_now_ends(self, targets: Offsets, starts: Offsets) -> Offsets:
         """Return the ends of Trigger.AvailableNow; partitions created since are not read."""

@@ -204,9 +204,9 @@ def _read_batches(files: Files, part: PartitionSlice, chunk: FileChunk) -> Itera
         except CorruptBatchError as error:
             if chunk.sealed or file.size() >= end:
                 raise
-            raise _data_loss(part, f"{chunk.path} was truncated") from error
+            raise _data_loss(part, f"The file {chunk.path} was truncated") from error
         if not decoded:
-            raise _data_loss(part, f"{chunk.path} was truncated")
+            raise _data_loss(part, f"The file {chunk.path} was truncated")
         if decoded[-1].leader_epoch > part.leader_epoch:
             raise _data_loss(
                 part, "The log was truncated and written again after the query was planned"
@@ -226,7 +226,9 @@ def _open(files: Files, part: PartitionSlice, chunk: FileChunk) -> SegmentFile:
     except StorageError as error:
         if not error.missing:
             raise
-        raise _data_loss(part, f"{chunk.path} was deleted after the query was planned") from error
+        raise _data_loss(
+            part, f"The file {chunk.path} was deleted after the query was planned"
+        ) from error
 
 
 def _data_loss(part: PartitionSlice, problem: str) -> DataLossError:

@@ -44,15 +44,11 @@ class StagedCommitMessage(WriterCommitMessage):
 
 
 def batch_writer(options: Mapping[str, str], schema: Any, overwrite: bool) -> BatchSink:
-    """Return the writer of a DataFrame.
-
-    Args:
-        options: As Spark passes them, with names in any case.
-        schema: The schema of the DataFrame.
-        overwrite: Whether the mode is ``overwrite``, which is refused.
+    """Return the writer of a DataFrame; ``overwrite`` is the mode of that name.
 
     Raises:
-        InvalidConfigError: An option is invalid, or a column is missing or has another type.
+        InvalidConfigError: An option is invalid, a column is missing or has another type, or
+            the mode is ``overwrite``.
     """
     parsed = sink_options.parse(options)
     sink_options.check_batch(parsed, overwrite)
@@ -61,12 +57,7 @@ def batch_writer(options: Mapping[str, str], schema: Any, overwrite: bool) -> Ba
 
 
 def stream_writer(options: Mapping[str, str], schema: Any, overwrite: bool) -> StreamSink:
-    """Return the writer of a stream's micro-batches.
-
-    Args:
-        options: As Spark passes them, with names in any case.
-        schema: The schema of the stream.
-        overwrite: Whether the output mode is ``complete``; its rows are appended too.
+    """Return the writer of a stream; ``overwrite`` is complete mode, whose rows are appended too.
 
     Raises:
         InvalidConfigError: An option is invalid, or a column is missing or has another type.

@@ -87,7 +87,7 @@ def parse(options: Mapping[str, str]) -> SinkOptions:
         txn_app_id=reader.raw("txnAppId"),
         txn_version=None if version is None else int(version),
         allow_restart=reader.flag("allowRestart"),
-        checkpoint_location=_checkpoint(reader.raw("checkpointLocation") or ""),
+        checkpoint_location=_canonical(reader.raw("checkpointLocation") or ""),
     )
     # A stream needs no version: it counts its batches.  `check_batch` requires one.
     if parsed.txn_version is not None and parsed.txn_app_id is None:
@@ -97,7 +97,7 @@ def parse(options: Mapping[str, str]) -> SinkOptions:
     return parsed
 
 
-def _checkpoint(location: str) -> str:
+def _canonical(location: str) -> str:
     """Return one spelling of a location, so that it is recognised when it is used again."""
     if not location or "://" in location.removeprefix("file://"):
         return location

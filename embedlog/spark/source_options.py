@@ -169,7 +169,7 @@ def _subscription(reader: OptionReader) -> TopicSelection:
     if len(specified) != 1:
         problem = f"{' and '.join(specified)} are set" if specified else "none is set"
         raise InvalidConfigError(
-            f"Exactly one of the options {', '.join(names)} must say what to read, and {problem}",
+            f"Exactly one of the options {', '.join(names)} must be set, but {problem}",
             todo="For example: .option('subscribe', 'flights').",
         )
     pattern = reader.parsed("subscribePattern", "a regular expression", _pattern)
