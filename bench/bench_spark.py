@@ -1,4 +1,4 @@
-"""How fast does Spark read a log, beside Parquet with the same rows in the same run?
+"""How fast does Spark read a log, compared with Parquet files of the same rows in the same run?
 
 Each action is measured with both in turn, so that a busy machine slows both.
 """
@@ -18,22 +18,22 @@ from embedlog import batch
 
 RECORDS = 2_000_000
 WARM, ROUNDS = 8, 6
-"""Java compiles what it runs for longer than one would think."""
+"""Java's compiler needs many warm-up rounds."""
 ROWS = 2500
-"""Of a batch: as many as a producer puts in one of 256 KiB."""
+"""Rows in a batch: as many as a producer puts into 256 KiB."""
 
 
 class Ready(DataSource):
-    """The same rows, made before anyone asks: what is left is Spark's own part."""
+    """Rows that are ready in memory: the time to read them is Spark's own."""
 
     @classmethod
     def name(cls) -> str:
         return "ready"
 
     def schema(self) -> str:
-        from embedlog.spark.kafka_columns import ddl
+        from embedlog.spark.kafka_columns import schema_ddl
 
-        return ddl(False)
+        return schema_ddl(False)
 
     def reader(self, schema):
         return ReadyReader()
@@ -44,11 +44,10 @@ class ReadyReader(DataSourceReader):
         return [InputPartition(0), InputPartition(1)]
 
     def read(self, partition):
-        from embedlog.spark.kafka_columns import ddl
-        from embedlog.spark.kafka_columns import rows as of_source
+        from embedlog.spark.kafka_columns import schema_ddl, spark_batches
 
         rows = 31_250
-        names = tuple(each.split()[0] for each in ddl(False).split(", "))
+        names = tuple(column.split()[0] for column in schema_ddl(False).split(", "))
         ends = np.arange(rows + 1, dtype=np.int32)
         columns = {
             name: pa.Array.from_buffers(
@@ -60,15 +59,15 @@ class ReadyReader(DataSourceReader):
         }
         columns["offset"] = pa.array(np.arange(rows))
         columns["timestamp"] = columns["offset"].cast(pa.timestamp("ms", tz="UTC"))
-        (made,) = of_source(pa.table(columns), names, "t", 0, 0)
+        (batch,) = spark_batches(pa.table(columns), names, "t", 0, 0)
         for _ in range(RECORDS // 2 // rows):
-            yield made
+            yield batch
 
 
 @pytest.fixture(scope="module")
 def spark():
     if shutil.which("java") is None:
-        pytest.skip("there is no Java")
+        pytest.skip("Java is not installed")
     import bench_spark
     from pyspark import cloudpickle
 
@@ -78,15 +77,15 @@ def spark():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         quiet = {"spark.ui.enabled": "false", "spark.log.level": "OFF"}
-        made = session("bench", "local[2]", quiet)
-        made.dataSource.register(Ready)
-        yield made
-        made.stop()
+        spark = session("bench", "local[2]", quiet)
+        spark.dataSource.register(Ready)
+        yield spark
+        spark.stop()
 
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory):
-    """A topic of two partitions: 10-byte keys, 96-byte values, times that differ."""
+    """A topic of two partitions: 10-byte keys, 96-byte values, different timestamps."""
     import embedlog
 
     path = tmp_path_factory.mktemp("spark") / "log"
@@ -95,21 +94,21 @@ def path(tmp_path_factory):
         for number in range(RECORDS // ROWS):
             offsets = range(number * ROWS, (number + 1) * ROWS)
             keys = [b"k%09d" % offset for offset in offsets]
-            # Of random bytes: Parquet keeps equal ones once, and would have nothing to read.
+            # Random bytes: Parquet stores equal values once, and would have nothing to read.
             data = memoryview(os.urandom(96 * ROWS))
             values = [data[row : row + 96] for row in range(0, len(data), 96)]
             times = [1_700_000_000_000 + offset for offset in offsets]
-            some = batch.encode_lists(values, keys, times)
-            log.partition("t", number % 2).append([some])
+            encoded = batch.encode_lists(values, keys, times)
+            log.partition("t", number % 2).append([encoded])
     return path
 
 
 @pytest.fixture(scope="module")
 def parquet(spark, path, tmp_path_factory):
     """The same rows, as Spark writes them."""
-    where = str(tmp_path_factory.mktemp("parquet") / "rows")
-    of_log(spark, path).write.option("compression", "none").parquet(where)
-    return where
+    directory = str(tmp_path_factory.mktemp("parquet") / "rows")
+    of_log(spark, path).write.option("compression", "none").parquet(directory)
+    return directory
 
 
 def of_log(spark, path):
@@ -128,71 +127,75 @@ def all_columns(frame, _):
     frame.write.format("noop").mode("overwrite").save()
 
 
-def to_parquet(frame, where):
-    frame.write.option("compression", "none").mode("overwrite").parquet(str(where / "out"))
+def to_parquet(frame, directory):
+    frame.write.option("compression", "none").mode("overwrite").parquet(str(directory / "out"))
 
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::FutureWarning")
 @pytest.mark.parametrize("action", [count, lengths, all_columns, to_parquet])
 def bench_spark_read(benchmark, note, spark, path, parquet, action, tmp_path):
-    """From `load` to the result; beside the same from Parquet, and from rows that are ready."""
-    others = {"parquet": [], "ready": []}
+    """From `load` to the result, compared with Parquet and with rows that are ready in memory."""
+    seconds = {"parquet": [], "ready": []}
     frames = {
         "parquet": lambda: spark.read.parquet(parquet),
         "ready": lambda: spark.read.format("ready").load(),
     }
 
-    def beside():
+    def read_others():
         for name, frame in frames.items():
-            begin = time.perf_counter()
+            start = time.perf_counter()
             action(frame(), tmp_path)
-            others[name].append(time.perf_counter() - begin)
+            seconds[name].append(time.perf_counter() - start)
 
     def read():
         action(of_log(spark, path), tmp_path)
 
-    benchmark.pedantic(read, setup=beside, rounds=ROUNDS, warmup_rounds=WARM)
+    benchmark.pedantic(read, setup=read_others, rounds=ROUNDS, warmup_rounds=WARM)
     ours = benchmark.stats.stats.median
-    each = {name: statistics.median(times[-ROUNDS:]) for name, times in others.items()}
-    seconds = {f"{name}_s": round(time, 3) for name, time in each.items()}
-    ratios = {f"of_{name}": round(time / ours, 2) for name, time in each.items()}
-    note(records=RECORDS, **seconds, **ratios)
+    medians = {name: statistics.median(times[-ROUNDS:]) for name, times in seconds.items()}
+    facts = {f"{name}_s": round(median, 3) for name, median in medians.items()}
+    ratios = {f"of_{name}": round(median / ours, 2) for name, median in medians.items()}
+    note(records=RECORDS, **facts, **ratios)
 
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::FutureWarning")
 def bench_spark_stream(benchmark, note, spark, path, tmp_path):
-    """A stream over all of it to nowhere: rows a second in `addBatch`."""
-    made = []
+    """A stream over everything, to nowhere: rows per second in `addBatch`."""
+    add_batch_ms = []
 
     def stream():
         reader = spark.readStream.format("embedlog").option("path", path).option("subscribe", "t")
         frame = reader.option("startingOffsets", "earliest").load()
-        done = [one for one in progress(frame, tmp_path / str(len(made))) if one["numInputRows"]]
-        assert sum(one["numInputRows"] for one in done) == RECORDS
-        made.append(sum(one["durationMs"]["addBatch"] for one in done))
+        batches = [
+            batch
+            for batch in progress(frame, tmp_path / str(len(add_batch_ms)))
+            if batch["numInputRows"]
+        ]
+        assert sum(batch["numInputRows"] for batch in batches) == RECORDS
+        add_batch_ms.append(sum(batch["durationMs"]["addBatch"] for batch in batches))
 
     benchmark.pedantic(stream, rounds=ROUNDS)
-    note(records=RECORDS, rows_s_in_add_batch=round(1000 * RECORDS / min(made)))
+    note(records=RECORDS, rows_s_in_add_batch=round(1000 * RECORDS / min(add_batch_ms)))
 
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::FutureWarning")
 def bench_spark_empty_batch(benchmark, note, spark, path, tmp_path):
-    """A micro-batch without a row: the first one of a query that begins at the end."""
-    made = []
+    """A micro-batch without rows: the first one of a query that starts at the end."""
+    durations = []
 
     def stream():
         frame = spark.readStream.format("embedlog").option("path", path).option("subscribe", "t")
-        (one,) = progress(frame.load(), tmp_path / str(len(made)))
-        assert one["numInputRows"] == 0
-        made.append(one["durationMs"])
+        (batch,) = progress(frame.load(), tmp_path / str(len(durations)))
+        assert batch["numInputRows"] == 0
+        durations.append(batch["durationMs"])
 
     benchmark.pedantic(stream, rounds=2 * ROUNDS)
-    least = min(made, key=lambda times: times["triggerExecution"])
-    note(records=0, batch_ms=least["triggerExecution"], add_batch_ms=least["addBatch"])
+    shortest = min(durations, key=lambda times: times["triggerExecution"])
+    note(records=0, batch_ms=shortest["triggerExecution"], add_batch_ms=shortest["addBatch"])
 
 
 def progress(frame, checkpoint):
-    """Run a query up to what there is; returns what it tells of its micro-batches."""
+    """Run a query to the end of the log; return the progress of its micro-batches."""
     writer = frame.writeStream.format("noop").option("checkpointLocation", str(checkpoint))
     query = writer.trigger(availableNow=True).start()
     query.awaitTermination()

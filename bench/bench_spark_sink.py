@@ -1,7 +1,7 @@
-"""What does Spark's sink cost: rows written, beside Parquet's in the same run, and micro-batches?
+"""What does the sink cost: for rows, compared with Parquet in the same run, and per micro-batch?
 
-Rows come from Parquet, which Spark reads in a third of the time; a micro-batch
-comes from a source that does next to nothing, so its time is Spark's and ours.
+Rows come from Parquet, which Spark reads in a third of the time; micro-batches
+come from a source that costs almost nothing, so their time is Spark's and ours.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ ROUNDS = 5
 
 
 class Stamps(DataSource):
-    """A stream of the 8-byte words of a file: when each was written."""
+    """A stream of the 8-byte words of a file, each the time when it was written."""
 
     @classmethod
     def name(cls) -> str:
@@ -57,7 +57,7 @@ class StampReader(DataSourceStreamReader):
         start, end = partition.value
         with open(self.path, "rb") as file:
             data = file.read()[start:end]
-        words = [data[place : place + 8] for place in range(0, len(data), 8)]
+        words = [data[position : position + 8] for position in range(0, len(data), 8)]
         yield pa.RecordBatch.from_pydict({"value": pa.array(words, pa.binary())})
 
     def commit(self, end: Any) -> None:
@@ -85,7 +85,7 @@ def frame(spark, tmp_path_factory):
     path = tmp_path_factory.mktemp("rows")
     for number in range(2):
         keys = [b"k%09d" % row for row in range(ROWS // 2)]
-        # Of random bytes: Parquet keeps equal ones once, and would have nothing to write.
+        # Random bytes: Parquet stores equal values once, and would have nothing to write.
         data = memoryview(os.urandom(50 * ROWS))
         values = [data[row : row + 100] for row in range(0, len(data), 100)]
         table = pa.table(
@@ -96,24 +96,24 @@ def frame(spark, tmp_path_factory):
 
 
 def bench_rows_read(benchmark, note, frame):
-    """The floor: Spark reads the rows and throws them away."""
+    """The floor: Spark reads the rows and discards them."""
     note(records=ROWS)
     write = frame.write.format("noop").mode("overwrite")
     benchmark.pedantic(write.save, rounds=ROUNDS, warmup_rounds=1)
 
 
 def bench_rows_to_parquet(benchmark, note, frame, tmp_path):
-    """What Spark writes natively, uncompressed and not flushed."""
+    """Spark's own format, uncompressed and not flushed."""
     note(records=ROWS, floor="bench_rows_read", floors=1)
     write = frame.write.mode("overwrite").option("compression", "none")
     benchmark.pedantic(lambda: write.parquet(str(tmp_path / "out")), rounds=ROUNDS, warmup_rounds=1)
-    assert sum(each.stat().st_size for each in (tmp_path / "out").iterdir()) > ROWS * 100
+    assert sum(path.stat().st_size for path in (tmp_path / "out").iterdir()) > ROWS * 100
 
 
 @pytest.mark.parametrize("durability", ["os", "fsync"])
 @pytest.mark.parametrize("partitions", [1, 4], ids="partitions={}".format)
 def bench_rows_to_log(benchmark, note, frame, log, partitions, durability):
-    """Staged by the tasks, and published in one step; keys hashed where there are partitions."""
+    """Rows are staged by the tasks and published in one step; keys are hashed if partitions > 1."""
     note(records=ROWS, floor="bench_rows_read", floors=1)
     log.create_topic("t", partitions=partitions)
     write = frame.write.format("embedlog").mode("append").option("path", log.path)
@@ -130,8 +130,8 @@ def bench_micro_batch(benchmark, note, spark, log, tmp_path, durability, source)
     log.create_topic("out")
     append, stream = of_words(spark, tmp_path) if source == "words" else of_log(spark, log)
     options = {"path": log.path, "topic": "out", "durability": durability}
-    named = {**options, "checkpointLocation": str(tmp_path / "checkpoint")}
-    query = stream.writeStream.format("embedlog").options(**named).start()
+    query_options = {**options, "checkpointLocation": str(tmp_path / "checkpoint")}
+    query = stream.writeStream.format("embedlog").options(**query_options).start()
     delays: list[float] = []
     done = threading.Event()
 
@@ -141,12 +141,12 @@ def bench_micro_batch(benchmark, note, spark, log, tmp_path, durability, source)
                 for records in consumer.poll(100).values():
                     now = time.perf_counter_ns()
                     delays.extend(
-                        (now - int.from_bytes(one.value, "little")) / 1e6 for one in records
+                        (now - int.from_bytes(record.value, "little")) / 1e6 for record in records
                     )
 
     reader = threading.Thread(target=follow)
     reader.start()
-    warm, dice = 5, random.Random(1)
+    warm, rng = 5, random.Random(1)
     try:
         for number in range(warm + APPENDS):
             append(time.perf_counter_ns().to_bytes(8, "little"))
@@ -154,19 +154,20 @@ def bench_micro_batch(benchmark, note, spark, log, tmp_path, durability, source)
             while len(delays) <= number:
                 assert time.monotonic() < deadline, query.exception()
                 time.sleep(0.005)
-            time.sleep(0.05 + 0.1 * dice.random())
+            time.sleep(0.05 + 0.1 * rng.random())
     finally:
         done.set()
         reader.join()
         query.stop()
-    found = sorted(delays[warm:])
-    note(records=1, p50_ms=round(statistics.median(found), 1), best_ms=round(found[0], 1))
+    measured = sorted(delays[warm:])
+    p50, best = statistics.median(measured), measured[0]
+    note(records=1, p50_ms=round(p50, 1), best_ms=round(best, 1))
     benchmark.pedantic(lambda: None, rounds=1)
-    assert len(found) == APPENDS
+    assert len(measured) == APPENDS
 
 
 def of_words(spark, directory):
-    """A source that costs next to nothing: how to append to it, and a stream of it."""
+    """Return a source that costs almost nothing: a function to append to it, and a stream of it."""
     path = directory / "stamps"
     path.touch()
 
@@ -178,7 +179,7 @@ def of_words(spark, directory):
 
 
 def of_log(spark, log):
-    """The same of a topic."""
+    """Return the same for a topic."""
     options = {"path": log.path, "subscribe": "in", "startingOffsets": "earliest"}
     stream = spark.readStream.format("embedlog").options(**options).load().select("value")
 

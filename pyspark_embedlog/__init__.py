@@ -1,9 +1,9 @@
-"""Lets Spark find `format("embedlog")` by itself: it imports all modules of such names.
+"""Lets Spark find `format("embedlog")` on its own: it imports every module named ``pyspark_…``.
 
-One of them that raises disables all Python data sources, so this one never does.
+If one of them raises, Spark finds no Python data source at all, so this one never does.
 """
 
 try:
     from embedlog.spark.datasource import EmbedlogDataSource as DefaultSource  # noqa: F401
-except Exception:  # noqa: BLE001 - see above; `embedlog.spark.register` tells what is wrong
+except Exception:  # noqa: BLE001 - see above; `embedlog.spark.register` reports what is wrong
     pass

@@ -41,11 +41,13 @@ with embedlog.open(sys.argv[1]) as log:
     assert log.verify() == []
     log.rebuild_index()
 
-from embedlog.spark import batch_scan, partition_reader
-from embedlog.spark.kafka_columns import KINDS
+from embedlog.spark.batch_scan import plan_batch
+from embedlog.spark.kafka_columns import SPARK_TYPES
+from embedlog.spark.partition_reader import read_input_partition
 from embedlog.spark.source_options import parse
 options = parse({"path": sys.argv[1], "subscribe": "t,keyed,stamped", "includeHeaders": "true"})
-found = [rows for work in batch.works(options) for rows in reading.read(work, tuple(KINDS), True)]
+names = tuple(SPARK_TYPES)
+found = [rows for part in plan_batch(options) for rows in read_input_partition(part, names, True)]
 assert {rows.num_rows for rows in found}
 print("done")
 """

@@ -1,4 +1,4 @@
-"""The output and the audit of the pipeline, without Spark."""
+"""The output and the audit of the pipeline, and its command; without Spark."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from support.patience import patient
 import embedlog
 from embedlog.errors import CorruptionError, DataLossError, InvalidConfigError, SparkSetupError
 from embedlog.partition.leases import leases
-from embedlog.pipeline import audit, command, load
-from embedlog.pipeline.audit_progress import NOTHING, from_json
-from embedlog.pipeline.load import asked_to_stop, planned, unpublished
+from embedlog.pipeline import audit, command, load, load_query, parquet_audit
+from embedlog.pipeline.audit_progress import NOT_AUDITED, AuditedTopic
+from embedlog.pipeline.load_query import planned_end, stop_requests, unpublished_filter
 from embedlog.pipeline.parquet_output import ParquetOutput
 from embedlog.record import TopicPartition
-from embedlog.spark.errors import typed
+from embedlog.spark.errors import to_embedlog_error
 from embedlog.spark.stream_offset import StreamOffset
 
 HOUR = 3_600_000
@@ -32,7 +32,7 @@ T0, T1 = TopicPartition("t", 0), TopicPartition("t", 1)
 
 @pytest.fixture
 def log(tmp_path):
-    """A topic with a record an hour in each partition: twenty, and ten."""
+    """A topic with one record per hour in two partitions: twenty and ten."""
     with embedlog.open(tmp_path / "log", maintenance=False) as log:
         log.create_topic("t", partitions=2)
         with log.producer() as producer:
@@ -43,16 +43,16 @@ def log(tmp_path):
         yield log
 
 
-def write(folder, rows, name="a.parquet"):
-    """A file of (partition, offset) at the hours that the log has."""
+def write(directory, rows, name="a.parquet"):
+    """Write a file of rows, pairs of partition and offset, at the hours that the log has."""
     at = [START + offset * HOUR for _, offset in rows]
     columns = {
         "partition": pa.array([partition for partition, _ in rows], pa.int32()),
         "offset": pa.array([offset for _, offset in rows], pa.int64()),
         "timestamp": pa.array(at, pa.timestamp("ms", "UTC")).cast(pa.timestamp("us", "UTC")),
     }
-    folder.mkdir(parents=True, exist_ok=True)
-    parquet.write_table(pa.table(columns), folder / name)
+    directory.mkdir(parents=True, exist_ok=True)
+    parquet.write_table(pa.table(columns), directory / name)
 
 
 def all_rows():
@@ -60,7 +60,7 @@ def all_rows():
 
 
 ENDS = {T0: 20, T1: 10}
-SPOILT = [
+DIFFERENCES = [
     (lambda rows: rows, []),
     (lambda rows: rows[1:], ["1 record of the log are in no file", "has 1 in the files, 2 in log"]),
     (lambda rows: rows + rows[:2], ["2 records are in the files again"]),
@@ -70,31 +70,31 @@ SPOILT = [
 ]
 
 
-@pytest.mark.parametrize(("spoil", "expected"), SPOILT)
-def test_the_audit_sees_every_record(log, tmp_path, spoil, expected):
-    """Lost, doubled, and not to be there yet; in whichever file."""
-    rows = spoil(all_rows())
+@pytest.mark.parametrize(("change", "expected"), DIFFERENCES)
+def test_the_audit_compares_every_record(log, tmp_path, change, expected):
+    """It finds lost, duplicate and unexpected records in any file."""
+    rows = change(all_rows())
     day = tmp_path / "out" / "topic=t" / "date=2023-11-14"
     write(day, rows[::2], "a.parquet")
     write(day, rows[1::2], "b.parquet")
 
     report = audit(log, str(tmp_path / "out"), ENDS)
 
-    for told in expected:
-        assert any(told in problem for problem in report.problems)
+    for message in expected:
+        assert any(message in problem for problem in report.problems)
     assert bool(report.problems) == bool(expected)
     assert report.records == len(rows)
 
 
-def test_the_audit_looks_at_the_hours(log, tmp_path):
-    """The offsets are right, and a time is not."""
-    folder = tmp_path / "out" / "topic=t" / "date=2023-11-14"
-    write(folder, all_rows())
-    table = parquet.read_table(folder / "a.parquet", partitioning=None)
+def test_the_audit_compares_the_hours(log, tmp_path):
+    """It finds a wrong timestamp even if the offsets are right."""
+    directory = tmp_path / "out" / "topic=t" / "date=2023-11-14"
+    write(directory, all_rows())
+    table = parquet.read_table(directory / "a.parquet", partitioning=None)
     moved = table["timestamp"].to_pylist()
     moved[0] = datetime(2020, 1, 1, tzinfo=UTC)
     table = table.set_column(2, "timestamp", pa.array(moved, pa.timestamp("us", "UTC")))
-    parquet.write_table(table, folder / "a.parquet")
+    parquet.write_table(table, directory / "a.parquet")
 
     problems = audit(log, str(tmp_path / "out"), ENDS).problems
 
@@ -102,8 +102,8 @@ def test_the_audit_looks_at_the_hours(log, tmp_path):
     assert len(problems) == 2
 
 
-def test_what_the_log_has_no_more_cannot_be_compared(log, tmp_path):
-    """By retention, by compaction, with its topic: it is told, and is no difference."""
+def test_records_removed_from_the_log_are_not_compared(log, tmp_path):
+    """By retention, by compaction or with the topic: they are counted and are no problem."""
     out = tmp_path / "out"
     write(out / "topic=t" / "date=2023-11-14", all_rows())
     log.delete_records({T0: 15})
@@ -122,20 +122,20 @@ def test_what_the_log_has_no_more_cannot_be_compared(log, tmp_path):
 
 @pytest.fixture
 def compared(log, tmp_path):
-    """What an audit without findings saw: two files, and all of the log."""
+    """What an audit without problems compared: two files with all of the log."""
     day = tmp_path / "out" / "topic=t" / "date=2023-11-14"
     write(day, all_rows()[:9], "a.parquet")
     write(day, all_rows()[9:], "b.parquet")
     report = audit(log, str(tmp_path / "out"), ENDS)
     assert report.problems == []
     return {
-        name: from_json(json.loads(json.dumps(each.to_json())))
-        for name, each in report.seen.items()
+        name: AuditedTopic.from_json(json.loads(json.dumps(audited.to_json())))
+        for name, audited in report.seen.items()
     }
 
 
-def more(log, count=5):
-    """So many records more in partition 1, an hour each."""
+def send_more(log, count=5):
+    """Send more records to partition 1, one per hour; return the new ends."""
     with log.producer() as producer:
         for hour in range(10, 10 + count):
             at = START + hour * HOUR
@@ -144,13 +144,13 @@ def more(log, count=5):
 
 
 def test_what_was_compared_is_not_read_again(log, tmp_path, compared):
-    """The files of before are no Parquet any more, and nobody notices; the report is of all."""
+    """Overwriting the old files with zeros goes unnoticed; the report covers all records."""
     day = tmp_path / "out" / "topic=t" / "date=2023-11-14"
     for path in day.iterdir():
-        facts = path.stat()
-        path.write_bytes(bytes(facts.st_size))
-        os.utime(path, ns=(facts.st_atime_ns, facts.st_mtime_ns))
-    ends = more(log)
+        status = path.stat()
+        path.write_bytes(bytes(status.st_size))
+        os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+    ends = send_more(log)
     write(day, [(1, offset) for offset in range(10, 15)], "c.parquet")
 
     report = audit(log, str(tmp_path / "out"), ends, 5, compared)
@@ -176,67 +176,67 @@ CHANGED = [
 ]
 
 
-@pytest.mark.parametrize(("change", "told"), CHANGED)
-def test_what_changed_since_is_found_as_if_all_were_read(log, tmp_path, compared, change, told):
-    """In files of before and in new ones; an audit that knows nothing says the same."""
+@pytest.mark.parametrize(("change", "message"), CHANGED)
+def test_changes_are_found_as_if_everything_were_read(log, tmp_path, compared, change, message):
+    """In old and in new files, an incremental audit finds what a full audit finds."""
     day = tmp_path / "out" / "topic=t" / "date=2023-11-14"
-    ends = more(log)
+    ends = send_more(log)
     write(day, [(1, offset) for offset in range(10, 15)], "c.parquet")
 
     change(day)
     report = audit(log, str(tmp_path / "out"), ends, 0, compared)
 
-    assert any(told in problem for problem in report.problems)
+    assert any(message in problem for problem in report.problems)
     assert report.problems == audit(log, str(tmp_path / "out"), ends).problems
 
 
-def test_a_log_that_is_another_one_is_compared_anew(log, tmp_path, compared):
-    """One that was cut begins a leader epoch, a topic made anew has another number."""
+def test_a_changed_log_is_compared_again(log, tmp_path, compared):
+    """A truncation starts a leader epoch, and a topic that is created again has another id."""
     out = str(tmp_path / "out")
     assert audit(log, out, ENDS, 0, compared).known == 30
     log.root.partition("t", 0).truncate_to(18)
-    found = audit(log, out, ENDS, 0, compared)
-    assert found.known == 0
-    assert found.problems == audit(log, out, ENDS).problems != []
+    report = audit(log, out, ENDS, 0, compared)
+    assert report.known == 0
+    assert report.problems == audit(log, out, ENDS).problems != []
     log.delete_topic("t")
     assert (audit(log, out, ENDS, 0, compared).known, audit(log, out, ENDS).gone) == (0, 30)
 
 
-def test_the_log_is_held_while_it_is_compared(log, tmp_path, compared, monkeypatch):
-    """From where it is to be read, until it was."""
-    held, rows = [], audit._rows
+def test_a_lease_keeps_the_log_while_it_is_compared(log, tmp_path, compared, monkeypatch):
+    """It begins where the audit reads, and is released afterwards."""
+    leased, read_files = [], parquet_audit._read_files
 
-    def look(paths):
-        held.append([one.offsets for one in leases(log.root)])
-        return rows(paths)
+    def read_and_note_leases(paths):
+        leased.append([lease.offsets for lease in leases(log.root)])
+        return read_files(paths)
 
-    monkeypatch.setattr(audit, "_rows", look)
+    monkeypatch.setattr(parquet_audit, "_read_files", read_and_note_leases)
     log.delete_records({T0: 7})
     audit(log, str(tmp_path / "out"), ENDS)
-    audit(log, str(tmp_path / "out"), more(log, 2), 0, compared)
+    audit(log, str(tmp_path / "out"), send_more(log, 2), 0, compared)
 
-    # The second one finds that two are in no file, and reads all to tell of it.
-    assert held == [[{T0: 7, T1: 0}], [{T1: 10}], [{T0: 7, T1: 0}]]
+    # The second audit misses two records in the files, and reads everything to report them.
+    assert leased == [[{T0: 7, T1: 0}], [{T1: 10}], [{T0: 7, T1: 0}]]
     assert leases(log.root) == []
     with embedlog.open(log.path, mode="r") as reader:
         assert audit(reader, str(tmp_path / "out"), ENDS).problems == []
 
 
-def test_what_was_compared_is_kept_by_the_output(tmp_path, compared):
-    """In a file that may be anything, or of another form: then all is read."""
+def test_the_output_keeps_what_was_compared(tmp_path, compared):
+    """If the file is unreadable or of another version, everything is read."""
     with ParquetOutput(str(tmp_path / "out")) as output:
-        assert output.compared() == {}
-        output.note_compared(compared)
-        assert output.compared() == compared
+        assert output.read_compared() == {}
+        output.write_compared(compared)
+        assert output.read_compared() == compared
         for text in ("", "[]", '{"t": 3}', '{"t": {"form": 1}}'):
             (tmp_path / "out" / ".pipeline" / "compared").write_text(text)
-            assert output.compared() == {}
+            assert output.read_compared() == {}
         (tmp_path / "out" / ".pipeline" / "compared").write_text('{"t": {"form": 2}}')
-        assert output.compared() == {"t": NOTHING}
+        assert output.read_compared() == {"t": NOT_AUDITED}
 
 
 def test_a_report_is_a_table_and_json(log, tmp_path):
-    """The last hours for people, all of them for programs."""
+    """The table has the last hours, the JSON all of them."""
     write(tmp_path / "out" / "topic=t" / "date=2023-11-14", all_rows())
     report = audit(log, str(tmp_path / "out"), ENDS, loaded=30)
 
@@ -244,32 +244,32 @@ def test_a_report_is_a_table_and_json(log, tmp_path):
     assert lines[0].split() == ["topic", "hour", "(UTC)", "in", "files", "in", "the", "log"]
     assert lines[1].split() == ["t", "2023-11-14", "22:00", "2", "2"]
     assert lines[-1] == "loaded 30, in files 30: files and log agree"
-    told = json.loads(json.dumps(report.to_json()))
-    assert told["hours"][0] == {"topic": "t", "hour": "2023-11-14 22:00", "records": 2, "log": 2}
-    assert sum(hour["records"] for hour in told["hours"]) == told["records"] == 30
+    value = json.loads(json.dumps(report.to_json()))
+    assert value["hours"][0] == {"topic": "t", "hour": "2023-11-14 22:00", "records": 2, "log": 2}
+    assert sum(hour["records"] for hour in value["hours"]) == value["records"] == 30
 
 
 # The output
 
 
 def stage(output, days=("2023-11-14",)):
-    """A batch as Spark leaves it, with a file for each day."""
-    path = output.stage()
+    """Stage a micro-batch as Spark does, with a file for each day."""
+    path = output.new_stage()
     for day in days:
-        folder = os.path.join(path, "topic=t", f"date={day}")
-        os.makedirs(folder)
-        parquet.write_table(pa.table({"offset": [1, 2]}), os.path.join(folder, "part.parquet"))
+        directory = os.path.join(path, "topic=t", f"date={day}")
+        os.makedirs(directory)
+        parquet.write_table(pa.table({"offset": [1, 2]}), os.path.join(directory, "part.parquet"))
         for other in ("_SUCCESS", ".part.parquet.crc"):
-            (open(os.path.join(folder, other), "w")).close()
+            (open(os.path.join(directory, other), "w")).close()
     return path
 
 
-def seen(out):
+def published_files(out):
     return sorted(path.relative_to(out).as_posix() for path in out.glob("topic=*/date=*/*"))
 
 
-def test_a_batch_is_published_under_names_of_its_own(tmp_path):
-    """And what is published is known to the next process."""
+def test_a_micro_batch_is_published_under_new_names(tmp_path):
+    """The next process knows what is published."""
     with ParquetOutput(str(tmp_path)) as output:
         output.publish(stage(output), StreamOffset({T0: 2}, {"t": 1}))
         output.publish(stage(output), StreamOffset({T0: 1, T1: 4}, {"t": 1}))
@@ -278,15 +278,18 @@ def test_a_batch_is_published_under_names_of_its_own(tmp_path):
     with ParquetOutput(str(tmp_path)) as output:
         assert output.published.ends == {T0: 2, T1: 4}
         assert (output.published.number, output.rows) == (2, 0)
-        with pytest.raises(DataLossError, match="made again"):
+        with pytest.raises(DataLossError, match="created again"):
             output.publish(stage(output), StreamOffset({T0: 9}, {"t": 2}))
     day = "topic=t/date=2023-11-14"
-    assert seen(tmp_path) == [f"{day}/00000000-00000.parquet", f"{day}/00000001-00000.parquet"]
+    assert published_files(tmp_path) == [
+        f"{day}/00000000-00000.parquet",
+        f"{day}/00000001-00000.parquet",
+    ]
 
 
 @pytest.mark.parametrize("step", ["write_file", "rename", "sync_directory"])
-def test_who_dies_in_a_publication_leaves_all_or_nothing(tmp_path, monkeypatch, step):
-    """Before the one file is replaced: nothing; after it: the next one finishes."""
+def test_a_process_that_dies_while_publishing_leaves_all_or_nothing(tmp_path, monkeypatch, step):
+    """Nothing before the file `published` is replaced; after it, the next process finishes."""
     with ParquetOutput(str(tmp_path)) as output:
         path = stage(output, ("2023-11-14", "2023-11-15"))
         calls = []
@@ -295,142 +298,141 @@ def test_who_dies_in_a_publication_leaves_all_or_nothing(tmp_path, monkeypatch, 
             calls.append(args)
             raise KeyboardInterrupt
 
-        whole = output._files.rename
+        rename = output._files.rename
         if step == "rename":
-            # Of two files and the state: the state's and the first file's are done.
+            # Of three renames, the file `published` and the first Parquet file's are done.
             def die(*args):
                 calls.append(args)
                 if len(calls) == 3:
                     raise KeyboardInterrupt
-                whole(*args)
+                rename(*args)
 
         monkeypatch.setattr(output._files, step, die)
         with pytest.raises(KeyboardInterrupt):
             output.publish(path, StreamOffset({T0: 2}))
-    before = len(seen(tmp_path))
+    before = len(published_files(tmp_path))
 
     with ParquetOutput(str(tmp_path)) as output:
-        nothing = step == "write_file"
-        assert output.published.number == (0 if nothing else 1)
-        assert (before, len(seen(tmp_path))) == {
+        assert output.published.number == (0 if step == "write_file" else 1)
+        assert (before, len(published_files(tmp_path))) == {
             "write_file": (0, 0),
             "rename": (1, 2),
-            # The state's own directory is flushed first.
+            # The directory of the file `published` is flushed first.
             "sync_directory": (0, 2),
         }[step]
         assert not os.path.exists(tmp_path / ".pipeline" / "staging")
 
 
-def test_a_published_file_that_is_gone_is_told(tmp_path):
-    """Nobody but the user can have taken it."""
+def test_a_published_file_that_is_gone_is_an_error(tmp_path):
+    """Only the user can have deleted it."""
     with ParquetOutput(str(tmp_path)) as output:
         output.publish(stage(output), StreamOffset({T0: 2}))
-    (tmp_path / seen(tmp_path)[0]).unlink()
+    (tmp_path / published_files(tmp_path)[0]).unlink()
 
     with pytest.raises(CorruptionError, match="gone"):
         ParquetOutput(str(tmp_path))
 
 
-# Small parts
+# Arguments, signals, and the command
 
 
 @pytest.mark.parametrize(
-    ("given", "told"),
+    ("options", "message"),
     [
-        ({"follow": -1.0}, "no number of seconds"),
-        ({"follow": float("nan")}, "no number of seconds"),
+        ({"follow": -1.0}, "must be a number of seconds"),
+        ({"follow": float("nan")}, "must be a number of seconds"),
         ({"max_records_per_trigger": 0}, "at least 1"),
     ],
 )
-def test_wrong_arguments_are_told_before_spark_is_started(tmp_path, given, told):
-    """Spark's own words would be about its interval of triggers."""
-    with pytest.raises(InvalidConfigError, match=told):
-        load(tmp_path, tmp_path / "out", ["t"], **given)
+def test_invalid_arguments_are_errors_before_spark_starts(tmp_path, options, message):
+    """Spark's own error would be about a trigger interval."""
+    with pytest.raises(InvalidConfigError, match=message):
+        load(tmp_path, tmp_path / "out", ["t"], **options)
 
 
-def test_who_asks_while_spark_starts_does_not_wait_for_it(monkeypatch):
-    """The session that comes later is stopped; who does not ask gets it, or what is missing."""
-    begun, stopped, asked = threading.Event(), threading.Event(), threading.Event()
+def test_a_stop_request_does_not_wait_for_spark_to_start(monkeypatch):
+    """The session is stopped when it has started; without a request it is returned."""
+    started, stopped, stop = threading.Event(), threading.Event(), threading.Event()
     session = SimpleNamespace(stop=stopped.set)
-    monkeypatch.setattr(load, "_begin", lambda: begun.wait() and session)
-    asked.set()
-    assert load._session(asked) is None
+    monkeypatch.setattr(load_query, "_new_session", lambda: started.wait() and session)
+    stop.set()
+    assert load_query._start_session(stop) is None
     assert not stopped.is_set()
-    begun.set()
+    started.set()
     assert stopped.wait(patient(10))
 
-    assert load._session(threading.Event()) is session
+    assert load_query._start_session(threading.Event()) is session
 
     def fail():
         raise SparkSetupError("no Java")
 
-    monkeypatch.setattr(load, "_begin", fail)
+    monkeypatch.setattr(load_query, "_new_session", fail)
     with pytest.raises(SparkSetupError):
-        load._session(threading.Event())
+        load_query._start_session(threading.Event())
 
 
-def test_who_asks_a_second_time_does_not_wait():
-    """The first Ctrl-C is noted, and SIGTERM by one that follows; then they are as before."""
+def test_the_second_signal_does_not_wait():
+    """The first Ctrl-C is a request, and SIGTERM too with follow; the handlers are restored."""
     before = [signal.getsignal(kind) for kind in (signal.SIGINT, signal.SIGTERM)]
-    with asked_to_stop(True) as asked:
-        assert not asked.is_set()
+    with stop_requests(True) as stop:
+        assert not stop.is_set()
         signal.raise_signal(signal.SIGTERM)
-        assert asked.is_set()
+        assert stop.is_set()
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
-    with asked_to_stop(False) as asked:
+    with stop_requests(False) as stop:
         assert signal.getsignal(signal.SIGTERM) == before[1]
         signal.raise_signal(signal.SIGINT)
-        assert asked.is_set()
+        assert stop.is_set()
     assert [signal.getsignal(kind) for kind in (signal.SIGINT, signal.SIGTERM)] == before
 
 
-def test_where_a_batch_ends_is_in_sparks_plan(tmp_path):
-    """The file that Spark writes before it runs a batch."""
+def test_the_end_of_a_micro_batch_is_in_sparks_offset_log(tmp_path):
+    """Spark writes the file before it runs a batch."""
     (tmp_path / "offsets").mkdir()
     (tmp_path / "offsets" / "3").write_text('v1\n{"batchWatermarkMs":0}\n{"t":{"0":7}}')
 
-    assert planned(str(tmp_path), 3).offsets == {T0: 7}
+    assert planned_end(str(tmp_path), 3).offsets == {T0: 7}
 
 
-def test_what_is_published_is_left_out():
-    """SQL for each partition."""
-    assert unpublished({}) == "true"
-    assert unpublished({T1: 2, T0: 7}).count(" and not (") == 1
+def test_published_rows_are_filtered_out():
+    """The filter is SQL with a condition for each partition."""
+    assert unpublished_filter({}) == "true"
+    assert unpublished_filter({T1: 2, T0: 7}).count(" and not (") == 1
 
 
-def test_sparks_errors_become_ours():
-    """The last one of ours in the text, else what Spark says about the reason."""
-    lost = "org.x.Y: bad\n  at z\nembedlog.errors.DataLossError: records are gone [t-0]\n"
-    assert type(typed(RuntimeError(lost))) is DataLossError
+def test_sparks_errors_become_embedlog_errors():
+    """The last embedlog error in the text, else the cause that Spark states."""
+    data_loss = "org.x.Y: bad\n  at z\nembedlog.errors.DataLossError: records are gone [t-0]\n"
+    assert type(to_embedlog_error(RuntimeError(data_loss))) is DataLossError
     disk = "x\nCaused by: java.io.IOException: No space left on device\n\tat java"
-    assert str(typed(RuntimeError(disk))) == "Spark failed: No space left on device"
-    assert str(typed(ValueError())) == "Spark failed: ValueError"
+    assert str(to_embedlog_error(RuntimeError(disk))) == "Spark failed: No space left on device"
+    assert str(to_embedlog_error(ValueError())) == "Spark failed: ValueError"
 
 
-def test_the_command_says_what_is_wrong(tmp_path, capsys):
-    """In a sentence, before Spark is started; and what it can do."""
-    words = ["--root", str(tmp_path / "log"), "--into", str(tmp_path / "out")]
+def test_the_command_reports_invalid_usage(tmp_path, capsys):
+    """In one sentence, before Spark starts."""
+    options = ["--root", str(tmp_path / "log"), "--into", str(tmp_path / "out")]
     assert command.main(["--help"]) == 0
     assert "exactly" in capsys.readouterr().out
     for wrong in (["--max-records-per-trigger", "0"], ["--every", "-1"], ["--every", "x"]):
-        assert command.main(["t", *words, *wrong]) == 2
-        assert f"{wrong[1]!r} is no number of" in capsys.readouterr().err
-    assert command.main(words) == 2
-    assert command.main([*words, "--pattern", "["]) == 2
-    assert "'[' is no regular expression" in capsys.readouterr().err
-    assert command.main(["t", *words]) == 3
-    told = capsys.readouterr().err
-    assert told.startswith("embedlog.pipeline: there is no log")
-    assert told.count("\n") == 1
+        assert command.main(["t", *options, *wrong]) == 2
+        assert f"{wrong[1]!r} is no" in capsys.readouterr().err
+    assert command.main(options) == 2
+    assert command.main([*options, "--pattern", "["]) == 2
+    assert "'[' is not a regular expression" in capsys.readouterr().err
+    assert command.main(["t", *options]) == 3
+    message = capsys.readouterr().err
+    assert message.startswith("embedlog.pipeline: There is no log")
+    assert message.count("\n") == 1
 
 
-def test_the_exit_code_says_whether_they_agree(log, tmp_path, capsys, monkeypatch):
-    """1, and a sentence on stderr, when the audit finds a difference."""
+def test_the_exit_code_says_whether_files_and_log_agree(log, tmp_path, capsys, monkeypatch):
+    """It is 1, with a message on stderr, if the audit finds a problem."""
     write(tmp_path / "out" / "topic=t" / "date=2023-11-14", all_rows()[1:])
     monkeypatch.setattr(command, "_load", lambda _: audit(log, str(tmp_path / "out"), ENDS))
 
     assert command.main(["t", "--root", log.path, "--into", "x"]) == 1
-    found = capsys.readouterr()
-    assert "embedlog.pipeline: t: 1 record of the log are in no file" in found.err
-    assert found.out.endswith("they do not agree\n")
+    output = capsys.readouterr()
+    assert "embedlog.pipeline: t: 1 record of the log are in no file" in output.err
+    assert output.out.endswith("they do not agree\n")

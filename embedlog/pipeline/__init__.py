@@ -1,10 +1,10 @@
-"""From the log to Parquet: exactly once, incrementally, audited. `python -m embedlog.pipeline`.
+"""Loads topics into Parquet: exactly once, incrementally, audited. `python -m embedlog.pipeline`.
 
     report = embedlog.pipeline.load("data/log", into="data/parquet", topics=["flights"])
 
 Each record is in one file, under ``topic=…/date=…`` by the day (UTC) of its
-timestamp.  Who reads the directory needs to know nothing of this: there is no
-table format, and at no moment is a record in two files or a file half written.
+timestamp.  Plain Parquet readers see each record once: there is no table
+format, and at no moment is a record in two files or a file half written.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from embedlog.pipeline.audit import AuditReport, audit
-    from embedlog.pipeline.load import load
+    from embedlog.pipeline.load_query import load
+    from embedlog.pipeline.parquet_audit import AuditReport, audit
 
-_HOMES = {"AuditReport": "auditing", "audit": "auditing", "load": "loading"}
+_MODULES = {"AuditReport": "parquet_audit", "audit": "parquet_audit", "load": "load_query"}
 
 __all__ = ["AuditReport", "audit", "load"]
 
 
 def __getattr__(name: str) -> Any:
-    """Load a public name when it is first used: `--help` needs none of them."""
-    if name not in _HOMES:
+    """Import a public name when it is first used: `--help` needs none of them."""
+    if name not in _MODULES:
         raise AttributeError(f"module 'embedlog.pipeline' has no attribute {name!r}")
-    found = getattr(importlib.import_module(f"embedlog.pipeline.{_HOMES[name]}"), name)
-    globals()[name] = found
-    return found
+    value = getattr(importlib.import_module(f"embedlog.pipeline.{_MODULES[name]}"), name)
+    globals()[name] = value
+    return value

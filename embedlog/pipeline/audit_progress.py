@@ -1,8 +1,8 @@
-"""What an audit without findings has seen: the next one need not look at it again.
+"""What an audit without problems has compared, so that the next one need not read it again.
 
-A file that is written is never written again, and records of a log do not
-change.  So while the same files are there, with the same sizes and times, and
-the log is the same one, they agree as they did.  On any doubt all is read.
+A published file is never written again, and the records of a log do not change.
+So while the same files exist, with the same sizes and times, and the log is the
+same one, they still agree.  In any doubt everything is read.
 """
 
 from __future__ import annotations
@@ -16,96 +16,98 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from embedlog.api import Log
 
-Stamp = tuple[int, int]
-"""Bytes of a file, and when it was written, in nanoseconds."""
+FileStamp = tuple[int, int]
+"""The size of a file in bytes, and its modification time in nanoseconds."""
 
-_FORM = 1
+_JSON_VERSION = 1
+_MAPS = ("ends", "epochs", "files", "hours")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditedTopic:
-    """One topic, as it was compared."""
+    """One topic, its log and its files, when they were compared."""
 
     topic_id: int | None = None
     ends: Mapping[int, int] = field(default_factory=dict)
-    """Up to where, by partition."""
+    """The offset before which each partition was compared."""
 
     epochs: Mapping[int, int] = field(default_factory=dict)
-    """The leader epochs of the partitions: a new one begins where a log was cut."""
+    """The leader epoch of each partition: a new one begins where a log was truncated."""
 
-    files: Mapping[str, Stamp] = field(default_factory=dict)
+    files: Mapping[str, FileStamp] = field(default_factory=dict)
+    """The files of the topic, by their paths relative to its directory."""
+
     hours: Mapping[int, tuple[int, int, int]] = field(default_factory=dict)
-    """Records by hour: in the files, of these compared, in the log."""
+    """Records by hour: in the files, those of them that were compared, and in the log."""
 
     def counters(self) -> tuple[Counter[int], Counter[int], Counter[int]]:
-        """Return the hours as three counters."""
+        """Return the three numbers of `hours` as counters by hour."""
         files, compared, log = (
-            Counter({hour: each[place] for hour, each in self.hours.items() if each[place]})
-            for place in range(3)
+            Counter({hour: counts[i] for hour, counts in self.hours.items() if counts[i]})
+            for i in range(3)
         )
         return files, compared, log
 
-    def still(self, now: AuditedTopic) -> bool:
-        """Whether all of it is as it was, and there is at most more of it."""
+    def is_prefix_of(self, current: AuditedTopic) -> bool:
+        """Whether nothing of this has changed, though there may be more now."""
         return (
-            self.topic_id == now.topic_id
-            and self.files.items() <= now.files.items()
-            and self.epochs.items() <= now.epochs.items()
-            and all(end <= now.ends.get(partition, 0) for partition, end in self.ends.items())
+            self.topic_id == current.topic_id
+            and self.files.items() <= current.files.items()
+            and self.epochs.items() <= current.epochs.items()
+            and all(end <= current.ends.get(number, 0) for number, end in self.ends.items())
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Return it as a file has it."""
+        """Return JSON for the file ``.pipeline/compared``."""
         return {
-            "form": _FORM,
+            "form": _JSON_VERSION,
             "topic_id": self.topic_id,
             **{name: list(getattr(self, name).items()) for name in _MAPS},
         }
 
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> AuditedTopic:
+        """Return what `to_json` wrote, or `NOT_AUDITED` for another version of the JSON."""
+        if value.get("form") != _JSON_VERSION:
+            return NOT_AUDITED
+        ends, epochs, stamps, hours = (dict(value[name]) for name in _MAPS)
+        return cls(
+            topic_id=value["topic_id"],
+            ends=ends,
+            epochs=epochs,
+            files={name: (size, time_ns) for name, (size, time_ns) in stamps.items()},
+            hours={hour: (files, both, log) for hour, (files, both, log) in hours.items()},
+        )
 
-_MAPS = ("ends", "epochs", "files", "hours")
-NOTHING = AuditedTopic()
+
+NOT_AUDITED = AuditedTopic()
 
 
-def look(log: Log, topic: str, folder: str, ends: Mapping[int, int]) -> AuditedTopic:
-    """Return what there is of a topic now, not compared yet."""
-    there = log.root.topics().get(topic)
-    epochs = {}
-    if there is not None:
-        numbers = range(there.partitions)
-        epochs = {one: log.root.partition(topic, one).tail().leader_epoch for one in numbers}
+def current_state(log: Log, topic: str, directory: str, ends: Mapping[int, int]) -> AuditedTopic:
+    """Return the topic, its log and its files as they are now, before they are compared."""
+    info = log.root.topics().get(topic)
+    numbers = range(0 if info is None else info.partitions)
     return AuditedTopic(
-        topic_id=None if there is None else there.id, ends=ends, epochs=epochs, files=files(folder)
+        topic_id=None if info is None else info.id,
+        ends=ends,
+        epochs={n: log.root.partition(topic, n).tail().leader_epoch for n in numbers},
+        files=visible_files(directory),
     )
 
 
-def files(folder: str) -> dict[str, Stamp]:
-    """Return the files below a directory that readers of data sets see."""
-    found = {}
-    for place, folders, names in os.walk(folder):
-        folders[:] = [name for name in folders if not is_hidden(name)]
+def visible_files(directory: str) -> dict[str, FileStamp]:
+    """Return the files below a directory that readers of Parquet data sets see."""
+    stamps = {}
+    for parent, directories, names in os.walk(directory):
+        directories[:] = [name for name in directories if not is_hidden(name)]
         for name in names:
             if not is_hidden(name):
-                path = os.path.join(place, name)
-                facts = os.stat(path)
-                found[os.path.relpath(path, folder)] = facts.st_size, facts.st_mtime_ns
-    return found
-
-
-def from_json(found: Mapping[str, Any]) -> AuditedTopic:
-    """Return what `to_json` made; nothing, of another form than this one's."""
-    if found.get("form") != _FORM:
-        return NOTHING
-    ends, epochs, stamps, hours = (dict(found[name]) for name in _MAPS)
-    return AuditedTopic(
-        topic_id=found["topic_id"],
-        ends=ends,
-        epochs=epochs,
-        files={name: (size, time) for name, (size, time) in stamps.items()},
-        hours={hour: (here, compared, log) for hour, (here, compared, log) in hours.items()},
-    )
+                path = os.path.join(parent, name)
+                status = os.stat(path)
+                stamps[os.path.relpath(path, directory)] = status.st_size, status.st_mtime_ns
+    return stamps
 
 
 def is_hidden(name: str) -> bool:
-    """Whether readers of data sets pass over a file or directory of that name."""
+    """Whether readers of Parquet data sets skip a file or directory of that name."""
     return name.startswith((".", "_"))

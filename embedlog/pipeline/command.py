@@ -1,4 +1,4 @@
-"""`python -m embedlog.pipeline`: what can be typed, and what comes back."""
+"""The command line of `python -m embedlog.pipeline`."""
 
 from __future__ import annotations
 
@@ -17,81 +17,91 @@ from embedlog.errors import EmbedlogError
 from embedlog.progress import ProgressBar
 
 if TYPE_CHECKING:
-    from embedlog.pipeline.audit import AuditReport
+    from embedlog.pipeline.parquet_audit import AuditReport
 
-_HOURS = 24
+_MAX_HOURS = 24
 _ABOUT = """\
-Load topics into Parquet, by topic and day (UTC) of the record's time, exactly
-once: what is new since the last run, each record in one file.  It may be killed
-at any time and started again.  At the end what is new in the files is compared with
-the log, offset by offset and hour by hour.  Needs Java, and pip install 'embedlog[spark]'.
+Load topics into Parquet, by topic and day (UTC) of the record's timestamp, exactly
+once: the records that are new since the last run, each in one file.  It may be killed
+at any time and started again.  At the end, new files are compared with the log, offset
+by offset and hour by hour.  Needs Java, and pip install 'embedlog[spark]'.
 """
-_EXITS = """\
-exit codes: 0 done, and files and log agree; 1 they do not, or Spark failed; 2 the command,
-a name or a setting is wrong; 3 no such log or topic; 4 the disk or a lock stands in the way;
+_EXIT_CODES = """\
+exit codes: 0 done, and files and log agree; 1 they do not agree, or Spark failed; 2 wrong
+usage, name or setting; 3 no such log or topic; 4 a problem with the disk or a lock;
 130 interrupted.
 """
 
 
 def parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
-    top = argparse.ArgumentParser(
+    args = argparse.ArgumentParser(
         prog="python -m embedlog.pipeline",
         description=_ABOUT,
-        epilog=_EXITS,
+        epilog=_EXIT_CODES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
     root = os.environ.get("EMBEDLOG_ROOT")
-    top.add_argument("topics", nargs="*", metavar="TOPIC", help="what to load")
-    top.add_argument("--pattern", help="or a regular expression of whole names")
-    top.add_argument(
+    args.add_argument("topics", nargs="*", metavar="TOPIC", help="a topic to load")
+    args.add_argument("--pattern", help="instead of topics, a regular expression of whole names")
+    args.add_argument(
         *("--root", "-r"),
         metavar="DIR",
         default=root,
         required=root is None,
         help="the directory of the log (or set EMBEDLOG_ROOT)",
     )
-    top.add_argument("--into", metavar="DIR", required=True, help="the directory of the files")
-    top.add_argument("--checkpoint", metavar="DIR", help="Spark's, if not in the output")
-    top.add_argument(
+    args.add_argument("--into", metavar="DIR", required=True, help="the directory of the files")
+    args.add_argument(
+        "--checkpoint",
+        metavar="DIR",
+        help="the directory of Spark's checkpoint, by default in the output",
+    )
+    args.add_argument(
         "--max-records-per-trigger",
         type=_positive,
         metavar="N",
         default=1_000_000,
-        help="publish at most so many records at once (a million)",
+        help="publish at most this many records at once (a million)",
     )
-    top.add_argument("--follow", action="store_true", help="go on until interrupted, then report")
-    top.add_argument(
+    args.add_argument(
+        "--follow", action="store_true", help="keep loading until interrupted, then report"
+    )
+    args.add_argument(
         "--every",
         type=seconds,
         default=10.0,
         metavar="SECONDS",
-        help="with --follow: how often (10)",
+        help="with --follow: the time between micro-batches (10)",
     )
-    top.add_argument(
+    args.add_argument(
         "--fail-on-data-loss",
         choices=("true", "false"),
         default="true",
-        help="whether to stop where records were deleted before they were loaded (true)",
+        help="whether to stop if records were deleted before they were loaded (true)",
     )
-    audit = top.add_mutually_exclusive_group()
-    audit.add_argument("--no-audit", action="store_true", help="load, and compare nothing")
+    audit = args.add_mutually_exclusive_group()
+    audit.add_argument(
+        "--no-audit", action="store_true", help="do not compare the files with the log"
+    )
     audit.add_argument(
         "--full-audit",
         action="store_true",
-        help="compare also the files that an earlier run compared, and that are as they were",
+        help="compare also unchanged files that an earlier run compared",
     )
-    top.add_argument("--json", action="store_true", help="write the report as JSON, with all hours")
-    return top
+    args.add_argument(
+        "--json", action="store_true", help="write the report as JSON, with all hours"
+    )
+    return args
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Load, report, and return the exit code."""
     try:
         args = parser().parse_args(argv)
-    except SystemExit as stop:  # argparse: 0 after --help, 2 after a wrong word
-        return stop.code if isinstance(stop.code, int) else 0
+    except SystemExit as exit_:  # argparse: 0 after --help, 2 after a usage error
+        return exit_.code if isinstance(exit_.code, int) else 0
     try:
         report = _load(args)
     except KeyboardInterrupt:
@@ -105,14 +115,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _positive(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of records, from 1 on")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of records, at least 1")
     return int(text)
 
 
 def _load(args: argparse.Namespace) -> AuditReport:
-    from embedlog.pipeline.load import load
+    from embedlog.pipeline.load_query import load
 
-    # Of pyspark's own imports; no pandas is used here.
+    # A warning of pyspark's imports; this program does not use pandas.
     warnings.filterwarnings("ignore", "PySpark does not yet fully support pandas", FutureWarning)
     with ProgressBar("load", lambda count: f"{count:,.0f} records") as bar:
         return load(
@@ -131,7 +141,7 @@ def _load(args: argparse.Namespace) -> AuditReport:
 
 
 def show(report: AuditReport, *, as_json: bool = False, checked: bool = True) -> None:
-    """Print a report: the last hours, or all as JSON."""
+    """Print a report: the last hours, or all hours as JSON."""
     if as_json:
         say_json(report.to_json())
     elif checked:
@@ -143,16 +153,16 @@ def show(report: AuditReport, *, as_json: bool = False, checked: bool = True) ->
 
 
 def table(report: AuditReport) -> list[str]:
-    """Return the lines of a report: the last hours that have records, and the sums."""
+    """Return the lines of a report: the last hours that have records, and the totals."""
     rows = list(report.hours())
     width = max([len("topic"), *(len(topic) for topic, *_ in rows)])
     lines = [f"{'topic':<{width}}  {'hour (UTC)':<16}  {'in files':>12}  {'in the log':>12}"]
-    if len(rows) > _HOURS:
-        lines.append(f"… {len(rows) - _HOURS:,} hours before these (--json has them)")
-    for topic, hour, records, log in rows[-_HOURS:]:
-        lines.append(f"{topic:<{width}}  {hour}  {records:>12,}  {log:>12,}")
+    if len(rows) > _MAX_HOURS:
+        lines.append(f"… {len(rows) - _MAX_HOURS:,} earlier hours (--json shows all)")
+    for topic, hour, in_files, in_log in rows[-_MAX_HOURS:]:
+        lines.append(f"{topic:<{width}}  {hour}  {in_files:>12,}  {in_log:>12,}")
     gone = f", {report.gone:,} of them no longer in the log" if report.gone else ""
     known = f", {report.known:,} of them compared before" if report.known else ""
-    agree = "they do not agree" if report.problems else "files and log agree"
-    lines.append(f"loaded {report.loaded:,}, in files {report.records:,}{gone}{known}: {agree}")
+    verdict = "they do not agree" if report.problems else "files and log agree"
+    lines.append(f"loaded {report.loaded:,}, in files {report.records:,}{gone}{known}: {verdict}")
     return lines

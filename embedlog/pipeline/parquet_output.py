@@ -1,17 +1,18 @@
-"""The directory of Parquet files: what is published in it, and how that is done once.
+"""The directory of Parquet files, to which each micro-batch is published exactly once.
 
-Plain readers list a directory; they know no log of Spark's beside it.  So files
-are finished where nobody looks, and then renamed to where everybody does:
+Plain readers list the directory; they know nothing of a log that Spark would
+keep beside it.  So files are finished in a hidden place and then renamed:
 
-1. Spark writes a batch to a directory of its own under ``.pipeline/staging``.
+1. Spark writes a micro-batch to a directory of its own under ``.pipeline/staging``.
 2. The files are flushed.
-3. One small file is replaced, ``.pipeline/published``: from here on the batch is
-   published.  It says up to which offsets, and which file goes where.
-4. The files are renamed, and the directories flushed, before there is another batch.
+3. One small file, ``.pipeline/published``, is replaced: it says up to which offsets
+   the directory is loaded, and which staged file gets which name.  From here on the
+   micro-batch is published.
+4. The files are renamed and the directories flushed, before the next micro-batch.
 
-Whoever dies before 3 leaves rubbish, which the next one removes; whoever dies
-after it, renames, which the next one finishes.  What is published is known by
-offsets, not by Spark's number of the batch, so a checkpoint may even be deleted.
+If the process dies before 3, the next one deletes the staged files; after 3, the
+next one finishes the renames.  What is published is known by its offsets, not by
+Spark's batch id, so even the checkpoint may be deleted.
 """
 
 from __future__ import annotations
@@ -30,79 +31,88 @@ from pyarrow import parquet
 from embedlog.errors import CorruptionError, DataLossError, LockTimeoutError
 from embedlog.files import Files
 from embedlog.pipeline.audit_progress import AuditedTopic, is_hidden
-from embedlog.pipeline.audit_progress import from_json as known_from_json
 from embedlog.record import TopicPartition
-from embedlog.spark.stream_offset import StreamOffset, from_json
+from embedlog.spark.stream_offset import StreamOffset
 
 HIDDEN = ".pipeline"
-_STATE, _LOCK, _STAGING = f"{HIDDEN}/published", f"{HIDDEN}/lock", f"{HIDDEN}/staging"
+_PUBLISHED, _LOCK, _STAGING = f"{HIDDEN}/published", f"{HIDDEN}/lock", f"{HIDDEN}/staging"
 _COMPARED = f"{HIDDEN}/compared"
 
 
 @dataclass(frozen=True, slots=True)
-class LoadedTotals:
-    """What all batches so far put into the directory."""
+class PublishedState:
+    """What all micro-batches so far have published; the content of ``.pipeline/published``."""
 
     number: int = 0
-    """How many batches."""
+    """The number of micro-batches."""
 
-    positions: StreamOffset = field(default_factory=lambda: StreamOffset({}))
-    """Up to where each partition is loaded."""
+    offset: StreamOffset = field(default_factory=lambda: StreamOffset({}))
+    """The next offset to load of each partition."""
 
-    moves: Mapping[str, str] = field(default_factory=dict)
-    """The renames of the last batch."""
+    renames: Mapping[str, str] = field(default_factory=dict)
+    """The new name of each staged file of the last micro-batch."""
 
     @property
     def ends(self) -> Mapping[TopicPartition, int]:
-        """The next offset of each partition."""
-        return self.positions.offsets
+        """The next offset to load of each partition."""
+        return self.offset.offsets
 
     def to_json(self) -> dict[str, Any]:
-        """Return it as the file has it."""
-        found = {"number": self.number, "positions": self.positions.to_json()}
-        return {**found, "moves": dict(self.moves)}
+        """Return JSON for the file."""
+        return {
+            "number": self.number,
+            "positions": self.offset.to_json(),
+            "moves": dict(self.renames),
+        }
 
-    def after(self, positions: StreamOffset, moves: Mapping[str, str]) -> LoadedTotals:
-        """Return what is published with one batch more.
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> PublishedState:
+        """Return what `to_json` wrote."""
+        return cls(value["number"], StreamOffset.from_json(value["positions"]), value["moves"])
+
+    def after(self, end: StreamOffset, renames: Mapping[str, str]) -> PublishedState:
+        """Return the state with one more micro-batch.
 
         Raises:
             DataLossError: A topic is not the one that was loaded before.
         """
-        before = self.positions
-        for topic, number in positions.topics.items():
-            if before.topics.get(topic, number) != number:
+        topic_ids = self.offset.topic_ids
+        for topic, topic_id in end.topic_ids.items():
+            if topic_ids.get(topic, topic_id) != topic_id:
                 raise DataLossError(
-                    "the topic was deleted and made again since it was loaded",
-                    todo="load it into another directory",
+                    "The topic was deleted and created again since it was loaded",
+                    todo="Load it into another directory.",
                     topic=topic,
                 )
-        # Behind what is published where a checkpoint was deleted.
-        ends = {one: max(end, self.ends.get(one, 0)) for one, end in positions.offsets.items()}
-        topics = {**before.topics, **positions.topics}
-        return LoadedTotals(self.number + 1, StreamOffset({**self.ends, **ends}, topics), moves)
+        # After the checkpoint was deleted, a micro-batch may end before what is published.
+        ends = {key: max(offset, self.ends.get(key, 0)) for key, offset in end.offsets.items()}
+        offset = StreamOffset({**self.ends, **ends}, {**topic_ids, **end.topic_ids})
+        return PublishedState(self.number + 1, offset, renames)
 
 
 class ParquetOutput:
-    """One process's hold on the directory; there is one at a time.
+    """The directory, locked by this process.
 
-    ``rows`` is how many it published since.
+    ``rows`` counts the rows that it published.
 
     Args:
-        path: The directory; made if it is not there.
+        path: The directory; created if it does not exist.
 
     Raises:
         LockTimeoutError: Another pipeline loads into it.
+        CorruptionError: A published file is gone.
     """
 
     def __init__(self, path: str) -> None:
         self.path, self.rows = os.path.abspath(path), 0
         os.makedirs(os.path.join(self.path, HIDDEN), exist_ok=True)
-        # A directory that others may write to is theirs to guard, as any data set.
+        # As any data set it may be on a remote file system, or in a directory that others may
+        # write to; protecting it is up to its owner.
         self._files = Files(self.path, unsafe_filesystem=True)
         try:
             self._lock()
-            self.published = self._read()
-            self._finish()
+            self.published = self._read_published()
+            self._rename_files()
         except BaseException:
             self.close()
             raise
@@ -120,58 +130,58 @@ class ParquetOutput:
         self.close()
 
     def close(self) -> None:
-        """Let another process load."""
+        """Unlock the directory."""
         self._files.close_all()
 
-    def stage(self) -> str:
-        """Return a new path to write a batch to; not made yet, as Spark wants it.
+    def new_stage(self) -> str:
+        """Return the path for a micro-batch; Spark creates the directory.
 
-        The Spark of a killed process may write for a while: to another one than this.
+        The path is new, since the Spark of a killed process may go on writing to its own.
         """
         return os.path.join(self.path, _STAGING, uuid.uuid4().hex)
 
-    def publish(self, stage: str, positions: StreamOffset) -> None:
-        """Make a staged batch part of the directory; it is loaded up to these positions."""
-        moves = self._moves(os.path.relpath(stage, self.path))
-        after = self.published.after(positions, moves)
-        rows = sum(map(self._flush, moves))
-        self._files.write_file(_STATE, json.dumps(after.to_json()).encode())
-        self.published = after
+    def publish(self, stage: str, end: StreamOffset) -> None:
+        """Publish a staged micro-batch, which ends at an offset."""
+        renames = self._plan_renames(os.path.relpath(stage, self.path))
+        published = self.published.after(end, renames)
+        rows = sum(map(self._flush, renames))
+        self._files.write_file(_PUBLISHED, json.dumps(published.to_json()).encode())
+        self.published = published
         self.rows += rows
-        self._finish()
+        self._rename_files()
         shutil.rmtree(stage, ignore_errors=True)
 
-    def compared(self) -> dict[str, AuditedTopic]:
-        """Return what the last audit without findings saw, by topic; none where that is in doubt.
+    def read_compared(self) -> dict[str, AuditedTopic]:
+        """Return what the last audit without problems compared, by topic.
 
-        The file is a note, and may be deleted at any time.
+        Empty if the file is missing or unreadable; it may be deleted at any time.
         """
         if not self._files.exists(_COMPARED):
             return {}
         try:
-            found = json.loads(self._files.read_file(_COMPARED))
-            return {topic: known_from_json(each) for topic, each in found.items()}
+            topics = json.loads(self._files.read_file(_COMPARED))
+            return {topic: AuditedTopic.from_json(value) for topic, value in topics.items()}
         except (ValueError, KeyError, TypeError, AttributeError):
             return {}
 
-    def note_compared(self, topics: Mapping[str, AuditedTopic]) -> None:
-        """Note what an audit saw that found nothing wrong."""
-        told = {topic: each.to_json() for topic, each in topics.items()}
-        self._files.write_file(_COMPARED, json.dumps(told).encode())
+    def write_compared(self, topics: Mapping[str, AuditedTopic]) -> None:
+        """Keep what an audit without problems compared, for the next one."""
+        value = {topic: audited.to_json() for topic, audited in topics.items()}
+        self._files.write_file(_COMPARED, json.dumps(value).encode())
 
-    def _moves(self, stage: str) -> dict[str, str]:
-        found: dict[str, str] = {}
-        for folder, _, names in sorted(os.walk(os.path.join(self.path, stage))):
+    def _plan_renames(self, stage: str) -> dict[str, str]:
+        renames: dict[str, str] = {}
+        for directory, _, names in sorted(os.walk(os.path.join(self.path, stage))):
             for name in sorted(names):
                 if name.endswith(".parquet") and not is_hidden(name):
-                    old = os.path.relpath(os.path.join(folder, name), self.path)
-                    where = os.path.relpath(os.path.dirname(old), stage)
-                    new = f"{self.published.number:08d}-{len(found):05d}.parquet"
-                    found[old] = os.path.join(where, new)
-        return found
+                    staged = os.path.relpath(os.path.join(directory, name), self.path)
+                    target = os.path.relpath(os.path.dirname(staged), stage)
+                    new_name = f"{self.published.number:08d}-{len(renames):05d}.parquet"
+                    renames[staged] = os.path.join(target, new_name)
+        return renames
 
     def _flush(self, name: str) -> int:
-        """Put a file on the disk, and return how many rows it has."""
+        """Flush a file to the disk, and return how many rows it has."""
         fd = self._files.open(name)
         try:
             self._files.sync(fd)
@@ -180,28 +190,34 @@ class ParquetOutput:
         rows: int = parquet.read_metadata(os.path.join(self.path, name)).num_rows
         return rows
 
-    def _finish(self) -> None:
-        """Do the renames of the last batch that are still to do."""
-        folders = set()
-        for old, new in self.published.moves.items():
-            if self._files.exists(old):
-                os.makedirs(os.path.join(self.path, os.path.dirname(new)), exist_ok=True)
-                self._files.rename(old, new)
-                folders |= {os.path.dirname(new), os.path.dirname(os.path.dirname(new)), ""}
-            elif not self._files.exists(new):
+    def _rename_files(self) -> None:
+        """Do the renames of the last micro-batch that were not done yet."""
+        directories = set()
+        for staged, name in self.published.renames.items():
+            directory = os.path.dirname(name)
+            if self._files.exists(staged):
+                os.makedirs(os.path.join(self.path, directory), exist_ok=True)
+                self._files.rename(staged, name)
+                directories |= {directory, os.path.dirname(directory), ""}
+            elif not self._files.exists(name):
                 raise CorruptionError(
-                    "a file of the last batch is gone", path=os.path.join(self.path, new)
+                    "A file of the last micro-batch is gone",
+                    path=os.path.join(self.path, name),
+                    todo="Restore it, or load everything into another directory.",
                 )
-        for folder in sorted(folders):
-            self._files.sync_directory(folder)
+        for directory in sorted(directories):
+            self._files.sync_directory(directory)
 
-    def _read(self) -> LoadedTotals:
-        if not self._files.exists(_STATE):
-            return LoadedTotals()
-        found = json.loads(self._files.read_file(_STATE))
-        return LoadedTotals(found["number"], from_json(found["positions"]), found["moves"])
+    def _read_published(self) -> PublishedState:
+        if not self._files.exists(_PUBLISHED):
+            return PublishedState()
+        return PublishedState.from_json(json.loads(self._files.read_file(_PUBLISHED)))
 
     def _lock(self) -> None:
         fd = self._files.open(_LOCK, write=True, create=True)
         if not self._files.try_lock(fd):
-            raise LockTimeoutError("another pipeline loads into this directory", path=self.path)
+            raise LockTimeoutError(
+                "Another pipeline loads into this directory",
+                path=self.path,
+                todo="Stop it, or wait until it is done.",
+            )

@@ -4,7 +4,7 @@
     spark.read.format("embedlog").option("path", "/data/log").option("subscribe", "flights").load()
 
 The driver plans from metadata; executors map the files and open no database.
-Options and columns are those of Spark's Kafka source (docs/spark.md).
+The options and columns are those of Spark's Kafka connector (docs/spark.md).
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from embedlog.spark.datasource import EmbedlogDataSource
-    from embedlog.spark.session import recommended_conf, register, session
+    from embedlog.spark.spark_session import recommended_conf, register, session
     from embedlog.spark.stream_offset import offsets_behind_latest
 
-_HOMES = {
+_MODULES = {
     "EmbedlogDataSource": "datasource",
-    "offsets_behind_latest": "positions",
-    "recommended_conf": "starting",
-    "register": "starting",
-    "session": "starting",
+    "offsets_behind_latest": "stream_offset",
+    "recommended_conf": "spark_session",
+    "register": "spark_session",
+    "session": "spark_session",
 }
 
 __all__ = [
@@ -35,12 +35,12 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Load a public name when it is first used: an executor needs none of them."""
-    if name not in _HOMES:
+    """Import a public name when it is first used: executors need none of them."""
+    if name not in _MODULES:
         raise AttributeError(f"module 'embedlog.spark' has no attribute {name!r}")
-    found = getattr(importlib.import_module(f"embedlog.spark.{_HOMES[name]}"), name)
-    globals()[name] = found
-    return found
+    value = getattr(importlib.import_module(f"embedlog.spark.{_MODULES[name]}"), name)
+    globals()[name] = value
+    return value
 
 
 def __dir__() -> list[str]:

@@ -1,70 +1,64 @@
-"""A batch query on the log: its tasks, from what is there when it is planned."""
+"""Plans a batch query: the input partitions that read what is in the log at that moment."""
 
 from __future__ import annotations
 
 import uuid
 
 from embedlog.errors import OffsetOutOfRangeError
-from embedlog.spark.input_partitions import PartitionOffsets, plan
+from embedlog.spark.input_partitions import PartitionOffsets, plan_input_partitions
 from embedlog.spark.partition_reader import LogInputPartition
 from embedlog.spark.source import LogSource
 from embedlog.spark.source_options import EARLIEST, LATEST, OffsetBound, SourceOptions
 
-_TRIES = 10
-"""Looks at a log whose beginning is deleted each time before it is held."""
+_MAX_LEASE_ATTEMPTS = 10
+"""Attempts to lease records while retention deletes the first of them."""
 
 
-def works(options: SourceOptions) -> list[LogInputPartition]:
-    """Return the tasks of a batch query.
+def plan_batch(options: SourceOptions) -> list[LogInputPartition]:
+    """Return the input partitions of a batch query.
 
     Raises:
-        NotALogError: There is no log.
-        UnknownTopicOrPartitionError: A topic that is named is not there.
+        NotALogError: There is no log at the path.
+        UnknownTopicOrPartitionError: A topic named in the options does not exist.
         InvalidConfigError: Offsets are given for other partitions than are read.
-        OffsetOutOfRangeError: It would end before it begins, or past the end.
-        DataLossError: It would begin at what is deleted, unless that is not to fail.
+        OffsetOutOfRangeError: The query starts after its end, or ends past the end of the log.
+        DataLossError: It starts at deleted records, and failOnDataLoss is true.
     """
     source = LogSource(options, durable=False)
     try:
         source.check_topics()
-        ranges = _held(source)
-        return plan(options.path, ranges, source.partitions().__getitem__, options)
+        ranges = _leased_ranges(source)
+        return plan_input_partitions(options.path, ranges, source.partitions().__getitem__, options)
     finally:
         source.close()
 
 
-def _held(source: LogSource) -> list[PartitionOffsets]:
-    """Return what to read, with a lease on it: planned again if retention was quicker."""
-    name = str(uuid.uuid4())
-    for _ in range(_TRIES):
-        ranges = _ranges(source)
-        if source.hold(name, {one.where: one.first for one in ranges if one.first < one.stop}):
+def _leased_ranges(source: LogSource) -> list[PartitionOffsets]:
+    """Return the ranges to read, under a lease; if retention was faster, resolve them again."""
+    lease_name = str(uuid.uuid4())
+    for _ in range(_MAX_LEASE_ATTEMPTS):
+        ranges = _resolve_ranges(source)
+        if source.hold(lease_name, {key: start for key, start, until in ranges if start < until}):
             break
     return ranges
 
 
-def _ranges(source: LogSource) -> list[PartitionOffsets]:
+def _resolve_ranges(source: LogSource) -> list[PartitionOffsets]:
     options = source.options
-    # First where it ends: what is appended meanwhile moves a start to the end, and no further.
-    stops = source.stops(options.ending or OffsetBound("offset", LATEST))
-    starts = source.starts(options.starting or OffsetBound("offset", EARLIEST))
-    ranges = [
-        PartitionOffsets(one, starts[one], stops[one]) for one in sorted(starts.keys() & stops)
-    ]
-    _check(ranges, options)
-    return ranges
-
-
-def _check(ranges: list[PartitionOffsets], options: SourceOptions) -> None:
-    """Refuse to begin behind the end, where offsets say so; by times that is merely nothing."""
-    both = (options.starting, options.ending)
-    if not all(one is not None and one.by == "offset" for one in both):
-        return
-    for one, first, stop in ranges:
-        if first > stop:
+    # The ends first: records appended in between move a start to its end, not past it.
+    ends = source.ending_offsets(options.ending_offsets or OffsetBound("offset", LATEST))
+    starts = source.starting_offsets(options.starting_offsets or OffsetBound("offset", EARLIEST))
+    ranges = [PartitionOffsets(key, starts[key], ends[key]) for key in sorted(starts.keys() & ends)]
+    bounds = (options.starting_offsets, options.ending_offsets)
+    # A start after the end is a mistake if both are offsets; with timestamps it is an empty range.
+    check_order = all(bound is not None and bound.by == "offset" for bound in bounds)
+    for topic_partition, start, until in ranges:
+        if check_order and start > until:
             raise OffsetOutOfRangeError(
-                f"the query begins behind its end, which is {stop}",
-                topic=one.topic,
-                partition=one.partition,
-                offset=first,
+                f"The query starts after its end, offset {until}",
+                topic=topic_partition.topic,
+                partition=topic_partition.partition,
+                offset=start,
+                todo="Set startingOffsets at or below endingOffsets.",
             )
+    return ranges

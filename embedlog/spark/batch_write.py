@@ -1,4 +1,4 @@
-"""What the driver of a write does: looks at the topics before, and publishes after."""
+"""The driver's side of a write: reads the topics before the tasks, and publishes after them."""
 
 from __future__ import annotations
 
@@ -14,63 +14,61 @@ from embedlog.files import Files, process_id
 from embedlog.publish import staging, transaction
 from embedlog.publish.staging import StagedFile
 from embedlog.publish.transaction import Publication, PublishResult
-from embedlog.spark import python_worker
 from embedlog.spark.data_writer import TargetTopic, WriteTask
+from embedlog.spark.partition_reader import freeze_gc
 from embedlog.spark.sink_options import SinkOptions
 
-_kept: dict[str, Log] = {}
-"""Logs that stay open in this process, by path: that of a stream commits again in a moment."""
+_kept_logs: dict[str, Log] = {}
+"""Logs that stay open in this process, by path: a stream commits its next batch in a moment."""
 
 
 @contextmanager
-def opened(options: SinkOptions, *, keep: bool = False) -> Iterator[Log]:
-    """Have the log open, and leave it so with ``keep``, for as long as the process lives."""
-    log = _kept.get(options.path)
+def open_log(options: SinkOptions, *, keep: bool = False) -> Iterator[Log]:
+    """Open the log, or use the one that is open; ``keep`` leaves it open in this process."""
+    log = _kept_logs.get(options.path)
     if log is None or log.root.closed or not log.root.context.files.is_in_place():
         log = embedlog.open(options.path, lock_timeout=options.lock_timeout, maintenance=False)
         if keep:
-            _kept[options.path] = log
+            _kept_logs[options.path] = log
     try:
         yield log
     finally:
-        if log is not _kept.get(options.path):
+        if log is not _kept_logs.get(options.path):
             log.close()
 
 
-def plan(options: SinkOptions, *, keep: bool = False) -> WriteTask:
-    """Look at the topics, and say what every task of the write is to know.
+def plan_write(options: SinkOptions, *, keep: bool = False) -> WriteTask:
+    """Return what the tasks of a write need to know.
 
-    A topic that the option names is made if it is not there, as by any producer.
+    A topic named in the options is created if it does not exist, as by any producer.
     """
-    python_worker.freeze()
-    with opened(options, keep=keep) as log:
+    freeze_gc()
+    with open_log(options, keep=keep) as log:
         root = log.root
-        infos = root.topics()
+        topics = root.topics()
         if options.topic is not None:
-            infos = {options.topic: root.ensure_topic(options.topic)}
+            topics = {options.topic: root.ensure_topic(options.topic)}
         targets = {
             name: TargetTopic(
                 name,
-                info.id,
-                info.partitions,
-                BatchLimits(info.config.max_message_bytes, info.config.segment_bytes),
-                _compression(options, info.config.compression_type),
+                topic.id,
+                topic.partitions,
+                BatchLimits(topic.config.max_message_bytes, topic.config.segment_bytes),
+                _compression(options, topic.config.compression_type),
             )
-            for name, info in infos.items()
+            for name, topic in topics.items()
         }
-    return WriteTask(options.path, _directory(), options.topic, targets)
+    # The driver's JVM may publish the staged files as long as it lives.
+    owner = process_id.ancestor("java") or process_id.process()
+    started_ms = time.time_ns() // 1_000_000
+    directory = staging.job_directory(str(owner), started_ms, uuid.uuid4().hex[:12])
+    return WriteTask(options.path, directory, options.topic, targets)
 
 
-def _compression(options: SinkOptions, topics: str) -> str:
+def _compression(options: SinkOptions, compression_type: str) -> str:
     if options.compression is not None:
         return options.compression
-    return "none" if topics == "producer" else topics
-
-
-def _directory() -> str:
-    """Name a directory for what is staged: the driver's JVM, while it lives, may publish it."""
-    owner = process_id.ancestor("java") or process_id.process()
-    return staging.job_directory(str(owner), time.time_ns() // 1_000_000, uuid.uuid4().hex[:12])
+    return "none" if compression_type == "producer" else compression_type
 
 
 def publish(
@@ -80,32 +78,32 @@ def publish(
     *,
     keep: bool = False,
 ) -> PublishResult:
-    """Publish what tasks staged, in their order, and remove what was staged.
+    """Publish the staged files of all tasks, in their order, and remove them.
 
     Raises:
-        EmbedlogError: As `embedlog.partition.publishing.publish`; nothing was published, and
-            what was staged is left to `discard`.
+        EmbedlogError: As `embedlog.publish.transaction.publish`; nothing was published,
+            and the staged files are left to `discard`.
     """
-    python_worker.freeze()
-    with opened(options, keep=keep) as log:
+    freeze_gc()
+    with open_log(options, keep=keep) as log:
         files = log.root.context.files
-        told = transaction.publish(
+        result = transaction.publish(
             log.root,
             staged,
             publication,
             durability=options.durability,
             timeout=options.lock_timeout,
-            restart=options.restart,
+            restart=options.allow_restart,
         )
-        if told.repeated is not None and publication is not None:
-            transaction.log_repetition(publication, told)
+        if result.repeated is not None and publication is not None:
+            transaction.log_repetition(publication, result)
         staging.remove(files, staged)
         staging.sweep(files, time.time_ns() // 1_000_000)
-    return told
+    return result
 
 
 def discard(options: SinkOptions, staged: Sequence[StagedFile]) -> None:
-    """Remove what tasks staged; if it was published, that stays as it is: it is a copy."""
+    """Remove staged files; what was published of them is a copy, and stays."""
     files = Files(options.path, unsafe_filesystem=True)
     try:
         staging.remove(files, staged)

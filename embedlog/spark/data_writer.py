@@ -1,8 +1,8 @@
-"""What a task of a write does: rows to batches, and those to a file that nobody reads yet.
+"""Writes the rows of one task: as finished batches in a staged file, which no reader sees yet.
 
-It opens no database and takes no lock, for it may be killed at any instant, run
-twice, or run on another machine that only shares the directory.  Whatever it
-asks of a topic was read on the driver, and comes along.
+A task may be killed at any time, run twice, or run on a host that only shares
+the directory; so it opens no database and takes no lock.  What it has to know
+about the topics is read on the driver and pickled with it.
 """
 
 from __future__ import annotations
@@ -30,105 +30,105 @@ from embedlog.files import Files
 from embedlog.partitioner import partitions_for_keys
 from embedlog.producer.row_batches import encode_columns, slice_bounds, table_rows
 from embedlog.publish.staging import StagedFile, StagedFileWriter
-from embedlog.spark import python_worker
+from embedlog.spark.partition_reader import freeze_gc
 
-GATHERED_ROWS = 64 * 1024
-GATHERED_BYTES = 16 << 20
-"""Work on so much at once: Spark hands out 10,000 rows, of which a partition gets a few."""
+COMBINED_ROWS = 64 * 1024
+COMBINED_BYTES = 16 << 20
+"""Rows to partition at once: Spark passes 10,000, of which each partition gets few."""
 BATCH_BYTES = 1 << 20
-_HEAD_BYTES = 8 << 10
-"""What a batch takes besides its records, at most."""
-_TAKEN = ("key", "value", "headers", "timestamp")
+_BATCH_OVERHEAD_BYTES = 8 << 10
+"""An upper bound for what a batch takes besides its records."""
+_COLUMNS = ("key", "value", "headers", "timestamp")
 
 
 @dataclass(frozen=True, slots=True)
 class TargetTopic:
-    """A topic, as a task needs to know it."""
+    """What a task needs to know about a topic."""
 
     name: str
     id: int
     partitions: int
     limits: BatchLimits
-    """How large a batch may be."""
     compression: str
 
 
 @dataclass(frozen=True, slots=True)
 class WriteTask:
-    """Which rows go where, for all tasks of a write; made on the driver, and pickled."""
+    """What all tasks of a write need to know; made on the driver, and pickled."""
 
     path: str
+    """The log root."""
     directory: str
-    """Where its files are staged, from the root."""
+    """The directory of the staged files, relative to the log root."""
     topic: str | None
-    """Where all rows go; None if their column says it."""
+    """The topic of all rows; None if their column says it."""
     targets: dict[str, TargetTopic]
 
-    def stage(self, batches: Iterable[Any], number: int, attempt: int) -> StagedFile:
-        """Stage record batches and say what was staged.
+    def stage(self, batches: Iterable[Any], partition_id: int, attempt_number: int) -> StagedFile:
+        """Write record batches to a staged file.
 
         Args:
-            batches: Of `pyarrow`, with the columns of the DataFrame.
-            number: Of the task among those of the write.
-            attempt: Of the task among its own, for who looks at the files.
+            batches: Batches of `pyarrow` with the columns of the DataFrame.
+            partition_id: The number of the task in its stage.
+            attempt_number: The number of the task's attempt, for the name of the file.
 
         Raises:
-            EmbedlogError: A row cannot be written; what was staged is removed.
+            EmbedlogError: A row cannot be written; the staged file is removed.
         """
-        python_worker.freeze()
-        files = _files(self.path)
-        # Task numbers begin anew in each application, attempts in each stage.
-        name = f"{number:05d}-{attempt}-{uuid.uuid4().hex[:12]}"
-        stage = StagedFileWriter(files, self.directory, name)
+        freeze_gc()
+        files = _open_directory(self.path)
+        # Each application numbers its tasks from 0, and each stage its attempts.
+        name = f"{partition_id:05d}-{attempt_number}-{uuid.uuid4().hex[:12]}"
+        writer = StagedFileWriter(files, self.directory, name)
         try:
-            splitter = TaskPartitioner(self, stage, number)
-            for gathered in gather(batches):
-                splitter.add(gathered)
-            return stage.finish()
+            partitioner = TaskPartitioner(self, writer, partition_id)
+            for table in combine_batches(batches):
+                partitioner.add(table)
+            return writer.finish()
         except BaseException:
-            stage.abandon()
+            writer.abandon()
             raise
         finally:
             files.close_all()
 
 
-def _files(path: str) -> Files:
+def _open_directory(path: str) -> Files:
     try:
         return Files(path)
     except (EmbedlogError, OSError) as error:
         raise StorageError(
-            f"this executor (process {os.getpid()} on {os.uname().nodename}) cannot write to the "
+            f"This executor (process {os.getpid()} on {os.uname().nodename}) cannot write to the "
             f"log's directory: {error}",
             path=path,
-            todo="executors write to the directory of the log itself: run them on the same host, "
-            "or share the directory under the same path",
+            todo="Executors write to the directory of the log itself: run them on the same host, "
+            "or share the directory under the same path.",
         ) from error
 
 
-def gather(batches: Iterable[Any]) -> Iterator[Any]:
-    """Yield tables of many rows from batches of few."""
-    waiting: list[Any] = []
+def combine_batches(batches: Iterable[Any]) -> Iterator[Any]:
+    """Combine small record batches to tables of many rows."""
+    pending: list[Any] = []
     rows = size = 0
-    for one in batches:
-        if not one.num_rows:
+    for batch in batches:
+        if not batch.num_rows:
             continue
-        waiting.append(one)
-        rows, size = rows + one.num_rows, size + one.nbytes
-        if rows >= GATHERED_ROWS or size >= GATHERED_BYTES:
-            yield pa.Table.from_batches(waiting)
-            waiting, rows, size = [], 0, 0
-    if waiting:
-        yield pa.Table.from_batches(waiting)
+        pending.append(batch)
+        rows, size = rows + batch.num_rows, size + batch.nbytes
+        if rows >= COMBINED_ROWS or size >= COMBINED_BYTES:
+            yield pa.Table.from_batches(pending)
+            pending, rows, size = [], 0, 0
+    if pending:
+        yield pa.Table.from_batches(pending)
 
 
 class TaskPartitioner:
-    """Brings the rows of each partition together, in the order they came in."""
+    """Writes the rows of a task by topic and partition; those of a partition keep their order."""
 
-    def __init__(self, task: WriteTask, stage: StagedFileWriter, number: int) -> None:
-        self._task, self._stage = task, stage
-        # Rows without a key stay together, but not those of all tasks in one partition;
-        # the same task chooses the same partitions when it is done again.
-        self._turn = number
+    def __init__(self, task: WriteTask, writer: StagedFileWriter, partition_id: int) -> None:
+        self._task, self._writer = task, writer
+        # Rows without a key stay together in a partition, which differs from task to task;
+        # a repeated task chooses the same partitions.
+        self._keyless_partition = partition_id
 
     def add(self, table: Any) -> None:
         """Write rows."""
@@ -136,9 +136,9 @@ class TaskPartitioner:
             target = self._task.targets.get(topic)
             if target is None:
                 raise UnknownTopicOrPartitionError(
-                    "there is no such topic",
+                    "There is no such topic",
                     topic=topic,
-                    todo="create it before the write begins",
+                    todo="Create it before the write starts.",
                 )
             self._split(target, rows)
 
@@ -159,59 +159,55 @@ class TaskPartitioner:
             yield topic, table.filter(pc.equal(column, data(topic.encode(), column.type)))
 
     def _split(self, target: TargetTopic, table: Any) -> None:
-        columns = _columns(table)
-        where = self._partitions(target, table, columns.column("key"))
-        if where is None:
-            return self._put(target, 0, columns)
-        order = where.argsort(kind="stable")
-        bounds = where[order].searchsorted(range(target.partitions + 1)).tolist()
+        columns = _record_columns(table)
+        partitions = self._partitions(target, table, columns.column("key"))
+        if partitions is None:
+            self._write(target, 0, columns)
+            return
+        order = partitions.argsort(kind="stable")
+        bounds = partitions[order].searchsorted(range(target.partitions + 1)).tolist()
         columns = columns.take(numbers(order, pa.int64()))
         for partition, (start, stop) in enumerate(pairwise(bounds)):
             if start < stop:
-                self._put(target, partition, columns.slice(start, stop - start))
-        return None
+                self._write(target, partition, columns.slice(start, stop - start))
 
     def _partitions(self, target: TargetTopic, table: Any, keys: Any) -> Any:
-        """Return each row's partition, as numpy has it; None if there is only one."""
-        given: Any = table.column("partition") if "partition" in table.column_names else None
-        chosen = given is not None and given.null_count < len(given)
-        if target.partitions == 1 and not chosen:
+        """Return the partition of each row as a numpy array; None if the topic has only one."""
+        column: Any = table.column("partition") if "partition" in table.column_names else None
+        has_partitions = column is not None and column.null_count < len(column)
+        if target.partitions == 1 and not has_partitions:
             return None
-        where = partitions_for_keys(keys, target.partitions)
-        where[where < 0] = self._turn % target.partitions
-        self._turn += 1
-        if chosen:
-            picked = given.combine_chunks().cast(pa.int32())
-            here = picked.is_valid().to_numpy(zero_copy_only=False)
-            where[here] = picked.drop_null().to_numpy()
-            wrong = where[(where < 0) | (where >= target.partitions)]
-            if len(wrong):
+        partitions = partitions_for_keys(keys, target.partitions)
+        partitions[partitions < 0] = self._keyless_partition % target.partitions
+        self._keyless_partition += 1
+        if has_partitions:
+            explicit = column.combine_chunks().cast(pa.int32())
+            is_explicit = explicit.is_valid().to_numpy(zero_copy_only=False)
+            partitions[is_explicit] = explicit.drop_null().to_numpy()
+            invalid = partitions[(partitions < 0) | (partitions >= target.partitions)]
+            if len(invalid):
                 raise UnknownTopicOrPartitionError(
-                    f"the topic has partitions 0 to {target.partitions - 1}",
+                    f"The topic has partitions 0 to {target.partitions - 1}",
                     topic=target.name,
-                    partition=int(wrong[0]),
-                    todo="correct the column 'partition' or leave it out, or add partitions",
+                    partition=int(invalid[0]),
+                    todo="Correct the column 'partition' or leave it out, or add partitions.",
                 )
-        return where
+        return partitions
 
-    def _put(self, target: TargetTopic, partition: int, columns: Any) -> None:
-        limit = max(min(BATCH_BYTES, *target.limits) - _HEAD_BYTES, 1)
+    def _write(self, target: TargetTopic, partition: int, columns: Any) -> None:
+        limit = max(min(BATCH_BYTES, *target.limits) - _BATCH_OVERHEAD_BYTES, 1)
         for start, stop in slice_bounds(columns, limit):
-            piece = columns.slice(start, stop - start)
-            for one in encode_columns(piece, target.compression, target.limits):
-                self._stage.add(target.name, target.id, partition, one)
+            rows = columns.slice(start, stop - start)
+            for batch in encode_columns(rows, target.compression, target.limits):
+                self._writer.add(target.name, target.id, partition, batch)
 
 
-def _columns(table: Any) -> Any:
-    """Return rows in the columns of a batch; headers only where a row has some."""
-    taken = [name for name in _TAKEN if name in table.column_names]
-    if "headers" in taken and not _has_headers(table.column("headers")):
-        taken.remove("headers")
-    now = time.time_ns() // 1_000_000
-    made = table_rows(table.select(taken), None, None, None, now).table
-    # As one piece: to sort rows of several is slow, and a batch is one.
-    return made.combine_chunks().to_batches()[0]
-
-
-def _has_headers(column: Any) -> bool:
-    return bool(pc.sum(pc.list_value_length(column)).as_py())
+def _record_columns(table: Any) -> Any:
+    """Return rows with the columns of a batch; headers only if a row has some."""
+    names = [name for name in _COLUMNS if name in table.column_names]
+    if "headers" in names and not pc.sum(pc.list_value_length(table.column("headers"))).as_py():
+        names.remove("headers")
+    now_ms = time.time_ns() // 1_000_000
+    columns = table_rows(table.select(names), None, None, None, now_ms).table
+    # In one chunk: sorting the rows of several is slow, and a batch is one.
+    return columns.combine_chunks().to_batches()[0]

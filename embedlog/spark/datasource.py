@@ -1,9 +1,9 @@
-"""What Spark calls: `format("embedlog")`, from its planning to its tasks.
+"""The classes that Spark calls for ``format("embedlog")``, from planning to tasks.
 
 Spark makes these objects in processes of its own, pickles them and throws them
-away; so they hold options, and open the log where it is needed.  Filters are
-not taken from Spark (`pushFilters`): 4.3.0 lets those of one query leak into
-others.  Options bound offsets and times instead.
+away; so they hold options, and open the log where it is needed.  They do not
+implement `pushFilters`: Spark 4.3.0 applies the filters of one query to others.
+Options limit the offsets and times instead.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pyspark.sql.datasource import (
     InputPartition,
 )
 
-from embedlog.spark.source_options import SourceOptions, check_batch, parse
+from embedlog.spark.source_options import SourceOptions, check_batch, check_stream, parse
 
 try:
     from pyspark.sql.streaming.datasource import (
@@ -43,95 +43,93 @@ class EmbedlogDataSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """What `format` is given."""
+        """Return the name of the format."""
         return "embedlog"
 
     def schema(self) -> str:
-        """Return the columns of the source, having checked all options.
+        """Check all options of a reader, and return the columns of the source.
 
-        Spark asks for it in `load`, so that is where a wrong option is told.
+        Spark asks for the schema in `load`, so that is where a wrong option is reported.
         """
-        from embedlog.spark.kafka_columns import ddl
+        from embedlog.spark.kafka_columns import schema_ddl
 
         options = parse(self.options)
         if options.ignored:
             _logger.warning(
-                "these options are about brokers, and have no effect: %s",
+                "These options are about brokers and have no effect: %s",
                 ", ".join(options.ignored),
             )
-        return ddl(options.include_headers)
+        return schema_ddl(options.include_headers)
 
     def reader(self, schema: Any) -> DataSourceReader:
-        """Return what reads a batch."""
+        """Return the reader of a batch query."""
         return BatchReader(parse(self.options), schema)
 
     def streamReader(self, schema: Any) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
-        """Return what reads a stream."""
+        """Return the reader of a streaming query."""
         return StreamReader(parse(self.options), schema)
 
     def writer(self, schema: Any, overwrite: bool) -> Any:
-        """Return what writes a batch."""
+        """Return the writer of a DataFrame."""
         from embedlog.spark.sink import batch_writer
 
         return batch_writer(self.options, schema, overwrite)
 
     def streamWriter(self, schema: Any, overwrite: bool) -> Any:  # noqa: N802 - Spark's name
-        """Return what writes a stream."""
+        """Return the writer of a stream."""
         from embedlog.spark.sink import stream_writer
 
         return stream_writer(self.options, schema, overwrite)
 
 
-class RowIterator:
-    """What both readers do in an executor."""
+class LogReader:
+    """What the readers of batches and of streams share: the work of a task."""
 
     def __init__(self, options: SourceOptions, schema: Any) -> None:
-        from embedlog.spark.kafka_columns import chosen
+        from embedlog.spark.kafka_columns import projected_columns
 
         self.options = options
         fields = [(field.name, field.dataType.simpleString()) for field in schema.fields]
-        self.names = chosen(fields, options.include_headers)
+        self.names = projected_columns(fields, options.include_headers)
 
     def read(self, partition: Any) -> Iterator[Any]:
-        """Yield the rows of a task as Arrow record batches."""
-        from embedlog.spark.partition_reader import read
+        """Yield the rows of an input partition as Arrow record batches."""
+        from embedlog.spark.partition_reader import read_input_partition
 
-        # Spark makes a task of None where there are no tasks.
+        # If there are no input partitions, Spark makes one with the value None.
         if partition is None or partition.value is None:
             return iter(())
-        return read(partition.value, self.names, self.options.fail_on_data_loss)
+        return read_input_partition(partition.value, self.names, self.options.fail_on_data_loss)
 
 
-class BatchReader(RowIterator, DataSourceReader):
-    """Reads the log once, from one place to another."""
+class BatchReader(LogReader, DataSourceReader):
+    """Reads the log once, between two offsets."""
 
     def __init__(self, options: SourceOptions, schema: Any) -> None:
         super().__init__(options, schema)
         for name in check_batch(options):
-            _logger.warning("the option %r is for streams, and has no effect here", name)
+            _logger.warning("The option %r is for streams and has no effect here", name)
 
     def partitions(self) -> list[InputPartition]:
-        """Return the tasks, as of now: Spark asks once for each `load`."""
-        from embedlog.spark.batch_scan import works
+        """Return the input partitions as of now; Spark asks once for each `load`."""
+        from embedlog.spark.batch_scan import plan_batch
 
-        return [InputPartition(work) for work in works(self.options)]
+        return [InputPartition(partition) for partition in plan_batch(self.options)]
 
 
-class StreamReader(RowIterator, DataSourceStreamReader, SupportsTriggerAvailableNow):
+class StreamReader(LogReader, DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Reads the log as it grows, micro-batch by micro-batch."""
 
     @cached_property
     def _stream(self) -> Any:
         from embedlog.spark.micro_batch import MicroBatchStream
 
-        # Spark ends this process with a signal and says nothing before: what is held would
-        # be held for another hour.  As an exception it ends in `stop`, between two steps.
-        signal.signal(signal.SIGTERM, _leave)
+        # Spark ends this process with SIGTERM and no earlier call; without this, the lease
+        # would last for its full time.  The exception unwinds to `stop`, between two steps.
+        signal.signal(signal.SIGTERM, _exit)
         return MicroBatchStream(self.options)
 
     def __init__(self, options: SourceOptions, schema: Any) -> None:
-        from embedlog.spark.source_options import check_stream
-
         super().__init__(options, schema)
         check_stream(options)
 
@@ -142,57 +140,59 @@ class StreamReader(RowIterator, DataSourceStreamReader, SupportsTriggerAvailable
         self.__dict__.update(state)
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
-        """Return where a new query begins."""
-        found: dict[str, Any] = self._stream.initial()
-        return found
+        """Return where a new query starts."""
+        offset: dict[str, Any] = self._stream.initial_offset()
+        return offset
 
     def latestOffset(self, start: Any = None, limit: Any = None) -> dict[str, Any]:  # noqa: N802
-        """Return where the next micro-batch ends; before Spark 4.2 there are no limits."""
-        found: dict[str, Any] = self._stream.latest(start, not isinstance(limit, ReadAllAvailable))
-        return found
+        """Return where the next micro-batch ends; Spark before 4.2 passes no arguments."""
+        limited = not isinstance(limit, ReadAllAvailable)
+        offset: dict[str, Any] = self._stream.latest_offset(start, limited)
+        return offset
 
     def getDefaultReadLimit(self) -> Any:  # noqa: N802 - Spark's name
-        """Return something else than "all" if there is a limit: Spark hands it back.
+        """Return a limit other than "all" if the options have one; Spark passes it back.
 
-        It knows no limit of two kinds, so `latestOffset` looks at the options.
+        Spark cannot combine two limits, so `latestOffset` uses the options instead.
         """
         options = self.options
-        if options.max_offsets is not None:
-            return ReadMaxRows(options.max_offsets)
-        if options.max_bytes is not None:
-            return ReadMaxBytes(options.max_bytes)
-        if options.min_offsets is not None:
-            return ReadMinRows(options.min_offsets)
+        if options.max_offsets_per_trigger is not None:
+            return ReadMaxRows(options.max_offsets_per_trigger)
+        if options.max_bytes_per_trigger is not None:
+            return ReadMaxBytes(options.max_bytes_per_trigger)
+        if options.min_offsets_per_trigger is not None:
+            return ReadMinRows(options.min_offsets_per_trigger)
         return ReadAllAvailable()
 
     def reportLatestOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
-        """Return how far the log goes; see `offsets_behind_latest`."""
-        found: dict[str, Any] = self._stream.reported()
-        return found
+        """Return the end of the log; see `offsets_behind_latest`."""
+        offset: dict[str, Any] = self._stream.report_latest_offset()
+        return offset
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
-        """Read no further than what is there now."""
-        self._stream.freeze()
+        """Read no further than the log goes now."""
+        self._stream.prepare_for_available_now()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
-        """Return the tasks of a micro-batch."""
-        return [InputPartition(work) for work in self._stream.plan(start, end)]
+        """Return the input partitions of a micro-batch."""
+        planned = self._stream.plan_input_partitions(start, end)
+        return [InputPartition(partition) for partition in planned]
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Note that everything up to there was processed."""
+        """Note that the records before an offset were processed."""
         self._stream.commit(end)
 
     def stop(self) -> None:
-        """Let the log go; Spark's source process calls it when its socket is closed."""
+        """Release the lease and close the log; Spark's process calls it when its socket closes."""
         if "_stream" not in self.__dict__:
             return
-        # It is closed and signalled at about the same time: what is let go is let go whole.
-        before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        # The socket is closed and the signal sent at about the same time: it must not interrupt.
+        previous = signal.signal(signal.SIGTERM, signal.SIG_IGN)
         try:
             self._stream.close()
         finally:
-            signal.signal(signal.SIGTERM, before)
+            signal.signal(signal.SIGTERM, previous)
 
 
-def _leave(*_: object) -> None:
+def _exit(*_: object) -> None:
     raise SystemExit(0)

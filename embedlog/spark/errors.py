@@ -1,7 +1,7 @@
-"""What an exception of Spark's is about, in a sentence: it is pages of Java and of other processes.
+"""Turns an exception of Spark into an error of embedlog, in one sentence.
 
-An error of ours that was raised in one of Spark's Python processes comes home
-as text, somewhere in these pages.
+Spark's text is pages of Java and of other processes' tracebacks.  An embedlog
+error that was raised in one of Spark's Python processes arrives as a line of it.
 """
 
 from __future__ import annotations
@@ -11,26 +11,27 @@ import re
 from embedlog import errors
 from embedlog.errors import EmbedlogError, SparkQueryError
 
-_OURS = re.compile(r"^embedlog\.errors\.(\w+): (.+)$", re.MULTILINE)
-_REASON = re.compile(r"^(?:Caused by: )?[\w.$]+(?:Exception|Error): (.+)$", re.MULTILINE)
-_LONGEST = 300
+_EMBEDLOG_ERROR = re.compile(r"^embedlog\.errors\.(\w+): (.+)$", re.MULTILINE)
+_CAUSE = re.compile(r"^(?:Caused by: )?[\w.$]+(?:Exception|Error): (.+)$", re.MULTILINE)
+_MAX_CHARACTERS = 300
 
 
-def typed(error: BaseException) -> EmbedlogError:
-    """Return an error of ours for one of Spark's; the cause stays with it.
+def to_embedlog_error(error: BaseException) -> EmbedlogError:
+    """Return the embedlog error in the text of a Spark exception, else a `SparkQueryError`.
 
-    >>> typed(RuntimeError("SparkException: no\\nembedlog.errors.NotALogError: no log [a]\\n at x"))
+    >>> to_embedlog_error(
+    ...     RuntimeError("SparkException: no\\nembedlog.errors.NotALogError: no log [a]\\n at x")
+    ... )
     NotALogError('no log [a]')
     """
     text = str(error)
-    found = _OURS.findall(text)
-    if found:
-        name, told = found[-1]
-        kind = getattr(errors, name, SparkQueryError)
-        made: EmbedlogError = kind(told)
+    result: EmbedlogError
+    if matches := _EMBEDLOG_ERROR.findall(text):
+        name, message = matches[-1]
+        result = getattr(errors, name, SparkQueryError)(message)
     else:
-        reasons = _REASON.findall(text) or text.strip().splitlines()[:1]
-        told = reasons[-1] if reasons else type(error).__name__
-        made = SparkQueryError(f"Spark failed: {told[:_LONGEST]}")
-    made.__cause__ = error
-    return made
+        causes = _CAUSE.findall(text) or text.strip().splitlines()[:1]
+        message = causes[-1] if causes else type(error).__name__
+        result = SparkQueryError(f"Spark failed: {message[:_MAX_CHARACTERS]}")
+    result.__cause__ = error
+    return result

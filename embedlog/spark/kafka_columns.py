@@ -1,7 +1,7 @@
-"""The rows of a log as Spark wants them: the columns of its Kafka source, in Arrow.
+"""The rows of a log as Arrow batches with the columns of Spark's Kafka source.
 
 Spark compares the schema of the first batch strictly: names, order, types
-and nullability.  So types are spelled out here, as Spark translates its own.
+and nullability.  So the Arrow types are spelled out here, as Spark maps its own.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from embedlog import batch as batches
 from embedlog.batch.arrays import data, number, repeated
 from embedlog.errors import InvalidConfigError, InvalidRecordError
 
-KINDS = {
+SPARK_TYPES = {
     "key": "binary",
     "value": "binary",
     "topic": "string",
@@ -30,7 +30,7 @@ KINDS = {
 """Every column, with Spark's name of its type."""
 
 _HEADERS = pa.list_(pa.field("element", pa.struct([("key", pa.string()), ("value", pa.binary())])))
-_ARROW = {
+_ARROW_TYPES = {
     "key": pa.binary(),
     "value": pa.binary(),
     "topic": pa.string(),
@@ -40,105 +40,109 @@ _ARROW = {
     "timestampType": pa.int32(),
     "headers": _HEADERS,
 }
-_STORED = {field.name: field.with_nullable(True) for field in batches.schema(headers=True)}
+_SEGMENT_FIELDS = {field.name: field.with_nullable(True) for field in batches.schema(headers=True)}
 
 
-def ddl(headers: bool) -> str:
-    """Return the schema of the source, as Kafka's is."""
-    names = [name for name in KINDS if headers or name != "headers"]
-    return ", ".join(f"{name} {KINDS[name]}" for name in names)
+def schema_ddl(include_headers: bool) -> str:
+    """Return the schema of the source, which is that of Kafka's."""
+    names = [name for name in SPARK_TYPES if include_headers or name != "headers"]
+    return ", ".join(f"{name} {SPARK_TYPES[name]}" for name in names)
 
 
-def chosen(fields: Iterable[tuple[str, str]], headers: bool) -> tuple[str, ...]:
-    """Return the columns that a user's schema, as pairs of name and type, asks for.
+def projected_columns(fields: Iterable[tuple[str, str]], include_headers: bool) -> tuple[str, ...]:
+    """Return the columns of a user's schema, given as pairs of name and type.
 
     Raises:
         InvalidConfigError: There is no such column, or it has another type.
     """
     names = []
-    for name, kind in fields:
-        if KINDS.get(name) != kind:
+    for name, spark_type in fields:
+        if SPARK_TYPES.get(name) != spark_type:
             raise InvalidConfigError(
-                f"the log has no column {name} of type {kind}",
-                todo=f"choose some of: {ddl(True)}; cast afterwards",
+                f"The log has no column {name} of type {spark_type}",
+                todo=f"Choose from: {schema_ddl(True)}; cast afterwards.",
             )
-        if name == "headers" and not headers:
-            raise InvalidConfigError("the schema has headers", todo="set includeHeaders to true")
+        if name == "headers" and not include_headers:
+            raise InvalidConfigError(
+                "The schema has the column headers", todo="Set includeHeaders to true."
+            )
         names.append(name)
     return tuple(names)
 
 
-def stored(names: tuple[str, ...]) -> Any:
-    """Return the schema of what is to be read of a segment for these columns."""
-    wanted = [_STORED[name] for name in names if name in _STORED]
-    return pa.schema([*wanted, pa.field("offset", pa.int64())])
+def segment_schema(names: tuple[str, ...]) -> Any:
+    """Return the schema of what to read from a segment for these columns."""
+    fields = [_SEGMENT_FIELDS[name] for name in names if name in _SEGMENT_FIELDS]
+    return pa.schema([*fields, pa.field("offset", pa.int64())])
 
 
-def rows(
-    table: Any, names: tuple[str, ...], topic: str, partition: int, kind: int
+def spark_batches(
+    table: Any, names: tuple[str, ...], topic: str, partition: int, timestamp_type: int
 ) -> Iterator[Any]:
-    """Yield a table of `stored` columns as record batches for Spark, in one piece mostly.
+    """Yield the rows of a table as record batches for Spark, usually as one.
 
     Args:
-        table: What was read, of one partition.
+        table: Rows of one partition, with the columns of `segment_schema`.
         names: The columns, in Spark's order.
-        topic: Its topic.
-        partition: Its partition.
-        kind: Its timestampType: 0 is the producer's time, 1 the log's.
+        topic: The topic of the rows.
+        partition: The partition of the rows.
+        timestamp_type: 0 if the producer set the timestamps, 1 if the log did.
 
     Raises:
-        InvalidRecordError: A time is too far away for Spark's microseconds.
+        InvalidRecordError: A timestamp does not fit Spark's microseconds.
     """
     schema = _schema(names)
-    for each in table.combine_chunks().to_batches():
-        count = each.num_rows
+    for rows in table.combine_chunks().to_batches():
+        count = rows.num_rows
         arrays = []
         for name in names:
             if name == "topic":
-                arrays.append(_constant(topic, _ARROW[name], count))
+                arrays.append(_constant(topic, _ARROW_TYPES[name], count))
             elif name == "partition":
-                arrays.append(_constant(partition, _ARROW[name], count))
+                arrays.append(_constant(partition, _ARROW_TYPES[name], count))
             elif name == "timestampType":
-                arrays.append(_constant(kind, _ARROW[name], count))
+                arrays.append(_constant(timestamp_type, _ARROW_TYPES[name], count))
+            elif name == "timestamp":
+                arrays.append(_microseconds(rows.column(name), topic, partition))
+            elif name == "headers":
+                arrays.append(_headers(rows.column(name)))
             else:
-                arrays.append(_converted(name, each.column(name), topic, partition))
+                arrays.append(rows.column(name))
         yield pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
 @lru_cache(maxsize=64)
 def _schema(names: tuple[str, ...]) -> Any:
-    return pa.schema([(name, _ARROW[name]) for name in names])
+    return pa.schema([(name, _ARROW_TYPES[name]) for name in names])
 
 
-def _constant(value: str | int, kind: Any, count: int) -> Any:
-    # Made for a power of two and cut, so that it is made once for many batches.
-    return _constants(value, kind, 1 << max(count - 1, 0).bit_length()).slice(0, count)
+def _constant(value: str | int, arrow_type: Any, count: int) -> Any:
+    # Built for the next power of two and sliced, so that one cached array serves many batches.
+    return _constants(value, arrow_type, 1 << max(count - 1, 0).bit_length()).slice(0, count)
 
 
 @lru_cache(maxsize=16)
-def _constants(value: str | int, kind: Any, count: int) -> Any:
+def _constants(value: str | int, arrow_type: Any, count: int) -> Any:
     if isinstance(value, int):
-        return repeated(value, kind, count)
-    return pa.repeat(data(value.encode(), kind), count)
+        return repeated(value, arrow_type, count)
+    return pa.repeat(data(value.encode(), arrow_type), count)
 
 
-def _converted(name: str, column: Any, topic: str, partition: int) -> Any:
-    if name == "timestamp":
-        try:
-            return column.cast(_ARROW[name])
-        except pa.ArrowInvalid as error:
-            raise InvalidRecordError(
-                f"a record has a time that Spark cannot hold: {error}",
-                topic=topic,
-                partition=partition,
-                todo="leave the column out: .schema('key binary, value binary')",
-            ) from error
-    return _headers(column) if name == "headers" else column
+def _microseconds(column: Any, topic: str, partition: int) -> Any:
+    try:
+        return column.cast(_ARROW_TYPES["timestamp"])
+    except pa.ArrowInvalid as error:
+        raise InvalidRecordError(
+            f"A record has a timestamp that Spark cannot hold: {error}",
+            topic=topic,
+            partition=partition,
+            todo="Leave the column out: .schema('key binary, value binary').",
+        ) from error
 
 
 def _headers(column: Any) -> Any:
-    """Return headers with Spark's names; of a record without any they are null, as Kafka's are."""
-    none = pc.equal(pc.list_value_length(column), number(0, pa.int32()))
-    if pc.any(none).as_py():
-        column = pc.if_else(none, pa.nulls(1, column.type)[0], column)
+    """Return headers with Spark's field names; null for a record without any, as in Kafka's."""
+    is_empty = pc.equal(pc.list_value_length(column), number(0, pa.int32()))
+    if pc.any(is_empty).as_py():
+        column = pc.if_else(is_empty, pa.nulls(1, column.type)[0], column)
     return column.cast(_HEADERS)

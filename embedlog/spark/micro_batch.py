@@ -1,9 +1,9 @@
-"""A streaming query on the log: from which position to which each micro-batch goes.
+"""A streaming query on the log: from which offsets to which each micro-batch reads.
 
-Spark asks in this order: where it begins (again and again, until the first
-batch is planned), up to where there is something, what the tasks are.  All of
-it happens in one process that lives as long as the query, and is killed when
-the query ends: nothing here waits for a farewell.
+Spark asks for the initial offset (several times, until the first batch is
+planned), for the latest offset, and for the input partitions between two
+offsets.  All of it happens in one process that lives as long as the query and
+is killed when the query ends, so nothing here relies on a shutdown call.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import time
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from embedlog import catalog
 from embedlog.consumer.group_client import group_of
@@ -21,18 +21,53 @@ from embedlog.groups.offsets import check_group_id
 from embedlog.partition import PartitionLog
 from embedlog.partition.extents import end_within, extents
 from embedlog.record import OffsetAndMetadata, TopicPartition
-from embedlog.spark import stream_offset
-from embedlog.spark.input_partitions import PartitionOffsets, plan
+from embedlog.spark.input_partitions import PartitionOffsets, plan_input_partitions
 from embedlog.spark.partition_reader import LogInputPartition
-from embedlog.spark.rate_limit import TriggerDelay, share
 from embedlog.spark.source import LogSource, Offsets, logger
 from embedlog.spark.source_options import LATEST, OffsetBound, SourceOptions, check_stream
 from embedlog.spark.stream_offset import StreamOffset
 
 Json = Mapping[str, Any]
+K = TypeVar("K")
 
-_HOLD_MS = 5000
-"""Renew the lease so often, at most: Spark asks for new offsets ninety times a second."""
+_LEASE_RENEWAL_MS = 5000
+"""Renew the lease at most this often: Spark asks for the latest offset ninety times a second."""
+
+
+def rate_limit(limit: int, backlog: Mapping[K, int]) -> dict[K, int]:
+    """Return how much to read of each backlog, about ``limit`` in total, as Kafka's source does.
+
+    In proportion to the backlogs and rounded down, but at least 1, so that a large
+    partition does not starve a small one.
+
+    >>> rate_limit(10, {"large": 101, "small": 11, "tiny": 1})
+    {'large': 8, 'small': 1, 'tiny': 1}
+    """
+    total = sum(backlog.values())
+    if total <= limit:
+        return dict(backlog)
+    return {key: min(size, max(limit * size // total, 1)) for key, size in backlog.items() if size}
+
+
+class TriggerDelay:
+    """Delays a micro-batch until there are enough records (minOffsetsPerTrigger, maxTriggerDelay).
+
+    Args:
+        min_offsets: The number of records that starts a batch.
+        max_delay_ms: The time since the last batch after which any number does.
+    """
+
+    def __init__(self, min_offsets: int, max_delay_ms: int) -> None:
+        self._min_offsets, self._max_delay_ms = min_offsets, max_delay_ms
+        self._last_batch_ms: int | None = None
+
+    def delays(self, backlog: int, now_ms: int) -> bool:
+        """Whether to wait for more records; the first batch never waits."""
+        last = self._last_batch_ms
+        if last is not None and now_ms - last < self._max_delay_ms and backlog < self._min_offsets:
+            return True
+        self._last_batch_ms = now_ms
+        return False
 
 
 def _monotonic_ms() -> int:
@@ -40,16 +75,16 @@ def _monotonic_ms() -> int:
 
 
 class MicroBatchStream:
-    """The driver's side of one streaming query.
+    """The driver's side of one streaming query; offsets go in and out as JSON.
 
     Args:
-        options: What the reader was told.
-        clock_ms: For maxTriggerDelay.
+        options: The options of the reader.
+        clock_ms: The clock for maxTriggerDelay and the renewal of the lease.
 
     Raises:
         InvalidConfigError: The options are not for a stream.
-        NotALogError: There is no log.
-        UnknownTopicOrPartitionError: A topic that is named is not there.
+        NotALogError: There is no log at the path.
+        UnknownTopicOrPartitionError: A topic named in the options does not exist.
     """
 
     def __init__(self, options: SourceOptions, clock_ms: Callable[[], int] = _monotonic_ms) -> None:
@@ -58,244 +93,249 @@ class MicroBatchStream:
             check_group_id(options.commit_to_group)
         self.options, self._clock_ms = options, clock_ms
         self._source: LogSource | None = None
-        self._initial: dict[str, Any] | None = None
-        self._target: Offsets | None = None
-        self._patience: TriggerDelay | None = None
-        self._name, self._held_ms = str(uuid.uuid4()), -_HOLD_MS
-        if options.min_offsets is not None:
-            self._patience = TriggerDelay(options.min_offsets, options.max_delay_ms)
+        self._initial_offset: dict[str, Any] | None = None
+        self._available_now: Offsets | None = None
+        """Where a query with Trigger.AvailableNow ends."""
+        self._trigger_delay = TriggerDelay(
+            options.min_offsets_per_trigger or 0, options.max_trigger_delay_ms
+        )
+        self._lease_name, self._leased_at_ms = str(uuid.uuid4()), -_LEASE_RENEWAL_MS
 
     @property
     def source(self) -> LogSource:
-        """The log, opened when first asked for: this object is also made to be pickled only."""
+        """The log, opened at first use: Spark makes some of these objects only to pickle them."""
         if self._source is None:
             self._source = LogSource(self.options, durable=True)
         return self._source
 
     def close(self) -> None:
-        """Let the log go, and what was held of it."""
+        """Release the lease and close the log."""
         source, self._source = self._source, None
         if source is not None:
             source.release()
             source.close()
 
-    def _hold(self, offsets: Offsets) -> None:
-        """Keep what is from here on, if that was not done just now.
+    def _renew_lease(self, offsets: Offsets) -> None:
+        """Lease the records from these offsets on, unless that was done within 5 seconds.
 
-        An older lease reaches further back; that a batch's beginning is gone is told
-        when it is planned.
+        An older lease begins earlier and covers them too.  That records at the start of
+        a batch are gone already is reported when the batch is planned.
         """
-        now = self._clock_ms()
-        if now - self._held_ms >= _HOLD_MS and self.source.hold(self._name, offsets):
-            self._held_ms = now
+        now_ms = self._clock_ms()
+        due = now_ms - self._leased_at_ms >= _LEASE_RENEWAL_MS
+        if due and self.source.hold(self._lease_name, offsets):
+            self._leased_at_ms = now_ms
 
-    # Where it begins, and how far it goes
+    # Offsets
 
-    def initial(self) -> dict[str, Any]:
-        """Return where the query begins: the same at each call."""
-        if self._initial is None:
+    def initial_offset(self) -> dict[str, Any]:
+        """Return where a new query starts: the same at each call."""
+        if self._initial_offset is None:
             self.source.check_topics()
-            bound = self.options.starting or OffsetBound("offset", LATEST)
-            begin = self.source.positions(self.source.starts(bound))
-            self._hold(dict(begin.offsets))
-            self._initial = replace(begin, initial=True).to_json()
-        return self._initial
+            bound = self.options.starting_offsets or OffsetBound("offset", LATEST)
+            start = self.source.stream_offset(self.source.starting_offsets(bound))
+            self._renew_lease(dict(start.offsets))
+            self._initial_offset = replace(start, is_initial=True).to_json()
+        return self._initial_offset
 
-    def latest(self, start: Json | None, limited: bool = True) -> Json:
-        """Return where the next batch ends; ``start`` itself when there is nothing to do.
+    def latest_offset(self, start: Json | None, limited: bool = True) -> Json:
+        """Return where the next batch ends; ``start`` itself if there is nothing to read.
 
         Args:
-            start: Where it begins; None from a Spark that does not say so (before 4.2).
-            limited: Whether the limits of a trigger count; not for a query that runs once.
+            start: Where the batch starts; None from Spark before 4.2, which does not pass it.
+            limited: Whether the limits per trigger apply; not for Trigger.Once.
 
         Raises:
-            DataLossError: What was being read is gone, unless that is not to fail.
+            DataLossError: Records that the query has to read are gone, and failOnDataLoss
+                is true.
         """
         if start is None:
-            return self._latest_of_all()
-        begin = stream_offset.from_json(start)
-        there = self.source.partitions()
-        self._check_all_there(begin, there)
-        if not there:
-            # A checkpoint without partitions would make the next run begin anew.
+            latest = self.source.stream_offset(self.source.readable_ends())
+            if self._initial_offset is not None:
+                latest = replace(latest, batch_start=StreamOffset.from_json(self._initial_offset))
+            return latest.to_json()
+        previous = StreamOffset.from_json(start)
+        logs = self.source.partitions()
+        self._check_missing_partitions(previous, logs)
+        if not logs:
+            # With an empty checkpoint the next run would be a new query.
             return start
-        known = self._known(begin, there)
-        self._hold(known)
-        backlog = {one: end - known[one] for one, end in self._published(known).items()}
-        if limited and self._target is None and self._waits(sum(backlog.values())):
-            return start
-        ends = self._target_now(known) if self._target is not None else self.source.ends()
+        starts = {key: self._resume_offset(key, log, previous) for key, log in logs.items()}
+        self._renew_lease(starts)
+        if self._available_now is None:
+            watermarks = self.source.high_watermarks()
+            backlog = sum(max(end - starts[key], 0) for key, end in watermarks.items())
+            if limited and self._trigger_delay.delays(backlog, self._clock_ms()):
+                return start
+            ends = self.source.readable_ends()
+        else:
+            ends = self._available_now_ends(self._available_now, starts)
         if limited:
-            ends = self._limited(known, ends)
-        made = self.source.positions({one: max(end, known[one]) for one, end in ends.items()})
-        if begin.initial:
-            made = replace(made, base=begin)
-        elif self._same(begin, made):
+            ends = self._limit(starts, ends)
+        latest = self.source.stream_offset(
+            {key: max(end, starts[key]) for key, end in ends.items()}
+        )
+        if previous.is_initial:
+            latest = replace(latest, batch_start=previous)
+        elif replace(previous, batch_start=None) == latest:
             return start
-        return made.to_json()
+        return latest.to_json()
 
-    def _latest_of_all(self) -> Json:
-        made = self.source.positions(self.source.ends())
-        if self._initial is not None:
-            made = replace(made, base=stream_offset.from_json(self._initial))
-        return made.to_json()
+    def report_latest_offset(self) -> dict[str, Any]:
+        """Return the end of the log, for the progress that Spark shows."""
+        return self.source.stream_offset(self.source.high_watermarks()).to_json()
 
-    def _same(self, begin: StreamOffset, made: StreamOffset) -> bool:
-        return begin.at(begin.offsets) == made
-
-    def reported(self) -> dict[str, Any]:
-        """Return how far the log goes, for the progress that Spark shows."""
-        return self.source.positions(self.source.published()).to_json()
-
-    def freeze(self) -> None:
-        """Read no further than what is there now (Trigger.AvailableNow)."""
+    def prepare_for_available_now(self) -> None:
+        """Read no further than the log goes now (Trigger.AvailableNow)."""
         self.source.check_topics()
-        self._target = self.source.ends()
+        self._available_now = self.source.readable_ends()
 
-    def _published(self, known: Offsets) -> Offsets:
-        return {one: max(end, known[one]) for one, end in self.source.published().items()}
-
-    def _waits(self, backlog: int) -> bool:
-        return self._patience is not None and self._patience.waits(backlog, self._clock_ms())
-
-    def _target_now(self, known: Offsets) -> Offsets:
-        """Return the ends that were frozen; partitions that came later are not read at all."""
-        assert self._target is not None
-        now = self.source.ends()
-        for one, end in self._target.items():
-            if now.get(one, -1) < end:
-                self.source.lose(one, f"ended at {end} when the query began, and does not now")
+    def _available_now_ends(self, targets: Offsets, starts: Offsets) -> Offsets:
+        """Return the ends of Trigger.AvailableNow; partitions created since are not read."""
+        ends = self.source.readable_ends()
+        for key, target in targets.items():
+            if ends.get(key, -1) < target:
+                self.source.report_data_loss(
+                    key, f"ended at {target} when the query started, and no longer does"
+                )
         return {
-            one: min(self._target.get(one, known[one]), end)
-            for one, end in now.items()
-            if one in self._target or one in known
+            key: min(targets.get(key, starts[key]), end)
+            for key, end in ends.items()
+            if key in targets or key in starts
         }
 
-    # Limits
-
-    def _limited(self, known: Offsets, ends: Offsets) -> Offsets:
-        backlog = {one: max(end - known[one], 0) for one, end in ends.items()}
-        if self.options.max_offsets is not None:
-            shares = share(self.options.max_offsets, backlog)
-            ends = {one: known[one] + shares.get(one, 0) for one in ends}
-        if self.options.max_bytes is not None:
-            ends = self._limited_bytes(known, ends, self.options.max_bytes)
+    def _limit(self, starts: Offsets, ends: Offsets) -> Offsets:
+        """Apply maxOffsetsPerTrigger and maxBytesPerTrigger."""
+        if self.options.max_offsets_per_trigger is not None:
+            backlog = {key: max(end - starts[key], 0) for key, end in ends.items()}
+            shares = rate_limit(self.options.max_offsets_per_trigger, backlog)
+            ends = {key: starts[key] + shares.get(key, 0) for key in ends}
+        if self.options.max_bytes_per_trigger is not None:
+            ends = self._limit_bytes(starts, ends, self.options.max_bytes_per_trigger)
         return ends
 
-    def _limited_bytes(self, known: Offsets, ends: Offsets, limit: int) -> Offsets:
+    def _limit_bytes(self, starts: Offsets, ends: Offsets, limit: int) -> Offsets:
         logs = self.source.partitions()
         sizes = {
-            one: sum(each.size for each in extents(logs[one], known[one], end))
-            for one, end in ends.items()
+            key: sum(extent.size for extent in extents(logs[key], starts[key], end))
+            for key, end in ends.items()
         }
         if sum(sizes.values()) <= limit:
             return ends
-        shares = share(limit, sizes)
+        shares = rate_limit(limit, sizes)
         return {
-            one: end_within(logs[one], known[one], end, shares[one]) if one in shares else end
-            for one, end in ends.items()
+            key: end_within(logs[key], starts[key], end, shares[key]) if key in shares else end
+            for key, end in ends.items()
         }
 
-    # What happened to the log meanwhile
+    # Data loss
 
-    def _check_all_there(
-        self, begin: StreamOffset, there: Mapping[TopicPartition, PartitionLog]
+    def _check_missing_partitions(
+        self, previous: StreamOffset, logs: Mapping[TopicPartition, PartitionLog]
     ) -> None:
-        for one in sorted(begin.offsets.keys() - there.keys()):
-            self.source.lose(one, "is gone")
+        for key in sorted(previous.offsets.keys() - logs.keys()):
+            self.source.report_data_loss(key, "is gone")
 
-    def _known(self, begin: StreamOffset, there: Mapping[TopicPartition, PartitionLog]) -> Offsets:
-        """Return where each partition goes on: those that are new begin at their start."""
-        return {one: self._goes_on(one, log, begin, warn=False) for one, log in there.items()}
-
-    def _goes_on(
-        self, one: TopicPartition, log: PartitionLog, begin: StreamOffset, warn: bool
+    def _resume_offset(
+        self,
+        key: TopicPartition,
+        log: PartitionLog,
+        previous: StreamOffset,
+        *,
+        warn: bool = False,
     ) -> int:
-        """Return the offset at which a partition is read on, whatever became of it.
+        """Return where to read a partition on; a new partition is read from its start.
+
+        Without ``warn`` a loss that does not fail the query is not reported: that is done
+        once, when the batch is planned.
 
         Raises:
-            DataLossError: Records are gone, unless that is not to fail.
+            DataLossError: Records are gone, and failOnDataLoss is true.
         """
-        now = log.tail()
-        offset = begin.offsets.get(one)
-        lose = self.source.lose if warn or self.options.fail_on_data_loss else _nothing
+
+        def lost(problem: str) -> None:
+            if warn or self.options.fail_on_data_loss:
+                self.source.report_data_loss(key, problem)
+
+        tail = log.tail()
+        start, end = tail.start_offset, tail.next_offset
+        offset = previous.offsets.get(key)
         if offset is None:
-            if now.start_offset > 0:
-                lose(one, f"is new and begins at offset {now.start_offset} instead of 0")
-            return now.start_offset
-        if begin.topics.get(one.topic, log.topic_id) != log.topic_id:
-            lose(one, f"was deleted and created again: offset {offset} is another one now")
-            return now.start_offset
-        cut = _cut_below(log, begin.epoch(one), offset)
-        if cut is not None or offset > now.next_offset:
-            end = now.next_offset if cut is None else cut
-            lose(one, f"had offset {offset}, but was cut at {end}")
-            return max(end, now.start_offset)
-        if offset < now.start_offset:
-            lose(one, f"was read up to {offset}, and begins at {now.start_offset} now")
-            return now.start_offset
+            if start > 0:
+                lost(f"is new and begins at offset {start} instead of 0")
+            return start
+        if previous.topic_ids.get(key.topic, log.topic_id) != log.topic_id:
+            lost(f"was deleted and created again: offset {offset} is another record now")
+            return start
+        truncated_to = _truncated_to(log, previous.leader_epoch(key), offset)
+        if truncated_to is not None or offset > end:
+            end = end if truncated_to is None else truncated_to
+            lost(f"was read up to offset {offset}, but was truncated to {end}")
+            return max(end, start)
+        if offset < start:
+            lost(f"was read up to offset {offset}, and begins at {start} now")
+            return start
         return offset
 
-    # A batch
+    # Input partitions
 
-    def plan(self, start: Json, end: Json) -> list[LogInputPartition]:
-        """Return the tasks that read from one position to another.
+    def plan_input_partitions(self, start: Json, end: Json) -> list[LogInputPartition]:
+        """Return the input partitions of the batch between two offsets.
 
         Raises:
-            DataLossError: Some of it is gone, unless that is not to fail.
+            DataLossError: Some of its records are gone, and failOnDataLoss is true.
         """
-        begin, until = stream_offset.from_json(start), stream_offset.from_json(end)
-        if begin.initial:
-            begin = until.begin
+        batch_start, batch_end = StreamOffset.from_json(start), StreamOffset.from_json(end)
+        if batch_start.is_initial:
+            # What the checkpoint says about the start of the first batch is the truth.
+            batch_start = batch_end.batch_start or batch_end
         logs = self.source.partitions()
-        self._check_all_there(begin, logs)
+        self._check_missing_partitions(batch_start, logs)
         ranges = []
-        for one, stop in until.offsets.items():
-            log = logs.get(one)
+        for key, until in batch_end.offsets.items():
+            log = logs.get(key)
             if log is None:
-                self.source.lose(one, "is gone")
-            elif until.topics.get(one.topic, log.topic_id) != log.topic_id:
-                self.source.lose(one, "was deleted and created again while a batch was planned")
+                self.source.report_data_loss(key, "is gone")
+            elif batch_end.topic_ids.get(key.topic, log.topic_id) != log.topic_id:
+                self.source.report_data_loss(
+                    key, "was deleted and created again while a batch was planned"
+                )
             else:
-                ranges.append(self._range(one, log, begin, stop))
-        self._hold({one.where: one.first for one in ranges if one.first <= one.stop})
-        return plan(self.source.log.path, ranges, logs.__getitem__, self.options)
+                ranges.append(self._range(key, log, batch_start, until))
+        self._renew_lease({key: first for key, first, until in ranges if first <= until})
+        return plan_input_partitions(self.source.log.path, ranges, logs.__getitem__, self.options)
 
     def _range(
-        self, one: TopicPartition, log: PartitionLog, begin: StreamOffset, stop: int
+        self, key: TopicPartition, log: PartitionLog, batch_start: StreamOffset, until: int
     ) -> PartitionOffsets:
-        first = self._goes_on(one, log, begin, warn=True)
+        first = self._resume_offset(key, log, batch_start, warn=True)
         end = log.tail().next_offset
-        if stop > end:
-            self.source.lose(one, f"was to be read up to {stop}, and ends at {end}")
-        return PartitionOffsets(one, first, min(stop, end))
+        if until > end:
+            self.source.report_data_loss(key, f"was to be read up to {until}, and ends at {end}")
+        return PartitionOffsets(key, first, min(until, end))
 
     def commit(self, end: Json) -> None:
-        """Note that everything up to there was processed: for those who watch a group's lag."""
+        """Commit processed offsets to a group, so that its lag can be watched (commitToGroup)."""
         group = self.options.commit_to_group
         if group is None or not self.source.writable:
             return
-        done = stream_offset.from_json(end)
-        there = {
-            one: OffsetAndMetadata(offset, "", done.epoch(one))
-            for one, offset in done.offsets.items()
-            if one in self.source.partitions()
+        processed = StreamOffset.from_json(end)
+        offsets = {
+            key: OffsetAndMetadata(offset, "", processed.leader_epoch(key))
+            for key, offset in processed.offsets.items()
+            if key in self.source.partitions()
         }
         try:
-            group_of(self.source.log.root, group).commit(there)
+            group_of(self.source.log.root, group).commit(offsets)
         except (CommitFailedError, UnknownTopicOrPartitionError) as error:
-            # The query has its own record of how far it is: this one is for show.
-            logger.warning("the progress of the query is not shown: %s", error)
+            # Spark's checkpoint is the record of the query's progress; the group only shows it.
+            logger.warning("The group does not show the progress of the query: %s", error)
 
 
-def _nothing(*_: object) -> None:
-    """Say nothing: it was, or will be, told when the batch is planned."""
-
-
-def _cut_below(log: PartitionLog, epoch: int | None, offset: int) -> int | None:
-    """Return where the log was cut below an offset that was right in an epoch, if it was (A36)."""
+def _truncated_to(log: PartitionLog, epoch: int | None, offset: int) -> int | None:
+    """Return where the log was truncated below an offset since a leader epoch, if it was (A36)."""
     if epoch is None or log.tail().leader_epoch == epoch:
         return None
-    known = log.context.state.read(lambda txn: catalog.epochs(txn, log.key))
-    cut = min((start for each, start in known if each > epoch), default=offset)
-    return cut if cut < offset else None
+    epochs = log.context.state.read(lambda txn: catalog.epochs(txn, log.key))
+    truncated_to = min((start for number, start in epochs if number > epoch), default=offset)
+    return truncated_to if truncated_to < offset else None

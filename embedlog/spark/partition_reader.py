@@ -1,15 +1,17 @@
-"""What an executor does: map the files it was told of, and yield their rows as Arrow.
+"""Reads an input partition in an executor: maps the files of the plan, yields rows as Arrow.
 
-No database, no lock, no thread: an executor may be killed at any instant, may
-run on another host, and may be used again for another query.  Batches of a
-log are mostly small; they are gathered before they are handed on.
+An executor may be killed at any time, may run on another host, and may be used
+again for another query; so it opens no database, takes no lock and starts no
+thread.  The batches of a log are mostly small; they are combined for Spark.
 """
 
 from __future__ import annotations
 
+import gc
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import groupby
 from typing import Any
 
@@ -21,16 +23,26 @@ from embedlog.batch.tables import BatchRows, rows_in_range, table
 from embedlog.errors import CorruptBatchError, DataLossError, NotALogError, StorageError
 from embedlog.files import Files
 from embedlog.segment import SegmentFile
-from embedlog.spark import kafka_columns, python_worker
+from embedlog.spark import kafka_columns
 
-ROWS = 32_768
-"""Hand on so many rows at once: with fewer Spark spends more on each, with more it gains little."""
-MOST_ROWS = 65_536
-"""A batch of the log with more rows is handed on in parts."""
-BYTES = 8 << 20
-"""Hand on sooner, if the rows are so large."""
+TARGET_ROWS = 32_768
+"""Rows to yield at once: with fewer, Spark spends more on each; with more, little is gained."""
+MAX_ROWS = 65_536
+"""A batch of the log with more rows is yielded in parts."""
+TARGET_BYTES = 8 << 20
+"""Yield fewer rows if they take this many bytes."""
 
 _logger = logging.getLogger("embedlog")
+
+
+@cache
+def freeze_gc() -> None:
+    """Exclude all loaded modules from garbage collection, once per process.
+
+    Spark runs a collection after each task, which took 18 of a task's 25 ms.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,23 +50,25 @@ class FileChunk:
     """A part of one segment file."""
 
     path: str
-    """From the root."""
+    """Relative to the log root."""
     sealed: bool
     headers: bool
+    """Whether the file has a column of headers."""
     position: int
+    """Where to start to read; 0 is the first batch."""
     end_position: int
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionSlice:
-    """Offsets ``[first, stop)`` of one partition, and where they are."""
+    """The offsets ``[from_offset, until_offset)`` of one partition, and the files with them."""
 
     topic: str
     partition: int
-    first: int
-    stop: int
+    from_offset: int
+    until_offset: int
     leader_epoch: int
-    """That of the log when it was planned: batches of a later one were not meant."""
+    """The log's epoch when this was planned: batches of a later one are not part of the plan."""
     chunks: tuple[FileChunk, ...]
     size: int = 0
     """About how many bytes to read."""
@@ -62,34 +76,36 @@ class PartitionSlice:
 
 @dataclass(frozen=True, slots=True)
 class LogInputPartition:
-    """What one task reads; a value of an `InputPartition`."""
+    """What one task reads; the value of a Spark `InputPartition`."""
 
     root: str
-    pieces: tuple[PartitionSlice, ...]
+    slices: tuple[PartitionSlice, ...]
 
 
-def read(work: LogInputPartition, names: tuple[str, ...], fail_on_data_loss: bool) -> Iterator[Any]:
-    """Yield the rows of a task as record batches of the columns named.
+def read_input_partition(
+    partition: LogInputPartition, names: tuple[str, ...], fail_on_data_loss: bool
+) -> Iterator[Any]:
+    """Yield the rows of an input partition as record batches of the named columns.
 
     Raises:
-        DataLossError: A file is gone, or was cut; unless that is not to fail, then
-            what is missing is left out.
-        CorruptBatchError: A batch is not as written.
-        NotALogError: The log is not there on this host.
+        DataLossError: A file was deleted or truncated; with ``fail_on_data_loss=False`` its
+            records are left out.
+        CorruptBatchError: A batch is not as it was written.
+        NotALogError: The log does not exist on this host.
     """
-    python_worker.freeze()
+    freeze_gc()
     try:
-        files = Files(work.root, writable=False)
+        files = Files(partition.root, writable=False)
     except (NotALogError, StorageError) as error:
         raise NotALogError(
-            "the log is not on this host",
-            path=work.root,
-            todo="executors read its files: put it where all hosts find it by the same path",
+            "The log is not on this host",
+            path=partition.root,
+            todo="Executors read its files: share the directory under the same path on all hosts.",
         ) from error
     try:
-        for piece in work.pieces:
+        for part in partition.slices:
             try:
-                yield from _piece(files, piece, names)
+                yield from _read_slice(files, part, names)
             except DataLossError as error:
                 if fail_on_data_loss:
                     raise
@@ -98,120 +114,128 @@ def read(work: LogInputPartition, names: tuple[str, ...], fail_on_data_loss: boo
         files.close_all()
 
 
-def _piece(files: Files, piece: PartitionSlice, names: tuple[str, ...]) -> Iterator[Any]:
-    schema = kafka_columns.stored(names)
-    held = RowBuffer(piece, names)
-    for found in _runs(files, piece):
-        made = table(found, piece.partition, schema)
-        yield from held.add(made, int(found[0][0].is_log_append_time), _size(found, made))
-    yield from held.hand_on()
+def _read_slice(files: Files, part: PartitionSlice, names: tuple[str, ...]) -> Iterator[Any]:
+    schema = kafka_columns.segment_schema(names)
+    buffer = RowBuffer(part, names)
+    for rows in _row_groups(files, part):
+        rows_table = table(rows, part.partition, schema)
+        timestamp_type = int(rows[0][0].is_log_append_time)
+        yield from buffer.add(rows_table, timestamp_type, _size(rows, rows_table))
+    yield from buffer.flush()
 
 
 class RowBuffer:
-    """Rows that are gathered until they are worth to be handed on."""
+    """Collects rows until there are enough for Spark."""
 
-    def __init__(self, piece: PartitionSlice, names: tuple[str, ...]) -> None:
-        self._piece, self._names = piece, names
+    def __init__(self, part: PartitionSlice, names: tuple[str, ...]) -> None:
+        self._slice, self._names = part, names
         self._tables: list[Any] = []
-        self._rows = self._bytes = self._kind = 0
+        self._rows = self._bytes = self._timestamp_type = 0
 
-    def add(self, table: Any, kind: int, size: int) -> Iterator[Any]:
-        """Take rows of one timestampType; yield what is enough by then."""
-        if kind != self._kind:
-            yield from self.hand_on()
-        self._kind = kind
+    def add(self, table: Any, timestamp_type: int, size: int) -> Iterator[Any]:
+        """Add rows of one timestampType and of ``size`` bytes; yield those that are enough."""
+        if timestamp_type != self._timestamp_type:
+            yield from self.flush()
+        self._timestamp_type = timestamp_type
         self._tables.append(table)
         self._rows += table.num_rows
         self._bytes += size
-        if self._rows >= ROWS or self._bytes >= BYTES:
-            yield from self.hand_on()
+        if self._rows >= TARGET_ROWS or self._bytes >= TARGET_BYTES:
+            yield from self.flush()
 
-    def hand_on(self) -> Iterator[Any]:
-        """Yield what there is."""
+    def flush(self) -> Iterator[Any]:
+        """Yield the rows that are left."""
         tables, self._tables = self._tables, []
         self._rows = self._bytes = 0
         if not tables:
             return
         whole = tables[0] if len(tables) == 1 else pa.concat_tables(tables)
-        topic, partition = self._piece.topic, self._piece.partition
-        for start in range(0, whole.num_rows, MOST_ROWS):
-            some = whole.slice(start, MOST_ROWS)
-            yield from kafka_columns.rows(some, self._names, topic, partition, self._kind)
+        topic, partition = self._slice.topic, self._slice.partition
+        for start in range(0, whole.num_rows, MAX_ROWS):
+            yield from kafka_columns.spark_batches(
+                whole.slice(start, MAX_ROWS), self._names, topic, partition, self._timestamp_type
+            )
 
 
-def _size(found: Sequence[BatchRows], table: Any) -> int:
-    """How many bytes rows take; of many small batches Arrow takes long to tell it."""
-    if found[0][0].is_compressed:
+def _size(rows: Sequence[BatchRows], table: Any) -> int:
+    """Return the bytes of rows; for many small batches Arrow is slow to compute ``nbytes``."""
+    if rows[0][0].is_compressed:
         return int(table.nbytes)
-    return sum(batch.size for batch, _, _ in found)
+    return sum(batch.size for batch, _, _ in rows)
 
 
-def _runs(files: Files, piece: PartitionSlice) -> Iterator[list[BatchRows]]:
-    """Yield rows of batches of one segment that are alike: as much as is handed on at once."""
-    for chunk in piece.chunks:
-        for found in _batches(files, piece, chunk):
-            rows = rows_in_range(found, piece.first, piece.stop)
-            for _, some in groupby(rows, key=lambda row: row[0].is_log_append_time):
-                yield from _few(list(some))
+def _row_groups(files: Files, part: PartitionSlice) -> Iterator[list[Rows]]:
+    """Yield rows of one segment and one timestampType, as many as become one table."""
+    for chunk in part.chunks:
+        for decoded in _read_batches(files, part, chunk):
+            rows = covered(decoded, part.from_offset, part.until_offset)
+            for _, group in groupby(rows, key=lambda row: row[0].is_log_append_time):
+                yield from _limited_groups(list(group))
 
 
-def _few(rows: list[BatchRows]) -> Iterator[list[BatchRows]]:
-    """Yield what is compressed a batch at a time: it may grow a hundredfold."""
-    if any(one.is_compressed for one, _, _ in rows):
+def _limited_groups(rows: list[Rows]) -> Iterator[list[Rows]]:
+    """Yield groups of at most `MAX_ROWS` rows; compressed batches one by one.
+
+    A compressed batch may grow a hundredfold.
+    """
+    if any(batch.is_compressed for batch, _, _ in rows):
         yield from ([row] for row in rows)
         return
-    some: list[BatchRows] = []
+    group: list[Rows] = []
     count = 0
     for row in rows:
-        if some and count + row[2] - row[1] > MOST_ROWS:
-            yield some
-            some, count = [], 0
-        some.append(row)
+        if group and count + row[2] - row[1] > MAX_ROWS:
+            yield group
+            group, count = [], 0
+        group.append(row)
         count += row[2] - row[1]
-    if some:
-        yield some
+    if group:
+        yield group
 
 
-def _batches(files: Files, piece: PartitionSlice, chunk: FileChunk) -> Iterator[list[Batch]]:
+def _read_batches(files: Files, part: PartitionSlice, chunk: FileChunk) -> Iterator[list[Batch]]:
     """Yield the batches of a part of a file, a few megabytes at a time."""
-    file = _open(files, piece, chunk)
+    file = _open(files, part, chunk)
     position, end = chunk.position or file.start, chunk.end_position
+    read = file.mapped if chunk.sealed else file.read
     while position < end:
-        look = file.mapped if chunk.sealed else file.read
         try:
-            found = look(position, end)
+            decoded = read(position, end)
         except CorruptBatchError as error:
             if chunk.sealed or file.size() >= end:
                 raise
-            raise _lost(piece, f"{chunk.path} was cut") from error
-        if not found:
-            raise _lost(piece, f"{chunk.path} was cut")
-        if found[-1].leader_epoch > piece.leader_epoch:
-            raise _lost(piece, "the log was cut and written anew after the query was planned")
-        yield found
-        if found[-1].next_offset >= piece.stop:
+            raise _data_loss(part, f"The file {chunk.path} was truncated") from error
+        if not decoded:
+            raise _data_loss(part, f"The file {chunk.path} was truncated")
+        if decoded[-1].leader_epoch > part.leader_epoch:
+            raise _data_loss(
+                part, "The log was truncated and written again after the query was planned"
+            )
+        yield decoded
+        if decoded[-1].next_offset >= part.until_offset:
             return
-        position = found[-1].position + found[-1].size
+        position = decoded[-1].position + decoded[-1].size
 
 
-def _open(files: Files, piece: PartitionSlice, chunk: FileChunk) -> SegmentFile:
+def _open(files: Files, part: PartitionSlice, chunk: FileChunk) -> SegmentFile:
+    schemas = tuple(
+        batches.schema(headers=chunk.headers, offsets=offsets) for offsets in (False, True)
+    )
     try:
-        return SegmentFile(files, chunk.path, expected=_schemas(chunk.headers))
+        return SegmentFile(files, chunk.path, expected=schemas)
     except StorageError as error:
         if not error.missing:
             raise
-        raise _lost(piece, f"{chunk.path} was deleted after the query was planned") from error
+        raise _data_loss(
+            part, f"The file {chunk.path} was deleted after the query was planned"
+        ) from error
 
 
-def _schemas(headers: bool) -> tuple[Any, ...]:
-    return tuple(batches.schema(headers=headers, offsets=offsets) for offsets in (False, True))
-
-
-def _lost(piece: PartitionSlice, what: str) -> DataLossError:
+def _data_loss(part: PartitionSlice, problem: str) -> DataLossError:
     return DataLossError(
-        what,
-        topic=piece.topic,
-        partition=piece.partition,
-        offset=piece.first,
-        todo="load it again, or set failOnDataLoss to false to go on without these records",
+        problem,
+        topic=part.topic,
+        partition=part.partition,
+        offset=part.from_offset,
+        todo="Load it again, or set failOnDataLoss to false to go on without these records.",
     )

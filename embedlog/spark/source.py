@@ -1,4 +1,4 @@
-"""The log as the driver's side of a query sees it: which partitions, from where, to where.
+"""The log on the driver's side of a query: its partitions, and where to start and end in each.
 
 Opened by the process that plans a batch, or that serves a streaming query.
 """
@@ -31,18 +31,19 @@ Offsets = dict[TopicPartition, int]
 
 
 class LogSource:
-    """A log and what is to be read of it.
+    """A log and the partitions of it that a query reads.
 
     Args:
-        options: What the reader was told.
-        durable: Whether to read only what a power cut cannot take back, unless told.
+        options: The options of the reader.
+        durable: Whether to read only what survives a power cut, unless the options say it.
     """
 
     def __init__(self, options: SourceOptions, durable: bool) -> None:
         self.options = options
-        self.log = opened(options.path, "check the option 'path'")
+        self.log = open_existing_log(options.path, "Check the option 'path'.")
         self._durable = durable if options.visibility is None else options.visibility == "durable"
-        self._known: tuple[int, dict[TopicPartition, PartitionLog]] | None = None
+        self._partitions: tuple[int, dict[TopicPartition, PartitionLog]] | None = None
+        """The version of the catalog, and the partitions to read as of then."""
         self._lease: Any = None
 
     @property
@@ -51,232 +52,238 @@ class LogSource:
         return bool(self.log.root.mode == "rw")
 
     def close(self) -> None:
-        """Let the log go; a lease lasts on."""
+        """Close the log; a lease stays until it is released or expires."""
         self.log.close()
 
-    # What is to stay
+    # Leases
 
     def hold(self, name: str, offsets: Mapping[TopicPartition, int]) -> bool:
-        """Keep retention and compaction from what is at these offsets and after, for a while.
+        """Lease the records from these offsets on: retention and compaction leave them alone.
 
-        Nobody may tell when the last task is done, so it ends by its time; see readLeaseMs.
-        In a log that may not be written it does nothing.
+        Spark does not say when the last task is done, so the lease ends by its time
+        (readLeaseMs).  If the log is read-only this does nothing.
 
         Returns:
-            False if some of it is gone already.
+            False if some of the records are already deleted.
         """
         if not self.writable or not offsets:
             return True
         try:
-            seconds = self.options.lease_ms / 1000
+            seconds = self.options.read_lease_ms / 1000
             self._lease = self.log.hold(f"spark-{name}", offsets, seconds=seconds)
         except (OffsetOutOfRangeError, UnknownTopicOrPartitionError):
             return False
         return True
 
     def release(self) -> None:
-        """Let go what was held."""
+        """Release the lease."""
         lease, self._lease = self._lease, None
         if lease is not None:
             lease.release()
 
-    # Which partitions
+    # Partitions
 
     def partitions(self) -> Mapping[TopicPartition, PartitionLog]:
-        """Return what is subscribed to, as it is now; cheap while no topic changes."""
+        """Return the partitions that the subscription matches now; cached until topics change."""
         version = self.log.root.version()
-        if self._known is None or self._known[0] != version:
-            self._known = version, self._matching()
-        return self._known[1]
+        if self._partitions is None or self._partitions[0] != version:
+            self._partitions = version, self._matching_partitions()
+        return self._partitions[1]
 
-    def _matching(self) -> dict[TopicPartition, PartitionLog]:
+    def _matching_partitions(self) -> dict[TopicPartition, PartitionLog]:
         names, pattern, assigned = self.options.subscription
         root = self.log.root
-        known = root.topics()
+        topics = root.topics()
         if pattern is not None:
-            # As Kafka's consumers: internal topics are read by their names only.
-            public = (name for name in known if not name.startswith(INTERNAL))
+            # As in Kafka's consumer, a pattern does not match internal topics.
+            public = (name for name in topics if not name.startswith(INTERNAL))
             names = tuple(name for name in public if re.fullmatch(pattern, name))
         if assigned is not None:
-            wanted = [TopicPartition(*one) for one in _flat(assigned)]
+            wanted = _topic_partitions(assigned)
         else:
-            wanted = [
-                TopicPartition(name, number)
-                for name in names
-                if name in known
-                for number in range(known[name].partitions)
-            ]
-        there = [
-            one
-            for one in wanted
-            if one.topic in known and one.partition < known[one.topic].partitions
-        ]
-        return {one: root.partition(*one) for one in sorted(there)}
+            existing = {name: range(topics[name].partitions) for name in names if name in topics}
+            wanted = _topic_partitions(existing)
+        return {
+            topic_partition: root.partition(*topic_partition)
+            for topic_partition in sorted(wanted)
+            if topic_partition.topic in topics
+            and topic_partition.partition < topics[topic_partition.topic].partitions
+        }
 
     def check_topics(self) -> None:
-        """Raise unless all topics and partitions that are named are there.
+        """Check that all topics and partitions named in the options exist.
 
         Raises:
-            UnknownTopicOrPartitionError: One is not; with failOnDataLoss=false it
-                is read once it is there.
+            UnknownTopicOrPartitionError: One does not exist; with failOnDataLoss=false it is
+                read as soon as it does.
         """
         names, _, assigned = self.options.subscription
         if not self.options.fail_on_data_loss:
             return
         for name in names or assigned or ():
             self.log.root.topic(name)
-        missing = [one for one in _flat(assigned or {}) if one not in self.partitions()]
-        if missing:
-            topic, number = missing[0]
-            raise UnknownTopicOrPartitionError(
-                "there is no such partition", topic=topic, partition=number
-            )
-
-    # Where they end and begin
-
-    def earliest(self) -> Offsets:
-        """Return the first offset of each partition that can be read."""
-        return {one: log.tail().start_offset for one, log in self.partitions().items()}
-
-    def published(self) -> Offsets:
-        """Return where each partition ends for a consumer."""
-        return {one: log.tail().end_offset for one, log in self.partitions().items()}
-
-    def ends(self) -> Offsets:
-        """Return how far each partition may be read; what is not durable is flushed first.
-
-        Who keeps positions for longer than the log keeps its records must not be
-        ahead of it after a power cut: other records would get these offsets.
-        """
-        logs = self.partitions()
-        tails = {one: log.tail() for one, log in logs.items()}
-        if not self._durable:
-            return {one: now.end_offset for one, now in tails.items()}
-        behind = [logs[one] for one, now in tails.items() if now.durable_offset < now.end_offset]
-        if behind and self.writable:
-            flush.flush(behind)
-            tails = {one: log.tail() for one, log in logs.items()}
-        return {one: min(now.durable_offset, now.end_offset) for one, now in tails.items()}
-
-    def positions(self, offsets: Mapping[TopicPartition, int]) -> StreamOffset:
-        """Return offsets with what tells these logs from others that may have the same names."""
-        logs = self.partitions()
-        there = {one: offset for one, offset in offsets.items() if one in logs}
-        epochs = {one: logs[one].tail().leader_epoch for one in there}
-        return StreamOffset(
-            there,
-            {one.topic: logs[one].topic_id for one in there},
-            {one: epoch for one, epoch in epochs.items() if epoch},
-        )
-
-    # Where to begin and to end
-
-    def starts(self, bound: OffsetBound) -> Offsets:
-        """Return where a query begins that has not begun yet."""
-        return self._resolved(bound, self.ends(), "starting")
-
-    def stops(self, bound: OffsetBound) -> Offsets:
-        """Return where a batch query ends."""
-        return self._resolved(bound, self.ends(), "ending")
-
-    def _resolved(self, bound: OffsetBound, ends: Offsets, side: str) -> Offsets:
-        self._check_named(bound, side)
-        return {
-            one: self._place(one, log, bound, ends[one], side)
-            for one, log in self.partitions().items()
-        }
-
-    def _check_named(self, bound: OffsetBound, side: str) -> None:
-        """Kafka wants every partition named, and no other."""
-        if bound.everywhere is not None:
-            return
-        logs = self.partitions()
-        absent = [one for one in logs if bound.of(*one) is None]
-        named = {
-            TopicPartition(topic, number)
-            for topic, each in bound.each.items()
-            for number in (each if isinstance(each, Mapping) else ())
-        }
-        topics = {one.topic for one in logs}
-        strange = sorted(named - logs.keys()) or [
-            TopicPartition(topic, 0) for topic in bound.each if topic not in topics
-        ]
-        for some, what in ((absent, "is not named"), (strange, "is not read")):
-            if some:
-                topic, number = some[0]
-                raise InvalidConfigError(
-                    f"the {side} offsets are of other partitions than what is read: "
-                    f"partition {number} of {topic} {what}",
-                    todo="name all partitions; -2 is the earliest offset, -1 the latest",
+        for topic, partition in _topic_partitions(assigned or {}):
+            if TopicPartition(topic, partition) not in self.partitions():
+                raise UnknownTopicOrPartitionError(
+                    "There is no such partition",
+                    topic=topic,
+                    partition=partition,
+                    todo="Correct the option 'assign' or add partitions to the topic.",
                 )
 
-    def _place(
-        self, one: TopicPartition, log: PartitionLog, bound: OffsetBound, end: int, side: str
+    # Ends of the log
+
+    def high_watermarks(self) -> Offsets:
+        """Return where each partition ends for a consumer."""
+        return {key: log.tail().end_offset for key, log in self.partitions().items()}
+
+    def readable_ends(self) -> Offsets:
+        """Return how far the query may read each partition, after flushing what is not durable.
+
+        A checkpoint may outlive records that a power cut takes from the log, and other
+        records would get their offsets; so a stream does not read ahead of the disk.
+        """
+        logs = self.partitions()
+        tails = {key: log.tail() for key, log in logs.items()}
+        if not self._durable:
+            return {key: tail.end_offset for key, tail in tails.items()}
+        unflushed = [
+            logs[key] for key, tail in tails.items() if tail.durable_offset < tail.end_offset
+        ]
+        if unflushed and self.writable:
+            flush.flush(unflushed)
+            tails = {key: log.tail() for key, log in logs.items()}
+        return {key: min(tail.durable_offset, tail.end_offset) for key, tail in tails.items()}
+
+    def stream_offset(self, offsets: Mapping[TopicPartition, int]) -> StreamOffset:
+        """Return offsets with the ids of their topics and the leader epochs of their logs."""
+        logs = self.partitions()
+        existing = {key: offset for key, offset in offsets.items() if key in logs}
+        epochs = {key: logs[key].tail().leader_epoch for key in existing}
+        return StreamOffset(
+            existing,
+            {key.topic: logs[key].topic_id for key in existing},
+            {key: epoch for key, epoch in epochs.items() if epoch},
+        )
+
+    # Starting and ending offsets
+
+    def starting_offsets(self, bound: OffsetBound) -> Offsets:
+        """Return where a new query starts."""
+        return self._resolve(bound, "starting")
+
+    def ending_offsets(self, bound: OffsetBound) -> Offsets:
+        """Return where a batch query ends."""
+        return self._resolve(bound, "ending")
+
+    def _resolve(self, bound: OffsetBound, side: str) -> Offsets:
+        ends = self.readable_ends()
+        self._check_names(bound, side)
+        return {
+            topic_partition: self._resolve_offset(
+                topic_partition, log, bound, ends[topic_partition], side
+            )
+            for topic_partition, log in self.partitions().items()
+        }
+
+    def _check_names(self, bound: OffsetBound, side: str) -> None:
+        """Check that a bound names every partition that is read and no other: Kafka's rule."""
+        if bound.for_all is not None:
+            return
+        logs = self.partitions()
+        unnamed = [key for key in logs if bound.get(*key) is None]
+        named = {
+            TopicPartition(topic, partition)
+            for topic, by_partition in bound.by_topic.items()
+            for partition in (by_partition if isinstance(by_partition, Mapping) else ())
+        }
+        topics = {key.topic for key in logs}
+        unread = sorted(named - logs.keys()) or [
+            TopicPartition(topic, 0) for topic in bound.by_topic if topic not in topics
+        ]
+        for partitions, problem in ((unnamed, "is not named"), (unread, "is not read")):
+            if partitions:
+                topic, partition = partitions[0]
+                raise InvalidConfigError(
+                    f"The {side} offsets are for other partitions than the query reads: "
+                    f"partition {partition} of {topic} {problem}",
+                    todo="Name all partitions; -2 is the earliest offset, -1 the latest.",
+                )
+
+    def _resolve_offset(
+        self,
+        topic_partition: TopicPartition,
+        log: PartitionLog,
+        bound: OffsetBound,
+        end: int,
+        side: str,
     ) -> int:
-        number = bound.of(*one)
+        number = bound.get(*topic_partition)
         assert number is not None
         start = log.tail().start_offset
         if bound.by == "time":
-            return self._at_time(one, log, number, end, side)
+            return self._offset_at_time(topic_partition, log, number, end, side)
         if number in (EARLIEST, LATEST):
             return start if number == EARLIEST else end
         if not start <= number <= end and side == "starting":
-            self.lose(one, f"starts at offset {number}, but has offsets {start} to {end}")
+            self.report_data_loss(
+                topic_partition, f"starts at offset {number}, but has offsets {start} to {end}"
+            )
         if number > end and side == "ending":
             raise OffsetOutOfRangeError(
-                f"the query is to end there, but the log ends at {end}",
-                topic=one.topic,
-                partition=one.partition,
+                f"The query ends at an offset past the end of the log, which is {end}",
+                topic=topic_partition.topic,
+                partition=topic_partition.partition,
                 offset=number,
+                todo="Set endingOffsets to latest or to a lower offset.",
             )
         return min(max(number, start), end)
 
-    def _at_time(
-        self, one: TopicPartition, log: PartitionLog, time: int, end: int, side: str
+    def _offset_at_time(
+        self, topic_partition: TopicPartition, log: PartitionLog, time_ms: int, end: int, side: str
     ) -> int:
-        found = log.offset_for_timestamp(time)
-        if found is not None and found.offset < end:
-            return found.offset
-        if side == "starting" and not self.options.latest_if_none:
+        """Return the offset of the first record at or after a time, or the end."""
+        match = log.offset_for_timestamp(time_ms)
+        if match is not None and match.offset < end:
+            return match.offset
+        if side == "starting" and not self.options.latest_if_no_timestamp:
             raise OffsetOutOfRangeError(
-                f"no record is as young as {time} ms",
-                topic=one.topic,
-                partition=one.partition,
-                todo="set startingOffsetsByTimestampStrategy to latest to begin at the end then",
+                f"No record has a timestamp at or after {time_ms} ms",
+                topic=topic_partition.topic,
+                partition=topic_partition.partition,
+                todo="Set startingOffsetsByTimestampStrategy to latest to start at the end then.",
             )
         return end
 
-    # What is lost
-
-    def lose(self, one: TopicPartition, what: str) -> None:
-        """Fail, or go on with a warning, as failOnDataLoss says.
+    def report_data_loss(self, topic_partition: TopicPartition, problem: str) -> None:
+        """Raise an error or log a warning, as failOnDataLoss says.
 
         Raises:
-            DataLossError: If it is true.
+            DataLossError: If failOnDataLoss is true.
         """
         error = DataLossError(
-            f"records may have been missed: the partition {what}",
-            topic=one.topic,
-            partition=one.partition,
-            todo="set failOnDataLoss to false to go on with what is there",
+            f"Records may have been missed: the partition {problem}",
+            topic=topic_partition.topic,
+            partition=topic_partition.partition,
+            todo="Set failOnDataLoss to false to go on with the records that exist.",
         )
         if self.options.fail_on_data_loss:
             raise error
         logger.warning("%s", error)
 
 
-def opened(path: str, todo: str | None = None) -> Any:
-    """Open a log that is there, to write it as well where that is allowed.
+def open_existing_log(path: str, todo: str | None = None) -> Any:
+    """Open a log that exists, for writing where the directory allows it.
 
     Raises:
         NotALogError: There is none; ``todo`` says what to do.
     """
     if not os.path.exists(os.path.join(path, "embedlog.toml")):
-        raise NotALogError("there is no log here", path=path, todo=todo)
+        raise NotALogError("There is no log here", path=path, todo=todo)
     mode = "rw" if os.access(path, os.W_OK) else "r"
-    # Whoever writes the log does the housekeeping: these processes are killed without a word.
+    # Maintenance is left to the processes that write: Spark kills this one without notice.
     return embedlog.open(path, mode=mode, maintenance=False)
 
 
-def _flat(assigned: Mapping[str, Collection[int]]) -> list[TopicPartition]:
-    return [TopicPartition(topic, number) for topic in assigned for number in assigned[topic]]
+def _topic_partitions(partitions: Mapping[str, Collection[int]]) -> list[TopicPartition]:
+    return [TopicPartition(topic, part) for topic, parts in partitions.items() for part in parts]

@@ -1,13 +1,14 @@
-"""How far a streaming query is, as the JSON that Spark keeps in its checkpoint.
+"""The offsets of a streaming query, as the JSON that Spark keeps in its checkpoint.
 
-Kafka's shape, ``{"topic": {"0": 23}}`` with the next offset to read, and beside
-it what tells a topic that was deleted and made again, or a log that was cut,
-from the one that was read: the topic's number and the partition's leader epoch.
-No topic begins with "@", so these keys cannot be topics.
+The shape is Kafka's, ``{"topic": {"0": 23}}`` with the next offset to read.
+Beside it stand the id of each topic and the leader epoch of each partition:
+they tell a topic that was deleted and created again, or a log that was
+truncated, from the one that was read.  No topic name begins with "@", so these
+keys cannot be topics.
 
-The first offset of a query is asked for again and again until the first batch
-is planned, and once more if that batch must be repeated; what arrived in
-between would be skipped.  So the first batch's end says where it began.
+Spark asks for the initial offset several times until the first batch is
+planned, and once more if that batch must be repeated; records that arrive in
+between would be skipped.  So the end of the first batch says where it started.
 """
 
 from __future__ import annotations
@@ -19,112 +20,101 @@ from typing import Any
 
 from embedlog.record import TopicPartition
 
-TOPICS, EPOCHS, INITIAL, BASE = "@topics", "@epochs", "@initial", "@base"
+_TOPIC_IDS, _LEADER_EPOCHS, _IS_INITIAL, _BATCH_START = "@topics", "@epochs", "@initial", "@base"
 
 
 @dataclass(frozen=True, slots=True)
 class StreamOffset:
-    """The next offset of each partition."""
+    """The next offset to read of each partition."""
 
     offsets: Mapping[TopicPartition, int]
-    topics: Mapping[str, int] = field(default_factory=dict)
-    """The number of each topic, by its name."""
-    epochs: Mapping[TopicPartition, int] = field(default_factory=dict)
-    """The leader epoch in which each offset was right, where that is not 0."""
-    initial: bool = False
-    """Whether no batch ended here: it is where the query begins."""
-    base: StreamOffset | None = None
-    """In the end of the first batch: where that began."""
+    topic_ids: Mapping[str, int] = field(default_factory=dict)
+    leader_epochs: Mapping[TopicPartition, int] = field(default_factory=dict)
+    """The leader epoch of the log when the offset was taken, unless that was 0."""
+    is_initial: bool = False
+    """Whether the query starts here, so that no batch has ended here."""
+    batch_start: StreamOffset | None = None
+    """In the end of the first batch: where that batch started."""
 
-    @property
-    def begin(self) -> StreamOffset:
-        """Where a batch begins whose start is initial, and whose end this is."""
-        return self if self.base is None else self.base
-
-    def epoch(self, one: TopicPartition) -> int | None:
-        """The leader epoch of an offset; None if nobody noted it."""
-        return self.epochs.get(one, 0) if one.topic in self.topics else None
-
-    def at(self, offsets: Mapping[TopicPartition, int]) -> StreamOffset:
-        """Return other offsets in the same logs."""
-        return replace(self, offsets=offsets, initial=False, base=None)
+    def leader_epoch(self, topic_partition: TopicPartition) -> int | None:
+        """Return the leader epoch of an offset; None if the checkpoint does not have it."""
+        if topic_partition.topic not in self.topic_ids:
+            return None
+        return self.leader_epochs.get(topic_partition, 0)
 
     def to_json(self) -> dict[str, Any]:
-        """Return it as Spark keeps it: equal positions are equal texts."""
-        found: dict[str, Any] = _by_topic(self.offsets)
-        if self.topics:
-            found[TOPICS] = dict(sorted(self.topics.items()))
-        if self.epochs:
-            found[EPOCHS] = _by_topic(self.epochs)
-        if self.initial:
-            found[INITIAL] = True
-        if self.base is not None:
-            found[BASE] = replace(self.base, base=None, initial=False).to_json()
-        return found
+        """Return the JSON for Spark: equal offsets give equal texts."""
+        value: dict[str, Any] = _nested(self.offsets)
+        if self.topic_ids:
+            value[_TOPIC_IDS] = dict(sorted(self.topic_ids.items()))
+        if self.leader_epochs:
+            value[_LEADER_EPOCHS] = _nested(self.leader_epochs)
+        if self.is_initial:
+            value[_IS_INITIAL] = True
+        if self.batch_start is not None:
+            start = replace(self.batch_start, batch_start=None, is_initial=False)
+            value[_BATCH_START] = start.to_json()
+        return value
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> StreamOffset:
+        """Return what `to_json` wrote, or the offsets in a checkpoint of Kafka's source."""
+        start = value.get(_BATCH_START)
+        return cls(
+            _flat({name: item for name, item in value.items() if not name.startswith("@")}),
+            dict(value.get(_TOPIC_IDS, {})),
+            _flat(value.get(_LEADER_EPOCHS, {})),
+            bool(value.get(_IS_INITIAL, False)),
+            None if start is None else cls.from_json(start),
+        )
 
 
-def from_json(found: Mapping[str, Any]) -> StreamOffset:
-    """Return what `StreamOffset.to_json` made, or what is kept of Kafka's source."""
-    base = found.get(BASE)
-    return StreamOffset(
-        _flat({name: each for name, each in found.items() if not name.startswith("@")}),
-        dict(found.get(TOPICS, {})),
-        _flat(found.get(EPOCHS, {})),
-        bool(found.get(INITIAL, False)),
-        None if base is None else from_json(base),
-    )
+def _nested(numbers: Mapping[TopicPartition, int]) -> dict[str, Any]:
+    """Return numbers by topic and partition, in order."""
+    nested: dict[str, dict[str, int]] = {}
+    for topic_partition in sorted(numbers):
+        by_partition = nested.setdefault(topic_partition.topic, {})
+        by_partition[str(topic_partition.partition)] = numbers[topic_partition]
+    return nested
 
 
-def _by_topic(numbers: Mapping[TopicPartition, int]) -> dict[str, Any]:
-    found: dict[str, dict[str, int]] = {}
-    for one in sorted(numbers):
-        found.setdefault(one.topic, {})[str(one.partition)] = numbers[one]
-    return found
-
-
-def _flat(found: Mapping[str, Mapping[str, int]]) -> dict[TopicPartition, int]:
+def _flat(nested: Mapping[str, Mapping[str, int]]) -> dict[TopicPartition, int]:
     return {
-        TopicPartition(topic, int(number)): int(value)
-        for topic, each in found.items()
-        for number, value in each.items()
+        TopicPartition(topic, int(partition)): int(number)
+        for topic, by_partition in nested.items()
+        for partition, number in by_partition.items()
     }
 
 
 def offsets_behind_latest(progress: Any, source: int = 0) -> dict[str, float]:
-    """Return how far a query is behind the log, as the Kafka source tells in its metrics.
+    """Return the lag of a query behind the log, as Kafka's source has it in its metrics.
 
     Args:
-        progress: Of `StreamingQuery.lastProgress`, or what a listener is given.
-        source: Which of the query's sources is meant, when it has several.
+        progress: `StreamingQuery.lastProgress`, or the progress passed to a listener.
+        source: The index of the source, if the query has several.
 
     Returns:
         ``minOffsetsBehindLatest``, ``maxOffsetsBehindLatest`` and ``avgOffsetsBehindLatest``
         over the partitions; empty if the query has no progress yet.
     """
-    told = _source(progress, source)
-    latest, end = (_json(told, name) for name in ("latestOffset", "endOffset"))
+    if progress is None:
+        return {}
+    sources = progress["sources"] if isinstance(progress, Mapping) else progress.sources
+    latest, end = (_offset(sources[source], name) for name in ("latestOffset", "endOffset"))
     if latest is None or end is None:
         return {}
-    ends = from_json(end).offsets
-    behind = [
-        max(offset - ends.get(one, 0), 0) for one, offset in from_json(latest).offsets.items()
-    ]
-    if not behind:
+    lags = [max(offset - end.offsets.get(key, 0), 0) for key, offset in latest.offsets.items()]
+    if not lags:
         return {}
     return {
-        "minOffsetsBehindLatest": min(behind),
-        "maxOffsetsBehindLatest": max(behind),
-        "avgOffsetsBehindLatest": sum(behind) / len(behind),
+        "minOffsetsBehindLatest": min(lags),
+        "maxOffsetsBehindLatest": max(lags),
+        "avgOffsetsBehindLatest": sum(lags) / len(lags),
     }
 
 
-def _source(progress: Any, source: int) -> Any:
-    if progress is None:
-        return None
-    sources = progress["sources"] if isinstance(progress, Mapping) else progress.sources
-    return sources[source]
-
-
-def _json(told: Any, name: str) -> Mapping[str, Any] | None:
-    found = told.get(name) if isinstance(told, Mapping) else getattr(told, name, None)
-    return json.loads(found) if isinstance(found, str) and found != "null" else found
+def _offset(source: Any, name: str) -> StreamOffset | None:
+    value = source.get(name) if isinstance(source, Mapping) else getattr(source, name, None)
+    if isinstance(value, str) and value != "null":
+        value = json.loads(value)
+    return StreamOffset.from_json(value) if isinstance(value, Mapping) else None

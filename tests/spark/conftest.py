@@ -1,4 +1,4 @@
-"""One Spark session for all tests of the room, and short ways to a log and to a reader of it."""
+"""Fixtures for the Spark tests: one session for all of them, a log, and readers of it."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from support.sparks import ALL, read_all
 
 import embedlog
 from embedlog.api import Log
-from embedlog.spark.batch_scan import works
+from embedlog.spark.batch_scan import plan_batch
 from embedlog.spark.source_options import parse
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Keep the tests that use the session in one process: each would begin its own.
+    """Run the tests that use the session in one worker; each worker would start its own.
 
-    They take a second and more each.  The tier `test` has those of them that are marked with it:
-    a read and a write of each kind.
+    They take a second and more each.  The tier `test` runs only those that have its mark: a read
+    and a write of each kind.
     """
     for item in items:
         if "spark" in getattr(item, "fixturenames", ()):
@@ -35,8 +35,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture
 def log(tmp_path: Path) -> Iterator[Log]:
-    """A log with a topic "t" of two partitions; healthy when the test is done with it."""
-    # Its records are of 2023: who keeps house would delete them in the middle of a slow test.
+    """A log with a topic "t" of two partitions, verified after the test."""
+    # Its records are from 2023: retention would delete them in the middle of a slow test.
     with embedlog.open(tmp_path / "log", maintenance=False) as log:
         log.create_topic("t", partitions=2)
         yield log
@@ -45,15 +45,15 @@ def log(tmp_path: Path) -> Iterator[Log]:
 
 @pytest.fixture
 def send(log: Log) -> Callable[..., None]:
-    """Append records, each partition's in one batch: ``send("t", {0: [b"a"], 1: [b"b"]})``."""
+    """Append the records of each partition in one batch: ``send("t", {0: [b"a"], 1: [b"b"]})``."""
 
-    def send(topic: str, values: dict[int, list[Any]], at: int = START, **facts: Any) -> None:
+    def send(topic: str, values: dict[int, list[Any]], at: int = START, **fields: Any) -> None:
         with log.producer() as producer:
-            for partition, some in values.items():
-                for step, value in enumerate(some):
+            for partition, partition_values in values.items():
+                for step, value in enumerate(partition_values):
                     value = b"%d" % value if isinstance(value, int) else value
                     producer.send(
-                        topic, value, partition=partition, timestamp_ms=at + step, **facts
+                        topic, value, partition=partition, timestamp_ms=at + step, **fields
                     )
 
     return send
@@ -61,34 +61,34 @@ def send(log: Log) -> Callable[..., None]:
 
 @pytest.fixture
 def options(log: Log) -> Callable[..., dict[str, str]]:
-    """Options of a reader of the log; of topic "t" unless they say something else."""
+    """Options of a reader of the log; of topic "t" unless they select other topics."""
 
-    def options(**given: Any) -> dict[str, str]:
-        names = {"subscribe", "subscribePattern", "assign"} & given.keys()
-        least = {"path": log.path} | ({} if names else {"subscribe": "t"})
-        return {**least, **{name: str(value) for name, value in given.items()}}
+    def options(**overrides: Any) -> dict[str, str]:
+        selection = {"subscribe", "subscribePattern", "assign"} & overrides.keys()
+        required = {"path": log.path} | ({} if selection else {"subscribe": "t"})
+        return {**required, **{name: str(value) for name, value in overrides.items()}}
 
     return options
 
 
 @pytest.fixture
 def rows(options: Callable[..., dict[str, str]]) -> Callable[..., list[dict[str, Any]]]:
-    """What a batch query reads, without Spark: planned here, and read here as in an executor."""
+    """The rows of a batch query, planned and read in this process, without Spark."""
 
-    def rows(names: tuple[str, ...] = ALL, **given: Any) -> list[dict[str, Any]]:
-        return read_all(works(parse(options(**given))), names)
+    def rows(names: tuple[str, ...] = ALL, **overrides: Any) -> list[dict[str, Any]]:
+        return read_all(plan_batch(parse(options(**overrides))), names)
 
     return rows
 
 
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """A session on two cores; the one that all tests share."""
+    """The session on two cores that all tests share."""
     if shutil.which("java") is None and "JAVA_HOME" not in os.environ:
-        pytest.skip("there is no Java")
+        pytest.skip("Java is not installed")
     with warnings.catch_warnings():
-        # Of pyspark's own imports and sockets.
+        # Warnings of pyspark's imports and sockets.
         warnings.simplefilter("ignore")
-        made = begin(tmp_path_factory.mktemp("spark"))
-    yield made
-    made.stop()
+        spark = begin(tmp_path_factory.mktemp("spark"))
+    yield spark
+    spark.stop()

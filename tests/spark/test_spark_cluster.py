@@ -34,16 +34,16 @@ spark = embedlog.spark.session("tests", "local-cluster[2,1,1024]", conf)
 
 def with_jvm(batches):
     import pyarrow as pa
-    from embedlog.files import processes
-    for one in batches:
-        jvm = pa.repeat(processes.ancestor("java").pid, one.num_rows)
-        yield pa.RecordBatch.from_arrays([*one.columns, jvm], ["key", "value", "jvm"])
+    from embedlog.files import process_id
+    for batch in batches:
+        jvm = pa.repeat(process_id.ancestor("java").pid, batch.num_rows)
+        yield pa.RecordBatch.from_arrays([*batch.columns, jvm], ["key", "value", "jvm"])
 
-rows = spark.range(2000).selectExpr("cast(id as string) value", "cast(id % 50 as string) key")
-rows.repartition(4).write.format("embedlog").options(**log, topic="t").mode("append").save()
+written = spark.range(2000).selectExpr("cast(id as string) value", "cast(id % 50 as string) key")
+written.repartition(4).write.format("embedlog").options(**log, topic="t").mode("append").save()
 
 read = spark.read.format("embedlog").options(**log, subscribe="t", minPartitions=4)
-found = read.load().select("key", "value").mapInArrow(
+rows = read.load().select("key", "value").mapInArrow(
     with_jvm, "key binary, value binary, jvm bigint"
 ).collect()
 
@@ -54,8 +54,8 @@ copy = copy.option("checkpointLocation", str(directory / "checkpoint"))
 copy.trigger(availableNow=True).start().awaitTermination()
 
 print(json.dumps({
-    "values": sorted(int(row.value) for row in found),
-    "jvms": sorted({row.jvm for row in found}),
+    "values": sorted(int(row.value) for row in rows),
+    "jvms": sorted({row.jvm for row in rows}),
     "driver": spark.sparkContext._gateway.proc.pid,
 }))
 spark.stop()
@@ -73,7 +73,7 @@ def test_executors_in_other_jvms_read_and_write_a_log(tmp_path: Path) -> None:
             "SPARK_HOME": str(Path(pyspark.__file__).parent),
             "SPARK_WORKER_DIR": str(tmp_path / "work"),
         }
-        done = subprocess.run(
+        process = subprocess.run(
             [sys.executable, "-c", APPLICATION, str(Path(__file__).parents[1]), str(tmp_path)],
             env={**os.environ, **paths},
             cwd=tmp_path,
@@ -81,11 +81,11 @@ def test_executors_in_other_jvms_read_and_write_a_log(tmp_path: Path) -> None:
             text=True,
             timeout=patient(300),
         )
-        assert done.returncode == 0, done.stderr
-        told = json.loads(done.stdout)
+        assert process.returncode == 0, process.stderr
+        result = json.loads(process.stdout)
 
-        assert told["values"] == list(range(2000))
-        assert len(told["jvms"]) == 2
-        assert told["driver"] not in told["jvms"]
-        assert sorted(int(one.value) for one in log.topic("copy")) == list(range(2000))
+        assert result["values"] == list(range(2000))
+        assert len(result["jvms"]) == 2
+        assert result["driver"] not in result["jvms"]
+        assert sorted(int(record.value) for record in log.topic("copy")) == list(range(2000))
         assert log.verify() == []

@@ -1,4 +1,4 @@
-"""A topic that is copied by a query while it grows, and the query's processes are killed."""
+"""Kills the processes of a query that copies a growing topic, and compares the copy."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from embedlog.api import Log
 WORKERS = killable.SOURCE + killable.SINK
 DRIVERS = WORKERS + killable.CHECKPOINT
 FIRST = ("before partitions", "after partitions", "before publish", "within publish")
-"""In a first batch, once it is planned: it may be empty, and then no task stages anything."""
+"""In a first batch after it was planned: it may be empty, and then no task stages anything."""
 
 
 @pytest.fixture
@@ -31,25 +31,25 @@ def log(tmp_path: Path) -> Iterator[Log]:
 def killed(
     log: Log, directory: Path, runner: Any, places: list[str], run: Any = Matrix.run
 ) -> Matrix:
-    """Kill at each of these places; the query is ended whatever happens."""
+    """Kill a process at each of these places, and stop the query in any case."""
     matrix = Matrix(log, directory, runner)
     try:
         run(matrix, places)
     finally:
         runner.stop()
-        tell(matrix.told())
+        tell(matrix.report())
     return matrix
 
 
 def shuffled(places: tuple[str, ...], times: int) -> list[str]:
-    """In any order; but first those of new queries, which copy everything there is by then."""
-    many = list(places) * times
-    random.Random(1).shuffle(many)
-    return sorted(many, key=lambda place: "initialOffset" not in place)
+    """Return places in random order, but first those of new queries, which copy everything."""
+    repeated = list(places) * times
+    random.Random(1).shuffle(repeated)
+    return sorted(repeated, key=lambda place: "initialOffset" not in place)
 
 
 def test_a_copy_whose_processes_are_killed_has_every_record_once(spark, log, tmp_path):
-    """In the order of each key: the source's process, a task that reads, and who commits."""
+    """The source's process, a reading task, and the committing process; keys keep their order."""
     places = ["after latestOffset", "within read", "after publish"]
     runner = InSession(killable.register(spark), tmp_path)
     assert killed(log, tmp_path, runner, places).kills.total() == len(places)
@@ -64,22 +64,22 @@ def test_a_copy_whose_processes_are_killed_anywhere(spark, log, tmp_path):
 
 
 @pytest.mark.tier("nightly")
-@pytest.mark.parametrize("alone", [True, False], ids=["its Python goes on", "with its Python"])
-def test_a_copy_whose_driver_is_killed_anywhere(log, tmp_path, alone):
-    """The JVM, at the same places and when a file has come into the checkpoint."""
+@pytest.mark.parametrize("jvm_only", [True, False], ids=["its Python goes on", "with its Python"])
+def test_a_copy_whose_driver_is_killed_anywhere(log, tmp_path, jvm_only):
+    """The JVM is killed at the same places, and when a file appears in the checkpoint."""
     places = shuffled(DRIVERS, 1)
-    killed(log, tmp_path, InDriver(tmp_path, alone), places)
+    killed(log, tmp_path, InDriver(tmp_path, jvm_only), places)
 
 
 @pytest.mark.tier("nightly")
-def test_a_copy_that_begins_at_the_end_goes_on_from_there(spark, log, tmp_path):
-    """What comes after its first batch was planned is not skipped, though that was killed."""
+def test_a_copy_that_starts_at_the_end_continues_from_there(spark, log, tmp_path):
+    """Records that arrive after its first batch was planned are not skipped after a kill."""
     runner = InSession(killable.register(spark), tmp_path)
     killed(log, tmp_path, runner, shuffled(FIRST, 4), Matrix.run_from_the_end)
 
 
 @pytest.mark.tier("nightly")
-def test_a_driver_that_begins_at_the_end_goes_on_from_there(log, tmp_path):
-    """The same of a JVM, also when there is nothing but the offsets of the first batch."""
+def test_a_copy_that_starts_at_the_end_continues_after_its_driver_was_killed(log, tmp_path):
+    """Also if the checkpoint has only the offsets of the first batch."""
     places = [*FIRST, *killable.CHECKPOINT]
     killed(log, tmp_path, InDriver(tmp_path), places, Matrix.run_from_the_end)

@@ -1,4 +1,4 @@
-"""Processes of a streaming write killed before and after each step: nothing lost, nothing twice."""
+"""Kills the processes of a streaming write before and after each step: nothing is lost or twice."""
 
 from __future__ import annotations
 
@@ -30,70 +30,70 @@ def log(tmp_path: Path) -> Iterator[Log]:
 
 
 def put(source: Path, number: int, rows: int = 400) -> list[bytes]:
-    """Add a file of rows, which is a micro-batch."""
+    """Add a file of rows, which becomes a micro-batch."""
     source.mkdir(exist_ok=True)
     lines = [f"{number}-{row}" for row in range(rows)]
-    (source.parent / "aside").write_text("\n".join(lines))
-    (source.parent / "aside").rename(source / f"{number:05d}.txt")
+    (source.parent / "temporary").write_text("\n".join(lines))
+    (source.parent / "temporary").rename(source / f"{number:05d}.txt")
     return [line.encode() for line in lines]
 
 
 def run(spark: Any, log: Log, directory: Path) -> bool:
-    """Run the query up to what there is; whether it got there."""
+    """Run the query on all files; return whether it got to the end."""
     reader = spark.readStream.format("text").option("maxFilesPerTrigger", 1)
     frame = reader.load(str(directory / "source")).selectExpr("value", "value as key")
-    given = {
+    options = {
         "path": log.path,
         "topic": "t",
         "checkpointLocation": str(directory / "checkpoint"),
         "kills": str(directory / "kills"),
     }
-    writer = frame.repartition(2).writeStream.format("killable").options(**given)
+    writer = frame.repartition(2).writeStream.format("killable").options(**options)
     query = writer.trigger(availableNow=True).start()
     try:
         query.awaitTermination()
         return True
-    except Exception:  # noqa: BLE001 - Spark's, about a process that is gone
+    except Exception:  # noqa: BLE001 - Spark's error about a process that is gone
         return False
 
 
 def everything(log: Log) -> list[bytes]:
-    found = [values(log.partition("t", number)) for number in range(3)]
-    return sorted(itertools.chain(*found))  # type: ignore[arg-type]
+    partitions = [values(log.partition("t", number)) for number in range(3)]
+    return sorted(itertools.chain(*partitions))  # type: ignore[arg-type]
 
 
 def kill_at(spark: Any, log: Log, directory: Path, places: list[str]) -> int:
-    """One query, killed at each of these places in turn; returns how many kills there were."""
+    """Kill a process of one query at each of these places; return the number of kills."""
     sent: list[bytes] = []
-    died = 0
+    kills = 0
     for number, place in enumerate(places):
         sent += put(directory / "source", number)
         killable.order(directory / "kills", place)
         for _ in range(4):
             if run(spark, log, directory):
                 break
-        assert not (directory / "kills" / place).exists(), f"nobody came to {place!r}"
-        died += 1
+        assert not (directory / "kills" / place).exists(), f"no process came to {place!r}"
+        kills += 1
         assert everything(log) == sorted(sent), f"after a kill {place}"
-    return died
+    return kills
 
 
-def test_a_process_that_is_killed_loses_nothing_and_doubles_nothing(spark, log, tmp_path):
-    """The query begins again at its checkpoint, and what was published is known as that."""
+def test_a_killed_process_loses_and_duplicates_nothing(spark, log, tmp_path):
+    """The query restarts from its checkpoint, and published batches are recognised."""
     places = ["within stage", "within publish", "after publish"]
-    died = kill_at(killable.register(spark), log, tmp_path, places)
-    tell(f"{died} kills")
-    assert died == len(places)
+    kills = kill_at(killable.register(spark), log, tmp_path, places)
+    tell(f"{kills} kills")
+    assert kills == len(places)
 
 
 @pytest.mark.tier("nightly")
-def test_many_processes_that_are_killed(spark, log, tmp_path):
-    """As above, a hundred times and more, in any order."""
+def test_many_killed_processes_lose_and_duplicate_nothing(spark, log, tmp_path):
+    """As above, more than a hundred times in random order."""
     places = list(killable.SINK) * 16
     random.Random(1).shuffle(places)
-    died = kill_at(killable.register(spark), log, tmp_path, places)
-    tell(f"{died} kills")
-    assert died >= 100
+    kills = kill_at(killable.register(spark), log, tmp_path, places)
+    tell(f"{kills} kills")
+    assert kills >= 100
 
 
 DRIVER = """
@@ -113,28 +113,28 @@ with embedlog.open(directory / "log") as log:
 
 
 def drive(directory: Path) -> bool:
-    """Run the query in an application of its own; whether it got to the end."""
+    """Run the query in another application; return whether it got to the end."""
     paths = (Path(embedlog.__file__).parents[1], Path(__file__).parents[1])
     path = os.pathsep.join(map(str, paths))
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", DRIVER, str(directory)],
         env={**os.environ, "KILL_DRIVER": "java", "PYTHONPATH": path},
         capture_output=True,
         timeout=patient(300),
     )
-    return done.returncode == 0
+    return process.returncode == 0
 
 
 @pytest.mark.tier("nightly")
-def test_a_driver_that_is_killed_loses_nothing_and_doubles_nothing(log, tmp_path):
-    """The JVM goes, at each place and step of the checkpoint; another application goes on."""
+def test_a_killed_driver_loses_and_duplicates_nothing(log, tmp_path):
+    """The JVM is killed at each place and each step of the checkpoint; another one continues."""
     sent: list[bytes] = []
     places = killable.SINK + killable.CHECKPOINT
     for number, place in enumerate(places):
         sent += put(tmp_path / "source", number)
         killable.order(tmp_path / "kills", place)
         drive(tmp_path)
-        assert not (tmp_path / "kills" / place).exists(), f"nobody came to {place!r}"
+        assert not (tmp_path / "kills" / place).exists(), f"no process came to {place!r}"
         assert any(drive(tmp_path) for _ in range(3))
         assert everything(log) == sorted(sent), f"after a kill {place}"
-    tell(f"{len(places)} drivers killed, 0 lost, 0 doubled of {len(sent)}")
+    tell(f"{len(places)} drivers killed, 0 lost, 0 duplicated of {len(sent)}")

@@ -1,4 +1,4 @@
-"""Retention and compaction do not pull files from under a query, for as long as it may read."""
+"""Leases keep retention and compaction from deleting what a query is still to read."""
 
 import json
 import os
@@ -12,7 +12,7 @@ from support.sparks import read_all, values_of
 
 import embedlog
 from embedlog.errors import DataLossError
-from embedlog.spark.batch_scan import works
+from embedlog.spark.batch_scan import plan_batch
 from embedlog.spark.datasource import StreamReader
 from embedlog.spark.micro_batch import MicroBatchStream
 from embedlog.spark.source import LogSource
@@ -28,7 +28,7 @@ def clock():
 
 @pytest.fixture
 def log(tmp_path, clock):
-    """A topic of small segments that are kept for a day; nothing is done in the background."""
+    """A topic of small segments that are kept for a day; no maintenance in the background."""
     config = {"segment.bytes": 2000, "retention.ms": DAY, "file.delete.delay.ms": 0}
     with embedlog.open(tmp_path / "log", clock=clock, maintenance=False) as log:
         log.create_topic("t", 1, config)
@@ -52,8 +52,8 @@ def start_of(log):
 
 
 def test_retention_waits_for_a_batch_that_was_planned(log, options, grow_old):
-    """Spark says nothing when the last task is done, so the lease ends by its time."""
-    tasks = works(parse(options()))
+    """Spark does not say when the last task is done, so the lease ends by its time."""
+    tasks = plan_batch(parse(options()))
     grow_old()
 
     assert start_of(log) == 0
@@ -63,97 +63,97 @@ def test_retention_waits_for_a_batch_that_was_planned(log, options, grow_old):
     assert 3_500_000 < lease.ms_left <= 3_600_000
 
 
-def test_a_short_lease_ends_and_what_is_gone_is_a_loss(log, options, grow_old):
-    """readLeaseMs, as short as it can be."""
-    tasks = works(parse(options(readLeaseMs=1)))
+def test_records_deleted_after_a_short_lease_are_a_loss(log, options, grow_old):
+    """The shortest readLeaseMs."""
+    tasks = plan_batch(parse(options(readLeaseMs=1)))
     grow_old()
     grow_old()
 
     assert start_of(log) > 0
     with pytest.raises(DataLossError, match="was deleted after the query was planned"):
         read_all(tasks)
-    assert len(read_all(tasks, fail=False)) < 60
+    assert len(read_all(tasks, fail_on_data_loss=False)) < 60
 
 
 def test_a_batch_that_loses_a_race_is_planned_again(log, options, grow_old, monkeypatch):
-    """Retention moves the start after it was looked up: the earliest offset is another one."""
-    hold, passed = embedlog.Log.hold, []
+    """If retention moves the start after it was looked up, the earliest offset changes."""
+    hold, calls = embedlog.Log.hold, []
 
-    def late(self, *given, **more):
-        if not passed:
-            passed.append(grow_old())
-        return hold(self, *given, **more)
+    def late_hold(self, *args, **options):
+        if not calls:
+            calls.append(grow_old())
+        return hold(self, *args, **options)
 
-    monkeypatch.setattr(embedlog.Log, "hold", late)
-    tasks = works(parse(options()))
+    monkeypatch.setattr(embedlog.Log, "hold", late_hold)
+    tasks = plan_batch(parse(options()))
 
     assert values_of(read_all(tasks)) == list(range(start_of(log), 60))
     assert start_of(log) > 0
 
 
-def test_retention_waits_for_a_stream_until_it_went_on(log, options, grow_old):
-    """From the start of its last batch on; what is before may go."""
-    now = [0]
+def test_retention_waits_for_a_stream_until_its_next_batch(log, options, grow_old):
+    """The lease begins at the start of the last batch; earlier records may be deleted."""
+    now_ms = [0]
     stream = MicroBatchStream(
-        parse(options(startingOffsets="earliest", maxOffsetsPerTrigger=30)), lambda: now[0]
+        parse(options(startingOffsets="earliest", maxOffsetsPerTrigger=30)), lambda: now_ms[0]
     )
-    begin = stream.initial()
+    start = stream.initial_offset()
     grow_old()
     assert start_of(log) == 0
 
-    end = json.loads(json.dumps(stream.latest(begin)))
-    assert len(read_all(stream.plan(begin, end))) == 30
-    now[0] += 10_000
-    stream.latest(end)
+    end = json.loads(json.dumps(stream.latest_offset(start)))
+    assert len(read_all(stream.plan_input_partitions(start, end))) == 30
+    now_ms[0] += 10_000
+    stream.latest_offset(end)
     grow_old()
     assert 0 < start_of(log) <= 30
 
-    assert len(read_all(stream.plan(end, stream.latest(end)))) == 30
+    assert len(read_all(stream.plan_input_partitions(end, stream.latest_offset(end)))) == 30
     stream.close()
     assert log.leases() == []
 
 
-def test_an_idle_stream_renews_its_lease_now_and_then(log, options):
-    """Not at each of ninety looks a second."""
-    now = [0]
+def test_an_idle_stream_renews_its_lease_every_few_seconds(log, options):
+    """Spark asks for the latest offset ninety times a second; most calls do not renew it."""
+    now_ms = [0]
     stream = MicroBatchStream(
-        parse(options(startingOffsets="latest", readLeaseMs=60_000)), lambda: now[0]
+        parse(options(startingOffsets="latest", readLeaseMs=60_000)), lambda: now_ms[0]
     )
-    position = stream.latest(stream.initial())
+    offset = stream.latest_offset(stream.initial_offset())
     held = []
-    stream.source.hold = lambda name, offsets: held.append(now[0]) or True
-    for now[0] in range(0, 20_000, 100):
-        position = stream.latest(position)
+    stream.source.hold = lambda name, offsets: held.append(now_ms[0]) or True
+    for now_ms[0] in range(0, 20_000, 100):
+        offset = stream.latest_offset(offset)
 
     assert 2 <= len(held) <= 4
     stream.close()
 
 
 def test_retention_that_passed_a_stopped_stream_is_a_loss(log, options, grow_old):
-    """It fails, or goes on at the earliest record without reading one twice."""
-    given = {"startingOffsets": "earliest", "maxOffsetsPerTrigger": 5}
-    stream = MicroBatchStream(parse(options(**given)))
-    end = json.loads(json.dumps(stream.latest(stream.initial())))
-    assert len(read_all(stream.plan(stream.initial(), end))) == 5
+    """The query fails, or continues at the earliest record and reads none twice."""
+    stream_options = {"startingOffsets": "earliest", "maxOffsetsPerTrigger": 5}
+    stream = MicroBatchStream(parse(options(**stream_options)))
+    end = json.loads(json.dumps(stream.latest_offset(stream.initial_offset())))
+    assert len(read_all(stream.plan_input_partitions(stream.initial_offset(), end))) == 5
     stream.close()
     log.partition("t", 0).append([encoded(b"60", at=START + 3 * DAY)])
     grow_old()
     assert start_of(log) > 5
 
     strict, lenient = (
-        MicroBatchStream(parse(options(**given, failOnDataLoss=fails)))
-        for fails in ("true", "false")
+        MicroBatchStream(parse(options(**stream_options, failOnDataLoss=fail)))
+        for fail in ("true", "false")
     )
-    with pytest.raises(DataLossError, match="was read up to 5, and begins at"):
-        strict.latest(end)
-    after = lenient.latest(end)
-    assert values_of(read_all(lenient.plan(end, after)))[0] == start_of(log)
+    with pytest.raises(DataLossError, match="was read up to offset 5, and begins at"):
+        strict.latest_offset(end)
+    after = lenient.latest_offset(end)
+    assert values_of(read_all(lenient.plan_input_partitions(end, after)))[0] == start_of(log)
     strict.close()
     lenient.close()
 
 
 def test_compacted_gaps_are_no_losses(tmp_path, options, clock):
-    """Keys that were written again are gone; the rest is read, and nothing fails."""
+    """Records that were compacted away are no data loss; the others are read."""
     path = tmp_path / "compacted"
     with embedlog.open(path, clock=clock, maintenance=False) as log:
         log.create_topic("t", 1, {"cleanup.policy": "compact", "segment.bytes": 2000})
@@ -163,41 +163,43 @@ def test_compacted_gaps_are_no_losses(tmp_path, options, clock):
         stream = MicroBatchStream(
             parse({"path": str(path), "subscribe": "t", "startingOffsets": "earliest"})
         )
-        begin = stream.initial()
+        start = stream.initial_offset()
         stream.close()
         clock.now += DAY
         log.maintain()
         kept = [record.offset for record in log.topic("t")]
         assert len(kept) < 100
 
-        found = read_all(works(parse({"path": str(path), "subscribe": "t"})))
-        assert [row["offset"] for row in found] == kept
+        rows = read_all(plan_batch(parse({"path": str(path), "subscribe": "t"})))
+        assert [row["offset"] for row in rows] == kept
         middle = kept[3]
-        cut = {"startingOffsets": json.dumps({"t": {"0": middle - 1}})}
-        some = read_all(works(parse({"path": str(path), "subscribe": "t", **cut})))
-        assert [row["offset"] for row in some] == [one for one in kept if one >= middle - 1]
-        end = stream.latest(begin)
-        assert [row["offset"] for row in read_all(stream.plan(begin, end))] == kept
+        starting = {"startingOffsets": json.dumps({"t": {"0": middle - 1}})}
+        rows = read_all(plan_batch(parse({"path": str(path), "subscribe": "t", **starting})))
+        assert [row["offset"] for row in rows] == [
+            offset for offset in kept if offset >= middle - 1
+        ]
+        end = stream.latest_offset(start)
+        assert [row["offset"] for row in read_all(stream.plan_input_partitions(start, end))] == kept
         stream.close()
         assert log.verify() == []
 
 
-def test_a_signal_while_it_lets_go_changes_nothing(log, options, monkeypatch):
-    """Spark closes the socket of a source's process and signals it, at about the same time."""
+def test_a_signal_during_stop_does_not_interrupt_it(log, options, monkeypatch):
+    """Spark closes the socket of the source's process and signals it at about the same time."""
     release = LogSource.release
 
-    def signalled(source):
+    def release_with_signal(source):
         os.kill(os.getpid(), signal.SIGTERM)
         release(source)
 
-    def work():
+    def stop_reader():
         reader = object.__new__(StreamReader)
         reader.__setstate__({"options": parse(options(startingOffsets="earliest")), "names": ()})
         reader.initialOffset()
         held = len(log.leases())
-        monkeypatch.setattr(LogSource, "release", signalled)
+        monkeypatch.setattr(LogSource, "release", release_with_signal)
         reader.stop()
         return held
 
-    assert in_child(work) == 1
+    assert in_child(stop_reader) == 1
     assert log.leases() == []

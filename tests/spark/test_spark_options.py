@@ -1,4 +1,4 @@
-"""Options are checked before anything is read: right names, right values, right kind of query."""
+"""The options of a reader are checked before the log is opened: names, values, kind of query."""
 
 import pytest
 
@@ -12,30 +12,30 @@ from embedlog.spark.source_options import (
     parse,
 )
 
-LEAST = {"path": "/data/log", "subscribe": "flights"}
+REQUIRED = {"path": "/data/log", "subscribe": "flights"}
 
 
 def parsed(**options):
-    return parse({**LEAST, **{name: str(value) for name, value in options.items()}})
+    return parse({**REQUIRED, **{name: str(value) for name, value in options.items()}})
 
 
 def test_a_path_and_a_subscription_are_enough():
-    """The rest has Kafka's defaults."""
+    """The other options have Kafka's defaults."""
     options = parsed()
 
     assert options.path == "/data/log"
     assert options.subscription == (("flights",), None, None)
     assert options.fail_on_data_loss is True
     assert options.include_headers is False
-    assert (options.starting, options.ending, options.ignored) == (None, None, ())
+    assert (options.starting_offsets, options.ending_offsets, options.ignored) == (None, None, ())
 
 
-def test_names_are_found_in_any_case():
-    """Spark hands options over with lower-case names, or as they were written."""
+def test_names_may_be_in_any_case():
+    """Spark passes names in lower case, or as they were written."""
     options = parse({"PATH": "/data/log", "SubScribe": "a, b,a", "MAXOFFSETSPERTRIGGER": "7"})
 
     assert options.subscription.topics == ("a", "b")
-    assert options.max_offsets == 7
+    assert options.max_offsets_per_trigger == 7
 
 
 @pytest.mark.parametrize(
@@ -46,20 +46,20 @@ def test_names_are_found_in_any_case():
         ("maxOffsetPerTrigger", "maxOffsetsPerTrigger"),
         ("failondatalos", "failOnDataLoss"),
         ("topic", "writer"),
-        ("xyz", "there are path"),
+        ("xyz", "The options are path"),
     ],
 )
 def test_an_unknown_option_is_refused_with_the_nearest_known_one(name, near):
-    """A typing error must not be silence."""
+    """A typing error must not pass silently."""
     with pytest.raises(InvalidConfigError, match=near):
-        parse({**LEAST, name: "1"})
+        parse({**REQUIRED, name: "1"})
 
 
-def test_options_about_brokers_are_taken_and_told():
-    """A pipeline that comes from Kafka need not be rewritten."""
-    given = {"kafka.bootstrap.servers": "a:9092", "kafkaConsumer.pollTimeoutMs": "3"}
+def test_options_about_brokers_are_accepted_and_listed():
+    """A pipeline for Kafka need not be rewritten."""
+    ineffective = {"kafka.bootstrap.servers": "a:9092", "kafkaConsumer.pollTimeoutMs": "3"}
 
-    options = parse({**LEAST, **given, "kafka.security.protocol": "SSL"})
+    options = parse({**REQUIRED, **ineffective, "kafka.security.protocol": "SSL"})
 
     assert options.ignored == (
         "kafka.bootstrap.servers",
@@ -75,19 +75,19 @@ def test_options_about_brokers_are_taken_and_told():
         *("kafka.key.deserializer", "kafka.value.deserializer", "KAFKA.Value.Deserializer"),
     ],
 )
-def test_what_kafkas_source_refuses_is_refused(name):
-    """It would not do what it says there either."""
+def test_options_that_kafkas_source_refuses_are_refused(name):
+    """They would have no effect in Kafka's source either."""
     with pytest.raises(InvalidConfigError, match="is not supported"):
-        parse({**LEAST, name: "x"})
+        parse({**REQUIRED, name: "x"})
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "message"),
     [
         ({"subscribe": "t"}, "'path' is missing"),
         ({"path": " ", "subscribe": "t"}, "'path' is missing"),
-        ({"path": "/p"}, "none is given"),
-        ({"path": "/p", "subscribe": "t", "assign": '{"t": [0]}'}, "assign and subscribe are"),
+        ({"path": "/p"}, "none is set"),
+        ({"path": "/p", "subscribe": "t", "assign": '{"t": [0]}'}, "assign and subscribe are set"),
         ({"path": "/p", "subscribe": ""}, "'subscribe' is empty"),
         ({"path": "/p", "subscribe": " , "}, "names no topic"),
         ({"path": "/p", "subscribePattern": "  "}, "'subscribePattern' is empty"),
@@ -99,14 +99,14 @@ def test_what_kafkas_source_refuses_is_refused(name):
         ({"path": "/p", "assign": "t:0"}, "JSON such as"),
     ],
 )
-def test_exactly_one_subscription_that_says_something(options, told):
-    """As Kafka's source has it."""
-    with pytest.raises(InvalidConfigError, match=told):
+def test_exactly_one_valid_subscription_is_required(options, message):
+    """As in Kafka's source."""
+    with pytest.raises(InvalidConfigError, match=message):
         parse(options)
 
 
 @pytest.mark.parametrize(
-    "given",
+    "options",
     [
         *({"minPartitions": value} for value in (0, -1, "a", 1.5)),
         *({"maxRecordsPerPartition": value} for value in (0, "")),
@@ -126,29 +126,29 @@ def test_exactly_one_subscription_that_says_something(options, told):
     ],
     ids=str,
 )
-def test_a_value_that_says_nothing_is_refused_by_its_name(given):
-    """The error names the option and what was wanted."""
-    with pytest.raises(InvalidConfigError, match=next(iter(given))):
-        parsed(**given)
+def test_an_invalid_value_is_refused_by_the_name_of_its_option(options):
+    """The error names the option."""
+    with pytest.raises(InvalidConfigError, match=next(iter(options))):
+        parsed(**options)
 
 
 def test_offsets_are_words_or_json():
     """Words in any case; -2 and -1 for single partitions; a topic as a whole."""
-    assert parsed(startingOffsets="EARLIEST").starting == OffsetBound("offset", EARLIEST)
-    assert parsed(endingOffsets="latest").ending == OffsetBound("offset", LATEST)
-    bound = parsed(startingOffsets='{"t": {"0": 23, "1": -2}, "u": "latest"}').starting
-    assert [bound.of("t", 0), bound.of("t", 1), bound.of("t", 2)] == [23, EARLIEST, None]
-    assert bound.of("u", 7) == LATEST
-    assert bound.of("v", 0) is None
+    assert parsed(startingOffsets="EARLIEST").starting_offsets == OffsetBound("offset", EARLIEST)
+    assert parsed(endingOffsets="latest").ending_offsets == OffsetBound("offset", LATEST)
+    bound = parsed(startingOffsets='{"t": {"0": 23, "1": -2}, "u": "latest"}').starting_offsets
+    assert [bound.get("t", 0), bound.get("t", 1), bound.get("t", 2)] == [23, EARLIEST, None]
+    assert bound.get("u", 7) == LATEST
+    assert bound.get("v", 0) is None
 
 
-def test_a_time_for_all_beats_times_for_each_which_beat_offsets():
+def test_one_time_takes_precedence_over_times_and_those_over_offsets():
     """Kafka's order, on both sides."""
     times = '{"t": {"0": 1000}}'
     assert parsed(
         startingOffsets="earliest", startingOffsetsByTimestamp=times
-    ).starting == OffsetBound("time", None, {"t": {0: 1000}})
-    assert parsed(endingOffsetsByTimestamp=times, endingTimestamp=5).ending == OffsetBound(
+    ).starting_offsets == OffsetBound("time", None, {"t": {0: 1000}})
+    assert parsed(endingOffsetsByTimestamp=times, endingTimestamp=5).ending_offsets == OffsetBound(
         "time", 5
     )
 
@@ -159,24 +159,24 @@ def test_a_time_for_all_beats_times_for_each_which_beat_offsets():
 )
 def test_durations_are_read_as_spark_reads_them(text, ms):
     """A number and a unit; milliseconds without one."""
-    assert parsed(maxTriggerDelay=text).max_delay_ms == ms
+    assert parsed(maxTriggerDelay=text).max_trigger_delay_ms == ms
 
 
 @pytest.mark.parametrize("text", ["latest", '{"t": {"0": -1}}', '{"t": "latest"}'])
-def test_a_batch_cannot_start_at_the_end(text):
-    """There would be nothing to read."""
+def test_a_batch_cannot_start_at_the_latest_offset(text):
+    """It would read nothing."""
     with pytest.raises(InvalidConfigError, match="cannot start at the latest"):
         check_batch(parsed(startingOffsets=text))
 
 
-def test_a_batch_cannot_end_at_the_beginning():
-    """The same, from the other side."""
+def test_a_batch_cannot_end_at_the_earliest_offset():
+    """It would read nothing."""
     with pytest.raises(InvalidConfigError, match="cannot end at the earliest"):
         check_batch(parsed(endingOffsets='{"t": {"0": -2}}'))
 
 
-def test_a_batch_has_no_triggers():
-    """They are told as ignored."""
+def test_a_batch_ignores_the_options_of_triggers():
+    """They are returned for a warning."""
     options = parsed(maxOffsetsPerTrigger=5, minOffsetsPerTrigger=1, maxTriggerDelay="1s")
 
     assert check_batch(options) == [
@@ -195,6 +195,6 @@ def test_a_batch_has_no_triggers():
     ],
 )
 def test_a_stream_has_no_end(name, value):
-    """Only a trigger ends it."""
+    """A trigger ends it."""
     with pytest.raises(InvalidConfigError, match=name):
         check_stream(parsed(**{name: value}))

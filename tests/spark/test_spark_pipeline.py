@@ -1,4 +1,4 @@
-"""The pipeline with real Spark: incremental, restartable, exactly once."""
+"""The pipeline in a real Spark session: incremental, restartable, exactly once."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from embedlog.errors import (
     SparkQueryError,
     UnknownTopicOrPartitionError,
 )
+from embedlog.pipeline import load_query
 from embedlog.pipeline.parquet_output import ParquetOutput
 from embedlog.spark.stream_offset import StreamOffset
 
@@ -32,7 +33,7 @@ DAY = 86_400_000
 
 @pytest.fixture
 def log(tmp_path):
-    """A log that deletes nothing, though its records are old."""
+    """A log without maintenance: retention would delete its old records."""
     with embedlog.open(tmp_path / "log", maintenance=False) as log:
         log.create_topic("t", partitions=2)
         yield log
@@ -46,27 +47,27 @@ def into(tmp_path):
 
 @pytest.fixture
 def load(spark, log, into):
-    """Load topics; the report agrees with the log."""
+    """Load topics, and check that the files agree with the log."""
 
-    def load(*topics, **given):
-        report = pipeline.load(log.path, into, topics, spark=spark, **given)
+    def load(*topics, **options):
+        report = pipeline.load(log.path, into, topics, spark=spark, **options)
         assert report.problems == []
         return report
 
     return load
 
 
-def parquet(path, **how):
-    # Here, for it imports pandas, and every test that forks would copy that.
+def parquet(path, **options):
+    # Imported here: it imports pandas, which every test that forks would copy.
     from pyarrow import dataset
 
-    return dataset.dataset(path, format="parquet", **how)
+    return dataset.dataset(path, format="parquet", **options)
 
 
 def rows(into, columns=("topic", "partition", "offset")):
-    """What a plain reader finds, sorted."""
-    found = parquet(into, partitioning="hive").to_table(list(columns))
-    return sorted(tuple(row.values()) for row in found.to_pylist())
+    """Return the rows that a plain reader sees, sorted."""
+    table = parquet(into, partitioning="hive").to_table(list(columns))
+    return sorted(tuple(row.values()) for row in table.to_pylist())
 
 
 def everything(log):
@@ -79,8 +80,8 @@ def everything(log):
 
 
 @pytest.mark.tier("test")
-def test_it_loads_what_is_new_and_nothing_twice(load, log, send, into):
-    """By topic and day; again, there is nothing; with more, and topics that come later, that."""
+def test_it_loads_new_records_once(load, log, send, into):
+    """By topic and day; new records and new topics are loaded by the next run."""
     send("t", {0: range(30), 1: range(20)})
     send("t", {0: range(10)}, at=START + DAY, headers=[("h", b"x")], key=b"k")
 
@@ -100,10 +101,10 @@ def test_it_loads_what_is_new_and_nothing_twice(load, log, send, into):
     assert day["headers"][0].as_py() == [{"key": "h", "value": b"x"}]
 
 
-def test_a_pattern_that_no_topic_has_is_told(load, log, send, into, caplog):
-    """Nothing is loaded, which is right: a topic may come; but it may be a slip as well."""
+def test_a_pattern_without_a_topic_is_a_warning(load, log, send, into, caplog):
+    """Nothing is loaded: a topic may be created later, but it may be a typing error as well."""
     assert load(pattern="u").loaded == 0
-    assert "like the pattern 'u'" in caplog.text
+    assert "matches the pattern 'u'" in caplog.text
     log.create_topic("u", partitions=1)
     send("u", {0: range(5)})
     assert load(pattern="u").loaded == 5
@@ -111,11 +112,11 @@ def test_a_pattern_that_no_topic_has_is_told(load, log, send, into, caplog):
 
     shutil.rmtree(into / ".pipeline/checkpoint")
     assert load(pattern="tt").loaded == 0
-    assert "like the pattern 'tt'" in caplog.text
+    assert "matches the pattern 'tt'" in caplog.text
 
 
 def test_a_checkpoint_may_be_deleted(load, log, send, into, tmp_path):
-    """What is published is known by its offsets; so is a topic that is another one by now."""
+    """Published records are recognised by offset, and a topic that was created again by its id."""
     send("t", {0: range(30), 1: range(20)})
     load("t")
     send("t", {0: range(5)})
@@ -125,12 +126,12 @@ def test_a_checkpoint_may_be_deleted(load, log, send, into, tmp_path):
     log.delete_topic("t")
     log.create_topic("t", partitions=2)
     send("t", {0: range(90), 1: range(90)})
-    with pytest.raises(DataLossError, match="made again"):
+    with pytest.raises(DataLossError, match="created again"):
         load("t", checkpoint=tmp_path / "third")
 
 
-def test_a_batch_that_is_repeated_is_not_published_again(load, log, send, into):
-    """The process died after it was published, before Spark had noted that."""
+def test_a_repeated_micro_batch_is_not_published_again(load, log, send, into):
+    """As if the process had died before Spark recorded that the micro-batch was done."""
     send("t", {0: range(30), 1: range(20)})
     load("t", max_records_per_trigger=25)
     for path in (into / ".pipeline/checkpoint/commits").glob("*1*"):
@@ -141,19 +142,19 @@ def test_a_batch_that_is_repeated_is_not_published_again(load, log, send, into):
     assert rows(into) == everything(log)
 
 
-def test_errors_are_ours(load, log, send, into, monkeypatch):
-    """A sentence, and nothing of Java's."""
+def test_errors_are_embedlog_errors(load, log, send, into, monkeypatch):
+    """They are one sentence, without Java's traceback."""
     with pytest.raises(UnknownTopicOrPartitionError):
         load("x")
-    with ParquetOutput(into), pytest.raises(LockTimeoutError, match="another pipeline"):
+    with ParquetOutput(into), pytest.raises(LockTimeoutError, match="Another pipeline"):
         load("t")
     send("t", {0: range(3)})
-    monkeypatch.setattr(pipeline.loading, "_CODEC", "no such codec")
-    with pytest.raises(SparkQueryError) as found:
+    monkeypatch.setattr(load_query, "_CODEC", "no such codec")
+    with pytest.raises(SparkQueryError) as error:
         load("t")
-    assert len(str(found.value).splitlines()) == 1
+    assert len(str(error.value).splitlines()) == 1
     with ParquetOutput(into) as output:
-        output.publish(output.stage(), StreamOffset({embedlog.TopicPartition("t", 0): 1}))
+        output.publish(output.new_stage(), StreamOffset({embedlog.TopicPartition("t", 0): 1}))
     log.delete_records({embedlog.TopicPartition("t", 0): 2})
     monkeypatch.undo()
     with pytest.raises(DataLossError, match="has offsets 2 to 3"):
@@ -161,16 +162,16 @@ def test_errors_are_ours(load, log, send, into, monkeypatch):
     assert load("t", checkpoint=into / "third", fail_on_data_loss=False).loaded == 1
 
 
-def start(log, into, tmp_path, *more, out=subprocess.DEVNULL):
+def start(log, into, tmp_path, *options, out=subprocess.DEVNULL):
     """Start the pipeline in a process of its own."""
     environment = {
         "PYTHONPATH": str(Path(embedlog.__file__).parents[1]),
         "PYSPARK_PYTHON": quick_python(tmp_path),
         "JAVA_TOOL_OPTIONS": "-XX:TieredStopAtLevel=1",
     }
-    words = ["t", "--root", log.path, "--into", str(into), "--max-records-per-trigger", "50"]
+    arguments = ["t", "--root", log.path, "--into", str(into), "--max-records-per-trigger", "50"]
     return subprocess.Popen(
-        [sys.executable, "-m", "embedlog.pipeline", *words, *more],
+        [sys.executable, "-m", "embedlog.pipeline", *arguments, *options],
         env={**os.environ, **environment},
         stdout=out,
         stderr=out,
@@ -180,29 +181,27 @@ def start(log, into, tmp_path, *more, out=subprocess.DEVNULL):
 
 
 def wait_for(process, into, count):
-    """Until so many rows can be read; none are read twice on the way."""
-    found, until = [], time.monotonic() + patient(120)
-    while process.poll() is None and len(found) < count and time.monotonic() < until:
+    """Wait until this many rows can be read; at no time is a row there twice."""
+    seen, deadline = [], time.monotonic() + patient(120)
+    while process.poll() is None and len(seen) < count and time.monotonic() < deadline:
         time.sleep(0.05)
-        found = rows(into) if any(into.glob("topic=*/date=*/*")) else []
-        assert len(found) == len({*found})
+        seen = rows(into) if any(into.glob("topic=*/date=*/*")) else []
+        assert len(seen) == len({*seen})
 
 
 @pytest.mark.tier("nightly")
-@pytest.mark.parametrize("kind", [signal.SIGINT, signal.SIGTERM])
-def test_one_that_follows_loads_what_comes_until_it_is_told_to_end(
-    load, log, send, into, tmp_path, kind
-):
-    """Then it reports, as any other; what it loaded is not loaded again."""
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_with_follow_it_loads_new_records_until_a_signal(load, log, send, into, tmp_path, number):
+    """Then it reports; the next run does not load these records again."""
     send("t", {0: range(30), 1: range(20)})
-    more = ("--follow", "--every", "0.2")
-    process = start(log, into, tmp_path, *more, out=subprocess.PIPE)
+    options = ("--follow", "--every", "0.2")
+    process = start(log, into, tmp_path, *options, out=subprocess.PIPE)
     try:
         wait_for(process, into, 50)
         send("t", {0: range(9)}, at=START + DAY)
         wait_for(process, into, 59)
-        # As a terminal does, and a supervisor: to Java as well.
-        os.killpg(process.pid, kind)
+        # To Java as well, as a terminal or a supervisor does.
+        os.killpg(process.pid, number)
         out, err = process.communicate(timeout=patient(60))
     finally:
         process.kill()
@@ -216,24 +215,24 @@ def test_one_that_follows_loads_what_comes_until_it_is_told_to_end(
 
 
 def kill_within(log, into, tmp_path, after):
-    """Kill it when so many files are there; False if it was quicker."""
+    """Kill it when this many files exist; return False if it ended first."""
     process = start(log, into, tmp_path)
     while process.poll() is None and len(list(into.glob("topic=*/date=*/*"))) < after:
         time.sleep(0.005)
-    died = process.poll() is None
+    killed = process.poll() is None
     process.send_signal(signal.SIGKILL)
     process.wait()
-    return died
+    return killed
 
 
 @pytest.mark.tier("nightly")
 def test_it_may_be_killed(load, log, send, into, tmp_path):
-    """Another process goes on from there."""
+    """Another process continues after that."""
     send("t", {0: range(900), 1: range(600)})
 
     assert kill_within(log, into, tmp_path, after=3)
-    found = rows(into)
-    assert len(found) == len({*found}) < 1500
+    loaded = rows(into)
+    assert len(loaded) == len({*loaded}) < 1500
 
     load("t")
     assert rows(into) == everything(log)
@@ -241,14 +240,14 @@ def test_it_may_be_killed(load, log, send, into, tmp_path):
 
 @pytest.mark.tier("nightly")
 def test_it_may_be_killed_often(load, log, send, into, tmp_path):
-    """At any moment, with more to load each time."""
-    dice, died = random.Random(1), 0
+    """At any time, with more records to load each time."""
+    rng, killed = random.Random(1), 0
     for _ in range(20):
         send("t", {0: range(400), 1: range(300)})
-        there = len(list(into.glob("topic=*/date=*/*")))
-        died += kill_within(log, into, tmp_path, there + dice.randint(1, 8))
-        found = rows(into)
-        assert len(found) == len({*found})
+        files = len(list(into.glob("topic=*/date=*/*")))
+        killed += kill_within(log, into, tmp_path, files + rng.randint(1, 8))
+        loaded = rows(into)
+        assert len(loaded) == len({*loaded})
     load("t")
     assert rows(into) == everything(log)
-    assert died >= 10
+    assert killed >= 10

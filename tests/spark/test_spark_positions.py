@@ -1,4 +1,4 @@
-"""What a checkpoint keeps, and the arithmetic of limits."""
+"""The offsets in a checkpoint, the limits per trigger, and the lag."""
 
 import json
 from types import SimpleNamespace
@@ -6,54 +6,56 @@ from types import SimpleNamespace
 import pytest
 
 from embedlog.record import TopicPartition
-from embedlog.spark.rate_limit import TriggerDelay, share
-from embedlog.spark.stream_offset import StreamOffset, from_json, offsets_behind_latest
+from embedlog.spark.micro_batch import TriggerDelay, rate_limit
+from embedlog.spark.stream_offset import StreamOffset, offsets_behind_latest
 
-T0, T1, T10, U0 = (TopicPartition(*one) for one in (("t", 0), ("t", 1), ("t", 10), ("u", 0)))
+T0, T1, T10, U0 = (TopicPartition(*pair) for pair in (("t", 0), ("t", 1), ("t", 10), ("u", 0)))
 
 
-def test_positions_have_kafkas_shape():
-    """So that what reads a checkpoint of Kafka's source reads ours."""
+def test_stream_offsets_have_kafkas_shape():
+    """Tools that read the checkpoint of Kafka's source can read ours."""
     assert StreamOffset({T1: 40, T0: 23}).to_json() == {"t": {"0": 23, "1": 40}}
 
 
-def test_equal_positions_are_equal_texts():
-    """Spark compares texts to see whether there is something to do."""
-    one = StreamOffset({T10: 3, T1: 2, U0: 1}, {"u": 2, "t": 1}, {T1: 5})
-    other = StreamOffset({U0: 1, T1: 2, T10: 3}, {"t": 1, "u": 2}, {T1: 5})
+def test_equal_stream_offsets_are_equal_texts():
+    """Spark compares texts to see whether there is anything to read."""
+    first = StreamOffset({T10: 3, T1: 2, U0: 1}, {"u": 2, "t": 1}, {T1: 5})
+    second = StreamOffset({U0: 1, T1: 2, T10: 3}, {"t": 1, "u": 2}, {T1: 5})
 
-    assert json.dumps(one.to_json()) == json.dumps(other.to_json())
-    assert list(one.to_json()["t"]) == ["1", "10"]
+    assert json.dumps(first.to_json()) == json.dumps(second.to_json())
+    assert list(first.to_json()["t"]) == ["1", "10"]
 
 
 @pytest.mark.parametrize(
-    "made",
+    "offset",
     [
         StreamOffset({}),
         StreamOffset({T0: 5, U0: 7}, {"t": 1, "u": 9}),
-        StreamOffset({T0: 5}, {"t": 1}, {T0: 3}, initial=True),
-        StreamOffset({T0: 5}, {"t": 1}, base=StreamOffset({T0: 2}, {"t": 1}, {T0: 1})),
+        StreamOffset({T0: 5}, {"t": 1}, {T0: 3}, is_initial=True),
+        StreamOffset({T0: 5}, {"t": 1}, batch_start=StreamOffset({T0: 2}, {"t": 1}, {T0: 1})),
     ],
 )
-def test_positions_survive_their_text(made):
-    """Through the checkpoint and back."""
-    assert from_json(json.loads(json.dumps(made.to_json()))) == made
+def test_stream_offsets_survive_the_checkpoint(offset):
+    """Writing and reading JSON gives an equal offset."""
+    assert StreamOffset.from_json(json.loads(json.dumps(offset.to_json()))) == offset
 
 
-def test_a_checkpoint_of_kafkas_source_is_understood():
-    """It knows offsets only: no epoch, no number of the topic."""
-    found = from_json({"t": {"0": 23}})
+def test_a_checkpoint_of_kafkas_source_can_be_read():
+    """It has only offsets, without leader epochs and topic ids."""
+    offset = StreamOffset.from_json({"t": {"0": 23}})
 
-    assert found.offsets == {T0: 23}
-    assert found.epoch(T0) is None
-    assert StreamOffset({T0: 1}, {"t": 1}).epoch(T0) == 0
+    assert offset.offsets == {T0: 23}
+    assert offset.leader_epoch(T0) is None
+    assert StreamOffset({T0: 1}, {"t": 1}).leader_epoch(T0) == 0
 
 
-def test_topics_may_have_the_names_of_our_own_keys():
+def test_a_topic_may_be_named_like_an_extra_key():
     """No topic begins with "@"."""
-    made = StreamOffset({TopicPartition("base", 0): 1, TopicPartition("topics", 0): 2}, {"base": 1})
+    offset = StreamOffset(
+        {TopicPartition("base", 0): 1, TopicPartition("topics", 0): 2}, {"base": 1}
+    )
 
-    assert from_json(made.to_json()) == made
+    assert StreamOffset.from_json(offset.to_json()) == offset
 
 
 @pytest.mark.parametrize(
@@ -69,34 +71,34 @@ def test_topics_may_have_the_names_of_our_own_keys():
     ],
 )
 def test_a_limit_is_shared_in_proportion(limit, backlog, shares):
-    """Rounded down, but a small partition is not starved."""
-    assert {one: size for one, size in share(limit, backlog).items() if size} == shares
+    """It is rounded down, but each partition with a backlog gets at least one record."""
+    assert {key: size for key, size in rate_limit(limit, backlog).items() if size} == shares
 
 
-def test_patience_lasts_until_there_is_enough():
+def test_a_trigger_is_delayed_until_there_are_enough_records():
     """The first batch never waits."""
-    patience = TriggerDelay(10, 1000)
+    delay = TriggerDelay(10, 1000)
 
-    assert not patience.waits(0, now_ms=5000)
-    assert patience.waits(9, now_ms=5100)
-    assert not patience.waits(10, now_ms=5200)
+    assert not delay.delays(0, now_ms=5000)
+    assert delay.delays(9, now_ms=5100)
+    assert not delay.delays(10, now_ms=5200)
 
 
-def test_patience_has_an_end():
-    """After maxTriggerDelay any number of rows is enough."""
-    patience = TriggerDelay(10, 1000)
-    patience.waits(0, now_ms=0)
+def test_a_trigger_is_not_delayed_for_ever():
+    """After maxTriggerDelay any number of records is enough."""
+    delay = TriggerDelay(10, 1000)
+    delay.delays(0, now_ms=0)
 
-    assert patience.waits(1, now_ms=999)
-    assert not patience.waits(1, now_ms=1000)
-    assert patience.waits(1, now_ms=1001), "the time begins anew with each batch"
+    assert delay.delays(1, now_ms=999)
+    assert not delay.delays(1, now_ms=1000)
+    assert delay.delays(1, now_ms=1001), "each batch starts the delay again"
 
 
 @pytest.mark.parametrize("kind", [dict, lambda **facts: SimpleNamespace(**facts)])
-def test_lag_is_told_as_kafkas_source_tells_it(kind):
-    """From what Spark shows of a query."""
-    told = kind(latestOffset='{"t": {"0": 10, "1": 7}, "u": {"0": 4}}', endOffset={"t": {"0": 6}})
-    progress = kind(sources=[told])
+def test_lag_has_the_form_of_kafkas_metrics(kind):
+    """It is computed from the progress of a query, as dicts or as objects."""
+    source = kind(latestOffset='{"t": {"0": 10, "1": 7}, "u": {"0": 4}}', endOffset={"t": {"0": 6}})
+    progress = kind(sources=[source])
 
     assert offsets_behind_latest(progress) == {
         "minOffsetsBehindLatest": 4,
@@ -115,5 +117,5 @@ def test_lag_is_told_as_kafkas_source_tells_it(kind):
     ],
 )
 def test_without_progress_there_is_no_lag(progress):
-    """Not zero: nobody knows."""
+    """An unknown lag is not a lag of zero."""
     assert offsets_behind_latest(progress) == {}

@@ -1,6 +1,7 @@
-"""What is missing for Spark is told in a sentence; and what is loaded when."""
+"""The checks before a session starts, its settings, and what the packages import."""
 
 import os
+import pkgutil
 import subprocess
 import sys
 from pathlib import Path
@@ -8,12 +9,14 @@ from pathlib import Path
 import pytest
 
 import embedlog
+import embedlog.spark
+from embedlog import pipeline
 from embedlog.errors import SparkSetupError
-from embedlog.spark import session
+from embedlog.spark import spark_session
 
 
 def script(directory, name, text):
-    """Write a program."""
+    """Write a shell script; return its path."""
     path = directory / name
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(f"#!/bin/sh\n{text}\n")
@@ -21,62 +24,66 @@ def script(directory, name, text):
     return str(path)
 
 
-def lines(code):
-    """Run Python in a process of its own; return what it prints."""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    return done.stdout.split()
+def words(code):
+    """Run Python code in another process; return the words that it prints."""
+    process = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    return process.stdout.split()
 
 
-def test_without_java_it_says_what_to_install(monkeypatch, tmp_path):
-    """Spark's own error is of a script that is not there."""
+def test_without_java_the_error_says_what_to_install(monkeypatch, tmp_path):
+    """Spark's own error is about a missing script."""
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
 
-    with pytest.raises(SparkSetupError, match=r"no java on PATH.*install a JRE 17"):
-        session.java()
+    with pytest.raises(SparkSetupError, match=r"no java on PATH.*Install a JRE 17"):
+        spark_session.find_java()
 
 
-def test_a_wrong_java_home_is_told(monkeypatch, tmp_path):
-    """It comes before PATH, for Spark too."""
+def test_a_wrong_java_home_is_an_error(monkeypatch, tmp_path):
+    """It takes precedence over PATH, as in Spark."""
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
 
-    with pytest.raises(SparkSetupError, match=r"JAVA_HOME is .*, and has no bin/java"):
-        session.java()
+    with pytest.raises(SparkSetupError, match=r"JAVA_HOME=.* has no bin/java"):
+        spark_session.find_java()
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
-        ("echo 'openjdk version \"11.0.2\" 2019-01-15' >&2", "Java is version 11"),
-        ("echo 'java version \"1.8.0_292\"' >&2", "Java is version 1"),
+        ("echo 'openjdk version \"11.0.2\" 2019-01-15' >&2", "Java has version 11"),
+        ("echo 'java version \"1.8.0_292\"' >&2", "Java has version 1"),
         ("echo 'no such thing' >&2; exit 1", "Java does not run: no such thing"),
     ],
 )
-def test_another_java_is_told(monkeypatch, tmp_path, text, told):
-    """Spark 4 needs 17."""
+def test_an_old_or_broken_java_is_an_error(monkeypatch, tmp_path, text, message):
+    """Spark 4 needs Java 17."""
     script(tmp_path, "bin/java", text)
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
 
-    with pytest.raises(SparkSetupError, match=told):
-        session.check_here()
+    with pytest.raises(SparkSetupError, match=message):
+        spark_session.check_driver()
 
 
 @pytest.mark.parametrize("name", ["pyspark", "pyarrow"])
-def test_a_missing_package_is_told(monkeypatch, name):
-    """With what to install, and for which Python."""
-    found = session.importlib.util.find_spec
+def test_a_missing_package_is_an_error(monkeypatch, name):
+    """It says what to install, and for which Python."""
+    find_spec = spark_session.importlib.util.find_spec
     monkeypatch.setattr(
-        session.importlib.util, "find_spec", lambda each: None if each == name else found(each)
+        spark_session.importlib.util,
+        "find_spec",
+        lambda each: None if each == name else find_spec(each),
     )
 
     with pytest.raises(SparkSetupError, match=f"{name} is not installed for .*pip install"):
-        session.check_here()
+        spark_session.check_driver()
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
-        ('echo \'{"version": [3, 9], "missing": []}\'', "workers' Python is 3.9, this one"),
+        ('echo \'{"version": [3, 9], "missing": []}\'', "workers' Python is 3.9, the driver's"),
         (
             'echo \'{"version": [3, 11], "missing": ["pyarrow (No module)"]}\'',
             "lacks pyarrow",
@@ -84,51 +91,51 @@ def test_a_missing_package_is_told(monkeypatch, name):
         ("exit 3", "does not run"),
     ],
 )
-def test_workers_with_another_python_are_told(tmp_path, text, told):
-    """Spark starts `python3` unless told otherwise: often not the one of the environment."""
+def test_an_unsuitable_worker_python_is_an_error(tmp_path, text, message):
+    """By default Spark starts `python3`, often not the one of the virtual environment."""
     python = script(tmp_path, "python3", text)
 
-    with pytest.raises(SparkSetupError, match=rf"{told}[\s\S]*PYSPARK_PYTHON={sys.executable}"):
-        session.check_workers(python)
+    with pytest.raises(SparkSetupError, match=rf"{message}[\s\S]*PYSPARK_PYTHON={sys.executable}"):
+        spark_session.check_worker_python(python)
 
 
 def test_workers_with_the_same_packages_are_fine(tmp_path):
-    """However their Python is called."""
-    session.check_workers(None)
-    session.check_workers(sys.executable)
-    session.check_workers(script(tmp_path, "other", f'exec "{sys.executable}" "$@"'))
+    """Whatever the name of their Python."""
+    spark_session.check_worker_python(None)
+    spark_session.check_worker_python(sys.executable)
+    spark_session.check_worker_python(script(tmp_path, "other", f'exec "{sys.executable}" "$@"'))
 
 
-def test_java_is_told_how_to_log_only_while_it_starts(monkeypatch, tmp_path):
-    """By a file that is there; whatever a user has said goes before it."""
+def test_the_log4j_settings_apply_only_while_java_starts(monkeypatch, tmp_path):
+    """If the user has configured logging, that is not changed."""
     name = "LOG4J_CONFIGURATION_FILE"
     monkeypatch.delenv(name, raising=False)
     (tmp_path / "log4j2.properties.template").touch()
     monkeypatch.setenv("SPARK_CONF_DIR", str(tmp_path))
-    with session.own_log_settings():
+    with spark_session.default_log4j_settings():
         assert Path(os.environ[name]).read_text().startswith("#")
     assert name not in os.environ
 
     (tmp_path / "log4j2.properties").touch()
-    with session.own_log_settings():
+    with spark_session.default_log4j_settings():
         assert name not in os.environ
 
     monkeypatch.delenv("SPARK_CONF_DIR")
     monkeypatch.setenv(name, "mine.xml")
-    with session.own_log_settings():
+    with spark_session.default_log4j_settings():
         assert os.environ[name] == "mine.xml"
     assert os.environ[name] == "mine.xml"
 
 
-def test_a_session_of_another_kind_is_told():
-    """One without Python data sources."""
+def test_a_session_without_python_data_sources_is_an_error():
+    """As in Spark 3."""
     with pytest.raises(SparkSetupError, match="no Python data sources"):
-        session.register(object())
+        spark_session.register(object())
 
 
-def test_the_settings_are_texts_and_include_the_workers_python():
-    """As `SparkSession.builder.config` takes them."""
-    conf = session.recommended_conf()
+def test_the_settings_are_strings_and_include_the_worker_python():
+    """As `SparkSession.builder.config` expects."""
+    conf = spark_session.recommended_conf()
 
     assert all(isinstance(value, str) for value in conf.values())
     assert conf["spark.python.unix.domain.socket.enabled"] == "true"
@@ -136,27 +143,35 @@ def test_the_settings_are_texts_and_include_the_workers_python():
     assert "spark.sql.python.filterPushdown.enabled" not in conf
 
 
-def test_the_room_is_light():
-    """An executor that reads loads neither LMDB nor pandas; `import embedlog` not even pyarrow."""
-    assert lines("import sys, embedlog.spark; print('pyspark' in sys.modules)") == ["False"]
+def test_executors_import_little():
+    """Reading imports neither LMDB nor pandas; `embedlog.spark` alone not even pyspark."""
+    assert words("import sys, embedlog.spark; print('pyspark' in sys.modules)") == ["False"]
     code = "import sys, embedlog.spark.partition_reader; print({'lmdb', 'pandas'} & {*sys.modules})"
-    assert lines(code) == ["set()"]
-    assert embedlog.spark.register is session.register
+    assert words(code) == ["set()"]
+    assert embedlog.spark.register is spark_session.register
 
 
-def test_spark_finds_the_source_by_itself():
-    """A module of that name with that attribute; it loads no more than pyspark does."""
+@pytest.mark.parametrize("package", [embedlog.spark, pipeline], ids=["spark", "pipeline"])
+def test_no_module_has_the_name_of_a_public_function(package):
+    """Otherwise the name would be the module or the function, depending on the imports before."""
+    modules = {module.name for module in pkgutil.iter_modules(package.__path__)}
+
+    assert modules & {*package.__all__} == set()
+
+
+def test_spark_can_find_the_source_on_its_own():
+    """The module has the attribute that Spark expects, and imports no more than pyspark does."""
     code = (
         "import sys, pyspark.sql.datasource; before = {*sys.modules}; import pyspark_embedlog as m;"
         "print(m.DefaultSource.name(), 'pyarrow' in {*sys.modules} - before)"
     )
-    assert lines(code) == ["embedlog", "False"]
+    assert words(code) == ["embedlog", "False"]
 
 
 def test_the_module_that_spark_finds_never_raises():
-    """One that does disables all data sources in Python."""
+    """Otherwise Spark would find no Python data source at all."""
     code = (
         "import sys; sys.modules['pyspark.sql.datasource'] = None;"
         "import pyspark_embedlog; print(hasattr(pyspark_embedlog, 'DefaultSource'))"
     )
-    assert lines(code) == ["False"]
+    assert words(code) == ["False"]

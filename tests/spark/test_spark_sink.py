@@ -1,4 +1,4 @@
-"""The sink with real Spark: batches and streams, as those of Kafka's suites, and each once."""
+"""The sink in a real Spark session: batches and streams, as in the tests of Kafka's sink."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from embedlog.publish import app_versions, staging
 
 @pytest.fixture
 def log(tmp_path: Path) -> Iterator[Log]:
-    """A log with "t" of three partitions and "u" of one; healthy when the test is done with it."""
+    """A log with "t" of three partitions and "u" of one, verified after the test."""
     with embedlog.open(tmp_path / "log") as log:
         log.create_topic("t", partitions=3)
         log.create_topic("u")
@@ -49,18 +49,20 @@ def everything(log: Log, topic: str) -> list[bytes | None]:
 
 
 @pytest.mark.tier("test")
-def test_a_frame_is_published_by_key_and_other_columns_are_left_out(spark, log):
-    """Each row where Kafka would put it; the columns in any order."""
+def test_rows_are_partitioned_by_key_and_other_columns_are_ignored(spark, log):
+    """As Kafka partitions them; columns may be in any order."""
     frame = spark.range(500).selectExpr("id extra", "cast(id as string) value", "value as key")
     save(log, frame, topic="t")
 
-    for number, found in enumerate(content(log, "t")):
+    for number, partition in enumerate(content(log, "t")):
         keys = [b"%d" % row for row in range(500)]
-        assert sorted(found) == sorted(key for key in keys if partition_for_key(key, 3) == number)
+        assert sorted(partition) == sorted(
+            key for key in keys if partition_for_key(key, 3) == number
+        )
 
 
-def test_topics_and_partitions_by_column_headers_and_times(spark, log):
-    """The whole contract of Kafka's sink, and the time of a record."""
+def test_topics_partitions_headers_and_timestamps_are_columns(spark, log):
+    """All columns of Kafka's sink, and the timestamp of a record."""
     sql = """
         select 'a' as value, 'u' as topic, cast(null as int) as partition,
             array(struct('h' as key, cast('1' as binary) as value)) as headers,
@@ -77,36 +79,35 @@ def test_topics_and_partitions_by_column_headers_and_times(spark, log):
 
 
 @pytest.mark.parametrize(
-    ("sql", "options", "told"),
+    ("sql", "options", "message"),
     [
         ("select 1 as value", {"topic": "u"}, "value must be a(n) string or binary"),
         ("select 'v' as value", {"topic": "u", "mode": "overwrite"}, "never overwritten"),
     ],
 )
-def test_what_the_sink_does_not_take_is_told_before_anything_is_written(
-    spark, log, sql, options, told
-):
-    """In the words of Kafka's sink; the others without Spark, in test_spark_staging.py."""
+def test_invalid_writes_are_refused_before_anything_is_written(spark, log, sql, options, message):
+    """With the messages of Kafka's sink; test_spark_staging.py has more cases, without Spark."""
     with pytest.raises(Exception) as error:
         save(log, spark.sql(sql), **options)
 
-    assert told in str(error.value)
+    assert message in str(error.value)
     assert everything(log, "u") == []
 
 
 def test_a_task_that_fails_publishes_nothing_of_the_others(spark, log):
-    """All or nothing, over all partitions."""
+    """All partitions get all of it or nothing."""
     rows = "select cast(id as string) as value, if(id = 999, null, 'u') as topic from range(1000)"
     with pytest.raises(Exception, match="null topic present in the data"):
         save(log, spark.sql(rows).repartition(4))
 
     assert everything(log, "u") == []
-    # Of a task that ended well while another one failed Spark tells nobody: that is swept later.
+    # Spark does not pass on a message of a task that succeeded while another failed: its file is
+    # swept later.
     staging.sweep(Files(log.path), now_ms=START * 1000)
 
 
-def test_an_empty_frame_and_many_large_values(spark, log):
-    """Nothing is nothing; and a batch is cut so that it fits."""
+def test_an_empty_dataframe_and_large_values_can_be_written(spark, log):
+    """Nothing is published for no rows, and large rows are split into batches that fit."""
     save(log, spark.range(0).selectExpr("cast(id as string) value"), topic="u")
     assert everything(log, "u") == []
 
@@ -114,8 +115,8 @@ def test_an_empty_frame_and_many_large_values(spark, log):
     assert [len(value) for value in everything(log, "u")] == [900_000] * 8
 
 
-def test_a_write_with_a_number_is_published_once(spark, log):
-    """`txnAppId` and `txnVersion`, as Delta has them."""
+def test_a_version_is_published_once(spark, log):
+    """`txnAppId` and `txnVersion` work as in Delta."""
     frame = spark.range(10).selectExpr("cast(id as string) value")
     for version in (1, 1, 0, 2):
         save(log, frame, topic="t", txnAppId="nightly", txnVersion=version)
@@ -127,7 +128,7 @@ def test_a_write_with_a_number_is_published_once(spark, log):
 
 
 class Lines:
-    """A stream of files of lines, each a micro-batch, into a topic."""
+    """A stream of text files, each of them a micro-batch, into a topic."""
 
     def __init__(self, spark: Any, log: Log, directory: Path) -> None:
         self.spark, self.log, self.directory = spark, log, directory
@@ -136,21 +137,21 @@ class Lines:
         self.sent: list[bytes] = []
 
     def put(self, count: int = 5) -> None:
-        """Add a file with so many lines."""
+        """Add a file with this many lines."""
         number = len(list(self.source.iterdir()))
         lines = [f"{number}-{row}" for row in range(count)]
         self.sent += [line.encode() for line in lines]
-        aside = self.directory / "aside"
-        aside.write_text("\n".join(lines))
-        # Files are taken in the order of their times.
-        os.utime(aside, (1_700_000_000 + number, 1_700_000_000 + number))
-        aside.rename(self.source / f"{number:04d}.txt")
+        temporary = self.directory / "temporary"
+        temporary.write_text("\n".join(lines))
+        # Spark reads files in the order of their modification times.
+        os.utime(temporary, (1_700_000_000 + number, 1_700_000_000 + number))
+        temporary.rename(self.source / f"{number:04d}.txt")
 
     def start(self, topic: str = "u", mode: str = "append", **options: Any) -> Any:
-        given = {"path": self.log.path, "topic": topic, "checkpointLocation": self.checkpoint}
+        required = {"path": self.log.path, "topic": topic, "checkpointLocation": self.checkpoint}
         writer = self.frame().writeStream.format(options.pop("format", "embedlog"))
-        named = {name: str(value) for name, value in {**given, **options}.items()}
-        return writer.outputMode(mode).options(**named).trigger(availableNow=True).start()
+        texts = {name: str(value) for name, value in {**required, **options}.items()}
+        return writer.outputMode(mode).options(**texts).trigger(availableNow=True).start()
 
     def frame(self) -> Any:
         reader = self.spark.readStream.format("text").option("maxFilesPerTrigger", 1)
@@ -168,26 +169,26 @@ def lines(spark, log, tmp_path):
 
 
 @pytest.mark.tier("test")
-def test_each_micro_batch_is_published_and_the_next_run_goes_on(lines, log):
-    """Restarted from its checkpoint, a query publishes what came since."""
+def test_each_micro_batch_is_published_and_the_next_run_continues(lines, log):
+    """A query restarted from its checkpoint publishes what is new."""
     for count in (5, 1, 3):
         lines.put(count)
     query = lines.run()
-    assert [each["sink"]["numOutputRows"] for each in query.recentProgress[:3]] == [5, 1, 3]
+    assert [progress["sink"]["numOutputRows"] for progress in query.recentProgress[:3]] == [5, 1, 3]
     lines.put()
     lines.run()
 
     assert content(log, "u") == [lines.sent]
 
 
-def test_a_deleted_checkpoint_is_noticed_and_refused_unless_allowed(lines, log):
-    """The query would publish everything again; it says so, and how to let it."""
+def test_a_deleted_checkpoint_is_an_error_unless_restarts_are_allowed(lines, log):
+    """The query would publish everything again; the error says how to allow that."""
     lines.put()
     lines.run()
     shutil.rmtree(lines.checkpoint)
-    with pytest.raises(Exception, match=r"started over.*checkpoint") as told:
+    with pytest.raises(Exception, match=r"started over.*checkpoint") as error:
         lines.run()
-    assert '.option("allowRestart", "true")' in str(told.value)
+    assert '.option("allowRestart", "true")' in str(error.value)
     assert content(log, "u") == [lines.sent]
 
     shutil.rmtree(lines.checkpoint)
@@ -195,8 +196,8 @@ def test_a_deleted_checkpoint_is_noticed_and_refused_unless_allowed(lines, log):
     assert content(log, "u") == [lines.sent * 2]
 
 
-def test_a_query_starts_over_with_its_checkpoint_and_topic_made_again(lines, log):
-    """The new topic has nothing of the first run, so nothing can be published twice."""
+def test_a_query_starts_over_if_its_topic_is_created_again_too(lines, log):
+    """The new topic holds nothing of the first run, so nothing can be published twice."""
     lines.put()
     lines.put()
     lines.run()
@@ -216,7 +217,7 @@ def test_a_query_starts_over_with_its_checkpoint_and_topic_made_again(lines, log
 
 
 def test_a_query_starts_over_with_another_topic(lines, log):
-    """Its checkpoint was deleted; it may not go back to the first topic afterwards."""
+    """After its checkpoint was deleted; then it cannot go back to the first topic."""
     lines.put()
     lines.run()
     shutil.rmtree(lines.checkpoint)
@@ -230,45 +231,45 @@ def test_a_query_starts_over_with_another_topic(lines, log):
     assert content(log, "u") == [lines.sent[:5]]
 
 
-def test_complete_mode_appends_what_it_has(spark, lines, log):
-    """As Kafka's sink; `update` is refused by Spark for sinks in Python."""
+def test_complete_mode_appends_the_whole_result(spark, lines, log):
+    """As in Kafka's sink; Spark refuses `update` for Python sinks."""
     lines.put(4)
     counts = lines.frame().groupBy().count().selectExpr("cast(count as string) value")
-    given = {"path": log.path, "topic": "u", "checkpointLocation": str(lines.checkpoint)}
-    writer = counts.writeStream.format("embedlog").outputMode("complete").options(**given)
+    options = {"path": log.path, "topic": "u", "checkpointLocation": str(lines.checkpoint)}
+    writer = counts.writeStream.format("embedlog").outputMode("complete").options(**options)
     writer.trigger(availableNow=True).start().awaitTermination()
 
     assert content(log, "u") == [[b"4"]]
 
 
 @pytest.mark.parametrize("names", [("one", "one"), ("to u", "to t")])
-def test_foreach_batch_writes_twice_and_each_once(lines, log, names):
-    """Two sinks in one call, under one name as with Delta or under two; no repetition counts."""
+def test_foreach_batch_writes_to_two_topics_once_each(lines, log, names):
+    """Under one name, as in Delta, or under two; repetitions are skipped."""
 
-    def both(frame: Any, number: int) -> None:
+    def write_both(frame: Any, batch_id: int) -> None:
         for _ in range(2):
             for topic, name in zip(("u", "t"), names, strict=True):
                 writer = frame.write.format("embedlog").option("path", log.path).mode("append")
-                named = {"topic": topic, "txnAppId": name, "txnVersion": str(number)}
-                writer.options(**named).save()
+                options = {"topic": topic, "txnAppId": name, "txnVersion": str(batch_id)}
+                writer.options(**options).save()
 
     lines.put()
     lines.put()
-    query = lines.frame().writeStream.foreachBatch(both).trigger(availableNow=True)
+    query = lines.frame().writeStream.foreachBatch(write_both).trigger(availableNow=True)
     query.option("checkpointLocation", str(lines.checkpoint)).start().awaitTermination()
 
     assert content(log, "u") == [lines.sent]
     assert everything(log, "t") == sorted(lines.sent)
 
 
-def test_a_process_of_a_job_may_produce_by_itself(spark, log):
-    """foreachPartition with a producer inside, in Spark's own forked processes."""
+def test_tasks_may_use_a_producer(spark, log):
+    """In foreachPartition, in the processes that Spark forks."""
     path = log.path
 
     def send(rows: Any) -> None:
         import embedlog
 
-        with embedlog.open(path) as here, here.producer() as producer:
+        with embedlog.open(path) as log, log.producer() as producer:
             for row in rows:
                 producer.send("t", str(row["id"]).encode())
 
@@ -277,12 +278,15 @@ def test_a_process_of_a_job_may_produce_by_itself(spark, log):
     assert len(everything(log, "t")) == 100
 
 
-def test_markers_name_the_query_and_its_checkpoint(lines, log):
-    """So a checkpoint that was moved is known by its query, one that was deleted by its place."""
+def test_app_versions_name_the_query_and_its_checkpoint(lines, log):
+    """A moved checkpoint is recognised by the query's id, a deleted one by its path."""
     lines.put()
     query = lines.run()
 
-    found = log.root.context.state.read(app_versions.every)
+    versions = log.root.context.state.read(app_versions.every)
     topic = log.root.topic("u").id
-    assert found.keys() == {(query.id, app_versions.ANY_TOPIC), (f"at {lines.checkpoint}", topic)}
-    assert {one.source for one in found.values()} == {query.id}
+    assert versions.keys() == {
+        (query.id, app_versions.ANY_TOPIC),
+        (f"at {lines.checkpoint}", topic),
+    }
+    assert {version.source for version in versions.values()} == {query.id}

@@ -1,4 +1,4 @@
-"""The source in a real Spark: that it does what the tests without one say, from end to end."""
+"""The source in a real Spark session, from end to end."""
 
 import json
 import warnings
@@ -18,11 +18,11 @@ pytestmark = [
 
 @pytest.fixture
 def load(spark, options):
-    """A data frame of the log."""
+    """Load a DataFrame from the log."""
 
-    def load(schema=None, stream=False, **given):
+    def load(schema=None, stream=False, **overrides):
         reader = (spark.readStream if stream else spark.read).format("embedlog")
-        reader = reader.options(**options(**given))
+        reader = reader.options(**options(**overrides))
         return (reader if schema is None else reader.schema(schema)).load()
 
     return load
@@ -30,27 +30,27 @@ def load(spark, options):
 
 @pytest.fixture
 def run(spark, load, tmp_path):
-    """Run a query over what is there, on one checkpoint; return the values it wrote, sorted."""
+    """Run a query to the end of the log; return the values that it read, sorted."""
 
-    def run(checkpoint="checkpoint", **given):
-        seen = []
+    def run(checkpoint="checkpoint", **overrides):
+        batches = []
 
-        def keep(frame, number):
-            seen.extend((number, int(row.value)) for row in frame.select("value").collect())
+        def keep(frame, batch_id):
+            batches.extend((batch_id, int(row.value)) for row in frame.select("value").collect())
 
-        given.setdefault("startingOffsets", "earliest")
-        writer = load(stream=True, **given).writeStream.foreachBatch(keep)
+        overrides.setdefault("startingOffsets", "earliest")
+        writer = load(stream=True, **overrides).writeStream.foreachBatch(keep)
         query = writer.option("checkpointLocation", str(tmp_path / checkpoint))
-        run.query = patiently(query.trigger(availableNow=True).start)
+        run.query = start_query(query.trigger(availableNow=True).start)
         run.query.awaitTermination()
-        run.batches = seen
-        return sorted(value for _, value in seen)
+        run.batches = batches
+        return sorted(value for _, value in batches)
 
     return run
 
 
-def patiently(start):
-    """Start a query, again if a busy machine takes more than Spark's ten seconds for a process."""
+def start_query(start):
+    """Start a query; retry if the machine is too busy for Spark's timeout of ten seconds."""
     for _ in range(4):
         query = start()
         try:
@@ -64,12 +64,12 @@ def patiently(start):
 
 
 def values(frame):
-    """The values as numbers, sorted."""
+    """Return the values as numbers, sorted."""
     return sorted(int(row.value) for row in frame.select("value").collect())
 
 
-def refused(action):
-    """What an action that must fail says."""
+def error_of(action):
+    """Return the message of an action that must fail."""
     with pytest.raises(Exception) as raised:
         action()
     return str(raised.value)
@@ -79,20 +79,20 @@ def refused(action):
 
 
 def test_the_schema_is_kafkas(load):
-    """Names, types and order; headers when they are asked for."""
-    plain = load().schema.simpleString()
-    rich = load(includeHeaders="true").schema.simpleString()
+    """Names, types and order are the same; headers only with includeHeaders."""
+    without_headers = load().schema.simpleString()
+    with_headers = load(includeHeaders="true").schema.simpleString()
 
-    assert plain == (
+    assert without_headers == (
         "struct<key:binary,value:binary,topic:string,partition:int,offset:bigint,"
         "timestamp:timestamp,timestampType:int>"
     )
-    assert rich == plain[:-1] + ",headers:array<struct<key:string,value:binary>>>"
+    assert with_headers == without_headers[:-1] + ",headers:array<struct<key:string,value:binary>>>"
 
 
 @pytest.mark.tier("test")
-def test_rows_arrive_whole(load, send):
-    """Every column, nulls and headers."""
+def test_rows_arrive_complete(load, send):
+    """With every column, nulls and headers."""
     send("t", {1: [b"v", None]}, key=b"k", headers=[("h", b"1"), ("h", None)])
     send("t", {1: [b"w"]}, at=START + 5)
 
@@ -101,13 +101,13 @@ def test_rows_arrive_whole(load, send):
 
     assert (first.key, first.value, first.topic, first.partition) == (b"k", b"v", "t", 1)
     assert (first.offset, first.ms, first.timestampType) == (0, START, 0)
-    assert [tuple(one) for one in first.headers] == [("h", b"1"), ("h", None)]
+    assert [tuple(header) for header in first.headers] == [("h", b"1"), ("h", None)]
     assert second.value is None
     assert (third.key, third.headers, third.ms) == (None, None, START + 5)
 
 
-def test_counts_sums_filters_and_unions(load, log):
-    """Over several segments and tasks; a filter of one frame is not another's."""
+def test_counts_sums_filters_and_unions_are_right(load, log):
+    """Over several segments and tasks; the filter of one DataFrame does not apply to another."""
     log.alter_topic("t", {"segment.bytes": 40_000})
     for number in range(100):
         log.partition("t", number % 2).append([encoded(*[b"%d" % number] * 100)])
@@ -122,7 +122,7 @@ def test_counts_sums_filters_and_unions(load, log):
 
 
 def test_a_schema_is_a_projection(load, send):
-    """Only these columns are read at all."""
+    """Only its columns are read."""
     send("t", {0: [1, 2, 3]})
 
     frame = load(schema="offset bigint, value binary")
@@ -132,11 +132,11 @@ def test_a_schema_is_a_projection(load, send):
         (1, b"2"),
         (2, b"3"),
     ]
-    assert "no column value of type string" in refused(load(schema="value string").count)
+    assert "no column value of type string" in error_of(load(schema="value string").count)
 
 
-def test_a_loaded_frame_keeps_its_plan(load, send):
-    """Load it again to see more: Spark asks for the tasks once."""
+def test_a_loaded_dataframe_keeps_its_plan(load, send):
+    """Spark plans it once; load it again to see newer records."""
     send("t", {0: range(100)})
     frame = load()
     assert frame.count() == 100
@@ -147,13 +147,13 @@ def test_a_loaded_frame_keeps_its_plan(load, send):
 
 
 def test_an_empty_topic_is_empty(load, log):
-    """Also one of several."""
+    """So is a pattern that matches no topic."""
     assert load().count() == 0
     assert load(subscribePattern="nothing").count() == 0
 
 
-def test_sql_knows_the_source(spark, log, send):
-    """As a table, with the same options."""
+def test_sql_can_use_the_source(spark, log, send):
+    """As a view with the same options."""
     send("t", {0: range(7)})
     spark.sql(
         f"CREATE OR REPLACE TEMPORARY VIEW flights USING embedlog "
@@ -165,44 +165,44 @@ def test_sql_knows_the_source(spark, log, send):
 
 def test_a_wrong_option_is_an_error_of_load(load):
     """Not of the first action."""
-    told = refused(lambda: load(subscribed="t"))
-    assert "InvalidConfigError" in told
-    assert "did you mean 'subscribe'" in told
-    assert "is not supported" in refused(lambda: load(**{"kafka.auto.offset.reset": "latest"}))
+    message = error_of(lambda: load(subscribed="t"))
+    assert "InvalidConfigError" in message
+    assert "Did you mean 'subscribe'" in message
+    assert "is not supported" in error_of(lambda: load(**{"kafka.auto.offset.reset": "latest"}))
     assert load(**{"kafka.bootstrap.servers": "a:9092"}).count() == 0
 
 
-def test_what_only_the_log_knows_is_an_error_of_the_action(load, tmp_path):
-    """There `load` has not looked yet."""
-    assert "no such topic" in refused(load(subscribe="nothing").count)
-    assert "cannot start at the latest" in refused(load(startingOffsets="latest").count)
-    assert "there is no log here" in refused(load(path=tmp_path / "no").count)
+def test_an_error_that_needs_the_log_is_one_of_the_action(load, tmp_path):
+    """`load` does not open the log."""
+    assert "there is no such topic" in error_of(load(subscribe="nothing").count)
+    assert "cannot start at the latest" in error_of(load(startingOffsets="latest").count)
+    assert "There is no log here" in error_of(load(path=tmp_path / "no").count)
 
 
-def test_a_session_knows_the_format_by_itself(spark, options, send):
-    """Spark imports `pyspark_embedlog`; a new session knows nothing that others registered."""
+def test_spark_finds_the_format_on_its_own(spark, options, send):
+    """It imports `pyspark_embedlog`; a new session does not have what others registered."""
     send("t", {0: range(5)})
     killable.register(spark)
     fresh = spark.newSession()
 
-    assert "DATA_SOURCE_NOT_FOUND" in refused(fresh.read.format("killable").load)
+    assert "DATA_SOURCE_NOT_FOUND" in error_of(fresh.read.format("killable").load)
     assert values(fresh.read.format("embedlog").options(**options()).load()) == list(range(5))
 
 
-def test_a_loss_between_plan_and_action(load, log, send):
-    """It fails with what to do, or is left out."""
+def test_data_loss_between_plan_and_action(load, log, send):
+    """The query fails and says what to do, or leaves the records out."""
     send("t", {0: range(10)})
     strict, lenient = load(), load(failOnDataLoss="false")
     assert (strict.count(), lenient.count()) == (10, 10)
     log.delete_topic("t")
 
-    assert "failOnDataLoss" in refused(strict.count)
+    assert "failOnDataLoss" in error_of(strict.count)
     assert lenient.count() == 0
     log.create_topic("t", 2)
 
 
-def test_data_of_other_kinds_of_jobs_is_read_by_the_same_workers(spark, load, send):
-    """Python workers are forked and used again: for our reads and for functions of users."""
+def test_python_workers_are_shared_with_other_jobs(spark, load, send):
+    """Spark forks workers and reuses them for our reads and for functions of users."""
     send("t", {0: range(50), 1: range(50, 100)})
 
     def same(batches):
@@ -213,7 +213,7 @@ def test_data_of_other_kinds_of_jobs_is_read_by_the_same_workers(spark, load, se
         assert values(frame) == list(range(100))
 
 
-def test_a_consumer_and_a_producer_work_inside_of_tasks(spark, log, send):
+def test_a_consumer_and_a_producer_work_inside_tasks(spark, log, send):
     """Executors are processes like any other."""
     send("t", {0: range(5)})
     path = log.path
@@ -222,30 +222,30 @@ def test_a_consumer_and_a_producer_work_inside_of_tasks(spark, log, send):
     def copy(rows):
         import embedlog
 
-        with embedlog.open(path) as here, here.producer() as producer:
+        with embedlog.open(path) as log, log.producer() as producer:
             for row in rows:
                 producer.send("out", b"%d" % row.id)
-            yield len(list(here.topic("t")))
+            yield len(list(log.topic("t")))
 
     counts = spark.range(20).rdd.mapPartitions(copy).collect()
 
     assert set(counts) == {5}
-    assert sorted(int(one.value) for one in log.topic("out")) == list(range(20))
+    assert sorted(int(record.value) for record in log.topic("out")) == list(range(20))
 
 
 # Streams
 
 
 @pytest.mark.tier("test")
-def test_a_stream_goes_on_from_its_checkpoint(run, log, send, tmp_path):
-    """In batches of some rows; nothing twice and nothing left out, unless it was lost."""
+def test_a_stream_continues_from_its_checkpoint(run, log, send, tmp_path):
+    """Each record is read once, unless it was lost."""
     send("t", {0: range(101), 1: range(200, 211)})
     assert run(maxOffsetsPerTrigger=50) == [*range(101), *range(200, 211)]
-    assert [number for number, _ in run.batches[:1] + run.batches[-1:]] == [0, 2]
-    assert [one["numInputRows"] for one in run.query.recentProgress] == [49, 49, 14]
-    kept = json.loads((tmp_path / "checkpoint/offsets/0").read_text().splitlines()[-1])
-    assert kept["t"] == {"0": 45, "1": 4}
-    assert kept["@base"]["t"] == {"0": 0, "1": 0}
+    assert [batch_id for batch_id, _ in run.batches[:1] + run.batches[-1:]] == [0, 2]
+    assert [progress["numInputRows"] for progress in run.query.recentProgress] == [49, 49, 14]
+    offset = json.loads((tmp_path / "checkpoint/offsets/0").read_text().splitlines()[-1])
+    assert offset["t"] == {"0": 45, "1": 4}
+    assert offset["@base"]["t"] == {"0": 0, "1": 0}
 
     send("t", {0: [900], 1: [901]})
     assert run() == [900, 901]
@@ -253,15 +253,15 @@ def test_a_stream_goes_on_from_its_checkpoint(run, log, send, tmp_path):
     log.delete_topic("t")
     log.create_topic("t", 2)
     send("t", {0: range(300, 420)})
-    assert "was deleted and created again" in refused(run)
+    assert "was deleted and created again" in error_of(run)
     assert run(failOnDataLoss="false") == list(range(300, 420))
 
 
-def test_a_stream_sees_what_is_new(load, log, send, spark):
-    """Continuously: rows, partitions and topics; and its lag is told."""
+def test_a_stream_reads_new_rows_partitions_and_topics(load, log, send, spark):
+    """While it runs; its progress has the lag."""
     send("t", {0: [1]})
     stream = load(stream=True, subscribePattern="t.*", startingOffsets="earliest")
-    query = patiently(stream.writeStream.format("memory").queryName("seen").start)
+    query = start_query(stream.writeStream.format("memory").queryName("seen").start)
     try:
         send("t", {1: [2, 3]})
         log.create_topic("t-2")
@@ -277,11 +277,11 @@ def test_a_stream_sees_what_is_new(load, log, send, spark):
         query.stop()
 
 
-def test_a_stream_that_begins_at_the_end_skips_nothing(load, send, spark, log):
-    """Spark asks again and again where it begins."""
+def test_a_stream_that_starts_at_the_end_skips_nothing(load, send, spark, log):
+    """Spark asks for the initial offset several times."""
     send("t", {0: range(10)})
     stream = load(stream=True)
-    query = patiently(stream.writeStream.format("memory").queryName("tail").start)
+    query = start_query(stream.writeStream.format("memory").queryName("tail").start)
     try:
         send("t", {0: range(10, 15)})
         query.processAllAvailable()
@@ -291,11 +291,11 @@ def test_a_stream_that_begins_at_the_end_skips_nothing(load, send, spark, log):
         query.stop()
 
 
-def test_a_query_that_is_stopped_holds_nothing(load, send, log):
-    """Spark ends the process that holds the lease with a signal, and says nothing before."""
+def test_a_stopped_query_holds_no_lease(load, send, log):
+    """Spark ends the process that holds the lease with a signal and no earlier call."""
     send("t", {0: range(10)})
     stream = load(stream=True, startingOffsets="earliest")
-    query = patiently(stream.writeStream.format("noop").start)
+    query = start_query(stream.writeStream.format("noop").start)
     (lease,) = log.leases()
     query.stop()
 
@@ -304,37 +304,37 @@ def test_a_query_that_is_stopped_holds_nothing(load, send, log):
 
 
 def test_a_failed_batch_is_repeated_with_the_same_rows(load, send, tmp_path):
-    """After the query failed and was started again, with more data by then."""
+    """After the query failed and was started again, with more records in the log."""
     send("t", {0: range(10)})
-    seen = []
+    batches = []
 
-    def fail(frame, number):
-        seen.append(values(frame))
-        if len(seen) == 1:
+    def fail(frame, batch_id):
+        batches.append(values(frame))
+        if len(batches) == 1:
             raise RuntimeError("for once")
 
     def start():
         writer = load(stream=True, startingOffsets="earliest").writeStream.foreachBatch(fail)
         writer = writer.option("checkpointLocation", str(tmp_path / "again"))
-        patiently(writer.trigger(availableNow=True).start).awaitTermination()
+        start_query(writer.trigger(availableNow=True).start).awaitTermination()
 
-    assert "for once" in refused(start)
+    assert "for once" in error_of(start)
     send("t", {0: range(10, 20)})
     start()
 
-    assert seen == [list(range(10)), list(range(10)), list(range(10, 20))]
+    assert batches == [list(range(10)), list(range(10)), list(range(10, 20))]
 
 
-def test_wrong_options_of_a_stream(load):
-    """Some at `load`, some when the query starts."""
-    assert "did you mean" in refused(lambda: load(stream=True, startingOffset="earliest"))
+def test_invalid_options_of_a_stream_are_errors(load):
+    """Some of `load`, some of the start of the query."""
+    assert "Did you mean" in error_of(lambda: load(stream=True, startingOffset="earliest"))
     stream = load(stream=True, endingOffsets="latest")
-    told = refused(lambda: patiently(stream.writeStream.format("noop").start))
-    assert "a streaming query has no end" in told
+    message = error_of(lambda: start_query(stream.writeStream.format("noop").start))
+    assert "a streaming query has no end" in message
 
 
-def test_watermarks_and_joins_of_a_topic_with_itself(load, send, spark):
-    """One source twice in a query, and its timestamp as event time."""
+def test_a_topic_can_be_joined_with_itself_by_watermarks(load, send, spark):
+    """A source is used twice in a query, with its timestamp as event time."""
     send("t", {0: range(10), 1: range(10)})
     left = load(stream=True, startingOffsets="earliest").withWatermark("timestamp", "1 minute")
     right = load(stream=True, startingOffsets="earliest", assign='{"t": [1]}')
@@ -345,7 +345,7 @@ def test_watermarks_and_joins_of_a_topic_with_itself(load, send, spark):
     )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        query = patiently(joined.writeStream.format("memory").queryName("joined").start)
+        query = start_query(joined.writeStream.format("memory").queryName("joined").start)
     try:
         assert spark.table("joined").count() == 10
     finally:

@@ -1,4 +1,4 @@
-"""What a task of a write makes of its rows, without Spark."""
+"""What a write task makes of its rows, and the options and columns of a writer; without Spark."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from embedlog.spark import batch_write, sink_options
 
 @pytest.fixture
 def log(tmp_path: Any) -> Iterator[Log]:
-    """A log with "t" of three partitions and "u" of one; healthy when the test is done with it."""
+    """A log with "t" of three partitions and "u" of one, verified after the test."""
     with embedlog.open(tmp_path / "log") as log:
         log.create_topic("t", partitions=3)
         log.create_topic("u")
@@ -35,16 +35,16 @@ def log(tmp_path: Any) -> Iterator[Log]:
         assert log.verify() == []
 
 
-def write(log: Log, *batches: Any, number: int = 0, **options: str) -> Any:
+def write(log: Log, *batches: Any, partition_id: int = 0, **options: str) -> Any:
     """Stage record batches and publish them, as a task and its driver do."""
     parsed = sink_options.parse({"path": log.path, **options})
-    task = batch_write.plan(parsed)
-    staged = task.stage(batches, number, 0)
+    task = batch_write.plan_write(parsed)
+    staged = task.stage(batches, partition_id, 0)
     return batch_write.publish(parsed, [staged], None)
 
 
-def columns(**given: Any) -> Any:
-    kinds = {
+def columns(**values: Any) -> Any:
+    types = {
         "value": pa.binary(),
         "key": pa.binary(),
         "topic": pa.string(),
@@ -52,7 +52,7 @@ def columns(**given: Any) -> Any:
         "timestamp": pa.timestamp("us", "Europe/Berlin"),
         "headers": pa.list_(pa.struct({"key": pa.string(), "value": pa.binary()})),
     }
-    arrays = {name: pa.array(some, kinds.get(name)) for name, some in given.items()}
+    arrays = {name: pa.array(column, types.get(name)) for name, column in values.items()}
     return pa.RecordBatch.from_pydict(arrays)
 
 
@@ -61,28 +61,28 @@ def content(log: Log, topic: str) -> list[list[bytes | None]]:
 
 
 def test_a_log_that_is_kept_open_is_the_one_at_its_path(tmp_path):
-    """A stream's process keeps it, and it may be deleted and made anew between two queries."""
+    """A stream's process keeps it; it may be deleted and created again between two queries."""
     options = sink_options.parse({"path": str(tmp_path / "log")})
-    with batch_write.opened(options, keep=True) as old:
+    with batch_write.open_log(options, keep=True) as old:
         old.create_topic("t")
-    with batch_write.opened(options, keep=True) as same:
+    with batch_write.open_log(options, keep=True) as same:
         assert same is old
     shutil.rmtree(tmp_path / "log")
-    with batch_write.opened(options, keep=True) as new:
+    with batch_write.open_log(options, keep=True) as new:
         assert new.topics() == []
     new.close()
 
 
-def test_keys_go_where_kafka_would_put_them(log):
-    """Bit for bit, a column at a time."""
+def test_keys_are_partitioned_as_in_kafka(log):
+    """The hashes of a whole column are those of single keys."""
     keys = [b"key-%d" % number for number in range(100)]
     write(log, columns(key=keys, value=keys), topic="t")
 
-    for number, found in enumerate(content(log, "t")):
-        assert found == [key for key in keys if partition_for_key(key, 3) == number]
+    for number, partition in enumerate(content(log, "t")):
+        assert partition == [key for key in keys if partition_for_key(key, 3) == number]
 
 
-def test_the_partition_column_beats_the_key(log):
+def test_the_partition_column_takes_precedence_over_the_key(log):
     """Where it is null the key decides."""
     write(
         log,
@@ -90,30 +90,30 @@ def test_the_partition_column_beats_the_key(log):
         topic="t",
     )
 
-    found = content(log, "t")
-    assert all(b"%d" % number in found[number] for number in range(3))
-    assert b"?" in found[partition_for_key(b"k", 3)]
+    partitions = content(log, "t")
+    assert all(b"%d" % number in partitions[number] for number in range(3))
+    assert b"?" in partitions[partition_for_key(b"k", 3)]
 
 
 def test_rows_without_a_key_are_spread_alike_when_a_task_is_repeated(log):
-    """Tasks begin at different partitions; a repeated one chooses as before."""
+    """Tasks start at different partitions; a repeated task chooses the same ones."""
     for number in (0, 1, 2, 0):
-        write(log, columns(value=[b"%d" % number] * 2), topic="t", number=number)
+        write(log, columns(value=[b"%d" % number] * 2), topic="t", partition_id=number)
 
     assert content(log, "t") == [[b"0"] * 4, [b"1"] * 2, [b"2"] * 2]
 
 
-def test_a_partition_that_is_not_there_is_told(log):
-    """Nothing is staged of the task."""
-    for wrong in (3, -1):
+def test_a_partition_that_does_not_exist_is_an_error(log):
+    """The error says which partitions there are."""
+    for partition in (3, -1):
         with pytest.raises(UnknownTopicOrPartitionError, match="partitions 0 to 2"):
-            write(log, columns(value=[b"v"], partition=[wrong]), topic="t")
+            write(log, columns(value=[b"v"], partition=[partition]), topic="t")
     with pytest.raises(UnknownTopicOrPartitionError, match="partitions 0 to 0"):
         write(log, columns(value=[b"v"], partition=[1]), topic="u")
 
 
 def test_the_topic_column_says_where_a_row_goes(log):
-    """And the option beats it."""
+    """The option takes precedence over it."""
     rows = columns(value=[b"1", b"2", b"3"], topic=["u", "t", "u"], key=[b"k"] * 3)
     write(log, rows)
     assert content(log, "u") == [[b"1", b"3"]]
@@ -122,9 +122,9 @@ def test_the_topic_column_says_where_a_row_goes(log):
     assert content(log, "u") == [[b"1", b"3", b"1", b"2", b"3"]]
 
 
-def test_a_topic_that_is_not_there_is_told(log):
-    """Only the one that the option names is made, as by any producer."""
-    with pytest.raises(UnknownTopicOrPartitionError, match="create it"):
+def test_a_topic_that_does_not_exist_is_an_error(log):
+    """Only the topic named in the option is created, as by any producer."""
+    with pytest.raises(UnknownTopicOrPartitionError, match="Create it"):
         write(log, columns(value=[b"v"], topic=["new"]))
     write(log, columns(value=[b"v"]), topic="new")
 
@@ -137,21 +137,21 @@ def test_a_null_topic_is_an_error(log):
         write(log, columns(value=[b"v", b"w"], topic=["t", None]))
 
 
-def test_text_and_bytes_are_the_same(log):
-    """Text is stored as UTF-8; null is not the same as empty."""
+def test_text_is_stored_as_utf8(log):
+    """Null and empty values stay different."""
     text = pa.RecordBatch.from_pydict({"key": ["ä", None, ""], "value": ["é", "", None]})
     write(log, text, topic="u")
 
-    found = log.topic("u").to_arrow().to_pylist()
-    assert [(row["key"], row["value"]) for row in found] == [
+    rows = log.topic("u").to_arrow().to_pylist()
+    assert [(row["key"], row["value"]) for row in rows] == [
         ("ä".encode(), "é".encode()),
         (None, b""),
         (b"", None),
     ]
 
 
-def test_times_are_kept_and_missing_ones_are_now(log):
-    """Microseconds of any zone become milliseconds; a null is the time of the task."""
+def test_missing_timestamps_are_the_current_time(log):
+    """Timestamps in microseconds of any time zone become milliseconds."""
     write(log, columns(value=[b"1", b"2"], timestamp=[(START * 1000) + 999, None]), topic="u")
     write(log, columns(value=[b"3"]), topic="u")
 
@@ -161,34 +161,34 @@ def test_times_are_kept_and_missing_ones_are_now(log):
 
 
 def test_headers_come_back_as_they_were(log):
-    """Twice the same, null values, and none; without any the column is left out."""
-    some = [{"key": "h", "value": b"1"}, {"key": "h", "value": None}]
+    """Duplicate keys and null values are kept; without headers the column is left out."""
+    headers = [{"key": "h", "value": b"1"}, {"key": "h", "value": None}]
     write(log, columns(value=[b"1", b"2"], headers=[None, []]), topic="u")
     assert "headers" not in log["u"].to_arrow().column_names
-    write(log, columns(value=[b"3", b"4"], headers=[some, None]), topic="u")
+    write(log, columns(value=[b"3", b"4"], headers=[headers, None]), topic="u")
 
     with log.consumer("u", auto_offset_reset="earliest", consumer_timeout_ms=0) as consumer:
-        found = [list(record.headers) for record in consumer]
-    assert found == [[], [], [("h", b"1"), ("h", None)], []]
+        stored = [list(record.headers) for record in consumer]
+    assert stored == [[], [], [("h", b"1"), ("h", None)], []]
 
 
 def test_a_header_without_a_name_is_an_error(log):
-    """A3."""
+    """The key of a header must not be null (A3)."""
     with pytest.raises((SerializationError, InvalidRecordError, pa.ArrowInvalid)):
         write(log, columns(value=[b"v"], headers=[[{"key": None, "value": b"1"}]]), topic="u")
 
 
-def test_many_small_batches_are_gathered(log):
-    """Spark hands out what it likes; the batches of the log are of a good size."""
+def test_many_small_batches_are_combined(log):
+    """The batches of the log are large, whatever the size of Spark's."""
     write(log, *(columns(value=[b"x" * 100] * 10) for _ in range(1000)), topic="u")
 
-    (one, *_) = log.partition("u", 0).reader(0).read()
-    assert one.count > 5_000
+    (batch, *_) = log.partition("u", 0).reader(0).read()
+    assert batch.count > 5_000
     assert len(log["u"]) == 10_000
 
 
-def test_large_values_and_small_limits(log):
-    """Cut so that each batch fits the topic; a single record that does not is refused."""
+def test_batches_fit_the_limits_of_the_topic(log):
+    """Rows are split into several batches; a single record that is too large is refused."""
     log.create_topic("small", config={"max.message.bytes": 20_000})
     write(log, columns(value=[b"x" * 5_000] * 10), topic="small")
     assert len(log["small"]) == 10
@@ -199,97 +199,99 @@ def test_large_values_and_small_limits(log):
 
 @pytest.mark.parametrize("how", ["topic", "option"])
 def test_batches_are_compressed_as_the_topic_or_the_option_says(log, how):
-    """In the tasks, not in the driver."""
+    """The tasks compress, not the driver."""
     config = {"compression.type": "zstd"} if how == "topic" else {}
     log.create_topic("c", config=config)
-    more = {} if how == "topic" else {"compression": "zstd"}
-    write(log, columns(value=[b"x" * 100] * 1_000), topic="c", **more)
+    options = {} if how == "topic" else {"compression": "zstd"}
+    write(log, columns(value=[b"x" * 100] * 1_000), topic="c", **options)
 
     assert log["c"].size_bytes() < 20_000
     assert values(log.partition("c", 0)) == [b"x" * 100] * 1_000
 
 
-def test_no_rows_are_no_file(log):
-    """An empty task stages nothing."""
+def test_a_task_without_rows_stages_no_file(log):
+    """Neither without batches nor with empty ones."""
     assert write(log, topic="u").records == 0
     assert write(log, columns(value=[]), topic="u").records == 0
 
 
-def test_a_task_that_cannot_reach_the_directory_says_what_is_possible(log):
-    """An executor on another host without it."""
+def test_a_task_that_cannot_reach_the_directory_says_what_to_do(log):
+    """As on another host that does not share the directory."""
     parsed = sink_options.parse({"path": log.path, "topic": "u"})
-    task = batch_write.plan(parsed)
-    lost = type(task)("/nowhere", task.directory, task.topic, task.targets)
+    task = batch_write.plan_write(parsed)
+    remote = type(task)("/nowhere", task.directory, task.topic, task.targets)
 
-    with pytest.raises(StorageError, match="executors write to the directory of the log"):
-        lost.stage([columns(value=[b"v"])], 0, 0)
+    with pytest.raises(StorageError, match="Executors write to the directory of the log"):
+        remote.stage([columns(value=[b"v"])], 0, 0)
 
 
 # Options
 
 
 @pytest.mark.parametrize(
-    ("given", "told"),
+    ("options", "message"),
     [
         ({}, "'path' is missing"),
-        ({"path": "/x", "topik": "t"}, "did you mean 'topic'"),
+        ({"path": "/x", "topik": "t"}, "Did you mean 'topic'"),
         ({"path": "/x", "kafka.key.serializer": "X"}, "not supported as keys are serialized"),
         ({"path": "/x", "kafka.value.serializer": "X"}, "not supported as values are"),
-        ({"path": "/x", "durability": "maybe"}, "not one of os, fsync"),
+        ({"path": "/x", "durability": "maybe"}, "must be one of fsync, os"),
         ({"path": "/x", "txnVersion": "1"}, "without txnAppId"),
         ({"path": "/x", "txnVersion": "1", "txnAppId": ""}, "must not be empty"),
-        ({"path": "/x", "txnAppId": "a", "txnVersion": "one"}, "not a number"),
+        ({"path": "/x", "txnAppId": "a", "txnVersion": "one"}, "must be a number"),
     ],
 )
-def test_an_option_that_says_nothing_is_refused(given, told):
-    """At the start, with what to do."""
-    with pytest.raises(InvalidConfigError, match=told):
-        sink_options.parse(given)
+def test_an_invalid_option_is_refused(options, message):
+    """The message says what is wrong."""
+    with pytest.raises(InvalidConfigError, match=message):
+        sink_options.parse(options)
 
 
-def test_options_have_any_case_and_those_about_brokers_no_effect(caplog):
-    """As Kafka's; one warning."""
-    made = sink_options.parse({"PATH": "/x/../y", "Topic": "T", "kafka.acks": "all"})
+def test_options_may_be_in_any_case_and_those_about_brokers_have_no_effect(caplog):
+    """One warning lists the options about brokers."""
+    parsed = sink_options.parse({"PATH": "/x/../y", "Topic": "T", "kafka.acks": "all"})
 
-    assert (made.path, made.topic, made.durability) == ("/y", "T", "fsync")
+    assert (parsed.path, parsed.topic, parsed.durability) == ("/y", "T", "fsync")
     assert "kafka.acks" in caplog.text
 
 
-def test_a_batch_is_appended_and_numbered_as_a_whole():
-    """No overwriting; an application without a version would be published once for ever."""
+def test_a_batch_cannot_overwrite_and_an_application_needs_a_version():
+    """Without a version, an application could publish only once."""
     with pytest.raises(InvalidConfigError, match="appended to"):
         sink_options.check_batch(sink_options.parse({"path": "/x"}), True)
     with pytest.raises(InvalidConfigError, match="without txnVersion"):
         sink_options.check_batch(sink_options.parse({"path": "/x", "txnAppId": "a"}), False)
 
 
-TEXT, NUMBER = StringType(), IntegerType()
+TEXT, INT = StringType(), IntegerType()
 
 
 @pytest.mark.parametrize(
-    ("kinds", "topic", "told"),
+    ("types", "topic", "message"),
     [
         ({"value": TEXT}, None, "topic option required when no 'topic' attribute is present"),
         ({"key": TEXT}, "t", "Required attribute 'value' not found"),
-        ({"value": NUMBER}, "t", r"value must be a\(n\) string or binary"),
-        ({"value": TEXT, "key": NUMBER}, "t", r"key must be a\(n\) string or binary"),
-        ({"value": TEXT, "topic": NUMBER}, None, r"topic must be a\(n\) string"),
+        ({"value": INT}, "t", r"value must be a\(n\) string or binary"),
+        ({"value": TEXT, "key": INT}, "t", r"key must be a\(n\) string or binary"),
+        ({"value": TEXT, "topic": INT}, None, r"topic must be a\(n\) string"),
         ({"value": TEXT, "headers": TEXT}, "t", r"headers must be a\(n\) array<struct<key:"),
         ({"value": TEXT, "partition": TEXT}, "t", r"partition must be a\(n\) int"),
         ({"value": TEXT, "timestamp": TEXT}, "t", r"timestamp must be a\(n\) timestamp"),
     ],
 )
-def test_a_column_that_the_sink_does_not_take_is_told_in_the_words_of_kafkas(kinds, topic, told):
-    """Before anything is read or written."""
-    schema = StructType([StructField(name, kind) for name, kind in kinds.items()])
+def test_an_invalid_column_is_refused_with_the_message_of_kafkas_sink(types, topic, message):
+    """This is checked before anything is read or written."""
+    schema = StructType([StructField(name, column_type) for name, column_type in types.items()])
 
-    with pytest.raises(InvalidConfigError, match=told):
+    with pytest.raises(InvalidConfigError, match=message):
         sink_options.check_columns(schema, topic)
 
 
-def test_columns_may_come_in_any_order_with_others_between_them():
-    """Nullable or not; others are left out."""
-    kinds = {"extra": NUMBER, "topic": TEXT, "value": BinaryType(), "partition": NUMBER}
-    schema = StructType([StructField(name, kind, False) for name, kind in kinds.items()])
+def test_columns_may_be_in_any_order_with_others_between_them():
+    """They may be nullable or not; other columns are ignored."""
+    types = {"extra": INT, "topic": TEXT, "value": BinaryType(), "partition": INT}
+    schema = StructType(
+        [StructField(name, column_type, False) for name, column_type in types.items()]
+    )
 
     sink_options.check_columns(schema, None)

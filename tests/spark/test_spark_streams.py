@@ -1,4 +1,4 @@
-"""A streaming query as Spark drives it, batch by batch, without Spark: offsets, limits, losses."""
+"""Streaming queries, driven batch by batch as Spark does, without Spark."""
 
 import json
 
@@ -21,48 +21,52 @@ from embedlog.spark.source_options import parse
 
 
 class Query:
-    """What Spark does with a stream, and what its checkpoint keeps of it."""
+    """Calls a stream as Spark does, and keeps what Spark's checkpoint keeps."""
 
     def __init__(self, options, clock=None):
         self._options, self._clock = options, clock
-        self.plans: list[tuple[str, str]] = []
-        """Start and end of each batch: the write-ahead log."""
+        self.plans: list[str] = []
+        """The end of each planned batch: Spark's offset log."""
         self.committed: str | None = None
+        """The end of the last batch that was run."""
         self.rows = []
         self.start()
 
     def start(self):
-        """As after a restart: a new process, the same checkpoint."""
+        """Start or restart: a new process with the same checkpoint."""
         clock = {} if self._clock is None else {"clock_ms": self._clock}
         self.stream = MicroBatchStream(parse(self._options), **clock)
 
-    def position(self):
-        return self.stream.initial() if self.committed is None else json.loads(self.committed)
+    def batch_start(self):
+        return (
+            self.stream.initial_offset() if self.committed is None else json.loads(self.committed)
+        )
 
     def plan(self, limited=True):
-        """Plan the next batch; False if there is nothing to do."""
-        start = self.position()
-        end = self.stream.latest(json.loads(json.dumps(start)), limited)
-        first = self.committed is None
-        if not first and json.dumps(end) == json.dumps(start):
+        """Plan the next batch; return False if there is nothing to read."""
+        start = self.batch_start()
+        end = self.stream.latest_offset(json.loads(json.dumps(start)), limited)
+        if self.committed is not None and json.dumps(end) == json.dumps(start):
             return False
         self.plans.append(json.dumps(end))
         return True
 
     def run(self):
-        """Run the last planned batch, as after a crash if it ran before; return its values."""
-        works = self.stream.plan(self.position(), json.loads(self.plans[-1]))
-        found = read_all(works, ("value",), self.stream.options.fail_on_data_loss)
+        """Run the last planned batch, again if it ran before; return its values."""
+        partitions = self.stream.plan_input_partitions(
+            self.batch_start(), json.loads(self.plans[-1])
+        )
+        rows = read_all(partitions, ("value",), self.stream.options.fail_on_data_loss)
         self.committed = self.plans[-1]
-        self.rows += found
-        return values_of(found)
+        self.rows += rows
+        return values_of(rows)
 
     def batch(self, limited=True):
-        """Plan and run a batch; None if there is nothing to do."""
+        """Plan and run a batch; return None if there is nothing to read."""
         return self.run() if self.plan(limited) else None
 
     def all(self):
-        """Run until there is nothing left."""
+        """Run batches until there is nothing left to read."""
         while self.batch() is not None:
             pass
         return values_of(self.rows)
@@ -70,31 +74,35 @@ class Query:
 
 @pytest.fixture
 def query(options):
-    made = []
+    queries = []
 
-    def query(clock=None, **given):
-        made.append(Query(options(**given), clock))
-        return made[-1]
+    def query(clock=None, **overrides):
+        queries.append(Query(options(**overrides), clock))
+        return queries[-1]
 
     yield query
-    for each in made:
-        each.stream.close()
+    for started in queries:
+        started.stream.close()
 
 
-EARLY = {"startingOffsets": "earliest"}
-KINDS = (
+EARLIEST = {"startingOffsets": "earliest"}
+SUBSCRIPTIONS = (
     {"subscribe": "t"},
     {"subscribePattern": "t.*"},
     {"assign": '{"t": [0, 1]}'},
 )
-each_kind = pytest.mark.parametrize("kind", KINDS, ids=["subscribe", "pattern", "assign"])
-each_loss = pytest.mark.parametrize("fails", ["true", "false"], ids=["fails", "goes on"])
+each_subscription = pytest.mark.parametrize(
+    "subscription", SUBSCRIPTIONS, ids=["subscribe", "pattern", "assign"]
+)
+each_fail_on_data_loss = pytest.mark.parametrize(
+    "fail", ["true", "false"], ids=["fails", "goes on"]
+)
 
-# Where it begins
+# Where a query starts
 
 
-@each_kind
-@each_loss
+@each_subscription
+@each_fail_on_data_loss
 @pytest.mark.parametrize(
     ("starting", "first"),
     [
@@ -111,12 +119,12 @@ each_loss = pytest.mark.parametrize("fails", ["true", "false"], ids=["fails", "g
     ],
     ids=["default", "latest", "earliest", "offsets", "ends", "time", "times"],
 )
-def test_a_query_begins_where_it_is_told_and_goes_on(
-    log, query, send, kind, fails, starting, first
+def test_a_query_starts_where_the_options_say_and_continues(
+    log, query, send, subscription, fail, starting, first
 ):
-    """Whatever is subscribed to; stopped, started again, with data that came meanwhile."""
+    """With each kind of subscription, also after a restart with new records."""
     send("t", {0: range(5), 1: range(10, 15)})
-    running = query(**kind, **starting, failOnDataLoss=fails)
+    running = query(**subscription, **starting, failOnDataLoss=fail)
 
     assert running.batch() == first
     send("t", {0: [5], 1: [15]})
@@ -129,19 +137,19 @@ def test_a_query_begins_where_it_is_told_and_goes_on(
     assert running.batch() is None
 
 
-def test_what_comes_while_a_query_starts_is_not_skipped(query, send):
-    """Spark asks twice where it begins, and the second answer is not the first batch's."""
+def test_records_that_arrive_while_a_query_starts_are_not_skipped(query, send):
+    """Spark asks twice for the initial offset, and plans the first batch with the second answer."""
     running = query(startingOffsets="latest")
-    running.stream.initial()
+    running.stream.initial_offset()
     send("t", {0: [1, 2]})
 
     assert running.batch() == [1, 2]
 
 
-def test_what_comes_before_a_crash_in_the_first_batch_is_not_skipped(query, send):
-    """After it Spark asks anew where to begin, and gets a later answer."""
+def test_records_that_arrive_before_a_crash_in_the_first_batch_are_not_skipped(query, send):
+    """After it Spark asks for the initial offset again, and gets a later one."""
     running = query(startingOffsets="latest")
-    running.stream.initial()
+    running.stream.initial_offset()
     send("t", {0: [1, 2]})
     running.plan()
     send("t", {0: [3]})
@@ -151,8 +159,8 @@ def test_what_comes_before_a_crash_in_the_first_batch_is_not_skipped(query, send
     assert running.batch() == [3]
 
 
-def test_an_idle_first_batch_pins_the_beginning(query, send):
-    """It is empty, and what comes later is read from there, also after a crash."""
+def test_an_empty_first_batch_fixes_the_start(query, send):
+    """Later records are read from there, also after a crash."""
     running = query(startingOffsets="latest")
     running.plan()
     send("t", {0: [1]})
@@ -163,8 +171,8 @@ def test_an_idle_first_batch_pins_the_beginning(query, send):
 
 
 def test_a_repeated_batch_has_the_same_rows(query, send):
-    """Whatever was appended since it was planned."""
-    running = query(**EARLY)
+    """Records appended after it was planned are not in it."""
+    running = query(**EARLIEST)
     send("t", {0: range(5), 1: range(5, 10)})
     running.plan()
     send("t", {0: range(10, 15)})
@@ -176,8 +184,8 @@ def test_a_repeated_batch_has_the_same_rows(query, send):
 
 
 def test_starting_offsets_are_for_new_queries_only(options, query, send):
-    """A checkpoint knows better."""
-    running = query(**EARLY)
+    """If there is a checkpoint, they are ignored."""
+    running = query(**EARLIEST)
     send("t", {0: [1]})
     running.batch()
     running._options = options(startingOffsets="latest")
@@ -187,11 +195,11 @@ def test_starting_offsets_are_for_new_queries_only(options, query, send):
     assert running.batch() == [2]
 
 
-def test_a_time_that_no_record_has_reached_fails_or_is_the_end(query, send):
-    """startingOffsetsByTimestampStrategy."""
+def test_a_starting_time_after_all_records_fails_or_is_the_end(query, send):
+    """As startingOffsetsByTimestampStrategy says."""
     send("t", {0: [1], 1: [2]})
 
-    with pytest.raises(OffsetOutOfRangeError, match="no record is as young"):
+    with pytest.raises(OffsetOutOfRangeError, match="No record has a timestamp at or after"):
         query(startingTimestamp=START + 5).batch()
     running = query(startingTimestamp=START + 5, startingOffsetsByTimestampStrategy="latest")
     assert running.batch() == []
@@ -199,31 +207,31 @@ def test_a_time_that_no_record_has_reached_fails_or_is_the_end(query, send):
     assert running.batch() == [3]
 
 
-def test_wrong_beginnings_are_told(tmp_path, query):
-    """At the first batch, since they need a look at the log."""
+def test_invalid_starts_are_errors_of_the_first_batch(tmp_path, query):
+    """They can only be checked with the log."""
     with pytest.raises(UnknownTopicOrPartitionError):
         query(subscribe="u").batch()
     with pytest.raises(InvalidConfigError, match="other partitions"):
         query(startingOffsets='{"t": {"0": 1}}').batch()
     with pytest.raises(NotALogError):
-        MicroBatchStream(parse({"path": str(tmp_path / "no"), "subscribe": "t"})).initial()
+        MicroBatchStream(parse({"path": str(tmp_path / "no"), "subscribe": "t"})).initial_offset()
 
 
 # Limits
 
 
 def sizes_of(running):
-    """How many rows of each partition the last batch had."""
+    """Return how many rows of each partition the last batch had."""
     end = json.loads(running.plans[-1])["t"]
     start = json.loads(running.plans[-2])["t"] if len(running.plans) > 1 else {}
     return [end[number] - start.get(number, 0) for number in sorted(end)]
 
 
-def test_a_limit_is_shared_by_backlog(log, query, send):
-    """101, 11 and 1 rows, 10 at once, over a restart."""
+def test_a_limit_is_shared_in_proportion_to_the_backlogs(log, query, send):
+    """10 of 101, 11 and 1 rows at a time, also over a restart."""
     log.create_partitions("t", 3)
     send("t", {0: range(101), 1: range(200, 211), 2: [300]})
-    running = query(**EARLY, maxOffsetsPerTrigger=10)
+    running = query(**EARLIEST, maxOffsetsPerTrigger=10)
 
     running.batch()
     assert sizes_of(running) == [8, 1, 1]
@@ -233,25 +241,25 @@ def test_a_limit_is_shared_by_backlog(log, query, send):
     assert running.all() == [*range(101), *range(200, 211), 300]
 
 
-def test_a_query_that_runs_once_knows_no_limit(query, send):
-    """Trigger.Once reads all there is."""
+def test_trigger_once_ignores_limits(query, send):
+    """It reads everything in one batch."""
     send("t", {0: range(100)})
 
-    assert len(query(**EARLY, maxOffsetsPerTrigger=10).batch(limited=False)) == 100
+    assert len(query(**EARLIEST, maxOffsetsPerTrigger=10).batch(limited=False)) == 100
 
 
-def test_a_limit_beyond_all_numbers_limits_nothing(query, send):
-    """The largest long, as people write."""
+def test_the_largest_limit_limits_nothing(query, send):
+    """Some users set it to the largest long."""
     send("t", {0: range(10), 1: range(10, 20)})
 
-    assert len(query(**EARLY, maxOffsetsPerTrigger=(1 << 63) - 1).batch()) == 20
+    assert len(query(**EARLIEST, maxOffsetsPerTrigger=(1 << 63) - 1).batch()) == 20
 
 
 def test_a_batch_waits_for_enough_rows_but_not_for_ever(query, send):
-    """minOffsetsPerTrigger and maxTriggerDelay; the first batch runs at once."""
-    now = [1_000_000]
-    given = {"minOffsetsPerTrigger": 10, "maxTriggerDelay": "5s"}
-    running = query(lambda: now[0], **EARLY, **given)
+    """As minOffsetsPerTrigger and maxTriggerDelay say; the first batch runs at once."""
+    now_ms = [1_000_000]
+    limits = {"minOffsetsPerTrigger": 10, "maxTriggerDelay": "5s"}
+    running = query(lambda: now_ms[0], **EARLIEST, **limits)
     send("t", {0: [1]})
 
     assert running.batch() == [1]
@@ -261,15 +269,15 @@ def test_a_batch_waits_for_enough_rows_but_not_for_ever(query, send):
     assert running.batch() == list(range(2, 12))
     send("t", {0: [12]})
     assert running.batch() is None
-    now[0] += 5000
+    now_ms[0] += 5000
     assert running.batch() == [12]
 
 
-def test_both_limits_hold_together(query, send):
-    """Enough to begin, and not too much at once."""
-    now = [0]
-    given = {"minOffsetsPerTrigger": 5, "maxOffsetsPerTrigger": 8}
-    running = query(lambda: now[0], **EARLY, **given)
+def test_minimum_and_maximum_apply_together(query, send):
+    """A batch starts with enough rows and is not too large."""
+    now_ms = [0]
+    limits = {"minOffsetsPerTrigger": 5, "maxOffsetsPerTrigger": 8}
+    running = query(lambda: now_ms[0], **EARLIEST, **limits)
     send("t", {0: range(20)})
 
     assert [len(running.batch() or ()) for _ in range(3)] == [8, 8, 0]
@@ -277,99 +285,93 @@ def test_both_limits_hold_together(query, send):
     assert len(running.batch()) == 5
 
 
-def test_bytes_limit_a_batch_at_the_entries_of_the_index(log, query):
-    """About; at least one entry further each time, so that it ends."""
+def test_max_bytes_ends_a_batch_at_an_index_entry(log, query):
+    """The limit is approximate; each batch advances by at least one index entry."""
     log.alter_topic("t", {"index.interval.bytes": 5000, "segment.bytes": 60_000})
     for number in range(200):
         log.partition("t", number % 2).append([encoded(b"%04d" % number + b"x" * 996)])
-    running = query(**EARLY, maxBytesPerTrigger=40_000)
+    running = query(**EARLIEST, maxBytesPerTrigger=40_000)
 
     sizes = []
-    while (found := running.batch_of_any()) is not None:
-        sizes.append(found)
+    while running.plan():
+        end = running.plans[-1]
+        partitions = running.stream.plan_input_partitions(running.batch_start(), json.loads(end))
+        sizes.append(len(read_all(partitions, ("value",))))
+        running.committed = end
 
     assert sum(sizes) == 200
     assert 4 <= len(sizes) <= 10
     assert max(sizes) < 60
 
 
-Query.batch_of_any = lambda self: len(_run_raw(self)) if self.plan() else None
-
-
-def _run_raw(running):
-    works = running.stream.plan(running.position(), json.loads(running.plans[-1]))
-    running.committed = running.plans[-1]
-    return read_all(works, ("value",))
-
-
-def test_available_now_ends_at_what_was_there(query, send):
-    """With a limit in several batches; what comes meanwhile is for the next run."""
+def test_available_now_ends_where_the_log_ended_at_its_start(query, send):
+    """With a limit in several batches; later records are left to the next run."""
     send("t", {0: range(10), 1: range(10, 20)})
-    running = query(**EARLY, maxOffsetsPerTrigger=6)
-    running.stream.freeze()
+    running = query(**EARLIEST, maxOffsetsPerTrigger=6)
+    running.stream.prepare_for_available_now()
     running.batch()
     send("t", {0: range(100, 110)})
 
     assert running.all() == list(range(20))
     running.start()
-    running.stream.freeze()
+    running.stream.prepare_for_available_now()
     assert running.all() == [*range(20), *range(100, 110)]
 
 
 def test_available_now_does_not_wait_for_more(query, send):
-    """A minimum would never be reached."""
+    """It ignores minOffsetsPerTrigger, which might never be reached."""
     send("t", {0: [1]})
-    running = query(lambda: 0, **EARLY, minOffsetsPerTrigger=100)
-    running.stream.freeze()
+    running = query(lambda: 0, **EARLIEST, minOffsetsPerTrigger=100)
+    running.stream.prepare_for_available_now()
     assert running.batch() == [1]
     send("t", {0: [2]})
     running.start()
-    running.stream.freeze()
+    running.stream.prepare_for_available_now()
 
     assert running.batch() == [2]
     assert running.batch() is None
 
 
-def test_available_now_reads_no_partition_that_came_later(log, query, send):
-    """It would have no end to stop at."""
+def test_available_now_reads_no_partition_created_later(log, query, send):
+    """Such a partition has no end to stop at."""
     send("t", {0: [1]})
-    running = query(**EARLY)
-    running.stream.freeze()
+    running = query(**EARLIEST)
+    running.stream.prepare_for_available_now()
     log.create_partitions("t", 4)
     send("t", {3: [2]})
 
     assert running.all() == [1]
     running.start()
-    running.stream.freeze()
+    running.stream.prepare_for_available_now()
     assert running.all() == [1, 2]
 
 
-@each_loss
-def test_available_now_and_a_topic_that_shrinks(log, query, send, fails):
-    """What was promised to be read is gone."""
+@each_fail_on_data_loss
+def test_available_now_and_a_topic_that_is_created_again(log, query, send, fail):
+    """The records up to its end are gone."""
     send("t", {0: range(10)})
-    running = query(**EARLY, maxOffsetsPerTrigger=2, failOnDataLoss=fails)
-    running.stream.freeze()
+    running = query(**EARLIEST, maxOffsetsPerTrigger=2, failOnDataLoss=fail)
+    running.stream.prepare_for_available_now()
     running.batch()
     log.delete_topic("t")
     log.create_topic("t", 2)
     send("t", {0: [99]})
 
-    if fails == "true":
+    if fail == "true":
         with pytest.raises(DataLossError):
             running.all()
     else:
         assert running.all()[:2] == [0, 1]
 
 
-# What changes while it runs
+# Changes while a query runs
 
 
-@pytest.mark.parametrize("kind", KINDS[:2], ids=["subscribe", "pattern"])
-def test_new_partitions_are_read_from_their_start(log, query, send, kind):
-    """Also those that are made and filled while the query is stopped."""
+@pytest.mark.parametrize("subscription", SUBSCRIPTIONS[:2], ids=["subscribe", "pattern"])
+def test_new_partitions_are_read_from_their_start(log, query, send, subscription):
+    """Also if they are created and filled while the query is stopped."""
     send("t", {0: [1], 1: [2]})
-    running = query(**kind)
+    running = query(**subscription)
     running.batch()
     log.create_partitions("t", 3)
     send("t", {2: [3, 4]})
@@ -382,7 +384,7 @@ def test_new_partitions_are_read_from_their_start(log, query, send, kind):
 
 
 def test_new_topics_that_match_are_read_from_their_start(log, query, send):
-    """A pattern is of what there will be, too."""
+    """A pattern applies to future topics, too."""
     running = query(subscribePattern="t|t-.*")
     assert running.batch() == []
     log.create_topic("t-new")
@@ -393,18 +395,18 @@ def test_new_topics_that_match_are_read_from_their_start(log, query, send):
     assert running.batch() == [1]
 
 
-@each_loss
-def test_a_topic_that_is_deleted_is_a_loss(log, query, send, fails):
-    """Unless losses are not to fail: then the others are read on."""
+@each_fail_on_data_loss
+def test_a_deleted_topic_is_a_data_loss(log, query, send, fail):
+    """With failOnDataLoss=false the other topics are read on."""
     log.create_topic("t-2")
-    running = query(subscribePattern="t.*", **EARLY, failOnDataLoss=fails)
+    running = query(subscribePattern="t.*", **EARLIEST, failOnDataLoss=fail)
     send("t", {0: [1]})
     send("t-2", {0: [2]})
     running.batch()
     log.delete_topic("t-2")
     send("t", {0: [3]})
 
-    if fails == "true":
+    if fail == "true":
         with pytest.raises(DataLossError, match="t-2-0"):
             running.batch()
     else:
@@ -413,8 +415,8 @@ def test_a_topic_that_is_deleted_is_a_loss(log, query, send, fails):
 
 
 def test_a_checkpoint_is_never_empty(log, query, send):
-    """Else the query would begin anew when topics come back."""
-    running = query(subscribePattern="t.*", **EARLY, failOnDataLoss="false")
+    """Otherwise the query would start over when topics come back."""
+    running = query(subscribePattern="t.*", **EARLIEST, failOnDataLoss="false")
     send("t", {0: [1]})
     running.batch()
     log.delete_topic("t")
@@ -426,35 +428,35 @@ def test_a_checkpoint_is_never_empty(log, query, send):
     assert running.batch() == [2]
 
 
-@each_loss
+@each_fail_on_data_loss
 @pytest.mark.parametrize("again", [1, 5, 9], ids=["shorter", "same", "longer"])
-def test_a_topic_that_is_made_anew_is_another_one(log, query, send, fails, again):
-    """Also when it has grown past where the query was: its records are others."""
-    running = query(**EARLY, failOnDataLoss=fails)
+def test_a_topic_that_is_created_again_is_another_one(log, query, send, fail, again):
+    """Also if it has grown past the query's offset, with other records."""
+    running = query(**EARLIEST, failOnDataLoss=fail)
     send("t", {0: range(5)})
     running.batch()
     log.delete_topic("t")
     log.create_topic("t", 2)
     send("t", {0: range(100, 100 + again)})
 
-    if fails == "true":
+    if fail == "true":
         with pytest.raises(DataLossError, match="was deleted and created again"):
             running.batch()
     else:
         assert running.batch() == list(range(100, 100 + again))
 
 
-@each_loss
-def test_a_topic_that_is_made_anew_between_plan_and_run(log, query, send, fails):
-    """The batch was of the old one."""
-    running = query(**EARLY, failOnDataLoss=fails)
+@each_fail_on_data_loss
+def test_a_topic_that_is_created_again_between_plan_and_run(log, query, send, fail):
+    """The batch was planned for the old topic."""
+    running = query(**EARLIEST, failOnDataLoss=fail)
     send("t", {0: range(5)})
     running.plan()
     log.delete_topic("t")
     log.create_topic("t", 2)
     send("t", {0: range(100, 110)})
 
-    if fails == "true":
+    if fail == "true":
         with pytest.raises(DataLossError):
             running.run()
     else:
@@ -462,26 +464,26 @@ def test_a_topic_that_is_made_anew_between_plan_and_run(log, query, send, fails)
         assert running.batch() == list(range(100, 110))
 
 
-@each_loss
-def test_a_log_that_was_cut_is_a_loss_where_the_query_was_further(log, query, send, fails):
-    """As after a power cut: other records get these offsets."""
-    running = query(**EARLY, failOnDataLoss=fails)
+@each_fail_on_data_loss
+def test_a_log_that_was_truncated_below_the_query_is_a_data_loss(log, query, send, fail):
+    """As after a power cut, other records get these offsets."""
+    running = query(**EARLIEST, failOnDataLoss=fail)
     send("t", {0: range(5)})
     send("t", {0: range(5, 10)})
     running.batch()
     log.partition("t", 0).truncate_to(5)
     send("t", {0: range(100, 120)})
 
-    if fails == "true":
-        with pytest.raises(DataLossError, match="was cut at 5"):
+    if fail == "true":
+        with pytest.raises(DataLossError, match="was truncated to 5"):
             running.batch()
     else:
         assert running.batch() == list(range(100, 120))
 
 
-def test_a_log_that_was_cut_above_the_query_is_no_loss(log, query, send):
-    """It had not read what is gone."""
-    running = query(**EARLY)
+def test_a_log_that_was_truncated_above_the_query_is_no_data_loss(log, query, send):
+    """The query had not read the lost records."""
+    running = query(**EARLIEST)
     send("t", {0: range(5)})
     running.batch()
     send("t", {0: range(5, 10)})
@@ -493,23 +495,23 @@ def test_a_log_that_was_cut_above_the_query_is_no_loss(log, query, send):
     assert running.batch() == [103]
 
 
-def test_gaps_are_no_losses(log, query):
+def test_gaps_are_no_data_loss(log, query):
     """Offsets need not be dense."""
     part = log.partition("t", 0)
     part.append_at([(3, encoded(b"3"))])
-    running = query(**EARLY)
+    running = query(**EARLIEST)
 
     assert running.batch() == [3]
     part.append_at([(10, encoded(b"10")), (20, encoded(b"20"))])
     assert running.batch() == [10, 20]
 
 
-# How far it reads
+# Visibility
 
 
-def test_a_stream_reads_what_a_power_cut_cannot_take_back(log, query, send):
-    """It asks for the flush itself, so nobody waits for one."""
-    running = query(**EARLY)
+def test_a_stream_reads_durable_records_only(log, query, send):
+    """It flushes the log itself rather than wait for a flush."""
+    running = query(**EARLIEST)
     send("t", {0: [1]})
     part = log.partition("t", 0)
     assert part.tail().durable_offset == 0
@@ -518,9 +520,9 @@ def test_a_stream_reads_what_a_power_cut_cannot_take_back(log, query, send):
     assert part.tail().durable_offset == 1
 
 
-def test_a_stream_may_be_told_to_read_what_is_published(log, query, send):
-    """Then a cut is found out by the epoch."""
-    running = query(**EARLY, visibility="append")
+def test_a_stream_with_visibility_append_reads_all_that_is_published(log, query, send):
+    """A truncation is then detected by the leader epoch."""
+    running = query(**EARLIEST, visibility="append")
     send("t", {0: [1]})
 
     assert running.batch() == [1]
@@ -528,40 +530,40 @@ def test_a_stream_may_be_told_to_read_what_is_published(log, query, send):
 
 
 def test_an_idle_stream_flushes_nothing(query, send, monkeypatch):
-    """Spark asks ninety times a second."""
-    running = query(**EARLY)
+    """Spark asks for the latest offset ninety times a second."""
+    running = query(**EARLIEST)
     send("t", {0: [1]})
     running.all()
-    monkeypatch.setattr("embedlog.spark.source.flushing.flush", None)
+    monkeypatch.setattr("embedlog.spark.source.flush.flush", None)
 
     assert running.batch() is None
 
 
-def test_a_stream_reads_a_log_that_it_may_not_write(log, query, send, monkeypatch):
-    """What others flushed."""
+def test_a_stream_reads_a_log_that_is_not_writable(log, query, send, monkeypatch):
+    """It reads what other processes flushed."""
     send("t", {0: [1]})
     log.flush()
     monkeypatch.setattr("embedlog.spark.source.os.access", lambda path, how: False)
-    running = query(**EARLY)
+    running = query(**EARLIEST)
 
     assert running.batch() == [1]
 
 
-# What it tells
+# Progress
 
 
 def test_the_end_of_the_log_is_reported(query, send):
-    """For the progress that Spark shows."""
-    running = query(**EARLY, maxOffsetsPerTrigger=1)
+    """Spark shows it in the progress of the query."""
+    running = query(**EARLIEST, maxOffsetsPerTrigger=1)
     send("t", {0: range(5), 1: [5]})
     running.batch()
 
-    assert running.stream.reported()["t"] == {"0": 5, "1": 1}
+    assert running.stream.report_latest_offset()["t"] == {"0": 5, "1": 1}
 
 
-def test_progress_can_be_seen_as_a_groups(log, query, send):
-    """commitToGroup: lag in `embedlog groups`."""
-    running = query(**EARLY, commitToGroup="spark")
+def test_progress_can_be_committed_to_a_group(log, query, send):
+    """With commitToGroup, `embedlog groups` shows the lag."""
+    running = query(**EARLIEST, commitToGroup="spark")
     send("t", {0: range(5), 1: [5]})
     running.batch()
     running.stream.commit(json.loads(running.committed))
@@ -570,9 +572,9 @@ def test_progress_can_be_seen_as_a_groups(log, query, send):
     assert log.group("spark").lag() == {TopicPartition("t", 0): 2, TopicPartition("t", 1): 0}
 
 
-def test_a_group_with_members_is_left_alone(log, query, send):
-    """Somebody else's progress; the query goes on."""
-    running = query(**EARLY, commitToGroup="busy")
+def test_a_group_with_members_is_not_changed(log, query, send):
+    """The query goes on without committing."""
+    running = query(**EARLIEST, commitToGroup="busy")
     send("t", {0: [1]})
     with log.consumer("t", group_id="busy") as consumer:
         consumer.poll(timeout_ms=1000)
@@ -582,12 +584,15 @@ def test_a_group_with_members_is_left_alone(log, query, send):
         assert log.group("busy").lag()[TopicPartition("t", 0)] in (None, 1, 0)
 
 
-def test_a_stream_for_older_sparks_reads_to_the_end(query, send):
-    """Before 4.2 they do not say where they are."""
+def test_a_stream_in_spark_before_4_2_reads_to_the_end(query, send):
+    """It does not pass the start of the batch."""
     running = query(startingOffsets="latest")
-    start = running.stream.initial()
+    start = running.stream.initial_offset()
     send("t", {0: [1, 2]})
-    end = running.stream.latest(None)
+    end = running.stream.latest_offset(None)
 
-    assert values_of(read_all(running.stream.plan(start, end), ("value",))) == [1, 2]
+    assert values_of(read_all(running.stream.plan_input_partitions(start, end), ("value",))) == [
+        1,
+        2,
+    ]
     assert embedlog.__version__

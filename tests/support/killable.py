@@ -1,4 +1,4 @@
-"""A source and sink for tests alone, with places at which the processes of Spark are killed."""
+"""A source and sink for tests, with places at which Spark's processes are killed."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ SINK = (
     *("before plan", "before stage", "within stage", "after stage"),
     *("before publish", "within publish", "after publish"),
 )
-"""Where a process is killed that writes: the planner, a task, or who commits."""
+"""Places in the processes that write: planning, staging in a task, and committing."""
 SOURCE = (
     *("before initialOffset", "after initialOffset", "before latestOffset", "after latestOffset"),
     *("before partitions", "after partitions", "within read", "before commit", "after commit"),
 )
-"""Where a process is killed that reads: the one that serves the query, or a task."""
+"""Places in the processes that read: the one that serves the query, and a task."""
 CHECKPOINT = ("after offsets", "after commits")
-"""When the JVM is killed by who watches its checkpoint (`watch`): what is there by then."""
+"""Files in the checkpoint after which `watch` kills the JVM."""
 
 
 def at(kills: str | None, place: str) -> None:
-    """Kill this process if it is its turn: each name of a file in `kills` is a place, once.
+    """Kill this process if there is a file with the place's name in `kills`, and delete the file.
 
-    With KILL_DRIVER it is the JVM: alone ("java"), so that this process goes on
-    until it notices, or together with this one ("both").
+    With KILL_DRIVER it kills the JVM: only that ("java"), so that this process goes on until
+    it notices, or both ("both").
     """
     if kills:
         try:
@@ -51,13 +51,13 @@ def at(kills: str | None, place: str) -> None:
 def _java() -> int:
     from embedlog.files import process_id
 
-    found = process_id.ancestor("java")
-    assert found is not None
-    return found.pid
+    jvm = process_id.ancestor("java")
+    assert jvm is not None
+    return jvm.pid
 
 
 class KillableReader(datasource.StreamReader):
-    """A stream's reader that dies where it is told to."""
+    """A stream reader that is killed where it is ordered."""
 
     def __init__(self, options: Any, schema: Any, kills: str | None) -> None:
         super().__init__(options, schema)
@@ -66,36 +66,36 @@ class KillableReader(datasource.StreamReader):
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "kills": self.kills}
 
-    def _between(self, name: str, *given: Any) -> Any:
+    def _call(self, name: str, *args: Any) -> Any:
         at(self.kills, f"before {name}")
-        told = getattr(super(), name)(*given)
+        result = getattr(super(), name)(*args)
         at(self.kills, f"after {name}")
-        return told
+        return result
 
     def initialOffset(self) -> Any:  # noqa: N802
-        return self._between("initialOffset")
+        return self._call("initialOffset")
 
     def latestOffset(self, start: Any = None, limit: Any = None) -> Any:  # noqa: N802
-        return self._between("latestOffset", start, limit)
+        return self._call("latestOffset", start, limit)
 
     def partitions(self, start: Any, end: Any) -> Any:
-        return self._between("partitions", start, end)
+        return self._call("partitions", start, end)
 
     def commit(self, end: Any) -> None:
-        self._between("commit", end)
+        self._call("commit", end)
 
     def read(self, partition: Any) -> Iterator[Any]:
         from embedlog.spark import partition_reader
 
-        # So that a task hands on several times, and has handed on something by then.
-        partition_reader.ROWS = 5
-        for one in super().read(partition):
-            yield one
+        # Small, so that a task yields several batches and has yielded one before it is killed.
+        partition_reader.TARGET_ROWS = 5
+        for batch in super().read(partition):
+            yield batch
             at(self.kills, "within read")
 
 
 class KillableWriter(sink.StreamSink):
-    """A stream's writer that dies where it is told to."""
+    """A stream writer that is killed where it is ordered."""
 
     kills: str | None = None
 
@@ -104,20 +104,20 @@ class KillableWriter(sink.StreamSink):
 
         at(self.kills, "before stage")
 
-        def dying() -> Any:
-            seen = 0
-            for one in iterator:
-                for start in range(0, one.num_rows, 5):
-                    yield one.slice(start, 5)
-                    seen += 5
-                    if seen > 10:
+        def rows_until_killed() -> Any:
+            count = 0
+            for batch in iterator:
+                for start in range(0, batch.num_rows, 5):
+                    yield batch.slice(start, 5)
+                    count += 5
+                    if count > 10:
                         at(self.kills, "within stage")
 
-        # So that something of it is written by then.
-        data_writer.GATHERED_ROWS = 5
-        told = super().write(dying())
+        # Small, so that some rows are written before the task is killed.
+        data_writer.COMBINED_ROWS = 5
+        message = super().write(rows_until_killed())
         at(self.kills, "after stage")
-        return told
+        return message
 
     def commit(self, messages: Any, batchId: int) -> None:  # noqa: N803
         from embedlog.partition import journal
@@ -125,11 +125,11 @@ class KillableWriter(sink.StreamSink):
         at(self.kills, "before publish")
         reveal = journal.reveal
 
-        def dying(txn: Any, rows: Any) -> None:
+        def reveal_or_die(txn: Any, rows: Any) -> None:
             at(self.kills, "within publish")
             reveal(txn, rows)
 
-        journal.reveal = dying
+        journal.reveal = reveal_or_die
         try:
             super().commit(messages, batchId)
         finally:
@@ -138,35 +138,35 @@ class KillableWriter(sink.StreamSink):
 
 
 class Killable(DataSource):
-    """`format("killable")`: as `embedlog`, with the option ``kills``."""
+    """`format("killable")`: `embedlog` with the option ``kills``, a directory of places."""
 
     @classmethod
     def name(cls) -> str:
         return "killable"
 
-    def _given(self) -> tuple[str | None, dict[str, str]]:
-        given = {name: value for name, value in self.options.items() if name != "kills"}
-        return self.options.get("kills"), given
+    def _split_options(self) -> tuple[str | None, dict[str, str]]:
+        options = {name: value for name, value in self.options.items() if name != "kills"}
+        return self.options.get("kills"), options
 
     def schema(self) -> str:
         from embedlog.spark import kafka_columns
 
-        return kafka_columns.ddl(False)
+        return kafka_columns.schema_ddl(False)
 
     def streamReader(self, schema: Any) -> Any:  # noqa: N802
-        kills, given = self._given()
-        return KillableReader(parse(given), schema, kills)
+        kills, options = self._split_options()
+        return KillableReader(parse(options), schema, kills)
 
     def streamWriter(self, schema: Any, overwrite: bool) -> Any:  # noqa: N802
-        kills, given = self._given()
-        made = KillableWriter(sink.sink_options.parse(given))
-        made.kills = kills
+        kills, options = self._split_options()
+        writer = KillableWriter(sink.sink_options.parse(options))
+        writer.kills = kills
         at(kills, "before plan")
-        return made
+        return writer
 
 
 def register(spark: Any) -> Any:
-    """Let a session know `format("killable")`."""
+    """Make `format("killable")` known to a session."""
     from pyspark import cloudpickle
 
     # Spark's processes do not have the tests on their path.
@@ -176,25 +176,25 @@ def register(spark: Any) -> Any:
 
 
 def order(kills: Path, place: str) -> None:
-    """Have the next process that comes to a place be killed there."""
+    """Kill the next process that comes to a place."""
     kills.mkdir(exist_ok=True)
     (kills / place).touch()
 
 
 def newest(directory: Path) -> int:
-    """Return the last batch of which there is a file in a directory of a checkpoint; or -1."""
+    """Return the last batch with a file in a directory of a checkpoint, or -1."""
     if not directory.exists():
         return -1
-    return max((int(each) for each in os.listdir(directory) if each.isdigit()), default=-1)
+    return max((int(name) for name in os.listdir(directory) if name.isdigit()), default=-1)
 
 
 def watch(checkpoint: Path, kills: Path, victim: int) -> None:
-    """Let a thread kill the JVM as soon as a file comes into its checkpoint that is ordered.
+    """Kill the JVM, from a thread, as soon as an ordered file appears in its checkpoint.
 
-    No process of ours is asked at these steps, so it looks every half millisecond.
+    Spark calls none of our code at these steps, so the thread polls every half millisecond.
     """
 
-    def look() -> None:
+    def poll() -> None:
         while True:
             for place in CHECKPOINT:
                 if (kills / place).exists():
@@ -203,10 +203,10 @@ def watch(checkpoint: Path, kills: Path, victim: int) -> None:
                     os.kill(victim, signal.SIGKILL)
             time.sleep(0.01)
 
-    threading.Thread(target=look, daemon=True).start()
+    threading.Thread(target=poll, daemon=True).start()
 
 
 def _await_next(directory: Path) -> None:
-    known = newest(directory)
-    while newest(directory) == known:
+    before = newest(directory)
+    while newest(directory) == before:
         time.sleep(0.0005)

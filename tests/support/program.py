@@ -1,7 +1,7 @@
-"""Programs for a log: lists of steps that a process does until it is killed, and what it was told.
+"""Programs for a log: lists of steps that a process runs until it is killed, and their journal.
 
-A `World` does the steps and writes down each before and after (its journal is
-a file, which outlives the process).  From the journal `oracle` knows what must,
+A `World` runs the steps and writes each to its journal before and after; the
+journal is a file and outlives the process.  From it `oracle` knows what must,
 what may and what must not be in the log.
 """
 
@@ -18,7 +18,7 @@ from typing import Any
 import embedlog.api.consumer_group
 import embedlog.api.reset_offsets
 
-# Loaded before anybody forks: `embedlog` itself would load them in every child anew.
+# Imported before a fork: `embedlog` itself would import them in each child again.
 import embedlog.consumer
 import embedlog.maintenance.jobs
 import embedlog.partition.log_start
@@ -38,13 +38,13 @@ PRODUCER = 7_000_000
 
 
 class Journal:
-    """What a process is about to do, and what came of it."""
+    """A file of what a process is about to do, and of the results."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC)
 
     def put(self, *entry: Any) -> None:
-        """Write one line; it is whole or not there."""
+        """Write one line, completely or not at all."""
         os.write(self._fd, json.dumps(entry).encode() + b"\n")
 
     def close(self) -> None:
@@ -57,7 +57,7 @@ def entries(path: str | os.PathLike[str]) -> list[Entry]:
 
 
 def values_of(topic: str, partition: int, send: int, count: int, size: int) -> list[bytes]:
-    """The values of one send: each says what it is, and its length is `size` at least."""
+    """Return the values of one send; each identifies itself and has at least `size` bytes."""
     return [
         f"{topic}/{partition}/{send}/{row}/".encode().ljust(size, b"%d" % (send % 10))
         for row in range(count)
@@ -73,21 +73,21 @@ def encode(
     headers: bool = False,
     producer: list[int] | None = None,
 ) -> EncodedBatch:
-    """The batch of one send, always the same for the same numbers."""
-    heads = [[("h", b"x")]] * count if headers else None
+    """Return the batch of one send, always the same for the same arguments."""
+    header_lists = [[("h", b"x")]] * count if headers else None
     values = values_of(topic, partition, send, count, size)
-    one = batch.encode_lists(values, [b"k"] * count, TIME + send, heads)
+    encoded = batch.encode_lists(values, [b"k"] * count, TIME + send, header_lists)
     if producer is not None:
-        one.set_producer(*producer)
-    return one
+        encoded.set_producer(*producer)
+    return encoded
 
 
 class World:
-    """A process that has a log open, or is about to.
+    """A process that runs a program on a log.
 
     Args:
-        files: Makes the seam; a fault can be ordered in it.
-        forgiving: Note the errors of embedlog and go on, rather than raise them.
+        files: Creates the `Files` of the log, in which faults can be injected.
+        forgiving: Whether to record errors of embedlog and continue, rather than raise them.
     """
 
     def __init__(
@@ -133,7 +133,7 @@ class World:
             self.journal.put("did", *step)
 
     def after_error(self, step: Step) -> None:
-        """Do a step again without which the others make no sense; its fault may have passed."""
+        """Repeat a step that later steps depend on; its fault may be over."""
         if step[0] in ("create", "grow") and self.log is not None:
             try:
                 getattr(self, f"_{step[0]}")(*step[1:])
@@ -148,7 +148,7 @@ class World:
             durability=durability,
             files=self.files,
             lock_timeout=self.lock_timeout,
-            # Its operations are counted: no thread may make some of its own.
+            # The operations are counted: no thread may add its own.
             maintenance=False,
         )
 
@@ -158,7 +158,7 @@ class World:
 
     def _create(self, topic: str, partitions: int, segment_bytes: int) -> None:
         config = {"segment.bytes": segment_bytes, "index.interval.bytes": 300}
-        # One that could not be dropped before is there still.
+        # A topic that could not be dropped before still exists.
         with suppress(TopicAlreadyExistsError):
             self.log.create_topic(topic, partitions, config)
         self.log.create_partitions(topic, max(partitions, self.log.root.partitions(topic)))
@@ -182,16 +182,16 @@ class World:
         size: int = 20,
         headers: bool = False,
     ) -> None:
-        """One batch."""
+        """Append one batch."""
         self._append(topic, partition, [(count, size, headers, None)], durability)
 
     def _many(self, topic: str, partition: int, batches: int, durability: str | None) -> None:
-        """Several batches in one append; the log may roll between them."""
+        """Append several batches at once; the log may roll between them."""
         sizes = [(1 + number % 3, 20 + 40 * (number % 2), False, None) for number in range(batches)]
         self._append(topic, partition, sizes, durability)
 
     def _produce(self, topic: str, partition: int, count: int, durability: str | None) -> None:
-        """One batch of the idempotent producer of that partition."""
+        """Append one batch of the partition's idempotent producer."""
         key = topic, partition
         if key in self.unsure:
             return
@@ -205,12 +205,12 @@ class World:
     def _append(self, topic: str, partition: int, sizes: list[Any], durability: str | None) -> None:
         encoded, first = [], self.sends
         for count, size, headers, producer in sizes:
-            one = [topic, partition, self.sends, count, size, headers, producer]
-            self.journal.put("send", *one, durability or self.durability)
-            encoded.append(encode(*one))
+            send = [topic, partition, self.sends, count, size, headers, producer]
+            self.journal.put("send", *send, durability or self.durability)
+            encoded.append(encode(*send))
             self.sends += 1
-        told = self.log.partition(topic, partition).append(encoded, durability=durability)
-        for number, receipt in enumerate(told):
+        receipts = self.log.partition(topic, partition).append(encoded, durability=durability)
+        for number, receipt in enumerate(receipts):
             self.journal.put(
                 "acked", first + number, receipt.base_offset, durability or self.durability
             )
@@ -222,11 +222,11 @@ class World:
         self.log.partition(topic, partition).roll()
 
     def _cut(self, topic: str, partition: int, batches: int) -> None:
-        """Truncate the last so many batches."""
+        """Truncate the last batches."""
         log = self.log.partition(topic, partition)
         reader, bases = log.reader(log.start_offset()), []
-        while found := reader.read():
-            bases += [one.base_offset for one in found]
+        while decoded := reader.read():
+            bases += [each.base_offset for each in decoded]
         if not bases:
             return
         offset = bases[max(0, len(bases) - batches)]
@@ -242,15 +242,15 @@ class World:
     def _read(self, topic: str, partition: int) -> None:
         log = self.log.partition(topic, partition)
         reader = log.reader(log.start_offset())
-        while found := reader.read():
-            for one in found:
-                one.verify()
+        while decoded := reader.read():
+            for each in decoded:
+                each.verify()
 
     def _verify(self) -> None:
         assert self.log.verify() == []
 
 
-# What processes do. Small segments, so that the third or fourth batch rolls.
+# The programs. Segments are small, so that the third or fourth batch rolls.
 
 BIRTH: list[Step] = [
     ("open", "os"),
@@ -271,7 +271,7 @@ BIRTH: list[Step] = [
     ("many", "b", 0, 3, "fsync"),
     ("close",),
 ]
-"""A root is made, filled, flushed and closed."""
+"""Creates, fills, flushes and closes a log."""
 
 TEMPLATE: list[Step] = [
     ("open", "os"),
@@ -283,7 +283,7 @@ TEMPLATE: list[Step] = [
     ("send", "c", 0, 2, "fsync"),
     ("send", "c", 0, 2),
 ]
-"""What a second life finds."""
+"""Creates the log that `LIFE` finds."""
 
 LIFE: list[Step] = [
     ("open", "os"),
@@ -307,19 +307,19 @@ LIFE: list[Step] = [
     ("flush",),
     ("send", "a", 0, 1),
 ]
-"""Recovery, truncation, deletion, re-creation, a clean close and another opening."""
+"""Recovery, truncation, deletion, creation again, a clean close and another opening."""
 
 
 def short_program(seed: int) -> list[Step]:
-    """What one of many processes does to the topics of `TEMPLATE`: it only adds."""
-    dice = random.Random(seed)
-    program: list[Step] = [("open", dice.choice(["os", "fsync"]))]
+    """Return a program for one of many processes on the topics of `TEMPLATE`: it only appends."""
+    rng = random.Random(seed)
+    program: list[Step] = [("open", rng.choice(["os", "fsync"]))]
     for _ in range(5):
-        topic, partition = dice.choice([("a", 0), ("a", 1), ("b", 0), ("c", 0)])
-        durability, count = dice.choice([None, "os", "fsync"]), dice.randint(1, 4)
-        kind = dice.choice(["send", "send", "many", "produce", "produce", "roll"])
+        topic, partition = rng.choice([("a", 0), ("a", 1), ("b", 0), ("c", 0)])
+        durability, count = rng.choice([None, "os", "fsync"]), rng.randint(1, 4)
+        kind = rng.choice(["send", "send", "many", "produce", "produce", "roll"])
         if kind == "send":
-            program.append((kind, topic, partition, count, durability, dice.choice([10, 60, 120])))
+            program.append((kind, topic, partition, count, durability, rng.choice([10, 60, 120])))
         elif kind == "roll":
             program.append((kind, topic, partition))
         else:
@@ -328,30 +328,30 @@ def short_program(seed: int) -> list[Step]:
 
 
 def random_program(seed: int, steps: int = 24) -> list[Step]:
-    """Another program for the topics of `TEMPLATE`."""
-    dice = random.Random(seed)
-    program: list[Step] = [("open", dice.choice(["os", "fsync"]))]
+    """Return a random program for the topics of `TEMPLATE`."""
+    rng = random.Random(seed)
+    program: list[Step] = [("open", rng.choice(["os", "fsync"]))]
     for _ in range(steps):
-        topic, partition = dice.choice([("a", 0), ("a", 1), ("b", 0), ("c", 0)])
-        durability = dice.choice([None, "os", "fsync"])
-        kind = dice.choices(
+        topic, partition = rng.choice([("a", 0), ("a", 1), ("b", 0), ("c", 0)])
+        durability = rng.choice([None, "os", "fsync"])
+        kind = rng.choices(
             ["send", "many", "produce", "flush", "roll", "cut", "index", "reopen", "drop", "alter"],
             [30, 12, 20, 4, 5, 5, 1, 4, 2, 2],
         )[0]
-        count = dice.randint(1, 4)
+        count = rng.randint(1, 4)
         if kind == "send":
-            size = dice.choice([10, 60, 120])
-            program.append((kind, topic, partition, count, durability, size, dice.random() < 0.1))
+            size = rng.choice([10, 60, 120])
+            program.append((kind, topic, partition, count, durability, size, rng.random() < 0.1))
         elif kind in ("many", "produce"):
             program.append((kind, topic, partition, count, durability))
         elif kind in ("roll", "cut"):
             program.append((kind, topic, partition, count)[: 4 if kind == "cut" else 3])
         elif kind == "reopen":
-            program += [("close",), ("open", dice.choice(["os", "fsync"]))]
+            program += [("close",), ("open", rng.choice(["os", "fsync"]))]
         elif kind == "drop":
             program += [(kind, topic), ("create", topic, 2, 1300)]
         elif kind == "alter":
-            program.append((kind, topic, dice.choice([1300, 2000])))
+            program.append((kind, topic, rng.choice([1300, 2000])))
         else:
             program.append((kind,))
     return program

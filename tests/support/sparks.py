@@ -1,21 +1,30 @@
-"""Looking at what a query read."""
+"""Reads the input partitions of a query as an executor does, without Spark."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from typing import Any
 
-from embedlog.spark.kafka_columns import KINDS
-from embedlog.spark.partition_reader import read
+from embedlog.spark.kafka_columns import SPARK_TYPES
+from embedlog.spark.partition_reader import LogInputPartition, read_input_partition
 
-ALL = tuple(KINDS)
+ALL = tuple(SPARK_TYPES)
 
 
 def values_of(rows: Iterable[Any]) -> list[int]:
-    """The values of rows as numbers, sorted: tasks come in any order."""
+    """Return the values of rows as numbers, sorted: tasks come in any order."""
     return sorted(int(row["value"]) for row in rows)
 
 
-def read_all(tasks: list[Any], names: tuple[str, ...] = ALL, fail: bool = True) -> list[Any]:
-    """Run tasks as executors do, and return their rows as dicts."""
-    return [row for work in tasks for some in read(work, names, fail) for row in some.to_pylist()]
+def read_all(
+    partitions: list[LogInputPartition],
+    names: tuple[str, ...] = ALL,
+    fail_on_data_loss: bool = True,
+) -> list[Any]:
+    """Read input partitions, and return their rows as dicts."""
+    return [
+        row
+        for partition in partitions
+        for batch in read_input_partition(partition, names, fail_on_data_loss)
+        for row in batch.to_pylist()
+    ]

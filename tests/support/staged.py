@@ -1,4 +1,4 @@
-"""Staging and publishing in tests: small files of known records."""
+"""Stages and publishes small files of known records."""
 
 from __future__ import annotations
 
@@ -12,20 +12,22 @@ from embedlog.publish.transaction import Publication
 from embedlog.root.root import Root
 from support.roots import encoded
 
-_numbers = itertools.count()
+_file_numbers = itertools.count()
 
 
-def stage(root: Root, **parts: list[bytes]) -> StagedFile:
-    """Stage values for partitions, given as ``t_0=[b"a", b"b"]``, one batch for each value."""
-    writer = StagedFileWriter(root.context.files, directory(), f"{next(_numbers)}.stage")
-    for name, values in parts.items():
-        topic, _, number = name.rpartition("_")
+def stage(root: Root, **values_by_partition: list[bytes]) -> StagedFile:
+    """Stage values for partitions, as ``t_0=[b"a", b"b"]``, in one batch for each value."""
+    name = f"{next(_file_numbers)}.stage"
+    writer = StagedFileWriter(root.context.files, directory(), name)
+    for partition_name, values in values_by_partition.items():
+        topic, _, number = partition_name.rpartition("_")
         for value in values:
             writer.add(topic, root.topic(topic).id, int(number), encoded(value))
     return writer.finish()
 
 
 def directory(job: str = "job") -> str:
+    """Return the directory of the files that this process stages."""
     owner = process_id.process()
     assert owner is not None
     return staging.job_directory(str(owner), 0, job)
@@ -34,11 +36,11 @@ def directory(job: str = "job") -> str:
 def publish(
     root: Root, staged: list[StagedFile], version: int | None = None, **options: Any
 ) -> Any:
-    """Publish as application ``app``, if there is a version."""
+    """Publish staged files; with a version, as that version of the application ``app``."""
     source = options.pop("source", "q")
-    who = None
+    publication = None
     if version is not None:
-        who = Publication(
+        publication = Publication(
             "app", version, source, options.pop("run", "r1"), options.pop("place", "")
         )
-    return transaction.publish(root, staged, who, **options)
+    return transaction.publish(root, staged, publication, **options)

@@ -1,0 +1,162 @@
+"""Reads the options of ``format("embedlog")`` by name and type, for the source and the sink."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NoReturn, TypeVar
+
+from embedlog.errors import InvalidConfigError
+
+T = TypeVar("T")
+
+_UNITS = {"us": 0.001, "ms": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3_600_000}
+_DURATION = re.compile(r"(\d+)\s*([a-z]*)")
+
+
+class OptionReader:
+    """Options whose names may be in any case; a value of the wrong type is an error.
+
+    Each method returns None, or its default, for an option that is not set.
+
+    Raises:
+        InvalidConfigError: From each method, for a value that it cannot read.
+    """
+
+    def __init__(self, options: Mapping[str, str]) -> None:
+        self._names = sorted(map(str, options))
+        self._values = {str(name).lower(): str(value) for name, value in options.items()}
+
+    def __contains__(self, name: str) -> bool:
+        return name.lower() in self._values
+
+    def check_names(
+        self,
+        reader_or_writer: str,
+        known: Sequence[str],
+        ineffective: Sequence[str] = (),
+        hints: Mapping[str, str] | None = None,
+    ) -> tuple[str, ...]:
+        """Return the options about brokers, which have no effect, as they were spelled.
+
+        Args:
+            reader_or_writer: For messages: "reader" or "writer".
+            known: The names of all options.
+            ineffective: Options besides ``kafka.*`` that are accepted without effect.
+            hints: What to do about some unknown names, in place of the nearest known name.
+
+        Raises:
+            InvalidConfigError: An option is unknown; the message names the nearest known one.
+        """
+        by_lower = {name.lower(): name for name in known}
+        ignored = []
+        for name in self._names:
+            lower = name.lower()
+            if lower.startswith("kafka.") or lower in map(str.lower, ineffective):
+                ignored.append(name)
+            elif lower not in by_lower:
+                todo = (hints or {}).get(lower)
+                if todo is None:
+                    nearest = difflib.get_close_matches(lower, by_lower, n=1, cutoff=0.5)
+                    todo = (
+                        f"Did you mean {by_lower[nearest[0]]!r}?"
+                        if nearest
+                        else f"The options are {', '.join(known)}."
+                    )
+                raise InvalidConfigError(f"A {reader_or_writer} has no option {name!r}", todo=todo)
+        return tuple(ignored)
+
+    def root(self) -> str:
+        """Return the absolute path of the log root."""
+        path = self._values.get("path", "").strip()
+        if not path:
+            raise InvalidConfigError(
+                "The option 'path' is missing",
+                todo="Set it to the log root in place of kafka.bootstrap.servers: "
+                ".option('path', '/data/log').",
+            )
+        return absolute_path(path)
+
+    def raw(self, name: str) -> str | None:
+        """Return a text unchanged, even if it is empty."""
+        return self._values.get(name.lower())
+
+    def text(self, name: str) -> str | None:
+        """Return a text that must not be empty."""
+        value = self.raw(name)
+        if value is not None and not value.strip():
+            raise InvalidConfigError(
+                f"The option {name!r} is empty", todo="Give it a value or leave it out."
+            )
+        return None if value is None else value.strip()
+
+    def flag(self, name: str, default: bool = False) -> bool:
+        """Return ``true`` or ``false``."""
+        return self.choice(name, str(default).lower(), "true", "false") == "true"
+
+    def choice(self, name: str, default: str, *words: str) -> str:
+        """Return one of some words, in any case."""
+        value = (self.text(name) or default).lower()
+        if value not in (default, *words):
+            self._fail(name, f"one of {', '.join(dict.fromkeys(filter(None, (default, *words))))}")
+        return value
+
+    def count(self, name: str) -> int | None:
+        """Return a whole number of at least 1."""
+        return self.parsed(name, "a whole number above 0", lambda text: _at_least(1, int(text)))
+
+    def number(self, name: str) -> float | None:
+        """Return a number of at least 0."""
+        return self.parsed(name, "a number of at least 0", lambda text: _at_least(0, float(text)))
+
+    def timestamp_ms(self, name: str) -> int | None:
+        """Return milliseconds since 1970."""
+        wanted = "a time in milliseconds since 1970"
+        return self.parsed(name, wanted, lambda text: _at_least(0, int(text)))
+
+    def duration_ms(self, name: str, default: int) -> int:
+        """Return the milliseconds of a duration such as ``90s``, as Spark reads them."""
+        value = self.parsed(name, "a duration such as 500ms, 10s, 15m or 1h", _duration_ms)
+        return default if value is None else value
+
+    def json(self, name: str, wanted: str, convert: Callable[[Any], T]) -> T | None:
+        """Return what ``convert`` makes of a JSON text."""
+        return self.parsed(name, wanted, lambda text: convert(json.loads(text)))
+
+    def parsed(self, name: str, wanted: str, parse: Callable[[str], T]) -> T | None:
+        """Return what ``parse`` makes of a text; ``wanted`` describes valid texts."""
+        text = self.text(name)
+        if text is None:
+            return None
+        try:
+            return parse(text)
+        except (ValueError, TypeError, AttributeError, KeyError):
+            return self._fail(name, wanted)
+
+    def _fail(self, name: str, wanted: str) -> NoReturn:
+        raise InvalidConfigError(f"The option {name!r} must be {wanted}, got {self.raw(name)!r}")
+
+
+def absolute_path(path: str) -> str:
+    """Return one spelling of a path on this host, which may begin with ``file://`` or ``~``."""
+    return os.path.abspath(os.path.expanduser(path.removeprefix("file://")))
+
+
+N = TypeVar("N", int, float)
+
+
+def _at_least(minimum: int, number: N) -> N:
+    if number < minimum:
+        raise ValueError
+    return number
+
+
+def _duration_ms(text: str) -> int:
+    match = _DURATION.fullmatch(text.lower())
+    if match is None:
+        raise ValueError
+    number, unit = int(match[1]), match[2] or "ms"
+    return int(number * (86_400_000 if unit == "d" else _UNITS[unit]))
