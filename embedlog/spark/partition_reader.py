@@ -164,16 +164,16 @@ def _size(rows: Sequence[BatchRows], table: Any) -> int:
     return sum(batch.size for batch, _, _ in rows)
 
 
-def _row_groups(files: Files, part: PartitionSlice) -> Iterator[list[Rows]]:
+def _row_groups(files: Files, part: PartitionSlice) -> Iterator[list[BatchRows]]:
     """Yield rows of one segment and one timestampType, as many as become one table."""
     for chunk in part.chunks:
         for decoded in _read_batches(files, part, chunk):
-            rows = covered(decoded, part.from_offset, part.until_offset)
+            rows = rows_in_range(decoded, part.from_offset, part.until_offset)
             for _, group in groupby(rows, key=lambda row: row[0].is_log_append_time):
                 yield from _limited_groups(list(group))
 
 
-def _limited_groups(rows: list[Rows]) -> Iterator[list[Rows]]:
+def _limited_groups(rows: list[BatchRows]) -> Iterator[list[BatchRows]]:
     """Yield groups of at most `MAX_ROWS` rows; compressed batches one by one.
 
     A compressed batch may grow a hundredfold.
@@ -181,7 +181,7 @@ def _limited_groups(rows: list[Rows]) -> Iterator[list[Rows]]:
     if any(batch.is_compressed for batch, _, _ in rows):
         yield from ([row] for row in rows)
         return
-    group: list[Rows] = []
+    group: list[BatchRows] = []
     count = 0
     for row in rows:
         if group and count + row[2] - row[1] > MAX_ROWS:
