@@ -36,12 +36,12 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
-    "open": "engine",
-    "Log": "engine",
-    "run_group": "engine.running",
-    "GroupRun": "engine.running",
-    "Topic": "engine",
-    "ConsumerGroup": "engine.groups",
+    "open": "api",
+    "Log": "api",
+    "run_group": "api.run_group",
+    "GroupRun": "api.run_group",
+    "Topic": "api",
+    "ConsumerGroup": "api.consumer_group",
     "Producer": "producer",
     "Consumer": "consumer",
     "ConsumerRebalanceListener": "consumer",

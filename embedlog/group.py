@@ -232,11 +232,13 @@ class Group:
         while not (group := self.read()).settled:
             known = self.shared.catalog.topics()
             topics = _wanted(group, known)
-            name = assignor.choose({each.id: each.assignors for each in group.members.values()})
+            name = assignor.select_assignor(
+                {each.id: each.assignors for each in group.members.values()}
+            )
             if name not in assignors:
                 return  # who asks is no member any more, and is told so next
             counts = {topic: count for topic, (_, count) in topics.items()}
-            target = assignor.target(assignors[name], counts, group.candidates())
+            target = assignor.compute_target(assignors[name], counts, group.candidates())
             there = {info.id for info in known.values()}
             self.change(partial(self._settle, group.version, name, topics, target, there))
 

@@ -187,7 +187,7 @@ class GroupMember:
                 continue
             if owner.member != NOBODY and there:
                 (have if owner.member == self.id else others).add(one)
-        step = assignor.step(meant, have, others)
+        step = assignor.next_step(meant, have, others)
         kept = set(step.kept) & held.keys()
         # What a static member before it owned is its own, but was not told to it yet (M13).
         untold = set(step.kept) - kept

@@ -90,7 +90,7 @@ class Membership:
         """
         before = self._instance(member.instance_id)
         others = {each.id: each.assignors for each in self.members.values() if each is not before}
-        assignors.choose(others | {member.id: member.assignors})
+        assignors.select_assignor(others | {member.id: member.assignors})
         self.touch()
         if before is not None:
             self._succeed(before, member)
