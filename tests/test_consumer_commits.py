@@ -17,7 +17,7 @@ import embedlog
 from embedlog.api import group_worker
 from embedlog.config import ConsumerConfig
 from embedlog.consumer import Consumer
-from embedlog.consumer.group_client import group_of
+from embedlog.consumer.group_client import open_group
 from embedlog.record import OffsetAndMetadata, TopicPartition
 
 T0 = TopicPartition("t", 0)
@@ -106,7 +106,7 @@ def make(root, reset, **config):
 
 
 def committed(root):
-    found = group_of(root, "g").committed([T0])[T0]
+    found = open_group(root, "g").committed([T0])[T0]
     return None if found is None else found.position.offset
 
 
@@ -224,7 +224,7 @@ def test_a_commit_before_the_first_poll_is_where_it_begins(root):
         with make(root, reset, group_id="g2") as other:
             other.assign([T0])
             # From elsewhere, as long as nobody is a member.
-            group_of(root, "g2").commit({T0: OffsetAndMetadata(9)})
+            open_group(root, "g2").commit({T0: OffsetAndMetadata(9)})
             assert other.position(T0) == 9
 
 
@@ -262,7 +262,7 @@ def test_a_group_that_goes_on_keeps_the_note_of_its_commit(root):
         consumer.poll(0)
         assert consumer.position(T0) == RECORDS
 
-    position = group_of(root, "g").committed([T0])[T0].position
+    position = open_group(root, "g").committed([T0])[T0].position
     assert (position.offset, position.metadata) == (RECORDS, "all of it")
 
 

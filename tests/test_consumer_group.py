@@ -20,7 +20,7 @@ from support.sharing import Diary, Remote, drained, partitions, shared_out
 import embedlog
 from embedlog.config import TopicConfig
 from embedlog.consumer import Consumer
-from embedlog.consumer.group_client import group_of
+from embedlog.consumer.group_client import open_group
 from embedlog.errors import (
     AssignorError,
     ClosedError,
@@ -68,7 +68,9 @@ def join(root):
     yield join
     for one in made:
         one.close(autocommit=False)
-    left = [each.name for each in threading.enumerate() if each.name.startswith("embedlog-heart")]
+    left = [
+        each.name for each in threading.enumerate() if each.name.startswith("embedlog-heartbeat")
+    ]
     assert left == []
 
 
@@ -80,7 +82,7 @@ def make(root, topic="t", count=2, batches=2, size=2):
 
 
 def group(root, name="g"):
-    return group_of(root, name)
+    return open_group(root, name)
 
 
 def committed(root, one=T0, name="g"):
@@ -1035,7 +1037,7 @@ def test_a_heart_beats_while_the_program_works(root, join):
     member.subscribe(["t"], listener=diary)
     member.poll(0)
     threading.Event().wait(3 * session / 1000)
-    group(root).sweep()
+    group(root).remove_dead_members()
     member.commit({T0: 1})
     member.poll(0)
 
@@ -1303,7 +1305,7 @@ def test_a_consumer_that_is_forgotten_leaves(root, caplog):
 
 
 def hearts():
-    return [each for each in threading.enumerate() if each.name.startswith("embedlog-heart")]
+    return [each for each in threading.enumerate() if each.name.startswith("embedlog-heartbeat")]
 
 
 def test_closing_the_log_closes_its_members(tmp_path):

@@ -91,12 +91,12 @@ def test_who_joins_owns_nothing_before_it_takes(group):
     one = join(group)
     assert one.owned == set()
     assert one.changed()
-    assert one.look(RANGE).step == RebalanceStep((), (), tuple(ALL), ())
+    assert one.check_assignment(RANGE).step == RebalanceStep((), (), tuple(ALL), ())
     assert owners(group) == {}
 
-    assert sorted(one.take(from_end=False)) == ALL
+    assert sorted(one.acquire(from_end=False)) == ALL
     assert one.owned == set(ALL)
-    assert one.look(RANGE).step == RebalanceStep(tuple(ALL), (), (), ())
+    assert one.check_assignment(RANGE).step == RebalanceStep(tuple(ALL), (), (), ())
     assert not one.changed()
 
 
@@ -106,13 +106,15 @@ def test_who_is_refused_leaves_nothing_behind(group):
     with pytest.raises(InconsistentGroupProtocolError):
         join(group, assignors=list(STICKY))
     with pytest.raises(GroupMaxSizeReachedError):
-        join(group, most=1)
+        join(group, max_members=1)
 
     assert len(group.read().members) == 1
-    assert sum(name.startswith("member-") for name in group.shared.files.list("locks")) == 1
+    assert sum(name.startswith("member-") for name in group.context.files.list("locks")) == 1
 
 
-@pytest.mark.parametrize("wish", [{"most": 1}, {"assignors": list(STICKY)}], ids=["room", "wish"])
+@pytest.mark.parametrize(
+    "wish", [{"max_members": 1}, {"assignors": list(STICKY)}], ids=["room", "wish"]
+)
 def test_one_that_died_does_not_keep_another_out(group, wish):
     """Neither by its place nor by its assignors (M5, M10, M12)."""
     crash(join(group))
@@ -126,7 +128,7 @@ def test_a_topic_that_is_not_there_is_waited_for(group, root):
     settle(one)
     assert one.owned == set()
     make_topics(root, late=2)
-    group.notice_topics()
+    group.check_topics()
     settle(one)
 
     assert one.owned == {TopicPartition("late", 0), TopicPartition("late", 1)}
@@ -139,11 +141,11 @@ def test_a_partition_is_taken_only_when_its_owner_has_released_it(group):
     """No instant has two owners (M22)."""
     one, other = join(group), join(group)
     follow(one)
-    other.look(RANGE)
+    other.check_assignment(RANGE)
     late = join(group)
-    late.look(RANGE)
+    late.check_assignment(RANGE)
     before = owners(group)
-    taken = [*other.take(from_end=False), *late.take(from_end=False)]
+    taken = [*other.acquire(from_end=False), *late.acquire(from_end=False)]
     assert not before.keys() & set(taken)
 
     settle(one, other, late)
@@ -156,17 +158,17 @@ def test_what_is_meant_for_a_member_is_awaited_and_then_added(group):
     one = join(group)
     settle(one)
     other = join(group)
-    step = other.look(RANGE).step
+    step = other.check_assignment(RANGE).step
     assert (step.added, len(step.awaited)) == ((), 2)
-    assert other.take(from_end=False) == {}
+    assert other.acquire(from_end=False) == {}
 
-    mine = one.look(RANGE).step
+    mine = one.check_assignment(RANGE).step
     assert (len(mine.kept), mine.revoked) == (2, step.awaited)
     one.commit(at(5, mine.kept[0].partition))
     one.release(mine.revoked)
     assert other.changed()
-    assert other.look(RANGE).step.added == step.awaited
-    assert sorted(other.take(from_end=False)) == list(step.awaited)
+    assert other.check_assignment(RANGE).step.added == step.awaited
+    assert sorted(other.acquire(from_end=False)) == list(step.awaited)
 
 
 def test_every_owner_has_a_higher_epoch(group):
@@ -175,7 +177,7 @@ def test_every_owner_has_a_higher_epoch(group):
     for epoch in range(1, 5):
         settle(one)
         assert {owner.epoch for owner in owner_rows(group).values()} == {epoch}
-        one.leave() if epoch % 2 else (crash(one), group.sweep())
+        one.leave() if epoch % 2 else (crash(one), group.remove_dead_members())
         one = join(group)
 
 
@@ -222,7 +224,7 @@ def test_what_was_committed_before_a_release_is_where_the_next_owner_begins(grou
     for each in ALL:
         one.commit(at(7 + each.partition, each.partition))
     other = join(group)
-    one.release(one.look(RANGE).step.revoked)
+    one.release(one.check_assignment(RANGE).step.revoked)
 
     for each, start in follow(other).items():
         assert start.committed.offset == 7 + each.partition
@@ -235,7 +237,7 @@ def stopped(group, uptime, root):
     one = join(group)
     settle(one)
     uptime.advance(SESSION_MS)
-    group.sweep()
+    group.remove_dead_members()
     return one
 
 
@@ -280,25 +282,28 @@ def of_an_older_epoch(group, uptime, root):
     one = join(group)
     settle(one)
     second = GroupMember(group, one.info, one._lock)
-    second.look(RANGE)
-    second.take(from_end=False)
+    second.check_assignment(RANGE)
+    second.acquire(from_end=False)
     return one
 
 
 def joined_only(group, uptime, root):
     one = join(group)
-    one.look(RANGE)
+    one.check_assignment(RANGE)
     return one
 
 
 STALE = {
-    "it was silent for too long": (stopped, "no member any more"),
-    "somebody else has it by now": (overtaken, "no member any more"),
+    "it was silent for too long": (stopped, "no longer a member"),
+    "somebody else has it by now": (overtaken, "no longer a member"),
     "it released it": (released, "is not assigned"),
     "it gave it to another one": (given_away, "is not assigned"),
     "its name was taken over": (fenced, "another member, process"),
     "the topic is another one": (of_another_topic, "deleted and created again"),
-    "it has it by another epoch": (of_an_older_epoch, "by epoch 2, no longer to this"),
+    "it has it by another epoch": (
+        of_an_older_epoch,
+        "no longer owns the partition with epoch 1; the owner is .* 2",
+    ),
     "it never took it": (joined_only, "is not assigned"),
 }
 
@@ -347,7 +352,7 @@ def test_an_owner_may_commit_while_the_group_changes(group):
     settle(one)
     join(group)
     one.commit(at(5))
-    one.look(RANGE)
+    one.check_assignment(RANGE)
     one.commit({each: OffsetAndMetadata(6) for each in ALL})
 
     assert offset_of(group) == 6
@@ -359,16 +364,16 @@ def test_an_owner_may_commit_while_the_group_changes(group):
 def test_a_member_looks_again_until_the_group_is_settled(group, monkeypatch):
     """If it is unsettled between two steps of a look, nobody else may be there to settle it."""
     one = join(group)
-    settle_first = group.settle
+    rebalance = group.rebalance
 
     def unsettle_after(assignors):
-        settle_first(assignors)
+        rebalance(assignors)
         crashed = join(group)
         crash(crashed)
         monkeypatch.undo()
 
-    monkeypatch.setattr(group, "settle", unsettle_after)
-    one.look(RANGE)
+    monkeypatch.setattr(group, "rebalance", unsettle_after)
+    one.check_assignment(RANGE)
     assert not group.read().settled
     assert one.changed()
 
@@ -380,10 +385,10 @@ def answer_lost(group, work):
         def advance(self):
             raise KeyboardInterrupt
 
-    wake, group.shared.wake = group.shared.wake, Broken()
+    wake, group.context.wake = group.context.wake, Broken()
     with pytest.raises(KeyboardInterrupt):
         work()
-    group.shared.wake = wake
+    group.context.wake = wake
 
 
 def test_what_was_released_without_an_answer_can_be_taken_again(group):
@@ -391,22 +396,22 @@ def test_what_was_released_without_an_answer_can_be_taken_again(group):
     one = join(group)
     settle(one)
     answer_lost(group, lambda: one.release([T0]))
-    with pytest.raises(CommitFailedError, match="belongs to nobody by epoch 1"):
+    with pytest.raises(CommitFailedError, match="the owner is no member with epoch 1"):
         one.commit(at(3))
 
-    assert one.look(RANGE).step == RebalanceStep(tuple(ALL[1:]), (), (T0,), ())
-    assert list(one.take(from_end=False)) == [T0]
+    assert one.check_assignment(RANGE).step == RebalanceStep(tuple(ALL[1:]), (), (T0,), ())
+    assert list(one.acquire(from_end=False)) == [T0]
     one.commit(at(3))
 
 
 def test_what_was_taken_without_an_answer_is_taken_again(group):
     """By a new epoch."""
     one = join(group)
-    one.look(RANGE)
-    answer_lost(group, lambda: one.take(from_end=False))
+    one.check_assignment(RANGE)
+    answer_lost(group, lambda: one.acquire(from_end=False))
     assert one.owned == set()
 
-    assert one.look(RANGE).step.added == tuple(ALL)
+    assert one.check_assignment(RANGE).step.added == tuple(ALL)
     settle(one)
     one.commit(at(3))
     assert {owner.epoch for owner in owner_rows(group).values()} == {2}
@@ -415,8 +420,8 @@ def test_what_was_taken_without_an_answer_is_taken_again(group):
 def test_what_was_taken_without_an_answer_is_given_back_if_it_is_meant_for_another(group):
     """Else nobody would ever get it."""
     one = join(group)
-    one.look(RANGE)
-    answer_lost(group, lambda: one.take(from_end=False))
+    one.check_assignment(RANGE)
+    answer_lost(group, lambda: one.acquire(from_end=False))
     other = join(group)
     settle(other, one)
 
@@ -442,11 +447,11 @@ def test_a_topic_that_was_created_again_is_released_and_taken_anew(group, root):
     one.commit(at(5))
     root.delete_topic("t")
     make_topics(root, t=2)
-    group.notice_topics()
+    group.check_topics()
 
-    step = one.look(RANGE).step
+    step = one.check_assignment(RANGE).step
     assert (step.kept, step.revoked) == ((), tuple(ALL))
-    assert one.take(from_end=False) == {}, "first it must let go of the old ones"
+    assert one.acquire(from_end=False) == {}, "first it must let go of the old ones"
     one.release(step.revoked)
     assert {start.committed for start in follow(one).values()} == {None}
     assert sorted(owners(group)) == [T0, T1]
@@ -469,9 +474,9 @@ def test_a_dynamic_member_that_leaves_is_gone_at_once(group):
 
 
 CALLS = {
-    "beat": lambda one: one.beat(),
-    "look": lambda one: one.look(RANGE),
-    "take": lambda one: one.take(from_end=False),
+    "beat": lambda one: one.heartbeat(),
+    "look": lambda one: one.check_assignment(RANGE),
+    "take": lambda one: one.acquire(from_end=False),
     "resubscribe": lambda one: one.resubscribe(["t"]),
 }
 
@@ -495,11 +500,11 @@ def test_a_static_member_that_comes_back_gets_what_it_had_and_nobody_notices(gro
     had, generation = one.owned, group.read().generation
     one.leave()
     again = join(group, instance_id="i")
-    step = again.look(RANGE).step
+    step = again.check_assignment(RANGE).step
 
     assert set(step.added) == had
     assert follow(again).keys() == had
-    assert other.look(RANGE).step.kept == tuple(sorted(other.owned))
+    assert other.check_assignment(RANGE).step.kept == tuple(sorted(other.owned))
     assert group.read().generation == generation
     again.commit({each: OffsetAndMetadata(3) for each in had})
 
@@ -565,11 +570,11 @@ def test_a_killed_owner_is_found_dead_at_once(group, root):
         one = join(group)
         follow(one)
         assert one.owned == set()
-        assert group.sweep() == []
+        assert group.remove_dead_members() == []
         (dead,) = (each for each in group.read().members.values() if each.pid == child.pid)
         child.kill()
         started = time.monotonic()
-        assert group.sweep() == [dead.id]
+        assert group.remove_dead_members() == [dead.id]
         follow(one)
         took = time.monotonic() - started
 
@@ -594,7 +599,7 @@ def test_a_child_of_a_killed_owner_does_not_keep_it_alive(group, root, tmp_path)
         try:
             (dead,) = group.read().members
             child.kill()
-            assert group.sweep() == [dead]
+            assert group.remove_dead_members() == [dead]
         finally:
             os.kill(int(told.read_text()), signal.SIGKILL)
 
@@ -605,11 +610,11 @@ def test_a_child_does_not_end_the_membership_of_its_parent(group):
     settle(one)
 
     def leave():
-        group.shared.live.get(b"x")
+        group.context.live.get(b"x")
         one.leave()
 
     in_child(leave)
-    assert group.sweep() == []
+    assert group.remove_dead_members() == []
     one.commit(at(3))
     follow(one)
     assert one.owned == set(ALL)
@@ -626,16 +631,16 @@ def test_an_owner_that_was_stopped_is_overtaken_and_its_commit_refused(group, ro
         with pytest.raises(CommitFailedError):
             own.commit(at(2))
         with pytest.raises(UnknownMemberIdError):
-            own.beat()
+            own.heartbeat()
         return own.id
 
     child = forks.Child(stops_and_commits)
     assert child.stopped()
     one = join(group)
     follow(one)
-    assert group.sweep() == [], "it is stopped, and not dead"
+    assert group.remove_dead_members() == [], "it is stopped, and not dead"
     uptime.advance(SESSION_MS)
-    (gone,) = group.sweep(but=one.id)
+    (gone,) = group.remove_dead_members(exclude=one.id)
     assert follow(one)[T0].committed.offset == 1
     one.commit(at(9))
     child.go_on()

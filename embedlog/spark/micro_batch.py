@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import Any
 
 from embedlog import catalog
-from embedlog.consumer.group_client import group_of
+from embedlog.consumer.group_client import open_group
 from embedlog.errors import CommitFailedError, UnknownTopicOrPartitionError
 from embedlog.groups.offsets import check_group_id
 from embedlog.partition import PartitionLog
@@ -282,7 +282,7 @@ class MicroBatchStream:
             if one in self.source.partitions()
         }
         try:
-            group_of(self.source.log.root, group).commit(there)
+            open_group(self.source.log.root, group).commit(there)
         except (CommitFailedError, UnknownTopicOrPartitionError) as error:
             # The query has its own record of how far it is: this one is for show.
             logger.warning("the progress of the query is not shown: %s", error)

@@ -19,7 +19,7 @@ from support.roots import abandon, fill, healthy, open_root
 
 from embedlog.config import TopicConfig
 from embedlog.consumer import Consumer
-from embedlog.consumer.group_client import group_of
+from embedlog.consumer.group_client import open_group
 from embedlog.record import OffsetAndMetadata, TopicPartition
 
 PARTITIONS = [TopicPartition("t", number) for number in range(2)]
@@ -189,7 +189,7 @@ class ConsumerModel(RuleBasedStateMachine):
     @invariant()
     def what_is_committed(self) -> None:
         """No step but a commit, and leaving, moves what is committed."""
-        found = group_of(self.root, "g").committed(PARTITIONS)
+        found = open_group(self.root, "g").committed(PARTITIONS)
         offsets = {one: None if at is None else at.position.offset for one, at in found.items()}
         assert offsets == {one: self.committed.get(one) for one in PARTITIONS}
 

@@ -275,7 +275,7 @@ class GroupModel(RuleBasedStateMachine):
         self._take(player)
 
     def _look(self, player: Player, assignors: Any = ASSIGNORS) -> None:
-        share = player.member.look(assignors)
+        share = player.member.check_assignment(assignors)
         self.step = share.step
         assert player.member.owned == {*self.step.kept, *self.step.revoked}
         # What it could not know that it owns it takes, or has let go of by now.
@@ -298,23 +298,23 @@ class GroupModel(RuleBasedStateMachine):
 
     @rule(number=which)
     @precondition(lambda self: self.players)
-    def look(self, number: int) -> None:
+    def check_assignment(self, number: int) -> None:
         """Only look: it has the target made, and does nothing yet."""
         player = self.player(number)
         self._is_out(player, lambda: self._look(player))
 
     @rule(number=which, lost=st.booleans())
     @precondition(lambda self: self.players)
-    def take(self, number: int, lost: bool) -> None:
+    def acquire(self, number: int, lost: bool) -> None:
         """It gets only what nobody has, by a higher epoch than all before (M22)."""
         player = self.player(number)
         if lost:
-            self._interrupted(player, lambda: player.member.take(from_end=False))
+            self._interrupted(player, lambda: player.member.acquire(from_end=False))
         else:
             self._is_out(player, lambda: self._take(player))
 
     def _take(self, player: Player) -> None:
-        taken = player.member.take(from_end=False)
+        taken = player.member.acquire(from_end=False)
         rows = owner_rows(self.group)
         found = {ownership.where(row, one): row for row, one in rows.items()
                  if one.member == player.id and row not in player.mine}  # fmt: skip
@@ -392,10 +392,10 @@ class GroupModel(RuleBasedStateMachine):
 
     @rule(number=which)
     @precondition(lambda self: self.players)
-    def beat(self, number: int) -> None:
+    def heartbeat(self, number: int) -> None:
         """Its session begins anew (M7)."""
         player = self.player(number)
-        if not self._is_out(player, player.member.beat):
+        if not self._is_out(player, player.member.heartbeat):
             self._lives(player)
 
     @rule(ms=st.sampled_from([1, 400, SESSION_MS - 1, SESSION_MS]), stopped=which)
@@ -404,14 +404,14 @@ class GroupModel(RuleBasedStateMachine):
         self.uptime.advance(ms)
         for place, player in enumerate(self.players):
             if place != stopped and player.id in self.session:
-                player.member.beat()
+                player.member.heartbeat()
                 self._lives(player)
 
     @rule()
-    def sweep(self) -> None:
+    def remove_dead_members(self) -> None:
         """Those that died, or were silent for a session, are out; nobody else is (M8, M10)."""
         dead = self._dead()
-        assert set(self.group.sweep()) == dead
+        assert set(self.group.remove_dead_members()) == dead
         self._removed(dead)
 
     # Committing
@@ -530,7 +530,7 @@ class GroupModel(RuleBasedStateMachine):
     @rule()
     def notice(self) -> None:
         """Somebody looks whether the topics changed."""
-        self.group.notice_topics()
+        self.group.check_topics()
 
     # Promises
 
@@ -541,12 +541,12 @@ class GroupModel(RuleBasedStateMachine):
             self.uptime.advance(SESSION_MS)
             for player in self.players:
                 if player.id in self.session:
-                    player.member.beat()
+                    player.member.heartbeat()
                     self._lives(player)
-        self.sweep()
-        self.group.notice_topics()
+        self.remove_dead_members()
+        self.group.check_topics()
         for player in list(self.players):
-            self._is_out(player, player.member.beat) or self._lives(player)
+            self._is_out(player, player.member.heartbeat) or self._lives(player)
         for _ in range(10):
             before = self.group.version()
             for player in list(self.players):
@@ -633,7 +633,7 @@ class GroupModel(RuleBasedStateMachine):
             for player in self.players:
                 player.member.leave()
             self.uptime.advance(2 * SESSION_MS)
-            self.group.sweep()
+            self.group.remove_dead_members()
             assert not self.group.read().members
             left = [name for name in self.root.context.files.list("locks") if "member" in name]
             assert left == [], "locks of members that are gone"

@@ -55,8 +55,8 @@ def follow(
     one: GroupMember, assignors: dict[str, Assignor] = RANGE, *, from_end: bool = False
 ) -> dict[TopicPartition, StartPosition]:
     """Do what the group asks for, once: look, release, take; returns what was taken."""
-    one.release(one.look(assignors).step.revoked)
-    return one.take(from_end=from_end)
+    one.release(one.check_assignment(assignors).step.revoked)
+    return one.acquire(from_end=from_end)
 
 
 def settle(*members: GroupMember, assignors: dict[str, Assignor] = RANGE) -> None:
@@ -64,7 +64,7 @@ def settle(*members: GroupMember, assignors: dict[str, Assignor] = RANGE) -> Non
     for _ in range(20):
         for one in members:
             follow(one, assignors)
-        if not any(one.changed() and one.look(assignors).step.added for one in members):
+        if not any(one.changed() and one.check_assignment(assignors).step.added for one in members):
             return
     raise AssertionError("the group does not settle")
 
@@ -73,12 +73,12 @@ def crash(one: GroupMember) -> None:
     """Let go of a member's lock, as the kernel does for a process that was killed."""
     lock, one._lock = one._lock, None
     assert lock is not None
-    one.group.shared.files.close(lock)
+    one.group.context.files.close(lock)
 
 
 def owner_rows(group: Group) -> dict[bytes, PartitionOwner]:
     """Every row of who owns what, by key."""
-    return group.shared.live.read(lambda txn: dict(ownership.of_group(txn, group.key)))
+    return group.context.live.read(lambda txn: dict(ownership.of_group(txn, group.key)))
 
 
 def owners(group: Group) -> dict[TopicPartition, str]:
@@ -91,7 +91,7 @@ def owners(group: Group) -> dict[TopicPartition, str]:
 
 def positions(group: Group) -> dict[bytes, OffsetAndMetadata]:
     """Every committed position of this boot, by the key of its partition."""
-    rows = group.shared.live.read(lambda txn: offsets.of_group(txn, group.key))
+    rows = group.context.live.read(lambda txn: offsets.of_group(txn, group.key))
     return {offsets.partition_of(key): offsets.unpack(row).position for key, row in rows.items()}
 
 
