@@ -50,7 +50,7 @@ def test_churn_for_a_minute(case):
 
 
 def no_fence(monkeypatch):
-    monkeypatch.setattr(GroupMember, "_check_lives", lambda self, txn: None)
+    monkeypatch.setattr(GroupMember, "_check_not_removed", lambda self, txn: None)
     monkeypatch.setattr(GroupMember, "_check_owned", lambda self, *claim: None)
 
 
