@@ -15,7 +15,7 @@ from support import forks
 from support.children import in_child
 from support.patience import patient
 from support.roots import abandon, fill, healthy, open_root
-from support.sharing import Diary, Remote, drained, partitions, shared_out
+from support.sharing import Diary, Remote, drained, partitions, poll_until_assigned
 
 import embedlog
 from embedlog.config import TopicConfig
@@ -98,7 +98,7 @@ def test_members_share_the_partitions_and_read_each_record_once(root, join):
     make(root, count=4)
     members = [join("t") for _ in range(2)]
 
-    came = shared_out(members, partitions("t", 4), each=2)
+    came = poll_until_assigned(members, partitions("t", 4), at_least=2)
     records = [record for member in members for record in drained(member)]
 
     assert came + len(records) >= 16
@@ -116,7 +116,7 @@ def test_a_pattern_must_match_the_whole_name(root, join):
 
     make(root, "abd", 1)
     root.delete_topic("abc")
-    shared_out([member], {TopicPartition("ab", 0), TopicPartition("abd", 0)})
+    poll_until_assigned([member], {TopicPartition("ab", 0), TopicPartition("abd", 0)})
 
     seeing = join(group_id="h", exclude_internal_topics=False)
     seeing.subscribe(pattern="__.*")
@@ -147,14 +147,14 @@ def test_subscribing_to_nothing_unsubscribes(root, join):
     """E16: the member leaves at once, and the program may assign partitions then."""
     make(root)
     member, other = join("t"), join("t")
-    shared_out([member, other], partitions("t", 2), each=1)
+    poll_until_assigned([member, other], partitions("t", 2), at_least=1)
 
     member.subscribe([])
 
     assert (member.subscription(), member.assignment()) == (set(), set())
     with pytest.raises(IllegalStateError):
         member.poll(0)
-    shared_out([other], partitions("t", 2))
+    poll_until_assigned([other], partitions("t", 2))
     member.assign([T0])
     assert len(member.poll(0)[T0]) == 4
 
@@ -174,7 +174,7 @@ def test_subscribing_and_assigning_exclude_each_other(root, join):
         join().subscribe(["t"], pattern="t")
     assigned.unsubscribe()
     assigned.subscribe(["t"])
-    assert shared_out([assigned], partitions("t", 2)) == 8
+    assert poll_until_assigned([assigned], partitions("t", 2)) == 8
 
 
 @pytest.mark.parametrize(
@@ -265,12 +265,12 @@ def test_a_topic_that_grows_is_assigned_again(root, join, strategy):
     """M16: the next member that polls notices, and all go on reading."""
     make(root)
     members = [join("t", partition_assignment_strategy=strategy) for _ in range(2)]
-    shared_out(members, partitions("t", 2), each=1)
+    poll_until_assigned(members, partitions("t", 2), at_least=1)
 
     root.grow_topic("t", 6)
     fill(root.partition("t", 5), 1)
 
-    assert shared_out(members, partitions("t", 6), each=3) >= 1
+    assert poll_until_assigned(members, partitions("t", 6), at_least=3) >= 1
 
 
 def test_a_topic_that_was_created_again_is_read_from_its_beginning(root, join):
@@ -278,14 +278,14 @@ def test_a_topic_that_was_created_again_is_read_from_its_beginning(root, join):
     make(root)
     make(root, "u")
     member = join("t", "u", **COOPERATIVE)
-    shared_out([member], partitions("t", 2) | partitions("u", 2))
+    poll_until_assigned([member], partitions("t", 2) | partitions("u", 2))
     drained(member)
     member.commit()
 
     root.delete_topic("t")
-    shared_out([member], partitions("u", 2))
+    poll_until_assigned([member], partitions("u", 2))
     make(root, count=1)
-    came = shared_out([member], partitions("t", 1) | partitions("u", 2))
+    came = poll_until_assigned([member], partitions("t", 1) | partitions("u", 2))
 
     assert came + len(drained(member)) == 4
     assert member.committed(T0) is None
@@ -296,8 +296,8 @@ def test_two_groups_do_not_see_each_other(root, join):
     make(root)
     first, second = join("t"), join("t", group_id="h")
 
-    shared_out([first], partitions("t", 2))
-    shared_out([second], partitions("t", 2))
+    poll_until_assigned([first], partitions("t", 2))
+    poll_until_assigned([second], partitions("t", 2))
     first.commit()
 
     assert first.committed(T0) == 4
@@ -336,7 +336,7 @@ def test_committed_returns_what_was_committed(root, join):
     """E4: metadata and leader epoch; kafka-python's -1 is no epoch."""
     make(root)
     member = join("t")
-    shared_out([member], partitions("t", 2))
+    poll_until_assigned([member], partitions("t", 2))
 
     member.commit({T0: OffsetAndMetadata(1, "note ☃", 7), T1: OffsetAndMetadata(2, "", -1)})
 
@@ -372,7 +372,7 @@ def test_an_invalid_commit_changes_nothing(root, join, arguments, error):
     """E21: all of it is committed, or nothing."""
     make(root)
     member = join("t")
-    shared_out([member], partitions("t", 2))
+    poll_until_assigned([member], partitions("t", 2))
     for call in (member.commit, member.commit_async):
         with pytest.raises(error):
             call(arguments)
@@ -390,7 +390,7 @@ def test_an_offset_past_the_end_and_an_empty_commit_are_accepted(root, join):
     """E21."""
     make(root)
     member = join("t")
-    shared_out([member], partitions("t", 2))
+    poll_until_assigned([member], partitions("t", 2))
 
     member.commit({T0: 1000})
     member.commit({})
@@ -402,7 +402,7 @@ def test_a_partition_of_another_member_cannot_be_committed(root, join):
     """M22: stricter than Kafka; nothing of such a commit is written."""
     make(root)
     members = [join("t") for _ in range(2)]
-    shared_out(members, partitions("t", 2), each=1)
+    poll_until_assigned(members, partitions("t", 2), at_least=1)
     own, others = (next(iter(member.assignment())) for member in members)
 
     with pytest.raises(CommitFailedError) as caught:
@@ -423,7 +423,7 @@ def test_callbacks_run_in_order_on_the_polling_thread(root, join):
     """E22: not before the next call, and each with the offsets of its commit."""
     make(root)
     member, calls = join("t"), []
-    shared_out([member], partitions("t", 2))
+    poll_until_assigned([member], partitions("t", 2))
 
     def note(offsets, error):
         calls.append((offsets[T0].offset, error, threading.get_ident()))
@@ -446,7 +446,7 @@ def test_commits_are_written_in_the_order_of_the_calls(root, join):
     """E22: an older one never overwrites a newer one."""
     make(root)
     member = join("t")
-    shared_out([member], partitions("t", 2))
+    poll_until_assigned([member], partitions("t", 2))
 
     future = member.commit_async({T0: 3})
     member.commit({T0: 1})
@@ -459,7 +459,7 @@ def test_a_failed_commit_is_reported_to_its_callback_and_not_retried(root, join)
     """E22, E23."""
     make(root)
     members, calls = [join("t") for _ in range(2)], []
-    shared_out(members, partitions("t", 2), each=1)
+    poll_until_assigned(members, partitions("t", 2), at_least=1)
     (others,) = members[1].assignment()
 
     future = members[0].commit_async({others: 1}, callback=lambda *what: calls.append(what))
@@ -474,7 +474,7 @@ def test_a_failed_commit_is_reported_to_its_callback_and_not_retried(root, join)
 def test_an_error_of_a_callback_is_raised_once(root, join):
     make(root)
     member, calls = join("t"), []
-    shared_out([member], partitions("t", 2))
+    poll_until_assigned([member], partitions("t", 2))
 
     def fail(offsets, error):
         raise ZeroDivisionError
@@ -542,7 +542,7 @@ def test_auto_commit_commits_before_a_revocation(root, join, strategy):
     # It joins, and what it is to have is read no further by the first.
     second.subscribe(["t"], listener=Diary(assigned=lambda tps: second.pause(*tps)))
     second.poll(0)
-    shared_out([first, second], partitions("t", 2), each=1)
+    poll_until_assigned([first, second], partitions("t", 2), at_least=1)
 
     (moved,) = second.assignment()
     assert second.position(moved) == positions[moved] == committed(root, moved)
@@ -631,12 +631,12 @@ def test_latest_means_where_the_group_began_for_later_owners(root, join):
     first = join("t", auto_offset_reset="latest")
     first.poll(0)
     second = join("t", auto_offset_reset="latest")
-    shared_out([first, second], partitions("t", 2), each=1)
+    poll_until_assigned([first, second], partitions("t", 2), at_least=1)
     (moved,) = second.assignment()
     fill(root.partition(*moved), 1, first=9)
     second.close()
 
-    came = shared_out([first], partitions("t", 2))
+    came = poll_until_assigned([first], partitions("t", 2))
     records = drained(first)
 
     assert came + len(records) == 1
@@ -742,14 +742,14 @@ def test_an_eager_listener_is_notified_of_all_partitions(root, with_diary):
     assert diary.taken() == [("revoked", set()), ("assigned", {T0, T1})]
 
     second, other = with_diary("range")
-    shared_out([first, second], partitions("t", 2), each=1)
+    poll_until_assigned([first, second], partitions("t", 2), at_least=1)
 
     assert other.entries[0] == ("revoked", set())
     assert [entry for entry in other.taken() if entry[1]] == [("assigned", {T1})]
     assert diary.taken() == [("revoked", {T0, T1}), ("assigned", {T0})]
 
     second.close()
-    shared_out([first], partitions("t", 2))
+    poll_until_assigned([first], partitions("t", 2))
     assert other.taken() == [("revoked", {T1})]
     assert diary.taken() == [("revoked", {T0}), ("assigned", {T0, T1})]
     first.close()
@@ -764,12 +764,12 @@ def test_a_cooperative_listener_is_notified_of_changes(root, with_diary):
     assert diary.taken() == [("assigned", {T0, T1})]
 
     second, other = with_diary("cooperative-sticky")
-    shared_out([first, second], partitions("t", 2), each=1)
+    poll_until_assigned([first, second], partitions("t", 2), at_least=1)
     assert diary.taken() == [("revoked", {T1}), ("assigned", set())]
     assert [entry for entry in other.taken() if entry[1]] == [("assigned", {T1})]
 
     second.close()
-    shared_out([first], partitions("t", 2))
+    poll_until_assigned([first], partitions("t", 2))
     assert [entry for entry in diary.taken() if entry[1]] == [("assigned", {T1})]
     first.unsubscribe()
     assert diary.taken() == [("revoked", {T0, T1})]
@@ -803,7 +803,7 @@ def test_the_old_owner_releases_before_the_new_one_is_notified(root, with_diary,
     first.poll(0)
     order.clear()
     second, _ = with_diary(strategy, assigned=assigned)
-    shared_out([first, second], partitions("t", 2), each=1)
+    poll_until_assigned([first, second], partitions("t", 2), at_least=1)
 
     assert positions == {T1: 3}
     kinds = [kind for kind, tps in order if T1 in tps]
@@ -830,7 +830,7 @@ def test_a_listener_sees_the_old_partitions_then_the_new_ones(root, with_diary):
     )
     first.poll(0)
     second, _ = with_diary("cooperative-sticky")
-    shared_out([first, second], partitions("t", 2), each=1)
+    poll_until_assigned([first, second], partitions("t", 2), at_least=1)
 
     assert seen == [{T0, T1}, {T0, T1}, {T0}]
 
@@ -858,7 +858,7 @@ def test_calls_that_a_listener_must_not_make_are_refused(root, with_diary, call,
 
     with pytest.raises(IllegalStateError):
         member.poll(0)
-    assert shared_out([member], partitions("t", 2)) == 8
+    assert poll_until_assigned([member], partitions("t", 2)) == 8
     assert member.subscription() == {"t"}
 
 
@@ -883,7 +883,7 @@ def test_poll_raises_an_error_of_a_listener_after_the_rebalance(root, with_diary
     with pytest.raises(ZeroDivisionError):
         forks.until(lambda: first.poll(0, max_records=1) and False)
 
-    shared_out([first, second], partitions("t", 2), each=1)
+    poll_until_assigned([first, second], partitions("t", 2), at_least=1)
     assert {kind for kind, _ in diary.entries} == {"revoked", "assigned"}
     assert not [record for record in drained(first) if record.partition == 1]
 
@@ -915,7 +915,7 @@ def test_a_listener_may_commit_seek_pause_and_ask_for_positions(root, with_diary
 
     told_so = []
     member, _ = with_diary("cooperative-sticky", revoked=revoked)
-    shared_out([member], partitions("t", 2))
+    poll_until_assigned([member], partitions("t", 2))
     drained(member)
     member.close()
 
@@ -952,7 +952,7 @@ def test_without_a_listener_kept_partitions_go_on_with_any_assignor(root, join):
     first.pause(T0)
     position = first.position(T0)
     second = join("t")
-    shared_out([first, second], partitions("t", 2), each=1)
+    poll_until_assigned([first, second], partitions("t", 2), at_least=1)
 
     assert first.assignment() == first.paused() == {T0}
     assert first.position(T0) == position
@@ -971,7 +971,7 @@ def test_records_fetched_ahead_of_a_revoked_partition_are_discarded(root, join):
     assert first.assignment() == {T0}
 
     assert {record.partition for record in drained(first)} == {0}
-    shared_out([first, second], partitions("t", 2), each=1)
+    poll_until_assigned([first, second], partitions("t", 2), at_least=1)
 
 
 # Members
@@ -999,7 +999,7 @@ def test_a_program_that_does_not_poll_loses_its_partitions(root, join):
     other = join("t", **COOPERATIVE)
     started = time.monotonic()
 
-    shared_out([other], partitions("t", 2))
+    poll_until_assigned([other], partitions("t", 2))
     assert interval * 0.6e-3 < time.monotonic() - started < patient(2)
     with pytest.raises(CommitFailedError):
         slow.commit()
@@ -1012,7 +1012,7 @@ def test_a_program_that_does_not_poll_loses_its_partitions(root, join):
 
 
 def with_polls(*members):
-    shared_out(members, partitions("t", 2), each=1)
+    poll_until_assigned(members, partitions("t", 2), at_least=1)
 
 
 def test_a_poll_that_waits_does_not_count_as_idle(root, join):
@@ -1076,11 +1076,11 @@ def test_a_stopped_process_is_fenced_when_it_wakes(tmp_path):
         with embedlog.open(path) as log:
             stopped.stop()
             other = log.consumer("t", **options)
-            shared_out([other], partitions("t", 2))
+            poll_until_assigned([other], partitions("t", 2))
             other.commit()
             stopped.go_on()
             stopped.say("commit")
-            shared_out([other], {T0})
+            poll_until_assigned([other], {T0})
             entries, owned = stopped.hear()
             assert entries[0] == ("lost", {T0, T1})
             assert owned == [T1]
@@ -1107,7 +1107,7 @@ def test_a_killed_process_is_replaced_at_once(tmp_path):
             other = log.consumer("t", group_id="g")
             forks.until(lambda: other.poll(0) is None or group(log.root).read().settled)
             killed = owner.kill()
-            shared_out([other], partitions("t", 2))
+            poll_until_assigned([other], partitions("t", 2))
             assert time.monotonic() - killed < patient(2)
 
 
@@ -1118,7 +1118,7 @@ def test_a_static_member_that_returns_has_its_partitions(root, join):
     diary = Diary()
     other = join()
     other.subscribe(["t"], listener=diary)
-    shared_out([static, other], partitions("t", 2), each=1)
+    poll_until_assigned([static, other], partitions("t", 2), at_least=1)
     had = static.assignment()
     drained(static)
     static.commit()
@@ -1180,7 +1180,7 @@ def test_a_dead_static_member_keeps_its_partitions_for_its_session(tmp_path):
         killed = owner.kill()
     with embedlog.open(path) as log:
         other = log.consumer("t", **options)
-        shared_out([other], partitions("t", 2))
+        poll_until_assigned([other], partitions("t", 2))
         assert time.monotonic() - killed > 5 * beat / 1000
 
 
@@ -1404,7 +1404,7 @@ def test_a_forked_child_is_a_new_member_and_does_not_affect_the_parent(tmp_path)
             assert after not in ("", own)
             assert in_child(lambda: member.close()) is None
             assert in_child(lambda: log.close()) is None
-        shared_out([member], partitions("t", 2))
+        poll_until_assigned([member], partitions("t", 2))
 
         assert member.group_metadata().member_id == own
         assert "lost" not in dict(diary.entries)
@@ -1442,7 +1442,7 @@ def test_a_killed_child_of_a_member_does_not_affect_the_group(tmp_path):
             child = Remote(lambda pipe: (member.poll(0), pipe.send(1), pipe.recv()))
             with child:
                 child.hear()
-        shared_out([member], partitions("t", 2))
+        poll_until_assigned([member], partitions("t", 2))
 
         assert member.group_metadata().member_id == own.member_id
 
@@ -1537,7 +1537,7 @@ def test_a_rebalance_that_fails_halfway_is_completed_by_the_next_poll(
 def test_a_commit_that_fails_changes_nothing_and_may_be_repeated(root, join, monkeypatch):
     make(root)
     member = join("t")
-    shared_out([member], partitions("t", 2))
+    poll_until_assigned([member], partitions("t", 2))
     trouble = Trouble(root, monkeypatch, LockTimeoutError)
     trouble.left = 1
 
@@ -1564,7 +1564,7 @@ def test_a_close_that_fails_leaves_no_thread_and_no_lock(root, join, monkeypatch
     trouble.left = -1
 
     assert len(heartbeat_threads()) == 0
-    shared_out([other], partitions("t", 2))
+    poll_until_assigned([other], partitions("t", 2))
 
 
 def test_a_damaged_partition_does_not_keep_a_member_from_the_others(tmp_path):
@@ -1623,7 +1623,7 @@ def test_a_revoked_partition_is_not_assigned_any_more(root, join, call):
     """E3, E11, M25: its position is forgotten."""
     make(root)
     first, second = join("t"), join("t")
-    shared_out([first, second], partitions("t", 2), each=1)
+    poll_until_assigned([first, second], partitions("t", 2), at_least=1)
     assert first.assignment() == {T0}
 
     with pytest.raises(IllegalStateError):
