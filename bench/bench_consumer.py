@@ -20,14 +20,14 @@ def measured(benchmark, note, filled, thousand):
     """Time a function of a fresh consumer that begins at the beginning and reads to the end."""
 
     def measured(read):
-        share = RECORDS / 1000 * thousand.size / (64 << 20)
-        note(records=RECORDS, **FLOOR, floors=share)
-        found = benchmark.pedantic(
+        blocks = RECORDS / 1000 * thousand.size / (64 << 20)
+        note(records=RECORDS, **FLOOR, floors=blocks)
+        count = benchmark.pedantic(
             lambda: read(filled.consumer("t", auto_offset_reset="earliest")),
             rounds=5,
             warmup_rounds=1,
         )
-        assert found == RECORDS
+        assert count == RECORDS
 
     return measured
 
@@ -48,8 +48,8 @@ def bench_poll_records(measured, most):
 
     def read(consumer):
         count = 0
-        while got := consumer.poll(max_records=most):
-            count += sum(map(len, got.values()))
+        while polled := consumer.poll(max_records=most):
+            count += sum(map(len, polled.values()))
         return count
 
     measured(read)
@@ -60,8 +60,8 @@ def bench_poll_batches(measured):
 
     def read(consumer):
         count = 0
-        while got := consumer.poll_batches():
-            count += sum(len(one) for found in got.values() for one in found)
+        while polled := consumer.poll_batches():
+            count += sum(len(batch) for batches in polled.values() for batch in batches)
         return count
 
     measured(read)
@@ -103,13 +103,13 @@ def bench_idle_poll(benchmark, log, partitions):
 
 def stamps(path, pipe, pairs):
     with embedlog.open(path) as log:
-        consumer, found = log.consumer("t"), []
+        consumer, times = log.consumer("t"), []
         pipe.send(None)
-        while len(found) < pairs:
+        while len(times) < pairs:
             for records in consumer.poll(10_000).values():
                 # On a busy machine two appends may come at once.
-                found += [time.perf_counter_ns()] * len(records)
-        pipe.send(found)
+                times += [time.perf_counter_ns()] * len(records)
+        pipe.send(times)
 
 
 def bench_poll_of_another_process(benchmark, note, log, published):

@@ -28,7 +28,7 @@ SETTINGS = {"group_id": "g", "auto_offset_reset": "earliest"}
 
 
 def member(log, **settings):
-    """A consumer that has what it gets, and has read to the end."""
+    """A consumer that has its partitions, and has read to the end."""
     consumer = log.consumer("t", **SETTINGS | settings)
     while consumer.poll(100):
         pass
@@ -45,8 +45,8 @@ def bench_commit(benchmark, note, log, single, partitions):
 
     note(records=1, floor="bench_lmdb_commit", floors=1)
     benchmark(consumer.commit)
-    found = [consumer.committed(("t", number)) for number in range(partitions)]
-    assert found == [1] * partitions
+    offsets = [consumer.committed(("t", number)) for number in range(partitions)]
+    assert offsets == [1] * partitions
 
 
 def commits_of(path, number, pipe):
@@ -65,7 +65,7 @@ def commits_of(path, number, pipe):
 
 @pytest.mark.parametrize("processes", [1, 2, 8], ids="processes={}".format)
 def bench_commits_at_once(benchmark, note, log, single, processes):
-    """Commits a second of so many processes together, each of a group of its own."""
+    """Commits per second of several processes together, each in its own group."""
     log.create_topic("t")
     log.partition("t", 0).append([single])
     with ExitStack() as started:
@@ -105,7 +105,7 @@ def receive_all(pipes):
 
 
 def first_records(path, pipe):
-    """Tell when each record came, and in which process."""
+    """Send when each record came, and its partition."""
     with embedlog.open(path) as log, log.consumer("t", **SETTINGS) as consumer:
         while True:
             for records in consumer.poll(None).values():
@@ -115,7 +115,7 @@ def first_records(path, pipe):
 def bench_failover(benchmark, note, log, single):
     """From SIGKILL of one of two members to the first record of its partition in the other."""
     log.create_topic("t", partitions=2)
-    taken, running = [], {}
+    seconds, running = [], {}
 
     def add():
         ours, theirs = FORK.Pipe()
@@ -145,9 +145,9 @@ def bench_failover(benchmark, note, log, single):
         os.kill(victim.pid, signal.SIGKILL)
         begun = time.perf_counter()
         log.partition("t", found[victim]).append([single])
-        while found[victim] not in (told := running[survivor].recv())[1]:
+        while found[victim] not in (received := running[survivor].recv())[1]:
             pass
-        taken.append(told[0] - begun)
+        seconds.append(received[0] - begun)
         victim.join()
         running.pop(victim).close()
         add()
@@ -158,7 +158,7 @@ def bench_failover(benchmark, note, log, single):
     for process in running:
         process.kill()
         process.join()
-    middle, worst = sorted(taken)[len(taken) // 2], max(taken)
+    middle, worst = sorted(seconds)[len(seconds) // 2], max(seconds)
     note(kills=KILLS, p50_ms=round(middle * 1000, 1), worst_ms=round(worst * 1000, 1))
     assert middle < 0.25
     assert worst < 1.0
@@ -168,24 +168,24 @@ def bench_failover(benchmark, note, log, single):
 
 
 def bench_join(benchmark, note, log):
-    """The 50th member of a group with 100 partitions: until each has its two."""
+    """The 50th member of a group with 100 partitions: until each has two."""
     log.create_topic("t", partitions=100)
     consumers = [log.consumer("t", **SETTINGS) for _ in range(49)]
-    poll_until_settled(consumers)
+    poll_until_balanced(consumers)
     begun = time.process_time()
 
     def join():
         consumer = log.consumer("t", **SETTINGS)
         consumer.poll()
         first = time.perf_counter()
-        poll_until_settled([*consumers, consumer])
+        poll_until_balanced([*consumers, consumer])
         settled.append(time.perf_counter() - first)
         consumer.close()
         return consumer
 
     settled = []
     benchmark.pedantic(join, rounds=5)
-    poll_until_settled(consumers)
+    poll_until_balanced(consumers)
     cpu = (time.process_time() - begun) / 5
     note(members=50, partitions=100, settled_ms=round(min(settled) * 1000, 1))
     note(cpu_ms_of_a_join_and_a_leave=round(cpu * 1000, 1))
@@ -194,17 +194,17 @@ def bench_join(benchmark, note, log):
 
 
 def bench_all_join(benchmark, note, log):
-    """50 members join a group with 100 partitions, one after the other, and all are settled."""
+    """50 members join a group with 100 partitions, one after the other, until all have theirs."""
     log.create_topic("t", partitions=100)
     consumers = [log.consumer("t", **SETTINGS) for _ in range(50)]
     note(members=50, partitions=100)
-    benchmark.pedantic(lambda: poll_until_settled(consumers), rounds=1)
+    benchmark.pedantic(lambda: poll_until_balanced(consumers), rounds=1)
     for consumer in consumers:
         consumer.close()
 
 
-def poll_until_settled(consumers):
-    """Have each poll until all partitions are with somebody, evenly."""
+def poll_until_balanced(consumers):
+    """Have each poll until all partitions are assigned evenly."""
     while True:
         for consumer in consumers:
             consumer.poll()
@@ -221,7 +221,7 @@ def idle(path, pipe):
         consumer.poll(1000)
         pipe.send(None)
         pipe.recv()
-        consumer.poll(1000)  # what the others' joining and its own sleep left to do
+        consumer.poll(1000)  # work left from the others' joining and its own sleep
         before = resource.getrusage(resource.RUSAGE_SELF)
         begun = time.perf_counter()
         consumer.poll(IDLE_SECONDS * 1000)
@@ -240,10 +240,10 @@ def bench_idle_member(benchmark, note, log, members):
         pipes = [begin(started, idle, log.path) for _ in range(members)]
         receive_all(pipes)
         send_all(pipes)
-        told = benchmark.pedantic(lambda: receive_all(pipes), rounds=1)
-        send_all(pipes)  # who leaves wakes the others
-    percent = [used / seconds * 100 for used, seconds, _ in told]
-    wakes = [count / seconds for _, seconds, count in told]
+        usage = benchmark.pedantic(lambda: receive_all(pipes), rounds=1)
+        send_all(pipes)  # leaving wakes the others
+    percent = [used / seconds * 100 for used, seconds, _ in usage]
+    wakes = [count / seconds for _, seconds, count in usage]
     note(cpu_percent=round(max(percent), 3), wakes_per_second=round(max(wakes), 1))
     assert max(percent) <= 0.2
 
@@ -252,11 +252,11 @@ def bench_idle_member(benchmark, note, log, members):
 
 
 def delivered(path, members, pipe):
-    """Join, wait for the others, and read what comes then, as record objects."""
+    """Join, wait for the others, and then read record objects."""
     with embedlog.open(path) as log, log.consumer("t", **SETTINGS) as consumer:
         consumer.poll(100)
         pipe.send(None)
-        # Those who came first give up what is meant for the last.
+        # The first members release the partitions of the last ones.
         while not pipe.poll():
             consumer.poll(10)
         pipe.recv()
@@ -265,14 +265,14 @@ def delivered(path, members, pipe):
         pipe.recv()
         begun = time.process_time()
         while not pipe.poll():
-            found = consumer.poll(10, max_records=20_000)
-            if found:
-                pipe.send((sum(map(len, found.values())), time.process_time() - begun))
+            polled = consumer.poll(10, max_records=20_000)
+            if polled:
+                pipe.send((sum(map(len, polled.values())), time.process_time() - begun))
 
 
 @pytest.mark.parametrize("processes", [1, 2, 4], ids="processes={}".format)
 def bench_delivery(benchmark, note, log, thousand, processes):
-    """Records a second to so many processes that share four partitions.
+    """Records per second of several processes that share four partitions.
 
     `per_core` is what they would get together with a core each: by CPU time.
     """
@@ -282,7 +282,7 @@ def bench_delivery(benchmark, note, log, thousand, processes):
         receive_all(pipes)
         time.sleep(1)
         send_all(pipes)
-        receive_all(pipes)  # nobody polls any more
+        receive_all(pipes)  # no member polls any more
         for number in range(4):
             for _ in range(SHARED // 4 // 16_000):
                 log.partition("t", number).append([thousand] * 16)

@@ -1,20 +1,19 @@
 """Consumer groups without a coordinator: every step is one transaction of a member.
 
-A group is rows in `live`: its document (`membership`), the deadline of each
-member's session, the owner of each partition (`ownership`), and the committed
-positions (`offsets`).  What a coordinator would do next, the member that looks
-next does: it removes the dead, has the target made, and takes what is free of
-what is meant for it.
+A group is rows in `live`: its document (`membership`), the deadline of each member's
+session, the owner of each partition (`ownership`), and the committed offsets
+(`offsets`).  The work of a coordinator is done by whichever member looks at the group
+next: it removes dead members, runs the assignor, and acquires the free partitions that
+are assigned to it.
 
-No partition has two owners: it is taken only where its row says that nobody
-has it, released only by its owner, and taken from an owner only together with
-its membership.  A commit is checked against that row in the transaction that
-writes it, so that one of an owner which was stopped, and overtaken, never
-lands (M22).
+A partition never has two owners: a member acquires it only if its row names no owner,
+releases only what it owns, and loses its partitions only together with its membership.
+A commit is checked against that row in the transaction that writes it, so a commit of a
+member that was stopped and replaced meanwhile is refused (M22).
 
-Death is seen by the kernel: each member holds the lock of a file of its own.
-A member that is silent for longer than its session is removed as well, by the
-clock that goes on while a machine sleeps (CLOCK_BOOTTIME).
+The kernel reports the death of a process: each member holds the lock of a file of its
+own.  A member that sends no heartbeat within its session timeout is removed as well, by
+a clock that keeps running while the machine sleeps (CLOCK_BOOTTIME).
 """
 
 from __future__ import annotations
@@ -50,18 +49,18 @@ Step = Callable[[kv.Txn, Membership], T]
 Partitions = Iterable[TopicPartition]
 Positions = Mapping[TopicPartition, OffsetAndMetadata]
 
-_REFUSALS = (
+_MEMBER_ERRORS = (
     CommitFailedError,
     GroupMaxSizeReachedError,
     GroupSubscribedToTopicError,
     InconsistentGroupProtocolError,
     NonEmptyGroupError,
 )
-"""What a step raises that members are in the way of."""
+"""Errors of steps that members prevent; dead members may be the only reason."""
 
 
 class GroupContext(Protocol):
-    """What a group needs of an open log."""
+    """The parts of an open log that a group needs."""
 
     files: Files
     state: kv.Store
@@ -72,16 +71,16 @@ class GroupContext(Protocol):
 
     @property
     def clock(self) -> Callable[[], int]:
-        """Return milliseconds since 1970."""
+        """The clock of the log: returns milliseconds since 1970."""
 
 
 @dataclass(frozen=True, slots=True)
 class GroupSnapshot:
-    """A group in one instant, for whoever looks at it from outside."""
+    """A group at one instant, as an observer sees it."""
 
     group: str
     state: str
-    """As Kafka names it: Empty, PreparingRebalance, CompletingRebalance or Stable (M1)."""
+    """Kafka's name: Empty, PreparingRebalance, CompletingRebalance or Stable (M1)."""
     generation: int
     assignor: str | None
     members: tuple[MemberInfo, ...]
@@ -96,86 +95,64 @@ class Group:
     """One consumer group of one open log.
 
     Args:
-        shared: The log's context.
-        name: The group's id.
-        ends: Where a partition starts and ends, from a transaction of `live`.
-        uptime: Milliseconds since boot, by a clock that nobody sets.
+        context: The log's context.
+        name: The id of the group.
+        ends: Returns the start and end of a partition from a transaction of `live`.
+        uptime: Returns milliseconds since boot, by a clock that is never set.
 
     Raises:
-        InvalidGroupIdError: It cannot be a name.
+        InvalidGroupIdError: The name is not valid.
     """
 
     def __init__(
-        self, shared: GroupContext, name: str, ends: Ends, uptime: Callable[[], int] | None = None
+        self, context: GroupContext, name: str, ends: Ends, uptime: Callable[[], int] | None = None
     ) -> None:
         self.name, self.key = name, offsets.check_group_id(name)
-        self.shared, self.ends = shared, ends
-        self.uptime = uptime or shared.files.uptime_ms
+        self.context, self.ends = context, ends
+        self.uptime = uptime or context.files.uptime_ms
         self._document, self._version = GROUPS.key(self.key), GROUP_VERSIONS.key(self.key)
 
-    # Members
+    # Reading
 
-    def admit(
-        self, txn: kv.Txn, group: Membership, info: MemberInfo, most: int | None = None
-    ) -> MemberInfo | None:
-        """Let a member in, in the place of one of the same instance id; see `Membership.admit`."""
-        before = group.admit(info, most)
-        if before is not None:
-            MEMBER_DEADLINES.delete(txn, self.key, before.id)
-            ownership.hand_over(txn, self.key, before.id, info.id)
-        self.put_deadline(txn, info)
-        return before
-
-    def put_deadline(self, txn: kv.Txn, info: MemberInfo) -> None:
-        """Note that a member lives: its session begins anew."""
-        deadline_ms = self.uptime() + info.session_ms
-        MEMBER_DEADLINES.put(txn, self.key, info.id, value=deadline_ms)
-
-    def lives(self, txn: kv.Txn, info: MemberInfo) -> bool:
-        """Whether a member is still one."""
-        return MEMBER_DEADLINES.exists(txn, self.key, info.id)
-
-    def document(self, txn: kv.Txn) -> Membership:
-        """Return the group, in a transaction."""
+    def load(self, txn: kv.Txn) -> Membership:
+        """Return the group as of a transaction of `live`."""
         return GROUPS.get(txn, self.key) or Membership()
-
-    # Looking
 
     def read(self) -> Membership:
         """Return the group as it is now."""
-        return self.document(self.shared.live)
+        return self.load(self.context.live)
 
     def version(self) -> int:
-        """A number that grows whenever anything about members or owners changes."""
-        row = self.shared.live.get(self._version)
+        """Return a number that grows with every change of members or owners."""
+        row = self.context.live.get(self._version)
         return 0 if row is None else GROUP_VERSIONS.unpack(row)
 
     def snapshot(self) -> GroupSnapshot:
-        """Return everything about the group, as of one instant; members that died do not count.
+        """Return the whole group at one instant, without members that are dead.
 
-        Changes nothing: whoever has to do with the group next removes them.
+        Changes nothing: dead members are removed by the next member that checks.
 
         Raises:
-            GroupIdNotFoundError: There is no such group.
+            GroupIdNotFoundError: The group does not exist.
         """
-        topics, saved = self.shared.catalog.topics(), self._saved()
-        now, dead = self.uptime(), self._dead()
+        topics, checkpointed = self.context.catalog.topics(), self._checkpointed()
+        now_ms, dead = self.uptime(), self._dead_members()
 
         def step(txn: kv.Txn) -> GroupSnapshot | None:
             group = GROUPS.get(txn, self.key)
-            rows = saved if group is None else offsets.of_group(txn, self.key)
+            rows = checkpointed if group is None else offsets.of_group(txn, self.key)
             if group is None and not rows:
                 return None
             group = group or Membership()
-            group.remove(dead | self._silent(now, txn), self.shared.clock())
+            group.remove(dead | self._expired_members(now_ms, txn), self.context.clock())
             return self._snapshot(txn, group, rows, topics)
 
-        found = self.shared.live.read(step)
-        if found is None:
+        snapshot = self.context.live.read(step)
+        if snapshot is None:
             raise GroupIdNotFoundError(
-                "there is no such group", group=self.name, todo="see `embedlog groups list`"
+                "The group does not exist", group=self.name, todo="See `embedlog groups list`."
             )
-        return found
+        return snapshot
 
     def _snapshot(
         self,
@@ -186,19 +163,19 @@ class Group:
     ) -> GroupSnapshot:
         names = {info.id: name for name, info in topics.items()}
         committed: dict[TopicPartition, CommittedOffset] = {}
-        for key, row in rows.items():
-            number, partition = PARTITION_KEY.unpack(key)
-            if number in names:
-                committed[TopicPartition(names[number], partition)] = row
+        for partition_key, offset in rows.items():
+            topic_id, partition = PARTITION_KEY.unpack(partition_key)
+            if topic_id in names:
+                committed[TopicPartition(names[topic_id], partition)] = offset
         owners = {
             ownership.where(row_key, owner): owner.member
             for row_key, owner in ownership.of_group(txn, self.key)
             if owner.member in group.members and ownership.topic_id(row_key) in names
         }
         ends = {
-            one: self.ends(txn, topics[one.topic].key(one.partition))
-            for one in sorted(committed.keys() | owners.keys())
-            if one.topic in topics
+            tp: self.ends(txn, topics[tp.topic].key(tp.partition))
+            for tp in sorted(committed.keys() | owners.keys())
+            if tp.topic in topics
         }
         return GroupSnapshot(
             group=self.name,
@@ -208,223 +185,270 @@ class Group:
             members=tuple(group.members.values()),
             owners=dict(sorted(owners.items())),
             committed=dict(sorted(committed.items())),
-            ends={one: known for one, known in ends.items() if known is not None},
+            ends={tp: known for tp, known in ends.items() if known is not None},
         )
 
-    # Housekeeping, done by whoever is there
+    # Members
 
-    def settle(self, assignors: Mapping[str, Assignor]) -> None:
-        """Have a target made, if the members or their topics are not those it was made for.
-
-        The assignor runs outside of any transaction, for it may be slow, or the
-        user's own; if the group changes meanwhile, it runs again.
+    def admit(
+        self, txn: kv.Txn, group: Membership, info: MemberInfo, max_members: int | None = None
+    ) -> MemberInfo | None:
+        """Add a member; return the one of the same instance id that it replaces, if any.
 
         Raises:
-            AssignorError: It failed; the group stays as it is.
+            InconsistentGroupProtocolError, GroupMaxSizeReachedError: See `Membership.admit`.
+        """
+        replaced = group.admit(info, max_members)
+        if replaced is not None:
+            MEMBER_DEADLINES.delete(txn, self.key, replaced.id)
+            ownership.hand_over(txn, self.key, replaced.id, info.id)
+        self.renew_session(txn, info)
+        return replaced
+
+    def renew_session(self, txn: kv.Txn, info: MemberInfo) -> None:
+        """Begin the session of a member again, at a heartbeat or a commit (M7)."""
+        deadline_ms = self.uptime() + info.session_ms
+        MEMBER_DEADLINES.put(txn, self.key, info.id, value=deadline_ms)
+
+    def is_member(self, txn: kv.Txn, info: MemberInfo) -> bool:
+        """Return whether a member was not removed."""
+        return MEMBER_DEADLINES.exists(txn, self.key, info.id)
+
+    def remove_dead_members(self, exclude: str | None = None) -> list[str]:
+        """Remove members whose process died or whose session is over; return their ids (M8, M10).
+
+        A static member stays until its session is over, even if its process died (M13).
+
+        Args:
+            exclude: The id of a member that is known to be alive.
+        """
+        now_ms, members = self.uptime(), self.read().members.values()
+        dead = {info.id for info in members if info.id != exclude and self._is_dead(info)}
+        expired = partial(self._expired_members, now_ms)
+        if not dead and not self.context.live.read(expired) - {exclude}:
+            return []
+
+        def step(txn: kv.Txn, group: Membership) -> list[MemberInfo]:
+            return self._remove((dead | expired(txn)) - {exclude}, txn, group)
+
+        return self._delete_lock_files(self.update(step))
+
+    def _expired_members(self, now_ms: int, txn: kv.Txn) -> set[str]:
+        """Return the ids of members whose session is over."""
+        deadlines = MEMBER_DEADLINES.scan(txn, self.key)
+        return {member for (_, member), deadline_ms in deadlines if deadline_ms <= now_ms}
+
+    def _dead_members(self) -> set[str]:
+        """Return the ids of members that no longer hold their locks."""
+        return {info.id for info in self.read().members.values() if self._is_dead(info)}
+
+    def _is_dead(self, info: MemberInfo) -> bool:
+        """Return whether a dynamic member no longer holds the lock that it holds for life."""
+        if info.instance_id is not None:
+            return False
+        files = self.context.files
+        try:
+            lock = files.open(info.lock)
+        except StorageError as error:
+            return error.missing
+        try:
+            # Shared: two that check at the same time must not mistake each other for the member.
+            return files.try_lock(lock, shared=True)
+        finally:
+            files.close(lock)
+
+    def remove_members(self, ids: Collection[str]) -> list[str]:
+        """Remove members, so that others get their partitions; return the ids of those removed."""
+        return self._delete_lock_files(self.update(partial(self._remove, ids)))
+
+    def _remove(self, ids: Collection[str], txn: kv.Txn, group: Membership) -> list[MemberInfo]:
+        removed = group.remove(ids, self.context.clock())
+        for info in removed:
+            MEMBER_DEADLINES.delete(txn, self.key, info.id)
+        if removed:
+            freed = {info.id for info in removed}
+            ownership.free(txn, self.key, freed, forget_start=not group.members)
+        return removed
+
+    def _delete_lock_files(self, removed: Iterable[MemberInfo]) -> list[str]:
+        ids = []
+        for info in removed:
+            self.delete_lock_file(info.lock)
+            ids.append(info.id)
+        return ids
+
+    def delete_lock_file(self, path: str) -> None:
+        """Delete the lock file of a member that was removed."""
+        self.context.files.unlink(path, missing_ok=True)
+
+    def check_empty(self, members: Iterable[MemberInfo], operation: str) -> None:
+        """Check that a group has no members, since they would not notice the operation.
+
+        Raises:
+            NonEmptyGroupError: It has; the error names them.
+        """
+        present = list(members)
+        if not present:
+            return
+        names = ", ".join(f"{info.id} (process {info.pid})" for info in present)
+        # A closed static member is still a member, so waiting for it to leave may not help.
+        static = any(info.instance_id is not None for info in present)
+        rest = "; static ones stay until their session ends or they are removed" if static else ""
+        raise NonEmptyGroupError(
+            f"The group has members: {names}",
+            group=self.name,
+            todo=f"Close its members to {operation}{rest}.",
+        )
+
+    # Rebalancing
+
+    def rebalance(self, assignors: Mapping[str, Assignor]) -> None:
+        """Compute a new target if the members or their topics changed since the last one.
+
+        The assignor runs outside of transactions, since it may be slow or custom code; if
+        the group changes meanwhile, it runs again.
+
+        Raises:
+            AssignorError: The assignor failed; the group is not changed.
         """
         while not (group := self.read()).settled:
-            known = self.shared.catalog.topics()
-            topics = _wanted(group, known)
-            name = assignor.choose({each.id: each.assignors for each in group.members.values()})
+            catalog = self.context.catalog.topics()
+            topics = _subscribed_topics(group, catalog)
+            name = assignor.select_assignor(
+                {info.id: info.assignors for info in group.members.values()}
+            )
             if name not in assignors:
-                return  # who asks is no member any more, and is told so next
+                return  # the caller was removed from the group; its next check raises that
             counts = {topic: count for topic, (_, count) in topics.items()}
-            target = assignor.target(assignors[name], counts, group.candidates())
-            there = {info.id for info in known.values()}
-            self.change(partial(self._settle, group.version, name, topics, target, there))
+            target = assignor.compute_target(assignors[name], counts, group.candidates())
+            existing = {info.id for info in catalog.values()}
+            self.update(partial(self._install, group.version, name, topics, target, existing))
 
-    def _settle(
+    def _install(
         self,
         version: int,
         name: str,
         topics: membership.Topics,
         target: assignor.Assignment,
-        there: set[int],
+        existing: set[int],
         txn: kv.Txn,
         group: Membership,
     ) -> None:
+        """Install a target, unless the group has changed since that version."""
         if group.version == version:
-            group.settle(name, topics, target, max(there, default=0))
-            ownership.forget(txn, self.key, {number for number, _ in topics.values()}, there)
+            group.settle(name, topics, target, max(existing, default=0))
+            subscribed = {topic_id for topic_id, _ in topics.values()}
+            ownership.forget(txn, self.key, subscribed, existing)
 
-    def notice_topics(self) -> None:
-        """Look whether the topics of the members are still those that the target was made for."""
+    def check_topics(self) -> None:
+        """Request a rebalance if the subscribed topics are not those of the target any more."""
         group = self.read()
-        topics = _wanted(group, self.shared.catalog.topics())
+        topics = _subscribed_topics(group, self.context.catalog.topics())
         if group.settled and topics != group.topics:
-            self.change(lambda txn, now: now.notice(topics))
+            self.update(lambda txn, group: group.notice(topics))
 
-    def sweep(self, but: str | None = None) -> list[str]:
-        """Remove members that died, or were silent for longer than their session (M8, M10).
-
-        A static member stays until its session is over even if its process
-        died: that is what its name is for (M13).
-
-        Args:
-            but: One that is known to live.
-
-        Returns:
-            The ids of those that were removed.
-        """
-        now, members = self.uptime(), self.read().members.values()
-        dead = {each.id for each in members if each.id != but and self._is_dead(each)}
-        if not dead and not self.shared.live.read(partial(self._silent, now)) - {but}:
-            return []
-
-        def step(txn: kv.Txn, group: Membership) -> list[MemberInfo]:
-            return self._remove((dead | self._silent(now, txn)) - {but}, txn, group)
-
-        return self._drop_locks(self.change(step))
-
-    def _silent(self, now: int, txn: kv.Txn) -> set[str]:
-        """Return the members whose session is over."""
-        deadlines = MEMBER_DEADLINES.scan(txn, self.key)
-        return {member for (_, member), deadline_ms in deadlines if deadline_ms <= now}
-
-    def _dead(self) -> set[str]:
-        """Return the members that let go of their locks."""
-        return {each.id for each in self.read().members.values() if self._is_dead(each)}
-
-    def _is_dead(self, member: MemberInfo) -> bool:
-        """Whether a dynamic member let go of the lock that it holds for life."""
-        if member.instance_id is not None:
-            return False
-        files = self.shared.files
-        try:
-            lock = files.open(member.lock)
-        except StorageError as error:
-            return error.missing
-        try:
-            # Shared: those who look at the same time do not take each other for the member.
-            return files.try_lock(lock, shared=True)
-        finally:
-            files.close(lock)
-
-    def _drop_locks(self, removed: Iterable[MemberInfo]) -> list[str]:
-        ids = []
-        for each in removed:
-            self.drop_lock(each.lock)
-            ids.append(each.id)
-        return ids
-
-    def drop_lock(self, path: str) -> None:
-        """Remove the file of a member that is gone."""
-        self.shared.files.unlink(path, missing_ok=True)
-
-    def remove_members(self, ids: Collection[str]) -> list[str]:
-        """Take members out; their partitions go to the others.  Returns who was in."""
-        return self._drop_locks(self.change(partial(self._remove, ids)))
-
-    def _remove(self, ids: Collection[str], txn: kv.Txn, group: Membership) -> list[MemberInfo]:
-        gone = group.remove(ids, self.shared.clock())
-        for each in gone:
-            MEMBER_DEADLINES.delete(txn, self.key, each.id)
-        if gone:
-            freed = {each.id for each in gone}
-            ownership.free(txn, self.key, freed, forget_start=not group.members)
-        return gone
-
-    # Positions
+    # Committed offsets
 
     def committed(self, partitions: Partitions) -> dict[TopicPartition, CommittedOffset | None]:
-        """Return what was committed last for each; None where nothing was (E4).
+        """Return the last commit of each partition, None without one (E4).
 
         Raises:
-            UnknownTopicOrPartitionError: There is no such partition.
+            UnknownTopicOrPartitionError: A partition does not exist.
         """
-        keys = {one: self.partition_key(one) for one in partitions}
-        saved = self._saved()
+        keys = {tp: self.partition_key(tp) for tp in partitions}
+        checkpointed = self._checkpointed()
 
         def step(txn: kv.Txn) -> dict[TopicPartition, CommittedOffset | None]:
             if txn.get(self._document) is None:
-                return {one: saved.get(key) for one, key in keys.items()}
-            return {one: COMMITTED.get(txn, self.key, key) for one, key in keys.items()}
+                return {tp: checkpointed.get(key) for tp, key in keys.items()}
+            return {tp: COMMITTED.get(txn, self.key, key) for tp, key in keys.items()}
 
-        return self.shared.live.read(step)
+        return self.context.live.read(step)
 
     def commit(self, positions: Positions) -> None:
-        """Commit without being a member, which only an empty group lets anybody do (M14).
+        """Commit for a group without being a member, which only an empty group accepts (M14).
 
         Raises:
             CommitFailedError: The group has members.
-            ValueError, OffsetMetadataTooLargeError: Nothing was committed.
+            ValueError, OffsetMetadataTooLargeError: A position is invalid; nothing was committed.
         """
-        rows = self.rows(positions)
+        rows = self.encode(positions)
 
         def step(txn: kv.Txn, group: Membership) -> None:
             if group.members:
                 raise CommitFailedError(
-                    f"the group has {len(group.members)} members, and this consumer is none",
+                    "This consumer is not a member of the group, "
+                    f"which has members ({len(group.members)})",
                     group=self.name,
-                    todo="subscribe, or use a group_id of its own",
+                    todo="Subscribe instead of assigning, or use another group_id.",
                 )
             offsets.put(txn, self.key, rows)
 
-        self.insist(step)
-        self.save()
+        self.update_without_dead_members(step)
+        self.checkpoint()
 
-    def rows(self, positions: Positions) -> dict[bytes, CommittedOffset]:
-        """Return positions as they are stored, by partition key.
+    def encode(self, positions: Positions) -> dict[bytes, CommittedOffset]:
+        """Return the rows that store positions, by key.
 
         Raises:
             ValueError, OffsetMetadataTooLargeError: See `offsets.check`.
         """
-        now = self.shared.clock()
+        now_ms = self.context.clock()
         for position in positions.values():
             offsets.check(position)
         # Each topic is looked up once: that was a third of a commit of four partitions.
-        topics = {name: self.shared.catalog.topic(name) for name in {one[0] for one in positions}}
+        topics = {name: self.context.catalog.topic(name) for name in {tp[0] for tp in positions}}
         return {
-            _key_in(topics[one.topic], one): CommittedOffset(position, now)
-            for one, position in positions.items()
+            _key_in(topics[tp.topic], tp): CommittedOffset(position, now_ms)
+            for tp, position in positions.items()
         }
 
-    def save(self, *, always: bool = False) -> None:
-        """Let commits survive a power cut: if that is the log's durability, or ``always``."""
-        if always or self.shared.durability == "fsync":
-            offsets.checkpoint(self.shared.live, self.shared.state)
+    def checkpoint(self, *, always: bool = False) -> None:
+        """Make commits survive a power cut, if the log's durability is "fsync" or ``always``."""
+        if always or self.context.durability == "fsync":
+            offsets.checkpoint(self.context.live, self.context.state)
 
     # Administration
 
     def reset(self, positions: Positions) -> None:
-        """Commit in the place of a group that nobody is in; durable when this returns.
+        """Commit positions for a group without members; durable when this returns.
 
         Raises:
-            NonEmptyGroupError: It has members, which would not notice.
+            NonEmptyGroupError: The group has members, which would not notice.
         """
-        rows = self.rows(positions)
+        rows = self.encode(positions)
 
         def step(txn: kv.Txn, group: Membership) -> None:
             self.check_empty(group.members.values(), "reset its offsets")
             offsets.put(txn, self.key, rows)
 
-        self.insist(step)
-        self.save(always=True)
+        self.update_without_dead_members(step)
+        self.checkpoint(always=True)
 
     def delete_offsets(self, partitions: Partitions) -> None:
-        """Forget what was committed for partitions, durably.
+        """Delete the committed offsets of partitions, durably.
 
         Raises:
-            GroupSubscribedToTopicError: A member reads the topic.
+            GroupSubscribedToTopicError: A member is subscribed to one of the topics.
         """
-        wanted = list(partitions)
-        keys = list(map(self.partition_key, wanted))
+        chosen = list(partitions)
+        keys = list(map(self.partition_key, chosen))
 
         def step(txn: kv.Txn, group: Membership) -> None:
-            read = sorted({one.topic for one in wanted} & group.subscribed)
-            if read:
+            subscribed = sorted({tp.topic for tp in chosen} & group.subscribed)
+            if subscribed:
                 raise GroupSubscribedToTopicError(
-                    f"members of the group read {', '.join(read)}",
+                    f"Members of the group are subscribed to {', '.join(subscribed)}",
                     group=self.name,
-                    todo="close them first",
+                    todo="Close them first.",
                 )
-            self._forget(txn, keys)
+            self._delete_offsets(txn, keys)
 
-        self.insist(step)
-        self.save(always=True)
+        self.update_without_dead_members(step)
+        self.checkpoint(always=True)
 
-    def _forget(self, txn: kv.Txn, keys: Iterable[bytes]) -> None:
-        """Drop positions, and where a reader of the end began."""
+    def _delete_offsets(self, txn: kv.Txn, keys: Iterable[bytes]) -> None:
+        """Delete committed offsets, and the offsets at which readers with "latest" began."""
         for key in keys:
             offsets.remove(txn, self.key, [key])
             owner = OWNERS.get(txn, self.key, key)
@@ -432,11 +456,11 @@ class Group:
                 OWNERS.put(txn, self.key, key, value=owner._replace(start=NOWHERE))
 
     def delete(self) -> None:
-        """Forget the group and all it committed.
+        """Delete the group and all its committed offsets.
 
         Raises:
-            NonEmptyGroupError: It has members.
-            GroupIdNotFoundError: There is none.
+            NonEmptyGroupError: The group has members.
+            GroupIdNotFoundError: The group does not exist.
         """
         self.snapshot()
 
@@ -444,136 +468,117 @@ class Group:
             self.check_empty(group.members.values(), "delete it")
             offsets.remove(txn, self.key, offsets.of_group(txn, self.key))
 
-        self.insist(step)
-        # First from where it would come back; the rows of this boot go last.
-        self.save(always=True)
-        self.shared.live.write(self._delete)
+        self.update_without_dead_members(step)
+        # First the checkpoint, from which the group would be restored; then the rows of this boot.
+        self.checkpoint(always=True)
+        self.context.live.write(self._delete_if_unused)
 
-    def _delete(self, txn: kv.Txn) -> None:
+    def _delete_if_unused(self, txn: kv.Txn) -> None:
         group = GROUPS.get(txn, self.key)
-        # Somebody may have joined, or committed, meanwhile.
+        # A member may have joined or committed meanwhile.
         if group is None or group.members or COMMITTED.any(txn, self.key):
             return
         OWNERS.delete_all(txn, self.key)
         GROUPS.delete(txn, self.key)
         GROUP_VERSIONS.delete(txn, self.key)
 
-    def expire(self, now_ms: int, longest_ms: int) -> int:
-        """Forget commits that are so old, of topics that no member reads; return how many (M15)."""
-        topics = {info.id: name for name, info in self.shared.catalog.topics().items()}
+    def expire_offsets(self, now_ms: int, retention_ms: int) -> int:
+        """Delete commits older than that, but of subscribed topics; return how many (M15)."""
+        topics = {info.id: name for name, info in self.context.catalog.topics().items()}
 
-        def old(txn: kv.Txn, group: Membership) -> list[bytes]:
-            # What an empty group committed counts from when its last member left.
-            since = 0 if group.members else group.emptied_ms
+        def expired(txn: kv.Txn, group: Membership) -> list[bytes]:
+            # In an empty group the time counts from when the last member left.
+            since_ms = 0 if group.members else group.emptied_ms
             return [
                 key
                 for key, row in offsets.of_group(txn, self.key).items()
-                if now_ms - max(row.committed_ms, since) > longest_ms
+                if now_ms - max(row.committed_ms, since_ms) > retention_ms
                 and topics.get(ownership.topic_id(key)) not in group.subscribed
             ]
 
-        found = self.shared.live.read(lambda txn: old(txn, self.document(txn)))
-        if found:
-            self.change(lambda txn, group: self._forget(txn, old(txn, group)))
-            self.save(always=True)
-            self.shared.live.write(self._delete)
-        return len(found)
+        keys = self.context.live.read(lambda txn: expired(txn, self.load(txn)))
+        if keys:
+            self.update(lambda txn, group: self._delete_offsets(txn, expired(txn, group)))
+            self.checkpoint(always=True)
+            self.context.live.write(self._delete_if_unused)
+        return len(keys)
 
-    def check_empty(self, members: Iterable[MemberInfo], what: str) -> None:
-        """Raise if a group has members, for they would not notice what is to be done.
+    # Writing
 
-        Raises:
-            NonEmptyGroupError: It does; the error names them.
-        """
-        there = list(members)
-        if not there:
-            return
-        told = ", ".join(f"{each.id} (process {each.pid})" for each in there)
-        # A closed static member is still one: who does not know waits in vain.
-        static = any(each.instance_id is not None for each in there)
-        rest = "; static ones stay until their session is over, or are removed" if static else ""
-        raise NonEmptyGroupError(
-            f"the group is active: {told}",
-            group=self.name,
-            todo=f"close its members to {what}{rest}",
-        )
-
-    # Rows
-
-    def insist(self, step: Step[T]) -> T:
-        """Do one step as `change`; if members are in the way, then without those that died."""
-        try:
-            return self.change(step)
-        except _REFUSALS:
-            if not self.sweep():
-                raise
-        return self.change(step)
-
-    def change(self, step: Step[T]) -> T:
-        """Do one step in one transaction; if it changed the group, wake everybody who waits."""
-        saved = self._saved()
+    def update(self, step: Step[T]) -> T:
+        """Run a step in one transaction; if it changed the group, wake all waiting members."""
+        checkpointed = self._checkpointed()
 
         def run(txn: kv.Txn) -> tuple[T, bool]:
-            found = GROUPS.get(txn, self.key)
-            if found is None:
-                offsets.adopt(txn, self.key, saved, self.ends)
-            group = found or Membership(emptied_ms=self.shared.clock())
-            before = group.version
+            stored = GROUPS.get(txn, self.key)
+            if stored is None:
+                offsets.adopt(txn, self.key, checkpointed, self.ends)
+            group = stored or Membership(emptied_ms=self.context.clock())
+            version = group.version
             result = step(txn, group)
-            changed = group.version != before
-            # A step that finds nothing and changes nothing, a late leave perhaps, makes no group.
-            if changed or (found is None and (saved or COMMITTED.any(txn, self.key))):
+            changed = group.version != version
+            # A step that finds and changes nothing, such as a late leave, creates no group.
+            if changed or (stored is None and (checkpointed or COMMITTED.any(txn, self.key))):
                 GROUPS.put(txn, self.key, value=group)
                 GROUP_VERSIONS.put(txn, self.key, value=group.version)
             return result, changed
 
-        result, changed = self.shared.live.write(run)
+        result, changed = self.context.live.write(run)
         if changed:
-            self.shared.wake.advance()
+            self.context.wake.advance()
         return result
 
-    def _saved(self) -> dict[bytes, CommittedOffset]:
-        """Return what the last checkpoint has, if nobody used the group in this boot."""
-        if self.shared.live.get(self._document) is not None:
-            return {}
-        return offsets.saved(self.shared.state, self.key)
+    def update_without_dead_members(self, step: Step[T]) -> T:
+        """Run a step as `update`; if members prevent it, remove the dead ones and try again."""
+        try:
+            return self.update(step)
+        except _MEMBER_ERRORS:
+            if not self.remove_dead_members():
+                raise
+        return self.update(step)
 
-    def partition_key(self, one: TopicPartition) -> bytes:
-        """Return the key of a partition as it is now.
+    def _checkpointed(self) -> dict[bytes, CommittedOffset]:
+        """Return the rows of the last checkpoint; none if the group was used since the boot."""
+        if self.context.live.get(self._document) is not None:
+            return {}
+        return offsets.saved(self.context.state, self.key)
+
+    def partition_key(self, partition: TopicPartition) -> bytes:
+        """Return the current key of a partition.
 
         Raises:
-            UnknownTopicOrPartitionError: There is none.
+            UnknownTopicOrPartitionError: The partition does not exist.
         """
-        return _key_in(self.shared.catalog.topic(one.topic), one)
+        return _key_in(self.context.catalog.topic(partition.topic), partition)
 
 
-def _key_in(topic: TopicInfo, one: TopicPartition) -> bytes:
-    if not 0 <= one.partition < topic.partitions:
+def _key_in(topic: TopicInfo, partition: TopicPartition) -> bytes:
+    if not 0 <= partition.partition < topic.partitions:
         raise UnknownTopicOrPartitionError(
-            f"the topic has partitions 0 to {topic.partitions - 1}",
-            topic=one.topic,
-            partition=one.partition,
+            f"The topic has partitions 0 to {topic.partitions - 1}",
+            topic=partition.topic,
+            partition=partition.partition,
         )
-    return topic.key(one.partition)
+    return topic.key(partition.partition)
 
 
-def _wanted(group: Membership, known: Mapping[str, TopicInfo]) -> membership.Topics:
-    """Return the topics that the members want, as far as there are any (M27)."""
-    wanted = sorted(group.subscribed & known.keys())
-    return {topic: (known[topic].id, known[topic].partitions) for topic in wanted}
+def _subscribed_topics(group: Membership, catalog: Mapping[str, TopicInfo]) -> membership.Topics:
+    """Return the topics that members subscribe to and that exist (M27)."""
+    names = sorted(group.subscribed & catalog.keys())
+    return {name: (catalog[name].id, catalog[name].partitions) for name in names}
 
 
 def _state(group: Membership, owners: Mapping[TopicPartition, str]) -> str:
-    """Return Kafka's name for what a group is doing (M1)."""
+    """Return Kafka's name for the state of a group (M1)."""
     if not group.members:
         return "Empty"
     if not group.settled:
         return "PreparingRebalance"
-    target = {one: member for member, given in group.target.items() for one in given}
+    target = {tp: member for member, partitions in group.target.items() for tp in partitions}
     return "Stable" if target == owners else "CompletingRebalance"
 
 
-def names(live: kv.Store, state: kv.Store) -> list[str]:
-    """Return the ids of all groups that have members, or committed anything."""
-    here = live.read(lambda txn: {name for (name,) in GROUPS.keys(txn)})
-    return sorted(here | {name.decode() for name in offsets.groups(state)})
+def group_ids(live: kv.Store, state: kv.Store) -> list[str]:
+    """Return the ids of all groups that have members or committed offsets, sorted."""
+    used = live.read(lambda txn: {name for (name,) in GROUPS.keys(txn)})
+    return sorted(used | {name.decode() for name in offsets.groups(state)})

@@ -21,12 +21,12 @@ from embedlog.assignor import (
     RoundRobinAssignor,
     StickyAssignor,
     by_name,
-    check,
-    choose,
+    compute_target,
     configured,
-    ordered,
-    steps,
-    target,
+    next_steps,
+    select_assignor,
+    sort_members,
+    validate,
 )
 from embedlog.errors import (
     AssignorError,
@@ -280,27 +280,27 @@ BEST = [
 @pytest.mark.parametrize(("partitions", "members", "expected"), RANGE)
 def test_range_gives_each_a_run_of_neighbours(partitions, members, expected):
     """Kafka's examples; members in the order of M26, topics one by one (M27)."""
-    assert shown(target(RangeAssignor(), counts(partitions), members)) == expected
+    assert shown(compute_target(RangeAssignor(), counts(partitions), members)) == expected
 
 
 @pytest.mark.parametrize(("partitions", "members", "expected"), ROUND_ROBIN)
 def test_round_robin_deals_in_turn(partitions, members, expected):
     """Kafka's examples; who did not subscribe is skipped."""
-    assert shown(target(RoundRobinAssignor(), counts(partitions), members)) == expected
+    assert shown(compute_target(RoundRobinAssignor(), counts(partitions), members)) == expected
 
 
 @each_sticky
 @pytest.mark.parametrize(("partitions", "members", "expected"), STICKY)
 def test_sticky_is_even_and_keeps_what_it_can(name, partitions, members, expected):
     """KIP-54's and Kafka's examples, with members visited in order and not as a hash has them."""
-    assert shown(target(by_name(name), counts(partitions), members)) == expected
+    assert shown(compute_target(by_name(name), counts(partitions), members)) == expected
 
 
 @each_sticky
 @pytest.mark.parametrize(("partitions", "members", "expected"), BEST)
 def test_sticky_is_as_even_as_can_be_and_then_keeps_most(name, partitions, members, expected):
     """KIP-54: where moving one partition at a time ends short of that, several move at once."""
-    found = target(by_name(name), counts(partitions), members)
+    found = compute_target(by_name(name), counts(partitions), members)
 
     assert quality(found, members)[:2] == expected
     assert best_quality(counts(partitions), members) == expected
@@ -314,7 +314,7 @@ def test_static_members_come_first_and_by_instance_id():
         member("b", "t", instance_id="i2"),
     ]
 
-    assert [each.id for each in ordered(members)] == ["z", "b", "a"]
+    assert [each.id for each in sort_members(members)] == ["z", "b", "a"]
 
 
 # What a member may do now.
@@ -325,8 +325,8 @@ def test_what_has_another_owner_is_awaited():
     a, b, c = sorted(tps("t-0 t-1 t-2"))
     wanted = {"c1": (a, b), "c2": (c,)}
 
-    first = steps(wanted, {"c1": {a, b, c}, "c2": ()})
-    then = steps(wanted, {"c1": {a, b}, "c2": ()})
+    first = next_steps(wanted, {"c1": {a, b, c}, "c2": ()})
+    then = next_steps(wanted, {"c1": {a, b}, "c2": ()})
 
     assert first == {
         "c1": RebalanceStep((a, b), (c,), (), ()),
@@ -338,9 +338,9 @@ def test_what_has_another_owner_is_awaited():
 def test_what_two_claim_is_handed_out_when_both_have_released_it():
     """Kafka's test of a double claim: the third has nothing this round, and the partition next."""
     members = group("c1{t-0 t-1} c2{t-0 t-2} c3{}", "t")
-    wanted = target(CooperativeStickyAssignor(), {"t": 3}, members)
+    wanted = compute_target(CooperativeStickyAssignor(), {"t": 3}, members)
 
-    first = steps(wanted, {each.id: each.owned for each in members})
+    first = next_steps(wanted, {each.id: each.owned for each in members})
 
     assert first["c3"] == RebalanceStep((), (), (), tuple(tps("t-0")))
     assert {who: first[who].revoked for who in ("c1", "c2")} == dict.fromkeys(
@@ -352,7 +352,7 @@ def test_an_owner_that_left_the_group_holds_until_it_has_released():
     """M22: a partition is not taken from who is still in its listener."""
     tp = TopicPartition("t", 0)
 
-    found = steps({"new": [tp]}, {"gone": [tp]})
+    found = next_steps({"new": [tp]}, {"gone": [tp]})
 
     assert (found["new"].awaited, found["gone"].revoked) == ((tp,), (tp,))
 
@@ -399,15 +399,15 @@ def test_a_group_uses_what_most_members_like_best(supported, chosen):
     """M5: each votes for the first of its list that all have; a tie goes by name."""
     votes = {f"m{n}": names for n, names in enumerate(supported)}
 
-    assert choose(votes) == chosen
-    assert choose(dict(reversed(votes.items()))) == chosen
+    assert select_assignor(votes) == chosen
+    assert select_assignor(dict(reversed(votes.items()))) == chosen
 
 
 @pytest.mark.parametrize("supported", [[["range"], ["sticky"]], [["range"], []]])
 def test_a_group_without_a_common_assignor_says_who_has_what(supported):
     """M5: the error names the members."""
     with pytest.raises(InconsistentGroupProtocolError, match="m0 has range; m1 has "):
-        choose({f"m{n}": names for n, names in enumerate(supported)})
+        select_assignor({f"m{n}": names for n, names in enumerate(supported)})
 
 
 # A user's own.
@@ -445,26 +445,26 @@ def test_a_users_own_assignor_is_any_object_with_the_face():
     """It need not sort, nor mention who gets nothing."""
     own: Assignor = Backwards()
 
-    assert shown(target(own, {"t": 2}, group("c1{} c2{}", "t"))) == "c1:; c2: t-0 t-1"
+    assert shown(compute_target(own, {"t": 2}, group("c1{} c2{}", "t"))) == "c1:; c2: t-0 t-1"
 
 
 @pytest.mark.parametrize(
     ("answer", "problem"),
     [
-        ({"c1": "t-0 t-1", "c2": "u-0 t-1"}, "t-1 was given 2 times"),
-        ({"c1": "t-0", "c2": "u-0"}, "nobody got t-1"),
-        ({"c1": "t-0 t-1 u-0"}, "u-0 went to c1, which did not subscribe"),
-        ({"c1": "t-0 t-1 t-2", "c2": "u-0"}, "t-2 does not exist, or nobody subscribed to it"),
-        ({"c1": "t-0 t-1 v-0", "c2": "u-0"}, "v-0 does not exist, or nobody subscribed to it"),
-        ({"c1": "t-0", "c2": "u-0", "c9": "t-1"}, "c9 is no member"),
+        ({"c1": "t-0 t-1", "c2": "u-0 t-1"}, "t-1 is assigned 2 times"),
+        ({"c1": "t-0", "c2": "u-0"}, "t-1 is not assigned"),
+        ({"c1": "t-0 t-1 u-0"}, "u-0 is assigned to c1, which is not subscribed to it"),
+        ({"c1": "t-0 t-1 t-2", "c2": "u-0"}, "t-2 does not exist or has no subscriber"),
+        ({"c1": "t-0 t-1 v-0", "c2": "u-0"}, "v-0 does not exist or has no subscriber"),
+        ({"c1": "t-0", "c2": "u-0", "c9": "t-1"}, "c9 is not a member"),
     ],
 )
 def test_a_wrong_answer_is_refused_with_the_reason(answer, problem):
     """The error names the assignor and everything that is wrong."""
     members = [member("c1", "t"), member("c2", "t u")]
 
-    with pytest.raises(AssignorError, match="'fixed' answered wrongly") as caught:
-        target(Fixed(answer), {"t": 2, "u": 1, "v": 1}, members)
+    with pytest.raises(AssignorError, match="'fixed' returned an invalid assignment") as caught:
+        compute_target(Fixed(answer), {"t": 2, "u": 1, "v": 1}, members)
 
     assert problem in caught.value.problems
     assert problem in str(caught.value)
@@ -474,8 +474,8 @@ def test_a_wrong_answer_is_refused_with_the_reason(answer, problem):
 
 def test_of_many_problems_the_first_are_told_and_all_are_kept():
     """An error is read by people."""
-    with pytest.raises(AssignorError, match="nobody got t-4, and 95 more") as caught:
-        check({}, {"t": 100}, [member("c1", "t")])
+    with pytest.raises(AssignorError, match="t-4 is not assigned, and 95 more") as caught:
+        validate({}, {"t": 100}, [member("c1", "t")])
 
     assert len(caught.value.problems) == 100
 
@@ -483,7 +483,7 @@ def test_of_many_problems_the_first_are_told_and_all_are_kept():
 def test_an_assignor_that_fails_is_named():
     """The traceback of the user's own code stays attached."""
     with pytest.raises(AssignorError, match="'fixed' failed: ZeroDivisionError") as caught:
-        target(Fixed(ZeroDivisionError("oh")), {"t": 1}, [member("c1", "t")])
+        compute_target(Fixed(ZeroDivisionError("oh")), {"t": 1}, [member("c1", "t")])
 
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
 
@@ -491,7 +491,7 @@ def test_an_assignor_that_fails_is_named():
 def test_an_error_of_ours_passes_through_an_assignor():
     """An assignor may use the log, which may be closed meanwhile."""
     with pytest.raises(ClosedError):
-        target(Fixed(ClosedError("the log was closed")), {"t": 1}, [member("c1", "t")])
+        compute_target(Fixed(ClosedError("the log was closed")), {"t": 1}, [member("c1", "t")])
 
 
 # For every group.
@@ -533,7 +533,7 @@ def groups(draw, alike=None):
 
 def share(partitions, members, name="sticky"):
     """Ask, and check."""
-    return target(by_name(name), partitions, members)
+    return compute_target(by_name(name), partitions, members)
 
 
 def settled(members, assignment, generation=5):
@@ -565,7 +565,7 @@ def better_moves(assignment, members):
 def test_every_partition_has_one_subscriber_and_order_does_not_matter(
     name, partitions, members, seed
 ):
-    """Complete, exclusive, only to subscribers (`target` checks), and the same for everybody."""
+    """Complete, exclusive, only to subscribers (`compute_target` checks), the same for all."""
     found = share(partitions, members, name)
 
     shuffled = Random(seed).sample(members, len(members))
@@ -724,7 +724,7 @@ def with_free(owned, free, members):
     found = dict(owned)
     topics = {each.id: each.topics for each in members}
     able = {tp: [who for who in sorted(topics) if tp.topic in topics[who]] for tp in free}
-    order = {each.id: turn for turn, each in enumerate(ordered(members))}
+    order = {each.id: turn for turn, each in enumerate(sort_members(members))}
     for tp in sorted(free, key=lambda each: (len(able[each]), each)):
         least = min(able[tp], key=lambda who: (len(found[who]), order[who]))
         found[least] = (*found[least], tp)
@@ -740,7 +740,7 @@ def test_two_rounds_bring_everything_to_its_place(partitions, members, changed):
     wanted = share(partitions, carried, "cooperative-sticky")
 
     for _ in range(2):
-        for who, step in steps(wanted, owned).items():
+        for who, step in next_steps(wanted, owned).items():
             # Each acts in its turn; what it awaits may be free before the next round.
             kept = owned.get(who, set()) - set(step.revoked)
             assert kept == set(step.kept)

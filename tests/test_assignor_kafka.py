@@ -13,7 +13,7 @@ import pytest
 from support.forks import tell
 from support.random_groups import quality, random_group
 
-from embedlog.assignor import by_name, target
+from embedlog.assignor import by_name, compute_target
 from embedlog.record import TopicPartition
 
 pytestmark = pytest.mark.tier("nightly")
@@ -81,7 +81,7 @@ def test_no_assignment_is_less_even_than_kafkas_or_keeps_less_where_it_is_as_eve
     lines, results = answers.stdout.splitlines(), Counter()
     assert len(lines) == 3 * GROUPS
     for number, (topics, members) in enumerate(groups):
-        ours = quality(target(by_name("sticky"), topics, members), members)
+        ours = quality(compute_target(by_name("sticky"), topics, members), members)
         for answer in lines[3 * number : 3 * number + 2]:
             theirs = read(answer)
             if theirs is None or not keeps_the_rules(theirs, members):

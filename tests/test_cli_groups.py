@@ -240,7 +240,7 @@ def test_an_active_group_is_left_alone(run, root):
         ):
             code, out, err = run(*words)
             assert (code, out) == (1, "")
-            assert "me-" in err or "read u" in err
+            assert "me-" in err or "subscribed to u" in err
 
 
 @pytest.mark.parametrize(

@@ -66,11 +66,11 @@ def reading(root, *topics, **config):
 
 def drained(consumer, **options):
     """Poll until nothing comes, and return the records."""
-    found = []
-    while got := consumer.poll(**options):
-        for records in got.values():
-            found += records
-    return found
+    records_read = []
+    while batch := consumer.poll(**options):
+        for records in batch.values():
+            records_read += records
+    return records_read
 
 
 def offsets(records):
@@ -124,20 +124,20 @@ def test_a_record_survives_pickling_and_copying(root, log):
     assert record._replace(value=b"x").value == b"x"
 
 
-def test_headers_nobody_set_are_an_empty_list_that_cannot_be_spoilt(root, log):
-    """They are shared, so a change to one record's would be in all others."""
+def test_the_headers_of_records_without_headers_cannot_be_changed(root, log):
+    """All such records share one list."""
     first, second = reading(root).poll(max_records=2)[T0]
 
-    with pytest.raises(TypeError, match="shared"):
+    with pytest.raises(TypeError, match="share this list"):
         first.headers.append(("x", b""))
-    with pytest.raises(TypeError, match="shared"):
+    with pytest.raises(TypeError, match="share this list"):
         first.headers += [("x", b"")]
     assert second.headers == []
     assert json.dumps(second.headers) == "[]"
     assert type(pickle.loads(pickle.dumps(second.headers))) is list
 
 
-def test_the_log_s_own_time_is_marked_as_such(root):
+def test_log_append_time_is_marked_as_such(root):
     """A7: timestamp_type is 1 where the topic stamps records."""
     log = make_log(root, {"message.timestamp.type": "LogAppendTime"})
     log.append([encoded(b"v", at=5)])
@@ -213,18 +213,18 @@ def test_one_poll_may_have_its_own_limit(root, log):
     consumer = reading(root)
 
     assert offsets(consumer.poll(max_records=2)[T0]) == [0, 1]
-    with pytest.raises(ValueError, match="max_records 0"):
+    with pytest.raises(ValueError, match="max_records must be at least 1, got 0"):
         consumer.poll(max_records=0)
 
 
 def test_partitions_take_turns(root):
-    """E9: the one served longest ago comes first, so none is starved."""
+    """E9: the one served longest ago is served first, so none is starved."""
     spread(root)
     consumer = reading(root, max_poll_records=3)
 
     seen = [
-        [(record.partition, record.offset) for records in got.values() for record in records]
-        for got in (consumer.poll() for _ in range(4))
+        [(record.partition, record.offset) for records in polled.values() for record in records]
+        for polled in (consumer.poll() for _ in range(4))
     ]
 
     assert seen == [
@@ -239,10 +239,10 @@ def test_a_poll_holds_all_partitions_while_there_is_room(root):
     """E9: the limit is over all partitions together."""
     spread(root)
 
-    got = reading(root).poll()
+    polled = reading(root).poll()
 
-    assert {where: offsets(records) for where, records in got.items()} == {
-        where: [0, 1, 2, 3] for where in (T0, T1, T2)
+    assert {tp: offsets(records) for tp, records in polled.items()} == {
+        tp: [0, 1, 2, 3] for tp in (T0, T1, T2)
     }
 
 
@@ -260,17 +260,17 @@ def test_poll_reads_no_more_than_one_fetch_of_a_partition(root):
     assert 1 <= len(whole[T0]) < 8 and T1 not in whole
 
 
-def test_poll_waits_for_fetch_min_bytes_but_not_for_ever(root):
-    """fetch.min.bytes and fetch.max.wait.ms: a few records are held back for so long."""
+def test_poll_waits_for_fetch_min_bytes_or_fetch_max_wait_ms(root):
+    """A few records are held back for so long."""
     log = make_log(root)
     consumer = reading(root, fetch_min_bytes=3000, fetch_max_wait_ms=200)
     assert consumer.poll(210) == {}
     log.append([encoded(b"small")])
 
     start = time.monotonic()
-    got = consumer.poll(int(patient(5000)))
+    polled = consumer.poll(int(patient(5000)))
 
-    assert len(got[T0]) == 1
+    assert len(polled[T0]) == 1
     assert 0.1 < time.monotonic() - start < patient(1)
 
     log.append([encoded(b"x" * 5000)])
@@ -281,7 +281,7 @@ def test_poll_waits_for_fetch_min_bytes_but_not_for_ever(root):
 
 
 @pytest.mark.parametrize(("reset", "position"), [("earliest", 0), ("latest", 12)])
-def test_a_fresh_position_is_where_auto_offset_reset_says(root, log, reset, position):
+def test_auto_offset_reset_decides_the_first_position(root, log, reset, position):
     """E1."""
     assert Consumer(root, "t", auto_offset_reset=reset).position(T0) == position
 
@@ -295,7 +295,7 @@ def test_latest_is_the_default_and_the_end_at_the_time_of_assignment(root, log):
 
 
 def test_without_a_reset_rule_a_missing_position_is_an_error(root, log):
-    """E1: NoOffsetForPartition, until somebody seeks."""
+    """E1: NoOffsetForPartition, until the program seeks."""
     consumer = Consumer(root, "t", auto_offset_reset="none")
 
     with pytest.raises(NoOffsetForPartitionError):
@@ -308,8 +308,8 @@ def test_without_a_reset_rule_a_missing_position_is_an_error(root, log):
 
 
 @pytest.mark.parametrize(("reset", "position"), [("earliest", 0), ("latest", 12)])
-def test_an_offset_out_of_range_is_settled_by_the_reset_rule(root, log, reset, position, caplog):
-    """E1, E5: a seek past the end is allowed, and noticed when it is read."""
+def test_an_offset_out_of_range_is_reset(root, log, reset, position, caplog):
+    """E1, E5: a seek past the end is allowed, and handled when it is read."""
     consumer = Consumer(root, "t", auto_offset_reset=reset)
     consumer.seek(T0, 1000)
     assert consumer.position(T0) == 1000
@@ -319,7 +319,7 @@ def test_an_offset_out_of_range_is_settled_by_the_reset_rule(root, log, reset, p
     assert "offset 1000 is out of range" in caplog.text
 
 
-def test_an_offset_out_of_range_without_a_rule_raises_and_moves_nothing(root, log):
+def test_an_offset_out_of_range_without_a_reset_rule_raises_and_stays(root, log):
     """E1."""
     consumer = Consumer(root, "t", auto_offset_reset="none")
     consumer.seek(T0, 1000)
@@ -332,7 +332,7 @@ def test_an_offset_out_of_range_without_a_rule_raises_and_moves_nothing(root, lo
 
 @pytest.mark.parametrize("reset", ["earliest", "latest"])
 @pytest.mark.parametrize("again", [0, 2, 20])
-def test_a_consumer_goes_on_where_the_log_was_cut(root, log, reset, again):
+def test_a_consumer_goes_back_to_where_the_log_was_truncated(root, log, reset, again):
     """A36, KIP-320: nothing is returned twice, and nothing that came since is skipped."""
     consumer = Consumer(root, "t", auto_offset_reset=reset)
     consumer.seek(T0, 0)
@@ -345,8 +345,8 @@ def test_a_consumer_goes_on_where_the_log_was_cut(root, log, reset, again):
     assert consumer.position(T0) == 6 + again
 
 
-def test_without_a_rule_a_cut_is_told_until_the_program_seeks(root, log):
-    """A36: auto_offset_reset is "none"; the error says where to go on."""
+def test_without_a_reset_rule_a_truncation_raises_until_the_program_seeks(root, log):
+    """A36: auto_offset_reset is "none"; the error says where to continue."""
     consumer = Consumer(root, "t", auto_offset_reset="none")
     consumer.seek(T0, 0)
     end = len(drained(consumer))
@@ -362,8 +362,8 @@ def test_without_a_rule_a_cut_is_told_until_the_program_seeks(root, log):
     assert offsets(drained(consumer)) == list(range(6, 26))
 
 
-def test_what_was_read_ahead_and_then_cut_is_not_returned(root, log):
-    """A36: nothing that was returned is gone, so nobody is told, whatever the rule."""
+def test_records_fetched_ahead_and_then_truncated_are_not_returned(root, log):
+    """A36: no record that was returned is gone, so no error is raised, whatever the rule."""
     ahead = {"fetch_min_bytes": 1 << 20, "fetch_max_wait_ms": 0}
     consumer = Consumer(root, "t", auto_offset_reset="none", **ahead)
     consumer.seek(T0, 0)
@@ -371,9 +371,9 @@ def test_what_was_read_ahead_and_then_cut_is_not_returned(root, log):
     log.truncate_to(6)
     fill(log, 3, first=100)
 
-    found = drained(consumer)
-    assert offsets(found) == list(range(2, 9))
-    assert [record.value for record in found[-3:]] == [b"v100", b"v101", b"v102"]
+    records = drained(consumer)
+    assert offsets(records) == list(range(2, 9))
+    assert [record.value for record in records[-3:]] == [b"v100", b"v101", b"v102"]
 
 
 def test_position_is_the_next_offset_to_return(root, log):
@@ -393,7 +393,7 @@ def test_position_is_the_next_offset_to_return(root, log):
 
 
 def test_seek_takes_effect_on_the_next_poll(root, log):
-    """E5: what was read ahead is thrown away."""
+    """E5: what was fetched ahead is discarded."""
     consumer = reading(root)
     consumer.poll(max_records=1)
 
@@ -440,7 +440,7 @@ def test_lag_is_the_distance_to_the_end(root, log):
     assert consumer.current_lag(T0) == 0
 
 
-# What there is
+# Topics and offsets of the log
 
 
 def test_ends_need_no_assignment(root):
@@ -477,8 +477,8 @@ def test_topics_and_partitions_can_be_listed(root):
 # Assignment
 
 
-def test_assign_reads_just_these(root):
-    """A second assign keeps the position of what stays."""
+def test_assign_reads_only_these_partitions(root):
+    """A second assign keeps the positions of those in both."""
     spread(root)
     consumer = Consumer(root, auto_offset_reset="earliest")
     consumer.assign([T0, T1])
@@ -506,7 +506,7 @@ def test_assign_and_topics_exclude_each_other(root, log):
     assert len(consumer.poll()[T0]) == 12
 
 
-def test_assigning_what_does_not_exist_is_an_error(root, log):
+def test_assigning_a_partition_that_does_not_exist_is_an_error(root, log):
     """And changes nothing."""
     consumer = Consumer(root)
     consumer.assign([T0])
@@ -519,7 +519,7 @@ def test_assigning_what_does_not_exist_is_an_error(root, log):
 
 
 def test_a_missing_topic_is_waited_for(root):
-    """E19: silently, and read from its beginning, since all of it is news."""
+    """E19: without an error, and read from its beginning."""
     consumer = Consumer(root, "t")
     assert consumer.poll() == {}
     assert consumer.assignment() == set()
@@ -528,8 +528,8 @@ def test_a_missing_topic_is_waited_for(root):
     assert [record.value for record in consumer.poll()[T0]] == [b"v0"]
 
 
-def test_a_missing_topic_is_created_if_that_is_asked_for(root):
-    """E19: allow_auto_create_topics, given explicitly; a mistyped name stays one otherwise."""
+def test_a_missing_topic_is_created_if_the_setting_says_so(root):
+    """E19: allow_auto_create_topics, set explicitly; otherwise a misspelt name creates nothing."""
     Consumer(root, "t", allow_auto_create_topics=True)
     Consumer(root, "u")
 
@@ -546,7 +546,7 @@ def test_new_partitions_are_picked_up(root, log):
     assert consumer.assignment() == {T0, T1}
 
 
-def test_a_topic_made_again_is_read_from_its_beginning(root, log):
+def test_a_topic_created_again_is_read_from_its_beginning(root, log):
     """A38: the new topic of the old name is another topic."""
     consumer = reading(root)
     consumer.poll(max_records=2)
@@ -558,7 +558,7 @@ def test_a_topic_made_again_is_read_from_its_beginning(root, log):
 
 
 def test_an_assigned_partition_that_was_deleted_is_an_error(root, log):
-    """Each time, until it is assigned anew."""
+    """At each poll, until it is assigned again."""
     consumer = Consumer(root, auto_offset_reset="earliest")
     consumer.assign([T0])
     drained(consumer)
@@ -577,7 +577,7 @@ def test_an_assigned_partition_that_was_deleted_is_an_error(root, log):
 # Pause
 
 
-def test_a_paused_partition_returns_nothing_and_keeps_its_place(root):
+def test_a_paused_partition_returns_nothing_and_keeps_its_position(root):
     """E11."""
     spread(root, partitions=2)
     consumer = reading(root)
@@ -613,7 +613,7 @@ def test_pause_takes_effect_within_an_iteration(root):
 # Iteration
 
 
-def test_iteration_goes_on_where_the_last_one_was_left(root, log):
+def test_iteration_continues_where_the_last_one_ended(root, log):
     """Break, iterate, poll and next() share one position."""
     consumer = reading(root)
     seen = []
@@ -629,11 +629,11 @@ def test_iteration_goes_on_where_the_last_one_was_left(root, log):
 
 
 def test_two_iterations_at_once_share_the_records(root, log):
-    """Each record comes once, whoever asks."""
+    """Each record is returned by one of them."""
     consumer = reading(root)
-    one, other = iter(consumer), iter(consumer)
+    first, second = iter(consumer), iter(consumer)
 
-    assert [next(each).offset for each in (one, other) * 4] == list(range(8))
+    assert [next(iterator).offset for iterator in (first, second) * 4] == list(range(8))
 
 
 def test_a_seek_within_the_loop_takes_effect_at_once(root, log):
@@ -649,7 +649,7 @@ def test_a_seek_within_the_loop_takes_effect_at_once(root, log):
 
 
 def test_iteration_ends_after_consumer_timeout_ms(root, log):
-    """E26: and can be taken up again."""
+    """E26: and can be resumed."""
     consumer = reading(root, consumer_timeout_ms=30)
 
     assert offsets(consumer) == list(range(12))
@@ -678,11 +678,11 @@ def test_until_may_name_the_ends(root):
     spread(root)
     consumer = reading(root)
 
-    found = list(consumer.iter_records(until={T0: 3, T1: 0}))
+    records = list(consumer.iter_records(until={T0: 3, T1: 0}))
     columns = list(consumer.iter_batches(until={T1: 3}))
 
-    assert [(record.partition, record.offset) for record in found] == [(0, 0), (0, 1), (0, 2)]
-    assert [one.column("offset").to_pylist() for one in columns] == [[0, 1], [2]]
+    assert [(record.partition, record.offset) for record in records] == [(0, 0), (0, 1), (0, 2)]
+    assert [batch.column("offset").to_pylist() for batch in columns] == [[0, 1], [2]]
     assert (consumer.position(T0), consumer.position(T1)) == (3, 3)
     with pytest.raises(ValueError, match="until"):
         consumer.iter_records(until="now")
@@ -692,9 +692,9 @@ def test_iterations_over_partitions_alternate_by_batch(root):
     """E9."""
     spread(root, partitions=2)
 
-    found = reading(root).iter_records(until="end")
+    records = reading(root).iter_records(until="end")
 
-    assert [(record.partition, record.offset) for record in found] == [
+    assert [(record.partition, record.offset) for record in records] == [
         *((0, 0), (0, 1), (1, 0), (1, 1)),
         *((0, 2), (0, 3), (1, 2), (1, 3)),
     ]
@@ -705,20 +705,20 @@ def test_iterations_over_partitions_alternate_by_batch(root):
 
 def test_batches_are_arrow_columns(root, log):
     """Offset, partition, timestamp, key and value; the topic is in the schema's metadata."""
-    (one, *_) = found = reading(root).poll_batches()[T0]
+    (first, *_) = batches = reading(root).poll_batches()[T0]
 
-    assert [each.num_rows for each in found] == [3, 3, 3, 3]
-    assert one.schema.names == list(COLUMNS)
-    assert one.schema.metadata == {b"embedlog.topic": b"t"}
-    assert pa.Table.from_batches(found).column("offset").to_pylist() == list(range(12))
-    assert one.to_pylist()[1] == {
+    assert [batch.num_rows for batch in batches] == [3, 3, 3, 3]
+    assert first.schema.names == list(COLUMNS)
+    assert first.schema.metadata == {b"embedlog.topic": b"t"}
+    assert pa.Table.from_batches(batches).column("offset").to_pylist() == list(range(12))
+    assert first.to_pylist()[1] == {
         "offset": 1,
         "partition": 0,
-        "timestamp": one.column("timestamp")[1].as_py(),
+        "timestamp": first.column("timestamp")[1].as_py(),
         "key": None,
         "value": b"v1",
     }
-    one.validate(full=True)
+    first.validate(full=True)
 
 
 def test_batches_begin_and_end_where_asked(root, log):
@@ -726,12 +726,12 @@ def test_batches_begin_and_end_where_asked(root, log):
     consumer = reading(root)
     consumer.seek(T0, 1)
 
-    found = [
-        [one.column("offset").to_pylist() for one in consumer.poll_batches(max_records=4)[T0]]
+    polled = [
+        [batch.column("offset").to_pylist() for batch in consumer.poll_batches(max_records=4)[T0]]
         for _ in range(2)
     ]
 
-    assert found == [[[1, 2], [3, 4]], [[5], [6, 7, 8]]]
+    assert polled == [[[1, 2], [3, 4]], [[5], [6, 7, 8]]]
     assert consumer.position(T0) == 9
     assert offsets(drained(consumer)) == [9, 10, 11]
 
@@ -752,9 +752,9 @@ def test_only_the_columns_asked_for_are_returned(root):
     log.append([encoded(b"a", keys=[b"k"])])
     log.append([encoded(b"b", headers=[[("h", b"1")]])])
 
-    found = list(reading(root).iter_batches(columns=["value", "headers", "offset"], until="end"))
+    batches = list(reading(root).iter_batches(columns=["value", "headers", "offset"], until="end"))
 
-    table = pa.Table.from_batches(found)
+    table = pa.Table.from_batches(batches)
     assert table.schema.names == ["value", "headers", "offset"]
     assert table.column("headers").to_pylist() == [None, [{"key": "h", "value": b"1"}]]
     assert pa.Table.from_batches(reading(root).iter_batches(until="end")).num_rows == 2
@@ -770,11 +770,11 @@ def test_many_batches_give_every_offset_once(root):
     for number in range(25):
         log.append([encoded(*[b"v%d" % number] * 1000, at=START + number)])
 
-    found = list(reading(root).iter_batches(until="end"))
+    batches = list(reading(root).iter_batches(until="end"))
     records = list(reading(root, max_poll_records=333).iter_records(until="end"))
 
     assert len(log.segments) > 3
-    assert pa.Table.from_batches(found).column("offset").to_pylist() == list(range(25_000))
+    assert pa.Table.from_batches(batches).column("offset").to_pylist() == list(range(25_000))
     assert offsets(records) == list(range(25_000))
     assert {record.value for record in records} == {b"v%d" % number for number in range(25)}
 
@@ -805,7 +805,7 @@ def test_deserializers_are_functions_or_objects(root):
 
 
 def test_records_before_one_that_cannot_be_deserialized_come_first(root):
-    """E10: then the error, at every poll, until somebody seeks past it."""
+    """E10: then the error, at every poll, until the program seeks past it."""
     log = make_log(root)
     log.append([encoded(b"1", b"2", b"oops", b"4", keys=[b"a", b"b", b"c", b"d"])])
     consumer = reading(root, value_deserializer=json.loads)
@@ -859,10 +859,10 @@ def damage(root, text):
     """Change one byte of the only place where a text stands in the segments."""
     for path in segment_files(root.path):
         data = path.read_bytes()
-        place = data.find(text)
-        if place >= 0:
+        position = data.find(text)
+        if position >= 0:
             with path.open("r+b") as file:
-                file.seek(place)
+                file.seek(position)
                 file.write(b"#")
             return
     raise AssertionError(f"{text!r} is nowhere")
@@ -899,7 +899,7 @@ def test_a_corrupt_batch_is_noticed_in_columns_too(damaged):
     """E14: in the columns that are read, and no others."""
     consumer = reading(damaged)
 
-    assert [one.num_rows for one in consumer.poll_batches()[T0]] == [2]
+    assert [batch.num_rows for batch in consumer.poll_batches()[T0]] == [2]
     with pytest.raises(CorruptBatchError) as caught:
         consumer.poll_batches()
     assert caught.value.offset == 2
@@ -909,7 +909,7 @@ def test_a_corrupt_batch_is_noticed_in_columns_too(damaged):
     assert len(keys) == 3
 
 
-def test_without_check_crcs_what_is_there_is_returned(damaged):
+def test_without_check_crcs_damaged_values_are_returned(damaged):
     """E14: check.crcs=false."""
     records = drained(reading(damaged, check_crcs=False))
 
@@ -917,15 +917,15 @@ def test_without_check_crcs_what_is_there_is_returned(damaged):
 
 
 @pytest.mark.parametrize(("interval", "good"), [(0, 4), (65536, 6)])
-def test_a_damaged_head_is_an_error_that_says_where_to_go_on(tmp_path, interval, good):
-    """E10, A32: the batch's end is not known any more; the index knows where the next one is."""
+def test_an_error_of_a_damaged_batch_header_says_where_to_continue(tmp_path, interval, good):
+    """E10, A32: the batch's end is unknown; the index knows where the next one is."""
     root = open_root(tmp_path / "root")
     log = make_log(root, {"index.interval.bytes": interval})
     for number in range(3):
         log.append([encoded(*[b"batch%d" % number] * 2)])
     path = segment_files(root.path)[0]
     data = path.read_bytes()
-    heads = [place for place in range(len(data)) if data[place : place + 4] == b"EMBL"]
+    heads = [position for position in range(len(data)) if data[position : position + 4] == b"EMBL"]
     with path.open("r+b") as file:
         file.seek(heads[1] + 20)
         file.write(b"\xff")
@@ -970,20 +970,20 @@ def test_wakeup_without_a_wait_meets_the_next_call(root, log):
 
 
 def test_only_one_thread_may_use_it(root, log):
-    """E13: the second gets an error, the first goes on."""
+    """E13: the second gets an error, the first continues."""
     consumer = reading(root)
     drained(consumer)
-    found = []
-    waiting = threading.Thread(target=lambda: found.append(consumer.poll(int(patient(5000)))))
+    polled = []
+    waiting = threading.Thread(target=lambda: polled.append(consumer.poll(int(patient(5000)))))
     waiting.start()
     time.sleep(0.05)
 
     for call in (consumer.poll, lambda: consumer.position(T0), lambda: next(consumer)):
-        with pytest.raises(IllegalStateError, match="another thread"):
+        with pytest.raises(IllegalStateError, match="Another thread"):
             call()
     fill(log, 1)
     waiting.join(patient(5))
-    assert offsets(found[0][T0]) == [12]
+    assert offsets(polled[0][T0]) == [12]
 
 
 def test_close_from_another_thread_ends_a_wait(root, log):
@@ -1048,7 +1048,7 @@ def test_a_read_only_root_can_be_followed(root, log):
 
 
 def test_durable_visibility_shows_only_what_was_flushed(root, log):
-    """A20: what a power cut could take back is not shown to who asked for that."""
+    """A20: records that a power cut could take back are not returned."""
     careful = open_root(root.path, visibility="durable")
     consumer = reading(careful)
     log.flush()
@@ -1068,13 +1068,13 @@ def test_a_forked_child_reads_on_from_the_same_position(root, log):
     consumer = reading(root)
     consumer.poll(max_records=2)
 
-    there = in_child(lambda: offsets(drained(consumer)))
+    in_the_child = in_child(lambda: offsets(drained(consumer)))
 
-    assert there == list(range(2, 12))
-    assert offsets(drained(consumer)) == there
+    assert in_the_child == list(range(2, 12))
+    assert offsets(drained(consumer)) == in_the_child
 
 
-def test_a_forked_child_notices_a_topic_made_again(root, log):
+def test_a_forked_child_notices_a_topic_created_again(root, log):
     """A38: also where the partition is opened anew."""
     consumer = Consumer(root, auto_offset_reset="earliest")
     consumer.assign([T0])
@@ -1091,7 +1091,7 @@ def test_a_forked_child_notices_a_topic_made_again(root, log):
 
 
 def answer(path, pairs):
-    """In another process: append to ``pong`` whatever comes in ``ping``, at the same instant."""
+    """In another process: append each record of ``ping`` to ``pong``, at once."""
     root = open_root(path)
     log = root.partition("pong", 0)
     consumer = Consumer(root, "ping")
@@ -1175,34 +1175,34 @@ def test_records_from_many_processes_all_arrive_in_order(root):
     ]
     for each in writers:
         each.start()
-    seen = {where: [] for where in (T0, T1)}
+    seen = {tp: [] for tp in (T0, T1)}
     while sum(map(len, seen.values())) < 600:
-        got = consumer.poll(int(patient(20_000)))
-        assert got, "a record is missing"
-        for where, records in got.items():
-            seen[where] += records
+        polled = consumer.poll(int(patient(20_000)))
+        assert polled, "a record is missing"
+        for tp, records in polled.items():
+            seen[tp] += records
     for each in writers:
         each.join(patient(10))
 
     for records in seen.values():
         assert offsets(records) == list(range(300))
         for writer in (b"0", b"1"):
-            mine = [int(record.value) for record in records if record.key == writer]
-            assert mine == list(range(150))
+            numbers = [int(record.value) for record in records if record.key == writer]
+            assert numbers == list(range(150))
 
 
 def write_numbers(path, writer, count):
     root = open_root(path)
     for number in range(count):
         for partition in range(2):
-            one = encoded(b"%d" % number, keys=[b"%d" % writer])
-            root.partition("t", partition).append([one])
+            batch = encoded(b"%d" % number, keys=[b"%d" % writer])
+            root.partition("t", partition).append([batch])
     root.close()
 
 
 @pytest.mark.parametrize("name", ["", "  ", None, 5, b"t"])
-def test_what_is_no_name_of_a_topic_is_refused_with_a_typed_error(root, log, name):
-    """Which is a ValueError; the subscription stays as it was."""
+def test_an_invalid_topic_name_is_refused_with_a_typed_error(root, log, name):
+    """It is a ValueError; the subscription does not change."""
     consumer = Consumer(root, "t", group_id="g")
     for call in (lambda: Consumer(root, name), lambda: consumer.subscribe(["t", name])):
         with pytest.raises(InvalidTopicError, match="topic must"):
@@ -1213,7 +1213,7 @@ def test_what_is_no_name_of_a_topic_is_refused_with_a_typed_error(root, log, nam
 
 
 @pytest.mark.parametrize("number", [True, "0", 1.0, None])
-def test_what_is_no_partition_is_refused_with_a_typed_error(root, log, number):
+def test_an_invalid_partition_is_refused_with_a_typed_error(root, log, number):
     """Also where a dictionary would take True for 1."""
     consumer, wrong = Consumer(root), TopicPartition("t", number)
     consumer.assign([T0])

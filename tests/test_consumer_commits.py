@@ -17,7 +17,7 @@ import embedlog
 from embedlog.api import group_worker
 from embedlog.config import ConsumerConfig
 from embedlog.consumer import Consumer
-from embedlog.consumer.group_client import group_of
+from embedlog.consumer.group_client import open_group
 from embedlog.record import OffsetAndMetadata, TopicPartition
 
 T0 = TopicPartition("t", 0)
@@ -106,12 +106,12 @@ def make(root, reset, **config):
 
 
 def committed(root):
-    found = group_of(root, "g").committed([T0])[T0]
-    return None if found is None else found.position.offset
+    commit = open_group(root, "g").committed([T0])[T0]
+    return None if commit is None else commit.position.offset
 
 
 def do(consumer, steps):
-    """Do what the words of a row say."""
+    """Carry out the steps of a case."""
     for word in steps.split():
         name, _, number = word.partition("=")
         if name == "commit":
@@ -142,7 +142,7 @@ LEAVE = {
 
 @pytest.mark.parametrize("leave", LEAVE)
 @pytest.mark.parametrize(("reset", "steps", "wanted"), TABLE)
-def test_what_an_assigned_consumer_leaves_committed(root, reset, steps, wanted, leave):
+def test_the_commits_of_a_consumer_with_assigned_partitions(root, reset, steps, wanted, leave):
     """E20, E24, M14: positions are resolved on first use, and what the program commits stays."""
     consumer = make(root, reset, auto_commit_interval_ms=0 if leave == "by interval" else 3_600_000)
     consumer.assign([T0])
@@ -172,8 +172,8 @@ AFTER_A_POLL = [row for row in TABLE if row.values[1].startswith("poll")]
 
 @pytest.mark.parametrize("leave", MEMBERS_LEAVE)
 @pytest.mark.parametrize(("reset", "steps", "wanted"), AFTER_A_POLL)
-def test_what_a_member_leaves_committed(root, reset, steps, wanted, leave):
-    """E20, E24, M19: the same for who has its partitions from the group."""
+def test_the_commits_of_a_member(root, reset, steps, wanted, leave):
+    """E20, E24, M19: the same with partitions assigned by the group."""
     consumer = make(root, reset, auto_commit_interval_ms=0 if leave == "by interval" else 3_600_000)
     consumer.subscribe(["t"])
 
@@ -194,8 +194,8 @@ IN_LISTENERS = [
 
 @pytest.mark.parametrize("leave", MEMBERS_LEAVE)
 @pytest.mark.parametrize(("reset", "steps", "wanted"), IN_LISTENERS)
-def test_what_a_listener_does_before_the_first_fetch_counts(root, reset, steps, wanted, leave):
-    """E6, E20: what it commits is where the poll goes on; positions are resolved after it."""
+def test_calls_of_a_listener_before_the_first_fetch_count(root, reset, steps, wanted, leave):
+    """E6, E20: the poll begins at what it commits; positions are resolved after it."""
     consumer = make(root, reset, auto_commit_interval_ms=0 if leave == "by interval" else 3_600_000)
     first = steps.removesuffix("poll")
     done = []
@@ -224,7 +224,7 @@ def test_a_commit_before_the_first_poll_is_where_it_begins(root):
         with make(root, reset, group_id="g2") as other:
             other.assign([T0])
             # From elsewhere, as long as nobody is a member.
-            group_of(root, "g2").commit({T0: OffsetAndMetadata(9)})
+            open_group(root, "g2").commit({T0: OffsetAndMetadata(9)})
             assert other.position(T0) == 9
 
 
@@ -242,8 +242,8 @@ def test_a_poll_resolves_what_is_paused(root):
         assert [record.offset for record in consumer.poll(0)[T0]] == [RECORDS]
 
 
-def test_streams_that_nobody_read_commit_nothing(root):
-    """E20, E26: to get a share is not to read it."""
+def test_streams_that_were_not_read_commit_nothing(root):
+    """E20, E26: to be assigned partitions is not to read them."""
     consumer = make(root, "latest")
     consumer.create_message_streams({"t": 1})
 
@@ -252,8 +252,8 @@ def test_streams_that_nobody_read_commit_nothing(root):
     assert committed(root) is None
 
 
-def test_a_group_that_goes_on_keeps_the_note_of_its_commit(root):
-    """E4, E20: nothing was returned since, so there is nothing to commit over it."""
+def test_auto_commit_keeps_the_metadata_of_an_earlier_commit(root):
+    """E4, E20: nothing was returned since, so there is nothing to commit."""
     with make(root, "earliest") as consumer:
         consumer.assign([T0])
         consumer.commit({T0: OffsetAndMetadata(RECORDS, "all of it")})
@@ -262,7 +262,7 @@ def test_a_group_that_goes_on_keeps_the_note_of_its_commit(root):
         consumer.poll(0)
         assert consumer.position(T0) == RECORDS
 
-    position = group_of(root, "g").committed([T0])[T0].position
+    position = open_group(root, "g").committed([T0])[T0].position
     assert (position.offset, position.metadata) == (RECORDS, "all of it")
 
 
@@ -292,7 +292,7 @@ def slow(record):
 
 
 @pytest.mark.tier("test")
-def test_a_run_commits_the_rest_of_what_it_committed_a_part_of(tmp_path):
+def test_a_run_commits_the_rest_of_a_batch_that_it_committed_in_part(tmp_path):
     """A slow handler has its first records committed, and the others when they are handled."""
     with embedlog.open(tmp_path / "log") as log:
         log.create_topic("t")
@@ -300,7 +300,7 @@ def test_a_run_commits_the_rest_of_what_it_committed_a_part_of(tmp_path):
         job = group_worker.GroupJob(
             *(lambda: log, ("t",), ConsumerConfig.parse({}), slow, False, 0)
         )
-        one = group_worker.GroupWorker(job)
+        worker = group_worker.GroupWorker(job)
         with log.consumer("t", group_id="g", auto_offset_reset="earliest") as consumer:
-            one._handle(consumer, consumer.poll(0))
+            worker._handle(consumer, consumer.poll(0))
             assert consumer.committed(T0) == 4

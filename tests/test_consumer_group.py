@@ -15,12 +15,12 @@ from support import forks
 from support.children import in_child
 from support.patience import patient
 from support.roots import abandon, fill, healthy, open_root
-from support.sharing import Diary, Remote, drained, partitions, shared_out
+from support.sharing import Diary, Remote, drained, partitions, poll_until_assigned
 
 import embedlog
 from embedlog.config import TopicConfig
 from embedlog.consumer import Consumer
-from embedlog.consumer.group_client import group_of
+from embedlog.consumer.group_client import open_group
 from embedlog.errors import (
     AssignorError,
     ClosedError,
@@ -56,19 +56,21 @@ def root(tmp_path):
 @pytest.fixture
 def join(root):
     """Makes consumers of the group ``g``, which begin at the beginning; closed afterwards."""
-    made = []
+    consumers = []
 
     def join(*topics, **config):
         options = {"group_id": "g", "auto_offset_reset": "earliest", "enable_auto_commit": False}
         # Members are in the order of their ids (M26): here, in the order they were made.
-        options["client_id"] = f"m{len(made)}"
-        made.append(Consumer(root, *topics, **{**options, **config}))
-        return made[-1]
+        options["client_id"] = f"m{len(consumers)}"
+        consumers.append(Consumer(root, *topics, **{**options, **config}))
+        return consumers[-1]
 
     yield join
-    for one in made:
-        one.close(autocommit=False)
-    left = [each.name for each in threading.enumerate() if each.name.startswith("embedlog-heart")]
+    for consumer in consumers:
+        consumer.close(autocommit=False)
+    left = [
+        each.name for each in threading.enumerate() if each.name.startswith("embedlog-heartbeat")
+    ]
     assert left == []
 
 
@@ -80,31 +82,31 @@ def make(root, topic="t", count=2, batches=2, size=2):
 
 
 def group(root, name="g"):
-    return group_of(root, name)
+    return open_group(root, name)
 
 
-def committed(root, one=T0, name="g"):
-    found = group(root, name).committed([one])[one]
-    return None if found is None else found.position.offset
+def committed(root, tp=T0, name="g"):
+    commit = group(root, name).committed([tp])[tp]
+    return None if commit is None else commit.position.offset
 
 
 # Subscribing
 
 
-def test_members_share_the_partitions_and_each_record_comes_once(root, join):
-    """M11, E9: together they read everything, each partition at one of them."""
+def test_members_share_the_partitions_and_read_each_record_once(root, join):
+    """M11, E9: together they read everything, and each partition is read by one of them."""
     make(root, count=4)
     members = [join("t") for _ in range(2)]
 
-    came = shared_out(members, partitions("t", 4), each=2)
-    records = [record for one in members for record in drained(one)]
+    came = poll_until_assigned(members, partitions("t", 4), at_least=2)
+    records = [record for member in members for record in drained(member)]
 
     assert came + len(records) >= 16
-    assert {one.position(tp) for one in members for tp in one.assignment()} == {4}
+    assert {member.position(tp) for member in members for tp in member.assignment()} == {4}
 
 
-def test_a_pattern_must_fit_the_whole_name(root, join):
-    """E17: internal topics are hidden, and topics that come later are joined."""
+def test_a_pattern_must_match_the_whole_name(root, join):
+    """E17: internal topics are hidden, and topics created later are subscribed to."""
     for name in ("ab", "abc", "xab", "__ab"):
         make(root, name, 1)
     member = join()
@@ -114,7 +116,7 @@ def test_a_pattern_must_fit_the_whole_name(root, join):
 
     make(root, "abd", 1)
     root.delete_topic("abc")
-    shared_out([member], {TopicPartition("ab", 0), TopicPartition("abd", 0)})
+    poll_until_assigned([member], {TopicPartition("ab", 0), TopicPartition("abd", 0)})
 
     seeing = join(group_id="h", exclude_internal_topics=False)
     seeing.subscribe(pattern="__.*")
@@ -122,8 +124,8 @@ def test_a_pattern_must_fit_the_whole_name(root, join):
     assert seeing.assignment() == {TopicPartition("__ab", 0)}
 
 
-def test_a_new_subscription_takes_the_place_of_the_old_one_at_the_next_poll(root, join):
-    """E16: nothing changes before; what both name stays, with its position."""
+def test_a_new_subscription_replaces_the_old_one_at_the_next_poll(root, join):
+    """E16: nothing changes before; a topic in both keeps its positions."""
     for name in ("a", "b", "c"):
         make(root, name, 1)
     a, b, c = (TopicPartition(name, 0) for name in "abc")
@@ -141,18 +143,18 @@ def test_a_new_subscription_takes_the_place_of_the_old_one_at_the_next_poll(root
     assert [record.offset for record in records[c]] == [0, 1, 2, 3]
 
 
-def test_to_subscribe_to_nothing_is_to_unsubscribe(root, join):
-    """E16: the member leaves at once, and partitions may be assigned by hand then."""
+def test_subscribing_to_nothing_unsubscribes(root, join):
+    """E16: the member leaves at once, and the program may assign partitions then."""
     make(root)
     member, other = join("t"), join("t")
-    shared_out([member, other], partitions("t", 2), each=1)
+    poll_until_assigned([member, other], partitions("t", 2), at_least=1)
 
     member.subscribe([])
 
     assert (member.subscription(), member.assignment()) == (set(), set())
     with pytest.raises(IllegalStateError):
         member.poll(0)
-    shared_out([other], partitions("t", 2))
+    poll_until_assigned([other], partitions("t", 2))
     member.assign([T0])
     assert len(member.poll(0)[T0]) == 4
 
@@ -172,11 +174,11 @@ def test_subscribing_and_assigning_exclude_each_other(root, join):
         join().subscribe(["t"], pattern="t")
     assigned.unsubscribe()
     assigned.subscribe(["t"])
-    assert shared_out([assigned], partitions("t", 2)) == 8
+    assert poll_until_assigned([assigned], partitions("t", 2)) == 8
 
 
 @pytest.mark.parametrize(
-    ("given", "error"),
+    ("arguments", "error"),
     [
         ({"topics": "t"}, TypeError),
         ({"topics": [7]}, ValueError),
@@ -186,14 +188,14 @@ def test_subscribing_and_assigning_exclude_each_other(root, join):
     ],
     ids=str,
 )
-def test_a_wrong_subscription_is_refused_and_the_old_one_stays(root, join, given, error):
+def test_an_invalid_subscription_is_refused_and_the_old_one_stays(root, join, arguments, error):
     """E16: null and blank names are errors."""
     make(root)
     member = join("t")
     member.poll(0)
 
     with pytest.raises(error):
-        member.subscribe(**given)
+        member.subscribe(**arguments)
 
     assert member.subscription() == {"t"}
     assert len(drained(member)) == 0
@@ -201,7 +203,7 @@ def test_a_wrong_subscription_is_refused_and_the_old_one_stays(root, join, given
 
 
 def test_without_a_group_there_is_no_subscription_and_no_commit(root):
-    """E18: what only a group could do is refused."""
+    """E18: calls that need a group are refused."""
     make(root)
     alone = Consumer(root, "t")
     for call in (
@@ -219,13 +221,13 @@ def test_without_a_group_there_is_no_subscription_and_no_commit(root):
 
 
 @pytest.mark.parametrize("name", ["", "\0", "x" * 201, "a\0b"])
-def test_a_bad_group_id_is_refused_when_the_consumer_is_made(root, name):
+def test_an_invalid_group_id_is_refused_by_the_constructor(root, name):
     with pytest.raises((InvalidGroupIdError, InvalidConfigError)):
         Consumer(root, "t", group_id=name)
 
 
 def test_a_topic_that_does_not_exist_is_waited_for(root, join):
-    """E19: silently; all of it is read when it comes."""
+    """E19: without an error; all of it is read once it is created."""
     member = join("t")
     assert member.poll(0) == {}
     assert member.assignment() == set()
@@ -250,7 +252,7 @@ def forks_to_come(work):
     return Soon()
 
 
-def test_a_topic_is_made_if_that_was_asked_for(root, join):
+def test_a_topic_is_created_if_the_setting_says_so(root, join):
     """E19: allow_auto_create_topics, when it is set."""
     join("asked", allow_auto_create_topics=True).poll(0)
     join("not-asked").poll(0)
@@ -259,43 +261,43 @@ def test_a_topic_is_made_if_that_was_asked_for(root, join):
 
 
 @pytest.mark.parametrize("strategy", ["range", "roundrobin", "sticky", "cooperative-sticky"])
-def test_a_topic_that_grows_is_shared_out_anew(root, join, strategy):
-    """M16: whoever polls next notices, and everybody reads on."""
+def test_a_topic_that_grows_is_assigned_again(root, join, strategy):
+    """M16: the next member that polls notices, and all go on reading."""
     make(root)
     members = [join("t", partition_assignment_strategy=strategy) for _ in range(2)]
-    shared_out(members, partitions("t", 2), each=1)
+    poll_until_assigned(members, partitions("t", 2), at_least=1)
 
     root.grow_topic("t", 6)
     fill(root.partition("t", 5), 1)
 
-    assert shared_out(members, partitions("t", 6), each=3) >= 1
+    assert poll_until_assigned(members, partitions("t", 6), at_least=3) >= 1
 
 
-def test_a_topic_that_is_deleted_leaves_and_comes_back_from_its_beginning(root, join):
-    """A38, M16: what was committed for the old one does not count for the new one."""
+def test_a_topic_that_was_created_again_is_read_from_its_beginning(root, join):
+    """A38, M16: commits for the old topic do not count for the new one."""
     make(root)
     make(root, "u")
     member = join("t", "u", **COOPERATIVE)
-    shared_out([member], partitions("t", 2) | partitions("u", 2))
+    poll_until_assigned([member], partitions("t", 2) | partitions("u", 2))
     drained(member)
     member.commit()
 
     root.delete_topic("t")
-    shared_out([member], partitions("u", 2))
+    poll_until_assigned([member], partitions("u", 2))
     make(root, count=1)
-    came = shared_out([member], partitions("t", 1) | partitions("u", 2))
+    came = poll_until_assigned([member], partitions("t", 1) | partitions("u", 2))
 
     assert came + len(drained(member)) == 4
     assert member.committed(T0) is None
 
 
 def test_two_groups_do_not_see_each_other(root, join):
-    """M17: each has all partitions, and commits of its own."""
+    """M17: each has all partitions, and its own commits."""
     make(root)
     first, second = join("t"), join("t", group_id="h")
 
-    shared_out([first], partitions("t", 2))
-    shared_out([second], partitions("t", 2))
+    poll_until_assigned([first], partitions("t", 2))
+    poll_until_assigned([second], partitions("t", 2))
     first.commit()
 
     assert first.committed(T0) == 4
@@ -305,8 +307,8 @@ def test_two_groups_do_not_see_each_other(root, join):
 # Committing
 
 
-def test_a_commit_is_where_the_group_goes_on(root, join):
-    """E2, E4: also after a member is gone; auto_offset_reset is not asked then."""
+def test_the_group_continues_at_its_commit(root, join):
+    """E2, E4: also after a member has left; auto_offset_reset is not used then."""
     make(root, count=1)
     member = join("t")
     member.poll(0, max_records=3)
@@ -330,11 +332,11 @@ def test_a_commit_of_zero_counts(root, join):
     assert len(join("t", auto_offset_reset="latest").poll(0)[T0]) == 4
 
 
-def test_what_was_committed_comes_back_as_it_was(root, join):
+def test_committed_returns_what_was_committed(root, join):
     """E4: metadata and leader epoch; kafka-python's -1 is no epoch."""
     make(root)
     member = join("t")
-    shared_out([member], partitions("t", 2))
+    poll_until_assigned([member], partitions("t", 2))
 
     member.commit({T0: OffsetAndMetadata(1, "note ☃", 7), T1: OffsetAndMetadata(2, "", -1)})
 
@@ -354,7 +356,7 @@ def test_committed_needs_no_assignment_and_is_none_without_a_commit(root, join):
 
 
 @pytest.mark.parametrize(
-    ("given", "error"),
+    ("arguments", "error"),
     [
         ({T0: OffsetAndMetadata(-1)}, ValueError),
         ({T0: OffsetAndMetadata(1, "x" * 4097)}, OffsetMetadataTooLargeError),
@@ -366,16 +368,16 @@ def test_committed_needs_no_assignment_and_is_none_without_a_commit(root, join):
     ],
     ids=lambda value: str(value)[:30],
 )
-def test_a_wrong_commit_changes_nothing(root, join, given, error):
+def test_an_invalid_commit_changes_nothing(root, join, arguments, error):
     """E21: all of it is committed, or nothing."""
     make(root)
     member = join("t")
-    shared_out([member], partitions("t", 2))
+    poll_until_assigned([member], partitions("t", 2))
     for call in (member.commit, member.commit_async):
         with pytest.raises(error):
-            call(given)
-            # What only the commit itself can find out is told by the future.
-            raise_of(member.commit_async(given))
+            call(arguments)
+            # What only the commit itself can find out is reported by the future.
+            raise_of(member.commit_async(arguments))
 
     assert (committed(root), committed(root, T1)) == (None, None)
 
@@ -388,7 +390,7 @@ def test_an_offset_past_the_end_and_an_empty_commit_are_accepted(root, join):
     """E21."""
     make(root)
     member = join("t")
-    shared_out([member], partitions("t", 2))
+    poll_until_assigned([member], partitions("t", 2))
 
     member.commit({T0: 1000})
     member.commit({})
@@ -396,12 +398,12 @@ def test_an_offset_past_the_end_and_an_empty_commit_are_accepted(root, join):
     assert member.committed(T0) == 1000
 
 
-def test_a_partition_of_somebody_else_cannot_be_committed(root, join):
-    """M22: stricter than Kafka; nothing of such a commit lands."""
+def test_a_partition_of_another_member_cannot_be_committed(root, join):
+    """M22: stricter than Kafka; nothing of such a commit is written."""
     make(root)
     members = [join("t") for _ in range(2)]
-    shared_out(members, partitions("t", 2), each=1)
-    own, others = (next(iter(one.assignment())) for one in members)
+    poll_until_assigned(members, partitions("t", 2), at_least=1)
+    own, others = (next(iter(member.assignment())) for member in members)
 
     with pytest.raises(CommitFailedError) as caught:
         members[0].commit({own: 1, others: 1})
@@ -411,40 +413,40 @@ def test_a_partition_of_somebody_else_cannot_be_committed(root, join):
 
 
 def test_a_commit_before_the_first_poll_is_refused(root, join):
-    """E23: nothing is owned yet."""
+    """E23: the consumer owns no partition yet."""
     make(root)
     with pytest.raises(CommitFailedError, match="poll"):
         join("t").commit({T0: 1})
 
 
 def test_callbacks_run_in_order_on_the_polling_thread(root, join):
-    """E22: not before the next call, and each with what it was about."""
+    """E22: not before the next call, and each with the offsets of its commit."""
     make(root)
-    member, told = join("t"), []
-    shared_out([member], partitions("t", 2))
+    member, calls = join("t"), []
+    poll_until_assigned([member], partitions("t", 2))
 
     def note(offsets, error):
-        told.append((offsets[T0].offset, error, threading.get_ident()))
+        calls.append((offsets[T0].offset, error, threading.get_ident()))
 
     for number in (1, 3, 2):
         member.commit_async({T0: number}, callback=note)
-    assert told == []
+    assert calls == []
     member.poll(0)
     member.commit_async({T0: 4}, callback=note)
     member.commit({T0: 5})
     member.commit_async({T0: 6}, callback=note)
     member.close()
 
-    assert [entry[0] for entry in told] == [1, 3, 2, 4, 6]
-    assert {entry[1:] for entry in told} == {(None, threading.get_ident())}
+    assert [entry[0] for entry in calls] == [1, 3, 2, 4, 6]
+    assert {entry[1:] for entry in calls} == {(None, threading.get_ident())}
     assert committed(root) == 6
 
 
-def test_commits_land_in_the_order_of_the_calls(root, join):
-    """E22: an older one never lands after a newer one."""
+def test_commits_are_written_in_the_order_of_the_calls(root, join):
+    """E22: an older one never overwrites a newer one."""
     make(root)
     member = join("t")
-    shared_out([member], partitions("t", 2))
+    poll_until_assigned([member], partitions("t", 2))
 
     future = member.commit_async({T0: 3})
     member.commit({T0: 1})
@@ -453,44 +455,44 @@ def test_commits_land_in_the_order_of_the_calls(root, join):
     assert committed(root) == 1
 
 
-def test_a_failed_commit_goes_to_its_callback_and_is_not_tried_again(root, join):
+def test_a_failed_commit_is_reported_to_its_callback_and_not_retried(root, join):
     """E22, E23."""
     make(root)
-    members, told = [join("t") for _ in range(2)], []
-    shared_out(members, partitions("t", 2), each=1)
+    members, calls = [join("t") for _ in range(2)], []
+    poll_until_assigned(members, partitions("t", 2), at_least=1)
     (others,) = members[1].assignment()
 
-    future = members[0].commit_async({others: 1}, callback=lambda *what: told.append(what))
+    future = members[0].commit_async({others: 1}, callback=lambda *what: calls.append(what))
     members[0].poll(0)
 
     assert isinstance(future.exception(timeout=patient(5)), CommitFailedError)
-    ((offsets, error),) = told
+    ((offsets, error),) = calls
     assert isinstance(error, CommitFailedError) and list(offsets) == [others]
     assert committed(root, others) is None
 
 
-def test_a_callback_that_raises_is_heard_once(root, join):
+def test_an_error_of_a_callback_is_raised_once(root, join):
     make(root)
-    member, told = join("t"), []
-    shared_out([member], partitions("t", 2))
+    member, calls = join("t"), []
+    poll_until_assigned([member], partitions("t", 2))
 
     def fail(offsets, error):
         raise ZeroDivisionError
 
     member.commit_async({T0: 1}, callback=fail)
-    member.commit_async({T0: 2}, callback=lambda *what: told.append(what))
+    member.commit_async({T0: 2}, callback=lambda *what: calls.append(what))
     with pytest.raises(ZeroDivisionError):
         member.poll(0)
     member.poll(0)
 
-    assert len(told) == 1
+    assert len(calls) == 1
 
 
 # Committing by itself
 
 
 def test_auto_commit_commits_what_earlier_polls_returned(root, join):
-    """E20: when the interval is over, in a poll, before this poll fetches."""
+    """E20: once the interval has passed, in a poll, before this poll fetches."""
     make(root, count=1)
     member = join("t", enable_auto_commit=True, auto_commit_interval_ms=0, max_poll_records=1)
 
@@ -503,7 +505,7 @@ def test_auto_commit_commits_what_earlier_polls_returned(root, join):
 
 
 def test_auto_commit_waits_for_its_interval(root, join):
-    """E20, M20b: which begins anew when partitions are given."""
+    """E20, M20b: the interval begins again when partitions are assigned."""
     make(root, count=1)
     started = time.monotonic()
     member = join("t", enable_auto_commit=True, auto_commit_interval_ms=150, max_poll_records=1)
@@ -529,7 +531,7 @@ def test_auto_commit_commits_before_leaving(root, join, leave):
 
 @pytest.mark.parametrize("strategy", ["range", "cooperative-sticky"])
 def test_auto_commit_commits_before_a_revocation(root, join, strategy):
-    """E20, M19: the next owner goes on where the old one was."""
+    """E20, M19: the next owner continues where the old one was."""
     make(root)
     options = {"enable_auto_commit": True, "partition_assignment_strategy": strategy}
     first = join("t", **options)
@@ -538,16 +540,16 @@ def test_auto_commit_commits_before_a_revocation(root, join, strategy):
     positions = {tp: first.position(tp) for tp in (T0, T1)}
     second = join("t", **options)
     # It joins, and what it is to have is read no further by the first.
-    second.subscribe(["t"], listener=Diary(assigned=lambda given: second.pause(*given)))
+    second.subscribe(["t"], listener=Diary(assigned=lambda tps: second.pause(*tps)))
     second.poll(0)
-    shared_out([first, second], partitions("t", 2), each=1)
+    poll_until_assigned([first, second], partitions("t", 2), at_least=1)
 
     (moved,) = second.assignment()
     assert second.position(moved) == positions[moved] == committed(root, moved)
 
 
 def test_an_exception_in_the_with_block_commits_nothing(root):
-    """E20: the record in hand may not be processed."""
+    """E20: the last record may not be processed."""
     make(root, count=1)
     options = {"group_id": "g", "auto_offset_reset": "earliest"}
     with pytest.raises(ZeroDivisionError), Consumer(root, "t", **options) as member:
@@ -569,8 +571,8 @@ def test_close_without_autocommit_commits_nothing(root, join):
     assert committed(root) is None
 
 
-def test_an_assign_commits_what_was_there_before(root, join):
-    """E20, M14: of partitions that are assigned by hand as well."""
+def test_assign_commits_the_partitions_that_it_replaces(root, join):
+    """E20, M14: auto-commit also commits partitions that the program assigned."""
     make(root)
     member = join(enable_auto_commit=True)
     member.assign([T0])
@@ -581,8 +583,8 @@ def test_an_assign_commits_what_was_there_before(root, join):
     assert committed(root) == 3
 
 
-def test_iteration_commits_only_what_was_taken(root, join):
-    """E20, with the record in hand: it was returned."""
+def test_iteration_commits_only_what_it_returned(root, join):
+    """E20: including the last record, which was returned."""
     make(root, count=1, size=4)
     member = join("t", enable_auto_commit=True, auto_commit_interval_ms=0)
     for record in member:
@@ -598,8 +600,8 @@ def test_iteration_commits_only_what_was_taken(root, join):
     assert committed(root) == 4
 
 
-def test_iteration_commits_as_it_goes_on(root, join):
-    """E20: between the batches of an iteration."""
+def test_iteration_auto_commits_between_batches(root, join):
+    """E20: when the interval has passed."""
     make(root, count=1, batches=5, size=2)
     member = join("t", enable_auto_commit=True, auto_commit_interval_ms=0, consumer_timeout_ms=50)
     seen = [(record.offset, committed(root)) for record in member]
@@ -612,7 +614,7 @@ def test_iteration_commits_as_it_goes_on(root, join):
 # Where a group begins
 
 
-def test_latest_misses_nothing_after_the_poll_that_assigned(root, join):
+def test_latest_misses_nothing_after_the_poll_that_assigned_it(root, join):
     """E1: the end is fixed in the transaction that assigns, not at the first fetch."""
     make(root)
     member = join("t", auto_offset_reset="latest")
@@ -623,25 +625,25 @@ def test_latest_misses_nothing_after_the_poll_that_assigned(root, join):
     assert [record.value for record in drained(member)] == [b"v9"]
 
 
-def test_latest_stays_where_it_began_for_those_who_come_after(root, join):
-    """E1, M25: who takes over without a commit begins where the group began."""
+def test_latest_means_where_the_group_began_for_later_owners(root, join):
+    """E1, M25: an owner without a commit begins where the group began."""
     make(root)
     first = join("t", auto_offset_reset="latest")
     first.poll(0)
     second = join("t", auto_offset_reset="latest")
-    shared_out([first, second], partitions("t", 2), each=1)
+    poll_until_assigned([first, second], partitions("t", 2), at_least=1)
     (moved,) = second.assignment()
     fill(root.partition(*moved), 1, first=9)
     second.close()
 
-    came = shared_out([first], partitions("t", 2))
+    came = poll_until_assigned([first], partitions("t", 2))
     records = drained(first)
 
     assert came + len(records) == 1
 
 
-def test_latest_reads_what_comes_later_from_its_start(root, join):
-    """M16, E1: grown partitions and new topics begin where nobody could have read before."""
+def test_latest_reads_later_partitions_from_their_start(root, join):
+    """M16, E1: new partitions and topics begin at their first record."""
     make(root)
     member = join(auto_offset_reset="latest")
     member.subscribe(pattern="t.*")
@@ -655,7 +657,7 @@ def test_latest_reads_what_comes_later_from_its_start(root, join):
 
 
 def test_an_empty_group_forgets_where_it_began(root, join):
-    """E1: a fresh group without a commit begins at the end as of then."""
+    """E1: without a commit the next member begins at the end at that time."""
     make(root)
     join("t", auto_offset_reset="latest").poll(0)
     first = join("t", auto_offset_reset="latest")
@@ -670,7 +672,7 @@ def test_an_empty_group_forgets_where_it_began(root, join):
     assert member.position(T0) == 5
 
 
-def test_a_committed_position_past_the_end_is_settled_by_the_reset(root, join):
+def test_a_committed_offset_past_the_end_is_reset(root, join):
     """E1, E21: as any position out of range."""
     make(root, count=1)
     first = join("t")
@@ -684,7 +686,7 @@ def test_a_committed_position_past_the_end_is_settled_by_the_reset(root, join):
 # Manual assignment in a group
 
 
-def test_assigned_partitions_begin_where_the_group_committed(root, join):
+def test_assigned_partitions_begin_at_the_committed_offset(root, join):
     """M14, E2."""
     make(root)
     first = join()
@@ -694,10 +696,10 @@ def test_assigned_partitions_begin_where_the_group_committed(root, join):
 
     second = join()
     second.assign([T0, T1])
-    found = second.poll(0)
+    records = second.poll(0)
 
-    assert [record.offset for record in found[T0]] == [2, 3]
-    assert [record.offset for record in found[T1]] == [0, 1, 2, 3]
+    assert [record.offset for record in records[T0]] == [2, 3]
+    assert [record.offset for record in records[T1]] == [0, 1, 2, 3]
 
 
 def test_a_commit_without_membership_needs_an_empty_group(root, join):
@@ -720,174 +722,176 @@ def test_a_commit_without_membership_needs_an_empty_group(root, join):
 
 
 @pytest.fixture
-def told(root, join):
-    """Makes consumers with diaries: ``told("range")`` returns both."""
+def with_diary(root, join):
+    """Makes consumers with diaries: ``with_diary("range")`` returns both."""
 
-    def told(strategy, **does):
+    def with_diary(strategy, **does):
         diary = Diary(**does)
         member = join(partition_assignment_strategy=strategy)
         member.subscribe(["t"], listener=diary)
         return member, diary
 
-    return told
+    return with_diary
 
 
-def test_an_eager_listener_is_told_everything_anew(root, told):
+def test_an_eager_listener_is_notified_of_all_partitions(root, with_diary):
     """M19: revoked(all) then assigned(all), also the first time, with nothing to revoke."""
     make(root)
-    first, diary = told("range")
+    first, diary = with_diary("range")
     first.poll(0)
     assert diary.taken() == [("revoked", set()), ("assigned", {T0, T1})]
 
-    second, other = told("range")
-    shared_out([first, second], partitions("t", 2), each=1)
+    second, other = with_diary("range")
+    poll_until_assigned([first, second], partitions("t", 2), at_least=1)
 
     assert other.entries[0] == ("revoked", set())
     assert [entry for entry in other.taken() if entry[1]] == [("assigned", {T1})]
     assert diary.taken() == [("revoked", {T0, T1}), ("assigned", {T0})]
 
     second.close()
-    shared_out([first], partitions("t", 2))
+    poll_until_assigned([first], partitions("t", 2))
     assert other.taken() == [("revoked", {T1})]
     assert diary.taken() == [("revoked", {T0}), ("assigned", {T0, T1})]
     first.close()
     assert diary.taken() == [("revoked", {T0, T1})]
 
 
-def test_a_cooperative_listener_is_told_what_changes(root, told):
-    """M20: only that, and assigned once a generation, perhaps with nothing."""
+def test_a_cooperative_listener_is_notified_of_changes(root, with_diary):
+    """M20: only of these, and of an assignment once a generation, perhaps an empty one."""
     make(root)
-    first, diary = told("cooperative-sticky")
+    first, diary = with_diary("cooperative-sticky")
     first.poll(0)
     assert diary.taken() == [("assigned", {T0, T1})]
 
-    second, other = told("cooperative-sticky")
-    shared_out([first, second], partitions("t", 2), each=1)
+    second, other = with_diary("cooperative-sticky")
+    poll_until_assigned([first, second], partitions("t", 2), at_least=1)
     assert diary.taken() == [("revoked", {T1}), ("assigned", set())]
     assert [entry for entry in other.taken() if entry[1]] == [("assigned", {T1})]
 
     second.close()
-    shared_out([first], partitions("t", 2))
+    poll_until_assigned([first], partitions("t", 2))
     assert [entry for entry in diary.taken() if entry[1]] == [("assigned", {T1})]
     first.unsubscribe()
     assert diary.taken() == [("revoked", {T0, T1})]
 
 
-def test_a_consumer_with_an_eager_assignor_is_eager(root, told):
-    """Kafka: range and cooperative-sticky together are the way to change over, and eager."""
+def test_a_consumer_with_an_eager_assignor_is_eager(root, with_diary):
+    """As in Kafka: with both range and cooperative-sticky, to migrate from one to the other."""
     make(root)
-    member, diary = told(("range", "cooperative-sticky"))
+    member, diary = with_diary(("range", "cooperative-sticky"))
     member.poll(0)
 
     assert diary.taken() == [("revoked", set()), ("assigned", {T0, T1})]
 
 
 @pytest.mark.parametrize("strategy", ["range", "cooperative-sticky"])
-def test_the_old_owner_lets_go_before_the_new_one_is_told(root, told, strategy):
+def test_the_old_owner_releases_before_the_new_one_is_notified(root, with_diary, strategy):
     """M22, M23: what is committed within revoked is where the new owner begins."""
     make(root)
     order = []
     positions = {}
 
-    def revoked(given):
-        order.append(("revoked", given))
-        first.commit(dict.fromkeys(given, 3))
+    def revoked(tps):
+        order.append(("revoked", tps))
+        first.commit(dict.fromkeys(tps, 3))
 
-    def assigned(given):
-        order.append(("assigned", given))
-        positions.update({tp: second.position(tp) for tp in given})
+    def assigned(tps):
+        order.append(("assigned", tps))
+        positions.update({tp: second.position(tp) for tp in tps})
 
-    first, _ = told(strategy, revoked=revoked)
+    first, _ = with_diary(strategy, revoked=revoked)
     first.poll(0)
     order.clear()
-    second, _ = told(strategy, assigned=assigned)
-    shared_out([first, second], partitions("t", 2), each=1)
+    second, _ = with_diary(strategy, assigned=assigned)
+    poll_until_assigned([first, second], partitions("t", 2), at_least=1)
 
     assert positions == {T1: 3}
-    kinds = [kind for kind, given in order if T1 in given]
+    kinds = [kind for kind, tps in order if T1 in tps]
     assert kinds[:2] == ["revoked", "assigned"]
 
 
 @pytest.mark.parametrize("strategy", ["range", "cooperative-sticky"])
-def test_a_seek_within_assigned_counts_for_the_first_fetch(root, told, strategy):
+def test_a_seek_within_assigned_counts_for_the_first_fetch(root, with_diary, strategy):
     """E6."""
     make(root, count=1)
-    member, _ = told(strategy, assigned=lambda given: [member.seek(tp, 2) for tp in given])
+    member, _ = with_diary(strategy, assigned=lambda tps: [member.seek(tp, 2) for tp in tps])
 
     assert [record.offset for record in member.poll(0)[T0]] == [2, 3]
 
 
-def test_a_listener_sees_the_old_partitions_then_the_new_ones(root, told):
+def test_a_listener_sees_the_old_partitions_then_the_new_ones(root, with_diary):
     """M20b: during revoked what was assigned before, during assigned what is now."""
     make(root)
     seen = []
-    first, _ = told(
+    first, _ = with_diary(
         "cooperative-sticky",
-        revoked=lambda given: seen.append(first.assignment()),
-        assigned=lambda given: seen.append(first.assignment()),
+        revoked=lambda tps: seen.append(first.assignment()),
+        assigned=lambda tps: seen.append(first.assignment()),
     )
     first.poll(0)
-    second, _ = told("cooperative-sticky")
-    shared_out([first, second], partitions("t", 2), each=1)
+    second, _ = with_diary("cooperative-sticky")
+    poll_until_assigned([first, second], partitions("t", 2), at_least=1)
 
     assert seen == [{T0, T1}, {T0, T1}, {T0}]
 
 
 CALLS = {
-    "subscribe": lambda one: one.subscribe(["u"]),
-    "subscribe to nothing": lambda one: one.subscribe([]),
-    "unsubscribe": lambda one: one.unsubscribe(),
-    "assign": lambda one: one.assign([T0]),
-    "poll": lambda one: one.poll(0),
-    "iterate": lambda one: next(iter(one)),
-    "close": lambda one: one.close(),
+    "subscribe": lambda member: member.subscribe(["u"]),
+    "subscribe to nothing": lambda member: member.subscribe([]),
+    "unsubscribe": lambda member: member.unsubscribe(),
+    "assign": lambda member: member.assign([T0]),
+    "poll": lambda member: member.poll(0),
+    "iterate": lambda member: next(iter(member)),
+    "close": lambda member: member.close(),
 }
 
 
 @pytest.mark.parametrize("call", CALLS)
 @pytest.mark.parametrize("kind", ["assigned", "revoked"])
-def test_what_a_listener_may_not_do_is_refused_and_changes_nothing(root, told, call, kind):
+def test_calls_that_a_listener_must_not_make_are_refused(root, with_diary, call, kind):
     """M18; in Kafka this is undefined."""
     make(root)
     once = [True]
-    member, _ = told("range", **{kind: lambda given: once and once.pop() and CALLS[call](member)})
+    member, _ = with_diary(
+        "range", **{kind: lambda tps: once and once.pop() and CALLS[call](member)}
+    )
 
     with pytest.raises(IllegalStateError):
         member.poll(0)
-    assert shared_out([member], partitions("t", 2)) == 8
+    assert poll_until_assigned([member], partitions("t", 2)) == 8
     assert member.subscription() == {"t"}
 
 
 @pytest.mark.parametrize("strategy", ["range", "cooperative-sticky"])
 @pytest.mark.parametrize("kind", ["assigned", "revoked"])
-def test_an_error_of_a_listener_comes_out_of_poll_once_all_is_done(root, told, strategy, kind):
-    """M24: revoke then assign are both tried, and nothing is lost."""
+def test_poll_raises_an_error_of_a_listener_after_the_rebalance(root, with_diary, strategy, kind):
+    """M24: both revocation and assignment are completed, and nothing is lost."""
     make(root)
     failing = {}
 
-    def fail(given):
+    def fail(tps):
         if failing:
             failing.clear()
             raise ZeroDivisionError
 
-    first, diary = told(strategy, **{kind: fail})
+    first, diary = with_diary(strategy, **{kind: fail})
     first.poll(0, max_records=1)
     diary.taken()
     failing.update(now=True)
-    second, _ = told(strategy)
+    second, _ = with_diary(strategy)
     second.poll(0)
     with pytest.raises(ZeroDivisionError):
         forks.until(lambda: first.poll(0, max_records=1) and False)
 
-    shared_out([first, second], partitions("t", 2), each=1)
+    poll_until_assigned([first, second], partitions("t", 2), at_least=1)
     assert {kind for kind, _ in diary.entries} == {"revoked", "assigned"}
     assert not [record for record in drained(first) if record.partition == 1]
 
 
-def test_an_error_of_a_listener_on_close_comes_once_all_is_done(root, told):
+def test_close_raises_an_error_of_a_listener_at_its_end(root, with_diary):
     """E24."""
     make(root)
-    first, _ = told("cooperative-sticky", revoked=lambda given: 1 / 0)
+    first, _ = with_diary("cooperative-sticky", revoked=lambda tps: 1 / 0)
     first.poll(0)
 
     with pytest.raises(ZeroDivisionError):
@@ -897,12 +901,12 @@ def test_an_error_of_a_listener_on_close_comes_once_all_is_done(root, told):
     first.close()
 
 
-def test_a_listener_may_commit_seek_pause_and_ask(root, told):
+def test_a_listener_may_commit_seek_pause_and_ask_for_positions(root, with_diary):
     """E6, M18."""
     make(root)
 
-    def revoked(given):
-        for tp in given:
+    def revoked(tps):
+        for tp in tps:
             member.commit({tp: member.position(tp)})
             member.pause(tp)
             member.seek(tp, 0)
@@ -910,8 +914,8 @@ def test_a_listener_may_commit_seek_pause_and_ask(root, told):
         told_so.append(member.group_metadata().generation_id)
 
     told_so = []
-    member, _ = told("cooperative-sticky", revoked=revoked)
-    shared_out([member], partitions("t", 2))
+    member, _ = with_diary("cooperative-sticky", revoked=revoked)
+    poll_until_assigned([member], partitions("t", 2))
     drained(member)
     member.close()
 
@@ -920,14 +924,14 @@ def test_a_listener_may_commit_seek_pause_and_ask(root, told):
 
 
 @pytest.mark.parametrize("strategy", ["range", "cooperative-sticky"])
-def test_what_was_told_as_revoked_begins_again_where_it_was_committed(root, told, strategy):
-    """M25: a program may have dropped what it did not commit; what is kept goes on."""
+def test_a_revoked_partition_begins_again_at_its_committed_offset(root, with_diary, strategy):
+    """M25: a program may have dropped what it did not commit; kept partitions go on."""
     make(root)
-    first, _ = told(strategy)
+    first, _ = with_diary(strategy)
     drained(first)
     first.commit({T0: 1})
     first.pause(T0)
-    second, _ = told(strategy)
+    second, _ = with_diary(strategy)
     second.poll(0)
 
     again = [record.offset for record in drained(first)]
@@ -939,23 +943,23 @@ def test_what_was_told_as_revoked_begins_again_where_it_was_committed(root, told
     assert first.position(T0) == 4
 
 
-def test_without_a_listener_what_is_kept_goes_on_whatever_the_assignor(root, join):
-    """M25, E11: position, what was read ahead, and pause."""
+def test_without_a_listener_kept_partitions_go_on_with_any_assignor(root, join):
+    """M25, E11: position, fetched records, and pause."""
     make(root)
     first = join("t")
     first.poll(0, max_records=1)
     first.poll(0, max_records=2)
     first.pause(T0)
-    place = first.position(T0)
+    position = first.position(T0)
     second = join("t")
-    shared_out([first, second], partitions("t", 2), each=1)
+    poll_until_assigned([first, second], partitions("t", 2), at_least=1)
 
     assert first.assignment() == first.paused() == {T0}
-    assert first.position(T0) == place
+    assert first.position(T0) == position
 
 
-def test_what_was_read_ahead_of_a_revoked_partition_is_thrown_away(root, join):
-    """E9: the new owner returns it, and nobody else."""
+def test_records_fetched_ahead_of_a_revoked_partition_are_discarded(root, join):
+    """E9: only the new owner returns them."""
     make(root, batches=10, size=5)
     first = join("t", **COOPERATIVE)
     first.poll(0, max_records=1)
@@ -967,25 +971,25 @@ def test_what_was_read_ahead_of_a_revoked_partition_is_thrown_away(root, join):
     assert first.assignment() == {T0}
 
     assert {record.partition for record in drained(first)} == {0}
-    shared_out([first, second], partitions("t", 2), each=1)
+    poll_until_assigned([first, second], partitions("t", 2), at_least=1)
 
 
 # Members
 
 
-def test_group_metadata_tells_who_this_is(root, join):
+def test_group_metadata_identifies_the_member(root, join):
     make(root)
     member = join("t", group_instance_id="i", client_id="c")
     assert member.group_metadata() == ("g", -1, "", "i")
     member.poll(0)
 
-    found = member.group_metadata()
-    assert found.member_id in group(root).read().members
-    assert (found.group_id, found.generation_id, found.group_instance_id) == ("g", 1, "i")
+    metadata = member.group_metadata()
+    assert metadata.member_id in group(root).read().members
+    assert (metadata.group_id, metadata.generation_id, metadata.group_instance_id) == ("g", 1, "i")
 
 
 def test_a_program_that_does_not_poll_loses_its_partitions(root, join):
-    """M9: it leaves by itself, is told lost at the next poll, and joins again then."""
+    """M9: it leaves by itself; the next poll reports them as lost, and joins again."""
     make(root)
     diary = Diary()
     interval = int(patient(60))
@@ -995,7 +999,7 @@ def test_a_program_that_does_not_poll_loses_its_partitions(root, join):
     other = join("t", **COOPERATIVE)
     started = time.monotonic()
 
-    shared_out([other], partitions("t", 2))
+    poll_until_assigned([other], partitions("t", 2))
     assert interval * 0.6e-3 < time.monotonic() - started < patient(2)
     with pytest.raises(CommitFailedError):
         slow.commit()
@@ -1008,11 +1012,11 @@ def test_a_program_that_does_not_poll_loses_its_partitions(root, join):
 
 
 def with_polls(*members):
-    shared_out(members, partitions("t", 2), each=1)
+    poll_until_assigned(members, partitions("t", 2), at_least=1)
 
 
-def test_a_poll_that_waits_is_a_sign_of_life(root, join):
-    """M9, M7: what counts is the time between two polls."""
+def test_a_poll_that_waits_does_not_count_as_idle(root, join):
+    """M9, M7: only the time between two polls counts."""
     make(root, batches=0)
     diary = Diary()
     beat = int(patient(20))
@@ -1026,7 +1030,7 @@ def test_a_poll_that_waits_is_a_sign_of_life(root, join):
     assert [kind for kind, _ in diary.entries] == ["revoked", "assigned"]
 
 
-def test_a_heart_beats_while_the_program_works(root, join):
+def test_heartbeats_are_sent_while_the_program_works(root, join):
     """M7, M8: for longer than the session."""
     make(root)
     diary = Diary()
@@ -1035,7 +1039,7 @@ def test_a_heart_beats_while_the_program_works(root, join):
     member.subscribe(["t"], listener=diary)
     member.poll(0)
     threading.Event().wait(3 * session / 1000)
-    group(root).sweep()
+    group(root).remove_dead_members()
     member.commit({T0: 1})
     member.poll(0)
 
@@ -1043,7 +1047,7 @@ def test_a_heart_beats_while_the_program_works(root, join):
 
 
 def test_a_stopped_process_is_fenced_when_it_wakes(tmp_path):
-    """M8, M21, M22, P14: its commit fails, its partitions are lost, it joins again."""
+    """M8, M21, M22, P14: its commit fails, its partitions are lost, and it joins again."""
     path = tmp_path / "root"
     beat = int(patient(30))
     options = {"session_timeout_ms": 5 * beat, "heartbeat_interval_ms": beat, "group_id": "g"}
@@ -1072,21 +1076,21 @@ def test_a_stopped_process_is_fenced_when_it_wakes(tmp_path):
         with embedlog.open(path) as log:
             stopped.stop()
             other = log.consumer("t", **options)
-            shared_out([other], partitions("t", 2))
+            poll_until_assigned([other], partitions("t", 2))
             other.commit()
             stopped.go_on()
             stopped.say("commit")
-            shared_out([other], {T0})
-            told, owned = stopped.hear()
-            assert told[0] == ("lost", {T0, T1})
+            poll_until_assigned([other], {T0})
+            entries, owned = stopped.hear()
+            assert entries[0] == ("lost", {T0, T1})
             assert owned == [T1]
             assert (other.committed(T0), other.committed(T1)) == (4, 4)
             stopped.say("end")
             stopped.end()
 
 
-def test_a_killed_process_is_followed_at_once(tmp_path):
-    """M10: whatever the timers say."""
+def test_a_killed_process_is_replaced_at_once(tmp_path):
+    """M10: whatever the timeouts are."""
     path = tmp_path / "root"
 
     def work(pipe):
@@ -1103,18 +1107,18 @@ def test_a_killed_process_is_followed_at_once(tmp_path):
             other = log.consumer("t", group_id="g")
             forks.until(lambda: other.poll(0) is None or group(log.root).read().settled)
             killed = owner.kill()
-            shared_out([other], partitions("t", 2))
+            poll_until_assigned([other], partitions("t", 2))
             assert time.monotonic() - killed < patient(2)
 
 
-def test_a_static_member_that_comes_back_has_what_it_had(root, join):
-    """M13: close does not leave, nobody else notices, and it goes on from its commit."""
+def test_a_static_member_that_returns_has_its_partitions(root, join):
+    """M13: close does not leave, no other member notices, and it continues at its commit."""
     make(root)
     static = join("t", group_instance_id="i")
     diary = Diary()
     other = join()
     other.subscribe(["t"], listener=diary)
-    shared_out([static, other], partitions("t", 2), each=1)
+    poll_until_assigned([static, other], partitions("t", 2), at_least=1)
     had = static.assignment()
     drained(static)
     static.commit()
@@ -1133,7 +1137,7 @@ def test_a_static_member_that_comes_back_has_what_it_had(root, join):
 
 
 def test_a_second_holder_of_an_instance_id_fences_the_first(root, join):
-    """M13, E23: for good; the first one's commit does not land."""
+    """M13, E23: for good; a commit of the first one is refused."""
     make(root)
     diary = Diary()
     first = join(group_instance_id="i")
@@ -1157,8 +1161,8 @@ def test_a_second_holder_of_an_instance_id_fences_the_first(root, join):
     assert committed(root) == 2
 
 
-def test_a_static_member_that_died_keeps_its_place_for_its_session(tmp_path):
-    """M13 over M10: that is what the name is for."""
+def test_a_dead_static_member_keeps_its_partitions_for_its_session(tmp_path):
+    """M13 takes precedence over M10."""
     path = tmp_path / "root"
     beat = int(patient(30))
     options = {"group_id": "g", "session_timeout_ms": 7 * beat, "heartbeat_interval_ms": beat}
@@ -1176,7 +1180,7 @@ def test_a_static_member_that_died_keeps_its_place_for_its_session(tmp_path):
         killed = owner.kill()
     with embedlog.open(path) as log:
         other = log.consumer("t", **options)
-        shared_out([other], partitions("t", 2))
+        poll_until_assigned([other], partitions("t", 2))
         assert time.monotonic() - killed > 5 * beat / 1000
 
 
@@ -1233,7 +1237,7 @@ def test_close_is_idempotent_and_ends_every_later_call(root, join):
 
 
 def test_close_from_another_thread_ends_the_poll_and_leaves(root, join):
-    """E24: what earlier polls returned is committed, and the listener is told."""
+    """E24: what earlier polls returned is committed, and the listener is notified."""
     make(root, count=1)
     diary = Diary()
     member = join(enable_auto_commit=True)
@@ -1248,11 +1252,11 @@ def test_close_from_another_thread_ends_the_poll_and_leaves(root, join):
 
 
 def test_close_gives_up_on_a_thread_that_stays(root, join):
-    """E24: the member is out of the group all the same, and does not come back."""
+    """E24: the member leaves the group all the same, and does not join again."""
     make(root, count=1)
     inside, go = threading.Event(), threading.Event()
 
-    def assigned(given):
+    def assigned(tps):
         inside.set()
         go.wait(patient(10))
 
@@ -1289,8 +1293,8 @@ def test_iteration_ends_when_another_thread_closes(root, join):
     assert committed(root) == 4
 
 
-def test_a_consumer_that_is_forgotten_leaves(root, caplog):
-    """Nobody waits for the end of its session."""
+def test_a_consumer_that_is_garbage_collected_leaves(root, caplog):
+    """No member waits for the end of its session."""
     make(root)
     member = Consumer(root, "t", group_id="g")
     member.poll(0)
@@ -1299,20 +1303,20 @@ def test_a_consumer_that_is_forgotten_leaves(root, caplog):
 
     with caplog.at_level(logging.CRITICAL):
         forks.until(lambda: not group(root).read().members)
-        forks.until(lambda: not hearts())
+        forks.until(lambda: not heartbeat_threads())
 
 
-def hearts():
-    return [each for each in threading.enumerate() if each.name.startswith("embedlog-heart")]
+def heartbeat_threads():
+    return [each for each in threading.enumerate() if each.name.startswith("embedlog-heartbeat")]
 
 
 def test_closing_the_log_closes_its_members(tmp_path):
-    """They leave, and what they read is committed."""
+    """They leave, and what they returned is committed."""
     with embedlog.open(tmp_path / "root") as log:
         make(log.root, count=1)
         member = log.consumer("t", group_id="g", auto_offset_reset="earliest")
         member.poll(0)
-    assert hearts() == []
+    assert heartbeat_threads() == []
     with pytest.raises(ClosedError):
         member.poll(0)
     member.close()
@@ -1328,11 +1332,11 @@ def test_closing_the_log_under_a_poll_ends_it(tmp_path):
         member = log.consumer("t", group_id="g")
         with forks_to_come(log.close), pytest.raises(ClosedError):
             member.poll(10_000)
-    assert hearts() == []
+    assert heartbeat_threads() == []
 
 
-def test_many_threads_are_members(root, join):
-    """Each thread with a consumer of its own; every record comes to one of them."""
+def test_each_thread_may_have_a_member(root, join):
+    """Every record is returned by one of them."""
     make(root, count=6, batches=20, size=5)
     seen, lock, done = [], threading.Lock(), threading.Event()
 
@@ -1360,7 +1364,7 @@ def test_many_threads_are_members(root, join):
 
 
 def test_a_pickled_consumer_is_another_member(root, join):
-    """It is what it was made with, not where it is."""
+    """It has the arguments of the original, not its positions."""
     make(root)
     member = join("t")
     member.poll(0)
@@ -1375,8 +1379,8 @@ def test_a_pickled_consumer_is_another_member(root, join):
         again._root.close()
 
 
-def test_a_forked_child_is_a_new_member_and_leaves_the_parent_alone(tmp_path):
-    """P18: whatever it does with the consumer it inherited, and however it ends."""
+def test_a_forked_child_is_a_new_member_and_does_not_affect_the_parent(tmp_path):
+    """P18: whatever it does with the inherited consumer, and however it ends."""
     with embedlog.open(tmp_path / "root") as log:
         make(log.root, batches=0)
         diary = Diary()
@@ -1400,7 +1404,7 @@ def test_a_forked_child_is_a_new_member_and_leaves_the_parent_alone(tmp_path):
             assert after not in ("", own)
             assert in_child(lambda: member.close()) is None
             assert in_child(lambda: log.close()) is None
-        shared_out([member], partitions("t", 2))
+        poll_until_assigned([member], partitions("t", 2))
 
         assert member.group_metadata().member_id == own
         assert "lost" not in dict(diary.entries)
@@ -1427,8 +1431,8 @@ class meanwhile_polling:  # noqa: N801 - reads as a statement
         self._thread.join()
 
 
-def test_a_killed_child_of_a_member_disturbs_nobody(tmp_path):
-    """P18: the parent's lock, session and partitions are its own."""
+def test_a_killed_child_of_a_member_does_not_affect_the_group(tmp_path):
+    """P18: the parent keeps its lock, session and partitions."""
     with embedlog.open(tmp_path / "root") as log:
         make(log.root, batches=0)
         member = log.consumer("t", group_id="g")
@@ -1438,7 +1442,7 @@ def test_a_killed_child_of_a_member_disturbs_nobody(tmp_path):
             child = Remote(lambda pipe: (member.poll(0), pipe.send(1), pipe.recv()))
             with child:
                 child.hear()
-        shared_out([member], partitions("t", 2))
+        poll_until_assigned([member], partitions("t", 2))
 
         assert member.group_metadata().member_id == own.member_id
 
@@ -1446,10 +1450,10 @@ def test_a_killed_child_of_a_member_disturbs_nobody(tmp_path):
 def read_a_share(log, count, path):
     """Read as a member in a process of its own, until there is nothing more."""
     member = log.consumer("t", group_id="g", auto_offset_reset="earliest", consumer_timeout_ms=400)
-    found = [f"{record.partition} {record.offset}" for record in member]
+    lines = [f"{record.partition} {record.offset}" for record in member]
     member.close()
     with open(f"{path}-{count}", "w") as file:
-        file.write("\n".join(found))
+        file.write("\n".join(lines))
     log.close()
 
 
@@ -1469,11 +1473,11 @@ def test_every_way_to_start_a_process_makes_members(tmp_path, method):
         for child in children:
             child.join(patient(60))
             assert child.exitcode == 0
-        found = [
+        lines = [
             line for n in range(2) for line in (tmp_path / f"found-{n}").read_text().split("\n")
         ]
-        found = [line for line in found if line]
-        assert len(found) == len(set(found)) == 100
+        lines = [line for line in lines if line]
+        assert len(lines) == len(set(lines)) == 100
         assert {log.consumer(group_id="g").committed(tp) for tp in partitions("t", 4)} == {25}
 
 
@@ -1481,7 +1485,7 @@ def test_every_way_to_start_a_process_makes_members(tmp_path, method):
 
 
 class Trouble:
-    """Lets the so-manieth write of a group fail, before it is done or after."""
+    """Lets the nth write of a group fail, before or after it is done."""
 
     def __init__(self, root, monkeypatch, error):
         self._live, self._error, self.left, self.after = root.context.live, error, -1, False
@@ -1489,19 +1493,19 @@ class Trouble:
         monkeypatch.setattr(self._live, "write", self)
 
     def __call__(self, step):
-        mine = threading.current_thread() is threading.main_thread()
-        self.left -= mine
-        if mine and self.left == 0 and not self.after:
+        in_main_thread = threading.current_thread() is threading.main_thread()
+        self.left -= in_main_thread
+        if in_main_thread and self.left == 0 and not self.after:
             raise self._error("trouble")
         result = self._write(step)
-        if mine and self.left == 0:
+        if in_main_thread and self.left == 0:
             raise self._error("trouble")
         return result
 
 
 @pytest.mark.parametrize("strategy", ["range", "cooperative-sticky"])
 @pytest.mark.parametrize("error", [LockTimeoutError, KeyboardInterrupt])
-def test_a_rebalance_that_fails_half_way_is_done_by_the_next_poll(
+def test_a_rebalance_that_fails_halfway_is_completed_by_the_next_poll(
     root, join, monkeypatch, strategy, error
 ):
     """M22, M24: whichever write failed, or was interrupted when it was done."""
@@ -1516,25 +1520,25 @@ def test_a_rebalance_that_fails_half_way_is_done_by_the_next_poll(
             first.subscribe(["t"], listener=diary)
         came = set()
         for _ in range(12):
-            for one in (first, second):
+            for member in (first, second):
                 try:
-                    for records in one.poll(0).values():
+                    for records in member.poll(0).values():
                         came |= {(record.partition, record.offset) for record in records}
                 except error:
                     failed += 1
         assert len(first.assignment()) == len(second.assignment()) == 1
         assert len(came) == 8
         trouble.left = -1
-        for one in (first, second):
-            one.commit()
-            one.close()
+        for member in (first, second):
+            member.commit()
+            member.close()
     assert failed >= 10
 
 
 def test_a_commit_that_fails_changes_nothing_and_may_be_repeated(root, join, monkeypatch):
     make(root)
     member = join("t")
-    shared_out([member], partitions("t", 2))
+    poll_until_assigned([member], partitions("t", 2))
     trouble = Trouble(root, monkeypatch, LockTimeoutError)
     trouble.left = 1
 
@@ -1548,7 +1552,7 @@ def test_a_commit_that_fails_changes_nothing_and_may_be_repeated(root, join, mon
 
 @pytest.mark.parametrize("write", range(1, 5))
 def test_a_close_that_fails_leaves_no_thread_and_no_lock(root, join, monkeypatch, write):
-    """E24: the others see that it is gone, whatever could not be written."""
+    """E24: the others see that it has left, whatever could not be written."""
     make(root)
     member, other = join("t", enable_auto_commit=True), join("t")
     member.poll(0)
@@ -1560,24 +1564,24 @@ def test_a_close_that_fails_leaves_no_thread_and_no_lock(root, join, monkeypatch
         pass
     trouble.left = -1
 
-    assert len(hearts()) == 0
-    shared_out([other], partitions("t", 2))
+    assert len(heartbeat_threads()) == 0
+    poll_until_assigned([other], partitions("t", 2))
 
 
 def test_a_damaged_partition_does_not_keep_a_member_from_the_others(tmp_path):
-    """E10, E14: whoever polls it is told, time and again; seek past it, or pause it, to go on."""
+    """E10, E14: each poll raises the error; seek past it or pause it to continue."""
     with embedlog.open(tmp_path / "root") as log:
         make(log.root, batches=5)
     damage_first_batch(tmp_path / "root", 0)
     with embedlog.open(tmp_path / "root") as log:
         member = log.consumer("t", group_id="g", auto_offset_reset="earliest")
-        found, errors = 0, 0
+        count, errors = 0, 0
         for _ in range(6):
             try:
-                found += sum(map(len, member.poll(0).values()))
+                count += sum(map(len, member.poll(0).values()))
             except CorruptBatchError as error:
                 errors += error.partition == 0
-        assert found == 10
+        assert count == 10
         assert errors >= 2
         assert member.assignment() == {T0, T1}
 
@@ -1590,8 +1594,8 @@ def damage_first_batch(path, partition):
     segment.write_bytes(data)
 
 
-def test_a_log_that_may_only_be_read_has_no_members(tmp_path):
-    """A member has to write that it is there."""
+def test_a_read_only_log_has_no_members(tmp_path):
+    """To join is to write."""
     with embedlog.open(tmp_path / "root") as log:
         make(log.root)
     with embedlog.open(tmp_path / "root", mode="r") as log:
@@ -1608,19 +1612,19 @@ def test_a_log_that_may_only_be_read_has_no_members(tmp_path):
 @pytest.mark.parametrize(
     "call",
     [
-        lambda one: one.position(T1),
-        lambda one: one.seek(T1, 0),
-        lambda one: one.pause(T1),
-        lambda one: one.resume(T1),
-        lambda one: one.current_lag(T1),
-        lambda one: one.seek_to_end(T1),
+        lambda member: member.position(T1),
+        lambda member: member.seek(T1, 0),
+        lambda member: member.pause(T1),
+        lambda member: member.resume(T1),
+        lambda member: member.current_lag(T1),
+        lambda member: member.seek_to_end(T1),
     ],
 )
-def test_a_partition_that_went_away_is_not_assigned_any_more(root, join, call):
+def test_a_revoked_partition_is_not_assigned_any_more(root, join, call):
     """E3, E11, M25: its position is forgotten."""
     make(root)
     first, second = join("t"), join("t")
-    shared_out([first, second], partitions("t", 2), each=1)
+    poll_until_assigned([first, second], partitions("t", 2), at_least=1)
     assert first.assignment() == {T0}
 
     with pytest.raises(IllegalStateError):
@@ -1628,11 +1632,13 @@ def test_a_partition_that_went_away_is_not_assigned_any_more(root, join, call):
 
 
 @pytest.mark.tier("test")
-def test_members_that_are_closed_from_anywhere_at_any_time_end_well(root, monkeypatch):
-    """E13, E24: seeded; threads close, wake and forget each other's consumers as they read."""
+def test_members_may_be_closed_from_any_thread_at_any_time(root, monkeypatch):
+    """E13, E24: seeded; threads close, wake and drop each other's consumers as they read."""
     make(root, count=6)
     done, shared, failures = threading.Event(), [], []
-    monkeypatch.setattr(threading, "excepthook", lambda found: failures.append(found.exc_value))
+    monkeypatch.setattr(
+        threading, "excepthook", lambda hook_args: failures.append(hook_args.exc_value)
+    )
     fine = (ClosedError, WakeupError, IllegalStateError, CommitFailedError)
 
     def work(dice):
@@ -1661,12 +1667,12 @@ def test_members_that_are_closed_from_anywhere_at_any_time_end_well(root, monkey
         member.close()
 
     assert failures == []
-    assert hearts() == []
+    assert heartbeat_threads() == []
     assert group(root).read().members == {}
 
 
-def test_auto_commit_tries_again_what_may_succeed_later(root, join, monkeypatch):
-    """E20: after retry_backoff_ms; a poll does not fail for it."""
+def test_auto_commit_retries_retriable_errors(root, join, monkeypatch):
+    """E20: after retry_backoff_ms; the poll does not fail."""
     make(root, count=1)
     options = {"auto_commit_interval_ms": 20, "retry_backoff_ms": 30}
     member = join("t", enable_auto_commit=True, **options)
@@ -1685,8 +1691,8 @@ def test_auto_commit_tries_again_what_may_succeed_later(root, join, monkeypatch)
     assert committed(root) == 4
 
 
-def test_auto_commit_goes_on_after_what_cannot_succeed(root, join, caplog):
-    """E20: it is logged."""
+def test_auto_commit_logs_other_errors_and_goes_on(root, join, caplog):
+    """E20: a later commit may succeed."""
     make(root)
     alone, member = join(enable_auto_commit=True, auto_commit_interval_ms=0), join("t")
     alone.assign([T0])
@@ -1720,7 +1726,7 @@ def test_a_record_that_cannot_be_read_is_not_committed(root, join):
     assert [record.offset for record in member.poll(0)[T0]] == [3]
 
 
-def test_columns_come_to_members_as_well(root, join):
+def test_members_may_poll_columns(root, join):
     """Positions and commits are those of records."""
     make(root, count=1, batches=3)
     member = join("t", consumer_timeout_ms=20)
@@ -1733,8 +1739,8 @@ def test_columns_come_to_members_as_well(root, join):
     assert committed(root) == 6
 
 
-def test_who_shares_no_assignor_with_the_group_stays_out(root, join):
-    """M5: it is told, and the others do not notice."""
+def test_a_consumer_without_a_common_assignor_cannot_join(root, join):
+    """M5: its poll raises an error, and the others do not notice."""
     make(root)
     first = join("t", partition_assignment_strategy="range")
     other = join("t", partition_assignment_strategy="sticky")
@@ -1749,8 +1755,8 @@ def test_who_shares_no_assignor_with_the_group_stays_out(root, join):
     assert len(drained(other)) == 8
 
 
-def test_the_error_of_an_assignor_comes_out_of_poll(root, join):
-    """The group stays as it is; once the assignor works, it goes on."""
+def test_poll_raises_an_error_of_the_assignor(root, join):
+    """The group does not change; once the assignor works, it goes on."""
     make(root)
 
     class Own:

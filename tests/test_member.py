@@ -54,9 +54,9 @@ def group(root, uptime):
     return make_group(root, "g", uptime)
 
 
-def offset_of(group, one=T0):
-    found = group.committed([one])[one]
-    return None if found is None else found.position.offset
+def offset_of(group, tp=T0):
+    committed = group.committed([tp])[tp]
+    return None if committed is None else committed.position.offset
 
 
 # Joining
@@ -72,111 +72,113 @@ CLIENTS = {
 
 
 @pytest.mark.parametrize("client", CLIENTS, ids=ascii)
-def test_a_client_may_have_any_name(root, client):
-    """It goes before the member's id, as far as a key can have it."""
+def test_any_client_id_is_accepted(root, client):
+    """The member id begins with it, as far as an LMDB key can have it."""
     make_topics(root, t=1)
     group = make_group(root, "g" * 200)
-    one = join(group, client_id=client)
-    settle(one)
-    one.commit(at(3))
+    member = join(group, client_id=client)
+    settle(member)
+    member.commit(at(3))
 
-    assert one.id.startswith(CLIENTS[client])
-    assert group.read().members[one.id].client_id == client
+    assert member.id.startswith(CLIENTS[client])
+    assert group.read().members[member.id].client_id == client
     assert offset_of(group) == 3
-    assert group.remove_members([one.id]) == [one.id]
+    assert group.remove_members([member.id]) == [member.id]
 
 
-def test_who_joins_owns_nothing_before_it_takes(group):
-    """It is told what is meant for it, takes that, and then has it."""
-    one = join(group)
-    assert one.owned == set()
-    assert one.changed()
-    assert one.look(RANGE).step == RebalanceStep((), (), tuple(ALL), ())
+def test_a_new_member_owns_nothing_before_it_acquires(group):
+    """Its assignment is added, acquired, and then kept."""
+    member = join(group)
+    assert member.owned == set()
+    assert member.changed()
+    assert member.check_assignment(RANGE).step == RebalanceStep((), (), tuple(ALL), ())
     assert owners(group) == {}
 
-    assert sorted(one.take(from_end=False)) == ALL
-    assert one.owned == set(ALL)
-    assert one.look(RANGE).step == RebalanceStep(tuple(ALL), (), (), ())
-    assert not one.changed()
+    assert sorted(member.acquire(from_end=False)) == ALL
+    assert member.owned == set(ALL)
+    assert member.check_assignment(RANGE).step == RebalanceStep(tuple(ALL), (), (), ())
+    assert not member.changed()
 
 
-def test_who_is_refused_leaves_nothing_behind(group):
-    """Neither a member nor its lock (M5, M12)."""
+def test_a_member_that_is_refused_leaves_nothing_behind(group):
+    """Neither a member nor a lock file (M5, M12)."""
     join(group)
     with pytest.raises(InconsistentGroupProtocolError):
         join(group, assignors=list(STICKY))
     with pytest.raises(GroupMaxSizeReachedError):
-        join(group, most=1)
+        join(group, max_members=1)
 
     assert len(group.read().members) == 1
-    assert sum(name.startswith("member-") for name in group.shared.files.list("locks")) == 1
+    assert sum(name.startswith("member-") for name in group.context.files.list("locks")) == 1
 
 
-@pytest.mark.parametrize("wish", [{"most": 1}, {"assignors": list(STICKY)}], ids=["room", "wish"])
-def test_one_that_died_does_not_keep_another_out(group, wish):
-    """Neither by its place nor by its assignors (M5, M10, M12)."""
+@pytest.mark.parametrize(
+    "wish", [{"max_members": 1}, {"assignors": list(STICKY)}], ids=["room", "wish"]
+)
+def test_a_dead_member_does_not_keep_another_out(group, wish):
+    """Neither by the maximum of members nor by its assignors (M5, M10, M12)."""
     crash(join(group))
-    one = join(group, **wish)
-    assert list(group.read().members) == [one.id]
+    member = join(group, **wish)
+    assert list(group.read().members) == [member.id]
 
 
-def test_a_topic_that_is_not_there_is_waited_for(group, root):
-    """It is taken when it was created (E19, M16)."""
-    one = join(group, ["late"])
-    settle(one)
-    assert one.owned == set()
+def test_a_topic_that_does_not_exist_is_waited_for(group, root):
+    """It is assigned once it is created (E19, M16)."""
+    member = join(group, ["late"])
+    settle(member)
+    assert member.owned == set()
     make_topics(root, late=2)
-    group.notice_topics()
-    settle(one)
+    group.check_topics()
+    settle(member)
 
-    assert one.owned == {TopicPartition("late", 0), TopicPartition("late", 1)}
-
-
-# Taking
+    assert member.owned == {TopicPartition("late", 0), TopicPartition("late", 1)}
 
 
-def test_a_partition_is_taken_only_when_its_owner_has_released_it(group):
-    """No instant has two owners (M22)."""
-    one, other = join(group), join(group)
-    follow(one)
-    other.look(RANGE)
+# Acquiring
+
+
+def test_a_partition_is_acquired_only_after_its_owner_has_released_it(group):
+    """A partition never has two owners (M22)."""
+    member, other = join(group), join(group)
+    follow(member)
+    other.check_assignment(RANGE)
     late = join(group)
-    late.look(RANGE)
+    late.check_assignment(RANGE)
     before = owners(group)
-    taken = [*other.take(from_end=False), *late.take(from_end=False)]
+    taken = [*other.acquire(from_end=False), *late.acquire(from_end=False)]
     assert not before.keys() & set(taken)
 
-    settle(one, other, late)
+    settle(member, other, late)
     assert sorted(owners(group)) == ALL
-    assert sorted(len(each.owned) for each in (one, other, late)) == [1, 1, 2]
+    assert sorted(len(each.owned) for each in (member, other, late)) == [1, 1, 2]
 
 
-def test_what_is_meant_for_a_member_is_awaited_and_then_added(group):
-    """One after the other, without anybody stopping what it keeps (M20)."""
-    one = join(group)
-    settle(one)
+def test_an_assigned_partition_with_an_owner_is_awaited_and_then_added(group):
+    """Members go on reading the partitions that they keep (M20)."""
+    member = join(group)
+    settle(member)
     other = join(group)
-    step = other.look(RANGE).step
+    step = other.check_assignment(RANGE).step
     assert (step.added, len(step.awaited)) == ((), 2)
-    assert other.take(from_end=False) == {}
+    assert other.acquire(from_end=False) == {}
 
-    mine = one.look(RANGE).step
+    mine = member.check_assignment(RANGE).step
     assert (len(mine.kept), mine.revoked) == (2, step.awaited)
-    one.commit(at(5, mine.kept[0].partition))
-    one.release(mine.revoked)
+    member.commit(at(5, mine.kept[0].partition))
+    member.release(mine.revoked)
     assert other.changed()
-    assert other.look(RANGE).step.added == step.awaited
-    assert sorted(other.take(from_end=False)) == list(step.awaited)
+    assert other.check_assignment(RANGE).step.added == step.awaited
+    assert sorted(other.acquire(from_end=False)) == list(step.awaited)
 
 
 def test_every_owner_has_a_higher_epoch(group):
-    """Than all before it (M22)."""
-    one = join(group)
+    """Higher than those of all owners before it (M22)."""
+    member = join(group)
     for epoch in range(1, 5):
-        settle(one)
+        settle(member)
         assert {owner.epoch for owner in owner_rows(group).values()} == {epoch}
-        one.leave() if epoch % 2 else (crash(one), group.sweep())
-        one = join(group)
+        member.leave() if epoch % 2 else (crash(member), group.remove_dead_members())
+        member = join(group)
 
 
 STARTS = {
@@ -190,8 +192,8 @@ STARTS = {
 
 
 @pytest.mark.parametrize("start", STARTS)
-def test_who_takes_a_partition_is_told_where_to_begin(group, root, start):
-    """At what was committed, even if that is 0; else where the group began to read (E1, E2)."""
+def test_acquire_returns_where_to_begin(group, root, start):
+    """At the committed offset, even 0; without one where the group began to read (E1, E2)."""
     committed, from_end, _ = STARTS[start]
     fill(root.partition("t", 0), 3)
     if committed is not None:
@@ -203,26 +205,26 @@ def test_who_takes_a_partition_is_told_where_to_begin(group, root, start):
 
 
 def test_the_next_owner_begins_where_the_group_began(group, root):
-    """Not at the end of later: what came in between nobody has read (E1)."""
-    one = join(group)
-    assert {start.end for start in follow(one, from_end=True).values()} == {0}
+    """Not at the current end: no member has read the records in between (E1)."""
+    member = join(group)
+    assert {start.end for start in follow(member, from_end=True).values()} == {0}
     other = join(group)
     fill(root.partition("t", 0), 3)
-    one.leave()
+    member.leave()
     assert {start.end for start in follow(other, from_end=True).values()} == {0}
 
     other.leave()
     assert follow(join(group), from_end=True)[T0].end == 3
 
 
-def test_what_was_committed_before_a_release_is_where_the_next_owner_begins(group):
-    """It is read in the transaction that takes the partition (M23)."""
-    one = join(group)
-    settle(one)
+def test_the_next_owner_begins_at_the_commit_before_the_release(group):
+    """The committed offset is read in the transaction that acquires the partition (M23)."""
+    member = join(group)
+    settle(member)
     for each in ALL:
-        one.commit(at(7 + each.partition, each.partition))
+        member.commit(at(7 + each.partition, each.partition))
     other = join(group)
-    one.release(one.look(RANGE).step.revoked)
+    member.release(member.check_assignment(RANGE).step.revoked)
 
     for each, start in follow(other).items():
         assert start.committed.offset == 7 + each.partition
@@ -232,235 +234,238 @@ def test_what_was_committed_before_a_release_is_where_the_next_owner_begins(grou
 
 
 def stopped(group, uptime, root):
-    one = join(group)
-    settle(one)
+    member = join(group)
+    settle(member)
     uptime.advance(SESSION_MS)
-    group.sweep()
-    return one
+    group.remove_dead_members()
+    return member
 
 
 def overtaken(group, uptime, root):
-    one = stopped(group, uptime, root)
+    member = stopped(group, uptime, root)
     settle(join(group))
-    return one
+    return member
 
 
 def released(group, uptime, root):
-    one = join(group)
-    settle(one)
-    one.release([T0])
-    return one
+    member = join(group)
+    settle(member)
+    member.release([T0])
+    return member
 
 
 def given_away(group, uptime, root):
-    one = join(group)
-    settle(one)
+    member = join(group)
+    settle(member)
     other = join(group)
-    settle(one, other)
-    return other if T0 in one.owned else one
+    settle(member, other)
+    return other if T0 in member.owned else member
 
 
 def fenced(group, uptime, root):
-    one = join(group, instance_id="i")
-    settle(one)
+    member = join(group, instance_id="i")
+    settle(member)
     settle(join(group, instance_id="i"))
-    return one
+    return member
 
 
 def of_another_topic(group, uptime, root):
-    one = join(group)
-    settle(one)
+    member = join(group)
+    settle(member)
     root.delete_topic("t")
     make_topics(root, t=4)
-    return one
+    return member
 
 
 def of_an_older_epoch(group, uptime, root):
-    """What another handle of the same member took over, after a lost answer perhaps."""
-    one = join(group)
-    settle(one)
-    second = GroupMember(group, one.info, one._lock)
-    second.look(RANGE)
-    second.take(from_end=False)
-    return one
+    """Another handle of the member acquired the partition again, as after a lost answer."""
+    member = join(group)
+    settle(member)
+    second = GroupMember(group, member.info, member._lock)
+    second.check_assignment(RANGE)
+    second.acquire(from_end=False)
+    return member
 
 
 def joined_only(group, uptime, root):
-    one = join(group)
-    one.look(RANGE)
-    return one
+    member = join(group)
+    member.check_assignment(RANGE)
+    return member
 
 
 STALE = {
-    "it was silent for too long": (stopped, "no member any more"),
-    "somebody else has it by now": (overtaken, "no member any more"),
+    "its session ended": (stopped, "no longer a member"),
+    "another member owns it": (overtaken, "no longer a member"),
     "it released it": (released, "is not assigned"),
-    "it gave it to another one": (given_away, "is not assigned"),
-    "its name was taken over": (fenced, "Another member, process"),
-    "the topic is another one": (of_another_topic, "deleted and created again"),
-    "it has it by another epoch": (of_an_older_epoch, "by epoch 2, no longer to this"),
-    "it never took it": (joined_only, "is not assigned"),
+    "another member acquired it": (given_away, "is not assigned"),
+    "its instance id was taken over": (fenced, "Another member, process"),
+    "the topic was created again": (of_another_topic, "deleted and created again"),
+    "it owns it with another epoch": (
+        of_an_older_epoch,
+        "no longer owns the partition with epoch 1; the owner is .* 2",
+    ),
+    "it never acquired it": (joined_only, "is not assigned"),
 }
 
 
 @pytest.mark.parametrize("stale", STALE)
-def test_a_commit_of_one_who_is_not_the_owner_is_refused(group, uptime, root, stale):
-    """In the transaction that would write it, with all that came with it (E23, P14, M22)."""
+def test_a_commit_of_a_member_that_is_not_the_owner_is_refused(group, uptime, root, stale):
+    """In the transaction that would write it, with all offsets of the call (E23, P14, M22)."""
     group.commit({**at(1), **at(1, 1)})
     make, words = STALE[stale]
-    one = make(group, uptime, root)
+    member = make(group, uptime, root)
     before = offset_of(group, T0), offset_of(group, T1)
     with pytest.raises(CommitFailedError, match=words) as raised:
-        one.commit({**at(9, 1), **at(9)})
+        member.commit({**at(9, 1), **at(9)})
 
-    assert (raised.value.group, raised.value.member) == ("g", one.id)
+    assert (raised.value.group, raised.value.member) == ("g", member.id)
     assert "poll" in str(raised.value)
     assert (offset_of(group, T0), offset_of(group, T1)) == before
 
 
-def test_all_of_a_commit_lands_or_nothing(group):
-    """Also if one of its partitions only is somebody else's (E23)."""
-    one, other = join(group), join(group)
-    settle(one, other)
-    mine, yours = sorted(one.owned)[0], sorted(other.owned)[0]
+def test_a_commit_writes_all_offsets_or_none(group):
+    """Also if just one of its partitions has another owner (E23)."""
+    member, other = join(group), join(group)
+    settle(member, other)
+    mine, yours = sorted(member.owned)[0], sorted(other.owned)[0]
     with pytest.raises(CommitFailedError) as raised:
-        one.commit({mine: OffsetAndMetadata(5), yours: OffsetAndMetadata(5)})
+        member.commit({mine: OffsetAndMetadata(5), yours: OffsetAndMetadata(5)})
 
     assert (raised.value.topic, raised.value.partition) == tuple(yours)
     assert offset_of(group, mine) is None
-    one.commit({mine: OffsetAndMetadata(5)})
+    member.commit({mine: OffsetAndMetadata(5)})
     assert (offset_of(group, mine), offset_of(group, yours)) == (5, None)
 
 
-def test_a_commit_for_a_topic_that_is_gone_says_so(group, root):
-    """There is nothing to commit for."""
-    one = join(group)
-    settle(one)
+def test_a_commit_for_a_deleted_topic_raises(group, root):
+    """The error is the one for an unknown topic."""
+    member = join(group)
+    settle(member)
     root.delete_topic("t")
     with pytest.raises(UnknownTopicOrPartitionError):
-        one.commit(at(1))
+        member.commit(at(1))
 
 
-def test_an_owner_may_commit_while_the_group_changes(group):
-    """Commits of the old generation are accepted until it gives the partition up (E23)."""
-    one = join(group)
-    settle(one)
+def test_an_owner_may_commit_during_a_rebalance(group):
+    """Commits of the old generation are accepted until it releases the partition (E23)."""
+    member = join(group)
+    settle(member)
     join(group)
-    one.commit(at(5))
-    one.look(RANGE)
-    one.commit({each: OffsetAndMetadata(6) for each in ALL})
+    member.commit(at(5))
+    member.check_assignment(RANGE)
+    member.commit({each: OffsetAndMetadata(6) for each in ALL})
 
     assert offset_of(group) == 6
 
 
-# Looking
+# Checking the assignment
 
 
-def test_a_member_looks_again_until_the_group_is_settled(group, monkeypatch):
-    """If it is unsettled between two steps of a look, nobody else may be there to settle it."""
-    one = join(group)
-    settle_first = group.settle
+def test_a_member_checks_again_until_the_target_is_current(group, monkeypatch):
+    """After a change during the rebalance there may be no other member to notice it."""
+    member = join(group)
+    rebalance = group.rebalance
 
     def unsettle_after(assignors):
-        settle_first(assignors)
+        rebalance(assignors)
         crashed = join(group)
         crash(crashed)
         monkeypatch.undo()
 
-    monkeypatch.setattr(group, "settle", unsettle_after)
-    one.look(RANGE)
+    monkeypatch.setattr(group, "rebalance", unsettle_after)
+    member.check_assignment(RANGE)
     assert not group.read().settled
-    assert one.changed()
+    assert member.changed()
 
 
 def answer_lost(group, work):
-    """Do a step that is committed, but of which the member does not learn."""
+    """Run a step that is committed, but whose answer does not reach the member."""
 
     class Broken:
         def advance(self):
             raise KeyboardInterrupt
 
-    wake, group.shared.wake = group.shared.wake, Broken()
+    wake, group.context.wake = group.context.wake, Broken()
     with pytest.raises(KeyboardInterrupt):
         work()
-    group.shared.wake = wake
+    group.context.wake = wake
 
 
-def test_what_was_released_without_an_answer_can_be_taken_again(group):
-    """The rows count: what they do not say it owns, it does not keep."""
-    one = join(group)
-    settle(one)
-    answer_lost(group, lambda: one.release([T0]))
-    with pytest.raises(CommitFailedError, match="belongs to nobody by epoch 1"):
-        one.commit(at(3))
+def test_a_partition_released_without_an_answer_can_be_acquired_again(group):
+    """The rows count: a member keeps only what they say it owns."""
+    member = join(group)
+    settle(member)
+    answer_lost(group, lambda: member.release([T0]))
+    with pytest.raises(CommitFailedError, match="the owner is no member with epoch 1"):
+        member.commit(at(3))
 
-    assert one.look(RANGE).step == RebalanceStep(tuple(ALL[1:]), (), (T0,), ())
-    assert list(one.take(from_end=False)) == [T0]
-    one.commit(at(3))
+    assert member.check_assignment(RANGE).step == RebalanceStep(tuple(ALL[1:]), (), (T0,), ())
+    assert list(member.acquire(from_end=False)) == [T0]
+    member.commit(at(3))
 
 
-def test_what_was_taken_without_an_answer_is_taken_again(group):
-    """By a new epoch."""
-    one = join(group)
-    one.look(RANGE)
-    answer_lost(group, lambda: one.take(from_end=False))
-    assert one.owned == set()
+def test_a_partition_acquired_without_an_answer_is_acquired_again(group):
+    """With a new epoch."""
+    member = join(group)
+    member.check_assignment(RANGE)
+    answer_lost(group, lambda: member.acquire(from_end=False))
+    assert member.owned == set()
 
-    assert one.look(RANGE).step.added == tuple(ALL)
-    settle(one)
-    one.commit(at(3))
+    assert member.check_assignment(RANGE).step.added == tuple(ALL)
+    settle(member)
+    member.commit(at(3))
     assert {owner.epoch for owner in owner_rows(group).values()} == {2}
 
 
-def test_what_was_taken_without_an_answer_is_given_back_if_it_is_meant_for_another(group):
-    """Else nobody would ever get it."""
-    one = join(group)
-    one.look(RANGE)
-    answer_lost(group, lambda: one.take(from_end=False))
+def test_a_partition_acquired_without_an_answer_is_released_if_assigned_to_another(group):
+    """Otherwise no member would ever get it."""
+    member = join(group)
+    member.check_assignment(RANGE)
+    answer_lost(group, lambda: member.acquire(from_end=False))
     other = join(group)
-    settle(other, one)
+    settle(other, member)
 
-    assert (len(one.owned), len(other.owned)) == (2, 2)
+    assert (len(member.owned), len(other.owned)) == (2, 2)
     assert sorted(owners(group)) == ALL
 
 
 def test_partitions_may_be_released_from_any_iterable(group):
-    """Once each, whatever is given twice."""
-    one = join(group)
-    settle(one)
-    one.release(each for each in (T0, T0, T1))
-    one.release([])
+    """Each once, even if the iterable repeats it."""
+    member = join(group)
+    settle(member)
+    member.release(each for each in (T0, T0, T1))
+    member.release([])
 
-    assert one.owned == set(ALL[2:])
+    assert member.owned == set(ALL[2:])
     assert sorted(owners(group)) == ALL[2:]
 
 
-def test_a_topic_that_was_created_again_is_released_and_taken_anew(group, root):
-    """Its rows are others (A38)."""
-    one = join(group)
-    settle(one)
-    one.commit(at(5))
+def test_a_topic_that_was_created_again_is_released_and_acquired_again(group, root):
+    """The new topic has other rows (A38)."""
+    member = join(group)
+    settle(member)
+    member.commit(at(5))
     root.delete_topic("t")
     make_topics(root, t=2)
-    group.notice_topics()
+    group.check_topics()
 
-    step = one.look(RANGE).step
+    step = member.check_assignment(RANGE).step
     assert (step.kept, step.revoked) == ((), tuple(ALL))
-    assert one.take(from_end=False) == {}, "first it must let go of the old ones"
-    one.release(step.revoked)
-    assert {start.committed for start in follow(one).values()} == {None}
+    assert member.acquire(from_end=False) == {}, "first it must let go of the old ones"
+    member.release(step.revoked)
+    assert {start.committed for start in follow(member).values()} == {None}
     assert sorted(owners(group)) == [T0, T1]
 
 
 # Leaving
 
 
-def test_a_dynamic_member_that_leaves_is_gone_at_once(group):
-    """And may leave as often as it likes (M11, E24)."""
-    one, other = join(group), join(group)
-    settle(one, other)
-    one.leave()
-    one.leave()
+def test_a_dynamic_member_that_leaves_is_removed_at_once(group):
+    """And may leave repeatedly (M11, E24)."""
+    member, other = join(group), join(group)
+    settle(member, other)
+    member.leave()
+    member.leave()
 
     assert list(group.read().members) == [other.id]
     follow(other)
@@ -469,61 +474,61 @@ def test_a_dynamic_member_that_leaves_is_gone_at_once(group):
 
 
 CALLS = {
-    "beat": lambda one: one.beat(),
-    "look": lambda one: one.look(RANGE),
-    "take": lambda one: one.take(from_end=False),
-    "resubscribe": lambda one: one.resubscribe(["t"]),
+    "heartbeat": lambda member: member.heartbeat(),
+    "check_assignment": lambda member: member.check_assignment(RANGE),
+    "acquire": lambda member: member.acquire(from_end=False),
+    "resubscribe": lambda member: member.resubscribe(["t"]),
 }
 
 
 @pytest.mark.parametrize("call", CALLS)
-def test_who_was_removed_is_told_so_by_whatever_it_does(group, call):
-    """Then all it had is lost, and it must join anew (M11)."""
-    one = join(group)
-    settle(one)
-    group.remove_members([one.id])
+def test_every_call_of_a_removed_member_raises(group, call):
+    """Its partitions are lost, and it must join again (M11)."""
+    member = join(group)
+    settle(member)
+    group.remove_members([member.id])
     with pytest.raises(UnknownMemberIdError, match="was removed from the group"):
-        CALLS[call](one)
-    one.release(one.owned)
-    one.leave()
+        CALLS[call](member)
+    member.release(member.owned)
+    member.leave()
 
 
-def test_a_static_member_that_comes_back_gets_what_it_had_and_nobody_notices(group):
-    """No target is made, and nothing moves (M13)."""
-    one, other = join(group, instance_id="i"), join(group)
-    settle(one, other)
-    had, generation = one.owned, group.read().generation
-    one.leave()
+def test_a_static_member_that_returns_keeps_its_partitions_without_a_rebalance(group):
+    """No target is computed, and nothing moves (M13)."""
+    member, other = join(group, instance_id="i"), join(group)
+    settle(member, other)
+    had, generation = member.owned, group.read().generation
+    member.leave()
     again = join(group, instance_id="i")
-    step = again.look(RANGE).step
+    step = again.check_assignment(RANGE).step
 
     assert set(step.added) == had
     assert follow(again).keys() == had
-    assert other.look(RANGE).step.kept == tuple(sorted(other.owned))
+    assert other.check_assignment(RANGE).step.kept == tuple(sorted(other.owned))
     assert group.read().generation == generation
     again.commit({each: OffsetAndMetadata(3) for each in had})
 
 
 @pytest.mark.parametrize("call", CALLS)
-def test_a_second_one_of_the_same_instance_fences_the_first(group, call):
-    """Which is told by its next call (M13)."""
-    one = join(group, instance_id="i")
-    settle(one)
+def test_a_second_member_of_the_same_instance_id_fences_the_first(group, call):
+    """The next call of the first one raises that (M13)."""
+    member = join(group, instance_id="i")
+    settle(member)
     second = join(group, instance_id="i")
     with pytest.raises(FencedInstanceIdError, match="'i'"):
-        CALLS[call](one)
+        CALLS[call](member)
 
-    one.leave()
+    member.leave()
     settle(second)
     assert second.owned == set(ALL)
 
 
 @pytest.mark.parametrize("late", [False, True], ids=["before it is back", "after it is back"])
-def test_a_static_member_that_comes_back_gives_up_what_is_meant_for_others_by_now(group, late):
-    """Though it never took it itself (M13, M22)."""
-    one = join(group, instance_id="i")
-    settle(one)
-    one.leave()
+def test_a_static_member_that_returns_releases_what_is_assigned_to_others_meanwhile(group, late):
+    """Although it never acquired it itself (M13, M22)."""
+    member = join(group, instance_id="i")
+    settle(member)
+    member.leave()
     other = None if late else join(group)
     if other is not None:
         follow(other)
@@ -535,12 +540,12 @@ def test_a_static_member_that_comes_back_gives_up_what_is_meant_for_others_by_no
     assert group.snapshot().state == "Stable"
 
 
-def test_a_static_member_does_not_wait_for_a_topic_it_does_not_want_any_more(group, root):
-    """It comes back with another subscription (M13)."""
+def test_a_static_member_does_not_wait_for_a_topic_it_is_no_longer_subscribed_to(group, root):
+    """It returns with another subscription (M13)."""
     make_topics(root, u=1)
-    one = join(group, instance_id="i")
-    settle(one)
-    one.leave()
+    member = join(group, instance_id="i")
+    settle(member)
+    member.leave()
     again, other = join(group, ["u"], instance_id="i"), join(group)
     settle(again, other)
 
@@ -552,34 +557,34 @@ def test_a_static_member_does_not_wait_for_a_topic_it_does_not_want_any_more(gro
 
 
 def joined(path, ready):
-    """In a child: join, take everything, and stay."""
+    """In a child: join, acquire everything, and stay."""
     root = open_root(path)
-    one = join(make_group(root))
-    settle(one)
+    member = join(make_group(root))
+    settle(member)
     ready()
 
 
 def test_a_killed_owner_is_found_dead_at_once(group, root):
-    """No timer goes by: survivors own everything (M10, P15)."""
+    """Without any timeout the survivors own everything (M10, P15)."""
     with Held(lambda ready: joined(root.path, ready)) as child:
-        one = join(group)
-        follow(one)
-        assert one.owned == set()
-        assert group.sweep() == []
+        member = join(group)
+        follow(member)
+        assert member.owned == set()
+        assert group.remove_dead_members() == []
         (dead,) = (each for each in group.read().members.values() if each.pid == child.pid)
         child.kill()
         started = time.monotonic()
-        assert group.sweep() == [dead.id]
-        follow(one)
+        assert group.remove_dead_members() == [dead.id]
+        follow(member)
         took = time.monotonic() - started
 
-    assert one.owned == set(ALL)
+    assert member.owned == set(ALL)
     assert took < patient(1)
 
 
 def test_a_child_of_a_killed_owner_does_not_keep_it_alive(group, root, tmp_path):
-    """A fork closes the lock it inherited (P18)."""
-    told = tmp_path / "pid"
+    """A fork closes the lock that it inherited (P18)."""
+    pid_file = tmp_path / "pid"
 
     def parent_of_one(ready):
         owner = open_root(root.path)
@@ -587,36 +592,36 @@ def test_a_child_of_a_killed_owner_does_not_keep_it_alive(group, root, tmp_path)
         pid = os.fork()
         if pid == 0:
             time.sleep(60)
-        told.write_text(str(pid))
+        pid_file.write_text(str(pid))
         ready()
 
     with Held(parent_of_one) as child:
         try:
             (dead,) = group.read().members
             child.kill()
-            assert group.sweep() == [dead]
+            assert group.remove_dead_members() == [dead]
         finally:
-            os.kill(int(told.read_text()), signal.SIGKILL)
+            os.kill(int(pid_file.read_text()), signal.SIGKILL)
 
 
 def test_a_child_does_not_end_the_membership_of_its_parent(group):
-    """Whatever it does with what it inherited, and however it ends (P18)."""
-    one = join(group)
-    settle(one)
+    """Whatever it does with inherited objects, and however it ends (P18)."""
+    member = join(group)
+    settle(member)
 
     def leave():
-        group.shared.live.get(b"x")
-        one.leave()
+        group.context.live.get(b"x")
+        member.leave()
 
     in_child(leave)
-    assert group.sweep() == []
-    one.commit(at(3))
-    follow(one)
-    assert one.owned == set(ALL)
+    assert group.remove_dead_members() == []
+    member.commit(at(3))
+    follow(member)
+    assert member.owned == set(ALL)
 
 
-def test_an_owner_that_was_stopped_is_overtaken_and_its_commit_refused(group, root, uptime):
-    """After its session, not for ever; and when it wakes it does no harm (P14, M22)."""
+def test_a_stopped_owner_is_replaced_and_its_commit_refused(group, root, uptime):
+    """After its session; and when it wakes it does no harm (P14, M22)."""
 
     def stops_and_commits():
         own = join(make_group(open_root(root.path)))
@@ -626,18 +631,18 @@ def test_an_owner_that_was_stopped_is_overtaken_and_its_commit_refused(group, ro
         with pytest.raises(CommitFailedError):
             own.commit(at(2))
         with pytest.raises(UnknownMemberIdError):
-            own.beat()
+            own.heartbeat()
         return own.id
 
     child = forks.Child(stops_and_commits)
     assert child.stopped()
-    one = join(group)
-    follow(one)
-    assert group.sweep() == [], "it is stopped, and not dead"
+    member = join(group)
+    follow(member)
+    assert group.remove_dead_members() == [], "it is stopped, and not dead"
     uptime.advance(SESSION_MS)
-    (gone,) = group.sweep(but=one.id)
-    assert follow(one)[T0].committed.offset == 1
-    one.commit(at(9))
+    (gone,) = group.remove_dead_members(exclude=member.id)
+    assert follow(member)[T0].committed.offset == 1
+    member.commit(at(9))
     child.go_on()
 
     end = child.end()
@@ -645,20 +650,20 @@ def test_an_owner_that_was_stopped_is_overtaken_and_its_commit_refused(group, ro
     assert offset_of(group) == 9
 
 
-def test_processes_that_join_at_once_share_everything_once(group, root):
+def test_processes_that_join_at_once_own_each_partition_once(group, root):
     """Each step is one transaction (M22)."""
 
     def share():
-        one = join(make_group(open_root(root.path)))
+        member = join(make_group(open_root(root.path)))
         deadline = time.monotonic() + patient(20)
         rest = 0
         while time.monotonic() < deadline and rest < 50:
-            follow(one)
-            rest = rest + 1 if not one.changed() and len(one.group.read().members) == 3 else 0
+            follow(member)
+            rest = rest + 1 if not member.changed() and len(member.group.read().members) == 3 else 0
             time.sleep(0.001)
-        one.commit({each: OffsetAndMetadata(1) for each in one.owned})
+        member.commit({each: OffsetAndMetadata(1) for each in member.owned})
         os.kill(os.getpid(), signal.SIGSTOP)
-        return sorted(one.owned)
+        return sorted(member.owned)
 
     children = [forks.Child(share) for _ in range(3)]
     assert all(child.stopped() for child in children)
@@ -668,22 +673,22 @@ def test_processes_that_join_at_once_share_everything_once(group, root):
         child.go_on()
     parts = [child.end().value for child in children]
 
-    assert sorted(one for part in parts for one in part) == ALL == sorted(now)
+    assert sorted(member for part in parts for member in part) == ALL == sorted(now)
     assert sorted(map(len, parts)) == [1, 1, 2]
     assert {offset_of(group, each) for each in ALL} == {1}
 
 
-def test_threads_that_join_and_leave_end_with_one_owner_each(group):
-    """Twelve members in four threads; the last one has everything."""
+def test_threads_that_join_and_leave_end_with_one_owner_per_partition(group):
+    """Twelve members in four threads; the last one owns everything."""
     errors = []
 
     def come_and_go():
         try:
             for _ in range(3):
-                one = join(group)
+                member = join(group)
                 for _ in range(3):
-                    follow(one)
-                one.leave()
+                    follow(member)
+                member.leave()
         except BaseException as error:  # noqa: BLE001 - raised again below
             errors.append(error)
 

@@ -342,7 +342,7 @@ def test_a_group_does_not_miss_what_comes_in_the_place_of_lost_records(tmp_path,
     cut_short(tmp_path, 2)
     root = open_root(tmp_path, files=Rebooted)
     if used:
-        make_group(root).sweep()
+        make_group(root).remove_dead_members()
         make_group(root).remove_members(["nobody"])
     fill(root.partition("t", 0), 9)
     root.flush()

@@ -86,9 +86,9 @@ def committed(log):
 
 
 def members(log):
-    from embedlog.consumer.group_client import group_of
+    from embedlog.consumer.group_client import open_group
 
-    return group_of(log.root, "g").read().members
+    return open_group(log.root, "g").read().members
 
 
 def test_processes_share_the_records_and_stop_at_the_end(log, seen):

@@ -35,8 +35,8 @@ def fill(root, numbers):
 
 
 def reader(root, **settings):
-    given = {"group_id": "g", "auto_offset_reset": "earliest"} | settings
-    return Consumer(root, **given)
+    config = {"group_id": "g", "auto_offset_reset": "earliest"} | settings
+    return Consumer(root, **config)
 
 
 def numbers(records):
@@ -53,8 +53,8 @@ def test_each_partition_feeds_exactly_one_stream(shared):
         assert numbers([*first, *second]) == list(range(RECORDS))
 
 
-def test_streams_of_several_topics_read_their_own(shared):
-    """As many for each topic as were asked for."""
+def test_streams_read_only_their_topic(shared):
+    """As many for each topic as requested."""
     shared.create_topic("u", 1, TopicConfig())
     with Producer(shared) as producer:
         producer.send("u", b"u")
@@ -66,7 +66,7 @@ def test_streams_of_several_topics_read_their_own(shared):
         assert {record.topic for stream in streams["t"] for record in stream} == {"t"}
 
 
-def test_more_streams_than_partitions_leave_some_with_nothing(shared):
+def test_with_more_streams_than_partitions_some_read_nothing(shared):
     """They end by their timeout, and take over when others end."""
     with reader(shared, consumer_timeout_ms=50) as consumer:
         streams = consumer.create_message_streams({"t": 6})["t"]
@@ -76,7 +76,7 @@ def test_more_streams_than_partitions_leave_some_with_nothing(shared):
 
 
 def test_a_timeout_ends_an_iterator_that_can_be_resumed(shared):
-    """consumer_timeout_ms is StopIteration; the next record goes on where it ended."""
+    """consumer_timeout_ms raises StopIteration; the next iteration continues there."""
     with reader(shared, consumer_timeout_ms=50) as consumer:
         [stream] = consumer.create_message_streams({"t": 1})["t"]
         assert numbers(stream) == list(range(RECORDS))
@@ -89,15 +89,15 @@ def test_a_timeout_ends_an_iterator_that_can_be_resumed(shared):
 
 
 def test_closing_the_consumer_ends_streams_that_wait_in_threads(shared):
-    """Each delivers what it has, commits, and ends; the next consumer finds nothing left."""
+    """Each returns what it has, commits, and ends; the next consumer finds nothing left."""
     consumer = reader(shared)
     streams = consumer.create_message_streams({"t": 2})["t"]
-    found, all_there = [], threading.Event()
+    records, all_there = [], threading.Event()
 
     def read(stream):
         for record in stream:
-            found.append(record)
-            if len(found) == RECORDS:
+            records.append(record)
+            if len(records) == RECORDS:
                 all_there.set()
 
     threads = [threading.Thread(target=read, args=(stream,)) for stream in streams]
@@ -109,7 +109,7 @@ def test_closing_the_consumer_ends_streams_that_wait_in_threads(shared):
         thread.join(patient(20))
 
     assert not any(thread.is_alive() for thread in threads)
-    assert numbers(found) == list(range(RECORDS))
+    assert numbers(records) == list(range(RECORDS))
     with reader(shared, consumer_timeout_ms=50) as after:
         after.subscribe(["t"])
         assert list(after) == []
@@ -117,24 +117,24 @@ def test_closing_the_consumer_ends_streams_that_wait_in_threads(shared):
         streams[0].poll()
 
 
-def test_a_close_commits_what_was_delivered_and_nothing_else(shared):
-    """An iteration ends with the record in hand; the next member goes on right after it."""
+def test_close_commits_only_what_was_returned(shared):
+    """The next member continues after the last record of the iteration."""
     consumer = reader(shared)
     [stream] = consumer.create_message_streams({"t": 1})["t"]
     going_on = iter(stream)
-    found = [next(going_on) for _ in range(70)]
+    records = [next(going_on) for _ in range(70)]
 
     consumer.close()
 
-    found += going_on
+    records += going_on
     with reader(shared, consumer_timeout_ms=50) as after:
         after.subscribe(["t"])
-        found += after
-    assert len(found) == RECORDS
-    assert numbers(found) == list(range(RECORDS))
+        records += after
+    assert len(records) == RECORDS
+    assert numbers(records) == list(range(RECORDS))
 
 
-def test_a_listener_is_told_by_a_close_in_another_thread(shared):
+def test_a_close_in_another_thread_notifies_the_listener(shared):
     """It may commit there, as in a close on its own thread (E24)."""
     told = []
 
@@ -159,8 +159,8 @@ def test_a_listener_is_told_by_a_close_in_another_thread(shared):
     assert reader(shared).committed(TopicPartition("t", 0)) == 7
 
 
-def test_a_call_that_does_not_come_out_is_left_behind(shared):
-    """Closing waits for it only so long; then the member leaves without a commit."""
+def test_close_does_not_wait_forever_for_a_call(shared):
+    """After its timeout the member leaves without a commit."""
     inside, go_on = threading.Event(), threading.Event()
 
     def slow(value):
@@ -182,7 +182,7 @@ def test_a_call_that_does_not_come_out_is_left_behind(shared):
     assert reader(shared).committed(TopicPartition("t", 0)) is None
 
 
-def test_static_streams_have_names_of_their_own(shared):
+def test_static_streams_have_instance_ids_of_their_own(shared):
     """A group_instance_id is for one member: each stream adds its topic and number."""
     with reader(shared, group_instance_id="host") as consumer:
         streams = consumer.create_message_streams({"t": 2})["t"]
@@ -192,14 +192,14 @@ def test_static_streams_have_names_of_their_own(shared):
 
 
 @pytest.mark.parametrize("count", [0, -1, True, "2"])
-def test_there_is_at_least_one_stream(shared, count):
-    """Anything else is refused, and nobody joined."""
+def test_a_number_of_streams_below_one_is_refused(shared, count):
+    """No stream has joined then."""
     with reader(shared) as consumer, pytest.raises(ValueError):
         consumer.create_message_streams({"t": count})
 
 
-def test_a_consumer_that_reads_itself_makes_no_streams(shared):
-    """It would be a member that keeps partitions from them; and without a group there is none."""
+def test_a_consumer_that_reads_topics_itself_creates_no_streams(shared):
+    """It would be a member that keeps partitions; and without a group there are no streams."""
     with reader(shared) as consumer:
         consumer.subscribe(["t"])
         with pytest.raises(IllegalStateError):

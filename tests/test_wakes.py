@@ -44,7 +44,7 @@ def read_and_answer(path, back):
 @pytest.mark.parametrize("readers", [1, 2])
 def test_no_append_is_slept_through(tmp_path, monkeypatch, readers):
     """Readers join, look, sleep and leave, and another process appends at any of these moments."""
-    monkeypatch.setattr(waiter, "_NAP_SECONDS", FOR_EVER_SECONDS)
+    monkeypatch.setattr(waiter, "_MAX_SLEEP_SECONDS", FOR_EVER_SECONDS)
     root = open_root(tmp_path / "root")
     log, dice = make_log(root), random.Random(readers)
     pipes = []

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 from embedlog.api.display import html_table, moment, need, text_table
 from embedlog.api.reset_offsets import OffsetChange, OffsetResetResult, ResetTarget, To, clamp, rule
-from embedlog.consumer.arguments import partition_of
-from embedlog.consumer.group_client import group_of
+from embedlog.consumer.arguments import to_topic_partition
+from embedlog.consumer.group_client import open_group
 from embedlog.errors import (
     ClosedError,
     CorruptionError,
@@ -18,7 +18,7 @@ from embedlog.errors import (
     UnknownMemberIdError,
     UnknownTopicOrPartitionError,
 )
-from embedlog.group import Group, GroupSnapshot, names
+from embedlog.group import Group, GroupSnapshot, group_ids
 from embedlog.groups.membership import MemberInfo
 from embedlog.groups.offsets import CommittedOffset, check_group_id
 from embedlog.partition import lookup
@@ -162,7 +162,7 @@ class ConsumerGroup:
 
     def _group(self) -> Group:
         """Return the group with what is open now: a forked child has opened it anew."""
-        return group_of(self._root, self.name)
+        return open_group(self._root, self.name)
 
     # Looking
 
@@ -326,7 +326,7 @@ class ConsumerGroup:
     def _chosen(
         self, topics: str | Iterable[str] | None, partitions: Partitions | None
     ) -> set[TopicPartition]:
-        found = set(map(partition_of, partitions or ()))
+        found = set(map(to_topic_partition, partitions or ()))
         for topic in (topics,) if isinstance(topics, str) else topics or ():
             count = self._root.partitions(topic)
             found |= {TopicPartition(topic, number) for number in range(count)}
@@ -398,7 +398,7 @@ class ConsumerGroup:
 
 def group_names(root: Root) -> list[str]:
     """Return the names of all groups of a log, sorted."""
-    return names(root.context.live, root.context.state)
+    return group_ids(root.context.live, root.context.state)
 
 
 def _place(root: Root, one: TopicPartition, before: OffsetAndMetadata | None) -> ResetTarget:

@@ -26,7 +26,7 @@ from typing import Any, Literal, NamedTuple, Self
 from embedlog.api.group_worker import SIGNALS, GroupJob, WorkerFailure, work
 from embedlog.api.log import Log
 from embedlog.config import ConsumerConfig
-from embedlog.consumer.group_client import group_of
+from embedlog.consumer.group_client import open_group
 from embedlog.errors import (
     IllegalStateError,
     InvalidConfigError,
@@ -158,7 +158,7 @@ class UncommittedRecords:
     def __init__(
         self, log: Log, group_id: str, topics: Iterable[str], config: ConsumerConfig
     ) -> None:
-        self._root, self._group = log.root, group_of(log.root, group_id)
+        self._root, self._group = log.root, open_group(log.root, group_id)
         self._ends: dict[TopicPartition, int] = {}
         known = log.root.topics()
         parts = [

@@ -1,25 +1,34 @@
-"""Which member of a group reads which partition: pure functions, the same for everybody.
+"""Assignors: pure functions that decide which member of a group reads which partition.
 
-Whichever process runs an assignor, on whatever order of members and topics, the
-answer is the same: no clock, no chance, no order of a hash.  So any member may
-work the target out, and a test needs nothing but values.
+The result depends only on the arguments, not on the order of members and topics, the
+time, randomness or hash order.  So any member in any process may compute the assignment,
+and a test needs nothing but values.
 
-`members` says what goes in and comes out and holds an answer against the rules,
-`dealing` is range and round robin, `sticky` keeps what is owned (`claims` says
-who owns it), `levelling` does so where subscriptions differ, `min_cost_flow` finds
-the best of all assignments, `moving` says what may change hands at once, and
-`choosing` finds what a whole group agrees on.
+- `members`: the input and output of an assignor, and the check of its result.
+- `range_roundrobin`: range and round robin.
+- `sticky`: keeps owned partitions; `owned_partitions` decides who owns what.
+- `balance`: the sticky assignment where subscriptions differ.
+- `min_cost_flow`: finds the best of all assignments.
+- `rebalance`: what each member may release and acquire now.
+- `select`: configured assignors, and the one that a whole group uses.
 
-Where Kafka depends on the order of a Java hash table, members go in the order
-of `ordered` here (M26).
+Where Kafka's result depends on the order of a Java hash table, members are processed in
+the order of `sort_members` (M26).
 """
 
 from __future__ import annotations
 
-from embedlog.assignor.members import Assignment, Assignor, Member, check, ordered, target
+from embedlog.assignor.members import (
+    Assignment,
+    Assignor,
+    Member,
+    compute_target,
+    sort_members,
+    validate,
+)
 from embedlog.assignor.range_roundrobin import RangeAssignor, RoundRobinAssignor
-from embedlog.assignor.rebalance import RebalanceStep, step, steps
-from embedlog.assignor.select import by_name, choose, configured
+from embedlog.assignor.rebalance import RebalanceStep, next_step, next_steps
+from embedlog.assignor.select import by_name, configured, select_assignor
 from embedlog.assignor.sticky import CooperativeStickyAssignor, StickyAssignor
 
 __all__ = [
@@ -32,11 +41,11 @@ __all__ = [
     "RoundRobinAssignor",
     "StickyAssignor",
     "by_name",
-    "check",
-    "choose",
+    "compute_target",
     "configured",
-    "ordered",
-    "step",
-    "steps",
-    "target",
+    "next_step",
+    "next_steps",
+    "select_assignor",
+    "sort_members",
+    "validate",
 ]

@@ -1,21 +1,20 @@
-"""Sharing out where members subscribe to different topics.
+"""The sticky assignment where members subscribe to different topics.
 
-Kafka's general algorithm, in its order of work: keep what is owned; give what
-is free to the least loaded, topics with few subscribers first.  If no partition
-could go to a member that has two fewer than its owner, that is balanced, and
-no member loses anything.  Otherwise move from the loaded to the less loaded while
-that helps.  Kafka ends there, with an assignment that depends on the order of
-the moves; `min_cost_flow` finds the best one from there.
+Kafka's general algorithm, in its order: keep owned partitions; assign the others to the
+least loaded members, topics with few subscribers first.  If no partition could move to a
+member that has at least two fewer than its owner, the assignment is balanced and no
+member loses anything.  Otherwise move partitions from loaded to less loaded members while
+that helps.  Kafka stops there, with a result that depends on the order of the moves;
+`min_cost_flow` improves it to the best one.
 
-Kafka compares every partition with every member, again after each move.  Here
-topics with the same subscribers are one *class*, and two heaps of a class say
-who gives and who takes.
+Kafka compares every partition with every member after each move.  Here topics with the
+same subscribers form one *class*, and two heaps per class find donor and receiver.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from heapq import heapify, heappop, heapreplace
 from itertools import groupby
 from operator import attrgetter
@@ -26,139 +25,139 @@ from embedlog.assignor.owned_partitions import OwnedPartitions
 from embedlog.record import TopicPartition
 
 
-def level(
-    members: Sequence[Member], wanted: Sequence[TopicPartition], claims: OwnedPartitions
+def balance(
+    members: Sequence[Member], subscribed: Sequence[TopicPartition], owned: OwnedPartitions
 ) -> list[list[TopicPartition]]:
-    """Share the wanted partitions out among members, each by its position."""
-    audience = subscribers(Counter(tp.topic for tp in wanted), members)
-    board = AssignmentBoard(audience, len(members))
-    board.keep(claims)
-    board.place(tp for tp in wanted if tp not in claims.home)
-    # Where claims contradict each other, Kafka may take a partition from the owner that is
-    # believed here, and so end with an assignment that is more even.
-    if not claims.contradictory and board.is_balanced():
-        return board.given()
-    # What was free anyway moves first: that costs nobody anything (KIP-341).
-    board.level(strangers_only=True)
-    board.level(strangers_only=False)
-    return optimize(board.given(), audience, claims)
+    """Assign the subscribed partitions; return those of each member, by its index."""
+    subscribers_of = subscribers(Counter(tp.topic for tp in subscribed), members)
+    builder = AssignmentBuilder(subscribers_of, len(members))
+    builder.keep_owned(owned)
+    builder.assign_free(tp for tp in subscribed if tp not in owned.owner)
+    # With contradictory claims Kafka may take a partition from the owner accepted here, and
+    # end with a more even assignment.
+    if not owned.contradictory and builder.is_balanced():
+        return builder.assignment()
+    # Partitions that had no owner move first: that costs no member anything (KIP-341).
+    builder.balance(unowned_only=True)
+    builder.balance(unowned_only=False)
+    return optimize(builder.assignment(), subscribers_of, owned)
 
 
-class AssignmentBoard:
-    """Who holds what while it is being moved about.
+class AssignmentBuilder:
+    """The partitions of each member while they are being moved.
 
     Args:
-        audience: The positions of each topic's subscribers.
-        count: How many members there are.
+        subscribers_of: The indices of each topic's subscribers.
+        count: The number of members.
     """
 
-    __slots__ = ("_class_of", "_classes", "_held", "_loads", "_own")
+    __slots__ = ("_class_of", "_loads", "_owned", "_partitions", "_subscribers")
 
-    def __init__(self, audience: dict[str, list[int]], count: int) -> None:
-        numbers = {positions: n for n, positions in enumerate(map(tuple, audience.values()))}
-        self._class_of = {topic: numbers[tuple(each)] for topic, each in audience.items()}
-        self._classes = {n: positions for positions, n in numbers.items()}
+    def __init__(self, subscribers_of: Mapping[str, list[int]], count: int) -> None:
+        numbers = {indices: n for n, indices in enumerate(map(tuple, subscribers_of.values()))}
+        self._class_of = {topic: numbers[tuple(each)] for topic, each in subscribers_of.items()}
+        self._subscribers = {n: indices for indices, n in numbers.items()}
         self._loads = [0] * count
-        # By member and class: its own first, low ones first, then the strangers.  What is
-        # taken is the last, so that a stranger goes before what was here before.
-        self._held: list[dict[int, list[TopicPartition]]] = [{} for _ in range(count)]
-        self._own: list[Counter[int]] = [Counter() for _ in range(count)]
+        # By member and class: owned ones first, low numbers first, then the unowned.  The last
+        # one is moved first, so an unowned partition moves before an owned one.
+        self._partitions: list[dict[int, list[TopicPartition]]] = [{} for _ in range(count)]
+        self._owned: list[Counter[int]] = [Counter() for _ in range(count)]
 
-    def given(self) -> list[list[TopicPartition]]:
-        """Return what each member holds."""
-        return [[tp for held in pools.values() for tp in held] for pools in self._held]
+    def assignment(self) -> list[list[TopicPartition]]:
+        """Return the partitions of each member."""
+        return [[tp for tps in by_class.values() for tp in tps] for by_class in self._partitions]
 
-    def keep(self, claims: OwnedPartitions) -> None:
-        """Give everybody what it owns, high partitions last: those are the first to go."""
-        # They come by topic and number, and the sort is stable.
-        for tp in sorted(claims.home, key=attrgetter("partition")):
-            position, which = claims.home[tp], self._class_of[tp.topic]
-            self._held[position].setdefault(which, []).append(tp)
-            self._loads[position] += 1
-            self._own[position][which] += 1
+    def keep_owned(self, owned: OwnedPartitions) -> None:
+        """Assign owned partitions to their owners, high numbers last: they move first."""
+        # `owner` is ordered by topic and number, and the sort is stable.
+        for tp in sorted(owned.owner, key=attrgetter("partition")):
+            index, class_ = owned.owner[tp], self._class_of[tp.topic]
+            self._partitions[index].setdefault(class_, []).append(tp)
+            self._loads[index] += 1
+            self._owned[index][class_] += 1
 
-    def place(self, free: Iterable[TopicPartition]) -> None:
-        """Give each to the least loaded subscriber, what few can have before what many can."""
-        sizes = {topic: len(self._classes[which]) for topic, which in self._class_of.items()}
-        # They come by topic and number, and the sort is stable.
-        by_few = sorted(free, key=lambda tp: sizes[tp.topic])
-        for which, group in groupby(by_few, lambda tp: self._class_of[tp.topic]):
-            takers = self._takers(which)
-            for tp in group:
-                load, position = takers[0]
-                self._give(tp, position)
-                heapreplace(takers, (load + 1, position))
+    def assign_free(self, free: Iterable[TopicPartition]) -> None:
+        """Assign each to the least loaded subscriber, topics with few subscribers first."""
+        sizes = {topic: len(self._subscribers[c]) for topic, c in self._class_of.items()}
+        # `free` is ordered by topic and number, and the sort is stable.
+        by_size = sorted(free, key=lambda tp: sizes[tp.topic])
+        for class_, partitions in groupby(by_size, lambda tp: self._class_of[tp.topic]):
+            receivers = self._receivers(class_)
+            for tp in partitions:
+                load, index = receivers[0]
+                self._assign(tp, index)
+                heapreplace(receivers, (load + 1, index))
 
     def is_balanced(self) -> bool:
-        """Whether no partition could go to a member that has two fewer than its owner."""
-        for which, positions in self._classes.items():
-            most = max((self._loads[n] for n in positions if self._held[n].get(which)), default=0)
-            if most - min(self._loads[n] for n in positions) >= 2:
+        """Whether no partition could move to a member with at least two fewer than its owner."""
+        for class_, indices in self._subscribers.items():
+            owning = (self._loads[n] for n in indices if self._partitions[n].get(class_))
+            if max(owning, default=0) - min(self._loads[n] for n in indices) >= 2:
                 return False
         return True
 
-    def level(self, *, strangers_only: bool) -> None:
+    def balance(self, *, unowned_only: bool) -> None:
         """Move partitions until no move helps.
 
         Args:
-            strangers_only: Leave everybody what it came with.
+            unowned_only: Do not move partitions away from their owners.
         """
-        # The widest gap first: a chain of small moves may then prove needless.  Not `any`,
+        # The largest gap first: it may make a chain of small moves unnecessary.  Not `any`,
         # which would go back to the first class after each one that changed.
-        while sum(self._level_class(each, strangers_only) for each in self._by_gap()):
+        while sum(self._balance_class(class_, unowned_only) for class_ in self._by_gap()):
             pass
 
     def _by_gap(self) -> list[int]:
         """List the classes where a move could help, the most uneven first."""
         loads, uneven = self._loads.__getitem__, []
-        for which, positions in self._classes.items():
-            gap = max(map(loads, positions)) - min(map(loads, positions))
+        for class_, indices in self._subscribers.items():
+            gap = max(map(loads, indices)) - min(map(loads, indices))
             if gap >= 2:
-                uneven.append((-gap, which))
-        return [which for _, which in sorted(uneven)]
+                uneven.append((-gap, class_))
+        return [class_ for _, class_ in sorted(uneven)]
 
-    def _level_class(self, which: int, strangers_only: bool) -> bool:
-        """Move partitions of one class until no move helps; say whether any did."""
-        takers, givers = self._takers(which), self._givers(which, strangers_only)
+    def _balance_class(self, class_: int, unowned_only: bool) -> bool:
+        """Move partitions of one class until no move helps; return whether any was moved."""
+        receivers, donors = self._receivers(class_), self._donors(class_, unowned_only)
         moved = False
-        # Who gives has two more than the least, so it cannot become the least, nor can
-        # who takes become the most: nobody is in both roles, and no entry needs mending.
-        while givers and -givers[0][0] - takers[0][0] >= 2:
-            giver, taker = -givers[0][2], takers[0][1]
-            self._give(self._held[giver][which].pop(), taker)
-            self._loads[giver] -= 1
-            left = len(self._held[giver][which])
-            self._own[giver][which] = min(self._own[giver][which], left)
-            heapreplace(takers, (self._loads[taker], taker))
-            if left > (self._own[giver][which] if strangers_only else 0):
-                heapreplace(givers, self._giver(which, giver))
+        # A donor has at least two more than the lowest load, so it cannot become the lowest,
+        # nor can a receiver become the highest: no member is both, and no entry gets stale.
+        while donors and -donors[0][0] - receivers[0][0] >= 2:
+            donor, receiver = -donors[0][2], receivers[0][1]
+            self._assign(self._partitions[donor][class_].pop(), receiver)
+            self._loads[donor] -= 1
+            left = len(self._partitions[donor][class_])
+            self._owned[donor][class_] = min(self._owned[donor][class_], left)
+            heapreplace(receivers, (self._loads[receiver], receiver))
+            if left > (self._owned[donor][class_] if unowned_only else 0):
+                heapreplace(donors, self._donor(class_, donor))
             else:
-                heappop(givers)
+                heappop(donors)
             moved = True
         return moved
 
-    def _takers(self, which: int) -> list[tuple[int, int]]:
+    def _receivers(self, class_: int) -> list[tuple[int, int]]:
         """Return a heap of a class's subscribers, the least loaded on top."""
-        takers = [(self._loads[position], position) for position in self._classes[which]]
-        heapify(takers)
-        return takers
+        receivers = [(self._loads[index], index) for index in self._subscribers[class_]]
+        heapify(receivers)
+        return receivers
 
-    def _givers(self, which: int, strangers_only: bool) -> list[tuple[int, bool, int]]:
-        """Return a heap of who can give of a class, the most loaded on top."""
-        givers = [
-            self._giver(which, each)
-            for each in self._classes[which]
-            if len(self._held[each].get(which, ()))
-            > (self._own[each][which] if strangers_only else 0)
+    def _donors(self, class_: int, unowned_only: bool) -> list[tuple[int, bool, int]]:
+        """Return a heap of members with partitions of a class to give, the most loaded on top."""
+        donors = [
+            self._donor(class_, index)
+            for index in self._subscribers[class_]
+            if len(self._partitions[index].get(class_, ()))
+            > (self._owned[index][class_] if unowned_only else 0)
         ]
-        heapify(givers)
-        return givers
+        heapify(donors)
+        return donors
 
-    def _giver(self, which: int, position: int) -> tuple[int, bool, int]:
-        """Order by load; between equals, who has strangers gives, and then the last."""
-        only_own = len(self._held[position][which]) == self._own[position][which]
-        return -self._loads[position], only_own, -position
+    def _donor(self, class_: int, index: int) -> tuple[int, bool, int]:
+        """Order by load; of equal ones, those with unowned partitions first, then the last."""
+        only_owned = len(self._partitions[index][class_]) == self._owned[index][class_]
+        return -self._loads[index], only_owned, -index
 
-    def _give(self, tp: TopicPartition, position: int) -> None:
-        self._held[position].setdefault(self._class_of[tp.topic], []).append(tp)
-        self._loads[position] += 1
+    def _assign(self, tp: TopicPartition, index: int) -> None:
+        self._partitions[index].setdefault(self._class_of[tp.topic], []).append(tp)
+        self._loads[index] += 1

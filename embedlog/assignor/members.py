@@ -1,4 +1,4 @@
-"""What goes into an assignor and what comes out, and holding the one against the other."""
+"""The input and output of an assignor, and the validation of its result."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import NamedTuple, Protocol, TypeAlias
 from embedlog.errors import AssignorError, EmbedlogError
 from embedlog.record import TopicPartition
 
-_SHOWN = 5
-"""So many problems are told in an error's sentence; all of them are in its `problems`."""
+_MAX_PROBLEMS_SHOWN = 5
+"""Problems in the text of an `AssignorError`; its `problems` has all of them."""
 
 
 class Member(NamedTuple):
@@ -18,106 +18,109 @@ class Member(NamedTuple):
 
     id: str
     topics: frozenset[str]
-    """What it subscribed to; topics that do not exist are ignored (M27)."""
+    """The subscription; topics that do not exist are ignored (M27)."""
 
     owned: frozenset[TopicPartition] = frozenset()
-    """What it claims to own; where claims differ, the higher `generation` is believed."""
+    """Partitions that it claims to own; of conflicting claims the higher `generation` wins."""
 
     generation: int = -1
-    """The generation in which it got what it claims."""
+    """The generation in which it was assigned `owned`."""
 
     instance_id: str | None = None
-    """The name of a static member, which stays when its id changes (M13)."""
+    """The `group_instance_id` of a static member, which outlives its member id (M13)."""
 
     user_data: bytes | None = None
-    """What the member tells a user's own assignor."""
+    """Data for a custom assignor."""
 
 
 Assignment: TypeAlias = dict[str, tuple[TopicPartition, ...]]
-"""Member id to its partitions, sorted; every member is there, if with nothing."""
+"""Sorted partitions by member id; members without partitions are included."""
 
 
 class Assignor(Protocol):
-    """A way to share partitions out: any object with a name and these methods will do.
+    """An assignment strategy: any object with these attributes.
 
-    It must depend on nothing but its arguments: every member may run it, and
-    all must come to the same answer.
+    The result must depend only on the arguments: any member may run the assignor, and all
+    of them must get the same result.
     """
 
     @property
     def name(self) -> str:
-        """What members vote for; two assignors with one name must do the same."""
+        """The name that members vote for; assignors of the same name must be the same."""
 
     @property
     def cooperative(self) -> bool:
-        """Whether members keep what they keep during a rebalance (M20), or give up all (M19)."""
+        """Whether a rebalance revokes only partitions that move (M20), or all of them (M19)."""
 
     def assign(self, partitions: Mapping[str, int], members: Sequence[Member]) -> Assignment:
-        """Share out every partition of every subscribed topic.
+        """Assign every partition of every subscribed topic.
 
         Args:
-            partitions: How many partitions each topic has.
-            members: The group, in the order of `ordered`.
+            partitions: The number of partitions of each topic.
+            members: The group, in the order of `sort_members`.
         """
 
 
-def ordered(members: Iterable[Member]) -> list[Member]:
-    """Sort members as Kafka does: static ones by instance id, then the others by id (M26).
+def sort_members(members: Iterable[Member]) -> list[Member]:
+    """Sort members as Kafka does: static ones by instance id, then dynamic ones by id (M26).
 
     >>> static = Member("b", frozenset(), instance_id="second")
-    >>> [each.id for each in ordered([Member("a", frozenset()), static])]
+    >>> [member.id for member in sort_members([Member("a", frozenset()), static])]
     ['b', 'a']
     """
-    return sorted(members, key=lambda each: (each.instance_id is None, each.instance_id or each.id))
+    return sorted(
+        members, key=lambda member: (member.instance_id is None, member.instance_id or member.id)
+    )
 
 
-def target(
+def compute_target(
     assignor: Assignor, partitions: Mapping[str, int], members: Collection[Member]
 ) -> Assignment:
-    """Ask an assignor who should have what, and hold the answer against the rules.
+    """Run an assignor and validate its result.
 
-    This is how a group asks any assignor.  A user's own runs in here: call it
-    outside transactions and locks.
+    A custom assignor runs in here: do not call this inside a transaction or under a lock.
 
     Raises:
-        AssignorError: It failed, or it left something out, gave something twice
-            or to a member that did not subscribe.
+        AssignorError: The assignor failed, left a partition out, assigned one twice, or
+            assigned one to a member that is not subscribed to its topic.
     """
-    group = ordered(members)
+    group = sort_members(members)
     try:
-        found = assignor.assign(partitions, group)
-        given = {each.id: tuple(sorted(found.get(each.id, ()))) for each in group}
-        strangers = {each: tuple(found[each]) for each in found if each not in given}
+        result = assignor.assign(partitions, group)
+        target = {member.id: tuple(sorted(result.get(member.id, ()))) for member in group}
+        non_members = {id_: tuple(result[id_]) for id_ in result if id_ not in target}
     except EmbedlogError:
         raise
     except Exception as error:
         raise AssignorError(
-            f"assignor {assignor.name!r} failed: {error!r}",
-            todo="Mend the assignor, or choose another with `partition_assignment_strategy`.",
+            f"Assignor {assignor.name!r} failed: {error!r}",
+            todo="Fix the assignor, or choose another with `partition_assignment_strategy`.",
             assignor=assignor.name,
         ) from error
-    check(given | strangers, partitions, group, assignor=assignor.name)
-    return given
+    validate(target | non_members, partitions, group, assignor=assignor.name)
+    return target
 
 
-def check(
+def validate(
     assignment: Mapping[str, Iterable[TopicPartition]],
     partitions: Mapping[str, int],
     members: Iterable[Member],
     *,
-    assignor: str = "a user's own",
+    assignor: str = "custom",
 ) -> None:
-    """See that each partition of a subscribed topic went to one subscriber, and nothing else did.
+    """Check that each partition of a subscribed topic, and nothing else, has one subscriber.
 
     Raises:
-        AssignorError: It names the assignor and says what is wrong; `problems` lists it all.
+        AssignorError: It names the assignor and the first problems; `problems` has all.
     """
     problems = list(_problems(assignment, partitions, list(members)))
     if problems:
-        more = f", and {len(problems) - _SHOWN} more" if len(problems) > _SHOWN else ""
+        hidden = len(problems) - _MAX_PROBLEMS_SHOWN
+        more = f", and {hidden} more" if hidden > 0 else ""
         raise AssignorError(
-            f"assignor {assignor!r} answered wrongly: {'; '.join(problems[:_SHOWN])}{more}",
-            todo="Mend the assignor, or choose another with `partition_assignment_strategy`.",
+            f"Assignor {assignor!r} returned an invalid assignment: "
+            f"{'; '.join(problems[:_MAX_PROBLEMS_SHOWN])}{more}",
+            todo="Fix the assignor, or choose another with `partition_assignment_strategy`.",
             assignor=assignor,
             problems=tuple(problems),
         )
@@ -128,41 +131,48 @@ def _problems(
     partitions: Mapping[str, int],
     members: Sequence[Member],
 ) -> Iterator[str]:
-    topics_of = {each.id: each.topics for each in members}
-    wanted = set(everything(partitions, members))
+    topics_of = {member.id: member.topics for member in members}
+    subscribed = set(all_partitions(partitions, members))
     times: Counter[TopicPartition] = Counter()
-    for member, taken in assignment.items():
+    for member, assigned in assignment.items():
         if member not in topics_of:
-            yield f"{member} is no member"
-        for tp in taken:
+            yield f"{member} is not a member"
+        for tp in assigned:
             times[tp] += 1
-            if tp not in wanted:
-                yield f"{_shown(tp)} does not exist, or nobody subscribed to it"
+            if tp not in subscribed:
+                yield f"{_text(tp)} does not exist or has no subscriber"
             elif tp.topic not in topics_of.get(member, ()):
-                yield f"{_shown(tp)} went to {member}, which did not subscribe"
-    yield from (f"{_shown(tp)} was given {n} times" for tp, n in sorted(times.items()) if n > 1)
-    yield from (f"nobody got {_shown(tp)}" for tp in sorted(wanted - times.keys()))
+                yield f"{_text(tp)} is assigned to {member}, which is not subscribed to it"
+    yield from (f"{_text(tp)} is assigned {n} times" for tp, n in sorted(times.items()) if n > 1)
+    yield from (f"{_text(tp)} is not assigned" for tp in sorted(subscribed - times.keys()))
 
 
-def _shown(tp: TopicPartition) -> str:
+def _text(tp: TopicPartition) -> str:
     return f"{tp.topic}-{tp.partition}"
 
 
-def everything(partitions: Mapping[str, int], members: Iterable[Member]) -> list[TopicPartition]:
-    """List the partitions of the subscribed topics, by topic and number."""
-    topics = set().union(*{each.topics for each in members}) & partitions.keys()
-    return [TopicPartition(each, n) for each in sorted(topics) for n in range(partitions[each])]
+def all_partitions(
+    partitions: Mapping[str, int], members: Iterable[Member]
+) -> list[TopicPartition]:
+    """List the partitions of all subscribed topics, by topic and number."""
+    topics = set().union(*{member.topics for member in members}) & partitions.keys()
+    return [TopicPartition(topic, n) for topic in sorted(topics) for n in range(partitions[topic])]
 
 
 def subscribers(partitions: Mapping[str, int], members: Sequence[Member]) -> dict[str, list[int]]:
-    """Map each subscribed topic, by name, to the positions of its subscribers among the members."""
-    found: dict[str, list[int]] = {}
-    for position, member in enumerate(members):
+    """Map each subscribed topic, sorted by name, to the indices of its subscribers."""
+    by_topic: dict[str, list[int]] = {}
+    for index, member in enumerate(members):
         for topic in member.topics:
-            found.setdefault(topic, []).append(position)
-    return {topic: found[topic] for topic in sorted(found.keys() & partitions.keys())}
+            by_topic.setdefault(topic, []).append(index)
+    return {topic: by_topic[topic] for topic in sorted(by_topic.keys() & partitions.keys())}
 
 
-def tidy(members: Sequence[Member], given: Sequence[Iterable[TopicPartition]]) -> Assignment:
-    """Make an assignment of what each member, by position, is given."""
-    return {each.id: tuple(sorted(taken)) for each, taken in zip(members, given, strict=True)}
+def to_assignment(
+    members: Sequence[Member], partitions: Sequence[Iterable[TopicPartition]]
+) -> Assignment:
+    """Return an `Assignment` of the partitions of each member, given by index."""
+    return {
+        member.id: tuple(sorted(assigned))
+        for member, assigned in zip(members, partitions, strict=True)
+    }

@@ -1,21 +1,21 @@
-"""From an assignment to the best one: as even as possible, then with as little moved as possible.
+"""Improve an assignment to the best one: as even as possible, then with the fewest moves.
 
-Where subscriptions differ, moving one partition at a time can end short of that: a
-member may have to give a partition to a second one, so that the second can give
-another one to a third.  Such chains are paths in a flow from partitions to members,
-in which an uneven load costs most, a partition that leaves its owner costs less, and
-one that does not go to a member with a stale claim costs least.  A flow has the
-least cost once no cycle makes it cheaper (Klein 1967), so this looks for them:
+Where subscriptions differ, moving one partition at a time can stop short of the best: a
+member may have to give a partition to a second one, so that the second can give another
+one to a third.  Such chains are paths in a flow from partitions to members, in which an
+uneven load costs most, a partition that leaves its owner costs less, and one that is not
+assigned to a member with a stale claim costs least.  A flow has the least cost if no cycle
+makes it cheaper (Klein 1967), so this looks for them:
 
 1. *Balance.*  While a chain of moves leads from a member to one that has two fewer,
-   make it.  Without such a chain no assignment is more even, by whatever measure
+   apply it.  Without such a chain no assignment is more even, by whatever measure
    (Harvey et al. 2003, "Semi-Matchings for Bipartite Graphs and Load Balancing").
-2. *Stickiness.*  While a cycle of moves returns more to owners than it takes from
-   them, make it.  A cycle may pass from a member to one that has one fewer: the
+2. *Stickiness.*  While a cycle of moves returns more partitions to owners than it takes
+   from them, apply it.  A cycle may pass from a member to one that has one fewer: the
    two loads are swapped, which is as even as before.
 
-Partitions with the same subscribers are alike, and so only counted, unless members
-other than the owner claim them.
+Partitions with the same subscribers are interchangeable, so they are only counted, unless
+members other than the owner claim them.
 """
 
 from __future__ import annotations
@@ -28,254 +28,262 @@ from embedlog.assignor.owned_partitions import OwnedPartitions
 from embedlog.record import TopicPartition
 
 _OWNED = 1 << 32
-"""What it costs to take a partition from its owner; from another claimant it costs 1."""
+"""The cost of taking a partition from its owner; from another claimant it is 1."""
 
 
 class PartitionClass(NamedTuple):
-    """What partitions have in common that are only counted."""
+    """What interchangeable partitions have in common."""
 
     subscribers: Sequence[int]
     claimants: tuple[int, ...] = ()
     owner: int | None = None
-    """Their owner; None where there are no claimants, as then the owner makes no difference."""
+    """The owner; None without claimants, where the owner makes no difference."""
 
 
 def optimize(
-    given: list[list[TopicPartition]],
-    audience: Mapping[str, Sequence[int]],
-    claims: OwnedPartitions,
+    assigned: list[list[TopicPartition]],
+    subscribers_of: Mapping[str, Sequence[int]],
+    owned: OwnedPartitions,
 ) -> list[list[TopicPartition]]:
-    """Return the most even assignment, and of those one that moves least.
+    """Return the most even assignment, and of those one with the fewest moves.
 
-    It is `given` itself if that is the best already.
+    It is `assigned` itself if that is the best already.
 
     Args:
-        given: The partitions of each member, by its position.
-        audience: The positions of each topic's subscribers.
-        claims: Who owns, or claims to own, what.
+        assigned: The partitions of each member, by its index.
+        subscribers_of: The indices of each topic's subscribers.
+        owned: The owners and claimants of partitions.
     """
-    kinds = [PartitionClass(tuple(positions)) for positions in audience.values()]
-    numbers = {kind: n for n, kind in enumerate(dict.fromkeys(kinds))}
-    kind_of_topic = {topic: numbers[kind] for topic, kind in zip(audience, kinds, strict=True)}
-    kind_of: dict[TopicPartition, int] = {}
-    for tp in (tp for partitions in given for tp in partitions):
-        if tp in claims.others:
-            kind = PartitionClass(tuple(audience[tp.topic]), claims.others[tp], claims.home.get(tp))
-            kind_of[tp] = numbers.setdefault(kind, len(numbers))
+    topic_classes = [PartitionClass(tuple(indices)) for indices in subscribers_of.values()]
+    numbers = {class_: n for n, class_ in enumerate(dict.fromkeys(topic_classes))}
+    class_of_topic = {
+        topic: numbers[class_] for topic, class_ in zip(subscribers_of, topic_classes, strict=True)
+    }
+    class_of: dict[TopicPartition, int] = {}
+    for tp in (tp for partitions in assigned for tp in partitions):
+        claimants = owned.other_claimants.get(tp)
+        if claimants is None:
+            class_of[tp] = class_of_topic[tp.topic]
         else:
-            kind_of[tp] = kind_of_topic[tp.topic]
-    flow = FlowNetwork(given, kind_of, claims, list(numbers))
+            indices = tuple(subscribers_of[tp.topic])
+            class_ = PartitionClass(indices, claimants, owned.owner.get(tp))
+            class_of[tp] = numbers.setdefault(class_, len(numbers))
+    flow = FlowNetwork(assigned, class_of, owned, list(numbers))
     flow.balance()
     flow.return_to_owners()
-    having = {tp: n for n, partitions in enumerate(given) for tp in partitions}
-    # Also where nothing moved: what a member owns and what it has may be alike, but not the same.
-    mixed = {kind_of[tp] for tp, owner in claims.home.items() if having[tp] != owner}
-    return _distributed(given, flow, kind_of, claims, flow.changed | mixed)
+    holder = {tp: n for n, partitions in enumerate(assigned) for tp in partitions}
+    # Classes in which nothing moved, too: a member may hold as many as it owns, but others.
+    mixed = {class_of[tp] for tp, owner in owned.owner.items() if holder[tp] != owner}
+    return _distribute(assigned, flow, class_of, owned, flow.changed | mixed)
 
 
-def _distributed(
-    given: list[list[TopicPartition]],
+def _distribute(
+    assigned: list[list[TopicPartition]],
     flow: FlowNetwork,
-    kind_of: Mapping[TopicPartition, int],
-    claims: OwnedPartitions,
-    kinds: set[int],
+    class_of: Mapping[TopicPartition, int],
+    owned: OwnedPartitions,
+    classes: set[int],
 ) -> list[list[TopicPartition]]:
-    """Give each member so many of these kinds: its own first, then what it has, then the rest."""
-    if not kinds:
-        return given
-    result = [[tp for tp in partitions if kind_of[tp] not in kinds] for partitions in given]
-    wanted = [{kind: n for kind, n in its.items() if kind in kinds} for its in flow.counts]
-    having = {
-        tp: n for n, partitions in enumerate(given) for tp in partitions if kind_of[tp] in kinds
+    """Give each member its count of these classes: owned ones first, then held ones."""
+    if not classes:
+        return assigned
+    result = [[tp for tp in partitions if class_of[tp] not in classes] for partitions in assigned]
+    wanted = [{c: n for c, n in counts.items() if c in classes} for counts in flow.counts]
+    holder = {
+        tp: n
+        for n, partitions in enumerate(assigned)
+        for tp in partitions
+        if class_of[tp] in classes
     }
 
-    def left(pairs: Iterable[tuple[TopicPartition, int | None]]) -> list[TopicPartition]:
-        """Give partitions to these members; return those that they do not want."""
-        others = []
-        for tp, position in pairs:
-            kind = kind_of[tp]
-            if position is not None and wanted[position].get(kind):
-                wanted[position][kind] -= 1
-                result[position].append(tp)
+    def assign(pairs: Iterable[tuple[TopicPartition, int | None]]) -> list[TopicPartition]:
+        """Assign partitions to these members; return those that do not fit their counts."""
+        rest = []
+        for tp, index in pairs:
+            class_ = class_of[tp]
+            if index is not None and wanted[index].get(class_):
+                wanted[index][class_] -= 1
+                result[index].append(tp)
             else:
-                others.append(tp)
-        return others
+                rest.append(tp)
+        return rest
 
-    home = claims.home
-    away = left((tp, n if home.get(tp) == n else None) for tp, n in having.items())
-    unowned = left((tp, home.get(tp)) for tp in sorted(away))
-    rest = left((tp, having[tp]) for tp in unowned)
+    owner = owned.owner
+    away = assign((tp, n if owner.get(tp) == n else None) for tp, n in holder.items())
+    unowned = assign((tp, owner.get(tp)) for tp in sorted(away))
+    rest = assign((tp, holder[tp]) for tp in unowned)
     free: dict[int, list[TopicPartition]] = defaultdict(list)
     for tp in sorted(rest, reverse=True):
-        free[kind_of[tp]].append(tp)
-    for position, its in enumerate(wanted):
-        for kind, count in its.items():
-            result[position] += [free[kind].pop() for _ in range(count)]
+        free[class_of[tp]].append(tp)
+    for index, counts in enumerate(wanted):
+        for class_, count in counts.items():
+            result[index] += [free[class_].pop() for _ in range(count)]
     return result
 
 
 class FlowNetwork:
-    """How many partitions of each kind each member has.
+    """How many partitions of each class each member has.
 
-    Members, by position, are the first nodes of a graph; kinds come next; then
-    levels.  A level has the members among which chains of moves run: their loads
-    differ by one at most, and they have all that any of them could give another.
+    Members, by index, are the first nodes of a graph; classes come next; then levels.  A
+    level is a set of members among which chains of moves run: their loads differ by at
+    most one, and every partition that one of them could give another is held in the level.
 
     Args:
-        given: The partitions of each member.
-        kind_of: Their kinds, by number.
-        claims: Whose they are.
-        kinds: All kinds there are.
+        assigned: The partitions of each member.
+        class_of: The number of each partition's class.
+        owned: The owners of partitions.
+        classes: All classes, by number.
     """
 
     def __init__(
         self,
-        given: Sequence[Sequence[TopicPartition]],
-        kind_of: Mapping[TopicPartition, int],
-        claims: OwnedPartitions,
-        kinds: Sequence[PartitionClass],
+        assigned: Sequence[Sequence[TopicPartition]],
+        class_of: Mapping[TopicPartition, int],
+        owned: OwnedPartitions,
+        classes: Sequence[PartitionClass],
     ) -> None:
         self.counts: list[dict[int, int]] = [
-            dict(Counter(map(kind_of.__getitem__, partitions))) for partitions in given
+            dict(Counter(map(class_of.__getitem__, partitions))) for partitions in assigned
         ]
-        """How many of each kind each member has; no zeros."""
+        """How many of each class each member has; no zeros."""
         self.changed: set[int] = set()
-        """Kinds of which some went from one member to another."""
-        own: list[dict[int, int]] = [{} for _ in given]
-        for tp, owner in claims.home.items():
-            own[owner][kind_of[tp]] = own[owner].get(kind_of[tp], 0) + 1
-        self._own = own
-        self._spare: list[dict[int, None]] = [dict.fromkeys(its) for its in self.counts]
-        """Of which kinds each member has more than are its own."""
-        self._missing: list[dict[int, None]] = [{} for _ in kinds]
-        """Which members own more of each kind than they have."""
+        """Classes with partitions that moved."""
+        owned_counts: list[dict[int, int]] = [{} for _ in assigned]
+        for tp, owner in owned.owner.items():
+            owned_counts[owner][class_of[tp]] = owned_counts[owner].get(class_of[tp], 0) + 1
+        self._owned = owned_counts
+        self._surplus: list[dict[int, None]] = [dict.fromkeys(counts) for counts in self.counts]
+        """The classes of which each member has more than it owns."""
+        self._deficit: list[dict[int, None]] = [{} for _ in classes]
+        """The members that own more of each class than they have."""
         self.kept = 0
         """How many partitions can be with their owners."""
-        for position, its in enumerate(own):
-            for kind, count in its.items():
-                self.kept += min(self.counts[position].get(kind, 0), count)
-                self._compare(position, kind)
-        self._loads = [len(partitions) for partitions in given]
-        self._takers = [kind.subscribers for kind in kinds]
-        self._claimants = [kind.claimants for kind in kinds]
-        self._level_of = [-1] * len(given)
+        for index, counts in enumerate(owned_counts):
+            for class_, count in counts.items():
+                self.kept += min(self.counts[index].get(class_, 0), count)
+                self._compare(index, class_)
+        self._loads = [len(partitions) for partitions in assigned]
+        self._receivers = [class_.subscribers for class_ in classes]
+        self._claimants = [class_.claimants for class_ in classes]
+        self._level_of = [-1] * len(assigned)
         self._tops: list[int] = []
         """The higher load of each level."""
 
-    def _compare(self, position: int, kind: int) -> None:
-        more = self.counts[position].get(kind, 0) - self._own[position].get(kind, 0)
-        if more > 0:
-            self._spare[position][kind] = None
+    def _compare(self, index: int, class_: int) -> None:
+        surplus = self.counts[index].get(class_, 0) - self._owned[index].get(class_, 0)
+        if surplus > 0:
+            self._surplus[index][class_] = None
         else:
-            self._spare[position].pop(kind, None)
-        if more < 0:
-            self._missing[kind][position] = None
+            self._surplus[index].pop(class_, None)
+        if surplus < 0:
+            self._deficit[class_][index] = None
         else:
-            self._missing[kind].pop(position, None)
+            self._deficit[class_].pop(index, None)
 
-    def _take(self, position: int, kind: int) -> None:
-        self.changed.add(kind)
-        self.kept -= kind not in self._spare[position]
-        self._loads[position] -= 1
-        self.counts[position][kind] -= 1
-        if not self.counts[position][kind]:
-            del self.counts[position][kind]
-        self._compare(position, kind)
+    def _remove(self, index: int, class_: int) -> None:
+        self.changed.add(class_)
+        self.kept -= class_ not in self._surplus[index]
+        self._loads[index] -= 1
+        self.counts[index][class_] -= 1
+        if not self.counts[index][class_]:
+            del self.counts[index][class_]
+        self._compare(index, class_)
 
-    def _give(self, position: int, kind: int) -> None:
-        self.kept += position in self._missing[kind]
-        self._loads[position] += 1
-        self.counts[position][kind] = self.counts[position].get(kind, 0) + 1
-        self._compare(position, kind)
+    def _add(self, index: int, class_: int) -> None:
+        self.kept += index in self._deficit[class_]
+        self._loads[index] += 1
+        self.counts[index][class_] = self.counts[index].get(class_, 0) + 1
+        self._compare(index, class_)
 
     # Balance
 
     def balance(self) -> None:
-        """Move along chains until the loads are as even as can be; find the levels."""
+        """Move along chains until the loads are as even as possible; find the levels."""
         below = set(range(len(self._loads)))
         while below:
-            top = max(self._loads[position] for position in below)
+            top = max(self._loads[index] for index in below)
             came_from, end = self._reach(top, below)
-            while end is not None and (step := came_from[end]) is not None:
-                giver, kind = step
-                self._take(giver, kind)
-                self._give(end, kind)
-                end = giver
+            while end is not None and (move := came_from[end]) is not None:
+                donor, class_ = move
+                self._remove(donor, class_)
+                self._add(end, class_)
+                end = donor
             if end is None:
-                for position in came_from:
-                    self._level_of[position] = len(self._tops)
+                for index in came_from:
+                    self._level_of[index] = len(self._tops)
                 self._tops.append(top)
                 below -= came_from.keys()
 
     def _reach(
         self, top: int, below: set[int]
     ) -> tuple[dict[int, tuple[int, int] | None], int | None]:
-        """Follow moves from the members with the highest load, until one has two fewer.
+        """Follow moves from the members with the highest load to one that has two fewer.
 
         Returns:
-            Each member that was reached, with who would give it what kind; and the
-            one with two fewer, if there is one.
+            The members reached, each with the donor and the class of the move to it; and
+            the member with two fewer, or None.
         """
         came_from: dict[int, tuple[int, int] | None] = {
-            position: None for position in sorted(below) if self._loads[position] == top
+            index: None for index in sorted(below) if self._loads[index] == top
         }
         queue, seen = deque(came_from), set()
         while queue:
-            giver = queue.popleft()
-            for kind in self.counts[giver]:
-                if kind in seen:
+            donor = queue.popleft()
+            for class_ in self.counts[donor]:
+                if class_ in seen:
                     continue
-                seen.add(kind)
-                for taker in self._takers[kind]:
-                    if taker not in came_from and taker in below:
-                        came_from[taker] = giver, kind
-                        if self._loads[taker] <= top - 2:
-                            return came_from, taker
-                        queue.append(taker)
+                seen.add(class_)
+                for receiver in self._receivers[class_]:
+                    if receiver not in came_from and receiver in below:
+                        came_from[receiver] = donor, class_
+                        if self._loads[receiver] <= top - 2:
+                            return came_from, receiver
+                        queue.append(receiver)
         return came_from, None
 
     # Stickiness
 
     def return_to_owners(self) -> None:
         """Move along cycles until none returns more than it takes."""
-        most_kept = None if any(self._claimants) else self._most_kept()
-        if self.kept == most_kept:
+        max_kept = None if any(self._claimants) else self._max_kept()
+        if self.kept == max_kept:
             return
-        self._stay_in_levels()
+        self._restrict_to_levels()
         while cycles := self._cheaper_cycles():
             for cycle in cycles:
                 self._move_along(cycle)
-            if self.kept == most_kept:
+            if self.kept == max_kept:
                 return
 
-    def _most_kept(self) -> int:
-        """Return how many could be kept if no subscription were in the way, at these loads."""
-        most = 0
+    def _max_kept(self) -> int:
+        """Return how many could be kept at these loads if all members subscribed to all topics."""
+        max_kept = 0
         full, wanting = Counter[int](), Counter[int]()
-        for position, level in enumerate(self._level_of):
-            owned, top = sum(self._own[position].values()), self._tops[level]
-            most += min(owned, top - 1)
-            full[level] += self._loads[position] == top
+        for index, level in enumerate(self._level_of):
+            owned, top = sum(self._owned[index].values()), self._tops[level]
+            max_kept += min(owned, top - 1)
+            full[level] += self._loads[index] == top
             wanting[level] += owned >= top
-        return most + sum(min(full[level], wanting[level]) for level in full)
+        return max_kept + sum(min(full[level], wanting[level]) for level in full)
 
-    def _stay_in_levels(self) -> None:
-        """Leave out moves to members of other levels: no cycle leads back from there."""
-        level_of = {kind: self._level_of[n] for n, its in enumerate(self.counts) for kind in its}
-        for kind, level in level_of.items():
-            self._takers[kind] = [n for n in self._takers[kind] if self._level_of[n] == level]
+    def _restrict_to_levels(self) -> None:
+        """Remove moves to members of other levels: no cycle leads back from there."""
+        level_of = {c: self._level_of[n] for n, counts in enumerate(self.counts) for c in counts}
+        for class_, level in level_of.items():
+            receivers = self._receivers[class_]
+            self._receivers[class_] = [n for n in receivers if self._level_of[n] == level]
 
     def _cheaper_cycles(self) -> list[list[int]]:
-        """Find cycles of moves with a negative cost, by Bellman's and Ford's algorithm.
+        """Find cycles of moves with a negative cost, by the algorithm of Bellman and Ford.
 
         Returns:
-            Some that have no node in common, each in order; none if there are none.
+            Cycles that have no node in common, each in order; empty if there are none.
         """
-        members, kinds = len(self._loads), len(self._takers)
-        costs = [0] * (members + kinds + len(self._tops))
+        members, classes = len(self._loads), len(self._receivers)
+        costs = [0] * (members + classes + len(self._tops))
         came_from = [-1] * len(costs)
         gains = self._gains()
-        changed: Iterable[int] = [members + kind for kind in gains]
+        changed: Iterable[int] = [members + class_ for class_ in gains]
         while changed:
             reached: dict[int, None] = {}
             for node in changed:
@@ -289,63 +297,63 @@ class FlowNetwork:
         return []
 
     def _gains(self) -> dict[int, list[tuple[int, int]]]:
-        """Return who gains by a partition of each kind, and the cost of that, which is below 0."""
+        """Return who gains by a partition of each class, and the (negative) cost of that."""
         gains = {}
-        for kind, missing in enumerate(self._missing):
-            claimants = self._claimants[kind]
-            if missing or claimants:
-                # Only who can take it.
-                gains[kind] = [
-                    (taker, -(_OWNED if taker in missing else 0) - (taker in claimants))
-                    for taker in self._takers[kind]
-                    if taker in missing or taker in claimants
+        for class_, deficit in enumerate(self._deficit):
+            claimants = self._claimants[class_]
+            if deficit or claimants:
+                # Only members that can receive it.
+                gains[class_] = [
+                    (receiver, -(_OWNED if receiver in deficit else 0) - (receiver in claimants))
+                    for receiver in self._receivers[class_]
+                    if receiver in deficit or receiver in claimants
                 ]
         return gains
 
     def _moves_from(
         self, node: int, cost: int, gains: Mapping[int, list[tuple[int, int]]]
     ) -> list[tuple[int, int]]:
-        """Return what may follow a node in a chain of moves, and what the chain costs then."""
-        members, kinds = len(self._loads), len(self._takers)
+        """Return the nodes that may follow in a chain of moves, and the cost of the chain then."""
+        members, classes = len(self._loads), len(self._receivers)
         if node < members:
             # The member gives a partition away, or ends up with one more.
-            spare, claimants = self._spare[node], self._claimants
-            moves = [(members + kind, cost + (node in claimants[kind])) for kind in spare]
+            surplus, claimants = self._surplus[node], self._claimants
+            moves = [(members + class_, cost + (node in claimants[class_])) for class_ in surplus]
             if cost < -_OWNED:
                 moves += [
-                    (members + kind, cost + _OWNED + (node in claimants[kind]))
-                    for kind in self.counts[node]
-                    if kind not in spare
+                    (members + class_, cost + _OWNED + (node in claimants[class_]))
+                    for class_ in self.counts[node]
+                    if class_ not in surplus
                 ]
             level = self._level_of[node]
             if self._loads[node] < self._tops[level]:
-                moves.append((members + kinds + level, cost))
-        elif node < members + kinds:
-            # A member gets one of this kind; where none gains by that, no chain begins.
-            kind = node - members
-            moves = [(taker, cost) for taker in self._takers[kind]] if cost < 0 else []
-            moves += [(taker, cost + gain) for taker, gain in gains.get(kind, ())]
+                moves.append((members + classes + level, cost))
+        elif node < members + classes:
+            # A member gets one of this class; a chain begins only where that is a gain.
+            class_ = node - members
+            moves = [(receiver, cost) for receiver in self._receivers[class_]] if cost < 0 else []
+            moves += [(receiver, cost + gain) for receiver, gain in gains.get(class_, ())]
         else:
             # For a member with one more, another one of the level ends up with one fewer.
-            level = node - members - kinds
+            level = node - members - classes
             moves = [
-                (position, cost)
-                for position, its in enumerate(self._level_of)
-                if its == level and self._loads[position] == self._tops[level]
+                (index, cost)
+                for index, other_level in enumerate(self._level_of)
+                if other_level == level and self._loads[index] == self._tops[level]
             ]
         return moves
 
     def _move_along(self, cycle: Sequence[int]) -> None:
-        members, kinds = len(self._loads), len(self._takers)
+        members, classes = len(self._loads), len(self._receivers)
         for node, follower in zip(cycle, [*cycle[1:], cycle[0]], strict=True):
-            if node < members <= follower < members + kinds:
-                self._take(node, follower - members)
-            elif follower < members <= node < members + kinds:
-                self._give(follower, node - members)
+            if node < members <= follower < members + classes:
+                self._remove(node, follower - members)
+            elif follower < members <= node < members + classes:
+                self._add(follower, node - members)
 
 
 def _cycles(came_from: Sequence[int], nodes: Iterable[int]) -> list[list[int]]:
-    """Return the cycles that come before these nodes, each in order."""
+    """Return the cycles that lead to these nodes, each in order."""
     cycles = []
     seen: dict[int, int] = {}
     for start in nodes:

@@ -1,4 +1,4 @@
-"""Who owns what already, as far as it can be believed."""
+"""Who owns which partition already, according to the claims of the members."""
 
 from __future__ import annotations
 
@@ -10,43 +10,45 @@ from embedlog.record import TopicPartition
 
 
 class OwnedPartitions(NamedTuple):
-    """Who owns what already, by position among the members."""
+    """The owners of partitions, as indices of members."""
 
-    home: dict[TopicPartition, int]
-    """By topic and number, as the partitions were given."""
-    others: dict[TopicPartition, tuple[int, ...]]
-    """Who else claims a partition: from an older generation, or as one of two equals."""
+    owner: dict[TopicPartition, int]
+    """In the order of the subscribed partitions: by topic and number."""
+    other_claimants: dict[TopicPartition, tuple[int, ...]]
+    """Other members that claim a partition: from an older generation, or in a tie."""
     contradictory: bool
-    """Whether any partition is claimed twice, also by members that did not subscribe to it."""
+    """Whether any partition is claimed twice, even by members not subscribed to it."""
 
 
-def settle(members: Sequence[Member], wanted: Sequence[TopicPartition]) -> OwnedPartitions:
-    """Believe the claim with the highest generation; two equal ones are both dropped.
+def resolve_claims(
+    members: Sequence[Member], subscribed: Sequence[TopicPartition]
+) -> OwnedPartitions:
+    """Accept the claim of the highest generation; of two equal claims neither is accepted.
 
-    Claims on what does not exist, or on topics no longer subscribed to, count for nothing.
+    Claims to partitions that do not exist, or of topics that the member is no longer
+    subscribed to, are ignored.
     """
-    exists = set(wanted)
+    exists = set(subscribed)
     claims: dict[TopicPartition, tuple[int, int]] = {}
-    more: dict[TopicPartition, list[tuple[int, int]]] = {}
-    for position, member in enumerate(members):
-        topics, claim = member.topics, (-member.generation, position)
+    conflicts: dict[TopicPartition, list[tuple[int, int]]] = {}
+    for index, member in enumerate(members):
+        topics, claim = member.topics, (-member.generation, index)
         for tp in member.owned & exists:
             if tp.topic not in topics:
                 continue
             if claims.setdefault(tp, claim) is not claim:
-                more.setdefault(tp, [claims[tp]]).append(claim)
-    # In the order of what is wanted: that of a set is another one in each process.
-    home = {tp: claims[tp][1] for tp in wanted if tp in claims}
-    others = {}
-    for tp, its in more.items():
-        its.sort()
-        # A tie of two proves that one of them is stale, not which one.
-        if its[0][0] == its[1][0]:
-            del home[tp]
+                conflicts.setdefault(tp, [claims[tp]]).append(claim)
+    # In the order of `subscribed`: the order of a set differs between processes.
+    owner = {tp: claims[tp][1] for tp in subscribed if tp in claims}
+    other_claimants = {}
+    for tp, rivals in conflicts.items():
+        rivals.sort()
+        # A tie proves that one of the two claims is stale, but not which one.
+        if rivals[0][0] == rivals[1][0]:
+            del owner[tp]
         else:
-            home[tp] = its.pop(0)[1]
-        others[tp] = tuple(sorted(position for _, position in its))
-    different = set().union(*(member.owned for member in members))
-    return OwnedPartitions(
-        home, others, len(different) < sum(len(member.owned) for member in members)
-    )
+            owner[tp] = rivals.pop(0)[1]
+        other_claimants[tp] = tuple(sorted(index for _, index in rivals))
+    distinct = set().union(*(member.owned for member in members))
+    contradictory = len(distinct) < sum(len(member.owned) for member in members)
+    return OwnedPartitions(owner, other_claimants, contradictory)

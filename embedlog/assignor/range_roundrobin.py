@@ -1,24 +1,30 @@
-"""Range and round robin: what a member gets depends on who is there, not on what was."""
+"""Range and round robin: assignments that ignore who owned which partition before."""
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 
-from embedlog.assignor.members import Assignment, Member, ordered, subscribers, tidy
+from embedlog.assignor.members import (
+    Assignment,
+    Member,
+    sort_members,
+    subscribers,
+    to_assignment,
+)
 from embedlog.record import TopicPartition
 
 
 class RangeAssignor:
-    """Kafka's default: of each topic, every subscriber gets a run of neighbouring partitions.
+    """Kafka's default: each subscriber of a topic gets a range of consecutive partitions.
 
-    The first members get one more where it does not divide evenly, and get it
-    in every topic: topics with equal counts are shared out alike, so that what
-    has the same key meets in one member.
+    If the number of partitions does not divide evenly, the first members get one more, in
+    every topic: topics with equal numbers of partitions are assigned alike, so records of
+    the same key in different topics reach the same member.
 
     >>> group = [Member("c1", frozenset({"t1"})), Member("c2", frozenset({"t1"}))]
-    >>> shared = RangeAssignor().assign({"t1": 3}, group)
-    >>> {id: [each.partition for each in given] for id, given in shared.items()}
+    >>> assignment = RangeAssignor().assign({"t1": 3}, group)
+    >>> {id: [tp.partition for tp in assigned] for id, assigned in assignment.items()}
     {'c1': [0, 1], 'c2': [2]}
     """
 
@@ -26,27 +32,27 @@ class RangeAssignor:
     cooperative = False
 
     def assign(self, partitions: Mapping[str, int], members: Sequence[Member]) -> Assignment:
-        """Share out each topic by itself; takes time in proportion to what there is."""
-        members = ordered(members)
-        given: list[list[TopicPartition]] = [[] for _ in members]
-        for topic, positions in subscribers(partitions, members).items():
-            share, extra = divmod(partitions[topic], len(positions))
+        """Assign topic by topic, in time linear in partitions and subscriptions."""
+        members = sort_members(members)
+        assigned: list[list[TopicPartition]] = [[] for _ in members]
+        for topic, indices in subscribers(partitions, members).items():
+            share, extra = divmod(partitions[topic], len(indices))
             start = 0
-            for turn, position in enumerate(positions):
-                stop = start + share + (turn < extra)
-                given[position] += [TopicPartition(topic, n) for n in range(start, stop)]
+            for rank, index in enumerate(indices):
+                stop = start + share + (rank < extra)
+                assigned[index] += [TopicPartition(topic, n) for n in range(start, stop)]
                 start = stop
-        return tidy(members, given)
+        return to_assignment(members, assigned)
 
 
 class RoundRobinAssignor:
-    """Deals the partitions of all topics in turn, past members that did not subscribe.
+    """Assigns the partitions of all topics in turn, skipping members that are not subscribed.
 
-    Even where all subscribe to the same; it can be lopsided where they do not.
+    The result is even if all members have the same subscription; otherwise it may be uneven.
 
     >>> group = [Member("c1", frozenset({"t1"})), Member("c2", frozenset({"t1"}))]
-    >>> shared = RoundRobinAssignor().assign({"t1": 3}, group)
-    >>> {id: [each.partition for each in given] for id, given in shared.items()}
+    >>> assignment = RoundRobinAssignor().assign({"t1": 3}, group)
+    >>> {id: [tp.partition for tp in assigned] for id, assigned in assignment.items()}
     {'c1': [0, 2], 'c2': [1]}
     """
 
@@ -54,15 +60,15 @@ class RoundRobinAssignor:
     cooperative = False
 
     def assign(self, partitions: Mapping[str, int], members: Sequence[Member]) -> Assignment:
-        """Deal to the members in a circle; takes time in proportion to what there is."""
-        members = ordered(members)
-        given: list[list[TopicPartition]] = [[] for _ in members]
-        turn = 0
-        for topic, positions in subscribers(partitions, members).items():
+        """Assign in a circle over the members, in nearly linear time."""
+        members = sort_members(members)
+        assigned: list[list[TopicPartition]] = [[] for _ in members]
+        next_index = 0
+        for topic, indices in subscribers(partitions, members).items():
             for n in range(partitions[topic]):
-                # Searched, not walked: most members may have no interest in this topic.
-                at = bisect_left(positions, turn)
-                position = positions[at] if at < len(positions) else positions[0]
-                given[position].append(TopicPartition(topic, n))
-                turn = position + 1
-        return tidy(members, given)
+                # A search, not a walk: most members may not be subscribed to this topic.
+                at = bisect_left(indices, next_index)
+                index = indices[at] if at < len(indices) else indices[0]
+                assigned[index].append(TopicPartition(topic, n))
+                next_index = index + 1
+        return to_assignment(members, assigned)

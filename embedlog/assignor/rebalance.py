@@ -1,4 +1,4 @@
-"""From what is owned to what should be: what each member keeps, gives up and gets (KIP-429)."""
+"""From current owners to the target: what each member keeps, revokes and adds (KIP-429)."""
 
 from __future__ import annotations
 
@@ -11,65 +11,66 @@ Partitions = tuple[TopicPartition, ...]
 
 
 class RebalanceStep(NamedTuple):
-    """What one member does now; each part sorted."""
+    """What one member does now; each field is sorted."""
 
     kept: Partitions
-    """It owns these and goes on with them."""
+    """Partitions that it owns and keeps."""
 
     revoked: Partitions
-    """It owns these and must release them: somebody else should have them, or nobody."""
+    """Partitions that it owns and must release: they are assigned to others, or to no member."""
 
     added: Partitions
-    """It gets these at once: nobody owns them."""
+    """Partitions that it may acquire now: they have no owner."""
 
     awaited: Partitions
-    """It gets these once their owner has released them."""
+    """Partitions that it may acquire once their owner has released them."""
 
 
-def steps(
+def next_steps(
     target: Mapping[str, Iterable[TopicPartition]],
     owned: Mapping[str, Iterable[TopicPartition]],
 ) -> dict[str, RebalanceStep]:
-    """Say what each member may do now, so that no partition ever has two owners (M22).
+    """Return what each member may do now, so that no partition ever has two owners (M22).
 
-    Kafka takes what is awaited out of the assignment and runs the assignor once
-    more when it has been released.  Here the target stands, and the same
-    question is asked again after every release, so that a partition goes where
-    it was meant to go even if the group changes meanwhile.
+    Kafka removes awaited partitions from the assignment and runs the assignor again after
+    they were released.  Here the target stays the same and the steps are computed again
+    after each release, so a partition reaches its new owner even if the group changes
+    in between.
 
     >>> tp = TopicPartition("t", 0)
-    >>> now = steps({"old": [], "new": [tp]}, {"old": [tp]})
-    >>> now["old"].revoked == now["new"].awaited == (tp,)
+    >>> steps = next_steps({"old": [], "new": [tp]}, {"old": [tp]})
+    >>> steps["old"].revoked == steps["new"].awaited == (tp,)
     True
-    >>> steps({"old": [], "new": [tp]}, {})["new"].added == (tp,)
+    >>> next_steps({"old": [], "new": [tp]}, {})["new"].added == (tp,)
     True
 
     Args:
-        target: Who should have what.
-        owned: Who has what; owners that are not in the target have to release all.
+        target: The partitions that each member should own.
+        owned: The partitions that each member owns; one without a target must release all.
     """
-    having = {each: set(given) for each, given in owned.items()}
-    taken = set().union(*having.values())
-    found = {}
-    for each in sorted(target.keys() | having.keys()):
-        have, want = having.get(each, set()), set(target.get(each, ()))
-        found[each] = step(want, have, taken - have)
-    return found
+    owned_sets = {member: set(partitions) for member, partitions in owned.items()}
+    all_owned = set().union(*owned_sets.values())
+    steps = {}
+    for member in sorted(target.keys() | owned_sets.keys()):
+        own = owned_sets.get(member, set())
+        steps[member] = next_step(set(target.get(member, ())), own, all_owned - own)
+    return steps
 
 
-def step(
-    want: Set[TopicPartition], have: Set[TopicPartition], others: Set[TopicPartition]
+def next_step(
+    target: Set[TopicPartition], owned: Set[TopicPartition], owned_by_others: Set[TopicPartition]
 ) -> RebalanceStep:
-    """Say what one member may do now; see `steps`.
+    """Return what one member may do now; see `next_steps`.
 
     Args:
-        want: What it should have.
-        have: What it has.
-        others: What others have, at least of what it should have.
+        target: The partitions that it should own.
+        owned: The partitions that it owns.
+        owned_by_others: The partitions that others own, at least those in `target`.
     """
-    free = want - have
-    return RebalanceStep(*map(_sorted, (want & have, have - want, free - others, free & others)))
-
-
-def _sorted(given: Set[TopicPartition]) -> Partitions:
-    return tuple(sorted(given))
+    missing = target - owned
+    return RebalanceStep(
+        kept=tuple(sorted(target & owned)),
+        revoked=tuple(sorted(owned - target)),
+        added=tuple(sorted(missing - owned_by_others)),
+        awaited=tuple(sorted(missing & owned_by_others)),
+    )

@@ -1,4 +1,4 @@
-"""Names and votes: which assignor a group uses (M5)."""
+"""The assignors that a member has configured, and the one that its group uses (M5)."""
 
 from __future__ import annotations
 
@@ -10,76 +10,81 @@ from embedlog.assignor.range_roundrobin import RangeAssignor, RoundRobinAssignor
 from embedlog.assignor.sticky import CooperativeStickyAssignor, StickyAssignor
 from embedlog.errors import InconsistentGroupProtocolError, InvalidConfigError
 
-_OURS: dict[str, type[Assignor]] = {
+_BUILT_IN: dict[str, type[Assignor]] = {
     "range": RangeAssignor,
     "roundrobin": RoundRobinAssignor,
     "sticky": StickyAssignor,
     "cooperative-sticky": CooperativeStickyAssignor,
 }
-_SHOWN = 5
+_MAX_MEMBERS_SHOWN = 5
 
 
 def by_name(name: str) -> Assignor:
-    """Return the assignor that Kafka calls so.
+    """Return the built-in assignor that has this name in Kafka.
 
     >>> by_name("roundrobin").cooperative
     False
 
     Raises:
-        InvalidConfigError: There is none of that name.
+        InvalidConfigError: No assignor has this name.
     """
-    if name not in _OURS:
+    if name not in _BUILT_IN:
         raise InvalidConfigError(
-            f"there is no assignor {name!r}; there are {', '.join(_OURS)}",
-            todo="A user's own is given as an object, not as a name.",
+            f"Unknown assignor {name!r}; the built-in ones are {', '.join(_BUILT_IN)}",
+            todo="Pass a custom assignor as an object instead of its name.",
         )
-    return _OURS[name]()
+    return _BUILT_IN[name]()
 
 
 def configured(strategies: Iterable[str | Assignor | type[Assignor]]) -> dict[str, Assignor]:
-    """Read `partition_assignment_strategy`: by name, the assignors a member can use, best first.
+    """Parse `partition_assignment_strategy` into assignors by name, in order of preference.
 
     Args:
-        strategies: Names, or assignors of the user's own; classes too, as kafka-python has them.
+        strategies: Names or custom assignors; classes are accepted too, as in kafka-python.
 
     Raises:
-        InvalidConfigError: There is none (E16), a name is unknown, or one comes twice.
+        InvalidConfigError: There is none (E16), a name is unknown, or a name is repeated.
     """
-    found: dict[str, Assignor] = {}
-    for each in [strategies] if isinstance(strategies, str) else strategies:
-        made = (
-            by_name(each) if isinstance(each, str) else each() if isinstance(each, type) else each
-        )
-        if made.name in found:
-            raise InvalidConfigError(f"partition_assignment_strategy has {made.name!r} twice")
-        found[made.name] = made
-    if not found:
+    assignors: dict[str, Assignor] = {}
+    for strategy in [strategies] if isinstance(strategies, str) else strategies:
+        if isinstance(strategy, str):
+            assignor = by_name(strategy)
+        else:
+            assignor = strategy() if isinstance(strategy, type) else strategy
+        if assignor.name in assignors:
+            raise InvalidConfigError(f"partition_assignment_strategy has {assignor.name!r} twice")
+        assignors[assignor.name] = assignor
+    if not assignors:
         raise InvalidConfigError("partition_assignment_strategy is empty")
-    return found
+    return assignors
 
 
-def choose(supported: Mapping[str, Sequence[str]]) -> str:
-    """Return the assignor that all members have and most of them like best (M5).
+def select_assignor(supported: Mapping[str, Sequence[str]]) -> str:
+    """Return the assignor that all members support and most of them prefer (M5).
 
-    Each votes for the first in its list that all have.  Between equals Kafka
-    takes either; here it is the first by name.
+    Each member votes for the first of its assignors that all support.  Kafka resolves a
+    tie arbitrarily; here the first name wins.
 
-    >>> choose({"a": ["range", "sticky"], "b": ["sticky", "range"], "c": ["sticky", "range"]})
+    >>> votes = {"a": ["range", "sticky"], "b": ["sticky", "range"], "c": ["sticky", "range"]}
+    >>> select_assignor(votes)
     'sticky'
 
     Args:
-        supported: For each member id, its assignors' names, best first; at least one member.
+        supported: The names of each member's assignors by member id, in order of
+            preference; at least one member.
 
     Raises:
-        InconsistentGroupProtocolError: No assignor is common to all.
+        InconsistentGroupProtocolError: No assignor is supported by all members.
     """
     common = set.intersection(*map(set, supported.values()))
     if not common:
-        told = [f"{each} has {', '.join(names) or 'none'}" for each, names in supported.items()]
-        more = f"; and {len(told) - _SHOWN} more" if len(told) > _SHOWN else ""
+        lists = [f"{id_} has {', '.join(names) or 'none'}" for id_, names in supported.items()]
+        hidden = len(lists) - _MAX_MEMBERS_SHOWN
+        more = f"; and {hidden} more" if hidden > 0 else ""
         raise InconsistentGroupProtocolError(
-            f"no assignor is common to all members: {'; '.join(sorted(told)[:_SHOWN])}{more}",
+            "No assignor is common to all members: "
+            f"{'; '.join(sorted(lists)[:_MAX_MEMBERS_SHOWN])}{more}",
             todo="Give all members one `partition_assignment_strategy` in common.",
         )
-    votes = Counter(next(each for each in names if each in common) for names in supported.values())
-    return min(votes, key=lambda each: (-votes[each], each))
+    votes = Counter(next(name for name in names if name in common) for names in supported.values())
+    return min(votes, key=lambda name: (-votes[name], name))

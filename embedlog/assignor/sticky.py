@@ -1,9 +1,9 @@
-"""Sticky: as even as can be, and what is owned stays where it is as far as that allows.
+"""Sticky: as even as possible, and then with as few moves of owned partitions as possible.
 
-KIP-54 and KIP-341, with claims as in KIP-792.  Where all subscribe to the same,
-how much each may have is known beforehand, and the fewest moves are found in one
-pass; where they do not, see `levelling`.  No assignment of Kafka's is more even, nor
-keeps more where it is as even.
+KIP-54 and KIP-341, with claims resolved as in KIP-792.  If all members have the same
+subscription, the size of each share is known beforehand and one pass finds the fewest
+moves; otherwise see `balance`.  No assignment of Kafka's is more even, and none that is
+as even keeps more partitions with their owners.
 """
 
 from __future__ import annotations
@@ -12,28 +12,34 @@ from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from operator import attrgetter
 
-from embedlog.assignor.balance import level
-from embedlog.assignor.members import Assignment, Member, everything, ordered, subscribers, tidy
+from embedlog.assignor.balance import balance
+from embedlog.assignor.members import (
+    Assignment,
+    Member,
+    all_partitions,
+    sort_members,
+    subscribers,
+    to_assignment,
+)
 from embedlog.assignor.min_cost_flow import optimize
-from embedlog.assignor.owned_partitions import OwnedPartitions, settle
+from embedlog.assignor.owned_partitions import OwnedPartitions, resolve_claims
 from embedlog.record import TopicPartition
 
 
 class StickyAssignor:
-    """Balanced first, then unmoved.
+    """Balance first, then stickiness.
 
-    Where all subscribe to the same, members differ by one partition at most; a
-    member that leaves takes nothing from the others, and one that joins takes
-    no more than its share.  Where they do not, no partition could go to a
-    member that has two fewer than its owner; if that is so with all that is
-    owned, nothing of it moves, and otherwise no assignment is more even, nor
-    keeps more and is as even.  Asked again about its own answer it changes
-    nothing.
+    With equal subscriptions the shares differ by at most one partition; a member that
+    leaves causes no other partition to move, and one that joins takes no more than its
+    share.  With different subscriptions no partition could move to a member that has at
+    least two fewer than its owner.  If the owned partitions are balanced in this sense,
+    none of them moves; otherwise no assignment is more even, and none that is as even
+    keeps more.  Applied to its own result, it changes nothing.
 
     >>> t = [TopicPartition("t", n) for n in range(4)]
     >>> old = Member("old", frozenset("t"), owned=frozenset(t), generation=3)
-    >>> shared = StickyAssignor().assign({"t": 4}, [Member("new", frozenset("t")), old])
-    >>> {id: [each.partition for each in given] for id, given in shared.items()}
+    >>> assignment = StickyAssignor().assign({"t": 4}, [Member("new", frozenset("t")), old])
+    >>> {id: [tp.partition for tp in assigned] for id, assigned in assignment.items()}
     {'new': [2, 3], 'old': [0, 1]}
     """
 
@@ -41,74 +47,75 @@ class StickyAssignor:
     cooperative = False
 
     def assign(self, partitions: Mapping[str, int], members: Sequence[Member]) -> Assignment:
-        """Share out; a thousand members and ten thousand partitions take a fraction of a second."""
-        members = ordered(members)
-        wanted = everything(partitions, members)
-        claims = settle(members, wanted)
-        alike = {each.intersection(partitions) for each in {member.topics for member in members}}
-        share = _share_evenly if len(alike) <= 1 else level
-        return tidy(members, share(members, wanted, claims))
+        """Assign; 1,000 members and 10,000 partitions take a fraction of a second."""
+        members = sort_members(members)
+        subscribed = all_partitions(partitions, members)
+        owned = resolve_claims(members, subscribed)
+        subscriptions = {topics.intersection(partitions) for topics in {m.topics for m in members}}
+        assign = _assign_evenly if len(subscriptions) <= 1 else balance
+        return to_assignment(members, assign(members, subscribed, owned))
 
 
 class CooperativeStickyAssignor(StickyAssignor):
-    """The same shares as sticky, for groups that go on reading while partitions move.
+    """The same assignment as sticky, for groups that keep reading while partitions move.
 
-    Kafka's leaves out of its answer what has another owner still; here the
-    answer is the whole target, and `steps` says what of it may happen now.
+    Kafka's leaves out partitions that still have another owner; this returns the whole
+    target, and `next_steps` says which part of it may happen now.
     """
 
     name = "cooperative-sticky"
     cooperative = True
 
 
-def _share_evenly(
-    members: Sequence[Member], wanted: Sequence[TopicPartition], claims: OwnedPartitions
+def _assign_evenly(
+    members: Sequence[Member], subscribed: Sequence[TopicPartition], owned: OwnedPartitions
 ) -> list[list[TopicPartition]]:
-    """Share out among members that all subscribe to the same."""
-    given = _owned(len(members), claims)
+    """Assign partitions to members that all have the same subscription."""
+    assigned = _owned_by_member(len(members), owned)
     if not members:
-        return given
-    least, most_count = divmod(len(wanted), len(members))
-    hungry, content = _trim(given, least, most_count)
-    kept = {tp for taken in given for tp in taken}
-    free = deque(tp for tp in wanted if tp not in kept)
-    while hungry:
-        position = hungry.popleft()
-        given[position].append(free.popleft())
-        (content if len(given[position]) == least else hungry).append(position)
+        return assigned
+    min_share, extra = divmod(len(subscribed), len(members))
+    below, at_min = _trim(assigned, min_share, extra)
+    kept = {tp for partitions in assigned for tp in partitions}
+    free = deque(tp for tp in subscribed if tp not in kept)
+    while below:
+        index = below.popleft()
+        assigned[index].append(free.popleft())
+        (at_min if len(assigned[index]) == min_share else below).append(index)
     while free:
-        given[content.popleft()].append(free.popleft())
-    if not claims.others:
-        return given
-    # As many as can be are with their owners; other claims were not looked at.
-    return optimize(given, subscribers(Counter(tp.topic for tp in wanted), members), claims)
+        assigned[at_min.popleft()].append(free.popleft())
+    if not owned.other_claimants:
+        return assigned
+    # Owners keep as much as possible; claims of other members were not considered yet.
+    topics = Counter(tp.topic for tp in subscribed)
+    return optimize(assigned, subscribers(topics, members), owned)
 
 
-def _owned(count: int, claims: OwnedPartitions) -> list[list[TopicPartition]]:
-    """List what each has, low partitions first: the last are the first to go."""
-    given: list[list[TopicPartition]] = [[] for _ in range(count)]
-    # They come by topic and number, and the sort is stable.
-    for tp in sorted(claims.home, key=attrgetter("partition")):
-        given[claims.home[tp]].append(tp)
-    return given
+def _owned_by_member(count: int, owned: OwnedPartitions) -> list[list[TopicPartition]]:
+    """List the partitions of each member, low numbers first: the last ones are trimmed first."""
+    assigned: list[list[TopicPartition]] = [[] for _ in range(count)]
+    # `owner` is ordered by topic and number, and the sort is stable.
+    for tp in sorted(owned.owner, key=attrgetter("partition")):
+        assigned[owned.owner[tp]].append(tp)
+    return assigned
 
 
 def _trim(
-    given: list[list[TopicPartition]], least: int, most_count: int
+    assigned: list[list[TopicPartition]], min_share: int, extra: int
 ) -> tuple[deque[int], deque[int]]:
-    """Cut each to its share, and say who has too little and who could take one more.
+    """Cut each member to its share; return the members below and those at the minimum share.
 
-    The shares of one more go to those who have them already, as far as they reach.
+    The ``extra`` shares of one more go to members that already have that many, while they last.
     """
-    hungry: deque[int] = deque()
-    content: deque[int] = deque()
-    for position, taken in enumerate(given):
-        if len(taken) < least:
-            hungry.append(position)
-        elif len(taken) > least and most_count:
-            most_count -= 1
-            del taken[least + 1 :]
+    below: deque[int] = deque()
+    at_min: deque[int] = deque()
+    for index, partitions in enumerate(assigned):
+        if len(partitions) < min_share:
+            below.append(index)
+        elif len(partitions) > min_share and extra:
+            extra -= 1
+            del partitions[min_share + 1 :]
         else:
-            del taken[least:]
-            content.append(position)
-    return hungry, content
+            del partitions[min_share:]
+            at_min.append(index)
+    return below, at_min

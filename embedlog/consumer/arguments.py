@@ -1,4 +1,4 @@
-"""Who may call a consumer, and with what."""
+"""Checks of a consumer's arguments, and of the thread that calls it."""
 
 from __future__ import annotations
 
@@ -18,124 +18,137 @@ from embedlog.record import OffsetAndMetadata, TopicPartition
 
 
 class SingleThreadGuard:
-    """Lets one thread in at a time, as often as it likes, until the consumer is closed (E13)."""
+    """A reentrant lock that refuses a second thread, and all once it is closed (E13)."""
 
     def __init__(self) -> None:
         self._lock, self._pid = threading.RLock(), os.getpid()
         self.closed = False
-        """Nobody may begin anything any more, but for whoever closes."""
-        self._closer: int | None = None
+        """Set by `Consumer.close`; from then on only the closing thread may enter."""
+        self._closing_thread: int | None = None
 
     def __enter__(self) -> None:
-        if not self._take(0):
+        if not self._acquire(0):
             if self.closed:
-                raise ClosedError("the consumer was closed")
+                raise ClosedError("The consumer was closed")
             raise IllegalStateError(
-                "another thread is using the consumer",
-                todo="use it in one thread; only wakeup() may be called from others",
+                "Another thread is using the consumer",
+                todo="Use it in one thread; only wakeup() may be called from others.",
             )
-        if self.closed and self._closer != threading.get_ident():
+        if self.closed and self._closing_thread != threading.get_ident():
             self._lock.release()
-            raise ClosedError("the consumer was closed")
+            raise ClosedError("The consumer was closed")
 
     def __exit__(self, *_: object) -> None:
         self._lock.release()
 
-    def _take(self, timeout: float) -> bool:
+    def _acquire(self, timeout: float) -> bool:
         if self._lock.acquire(blocking=False):
             return True
         if self._pid != os.getpid():
-            # A thread was in while its process forked: here there is no such thread.
+            # The lock was held when the process forked: this child does not have that thread.
             self._lock, self._pid = threading.RLock(), os.getpid()
         return self._lock.acquire(timeout=timeout)
 
-    def seize(self, timeout: float) -> bool:
-        """Be the last one in: wait until the others are out, and say if they are.
+    def acquire_to_close(self, timeout: float) -> bool:
+        """Wait until no other thread is inside; return False after ``timeout`` seconds.
 
-        To be called once `closed` is set; `let_go` ends it.
+        Call it after setting `closed`, and `release_closed` at the end.
         """
-        if not self._take(timeout):
+        if not self._acquire(timeout):
             return False
-        self._closer = threading.get_ident()
+        self._closing_thread = threading.get_ident()
         return True
 
-    def let_go(self) -> None:
-        """Let nobody in any more, not even who closed."""
-        self._closer = None
+    def release_closed(self) -> None:
+        """Refuse every thread from now on, also the one that closed the consumer."""
+        self._closing_thread = None
         self._lock.release()
 
 
-def partition_of(one: object) -> TopicPartition:
-    """Return what names a partition, a plain pair too."""
-    if isinstance(one, TopicPartition):
-        return one
-    if isinstance(one, tuple) and len(one) == 2 and isinstance(one[0], str):
-        return TopicPartition(*one)
-    raise InvalidPartitionError(f"partition must be a TopicPartition, got {one!r}")
+def to_topic_partition(value: object) -> TopicPartition:
+    """Return a `TopicPartition`; accepts a pair of topic and number too.
+
+    Raises:
+        InvalidPartitionError: The value is neither.
+    """
+    if isinstance(value, TopicPartition):
+        return value
+    if isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], str):
+        return TopicPartition(*value)
+    raise InvalidPartitionError(f"partition must be a TopicPartition, got {value!r}")
 
 
-def limit_of(max_records: int | None) -> int | None:
-    """Return the most records a call may return; None is up to the settings."""
+def check_max_records(max_records: int | None) -> int | None:
+    """Return the argument.
+
+    Raises:
+        ValueError: It is less than 1.
+    """
     if max_records is not None and max_records < 1:
-        raise ValueError(f"max_records {max_records} is not at least 1")
+        raise ValueError(f"max_records must be at least 1, got {max_records}")
     return max_records
 
 
-def asked(config: Mapping[str, object], setting: str) -> bool:
-    """Whether a setting that is on by default was asked for."""
-    given = config.get(setting, config.get(setting.replace("_", ".")))
-    return str(given).lower() == "true"
+def explicitly_enabled(config: Mapping[str, object], setting: str) -> bool:
+    """Return whether the program itself set a setting to True, in either spelling."""
+    value = config.get(setting, config.get(setting.replace("_", ".")))
+    return str(value).lower() == "true"
 
 
 def check_topics(topics: Iterable[object]) -> None:
-    """Raise unless these are names of topics.
+    """Check that these are names of topics.
 
     Raises:
-        InvalidTopicError: One is blank, or not a str.
-        TypeError: They are one str, not a list.
+        InvalidTopicError: One is blank or not a str.
+        TypeError: They are a str instead of a list.
     """
     if isinstance(topics, str):
-        raise TypeError(f"topics are a list, not the text {topics!r}")
+        raise TypeError(f"topics must be a list of names, got the str {topics!r}")
     for topic in topics:
         if not isinstance(topic, str):
             raise InvalidTopicError(f"topic must be a str, got {topic!r}")
         if not topic.strip():
-            raise InvalidTopicError(f"topic must not be blank, got {topic!r}", todo="Name a topic")
+            raise InvalidTopicError(f"topic must not be blank, got {topic!r}", todo="Name a topic.")
 
 
-def check_alone(config: ConsumerConfig, given: Mapping[str, object]) -> None:
-    """Refuse what only a group could do (E18)."""
-    if config.group_id is None and asked(given, "enable_auto_commit"):
+def check_group_settings(config: ConsumerConfig, explicit: Mapping[str, object]) -> None:
+    """Refuse settings that need a group if there is none (E18).
+
+    Raises:
+        InvalidConfigError: `enable_auto_commit` was set without a `group_id`.
+    """
+    if config.group_id is None and explicitly_enabled(explicit, "enable_auto_commit"):
         raise InvalidConfigError(
             "enable_auto_commit needs a group to commit for",
-            todo="name a group_id, or leave it out",
+            todo="Set group_id, or leave enable_auto_commit out.",
             settings=("enable_auto_commit", "group_id"),
         )
 
 
-def positions_of(
+def parse_offsets(
     offsets: Mapping[TopicPartition, OffsetAndMetadata] | None,
 ) -> dict[TopicPartition, OffsetAndMetadata] | None:
-    """Return what a commit was given; plain offsets will do.
+    """Return the offsets passed to a commit; plain ints are accepted as well.
 
     Raises:
-        TypeError: It is not a dict of partitions to offsets.
+        TypeError: They are not a dict of partitions to offsets.
     """
     if offsets is None:
         return None
     if not isinstance(offsets, Mapping):
         raise TypeError(
-            f"offsets are a dict of TopicPartition to OffsetAndMetadata, not {offsets!r}"
+            f"offsets must be a dict of TopicPartition to OffsetAndMetadata, got {offsets!r}"
         )
-    return {partition_of(one): _position_of(position) for one, position in offsets.items()}
+    return {to_topic_partition(key): _parse_offset(value) for key, value in offsets.items()}
 
 
-def _position_of(position: object) -> OffsetAndMetadata:
-    if isinstance(position, int) and not isinstance(position, bool):
-        return OffsetAndMetadata(position)
-    if not isinstance(position, OffsetAndMetadata):
-        raise TypeError(f"a position is an OffsetAndMetadata, not {position!r}")
-    # kafka-python's -1 is our None.
-    known = position.leader_epoch is not None and position.leader_epoch >= 0
-    epoch = position.leader_epoch if known else None
-    return OffsetAndMetadata(position.offset, position.metadata or "", epoch)
+def _parse_offset(value: object) -> OffsetAndMetadata:
+    if isinstance(value, int) and not isinstance(value, bool):
+        return OffsetAndMetadata(value)
+    if not isinstance(value, OffsetAndMetadata):
+        raise TypeError(f"offset must be an OffsetAndMetadata or an int, got {value!r}")
+    # kafka-python's -1 is None here.
+    known = value.leader_epoch is not None and value.leader_epoch >= 0
+    return OffsetAndMetadata(
+        value.offset, value.metadata or "", value.leader_epoch if known else None
+    )

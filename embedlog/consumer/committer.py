@@ -1,4 +1,4 @@
-"""When and what a consumer commits (E20-E23)."""
+"""Commits of a consumer: automatic, synchronous and asynchronous (E20-E23)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from time import monotonic
 from typing import Any
 
 from embedlog.config import ConsumerConfig
-from embedlog.consumer.assignment import Assignment, PartitionCursor
+from embedlog.consumer.assignment import Assignment
+from embedlog.consumer.cursor import PartitionCursor
 from embedlog.errors import EmbedlogError
 from embedlog.record import OffsetAndMetadata, TopicPartition
 
@@ -21,10 +22,10 @@ _log = logging.getLogger(__name__)
 
 
 class Committer:
-    """Commits positions of an assignment, by itself and when it is told.
+    """Commits the positions of an assignment, automatically or on request.
 
-    Every commit is done at once, in the order of the calls, so that an older one
-    never lands after a newer one (E22); only callbacks wait for their thread.
+    Every commit is made at once, in the order of the calls, so an older one never
+    overwrites a newer one (E22); only callbacks wait for the consumer's thread.
     """
 
     def __init__(
@@ -34,48 +35,49 @@ class Committer:
         commit: Callable[[Positions], None],
     ) -> None:
         self._assignment, self._commit = assignment, commit
-        self._automatic = config.enable_auto_commit
+        self._auto_commit = config.enable_auto_commit
         self._interval = config.auto_commit_interval_ms / 1000
         self._backoff = config.retry_backoff_ms / 1000
         self._due = monotonic() + self._interval
-        self._waiting: deque[Callable[[], Any]] = deque()
+        self._callbacks: deque[Callable[[], Any]] = deque()
 
-    def positions(self) -> Positions:
-        """Return where each partition is, but for those whose position is not known yet."""
-        return self._of({feed: feed.place for feed in self._assignment})
-
-    def _consumed(self) -> Positions:
-        """Return what auto-commit has to commit: see `PartitionCursor.consumed`."""
-        offsets = {feed: feed.consumed for feed in self._assignment}
-        return self._of({feed: at for feed, at in offsets.items() if at != feed.committed})
-
-    @staticmethod
-    def _of(offsets: Mapping[PartitionCursor, int | None]) -> Positions:
+    def _positions(self, offsets: Mapping[PartitionCursor, int | None]) -> Positions:
         return {
-            feed.where: OffsetAndMetadata(offset, "", feed.leader_epoch)
-            for feed, offset in offsets.items()
+            cursor.partition: OffsetAndMetadata(offset, "", cursor.leader_epoch)
+            for cursor, offset in offsets.items()
             if offset is not None
         }
 
-    # By itself
+    def _cursors(self, positions: Positions) -> Iterator[tuple[PartitionCursor, OffsetAndMetadata]]:
+        """Yield the assigned ones of the partitions; others may be committed as well."""
+        for partition, position in positions.items():
+            cursor = self._assignment.get(partition)
+            if cursor is not None:
+                yield cursor, position
 
-    def restart(self) -> None:
-        """Begin the interval anew: partitions were just given (M20b)."""
+    # Auto-commit
+
+    def restart_interval(self) -> None:
+        """Begin the auto-commit interval again, after partitions were assigned (M20b)."""
         self._due = monotonic() + self._interval
 
-    def if_due(self) -> None:
-        """Commit if the interval is over: what earlier polls returned (E20)."""
-        if self._automatic and monotonic() >= self._due:
+    def auto_commit_if_due(self) -> None:
+        """Commit what earlier polls returned, if the interval has passed (E20)."""
+        if self._auto_commit and monotonic() >= self._due:
             self._due = monotonic() + self._interval
-            self._try(retry=True)
+            self._auto_commit_consumed(retry=True)
 
-    def before_leaving(self) -> None:
-        """Commit before partitions go: whatever happens, they do go."""
-        if self._automatic:
-            self._try(retry=False)
+    def auto_commit_now(self) -> None:
+        """Commit before partitions are revoked; a failure does not prevent that."""
+        if self._auto_commit:
+            self._auto_commit_consumed(retry=False)
 
-    def _try(self, retry: bool) -> None:
-        changed = self._consumed()
+    def _auto_commit_consumed(self, retry: bool) -> None:
+        """Commit the positions of `PartitionCursor.consumed` that are not committed yet."""
+        consumed = {cursor: cursor.consumed for cursor in self._assignment}
+        changed = self._positions(
+            {cursor: offset for cursor, offset in consumed.items() if offset != cursor.committed}
+        )
         if not changed:
             return
         try:
@@ -85,49 +87,48 @@ class Committer:
             if retry and error.retriable:
                 self._due = monotonic() + self._backoff
         else:
-            for feed, position in self._feeds(changed):
-                feed.committed = position.offset
+            for cursor, position in self._cursors(changed):
+                cursor.committed = position.offset
 
-    # When told
+    # On request
 
-    def now(self, positions: Positions | None) -> None:
-        """Commit, and run the callbacks of earlier commits first (E21)."""
+    def all_positions(self) -> Positions:
+        """Return the positions of all partitions where they are known."""
+        return self._positions({cursor: cursor.known_position for cursor in self._assignment})
+
+    def commit_sync(self, positions: Positions | None) -> None:
+        """Run the callbacks of earlier commits, and then commit (E21)."""
         self.run_callbacks()
-        wanted = self.positions() if positions is None else positions
-        if wanted:
-            self._commit_now(wanted)
+        chosen = self.all_positions() if positions is None else positions
+        if chosen:
+            self._commit_positions(chosen)
 
-    def later(self, positions: Positions | None, callback: Callback | None) -> Future[Positions]:
-        """Commit, and have the callback run on the consumer's thread; errors go to it."""
-        wanted = dict(self.positions() if positions is None else positions)
-        done: Future[Positions] = Future()
+    def commit_async(
+        self, positions: Positions | None, callback: Callback | None
+    ) -> Future[Positions]:
+        """Commit; errors go to the future and to the callback, which runs later (E22)."""
+        chosen = dict(self.all_positions() if positions is None else positions)
+        future: Future[Positions] = Future()
         error: BaseException | None = None
         try:
-            if wanted:
-                self._commit_now(wanted)
-            done.set_result(wanted)
+            if chosen:
+                self._commit_positions(chosen)
+            future.set_result(chosen)
         except EmbedlogError as failure:
             error = failure
-            done.set_exception(failure)
+            future.set_exception(failure)
             if callback is None:
-                _log.error("a commit failed: %s", failure)
+                _log.error("asynchronous commit failed: %s", failure)
         if callback is not None:
-            self._waiting.append(lambda: callback(wanted, error))
-        return done
+            self._callbacks.append(lambda: callback(chosen, error))
+        return future
 
-    def _commit_now(self, positions: Positions) -> None:
+    def _commit_positions(self, positions: Positions) -> None:
         self._commit(positions)
-        for feed, position in self._feeds(positions):
-            feed.overrule(position.offset)
-
-    def _feeds(self, positions: Positions) -> Iterator[tuple[PartitionCursor, OffsetAndMetadata]]:
-        """Yield those of the partitions that are assigned; others may be committed as well."""
-        for one, position in positions.items():
-            feed = self._assignment.find(one)
-            if feed is not None:
-                yield feed, position
+        for cursor, position in self._cursors(positions):
+            cursor.note_commit_by_program(position.offset)
 
     def run_callbacks(self) -> None:
-        """Call back for commits that are done, in their order."""
-        while self._waiting:
-            self._waiting.popleft()()
+        """Run the callbacks of earlier asynchronous commits, in order."""
+        while self._callbacks:
+            self._callbacks.popleft()()

@@ -1,7 +1,7 @@
-"""From batches to what a consumer hands out: records, or Arrow columns.
+"""Decodes batches to what a consumer returns: records or Arrow columns.
 
-No Python runs per record: a record is a tuple that `zip` fills from the
-columns, and it is made when it is taken, not before.
+No Python code runs per record: a record is a tuple that `zip` fills from the columns at
+the moment when it is taken from the iterator.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from embedlog.errors import CorruptBatchError, RecordDeserializationError
 from embedlog.record import Record, TopicPartition
 
 COLUMNS = ("offset", "partition", "timestamp", "key", "value")
-"""What a record batch of `Consumer.iter_batches` has, unless it is told otherwise."""
+"""The default columns of `Consumer.iter_batches`."""
 
 TOPIC = b"embedlog.topic"
 
-_LONG = 8192
-"""Rows of a column that is cut into many."""
+_CACHED_ROWS = 8192
+"""The rows of the cached offset and partition columns, which batches get slices of."""
 
 _FIELDS = {
     "offset": pa.field("offset", pa.int64(), nullable=False),
@@ -39,12 +39,12 @@ _FIELDS = {
 
 class _Tuple(tuple):  # type: ignore[type-arg]
     __slots__ = ()
-    # In the class itself, Python takes tuple's C function for the constructor.
+    # Set in the class itself, so that Python calls tuple's C constructor directly.
     __new__ = tuple.__new__
 
 
 class TupleRecord(_Tuple, Record):
-    """A `Record` that is made of a tuple, in a quarter of the time `Record(...)` takes."""
+    """A `Record` made from a tuple, in a quarter of the time of `Record(...)`."""
 
     __slots__ = ()
 
@@ -56,12 +56,12 @@ class TupleRecord(_Tuple, Record):
 
 
 class _NoHeaders(list[Any]):
-    """The headers of all records without any: an empty list that refuses to become longer."""
+    """The headers of all records without headers: an empty list that cannot be changed."""
 
     __slots__ = ()
 
     def _refuse(self, *_: object) -> NoReturn:
-        raise TypeError("these headers are shared by all records without any; copy them first")
+        raise TypeError("All records without headers share this list; copy it before changing it")
 
     append = extend = insert = __iadd__ = __setitem__ = __imul__ = _refuse
 
@@ -73,32 +73,32 @@ _NO_HEADERS = _NoHeaders()
 
 
 class RecordRun:
-    """The records of one batch on their way out.
+    """The records of one batch that are being returned.
 
-    `records` may be taken from bit by bit, by whoever holds it; the run knows
-    from what is left of it where the consumer is, so nobody counts records.
+    The program may hold the iterator `records`; the position follows from how many values
+    are left in it, so no code counts records.
     """
 
-    __slots__ = ("_left", "_offsets", "_values", "next_offset", "records")
+    __slots__ = ("_offsets", "_remaining", "_values", "next_offset", "records")
 
     def __init__(
-        self, columns: RowLists, where: TopicPartition, batch: Batch, next_offset: int
+        self, columns: RowLists, partition: TopicPartition, batch: Batch, next_offset: int
     ) -> None:
         self._offsets, self._values = columns.offsets, columns.values
-        self._left = iter(columns.values)
+        self._remaining = iter(columns.values)
         self.next_offset = next_offset
-        """The position once all were taken."""
-        kind = int(batch.is_log_append_time)
+        """The position after the last record."""
+        timestamp_type = int(batch.is_log_append_time)
         self.records: Iterator[Record] = map(
             TupleRecord,
             zip(
-                repeat(where.topic),
-                repeat(where.partition),
+                repeat(partition.topic),
+                repeat(partition.partition),
                 self._offsets,
                 columns.times,
-                repeat(kind),
+                repeat(timestamp_type),
                 columns.keys,
-                self._left,
+                self._remaining,
                 repeat(_NO_HEADERS) if columns.headers is None else columns.headers,
                 repeat(batch.leader_epoch),
             ),
@@ -106,25 +106,25 @@ class RecordRun:
 
     @property
     def position(self) -> int:
-        """The offset of the next record, or where the batch ends."""
-        left = length_hint(self._left)
+        """The offset of the next record, or `next_offset`."""
+        left = length_hint(self._remaining)
         return self._offsets[len(self._offsets) - left] if left else self.next_offset
 
-    def before(self, stop: int | None) -> Iterator[Record]:
-        """Return the records, or those below an offset."""
+    def records_before(self, stop: int | None) -> Iterator[Record]:
+        """Return the records below an offset; None is no limit."""
         if stop is None or stop >= self.next_offset:
             return self.records
-        taken = len(self._offsets) - length_hint(self._left)
+        taken = len(self._offsets) - length_hint(self._remaining)
         return islice(self.records, bisect_left(self._offsets, stop) - taken)
 
-    def withdraw(self) -> None:
-        """End `records` for whoever still holds it."""
+    def recall(self) -> None:
+        """End `records`, also for a program that still holds it."""
         self._offsets = self._offsets[len(self._offsets) :]
         self._values.clear()
 
 
 class RowLists:
-    """The rows of a batch from some row on, as lists."""
+    """The rows of a batch from a position on, as lists."""
 
     __slots__ = ("headers", "keys", "offsets", "times", "values")
 
@@ -137,9 +137,10 @@ class RowLists:
         )
         row = bisect_left(self.offsets, position)
         if row:
-            self.cut(slice(row, None))
+            self.keep(slice(row, None))
 
-    def cut(self, rows: slice) -> None:
+    def keep(self, rows: slice) -> None:
+        """Drop all other rows."""
         self.offsets, self.times = self.offsets[rows], self.times[rows]
         self.keys, self.values = self.keys[rows], self.values[rows]
         if self.headers is not None:
@@ -147,128 +148,128 @@ class RowLists:
 
 
 class RecordDecoder:
-    """Decodes batches the way one consumer's settings say."""
+    """Decodes batches according to the settings of a consumer."""
 
     def __init__(self, config: ConsumerConfig) -> None:
         self._verify = config.check_crcs
         self._key, self._value = config.key_deserializer, config.value_deserializer
 
-    def run(self, batch: Batch, where: TopicPartition, position: int) -> RecordRun:
+    def decode(self, batch: Batch, partition: TopicPartition, position: int) -> RecordRun:
         """Return the records of a batch from ``position`` on, up to one that cannot be decoded.
 
         Raises:
-            CorruptBatchError: A column is not as written (E14).
-            RecordDeserializationError: The first of them cannot be decoded (E10).
+            CorruptBatchError: The checksum of a column does not match (E14).
+            RecordDeserializationError: The first record cannot be decoded (E10).
         """
         try:
             columns = RowLists(batch, position, self._verify)
         except CorruptBatchError as error:
-            raise located(error, batch, where, position) from error
+            raise locate_error(error, batch, partition, position) from error
         if self._key is None and self._value is None:
-            return RecordRun(columns, where, batch, batch.next_offset)
-        next_offset = self._deserialize(columns, where, batch.next_offset)
-        return RecordRun(columns, where, batch, next_offset)
+            return RecordRun(columns, partition, batch, batch.next_offset)
+        next_offset = self._deserialize(columns, partition, batch.next_offset)
+        return RecordRun(columns, partition, batch, next_offset)
 
-    def _deserialize(self, columns: RowLists, where: TopicPartition, end: int) -> int:
-        """Replace keys and values; cut off what comes after a failure, and return its offset."""
+    def _deserialize(self, columns: RowLists, partition: TopicPartition, next_offset: int) -> int:
+        """Deserialize keys and values; drop the rows from a failure on, and return its offset."""
         keys, values = columns.keys, columns.values
-        columns.keys, key_error = _apply(self._key, where.topic, keys)
-        columns.values, value_error = _apply(self._value, where.topic, values)
+        columns.keys, key_error = _apply(self._key, partition.topic, keys)
+        columns.values, value_error = _apply(self._value, partition.topic, values)
         good = min(len(columns.keys), len(columns.values))
         if good == len(keys):
-            return end
+            return next_offset
         if good == 0:
             error = key_error if not columns.keys else value_error
             raise RecordDeserializationError(
-                f"a deserializer failed: {error!r}",
-                topic=where.topic,
-                partition=where.partition,
+                f"A deserializer failed: {error!r}",
+                topic=partition.topic,
+                partition=partition.partition,
                 offset=columns.offsets[0],
                 key_bytes=keys[0],
                 value_bytes=values[0],
-                todo="seek past the record, or mend the deserializer",
+                todo="Seek past the record, or fix the deserializer.",
             ) from error
-        bad: int = columns.offsets[good]
-        columns.cut(slice(good))
-        return bad
+        failed_offset: int = columns.offsets[good]
+        columns.keep(slice(good))
+        return failed_offset
 
-    def table(self, where: TopicPartition, names: tuple[str, ...]) -> ArrowDecoder:
-        """Return what makes Arrow columns of the batches of one partition."""
-        return ArrowDecoder(where, names, self._verify)
+    def arrow_decoder(self, partition: TopicPartition, names: tuple[str, ...]) -> ArrowDecoder:
+        """Return a decoder of the batches of one partition to Arrow columns."""
+        return ArrowDecoder(partition, names, self._verify)
 
 
 class ArrowDecoder:
-    """Makes Arrow record batches of the stored batches of one partition.
+    """Decodes the batches of one partition to `pyarrow.RecordBatch` objects.
 
-    The columns of offsets and of the partition's number are slices of long
-    ones, made once for many batches.
+    The columns of offsets and of the partition number are slices of long cached arrays.
     """
 
-    def __init__(self, where: TopicPartition, names: tuple[str, ...], verify: bool) -> None:
-        self.names, self._where, self._verify = names, where, verify
-        self._schema = pa.schema([_FIELDS[name] for name in names], {TOPIC: where.topic.encode()})
+    def __init__(self, partition: TopicPartition, names: tuple[str, ...], verify: bool) -> None:
+        self.names, self._partition, self._verify = names, partition, verify
+        metadata = {TOPIC: partition.topic.encode()}
+        self._schema = pa.schema([_FIELDS[name] for name in names], metadata)
         stored = tuple(name for name in names if name not in ("offset", "partition"))
         self._stored = tuple(name for name in stored if name != "headers"), stored
-        self._usual = names == ("offset", "partition", *stored)
-        self._start, self._offsets = 0, batches.offset_range(0, 0)
-        self._constant = repeated(0, pa.int32(), 0)
+        self._default_order = names == ("offset", "partition", *stored)
+        self._first_offset, self._offsets = 0, batches.offset_range(0, 0)
+        self._partition_numbers = repeated(0, pa.int32(), 0)
 
-    def rows(self, batch: Batch, rows: slice | None) -> Any:
-        """Return some rows as a `pyarrow.RecordBatch`, or all; nothing stored is copied.
+    def decode(self, batch: Batch, rows: slice | None) -> Any:
+        """Return some rows, or all; no stored data is copied.
 
         Raises:
-            CorruptBatchError: A column is not as written (E14).
+            CorruptBatchError: The checksum of a column does not match (E14).
         """
         stored = self._stored[batch.has_headers]
-        found = batch.columns(stored, self._verify).columns if stored else []
-        if self._usual and len(found) + 2 == len(self.names):
-            arrays = [self._offsets_of(batch), self._numbers(batch.count), *found]
+        columns = batch.columns(stored, self._verify).columns if stored else []
+        if self._default_order and len(columns) + 2 == len(self.names):
+            arrays = [self._offset_column(batch), self._partition_column(batch.count), *columns]
         else:
-            have = dict(zip(stored, found, strict=True))
-            arrays = [self._column(name, have, batch) for name in self.names]
-        made = pa.RecordBatch.from_arrays(arrays, schema=self._schema)
-        return made if rows is None else made.slice(rows.start, rows.stop - rows.start)
+            by_name = dict(zip(stored, columns, strict=True))
+            arrays = [self._column(name, by_name, batch) for name in self.names]
+        decoded = pa.RecordBatch.from_arrays(arrays, schema=self._schema)
+        return decoded if rows is None else decoded.slice(rows.start, rows.stop - rows.start)
 
-    def _column(self, name: str, have: dict[str, Any], batch: Batch) -> Any:
+    def _column(self, name: str, by_name: dict[str, Any], batch: Batch) -> Any:
         if name == "offset":
-            return self._offsets_of(batch)
+            return self._offset_column(batch)
         if name == "partition":
-            return self._numbers(batch.count)
-        if name not in have:
+            return self._partition_column(batch.count)
+        if name not in by_name:
             return pa.nulls(batch.count, _FIELDS[name].type)
-        return have[name]
+        return by_name[name]
 
-    def _offsets_of(self, batch: Batch) -> Any:
+    def _offset_column(self, batch: Batch) -> Any:
         if batch.has_offsets:
             return batch.offsets()
         base, count = batch.base_offset, batch.count
-        first = base - self._start
+        first = base - self._first_offset
         if not 0 <= first <= len(self._offsets) - count:
-            first, self._start = 0, base
-            self._offsets = batches.offset_range(base, base + max(count, _LONG))
+            first, self._first_offset = 0, base
+            self._offsets = batches.offset_range(base, base + max(count, _CACHED_ROWS))
         return self._offsets.slice(first, count)
 
-    def _numbers(self, count: int) -> Any:
-        if len(self._constant) < count:
-            long = max(count, _LONG)
-            self._constant = repeated(self._where.partition, pa.int32(), long)
-        return self._constant.slice(0, count)
+    def _partition_column(self, count: int) -> Any:
+        if len(self._partition_numbers) < count:
+            number, length = self._partition.partition, max(count, _CACHED_ROWS)
+            self._partition_numbers = repeated(number, pa.int32(), length)
+        return self._partition_numbers.slice(0, count)
 
 
 def check_columns(names: Sequence[str] | None) -> tuple[str, ...]:
-    """Return the columns to hand out.
+    """Return the names of the columns to return.
 
     Raises:
-        ValueError: There is no such column.
+        ValueError: A column does not exist.
     """
-    chosen = COLUMNS if names is None else tuple(names)
-    if unknown := [name for name in chosen if name not in _FIELDS]:
-        raise ValueError(f"there is no column {unknown[0]!r}; there are {', '.join(_FIELDS)}")
-    return chosen
+    columns = COLUMNS if names is None else tuple(names)
+    if unknown := [name for name in columns if name not in _FIELDS]:
+        raise ValueError(f"There is no column {unknown[0]!r}; use {', '.join(_FIELDS)}")
+    return columns
 
 
 def rows_between(batch: Batch, start: int, stop: int) -> slice:
-    """Return the rows of the offsets ``[start, stop)``, which are not all it has."""
+    """Return the rows of a batch with offsets in ``[start, stop)``."""
     if not batch.has_offsets:
         base = batch.base_offset
         return slice(max(start - base, 0), min(stop - base, batch.count))
@@ -276,29 +277,33 @@ def rows_between(batch: Batch, start: int, stop: int) -> slice:
     return slice(bisect_left(offsets, start), bisect_left(offsets, stop))
 
 
-def located(
-    error: CorruptBatchError, batch: Batch, where: TopicPartition, position: int
+def locate_error(
+    error: CorruptBatchError, batch: Batch, partition: TopicPartition, position: int
 ) -> CorruptBatchError:
-    """Return the error with the place a consumer knows, and how to go on."""
-    place = {"topic": where.topic, "partition": where.partition, "offset": position}
-    todo = f"seek to {batch.next_offset}, behind the batch, and run `embedlog verify`"
-    facts = {**error.facts, **place, "next_offset": batch.next_offset}
+    """Return the error with topic, partition and offset, and how to continue."""
+    facts = {
+        **error.facts,
+        **partition._asdict(),
+        "offset": position,
+        "next_offset": batch.next_offset,
+    }
+    todo = f"Seek to {batch.next_offset}, after the batch, and run `embedlog verify`."
     return CorruptBatchError(error.what, todo=todo, **facts)
 
 
 def _apply(deserializer: Any, topic: str, items: list[Any]) -> tuple[list[Any], Exception | None]:
-    """Deserialize up to the first failure, each item once; None stays None, as in Kafka."""
+    """Deserialize each item once, up to the first failure; None stays None, as in Kafka."""
     if deserializer is None:
         return items, None
     method = getattr(deserializer, "deserialize", None)
     function: Callable[[Any], Any] = deserializer if method is None else partial(method, topic)
-    done: list[Any] = []
+    results: list[Any] = []
     try:
-        # extend keeps what came before a failure.
+        # After a failure, extend keeps the results before it.
         if None in items:
-            done.extend(None if item is None else function(item) for item in items)
+            results.extend(None if item is None else function(item) for item in items)
         else:
-            done.extend(map(function, items))
+            results.extend(map(function, items))
     except Exception as error:  # noqa: BLE001 - the program's own; its next poll raises it
-        return done, error
-    return done, None
+        return results, error
+    return results, None

@@ -1,109 +1,179 @@
-"""Taking records of many partitions in turn (E9, E10)."""
+"""Collects what a call returns from the assigned partitions, one after the other (E9, E10)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import islice
 from time import monotonic
 from typing import Any, TypeVar
 
 from embedlog.config import ConsumerConfig
-from embedlog.consumer import taking
-from embedlog.consumer.assignment import Assignment, PartitionCursor
+from embedlog.consumer.assignment import Assignment
+from embedlog.consumer.cursor import PartitionCursor
 from embedlog.errors import EmbedlogError
 from embedlog.record import Record, TopicPartition
 
 T = TypeVar("T")
 Ends = dict[TopicPartition, int]
 
+_GC_THRESHOLD = 700
+"""Fewer new records do not start the garbage collector (CPython's first threshold)."""
+
 
 class Fetcher:
-    """One look at an assignment for what can be returned.
+    """Fetches from an assignment.
 
     Args:
-        config: How much at once.
-        assignment: Whose turn it is.
-        ready: Returns the partitions that may give records, the one served longest ago first.
-        failed: Called with a partition that failed; raises, unless the partition just leaves.
+        config: Limits of a fetch.
+        assignment: The partitions.
+        fetchable: Returns the cursors that may have records, the one served longest ago first.
+        on_error: Called with a cursor that failed; raises, unless the partition is just removed.
     """
 
     def __init__(
         self,
         config: ConsumerConfig,
         assignment: Assignment,
-        ready: Callable[[], list[PartitionCursor]],
-        failed: Callable[[PartitionCursor, EmbedlogError], None],
+        fetchable: Callable[[], list[PartitionCursor]],
+        on_error: Callable[[PartitionCursor, EmbedlogError], None],
     ) -> None:
         self._config, self._assignment = config, assignment
-        self._ready, self._failed = ready, failed
-        self._window = monotonic()
+        self._fetchable, self._on_error = fetchable, on_error
+        self._wait_began = monotonic()
         """When fetch_max_wait_ms began (with fetch_min_bytes)."""
 
-    def first(
+    def fetch_one(
         self, take: Callable[[PartitionCursor, int | None], T | None], ends: Ends | None
     ) -> T | None:
-        """Return what the first partition gives that has something, below its end if it has one."""
-        most = self._config.max_partition_fetch_bytes
-        for feed in self._ready():
+        """Return what ``take`` returns for the first partition that has something below its end."""
+        max_bytes = self._config.max_partition_fetch_bytes
+        for cursor in self._fetchable():
             try:
-                stop = None if ends is None else ends.get(feed.where, 0)
-                if stop is not None and feed.position() >= stop:
+                stop = None if ends is None else ends.get(cursor.partition, 0)
+                if stop is not None and cursor.position() >= stop:
                     continue
-                feed.fill(most)
-                found = take(feed, stop)
+                cursor.fetch_if_empty(max_bytes)
+                taken = take(cursor, stop)
             except EmbedlogError as error:
-                self._failed(feed, error)
+                self._on_error(cursor, error)
                 continue
-            if found is not None:
-                self._assignment.served(feed)
-                return found
+            if taken is not None:
+                self._assignment.move_to_end(cursor)
+                return taken
         return None
 
-    def gather(
-        self, take: Callable[[PartitionCursor, int], tuple[list[Any], int] | None], most: int
+    def fetch_all(
+        self,
+        take: Callable[[PartitionCursor, int], tuple[list[Any], int] | None],
+        max_records: int,
     ) -> dict[TopicPartition, list[Any]]:
-        """Let the partitions give in turn, up to ``most`` records in all (E9)."""
-        found: dict[TopicPartition, list[Any]] = {}
-        budget, each = self._config.fetch_max_bytes, self._config.max_partition_fetch_bytes
-        feeds = self._ready()
-        if self._config.fetch_min_bytes > 1 and not self._enough(feeds):
-            return found
-        for feed in feeds:
+        """Return what ``take`` returns for each partition, up to ``max_records`` in all (E9)."""
+        taken: dict[TopicPartition, list[Any]] = {}
+        budget = self._config.fetch_max_bytes
+        partition_budget = self._config.max_partition_fetch_bytes
+        cursors = self._fetchable()
+        if self._config.fetch_min_bytes > 1 and not self._has_min_bytes(cursors):
+            return taken
+        for cursor in cursors:
             try:
-                budget -= feed.fill(min(budget, each))
-                while most > 0 and (taken := take(feed, most)) is not None:
-                    found.setdefault(feed.where, []).extend(taken[0])
-                    most -= taken[1]
+                budget -= cursor.fetch_if_empty(min(budget, partition_budget))
+                while max_records > 0 and (items := take(cursor, max_records)) is not None:
+                    taken.setdefault(cursor.partition, []).extend(items[0])
+                    max_records -= items[1]
             except EmbedlogError as error:
-                if found:
+                if taken:
                     # Good records first; the next call meets the error again (E10).
-                    self._assignment.first(feed)
+                    self._assignment.move_to_front(cursor)
                     break
-                self._failed(feed, error)
+                self._on_error(cursor, error)
                 continue
-            if feed.where in found:
-                self._assignment.served(feed)
-            if most <= 0 or budget <= 0:
+            if cursor.partition in taken:
+                self._assignment.move_to_end(cursor)
+            if max_records <= 0 or budget <= 0:
                 break
-        return found
+        return taken
 
-    def records(self, most: int) -> dict[TopicPartition, list[Record]]:
-        """Gather records."""
-        if most <= taking.FEW:
-            return self.gather(taking.records, most)
-        with taking.collector_held():
-            return self.gather(taking.records, most)
+    def fetch_records(self, max_records: int) -> dict[TopicPartition, list[Record]]:
+        """Return up to ``max_records`` records."""
+        if max_records <= _GC_THRESHOLD:
+            return self.fetch_all(take_records, max_records)
+        with _gc_paused():
+            return self.fetch_all(take_records, max_records)
 
-    def _enough(self, feeds: list[PartitionCursor]) -> bool:
-        """Whether fetch_min_bytes came, or fetch_max_wait_ms passed."""
-        size, most = 0, self._config.max_partition_fetch_bytes
-        for feed in feeds:
+    def _has_min_bytes(self, cursors: list[PartitionCursor]) -> bool:
+        """Return whether fetch_min_bytes are fetched, or fetch_max_wait_ms have passed."""
+        size, max_bytes = 0, self._config.max_partition_fetch_bytes
+        for cursor in cursors:
             try:
-                feed.fetch(most)
+                cursor.fetch(max_bytes)
             except EmbedlogError:
-                return True  # whoever takes the records before it meets it again
-            size += feed.buffered
-        waited = (monotonic() - self._window) * 1000
-        enough = size >= self._config.fetch_min_bytes or waited >= self._config.fetch_max_wait_ms
+                return True  # it occurs again once the records before it were returned
+            size += cursor.buffered_bytes
+        waited_ms = (monotonic() - self._wait_began) * 1000
+        config = self._config
+        enough = size >= config.fetch_min_bytes or waited_ms >= config.fetch_max_wait_ms
         if enough:
-            self._window = monotonic()
+            self._wait_began = monotonic()
         return enough
+
+
+# What is taken of one partition
+
+
+def take_record_iterator(
+    max_offsets: int | None, cursor: PartitionCursor, stop: int | None
+) -> Iterator[Record] | None:
+    """Take the records of one batch as an iterator, which makes each record when it is needed.
+
+    Args:
+        max_offsets: At most the records of so many offsets; None is no limit.
+        cursor: The partition.
+        stop: Only records below this offset.
+    """
+    run = cursor.next_run()
+    if run is None:
+        return None
+    if max_offsets is not None:
+        limit = run.position + max_offsets
+        stop = limit if stop is None else min(stop, limit)
+    return run.records_before(stop)
+
+
+def take_records(cursor: PartitionCursor, max_records: int) -> tuple[list[Record], int] | None:
+    """Take some records of one batch, and their number."""
+    run = cursor.next_run()
+    if run is None:
+        return None
+    records = list(islice(run.records, max_records))
+    return records, len(records)
+
+
+def take_rows(
+    names: tuple[str, ...], cursor: PartitionCursor, max_rows: int
+) -> tuple[list[Any], int] | None:
+    """Take some rows of one batch as columns, and their number."""
+    rows = cursor.next_rows(names, max_rows, None)
+    return None if rows is None else ([rows], rows.num_rows)
+
+
+def take_cursor(cursor: PartitionCursor, stop: int | None) -> PartitionCursor | None:
+    """Take the cursor itself, if records of it were fetched."""
+    return cursor if cursor.buffered_bytes else None
+
+
+@contextmanager
+def _gc_paused() -> Iterator[None]:
+    """Pause the garbage collector while thousands of records are made.
+
+    None of them can be garbage yet, and it would traverse them again and again: half of
+    the time of a long list.
+    """
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()

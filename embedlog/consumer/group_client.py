@@ -1,4 +1,4 @@
-"""What a consumer has of its group, whether it is a member or only commits for it."""
+"""The connection of a consumer to its group, as a member or as one that only commits."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import NamedTuple, TypeVar
 
 from embedlog.assignor import configured
 from embedlog.config import ConsumerConfig
-from embedlog.consumer.arguments import check_topics, positions_of
+from embedlog.consumer.arguments import check_topics, parse_offsets
 from embedlog.consumer.assignment import Assignment
 from embedlog.consumer.committer import Committer, Positions
 from embedlog.consumer.heartbeat import CHECKPOINT_SECONDS
@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 
 class ConsumerGroupMetadata(NamedTuple):
-    """Who a consumer is in its group; as kafka-python has it."""
+    """The identity of a consumer in its group, with the fields of kafka-python."""
 
     group_id: str | None
     generation_id: int = -1
@@ -35,14 +35,14 @@ class ConsumerGroupMetadata(NamedTuple):
     group_instance_id: str | None = None
 
 
-def group_of(root: Root, name: str) -> Group:
-    """Return a group of an open log, which sees of the log what its readers see."""
+def open_group(root: Root, group_id: str) -> Group:
+    """Return a group of an open log, with partition ends as the log's readers see them."""
     durable = root.visibility == "durable"
-    return Group(root.context, name, partial(tail.ends, durable=durable))
+    return Group(root.context, group_id, partial(tail.ends, durable=durable))
 
 
 class GroupClient:
-    """A consumer's dealings with its group; without a ``group_id`` it refuses them all."""
+    """All that a consumer does with its group; without a ``group_id`` it refuses everything."""
 
     def __init__(
         self, root: Root, config: ConsumerConfig, assignment: Assignment, create: bool
@@ -53,34 +53,34 @@ class GroupClient:
         if config.group_id is not None:
             check_group_id(config.group_id)
         self._subscription: GroupSubscription | None = None
-        self._alone = Committer(config, assignment, self._commit_alone)
-        """For partitions that the program assigned (M14)."""
-        self._unsaved_since: float | None = None
+        self._committer = Committer(config, assignment, self._commit_without_membership)
+        """Commits partitions that the program assigned itself (M14)."""
+        self._uncheckpointed_since: float | None = None
 
     def _group(self) -> Group:
-        """Return the group, with what is open now: a forked child has opened it anew."""
+        """Return the group with the databases open now: a forked child has opened its own."""
         if self._config.group_id is None:
-            raise InvalidGroupIdError("the consumer has no group", todo="make it with a group_id")
-        return group_of(self._root, self._config.group_id)
+            raise InvalidGroupIdError("The consumer has no group", todo="Set group_id.")
+        return open_group(self._root, self._config.group_id)
 
-    # Subscribing
+    # Membership
 
     def check_subscribe(self, topics: Collection[str], pattern: str | None) -> None:
-        """Raise unless a subscription makes sense."""
+        """Check the arguments of a subscription, and that it is possible."""
         self._group()
         self._root.context.check_writable()
-        self.check_outside("subscribe")
+        self.check_not_in_callback("subscribe")
         check_topics(topics)
         if topics and pattern is not None:
-            raise IllegalStateError("topics and a pattern exclude each other")
+            raise IllegalStateError("Subscribe to topics or to a pattern, not to both")
 
-    def check_streams(self, topics: Mapping[str, int], following: object) -> None:
-        """Raise unless streams can be made: a consumer with partitions would keep them."""
+    def check_streams(self, topics: Mapping[str, int], subscription: object) -> None:
+        """Check that streams can be created: a consumer with partitions would keep them."""
         self.check_subscribe(topics, None)
-        if following is not None or len(self._assignment):
+        if subscription is not None or len(self._assignment):
             raise IllegalStateError(
-                "the consumer reads topics itself",
-                todo="make streams of one that has a group_id, and no topics",
+                "The consumer reads topics itself",
+                todo="Create streams from a consumer that has a group_id and no topics.",
             )
 
     def subscribe(
@@ -89,117 +89,118 @@ class GroupClient:
         pattern: str | None,
         listener: ConsumerRebalanceListener | None,
     ) -> GroupSubscription:
-        """Want these topics; the next poll joins, or tells the group."""
-        found = self._subscription
+        """Subscribe; the next poll joins the group, or updates the member's subscription."""
+        subscription = self._subscription
         compiled = None if pattern is None else re.compile(pattern)
-        if found is None:
-            found = GroupSubscription(
+        if subscription is None:
+            subscription = GroupSubscription(
                 *(self._root, self._config, self._group, self._assignment, self._assignors),
                 create=self._create,
             )
-        found.subscribe(topics, compiled, RebalanceNotifier(listener))
-        self._subscription = found
-        return found
+        subscription.subscribe(topics, compiled, RebalanceNotifier(listener))
+        self._subscription = subscription
+        return subscription
 
-    def check_outside(self, what: str) -> None:
-        """Raise if the rebalance listener says this, which may not."""
+    def check_not_in_callback(self, operation: str) -> None:
+        """Refuse an operation that the rebalance listener may not call."""
         if self._subscription is not None:
-            self._subscription.listening.check_outside(what)
+            self._subscription.notifier.check_not_in_callback(operation)
 
     def leave(self, *, autocommit: bool = True) -> None:
-        """Be no member any more, and read nothing."""
-        # First: what an iteration in another thread takes no more is not committed either.
-        for feed in self._assignment:
-            feed.withdraw()
+        """Leave the group, and clear the assignment."""
+        # First: records that an iterator in another thread cannot return any more must not be
+        # committed.
+        for cursor in self._assignment:
+            cursor.recall_records()
         try:
             self._leave(autocommit)
         finally:
             self._assignment.clear()
 
     def _leave(self, autocommit: bool) -> None:
-        found = self._subscription
-        if found is None:
+        subscription = self._subscription
+        if subscription is None:
             if autocommit and self._config.group_id is not None:
-                self._alone.before_leaving()
-            self._checkpoint(0.0)
-            self._alone.run_callbacks()
+                self._committer.auto_commit_now()
+            self._checkpoint_after(0.0)
+            self._committer.run_callbacks()
             return
         try:
-            found.leave(autocommit=autocommit)
+            subscription.leave(autocommit=autocommit)
         finally:
-            # Not before: the listener commits as the member that it still is.
+            # Not earlier: the listener commits as the member that this still is.
             self._subscription = None
 
-    def leave_soon(self) -> None:
-        """Be no member any more, although another thread is still in a call."""
-        found, self._subscription = self._subscription, None
-        if found is not None:
-            found.abandon()
+    def leave_during_call(self) -> None:
+        """Leave the group although another thread is still in a call."""
+        subscription, self._subscription = self._subscription, None
+        if subscription is not None:
+            subscription.leave_during_call()
 
-    def polling(self, call: Callable[[], T]) -> T:
-        """Call, and tell the group that the program polls (M9)."""
-        found = self._subscription
-        if found is None:
+    def poll(self, call: Callable[[], T]) -> T:
+        """Run a call as a poll, which max_poll_interval_ms asks for (M9)."""
+        subscription = self._subscription
+        if subscription is None:
             if self._config.group_id is not None:
-                self._alone.run_callbacks()
-                self._alone.if_due()
-                self._checkpoint(CHECKPOINT_SECONDS)
+                self._committer.run_callbacks()
+                self._committer.auto_commit_if_due()
+                self._checkpoint_after(CHECKPOINT_SECONDS)
             return call()
-        found.listening.check_outside("poll")
-        found.begin_poll()
+        subscription.notifier.check_not_in_callback("poll")
+        subscription.begin_poll()
         try:
             return call()
         finally:
-            found.end_poll()
-
-    # Positions
-
-    @property
-    def committer(self) -> Committer:
-        """What commits: as a member, or for a group that has none."""
-        return self._alone if self._subscription is None else self._subscription.committer
-
-    def _commit_alone(self, positions: Positions) -> None:
-        self._group().commit(positions)
-        self._unsaved_since = self._unsaved_since or monotonic()
-        self._checkpoint(CHECKPOINT_SECONDS)
-
-    def _checkpoint(self, seconds: float) -> None:
-        """Let what was committed so long ago survive a power cut; a member's thread does that."""
-        since = self._unsaved_since
-        if since is not None and monotonic() - since >= seconds:
-            self._unsaved_since = None
-            self._group().save(always=True)
-
-    def positions(
-        self, offsets: Positions | None
-    ) -> dict[TopicPartition, OffsetAndMetadata] | None:
-        """Return what a commit was given.
-
-        Raises:
-            InvalidGroupIdError: There is no group to commit for.
-        """
-        self._group()
-        self._root.context.check_writable()
-        return positions_of(offsets)
-
-    def committed(self, partition: TopicPartition) -> OffsetAndMetadata | None:
-        """Return what the group committed last for a partition."""
-        found = self._group().committed([partition])[partition]
-        return None if found is None else found.position
-
-    def before_assigning(self) -> None:
-        """Commit where the partitions are, before others may come in their place (E20)."""
-        if self._config.group_id is not None:
-            self._alone.before_leaving()
+            subscription.end_poll()
 
     def metadata(self) -> ConsumerGroupMetadata:
-        """Return who this is in the group."""
-        found = self._subscription
-        member = None if found is None else found.identity()
+        """Return the consumer's identity in the group."""
+        subscription = self._subscription
+        member = None if subscription is None else subscription.current_member()
         return ConsumerGroupMetadata(
             self._config.group_id,
             -1 if member is None else member.generation,
             "" if member is None else member.id,
             self._config.group_instance_id,
         )
+
+    # Offsets
+
+    @property
+    def committer(self) -> Committer:
+        """Commits as a member, or for a group without members."""
+        return self._committer if self._subscription is None else self._subscription.committer
+
+    def _commit_without_membership(self, positions: Positions) -> None:
+        self._group().commit(positions)
+        self._uncheckpointed_since = self._uncheckpointed_since or monotonic()
+        self._checkpoint_after(CHECKPOINT_SECONDS)
+
+    def _checkpoint_after(self, seconds: float) -> None:
+        """Checkpoint commits that are so old; for members, the heartbeat thread does that."""
+        since = self._uncheckpointed_since
+        if since is not None and monotonic() - since >= seconds:
+            self._uncheckpointed_since = None
+            self._group().checkpoint(always=True)
+
+    def parse_offsets(
+        self, offsets: Positions | None
+    ) -> dict[TopicPartition, OffsetAndMetadata] | None:
+        """Return the offsets passed to a commit.
+
+        Raises:
+            InvalidGroupIdError: The consumer has no group.
+        """
+        self._group()
+        self._root.context.check_writable()
+        return parse_offsets(offsets)
+
+    def committed(self, partition: TopicPartition) -> OffsetAndMetadata | None:
+        """Return the last commit of the group for a partition."""
+        committed = self._group().committed([partition])[partition]
+        return None if committed is None else committed.position
+
+    def auto_commit_before_assign(self) -> None:
+        """Auto-commit the positions of partitions that `assign` is about to replace (E20)."""
+        if self._config.group_id is not None:
+            self._committer.auto_commit_now()

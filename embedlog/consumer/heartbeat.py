@@ -1,7 +1,7 @@
-"""The thread behind a member of a group: it shows that the member lives, and notices who died.
+"""The background thread of a group member: heartbeats, dead members, checkpoints of commits.
 
-It runs no code of the user, and does nothing that a member must do by itself:
-taking and releasing partitions is for the thread that polls.
+It runs no code of the program, and neither acquires nor releases partitions: that is done
+by the polling thread.
 """
 
 from __future__ import annotations
@@ -26,69 +26,70 @@ from embedlog.groups import offsets
 from embedlog.groups.member import GroupMember
 
 CHECKPOINT_SECONDS = 1.0
-"""How often commits that are not on the disk are put there."""
-MOST_WATCHED = 8
-"""Processes that one member watches: those after it in the group, so that all are watched."""
-_AGAIN_SECONDS = 0.01
-"""A process that ends is told a moment before its locks are free."""
+"""How long a commit may wait for its checkpoint."""
+MAX_WATCHED = 8
+"""Processes that one member watches: the next ones in the group, so that all are watched."""
+_RECHECK_SECONDS = 0.01
+"""The end of a process is reported a moment before its locks are free."""
 _RETRY_SECONDS = 0.1
-"""What could not be done, on a full disk perhaps, is tried again after this."""
+"""When to try again after an error, such as a full disk."""
 
 _log = logging.getLogger(__name__)
 
 
 class PollTimer(Protocol):
-    """Who tells when the program polled."""
+    """What the thread needs of the consumer."""
 
-    def idle(self) -> float:
-        """Return for how many seconds it has not polled; 0 while it does."""
+    def idle_seconds(self) -> float:
+        """Return for how many seconds the program has not polled; 0 during a poll."""
 
 
 class HeartbeatThread:
-    """One member's thread; it ends with the member, and with the consumer object.
+    """The thread of one member; it ends with the member or with the consumer object.
 
     Args:
-        member: Whose life it shows.
-        config: How often.
-        owner: The consumer's part in the group; once that is garbage, the member leaves.
+        member: The member.
+        config: The settings of the consumer.
+        owner: The consumer's subscription; once it is garbage, the member leaves.
     """
 
     def __init__(self, member: GroupMember, config: ConsumerConfig, owner: PollTimer) -> None:
         self.member = member
-        self.failed: EmbedlogError | None = None
-        """Why the member is none any more."""
-        self._beat_seconds = config.heartbeat_interval_ms / 1000
-        self._idle_seconds = config.max_poll_interval_ms / 1000
+        self.failure: EmbedlogError | None = None
+        """Why the member was removed, or None."""
+        self._heartbeat_seconds = config.heartbeat_interval_ms / 1000
+        self._max_idle_seconds = config.max_poll_interval_ms / 1000
         watch = self._watch = ProcessWatch()
-        # Weak: a consumer that the program forgot must be collected, thread or no thread.
+        # Weak: a consumer that the program dropped must be collected in spite of this thread.
         self._owner = weakref.ref(owner, lambda _: watch.ring())
         self._stopped = threading.Event()
-        self._beat_at = monotonic() + self._beat_seconds
-        self._unsaved_since: float | None = None
-        """When the first commit was made that is perhaps not on the disk."""
-        self._turned = member.group.uptime()
-        self._late_ms = config.session_timeout_ms
-        self._judges_at = 0.0
-        self._ended: set[int] = set()
-        """Processes that ended, and whose members are not removed yet."""
-        self._seen = -1
+        self._next_heartbeat = monotonic() + self._heartbeat_seconds
+        self._uncheckpointed_since: float | None = None
+        """When the first commit was made that may not be checkpointed."""
+        self._last_check_ms = member.group.uptime()
+        self._session_ms = config.session_timeout_ms
+        self._remove_from = 0.0
+        """The time from which dead members may be removed."""
+        self._ended_pids: set[int] = set()
+        """Processes that ended, while their members are not removed yet."""
+        self._seen_version = -1
         self._thread = threading.Thread(
-            target=self._run, name=f"embedlog-heart-{member.id}", daemon=True
+            target=self._run, name=f"embedlog-heartbeat-{member.id}", daemon=True
         )
         self._thread.start()
 
-    def ring(self) -> None:
-        """Have it look at the group now."""
+    def wake(self) -> None:
+        """Have the thread check the group now."""
         self._watch.ring()
 
     def note_commit(self) -> None:
-        """Have what was committed saved within a second; idle members wake for nothing."""
-        if self._unsaved_since is None:
-            self._unsaved_since = monotonic()
+        """Have a commit checkpointed within a second; without commits the thread wakes less."""
+        if self._uncheckpointed_since is None:
+            self._uncheckpointed_since = monotonic()
             self._watch.ring()
 
     def stop(self) -> None:
-        """End the thread, and wait for it."""
+        """End the thread, and wait for its end."""
         self._stopped.set()
         self._watch.ring()
         if self._thread is not threading.current_thread():
@@ -96,127 +97,125 @@ class HeartbeatThread:
 
     def _run(self) -> None:
         try:
-            while not self._stopped.is_set() and self.failed is None:
+            while not self._stopped.is_set() and self.failure is None:
                 owner = self._owner()
                 if owner is None:
-                    self._abandon()
+                    self._leave_for_owner()
                     return
-                idle, owner = owner.idle(), None
-                self._turn(idle)
+                idle_seconds, owner = owner.idle_seconds(), None
+                self._run_once(idle_seconds)
         except ClosedError:
-            pass  # the log was closed under it, which closes the member as well
+            pass  # the log was closed, which closes the member as well
         finally:
             self._watch.close()
 
-    def _abandon(self) -> None:
-        """The program forgot its consumer: the others need not wait for the end of its session."""
-        _log.warning("%s: its consumer was never closed; leaving", self.member.id)
+    def _leave_for_owner(self) -> None:
+        """Leave, so that the others need not wait until the session of a dropped consumer ends."""
+        _log.warning("%s: the consumer was not closed before it was collected", self.member.id)
         try:
             self.member.leave()
         except ClosedError:
             raise
         except EmbedlogError as error:
-            # The lock is free all the same, and by that the others see it.
+            # The member's lock is free in any case, which the others see.
             _log.warning("%s: %s", self.member.id, error)
 
-    def _turn(self, idle: float) -> None:
+    def _run_once(self, idle_seconds: float) -> None:
         try:
-            self._look()
-            self._beat()
-            self._check_polled(idle)
+            self._check_members()
+            self._send_heartbeat()
+            self._check_poll_interval(idle_seconds)
             self._checkpoint()
         except (UnknownMemberIdError, FencedInstanceIdError) as error:
-            self._lose(error)
+            self.failure = error
+            self.member.group.context.wake.advance()
             return
         except ClosedError:
             raise
         except TimeoutError:
-            nap = _RETRY_SECONDS  # somebody holds a lock, stopped perhaps
+            seconds = _RETRY_SECONDS  # another process holds a lock, and may be stopped
         except EmbedlogError as error:
             _log.warning("%s: %s", self.member.id, error)
-            nap = _RETRY_SECONDS
+            seconds = _RETRY_SECONDS
         else:
-            nap = self._nap(idle)
-        self._ended |= self._watch.wait(nap)
+            seconds = self._wait_seconds(idle_seconds)
+        self._ended_pids |= self._watch.wait(seconds)
 
-    def _look(self) -> None:
-        """Watch the processes that come after this one, and remove the members that are dead."""
+    def _check_members(self) -> None:
+        """Watch the next processes of the group, and remove dead members."""
         group = self.member.group
-        seen = group.version()
-        if seen != self._seen:
-            self._seen = seen
-            self._watch.watch(_after(self.member, MOST_WATCHED))
-        # After a machine slept all are silent: those who lived get the time to show it.
-        late = group.uptime() - self._turned > self._late_ms
-        self._turned = group.uptime()
-        if late:
-            self._judges_at = monotonic() + self._beat_seconds
-        if monotonic() >= self._judges_at and self._may_be_dead():
-            removed = group.sweep(but=self.member.id)
+        version = group.version()
+        if version != self._seen_version:
+            self._seen_version = version
+            self._watch.watch(_next_processes(self.member, MAX_WATCHED))
+        # After the machine slept all sessions are over: live members get time for a heartbeat.
+        overslept = group.uptime() - self._last_check_ms > self._session_ms
+        self._last_check_ms = group.uptime()
+        if overslept:
+            self._remove_from = monotonic() + self._heartbeat_seconds
+        if monotonic() >= self._remove_from and self._should_check_all():
+            removed = group.remove_dead_members(exclude=self.member.id)
             if removed:
-                _log.info("%s: removed %s, dead or silent", self.member.id, ", ".join(removed))
-            self._unsaved_since = monotonic()  # of what they committed last
-        if self._ended:
-            dynamic = [each for each in group.read().members.values() if not each.instance_id]
-            self._ended &= {each.pid for each in dynamic}
+                _log.info("%s: removed dead members %s", self.member.id, ", ".join(removed))
+            self._uncheckpointed_since = monotonic()  # their last commits may need a checkpoint
+        if self._ended_pids:
+            members = group.read().members.values()
+            self._ended_pids &= {info.pid for info in members if not info.instance_id}
 
-    def _may_be_dead(self) -> bool:
-        """Whether to look at every member, which opens a file for each.
+    def _should_check_all(self) -> bool:
+        """Return whether to check every member, which opens a file for each.
 
-        That is, if a process ended, or may end without being told; and now and then, for
-        the silent.  With each change, 50 members that join would look 5,000 times at 50.
+        True if a process ended or may have ended unnoticed, and with each heartbeat, for
+        members that are silent.  If each change caused it, 50 members that join would make
+        5,000 checks of up to 50 members.
         """
-        return bool(self._ended) or self._watch.blind or monotonic() >= self._beat_at
+        return bool(self._ended_pids) or self._watch.blind or monotonic() >= self._next_heartbeat
 
-    def _beat(self) -> None:
-        if monotonic() >= self._beat_at:
-            self._beat_at = monotonic() + self._beat_seconds
-            self.member.beat()
+    def _send_heartbeat(self) -> None:
+        if monotonic() >= self._next_heartbeat:
+            self._next_heartbeat = monotonic() + self._heartbeat_seconds
+            self.member.heartbeat()
 
-    def _check_polled(self, idle: float) -> None:
-        if idle > self._idle_seconds:
-            # M9: it leaves by itself, and hears of it when it polls.
+    def _check_poll_interval(self, idle_seconds: float) -> None:
+        """Leave if the program polls too rarely; its next poll reports that (M9)."""
+        if idle_seconds > self._max_idle_seconds:
             self.member.group.remove_members([self.member.id])
             raise UnknownMemberIdError(
-                "the consumer did not poll for longer than max_poll_interval_ms",
+                "The consumer did not poll for longer than max_poll_interval_ms",
                 group=self.member.group.name,
                 member=self.member.id,
-                todo="poll more often, take fewer records at a time (max_poll_records), or "
-                "raise max_poll_interval_ms",
+                todo="Poll more often, return fewer records per poll (max_poll_records), or "
+                "raise max_poll_interval_ms.",
             )
 
     def _checkpoint(self) -> None:
-        since = self._unsaved_since
+        since = self._uncheckpointed_since
         if since is not None and monotonic() >= since + CHECKPOINT_SECONDS:
-            # Before the look: a commit from now on is noted anew.
-            self._unsaved_since = None
-            shared = self.member.group.shared
+            # Reset before the checkpoint: commits from now on count again.
+            self._uncheckpointed_since = None
+            context = self.member.group.context
             try:
-                offsets.checkpoint(shared.live, shared.state)
+                offsets.checkpoint(context.live, context.state)
             except EmbedlogError:
-                self._unsaved_since = since
+                self._uncheckpointed_since = since
                 raise
 
-    def _lose(self, error: EmbedlogError) -> None:
-        self.failed = error
-        self.member.group.shared.wake.advance()
-
-    def _nap(self, idle: float) -> float:
-        if self._ended:
-            return _AGAIN_SECONDS
-        since = self._unsaved_since
-        saved_at = inf if since is None else since + CHECKPOINT_SECONDS
-        due = min(self._beat_at, saved_at) - monotonic()
-        # A poll that ends meanwhile only makes the program be idle from later on.
-        return max(min(due, self._idle_seconds - idle), 0.0)
+    def _wait_seconds(self, idle_seconds: float) -> float:
+        if self._ended_pids:
+            return _RECHECK_SECONDS
+        since = self._uncheckpointed_since
+        checkpoint_due = inf if since is None else since + CHECKPOINT_SECONDS
+        seconds = min(self._next_heartbeat, checkpoint_due) - monotonic()
+        # If a poll ends during the wait, the program is idle from then on only.
+        return max(min(seconds, self._max_idle_seconds - idle_seconds), 0.0)
 
 
-def _after(member: GroupMember, most: int) -> set[int]:
-    """Return the processes of the members that come after one, in a ring."""
+def _next_processes(member: GroupMember, count: int) -> set[int]:
+    """Return the ids of the processes whose members follow this one in a ring."""
     members = member.group.read().members
     own = members.get(member.id)
     ids = sorted(members)
-    place = ids.index(member.id) if own is not None else 0
-    ring = [members[each].pid for each in ids[place:] + ids[:place]]
+    index = ids.index(member.id) if own is not None else 0
+    ring = [members[id_].pid for id_ in ids[index:] + ids[:index]]
     others = [pid for pid in dict.fromkeys(ring) if own is None or pid != own.pid]
-    return set(others[:most])
+    return set(others[:count])

@@ -1,4 +1,4 @@
-"""What a program is told about the partitions of its consumer (M18-M24)."""
+"""The rebalance listener of a program, and how it is called (M18-M24)."""
 
 from __future__ import annotations
 
@@ -10,60 +10,63 @@ from embedlog.record import TopicPartition
 
 
 class ConsumerRebalanceListener:
-    """Is told when partitions come and go; derive from it, and override what you need.
+    """Notified when partitions are assigned and revoked; derive from it, and override methods.
 
-    All three run on the thread that polls, inside `poll`, iteration, `unsubscribe`
-    and `close`.  They may commit, seek, pause, and ask for positions.
+    All methods run on the polling thread, inside `poll`, iteration, `unsubscribe` and
+    `close`.  They may commit, seek, pause, and ask for positions.
     """
 
     def on_partitions_revoked(self, revoked: set[TopicPartition]) -> None:
-        """These go to another member as soon as this returns: finish, and commit."""
+        """Called before partitions go to other members: finish processing, and commit."""
 
     def on_partitions_assigned(self, assigned: set[TopicPartition]) -> None:
-        """These were given to this consumer: seek, if not to go on from what was committed."""
+        """Called after partitions were assigned: seek, unless the committed offset is right."""
 
     def on_partitions_lost(self, lost: set[TopicPartition]) -> None:
-        """These may have another owner by now; as `on_partitions_revoked`, unless overridden."""
+        """Called when other members may own partitions already; defaults to the one for revoked."""
         self.on_partitions_revoked(lost)
 
 
 class RebalanceNotifier:
-    """Calls a listener, and keeps the first error until the state is in order again (M24)."""
+    """Calls a listener, and keeps its first error until the rebalance is complete (M24)."""
 
     def __init__(self, listener: ConsumerRebalanceListener | None = None) -> None:
         if listener is not None and not isinstance(listener, ConsumerRebalanceListener):
-            raise TypeError(f"a listener is a ConsumerRebalanceListener, not {listener!r}")
+            raise TypeError(f"listener must be a ConsumerRebalanceListener, got {listener!r}")
         self._listener = listener
         self._error: BaseException | None = None
-        self._inside: int | None = None
-        """The thread in which it is being called."""
+        self._calling_thread: int | None = None
 
     def __bool__(self) -> bool:
-        """Whether there is a listener."""
+        """Return whether there is a listener."""
         return self._listener is not None
 
-    def check_outside(self, what: str) -> None:
-        """Raise if this is said by the listener, which is being called: it may not do this."""
-        if self.inside:
-            raise IllegalStateError(f"a rebalance listener may not {what}")
-
     @property
-    def inside(self) -> bool:
-        """Whether the listener is being called, in this thread."""
-        return self._inside == get_ident()
+    def in_callback(self) -> bool:
+        """Whether this thread is inside a call of the listener."""
+        return self._calling_thread == get_ident()
+
+    def check_not_in_callback(self, operation: str) -> None:
+        """Refuse an operation that a listener may not call.
+
+        Raises:
+            IllegalStateError: The listener called it.
+        """
+        if self.in_callback:
+            raise IllegalStateError(f"A rebalance listener must not call {operation}")
 
     def revoked(self, partitions: Collection[TopicPartition]) -> None:
-        """Tell that partitions are about to go."""
+        """Call `on_partitions_revoked`."""
         if self._listener is not None:
             self._call(self._listener.on_partitions_revoked, partitions)
 
     def assigned(self, partitions: Collection[TopicPartition]) -> None:
-        """Tell that partitions came."""
+        """Call `on_partitions_assigned`."""
         if self._listener is not None:
             self._call(self._listener.on_partitions_assigned, partitions)
 
     def lost(self, partitions: Collection[TopicPartition]) -> None:
-        """Tell that partitions are gone already."""
+        """Call `on_partitions_lost`, unless no partition was lost."""
         if self._listener is not None and partitions:
             self._call(self._listener.on_partitions_lost, partitions)
 
@@ -72,16 +75,16 @@ class RebalanceNotifier:
         callback: Callable[[set[TopicPartition]], None],
         partitions: Collection[TopicPartition],
     ) -> None:
-        self._inside = get_ident()
+        self._calling_thread = get_ident()
         try:
             callback(set(partitions))
-        except BaseException as error:  # noqa: BLE001 - kept, and raised when all is in order
+        except BaseException as error:  # noqa: BLE001 - kept, and raised after the rebalance
             self._error = self._error or error
         finally:
-            self._inside = None
+            self._calling_thread = None
 
-    def raise_failure(self) -> None:
-        """Raise what the listener raised, once."""
+    def raise_error(self) -> None:
+        """Raise the first error of the listener, once."""
         error, self._error = self._error, None
         if error is not None:
             raise error

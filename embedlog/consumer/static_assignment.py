@@ -1,4 +1,4 @@
-"""What a consumer without a group reads: all partitions of the topics it was made for."""
+"""The assignment of a consumer without a group: all partitions of the topics it was made for."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ class StaticAssignment:
 
     Args:
         root: The log.
-        assignment: What it keeps up to date.
-        topics: Their names.
+        assignment: The assignment to keep up to date.
+        topics: The names of the topics.
         reset: The consumer's ``auto_offset_reset``.
-        create: Whether to make a topic that is not there.
+        create: Whether to create topics that do not exist.
     """
 
     def __init__(
@@ -27,41 +27,41 @@ class StaticAssignment:
         self._root, self._assignment, self._reset = root, assignment, reset
         self.topics = dict.fromkeys(topics)
         self._create = create
-        self._known = -1
-        """The version of the catalogue that the assignment was made from."""
-        self._follow(reset)
+        self._catalog_version = -1
+        """The version of the catalog that the assignment was made from."""
+        self._assign_partitions(reset)
 
-    def follow(self) -> None:
-        """Follow what happens to the topics: created, grown, deleted, created again.
+    def update(self) -> None:
+        """Assign the current partitions, if topics were created, grown, deleted or re-created.
 
-        What appears later is read from its beginning: all of it came after
-        the program asked for the topic.
+        Partitions added later are read from their beginning: everything in them was
+        written after the program asked for the topic.
         """
-        if self._root.context.catalog.version() != self._known:
-            self._follow("none" if self._reset == "none" else "earliest")
+        if self._root.context.catalog.version() != self._catalog_version:
+            self._assign_partitions("none" if self._reset == "none" else "earliest")
 
-    def _follow(self, first: str) -> None:
+    def _assign_partitions(self, start: str) -> None:
         version = self._root.context.catalog.version()
-        wanted = [
+        partitions = [
             TopicPartition(topic, number)
             for topic in self.topics
-            for number in range(self._count(topic))
+            for number in range(self._partition_count(topic))
         ]
         try:
-            added = self._assignment.replace(wanted, self._reset)
+            added = self._assignment.replace(partitions, self._reset)
         except UnknownTopicOrPartitionError:
-            return  # deleted just now; the next look settles it
-        for feed in added:
-            feed.begin(first)
-        self._known = version
+            return  # a topic was deleted just now; the next update sees that
+        for cursor in added:
+            cursor.start_at(start)
+        self._catalog_version = version
 
-    def _count(self, topic: str) -> int:
+    def _partition_count(self, topic: str) -> int:
         try:
-            ask = self._root.ensure_topic if self._create else self._root.topic
-            return ask(topic).partitions
+            get_topic = self._root.ensure_topic if self._create else self._root.topic
+            return get_topic(topic).partitions
         except UnknownTopicOrPartitionError:
             return 0
 
-    def gone(self) -> None:
-        """A topic vanished while it was read: look again at what there is."""
-        self._known = -1
+    def require_update(self) -> None:
+        """Have the next `update` read the catalog again: a topic was deleted while it was read."""
+        self._catalog_version = -1

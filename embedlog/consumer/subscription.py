@@ -1,10 +1,9 @@
-"""A consumer's part in its group: it follows what the group wants, between two polls.
+"""The membership of a consumer in its group; each poll carries out what has changed.
 
-Everything happens on the thread that polls, one partition at a time: what the
-consumer keeps, it goes on reading; what it must give up it releases after the
-program was told; what it gets it takes with the positions that were committed.
-There is no stop of the whole group (KIP-429, and KIP-848's idea of doing it
-per partition).
+Everything happens on the polling thread, partition by partition: the consumer keeps
+reading kept partitions, releases revoked ones after the program was notified, and begins
+to read added ones at the committed offsets.  The group as a whole never stops (KIP-429,
+and KIP-848's idea of reconciling each partition by itself).
 """
 
 from __future__ import annotations
@@ -41,15 +40,15 @@ _log = logging.getLogger(__name__)
 
 
 class GroupSubscription:
-    """The membership of one consumer: joins when it is first followed.
+    """The membership of one consumer; the first `update` joins the group.
 
     Args:
         root: The log.
-        config: The consumer's.
-        group: What it joins.
-        assignment: What it keeps up to date.
-        assignors: By name, those it can use.
-        create: Whether to make a topic that is not there (E19).
+        config: The settings of the consumer.
+        group: Returns the group.
+        assignment: The assignment to keep up to date.
+        assignors: The supported assignors by name.
+        create: Whether to create topics that do not exist (E19).
     """
 
     def __init__(
@@ -64,40 +63,41 @@ class GroupSubscription:
         self._root, self._config, self._group = root, config, group
         self._create = create
         self._assignment, self._assignors = assignment, assignors
-        self._eager = not all(each.cooperative for each in assignors.values())
-        """Whether the listener is told everything anew (M19), or only what changes (M20)."""
+        self._eager = not all(assignor.cooperative for assignor in assignors.values())
+        """Whether the listener is notified of all partitions (M19), or of changes only (M20)."""
         self.committer = Committer(config, assignment, self._commit)
-        self.listening = RebalanceNotifier()
+        self.notifier = RebalanceNotifier()
         self.topics: set[str] = set()
         self._pattern: re.Pattern[str] | None = None
         self.member: GroupMember | None = None
-        self._heart: HeartbeatThread | None = None
-        self._known = -1
-        """The version of the catalogue that the topics were looked up in."""
-        self._generation = root.generation
-        self._told = -1
-        """The generation of the group that the listener knows of."""
+        self._heartbeat: HeartbeatThread | None = None
+        self._catalog_version = -1
+        """The version of the catalog in which the topics were looked up."""
+        self._root_generation = root.generation
+        self._notified_generation = -1
+        """The last generation of the group that the listener was notified of."""
         self._left = False
         self._fenced: FencedInstanceIdError | None = None
-        self._polled = monotonic()
+        self._last_poll = monotonic()
         self._polling = False
 
-    # What it wants
+    # Subscription
 
     def subscribe(
-        self, topics: Collection[str], pattern: re.Pattern[str] | None, listening: RebalanceNotifier
+        self, topics: Collection[str], pattern: re.Pattern[str] | None, notifier: RebalanceNotifier
     ) -> None:
-        """Want these from the next poll on, in the place of what was wanted before (E16)."""
-        self.topics, self._pattern, self.listening = set(topics), pattern, listening
-        self._known = -1
+        """Replace the subscription from the next poll on (E16)."""
+        self.topics, self._pattern, self.notifier = set(topics), pattern, notifier
+        self._catalog_version = -1
 
-    def _wanted(self) -> set[str]:
+    def _subscribed_topics(self) -> set[str]:
         if self._pattern is not None:
-            hidden = self._config.exclude_internal_topics
+            exclude_internal = self._config.exclude_internal_topics
             self.topics = {
                 name
                 for name in self._root.topics()
-                if self._pattern.fullmatch(name) and not (hidden and name.startswith(INTERNAL))
+                if self._pattern.fullmatch(name)
+                and not (exclude_internal and name.startswith(INTERNAL))
             }
         elif self._create:
             for topic in self.topics:
@@ -105,243 +105,243 @@ class GroupSubscription:
                     self._root.ensure_topic(topic)
         return self.topics
 
-    # Following
+    def require_update(self) -> None:
+        """Have the next `update` read the catalog again: a topic was deleted while it was read."""
+        self._catalog_version = -1
 
-    def follow(self) -> None:
-        """Do what the group asks for; to be called before each look for records.
+    # Following the group
+
+    def update(self) -> None:
+        """Join the group, or carry out its changes; called before each fetch.
 
         Raises:
-            FencedInstanceIdError: Another one took over its group_instance_id (M13).
-            InconsistentGroupProtocolError, AssignorError: The group has no target for it.
-            Exception: Whatever the listener raised.
+            FencedInstanceIdError: Another member took over the group_instance_id (M13).
+            InconsistentGroupProtocolError, AssignorError: The group has no target.
+            Exception: An error of the listener.
         """
-        if self.listening.inside:
+        if self.notifier.in_callback:
             return
         if self._fenced is not None:
             raise self._fenced
-        if self._generation != self._root.generation:
-            self._forget()
+        if self._root_generation != self._root.generation:
+            self._reset_after_fork()
         self.committer.run_callbacks()
         while True:
             try:
-                self._follow()
+                self._update()
                 break
             except UnknownMemberIdError as error:
-                self._lose(error)
+                self._lose_membership(error)
             except FencedInstanceIdError as error:
                 self._fenced = error
-                self._lose(error)
+                self._lose_membership(error)
                 raise
-        self.listening.raise_failure()
+        self.notifier.raise_error()
 
-    def _follow(self) -> None:
-        member, heart = self.member, self._heart
-        if heart is not None and heart.failed is not None:
-            raise heart.failed
+    def _update(self) -> None:
+        member, heartbeat = self.member, self._heartbeat
+        if heartbeat is not None and heartbeat.failure is not None:
+            raise heartbeat.failure
         version = self._root.context.catalog.version()
         if member is None:
             member = self._join()
-        elif version != self._known:
-            self._look_at_topics(member)
-        self._known = version
-        self.committer.if_due()
+        elif version != self._catalog_version:
+            self._update_topics(member)
+        self._catalog_version = version
+        self.committer.auto_commit_if_due()
         while member.changed():
             self._rebalance(member)
-            if self._heart is not None:
-                self._heart.ring()
+            if self._heartbeat is not None:
+                self._heartbeat.wake()
 
-    def _look_at_topics(self, member: GroupMember) -> None:
-        """The catalogue changed, in this or in something else (E17, M16)."""
-        wanted = self._wanted()
-        if wanted != set(member.info.topics):
-            member.resubscribe(wanted)
-        member.group.notice_topics()
+    def _update_topics(self, member: GroupMember) -> None:
+        """Update the member's topics after a change of the catalog (E17, M16)."""
+        topics = self._subscribed_topics()
+        if topics != set(member.info.topics):
+            member.resubscribe(topics)
+        member.group.check_topics()
 
     def _join(self) -> GroupMember:
         if self._left:
-            raise ClosedError("the consumer was closed")
+            raise ClosedError("The consumer was closed")
         config, group = self._config, self._group()
-        # A member of this very group that died a moment ago need not be waited for.
-        group.sweep()
+        # Partitions of members that have just died are free at once.
+        group.remove_dead_members()
         member = self.member = members.join(
             group,
-            self._wanted(),
+            self._subscribed_topics(),
             list(self._assignors),
             session_ms=config.session_timeout_ms,
             instance_id=config.group_instance_id,
             client_id=config.client_id,
         )
-        self._heart, self._told = HeartbeatThread(member, config, self), -1
+        self._heartbeat, self._notified_generation = HeartbeatThread(member, config, self), -1
         return member
 
     def _rebalance(self, member: GroupMember) -> None:
-        share = member.look(self._assignors)
+        assignment = member.check_assignment(self._assignors)
         try:
-            self._apply(member, share)
+            self._apply(member, assignment)
         except BaseException:
-            # Half of it may be done: the next look says what is left.
-            member.look_again()
+            # It may be half applied: the next check says what is left to do.
+            member.require_check()
             raise
 
-    def _apply(self, member: GroupMember, share: MemberAssignment) -> None:
-        step, new = share.step, share.generation != self._told
-        self._drop(self._assignment.partitions() - member.owned)
-        anew = self._eager and (new or bool(step.added or step.revoked))
-        if anew or step.revoked:
-            self.committer.before_leaving()
-            self.listening.revoked(self._assignment.partitions() if anew else step.revoked)
-        again = self._again(step, anew)
-        self._release(member, again.union(step.revoked))
-        added = again.union(step.added)
-        taken = self._take(member, added) if added else {}
-        if new or anew or taken:
-            self.committer.restart()
-            self.listening.assigned(self._assignment.partitions() if anew else taken)
-        self._told = share.generation
+    def _apply(self, member: GroupMember, assignment: MemberAssignment) -> None:
+        step, new_generation = assignment.step, assignment.generation != self._notified_generation
+        self._drop_lost(self._assignment.partitions() - member.owned)
+        notify_all = self._eager and (new_generation or bool(step.added or step.revoked))
+        if notify_all or step.revoked:
+            self.committer.auto_commit_now()
+            self.notifier.revoked(self._assignment.partitions() if notify_all else step.revoked)
+        reacquired = self._kept_to_reacquire(step, notify_all)
+        self._release(member, reacquired.union(step.revoked))
+        to_acquire = reacquired.union(step.added)
+        acquired = self._acquire(member, to_acquire) if to_acquire else {}
+        if new_generation or notify_all or acquired:
+            self.committer.restart_interval()
+            self.notifier.assigned(self._assignment.partitions() if notify_all else acquired)
+        self._notified_generation = assignment.generation
 
-    def _again(self, step: RebalanceStep, anew: bool) -> set[TopicPartition]:
-        """Return what it keeps, but is to take once more, to begin where that says.
+    def _kept_to_reacquire(self, step: RebalanceStep, notify_all: bool) -> set[TopicPartition]:
+        """Return kept partitions that must be released and acquired again.
 
-        What it owns and does not read was lost in the middle of a rebalance.  And a program
-        that was told that a partition is revoked may have dropped what it did not commit, so
-        it gets that again, as in Kafka.
+        Those that it owns but does not read were lost in the middle of a rebalance.  And a
+        program that was notified that a partition is revoked may have dropped records that it
+        did not commit, so it gets them again, as in Kafka.
         """
         kept = set(step.kept)
-        return kept if anew and self.listening else kept - self._assignment.partitions()
+        return kept if notify_all and self.notifier else kept - self._assignment.partitions()
 
-    def _drop(self, lost: set[TopicPartition]) -> None:
+    def _drop_lost(self, lost: set[TopicPartition]) -> None:
         if lost:
-            self.listening.lost(lost)
-            for one in lost:
-                self._assignment.remove(one)
+            self.notifier.lost(lost)
+            for partition in lost:
+                self._assignment.remove(partition)
 
     def _release(self, member: GroupMember, partitions: Iterable[TopicPartition]) -> None:
-        gone = list(partitions)
-        for one in gone:
-            self._assignment.remove(one)
-        # Last: from now on somebody else reads on from what was committed (M23).
-        member.release(gone)
+        released = list(partitions)
+        for partition in released:
+            self._assignment.remove(partition)
+        # Last: from now on another member reads from the committed offset (M23).
+        member.release(released)
 
-    def _take(
+    def _acquire(
         self, member: GroupMember, added: Iterable[TopicPartition]
     ) -> dict[TopicPartition, StartPosition]:
-        for one in added:
+        for partition in added:
             try:
-                # The transaction that takes it needs to find where it ends.
-                self._root.partition(*one).tail()
+                # The transaction that acquires it needs a row with its end.
+                self._root.partition(*partition).tail()
             except (UnknownTopicOrPartitionError, CorruptionError):
-                pass  # whoever reads it is told; the others are fine
-        taken = member.take(from_end=self._config.auto_offset_reset == "latest")
-        for one, start in taken.items():
+                pass  # raised when it is read; the other partitions are fine
+        acquired = member.acquire(from_end=self._config.auto_offset_reset == "latest")
+        for partition, start in acquired.items():
             try:
-                feed = self._assignment.add(one, self._config.auto_offset_reset)
+                cursor = self._assignment.add(partition, self._config.auto_offset_reset)
             except UnknownTopicOrPartitionError:
-                # Deleted just now: the next look releases it.
-                member.group.notice_topics()
+                # Deleted just now: the next check releases it.
+                member.group.check_topics()
                 continue
             if start.end is not None:
-                # What was committed goes first, and is looked up when the program polls: its
+                # A committed offset takes precedence; it is looked up at the poll, since the
                 # listener may commit before.
-                feed.begin(start.end)
-        return taken
+                cursor.start_at(start.end)
+        return acquired
 
-    def _lose(self, error: EmbedlogError) -> None:
-        """It is no member any more: whatever it had may have another owner by now (M21)."""
+    def _lose_membership(self, error: EmbedlogError) -> None:
+        """Drop all partitions: other members may own them already (M21)."""
         lost = self._assignment.partitions()
         _log.warning("%s; %d partitions are lost", error, len(lost))
-        self.listening.lost(lost)
+        self.notifier.lost(lost)
         self._assignment.clear()
         self._stop()
 
-    def _forget(self) -> None:
-        """In a forked child: all of it is the parent's, so this is somebody new."""
-        self.member = self._heart = None
-        self._generation = self._root.generation
+    def _reset_after_fork(self) -> None:
+        """In a forked child: forget the membership, which is the parent's."""
+        self.member = self._heartbeat = None
+        self._root_generation = self._root.generation
         self._assignment.clear()
 
-    def identity(self) -> GroupMember | None:
-        """Return the member that this is; none in a forked child, before it polls."""
-        return self.member if self._generation == self._root.generation else None
-
-    def gone(self) -> None:
-        """A topic vanished while it was read: look again at what there is."""
-        self._known = -1
+    def current_member(self) -> GroupMember | None:
+        """Return the member; None before it joins, also in a forked child."""
+        return self.member if self._root_generation == self._root.generation else None
 
     # Polling
 
     def begin_poll(self) -> None:
-        """A poll begins: that is what max_poll_interval_ms asks for."""
+        """Note that a poll begins, which max_poll_interval_ms asks for."""
         self._polling = True
 
     def end_poll(self) -> None:
-        """A poll ends: the time until the next one counts."""
-        self._polled, self._polling = monotonic(), False
+        """Note that a poll ends; the time until the next one counts."""
+        self._last_poll, self._polling = monotonic(), False
         if self._left:
             self._stop()
 
-    def idle(self) -> float:
+    def idle_seconds(self) -> float:
         """Return for how many seconds the program has not polled (M9)."""
-        return 0.0 if self._polling else monotonic() - self._polled
+        return 0.0 if self._polling else monotonic() - self._last_poll
 
     # Committing
 
     def _commit(self, positions: Positions) -> None:
-        member = self.identity()
+        member = self.current_member()
         if self._fenced is not None:
             raise self._fenced
         if member is None:
             raise CommitFailedError(
-                "this consumer is not part of an active group",
+                "This consumer is not a member of its group",
                 group=self._config.group_id,
-                todo="poll, which joins the group, and then commit",
+                todo="Call poll, which joins the group, before committing.",
             )
         member.commit(positions)
-        if self._heart is not None:
-            self._heart.note_commit()
+        if self._heartbeat is not None:
+            self._heartbeat.note_commit()
 
     # Leaving
 
     def leave(self, *, autocommit: bool = True) -> None:
-        """Give everything back; what the listener raised is raised when all is done (E24)."""
+        """Release everything and leave; an error of the listener is raised at the end (E24)."""
         self._left = True
-        if self._generation != self._root.generation:
-            self._forget()
+        if self._root_generation != self._root.generation:
+            self._reset_after_fork()
         if self.member is not None and autocommit:
-            self.committer.before_leaving()
-        owned = self._assignment.partitions()
-        if owned:
-            tell = self.listening.revoked if self._lives() else self.listening.lost
-            tell(owned)
+            self.committer.auto_commit_now()
+        partitions = self._assignment.partitions()
+        if partitions:
+            notify = self.notifier.revoked if self._is_member() else self.notifier.lost
+            notify(partitions)
         self._assignment.clear()
         try:
             self.committer.run_callbacks()
         finally:
             self._stop()
-        self.listening.raise_failure()
+        self.notifier.raise_error()
 
-    def _lives(self) -> bool:
+    def _is_member(self) -> bool:
         try:
             if self.member is not None:
-                self.member.beat()
+                self.member.heartbeat()
         except (UnknownMemberIdError, FencedInstanceIdError):
             return False
         except EmbedlogError as error:
-            _log.warning("leaving, although %s", error)
+            _log.warning("leaving the group in spite of an error: %s", error)
         return True
 
-    def abandon(self) -> None:
-        """Be out of the group while another thread is in a poll, which lets go when it ends."""
+    def leave_during_call(self) -> None:
+        """Leave the group while another thread is in a poll, which cleans up when it ends."""
         self._left = True
-        member, heart = self.member, self._heart
-        if heart is not None:
-            heart.stop()
+        member, heartbeat = self.member, self._heartbeat
+        if heartbeat is not None:
+            heartbeat.stop()
         if member is not None and member.info.instance_id is None:
             member.group.remove_members([member.id])
 
     def _stop(self) -> None:
-        member, heart, self.member, self._heart = self.member, self._heart, None, None
-        if heart is not None:
-            heart.stop()
+        member, heartbeat, self.member, self._heartbeat = self.member, self._heartbeat, None, None
+        if heartbeat is not None:
+            heartbeat.stop()
         if member is not None:
             member.leave()
-            member.group.save(always=True)
+            member.group.checkpoint(always=True)

@@ -1,4 +1,4 @@
-"""Sleeping until there is something to return, without using the processor."""
+"""Waits for records by sleeping in the kernel, without using CPU time."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from embedlog.root.root import Root
 
 T = TypeVar("T")
 
-_NAP_SECONDS = 1.0
-"""The longest sleep: a Ctrl-C that came just before it must not wait for a record."""
-_SHORT_NAP_SECONDS = 0.05
-"""The same where `wakeup` cannot ring, since the wake page may not be written."""
+_MAX_SLEEP_SECONDS = 1.0
+"""The longest sleep: a Ctrl-C just before it must not wait for a record."""
+_MAX_SLEEP_UNWAKEABLE_SECONDS = 0.05
+"""The same where `wakeup` cannot wake it, because the wake page is read-only."""
 
 
 class Waiter:
@@ -26,18 +26,18 @@ class Waiter:
 
     def __init__(self, root: Root, config: ConsumerConfig, guard: SingleThreadGuard) -> None:
         self._root, self._config, self._guard = root, config, guard
-        self._joined: WakePage | None = None
-        """Where this waiter is counted; a forked child has another page."""
-        self.woken = False
-        """Whether `wakeup` was called, and nobody heard it yet."""
+        self._joined_page: WakePage | None = None
+        """The page on which this waiter is counted; a forked child has another page."""
+        self.wakeup_pending = False
+        """Whether `wakeup` was called and no call has raised `WakeupError` since."""
 
     def repeat(self, step: Callable[[], T], timeout_ms: float | None) -> T:
-        """Repeat a step until it gives something or the time is over.
+        """Repeat a step until it returns something or the time is over.
 
-        A waiter joins the wake page and reads it before it looks, so what is published
-        between the look and the sleep ends the sleep.  One that never sleeps need not
-        join, so the first look comes before it; one that slept does not leave until it
-        finds something at once, since most who wait come back and wait again.
+        A waiter joins the wake page and reads its value before the step, so an append
+        between the step and the sleep ends the sleep.  The first step runs before joining,
+        since a waiter that never sleeps need not join.  After a sleep it stays joined until
+        a first step returns something, since most callers that wait soon wait again.
 
         Raises:
             WakeupError: `wakeup` was called.
@@ -46,54 +46,48 @@ class Waiter:
         deadline = inf if timeout_ms is None else monotonic() + timeout_ms / 1000
         slept = False
         while True:
-            # First: who closes or wakes it after the looks below advances the page as well.
+            # First: a close or wakeup after the checks below advances the page as well.
             wake = self._root.wake
-            seen = wake.value()
+            value = wake.value()
             if self._guard.closed:
-                raise ClosedError("the consumer was closed")
-            if self.woken:
-                self.woken = False
-                raise WakeupError("wakeup() was called", todo="poll again to go on")
-            found = step()
-            if found:
+                raise ClosedError("The consumer was closed")
+            if self.wakeup_pending:
+                self.wakeup_pending = False
+                raise WakeupError("wakeup() was called", todo="Poll again to continue.")
+            result = step()
+            if result:
                 if not slept:
-                    self.leave()
-                return found
+                    self.leave_page()
+                return result
             left = deadline - monotonic()
             if left <= 0:
-                return found
-            if self._joined is wake:
+                return result
+            if self._joined_page is wake:
                 slept = True
-                wake.wait(seen, min(left, self._nap()))
+                wake.wait(value, min(left, self._max_sleep_seconds()))
             else:
                 wake.join()
-                self._joined = wake
+                self._joined_page = wake
 
-    def leave(self) -> None:
-        """Let whoever publishes know that nobody waits here."""
-        page, self._joined = self._joined, None
+    def leave_page(self) -> None:
+        """Stop being counted as a waiter, so that appends need not wake this one."""
+        page, self._joined_page = self._joined_page, None
         if page is not None:
             page.leave()
 
-    def end(self) -> None:
-        """Wait no more, and let nobody in any more; for who has seized the guard to close."""
-        self.leave()
-        self._guard.let_go()
-
-    def _nap(self) -> float:
-        """How long to sleep at most, in seconds."""
-        config = self._config
-        nap = _NAP_SECONDS if self._root.wake.rings else _SHORT_NAP_SECONDS
+    def _max_sleep_seconds(self) -> float:
+        config, wakeable = self._config, self._root.wake.rings
+        seconds = _MAX_SLEEP_SECONDS if wakeable else _MAX_SLEEP_UNWAKEABLE_SECONDS
         if config.fetch_min_bytes > 1:
-            nap = min(nap, config.fetch_max_wait_ms / 1000)
-        return min(nap, max(config.metadata_max_age_ms, 1) / 1000)
+            seconds = min(seconds, config.fetch_max_wait_ms / 1000)
+        return min(seconds, max(config.metadata_max_age_ms, 1) / 1000)
 
     def wakeup(self) -> None:
-        """End the wait of another thread, or the next one here."""
-        self.woken = True
-        self.ring()
+        """Make the current or the next `repeat` raise `WakeupError`; from any thread."""
+        self.wakeup_pending = True
+        self.wake_all()
 
-    def ring(self) -> None:
-        """Have whoever waits look again."""
+    def wake_all(self) -> None:
+        """Wake all waiters of the log."""
         if self._root.wake.rings:
             self._root.wake.advance()

@@ -1,4 +1,4 @@
-"""One member's part in its group: to join, to look, to take, to commit, to release, to leave."""
+"""One member of a group: joins, checks its assignment, acquires, commits, releases, leaves."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ from embedlog.groups.ownership import NOBODY, NOWHERE, OWNERS, PartitionOwner
 from embedlog.keyspace import PARTITION_KEY
 from embedlog.record import OffsetAndMetadata, TopicPartition
 
-UNSETTLED = -1
-"""Stands for the version of a group that is not settled."""
-LONGEST_NAME = 100
-"""Characters of a client or instance id that go before a member's id: it is part of keys."""
+REBALANCE_NEEDED = -1
+"""The `MemberView.version` of a group whose target must be computed again."""
+MAX_ID_PREFIX = 100
+"""Characters of the client or instance id in a member id, which is part of LMDB keys."""
 
-_NO_PART_OF_IDS = re.compile("[^A-Za-z0-9._-]+")
+_NOT_IN_IDS = re.compile("[^A-Za-z0-9._-]+")
 
 
 class StartPosition(NamedTuple):
-    """Where a member that takes a partition begins."""
+    """Where a member that acquires a partition begins to read."""
 
     committed: OffsetAndMetadata | None
     end: int | None
-    """Without a commit: where a group that reads from the end began with this partition."""
+    """Without a commit: where a group with "latest" began to read this partition."""
 
 
 class MemberAssignment(NamedTuple):
-    """What a member finds when it looks at its group."""
+    """The result of `GroupMember.check_assignment`."""
 
     generation: int
     assignor: str
@@ -45,19 +45,19 @@ class MemberAssignment(NamedTuple):
 
 
 OwnershipClaim = tuple[bytes, int]
-"""The row of a partition, and the epoch it is owned by."""
+"""The key of a partition's row, and the ownership epoch under which the member owns it."""
 
 
 class MemberView(NamedTuple):
-    """A share, and what else one transaction told a member."""
+    """What a member reads of its group in one transaction."""
 
-    share: MemberAssignment
+    assignment: MemberAssignment
     version: int
-    """`UNSETTLED` if that is so: then there is more to do."""
-    held: dict[TopicPartition, OwnershipClaim]
-    """Of what it took, what the rows say it owns."""
-    strays: list[OwnershipClaim]
-    """What the rows say it owns, but it never took, and is not to have."""
+    """The version of the group, or `REBALANCE_NEEDED`."""
+    owned: dict[TopicPartition, OwnershipClaim]
+    """Partitions that it acquired and, according to the rows, still owns."""
+    orphans: list[OwnershipClaim]
+    """Partitions that it owns according to the rows, but never acquired and is not assigned."""
 
 
 def join(
@@ -69,194 +69,193 @@ def join(
     instance_id: str | None = None,
     client_id: str = "",
     user_data: bytes | None = None,
-    most: int | None = None,
+    max_members: int | None = None,
 ) -> GroupMember:
-    """Become a member; it owns nothing before `GroupMember.take`.
+    """Join a group; the member owns no partitions before `GroupMember.acquire`.
 
     Args:
-        group: What to join.
-        topics: What it subscribes to; those that do not exist are waited for.
-        assignors: The names of those it can use, best first.
-        session_ms: How long it may be silent.
-        instance_id: The name of a static member; a living one of that name is fenced.
-        client_id: Goes before the member's id, where there is no instance id.
-        user_data: For an assignor of the user's own.
-        most: The most members there may be.
+        group: The group.
+        topics: The subscription; topics that do not exist yet are allowed.
+        assignors: The names of the supported assignors, in order of preference.
+        session_ms: The session timeout.
+        instance_id: The id of a static member; a live member with that id is fenced.
+        client_id: The prefix of the member id if there is no instance id.
+        user_data: Data for a custom assignor.
+        max_members: The maximum number of members.
 
     Raises:
         InconsistentGroupProtocolError, GroupMaxSizeReachedError: See `Membership.admit`.
     """
-    secret = uuid.uuid4()
+    unique = uuid.uuid4()
+    prefix = _NOT_IN_IDS.sub("-", instance_id or client_id)[:MAX_ID_PREFIX] or "consumer"
     info = MemberInfo(
-        id=f"{_name(instance_id or client_id)}-{secret}",
+        id=f"{prefix}-{unique}",
         instance_id=instance_id,
         client_id=client_id,
         pid=os.getpid(),
-        lock=f"{LOCKS}{secret.hex}",
+        lock=f"{LOCKS}{unique.hex}",
         topics=tuple(sorted(topics)),
         assignors=tuple(assignors),
         session_ms=session_ms,
-        joined_ms=group.shared.clock(),
+        joined_ms=group.context.clock(),
         user_data=None if user_data is None else user_data.decode("latin-1"),
     )
-    files = group.shared.files
-    # Held before anybody can know of it: a lock that is free means a dead member.
+    files = group.context.files
+    # Locked before the member is visible to others: a free lock means that it is dead.
     lock = files.open(info.lock, write=True, create=True)
     try:
         files.lock(lock, 0)
-        before = group.insist(lambda txn, now: group.admit(txn, now, info, most))
+        replaced = group.update_without_dead_members(
+            lambda txn, document: group.admit(txn, document, info, max_members)
+        )
     except BaseException:
         files.close(lock)
-        group.drop_lock(info.lock)
+        group.delete_lock_file(info.lock)
         raise
-    if before is not None:
-        group.drop_lock(before.lock)
+    if replaced is not None:
+        group.delete_lock_file(replaced.lock)
     return GroupMember(group, info, lock)
 
 
-def _name(given: str) -> str:
-    return _NO_PART_OF_IDS.sub("-", given)[:LONGEST_NAME] or "consumer"
-
-
 class GroupMember:
-    """One member's hold on its group: what it owns, by which epochs.
+    """A member of a group, with the partitions that it owns and their ownership epochs.
 
-    For one thread at a time, except `beat`.  Whatever says that it is no member
-    any more raises `UnknownMemberIdError` (or `FencedInstanceIdError`): then all
-    it owned is lost, and it must join anew.
+    Use it from one thread at a time, except `heartbeat`.  Every method that finds that the
+    member was removed raises `UnknownMemberIdError` (or `FencedInstanceIdError`): then all
+    its partitions are lost, and it must join again.
     """
 
     def __init__(self, group: Group, info: MemberInfo, lock: int) -> None:
         self.group, self.info, self.id = group, info, info.id
         self.generation = -1
-        """That of the target it looked at last."""
+        """The generation of the last assignment that it checked."""
         self._lock: int | None = lock
-        self._epochs: dict[TopicPartition, OwnershipClaim] = {}
-        """What it took and did not release, as far as it knows."""
-        self._seen = -1
+        self._claims: dict[TopicPartition, OwnershipClaim] = {}
+        """Partitions that it acquired and has not released, as far as it knows."""
+        self._checked_version = -1
 
     @property
     def owned(self) -> set[TopicPartition]:
-        """What it took and did not release."""
-        return set(self._epochs)
+        """The partitions that it acquired and has not released."""
+        return set(self._claims)
 
     def changed(self) -> bool:
-        """Whether anything happened in the group since the last `look`; one read."""
-        return self.group.version() != self._seen
+        """Return whether the group changed since the last `check_assignment`; one read."""
+        return self.group.version() != self._checked_version
 
-    def look_again(self) -> None:
-        """Have `changed` say yes: what the last `look` asked for was not done."""
-        self._seen = -1
+    def require_check(self) -> None:
+        """Make `changed` return True: the last assignment was not carried out completely."""
+        self._checked_version = -1
 
-    def look(self, assignors: Mapping[str, Assignor]) -> MemberAssignment:
-        """Say what it may go on with, what it must release, and what it may take or awaits.
+    def check_assignment(self, assignors: Mapping[str, Assignor]) -> MemberAssignment:
+        """Return what it keeps, must release, may acquire and waits for; rebalance if needed.
 
         Raises:
-            UnknownMemberIdError, FencedInstanceIdError: It is no member any more.
-            AssignorError: See `Group.settle`.
+            UnknownMemberIdError, FencedInstanceIdError: It was removed.
+            AssignorError: See `Group.rebalance`.
         """
-        view = self.group.shared.live.read(self._look)
-        if view.version == UNSETTLED:
-            self.group.settle(assignors)
-            view = self.group.shared.live.read(self._look)
-        while view.strays:
-            # Else nobody ever gets them: it cannot release what it does not know of.
-            self.group.change(partial(self._give_up, view.strays))
-            view = self.group.shared.live.read(self._look)
-        self._epochs, self._seen = view.held, view.version
-        self.generation = view.share.generation
-        return view.share
+        view = self.group.context.live.read(self._view)
+        if view.version == REBALANCE_NEEDED:
+            self.group.rebalance(assignors)
+            view = self.group.context.live.read(self._view)
+        while view.orphans:
+            # Otherwise no member ever gets them: it cannot release what it does not know of.
+            self.group.update(partial(self._release, view.orphans))
+            view = self.group.context.live.read(self._view)
+        self._claims, self._checked_version = view.owned, view.version
+        self.generation = view.assignment.generation
+        return view.assignment
 
-    def _look(self, txn: kv.Txn) -> MemberView:
-        group = self.group.document(txn)
-        self._check(group)
-        meant = set(group.target.get(self.id, ()))
-        topics = {topic: number for topic, (number, _) in group.topics.items()}
-        keys = {PARTITION_KEY.pack(topics[one.topic], one.partition) for one in meant}
-        have: set[TopicPartition] = set()
-        others: set[TopicPartition] = set()
-        held, strays = {}, []
+    def _view(self, txn: kv.Txn) -> MemberView:
+        group = self.group.load(txn)
+        self._check_member(group)
+        target = set(group.target.get(self.id, ()))
+        topic_ids = {topic: topic_id for topic, (topic_id, _) in group.topics.items()}
+        keys = {PARTITION_KEY.pack(topic_ids[tp.topic], tp.partition) for tp in target}
+        own: set[TopicPartition] = set()
+        owned_by_others: set[TopicPartition] = set()
+        owned, orphans = {}, []
         for row_key, owner in ownership.concerning(txn, self.group.key, self.id, keys):
-            one = ownership.where(row_key, owner)
-            # Of a topic that was deleted, and created again perhaps, nothing is left to keep.
-            there = topics.get(one.topic) == ownership.topic_id(row_key)
+            tp = ownership.where(row_key, owner)
+            # Nothing is kept of a topic that was deleted, even if it was created again.
+            exists = topic_ids.get(tp.topic) == ownership.topic_id(row_key)
             claim = (row_key, owner.epoch)
-            if owner.member == self.id and self._epochs.get(one) == claim:
-                held[one] = claim
-            elif owner.member == self.id and not (there and one in meant):
-                strays.append(claim)
+            if owner.member == self.id and self._claims.get(tp) == claim:
+                owned[tp] = claim
+            elif owner.member == self.id and not (exists and tp in target):
+                orphans.append(claim)
                 continue
-            if owner.member != NOBODY and there:
-                (have if owner.member == self.id else others).add(one)
-        step = assignor.step(meant, have, others)
-        kept = set(step.kept) & held.keys()
-        # What a static member before it owned is its own, but was not told to it yet (M13).
-        untold = set(step.kept) - kept
+            if owner.member != NOBODY and exists:
+                (own if owner.member == self.id else owned_by_others).add(tp)
+        step = assignor.next_step(target, own, owned_by_others)
+        kept = set(step.kept) & owned.keys()
+        # A static member takes over what its predecessor owned, but must acquire it first (M13).
+        inherited = set(step.kept) - kept
         step = RebalanceStep(
-            tuple(sorted(kept)),
-            tuple(sorted(held.keys() - kept)),
-            tuple(sorted({*step.added, *untold})),
-            step.awaited,
+            kept=tuple(sorted(kept)),
+            revoked=tuple(sorted(owned.keys() - kept)),
+            added=tuple(sorted({*step.added, *inherited})),
+            awaited=step.awaited,
         )
-        version = group.version if group.settled else UNSETTLED
-        return MemberView(
-            MemberAssignment(group.generation, group.assignor or "", step), version, held, strays
-        )
+        assignment = MemberAssignment(group.generation, group.assignor or "", step)
+        version = group.version if group.settled else REBALANCE_NEEDED
+        return MemberView(assignment, version, owned, orphans)
 
-    def take(self, *, from_end: bool) -> dict[TopicPartition, StartPosition]:
-        """Own what is meant for it and free, and say where to begin with each.
+    def acquire(self, *, from_end: bool) -> dict[TopicPartition, StartPosition]:
+        """Acquire assigned partitions that are free; return where to begin with each.
 
         Args:
-            from_end: Without a commit it begins at the end, as of this transaction (E1); with
-                a partition that came while the group was reading, at its start.
+            from_end: Without a commit, begin at the end as of this transaction (E1); a
+                partition that was added while the group was reading begins at its start.
         """
 
         def step(
             txn: kv.Txn, group: Membership
         ) -> dict[TopicPartition, tuple[bytes, int, StartPosition]]:
-            self._check(group)
-            taken = {}
-            for one in group.target.get(self.id, ()):
-                key = PARTITION_KEY.pack(group.topics[one.topic][0], one.partition)
-                edge = int(not group.came_later(one)) if from_end else None
-                found = self._take(txn, one, key, edge)
-                if found is not None:
-                    taken[one] = found
-            if taken:
+            self._check_member(group)
+            acquired = {}
+            for tp in group.target.get(self.id, ()):
+                key = PARTITION_KEY.pack(group.topics[tp.topic][0], tp.partition)
+                start_or_end = int(not group.came_later(tp)) if from_end else None
+                result = self._acquire(txn, tp, key, start_or_end)
+                if result is not None:
+                    acquired[tp] = result
+            if acquired:
                 group.touch()
-            return taken
+            return acquired
 
-        taken = self.group.change(step)
-        self._epochs.update({one: (row_key, epoch) for one, (row_key, epoch, _) in taken.items()})
-        return {one: start for one, (_, _, start) in taken.items()}
+        acquired = self.group.update(step)
+        self._claims.update({tp: (row_key, epoch) for tp, (row_key, epoch, _) in acquired.items()})
+        return {tp: start for tp, (_, _, start) in acquired.items()}
 
-    def _take(
-        self, txn: kv.Txn, one: TopicPartition, key: bytes, edge: int | None
+    def _acquire(
+        self, txn: kv.Txn, tp: TopicPartition, key: bytes, start_or_end: int | None
     ) -> tuple[bytes, int, StartPosition] | None:
-        """Own one, if it is free; ``edge`` is where to begin: 0 its start, 1 its end."""
+        """Acquire a partition if it is free; without a commit begin at 0 its start or 1 its end."""
         row_key = OWNERS.key(self.group.key, key)
         owner = ownership.get(txn, row_key)
-        if owner.member not in (NOBODY, self.id) or one in self._epochs:
+        if owner.member not in (NOBODY, self.id) or tp in self._claims:
             return None
         row = COMMITTED.get(txn, self.group.key, key)
         start = owner.start
-        if row is None and edge is not None and start == NOWHERE:
-            known = self.group.ends(txn, key)
-            start = NOWHERE if known is None else known[edge]
-        ownership.put(txn, row_key, PartitionOwner(owner.epoch + 1, start, self.id, one.topic))
+        if row is None and start_or_end is not None and start == NOWHERE:
+            ends = self.group.ends(txn, key)
+            start = NOWHERE if ends is None else ends[start_or_end]
+        ownership.put(txn, row_key, PartitionOwner(owner.epoch + 1, start, self.id, tp.topic))
         committed = None if row is None else row.position
-        end = start if edge is not None and start != NOWHERE else None
+        end = start if start_or_end is not None and start != NOWHERE else None
         return row_key, owner.epoch + 1, StartPosition(committed, end)
 
     def release(self, partitions: Partitions) -> None:
-        """Own these no more: whoever they are meant for may take them now."""
-        gone = set(partitions)
-        if gone:
-            self.group.change(partial(self._give_up, [self._epochs[one] for one in gone]))
-        for one in gone:
-            del self._epochs[one]
+        """Release partitions, so that the members they are assigned to may acquire them."""
+        released = set(partitions)
+        if released:
+            claims = [self._claims[tp] for tp in released]
+            self.group.update(partial(self._release, claims))
+        for tp in released:
+            del self._claims[tp]
 
-    def _give_up(self, claims: Iterable[OwnershipClaim], txn: kv.Txn, group: Membership) -> None:
+    def _release(self, claims: Iterable[OwnershipClaim], txn: kv.Txn, group: Membership) -> None:
         for row_key, epoch in claims:
             owner = ownership.get(txn, row_key)
             if (owner.member, owner.epoch) == (self.id, epoch):
@@ -264,101 +263,100 @@ class GroupMember:
                 group.touch()
 
     def commit(self, positions: Positions) -> None:
-        """Commit positions of partitions that it owns: all of them, or none.
-
-        A sign of life as well (M7).
+        """Commit positions of owned partitions, all or none; counts as a heartbeat (M7).
 
         Raises:
-            CommitFailedError: It does not own one of them any more, or never did (E23).
-            ValueError, OffsetMetadataTooLargeError: Nothing was committed.
+            CommitFailedError: It does not own one of the partitions (E23).
+            ValueError, OffsetMetadataTooLargeError: A position is invalid; nothing was committed.
         """
-        rows = self.group.rows(positions)
-        # By partition key, not by name: the topic may be another one of that name by now.
-        claims = [
-            (one, OWNERS.key(self.group.key, key)) for one, key in zip(positions, rows, strict=True)
+        rows = self.group.encode(positions)
+        # By key, not by name: there may be another topic of that name now.
+        owner_keys = [
+            (tp, OWNERS.key(self.group.key, key)) for tp, key in zip(positions, rows, strict=True)
         ]
 
         def step(txn: kv.Txn) -> None:
-            self._check_lives(txn)
-            for one, row_key in claims:
-                self._check_owned(txn, one, row_key)
+            self._check_not_removed(txn)
+            for tp, row_key in owner_keys:
+                self._check_owned(txn, tp, row_key)
             offsets.put(txn, self.group.key, rows)
-            self.group.put_deadline(txn, self.info)
+            self.group.renew_session(txn, self.info)
 
         try:
-            self.group.shared.live.write(step)
+            self.group.context.live.write(step)
         except (UnknownMemberIdError, FencedInstanceIdError) as error:
-            raise self._refused(f"this consumer is no member any more ({error.what})") from error
-        self.group.save()
+            raise self._commit_failed(
+                f"This consumer is no longer a member of its group ({error.what})"
+            ) from error
+        self.group.checkpoint()
 
-    def _check_owned(self, txn: kv.Txn, one: TopicPartition, row_key: bytes) -> None:
-        claimed, epoch = self._epochs.get(one, (None, 0))
-        if claimed is None:
-            raise self._refused("the partition is not assigned to this consumer", one)
-        if claimed != row_key:
-            raise self._refused("the topic was deleted and created again", one)
+    def _check_owned(self, txn: kv.Txn, tp: TopicPartition, row_key: bytes) -> None:
+        claimed_key, epoch = self._claims.get(tp, (None, 0))
+        if claimed_key is None:
+            raise self._commit_failed("The partition is not assigned to this consumer", tp)
+        if claimed_key != row_key:
+            raise self._commit_failed("The topic was deleted and created again", tp)
         if not ownership.is_owned(txn, row_key, self.id, epoch):
             owner = ownership.get(txn, row_key)
-            whose = owner.member if owner.member != NOBODY else "nobody"
-            raise self._refused(
-                f"the partition belongs to {whose} by epoch {owner.epoch}, "
-                f"no longer to this consumer by epoch {epoch}",
-                one,
+            raise self._commit_failed(
+                f"This consumer no longer owns the partition with epoch {epoch}; "
+                f"the owner is {owner.member or 'no member'} with epoch {owner.epoch}",
+                tp,
             )
 
-    def _refused(self, what: str, one: TopicPartition | None = None) -> CommitFailedError:
+    def _commit_failed(self, what: str, tp: TopicPartition | None = None) -> CommitFailedError:
         return CommitFailedError(
             what,
             group=self.group.name,
             member=self.id,
-            topic=None if one is None else one.topic,
-            partition=None if one is None else one.partition,
-            todo="poll to get the partitions that are assigned now; records since the last "
-            "commit come again, to whoever has them",
+            topic=None if tp is None else tp.topic,
+            partition=None if tp is None else tp.partition,
+            todo="Call poll to get the current assignment; the owners of the partitions read "
+            "the records since the last commit again.",
         )
 
-    def beat(self) -> None:
-        """Show that it lives (M7); from any thread.
+    def heartbeat(self) -> None:
+        """Renew the session (M7); may be called from any thread.
 
         Raises:
-            UnknownMemberIdError, FencedInstanceIdError: It is no member any more.
+            UnknownMemberIdError, FencedInstanceIdError: It was removed.
         """
 
         def step(txn: kv.Txn) -> None:
-            self._check_lives(txn)
-            self.group.put_deadline(txn, self.info)
+            self._check_not_removed(txn)
+            self.group.renew_session(txn, self.info)
 
-        self.group.shared.live.write(step)
+        self.group.context.live.write(step)
 
     def resubscribe(self, topics: Iterable[str]) -> None:
-        """Want other topics from now on."""
-        wanted = tuple(sorted(topics))
+        """Replace the subscription."""
+        subscribed = tuple(sorted(topics))
 
         def step(txn: kv.Txn, group: Membership) -> None:
-            self._check(group)
-            group.resubscribe(self.id, wanted)
+            self._check_member(group)
+            group.resubscribe(self.id, subscribed)
 
-        self.group.change(step)
-        self.info = self.info._replace(topics=wanted)
+        self.group.update(step)
+        self.info = self.info._replace(topics=subscribed)
 
     def leave(self) -> None:
-        """Be no member any more.  A static one only lets go: it may come back in time (M13)."""
+        """Leave the group; a static member only unlocks its file, since it may return (M13)."""
         lock, self._lock = self._lock, None
         if lock is None or self.info.pid != os.getpid():
-            return  # in a forked child it is the parent's, and so is the number of its lock
-        self._epochs.clear()
-        files = self.group.shared.files
+            return  # in a forked child the member and its file descriptor are the parent's
+        self._claims.clear()
+        files = self.group.context.files
         try:
             if self.info.instance_id is None:
                 self.group.remove_members([self.id])
         finally:
             files.close(lock)
         if self.info.instance_id is None:
-            self.group.drop_lock(self.info.lock)
+            self.group.delete_lock_file(self.info.lock)
 
-    def _check_lives(self, txn: kv.Txn) -> None:
-        if not self.group.lives(txn, self.info):
-            self._check(self.group.document(txn))
+    def _check_not_removed(self, txn: kv.Txn) -> None:
+        if not self.group.is_member(txn, self.info):
+            self._check_member(self.group.load(txn))
 
-    def _check(self, group: Membership) -> None:
+    def _check_member(self, group: Membership) -> None:
         group.check_member(self.id, self.info.instance_id, self.group.name)

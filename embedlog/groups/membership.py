@@ -91,7 +91,7 @@ class Membership:
         others = {
             other.id: other.assignors for other in self.members.values() if other is not replaced
         }
-        assignors.choose(others | {member.id: member.assignors})
+        assignors.select_assignor(others | {member.id: member.assignors})
         self.touch()
         if replaced is not None:
             self._replace(replaced, member)

@@ -14,7 +14,7 @@ from embedlog.errors import (
     FencedError,
     UnknownTopicOrPartitionError,
 )
-from embedlog.group import Group, names
+from embedlog.group import Group, group_ids
 from embedlog.groups import offsets
 from embedlog.maintenance import activity
 from embedlog.maintenance.job_context import JobContext, MaintenanceJob
@@ -81,10 +81,10 @@ def _expire_offsets(turn: JobContext, retention_ms: int) -> int:
     """Forget what groups committed that were not used for so long (M15)."""
     context, now = turn.root.context, turn.clock()
     expired = {}
-    for name in names(context.live, context.state):
+    for name in group_ids(context.live, context.state):
         if turn.stopping():
             break
-        expired[name] = Group(context, name, tail.ends).expire(now, retention_ms)
+        expired[name] = Group(context, name, tail.ends).expire_offsets(now, retention_ms)
     turn.tell([activity.expired(name, count) for name, count in expired.items() if count])
     return sum(expired.values())
 

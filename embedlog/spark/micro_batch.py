@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from embedlog import catalog
-from embedlog.consumer.group_client import group_of
+from embedlog.consumer.group_client import open_group
 from embedlog.errors import CommitFailedError, UnknownTopicOrPartitionError
 from embedlog.groups.offsets import check_group_id
 from embedlog.partition import PartitionLog
@@ -326,7 +326,7 @@ class MicroBatchStream:
             if key in self.source.partitions()
         }
         try:
-            group_of(self.source.log.root, group).commit(offsets)
+            open_group(self.source.log.root, group).commit(offsets)
         except (CommitFailedError, UnknownTopicOrPartitionError) as error:
             # Spark's checkpoint is the record of the query's progress; the group only shows it.
             logger.warning("The group does not show the progress of the query: %s", error)

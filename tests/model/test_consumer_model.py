@@ -1,8 +1,8 @@
-"""A consumer of a group against what its program did: its positions, and its commits (E1-E5, E20).
+"""The positions and commits of a consumer in a group, against a model (E1-E5, E20).
 
-The model knows of each partition where the program is, and whether auto-commit may say so.
-After each step the committed offsets are those of the model, and a poll returns the records
-that come next.
+The model knows the position of each partition, and whether auto-commit may commit it.
+After each step the committed offsets equal those of the model, and a poll returns the
+records that come next.
 """
 
 from __future__ import annotations
@@ -19,29 +19,29 @@ from support.roots import abandon, fill, healthy, open_root
 
 from embedlog.config import TopicConfig
 from embedlog.consumer import Consumer
-from embedlog.consumer.group_client import group_of
+from embedlog.consumer.group_client import open_group
 from embedlog.record import OffsetAndMetadata, TopicPartition
 
 PARTITIONS = [TopicPartition("t", number) for number in range(2)]
 FIRST = 4
-"""Records of each partition to begin with."""
+"""Records of each partition at the beginning."""
 
 which = st.sampled_from(PARTITIONS)
 offsets = st.integers(0, FIRST)
 
 
 @dataclass
-class Place:
-    """One partition as its program left it."""
+class PartitionState:
+    """One partition, as the model expects it."""
 
     start: int | str
     """Where to begin without a commit: an offset, or "earliest" or "latest"."""
     position: int | None = None
     sought: bool = False
-    """Whether a seek comes before what was committed."""
+    """Whether a seek takes precedence over the committed offset."""
     polled: bool = False
     kept: bool = False
-    """Whether the program committed, and nothing was returned since."""
+    """Whether the program committed and no record was returned since."""
     paused: bool = False
 
 
@@ -54,17 +54,17 @@ class ConsumerModel(RuleBasedStateMachine):
         self.root = open_root(f"{self.path}/root")
         self.root.create_topic("t", len(PARTITIONS), TopicConfig())
         self.ends = dict.fromkeys(PARTITIONS, 0)
-        for one in PARTITIONS:
-            self._append(one, FIRST)
+        for tp in PARTITIONS:
+            self._append(tp, FIRST)
         self.committed: dict[TopicPartition, int] = {}
 
-    def _append(self, one: TopicPartition, count: int) -> None:
-        fill(self.root.partition(*one), 1, size=count)
-        self.ends[one] += count
+    def _append(self, tp: TopicPartition, count: int) -> None:
+        fill(self.root.partition(*tp), 1, size=count)
+        self.ends[tp] += count
 
     @initialize(subscribes=st.booleans(), reset=st.sampled_from(["earliest", "latest"]))
     def begin(self, subscribes: bool, reset: str) -> None:
-        """There is always a consumer."""
+        """Begin with a consumer."""
         self._begin(subscribes, reset, True)
 
     def _begin(self, subscribes: bool, reset: str, automatic: bool) -> None:
@@ -73,8 +73,8 @@ class ConsumerModel(RuleBasedStateMachine):
             auto_commit_interval_ms=3_600_000,
         )  # fmt: skip
         self.automatic = automatic
-        starts = {one: self.ends[one] if reset == "latest" else reset for one in PARTITIONS}
-        self.places = {one: Place(starts[one]) for one in PARTITIONS}
+        starts = {tp: self.ends[tp] if reset == "latest" else reset for tp in PARTITIONS}
+        self.states = {tp: PartitionState(starts[tp]) for tp in PARTITIONS}
         if subscribes:
             self.consumer.subscribe(["t"])
             self.poll(1)
@@ -83,92 +83,92 @@ class ConsumerModel(RuleBasedStateMachine):
 
     # What the model expects
 
-    def _resolve(self, one: TopicPartition) -> int:
-        place = self.places[one]
-        if place.position is None:
-            start = place.start
-            if not place.sought and one in self.committed:
-                start = self.committed[one]
+    def _resolve(self, tp: TopicPartition) -> int:
+        state = self.states[tp]
+        if state.position is None:
+            start = state.start
+            if not state.sought and tp in self.committed:
+                start = self.committed[tp]
             if isinstance(start, str):
-                start = 0 if start == "earliest" else self.ends[one]
-            place.position = start
-        return place.position
+                start = 0 if start == "earliest" else self.ends[tp]
+            state.position = start
+        return state.position
 
     def _leave(self) -> None:
         if not self.automatic:
             return
-        for one, place in self.places.items():
-            if place.polled and not place.kept and place.position is not None:
-                self.committed[one] = place.position
+        for tp, state in self.states.items():
+            if state.polled and not state.kept and state.position is not None:
+                self.committed[tp] = state.position
 
     # Steps
 
-    @rule(one=which, count=st.integers(1, 3))
-    def append(self, one: TopicPartition, count: int) -> None:
-        """Records come."""
-        self._append(one, count)
+    @rule(tp=which, count=st.integers(1, 3))
+    def append(self, tp: TopicPartition, count: int) -> None:
+        """Append records."""
+        self._append(tp, count)
 
-    @rule(most=st.integers(1, 4))
-    def poll(self, most: int) -> None:
-        """It resolves every position, and returns the next records of what is not paused."""
-        for one in PARTITIONS:
-            self._resolve(one)
-            self.places[one].polled = True
-        found = self.consumer.poll(0, max_records=most)
-        for one, records in found.items():
-            place = self.places[one]
-            assert not place.paused
-            expected = range(self._resolve(one), self._resolve(one) + len(records))
+    @rule(max_records=st.integers(1, 4))
+    def poll(self, max_records: int) -> None:
+        """A poll resolves every position, and returns the next records of partitions not paused."""
+        for tp in PARTITIONS:
+            self._resolve(tp)
+            self.states[tp].polled = True
+        polled = self.consumer.poll(0, max_records=max_records)
+        for tp, records in polled.items():
+            state = self.states[tp]
+            assert not state.paused
+            expected = range(self._resolve(tp), self._resolve(tp) + len(records))
             assert [record.offset for record in records] == list(expected)
-            place.position, place.kept = expected.stop, False
+            state.position, state.kept = expected.stop, False
         left = sum(
-            self.ends[one] - self._resolve(one)
-            for one, place in self.places.items()
-            if not place.paused
+            self.ends[tp] - self._resolve(tp)
+            for tp, state in self.states.items()
+            if not state.paused
         )
-        came = sum(map(len, found.values()))
-        assert came <= most
-        assert came or not left
+        count = sum(map(len, polled.values()))
+        assert count <= max_records
+        assert count or not left
 
-    @rule(one=which)
-    def ask(self, one: TopicPartition) -> None:
+    @rule(tp=which)
+    def position(self, tp: TopicPartition) -> None:
         """`position` resolves, and commits nothing."""
-        assert self.consumer.position(one) == self._resolve(one)
+        assert self.consumer.position(tp) == self._resolve(tp)
 
-    @rule(one=which, offset=offsets)
-    def commit(self, one: TopicPartition, offset: int) -> None:
-        """What the program says stays until it gets more."""
-        self.consumer.commit({one: OffsetAndMetadata(offset)})
-        self.committed[one], self.places[one].kept = offset, True
+    @rule(tp=which, offset=offsets)
+    def commit(self, tp: TopicPartition, offset: int) -> None:
+        """What the program commits stays until further records are returned."""
+        self.consumer.commit({tp: OffsetAndMetadata(offset)})
+        self.committed[tp], self.states[tp].kept = offset, True
 
     @rule()
     def commit_all(self) -> None:
-        """Every position that is known."""
+        """Commit every known position."""
         self.consumer.commit()
-        for one, place in self.places.items():
-            if place.position is not None:
-                self.committed[one], place.kept = place.position, True
+        for tp, state in self.states.items():
+            if state.position is not None:
+                self.committed[tp], state.kept = state.position, True
 
-    @rule(one=which, offset=offsets)
-    def seek(self, one: TopicPartition, offset: int) -> None:
-        """At once."""
-        self.consumer.seek(one, offset)
-        place = self.places[one]
-        place.position, place.sought, place.polled = offset, True, True
+    @rule(tp=which, offset=offsets)
+    def seek(self, tp: TopicPartition, offset: int) -> None:
+        """A seek takes effect at once."""
+        self.consumer.seek(tp, offset)
+        state = self.states[tp]
+        state.position, state.sought, state.polled = offset, True, True
 
-    @rule(one=which, to=st.sampled_from(["earliest", "latest"]))
-    def seek_lazily(self, one: TopicPartition, to: str) -> None:
-        """When it is polled, or asked for."""
+    @rule(tp=which, to=st.sampled_from(["earliest", "latest"]))
+    def seek_lazily(self, tp: TopicPartition, to: str) -> None:
+        """A lazy seek is resolved by a poll or by `position`."""
         seek = "seek_to_beginning" if to == "earliest" else "seek_to_end"
-        getattr(self.consumer, seek)(one)
-        place = self.places[one]
-        place.position, place.start, place.sought, place.polled = None, to, True, False
+        getattr(self.consumer, seek)(tp)
+        state = self.states[tp]
+        state.position, state.start, state.sought, state.polled = None, to, True, False
 
-    @rule(one=which, paused=st.booleans())
-    def pause(self, one: TopicPartition, paused: bool) -> None:
-        """Positions stay."""
-        (self.consumer.pause if paused else self.consumer.resume)(one)
-        self.places[one].paused = paused
+    @rule(tp=which, paused=st.booleans())
+    def pause(self, tp: TopicPartition, paused: bool) -> None:
+        """Pausing keeps the position."""
+        (self.consumer.pause if paused else self.consumer.resume)(tp)
+        self.states[tp].paused = paused
 
     @rule(
         how=st.sampled_from(["close", "unsubscribe", "close without a commit"]),
@@ -177,21 +177,21 @@ class ConsumerModel(RuleBasedStateMachine):
         automatic=st.booleans(),
     )
     def begin_again(self, how: str, subscribes: bool, reset: str, automatic: bool) -> None:
-        """Leaving commits what polls returned, and the next one goes on there."""
+        """Leaving commits what polls returned, and the next consumer continues there."""
         if how == "unsubscribe":
             self.consumer.unsubscribe()
         self.consumer.close(autocommit=how == "close")
         if how != "close without a commit":
             self._leave()
-        self.what_is_committed()
+        self.check_committed()
         self._begin(subscribes, reset, automatic)
 
     @invariant()
-    def what_is_committed(self) -> None:
-        """No step but a commit, and leaving, moves what is committed."""
-        found = group_of(self.root, "g").committed(PARTITIONS)
-        offsets = {one: None if at is None else at.position.offset for one, at in found.items()}
-        assert offsets == {one: self.committed.get(one) for one in PARTITIONS}
+    def check_committed(self) -> None:
+        """Only commits and leaving change the committed offsets."""
+        commits = open_group(self.root, "g").committed(PARTITIONS)
+        offsets = {tp: None if at is None else at.position.offset for tp, at in commits.items()}
+        assert offsets == {tp: self.committed.get(tp) for tp in PARTITIONS}
 
     def teardown(self) -> None:
         try:

@@ -60,11 +60,11 @@ instances = st.sampled_from([None, None, None, "x", "y"])
 
 
 class AnswerLostError(Exception):
-    """A step was done, but who did it was interrupted before it learned so."""
+    """A step was committed, but interrupted before it returned."""
 
 
 class Hooked:
-    """An assignor in the middle of which something else happens."""
+    """An assignor that runs some work while it assigns."""
 
     def __init__(self, name: str, work: Callable[[], Any]) -> None:
         self.name, self.cooperative, self._work = name, ASSIGNORS[name].cooperative, work
@@ -80,12 +80,12 @@ class Player:
 
     def __init__(self, member: GroupMember, topics: list[str]) -> None:
         self.member, self.id, self.topics = member, member.id, topics
-        self.mine: dict[bytes, tuple[TopicPartition, int]] = {}
-        """What it believes it owns: by row, the partition and the epoch."""
+        self.claims: dict[bytes, tuple[TopicPartition, int]] = {}
+        """The partitions that it believes to own, with their epochs, by row."""
 
 
 class GroupModel(RuleBasedStateMachine):
-    """One group, its members, and what is known of them."""
+    """One group and its members, and what is expected of them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -99,10 +99,10 @@ class GroupModel(RuleBasedStateMachine):
         make_topics(self.root, a=3, b=2)
         self.group = make_group(self.root, "g", self.uptime)
         self.players: list[Player] = []
-        """Processes that run, whether they are members still or not."""
+        """Processes that run, members or not."""
         self.crashed: set[str] = set()
         self.session: dict[str, int] = {}
-        """Who is in the group, and when its session ends."""
+        """The members of the group, and when their sessions end."""
         self.instance: dict[str, str | None] = {}
         self.wishes: dict[str, tuple[list[str], list[str]]] = {}
         self.owner: dict[bytes, str] = {}
@@ -124,95 +124,101 @@ class GroupModel(RuleBasedStateMachine):
     # What the model knows
 
     def _removed(self, ids: set[str]) -> None:
-        for each in ids:
+        for id_ in ids:
             for table in (self.session, self.instance, self.wishes):
-                table.pop(each, None)
-            self.crashed.discard(each)
-        self.owner = {row: each for row, each in self.owner.items() if each not in ids}
+                table.pop(id_, None)
+            self.crashed.discard(id_)
+        self.owner = {row: id_ for row, id_ in self.owner.items() if id_ not in ids}
 
     def _dead(self) -> set[str]:
-        over = {each for each, until in self.session.items() if until <= self.uptime.now}
-        return over | {each for each in self.crashed if self.instance[each] is None}
+        over = {id_ for id_, until in self.session.items() if until <= self.uptime.now}
+        return over | {id_ for id_ in self.crashed if self.instance[id_] is None}
 
     def _lives(self, player: Player) -> None:
         self.session[player.id] = self.uptime.now + SESSION_MS
 
-    def _key(self, one: TopicPartition) -> bytes | None:
-        info = self.root.topics().get(one.topic)
-        return info.key(one.partition) if info and one.partition < info.partitions else None
+    def _key(self, tp: TopicPartition) -> bytes | None:
+        info = self.root.topics().get(tp.topic)
+        return info.key(tp.partition) if info and tp.partition < info.partitions else None
 
-    def _row(self, one: TopicPartition) -> bytes | None:
-        key = self._key(one)
+    def _row(self, tp: TopicPartition) -> bytes | None:
+        key = self._key(tp)
         return None if key is None else ownership.OWNERS.key(self.group.key, key)
 
-    def _owns(self, player: Player, one: TopicPartition) -> bool:
-        row = self._row(one)
+    def _owns(self, player: Player, tp: TopicPartition) -> bool:
+        row = self._row(tp)
         return (
             row is not None
             and player.id in self.session
             and self.owner.get(row) == player.id
-            and player.mine.get(row) == (one, self.epochs[row])
+            and player.claims.get(row) == (tp, self.epochs[row])
         )
 
     # Joining and going
 
     @initialize(many=st.integers(1, 3), topics=subscriptions, names=st.sampled_from(LISTS))
     def begin(self, many: int, topics: list[str], names: list[str]) -> None:
-        """Some are there before anything else happens."""
+        """Begin with some members."""
         for number in range(many):
             self._join(sorted({*topics, "a"}), names, "x" if number == 2 else None)
 
     @rule()
     @precondition(lambda self: len(self.session) < MOST_MEMBERS)
     def join_simply(self) -> None:
-        """One like most."""
+        """A member with the most frequent subscription and assignors."""
         self._join(["a", "b"], LISTS[0], None)
 
     @rule(topics=subscriptions, names=preferences, instance=instances)
     @precondition(lambda self: len(self.session) < MOST_MEMBERS)
     def join(self, topics: list[str], names: list[str], instance: str | None) -> None:
-        """One with wishes of its own."""
+        """A member with any subscription and assignors."""
         self._join(topics, names, instance)
 
     def _join(self, topics: list[str], names: list[str], instance: str | None) -> None:
-        """It is a member at once, in the place of one of the same instance id (M5, M13)."""
-        before = {each for each, one in self.instance.items() if one == instance is not None}
-        if not self._fits(names, set(self.wishes) - before):
-            self._insisted(True)
-            if not self._fits(names, set(self.wishes) - before):
+        """It is a member at once, and replaces one of the same instance id (M5, M13)."""
+        replaced_ids = {
+            replaced for replaced, owner in self.instance.items() if owner == instance is not None
+        }
+        if not self._fits(names, set(self.wishes) - replaced_ids):
+            self._members_in_the_way(True)
+            if not self._fits(names, set(self.wishes) - replaced_ids):
                 with pytest.raises(InconsistentGroupProtocolError):
                     join(self.group, topics, assignors=names, instance_id=instance)
                 return
-            before &= self.session.keys()
+            replaced_ids &= self.session.keys()
         player = Player(
             join(self.group, topics, assignors=names, instance_id=instance), list(topics)
         )
         self.players.append(player)
-        for each in before:
-            self.owner = {row: player.id if one == each else one for row, one in self.owner.items()}
+        for replaced in replaced_ids:
+            self.owner = {
+                row: player.id if owner == replaced else owner for row, owner in self.owner.items()
+            }
             self.epochs.update(
-                {row: self.epochs[row] + 1 for row, one in self.owner.items() if one == player.id}
+                {
+                    row: self.epochs[row] + 1
+                    for row, owner in self.owner.items()
+                    if owner == player.id
+                }
             )
-        self._removed(before)
+        self._removed(replaced_ids)
         self.instance[player.id], self.wishes[player.id] = instance, (topics, names)
         self._lives(player)
 
     def _fits(self, names: list[str], others: set[str]) -> bool:
-        return bool(set(names).intersection(*(self.wishes[each][1] for each in others)))
+        return bool(set(names).intersection(*(self.wishes[id_][1] for id_ in others)))
 
-    @rule(
-        number=which, how=st.sampled_from(["leave", "crash", "send away"]), last=st.integers(0, 3)
-    )
+    @rule(number=which, how=st.sampled_from(["leave", "crash", "remove"]), last=st.integers(0, 3))
     @precondition(lambda self: self.players)
     def go(self, number: int, how: str, last: int) -> None:
-        """A member ends; the group is seldom left empty, for there is little to see then."""
+        """A member leaves or dies; the group is seldom left empty, where little can happen."""
         if len(self.players) < 3 and last:
             return
         player = self.player(number)
-        {"leave": self._leave, "crash": self._crash, "send away": self._send_away}[how](player)
+        {"leave": self._leave, "crash": self._crash, "remove": self._remove}[how](player)
 
     def _leave(self, player: Player) -> None:
-        """A dynamic member is gone at once, a static one only lets go (M11, M13)."""
+        """A dynamic member is removed at once, a static one only unlocks its file (M11, M13)."""
         player.member.leave()
         player.member.leave()
         self.players.remove(player)
@@ -222,14 +228,14 @@ class GroupModel(RuleBasedStateMachine):
             self.crashed.add(player.id)
 
     def _crash(self, player: Player) -> None:
-        """Its lock is free, and nothing else happens until somebody looks (M10)."""
+        """Its lock is free, and nothing else happens until another member checks (M10)."""
         let_go(player.member)
         self.players.remove(player)
         if player.id in self.session:
             self.crashed.add(player.id)
 
-    def _send_away(self, player: Player) -> None:
-        """An administrator may; it learns so when it does something (M11)."""
+    def _remove(self, player: Player) -> None:
+        """An administrator removes it; its next call raises that (M11)."""
         known = [player.id] if player.id in self.session else []
         assert self.group.remove_members([player.id, "nobody"]) == known
         self._removed({player.id})
@@ -237,14 +243,14 @@ class GroupModel(RuleBasedStateMachine):
     @rule(number=which, topics=subscriptions)
     @precondition(lambda self: self.players)
     def resubscribe(self, number: int, topics: list[str]) -> None:
-        """From now on it wants others (M4)."""
+        """Replace its subscription (M4)."""
         player = self.player(number)
         if self._is_out(player, lambda: player.member.resubscribe(topics)):
             return
         self.wishes[player.id] = topics, self.wishes[player.id][1]
 
     def _is_out(self, player: Player, work: Callable[[], Any]) -> bool:
-        """Do what only a member may; whether it is refused to one that is none any more."""
+        """Make a call of a member; return whether it was refused because it was removed."""
         if player.id in self.session:
             work()
             return False
@@ -265,73 +271,73 @@ class GroupModel(RuleBasedStateMachine):
     @rule(number=which)
     @precondition(lambda self: self.players)
     def follow(self, number: int) -> None:
-        """Look, release, take: what a poll does."""
+        """Check, release, acquire: what a poll does."""
         self._follow(self.player(number))
 
     def _follow(self, player: Player, assignors: Any = ASSIGNORS) -> None:
-        if self._is_out(player, lambda: self._look(player, assignors)):
+        if self._is_out(player, lambda: self._check(player, assignors)):
             return
         self._release(player, self.step.revoked)
-        self._take(player)
+        self._acquire(player)
 
-    def _look(self, player: Player, assignors: Any = ASSIGNORS) -> None:
-        share = player.member.look(assignors)
-        self.step = share.step
+    def _check(self, player: Player, assignors: Any = ASSIGNORS) -> None:
+        assignment = player.member.check_assignment(assignors)
+        self.step = assignment.step
         assert player.member.owned == {*self.step.kept, *self.step.revoked}
-        # What it could not know that it owns it takes, or has let go of by now.
-        for row, each in list(self.owner.items()):
-            untold = each == player.id and row not in player.mine
+        # What it owned without knowing, it acquires, or has released.
+        for row, owner in list(self.owner.items()):
+            untold = owner == player.id and row not in player.claims
             if untold and owner_rows(self.group)[row].member == NOBODY:
                 del self.owner[row]
-        # What it could not know that it lost is not kept.
-        player.mine = {
-            row: told for row, told in player.mine.items() if self.owner.get(row) == player.id
+        # What it lost without knowing is not kept.
+        player.claims = {
+            row: claim for row, claim in player.claims.items() if self.owner.get(row) == player.id
         }
-        assert {one for one, _ in player.mine.values()} == player.member.owned
+        assert {tp for tp, _ in player.claims.values()} == player.member.owned
 
     @rule(first=which)
     @precondition(lambda self: self.players)
     def follow_all(self, first: int) -> None:
-        """Each polls once, whoever is first."""
+        """Each polls once, in any order."""
         for player in self.players[first:] + self.players[:first]:
             self._follow(player)
 
     @rule(number=which)
     @precondition(lambda self: self.players)
-    def look(self, number: int) -> None:
-        """Only look: it has the target made, and does nothing yet."""
+    def check_assignment(self, number: int) -> None:
+        """Only check, which computes the target."""
         player = self.player(number)
-        self._is_out(player, lambda: self._look(player))
+        self._is_out(player, lambda: self._check(player))
 
     @rule(number=which, lost=st.booleans())
     @precondition(lambda self: self.players)
-    def take(self, number: int, lost: bool) -> None:
-        """It gets only what nobody has, by a higher epoch than all before (M22)."""
+    def acquire(self, number: int, lost: bool) -> None:
+        """It gets only partitions without an owner, with a higher epoch than before (M22)."""
         player = self.player(number)
         if lost:
-            self._interrupted(player, lambda: player.member.take(from_end=False))
+            self._interrupted(player, lambda: player.member.acquire(from_end=False))
         else:
-            self._is_out(player, lambda: self._take(player))
+            self._is_out(player, lambda: self._acquire(player))
 
-    def _take(self, player: Player) -> None:
-        taken = player.member.take(from_end=False)
+    def _acquire(self, player: Player) -> None:
+        acquired = player.member.acquire(from_end=False)
         rows = owner_rows(self.group)
-        found = {ownership.where(row, one): row for row, one in rows.items()
-                 if one.member == player.id and row not in player.mine}  # fmt: skip
-        for one, start in taken.items():
-            row = found[one]
-            assert self.owner.get(row) in (None, player.id), "it belongs to somebody else"
-            self._took(player, row)
-            player.mine[row] = (one, self.epochs[row])
+        new_rows = {ownership.where(row, tp): row for row, tp in rows.items()
+                 if tp.member == player.id and row not in player.claims}  # fmt: skip
+        for tp, start in acquired.items():
+            row = new_rows[tp]
+            assert self.owner.get(row) in (None, player.id), "it has another owner"
+            self._note_acquired(player, row)
+            player.claims[row] = (tp, self.epochs[row])
             assert start.committed == self.committed.get(row[-12:])
 
-    def _took(self, player: Player, row: bytes) -> None:
+    def _note_acquired(self, player: Player, row: bytes) -> None:
         epoch = owner_rows(self.group)[row].epoch
         assert epoch > self.epochs.get(row, 0)
         self.owner[row], self.epochs[row] = player.id, epoch
 
     def _interrupted(self, player: Player, work: Callable[[], Any]) -> None:
-        """Do a step whose answer is lost: the rows are changed, and the member does not know."""
+        """Run a step whose answer is lost: the rows change, and the member does not know."""
         wake = self.root.context.wake
 
         class Broken:
@@ -347,26 +353,26 @@ class GroupModel(RuleBasedStateMachine):
             self.root.context.wake = wake
         for row, owner in owner_rows(self.group).items():
             if owner.member == player.id and owner.epoch != self.epochs.get(row):
-                self._took(player, row)
+                self._note_acquired(player, row)
             elif owner.member == NOBODY and self.owner.get(row) == player.id:
                 del self.owner[row]
 
     @rule(number=which, share=st.integers(0, 7), lost=st.booleans())
     @precondition(lambda self: self.players)
     def release(self, number: int, share: int, lost: bool) -> None:
-        """Anybody may give up anything: it is free at once."""
+        """A member may release any partition: it is free at once."""
         player = self.player(number)
-        some = [one for place, one in enumerate(sorted(player.member.owned)) if share >> place & 1]
+        some = [tp for index, tp in enumerate(sorted(player.member.owned)) if share >> index & 1]
         if lost and some:
             self._interrupted(player, lambda: player.member.release(some))
         else:
             self._release(player, some)
 
-    def _release(self, player: Player, some: Any) -> None:
-        player.member.release(one for one in some)
-        gone = [row for row, (one, _) in player.mine.items() if one in some]
-        for row in gone:
-            _, epoch = player.mine.pop(row)
+    def _release(self, player: Player, partitions: Any) -> None:
+        player.member.release(tp for tp in partitions)
+        released = [row for row, (tp, _) in player.claims.items() if tp in partitions]
+        for row in released:
+            _, epoch = player.claims.pop(row)
             if (self.owner.get(row), self.epochs.get(row)) == (player.id, epoch):
                 del self.owner[row]
 
@@ -375,7 +381,7 @@ class GroupModel(RuleBasedStateMachine):
     def change_while_it_assigns(
         self, number: int, other: int, topics: list[str], what: str
     ) -> None:
-        """A target for a group that is not there any more is made again."""
+        """The target is computed again if the group changed meanwhile."""
         player, second = self.player(number), self.player(other)
         if player.id not in self.session:
             return
@@ -392,35 +398,35 @@ class GroupModel(RuleBasedStateMachine):
 
     @rule(number=which)
     @precondition(lambda self: self.players)
-    def beat(self, number: int) -> None:
-        """Its session begins anew (M7)."""
+    def heartbeat(self, number: int) -> None:
+        """Its session begins again (M7)."""
         player = self.player(number)
-        if not self._is_out(player, player.member.beat):
+        if not self._is_out(player, player.member.heartbeat):
             self._lives(player)
 
     @rule(ms=st.sampled_from([1, 400, SESSION_MS - 1, SESSION_MS]), stopped=which)
     def wait(self, ms: int, stopped: int) -> None:
-        """Time goes by; one may be stopped meanwhile, the others beat."""
+        """Time passes; one may be stopped meanwhile, the others send heartbeats."""
         self.uptime.advance(ms)
-        for place, player in enumerate(self.players):
-            if place != stopped and player.id in self.session:
-                player.member.beat()
+        for index, player in enumerate(self.players):
+            if index != stopped and player.id in self.session:
+                player.member.heartbeat()
                 self._lives(player)
 
     @rule()
-    def sweep(self) -> None:
-        """Those that died, or were silent for a session, are out; nobody else is (M8, M10)."""
+    def remove_dead_members(self) -> None:
+        """Members that died or whose session is over are removed, no others (M8, M10)."""
         dead = self._dead()
-        assert set(self.group.sweep()) == dead
+        assert set(self.group.remove_dead_members()) == dead
         self._removed(dead)
 
     # Committing
 
     @rule(number=which, place=which, offset=st.integers(0, 99))
-    @precondition(lambda self: any(player.mine for player in self.players))
+    @precondition(lambda self: any(player.claims for player in self.players))
     def commit(self, number: int, place: int, offset: int) -> None:
-        """Of what it owns, as far as it knows."""
-        able = [player for player in self.players if player.mine]
+        """A partition that it owns, as far as it knows."""
+        able = [player for player in self.players if player.claims]
         player = able[number % len(able)]
         some = sorted(player.member.owned)
         self._commit(player, some[place % len(some)], offset)
@@ -428,20 +434,20 @@ class GroupModel(RuleBasedStateMachine):
     @rule(number=which, topic=st.sampled_from(TOPICS), n=st.integers(0, 3))
     @precondition(lambda self: self.players)
     def commit_anything(self, number: int, topic: str, n: int) -> None:
-        """Of what it may never have owned."""
+        """A partition that it may never have owned."""
         self._commit(self.player(number), TopicPartition(topic, n), 77)
 
-    def _commit(self, player: Player, one: TopicPartition, offset: int) -> None:
-        """It lands if, and only if, the member owns the partition now (E23, M22)."""
+    def _commit(self, player: Player, tp: TopicPartition, offset: int) -> None:
+        """It is written if, and only if, the member owns the partition now (E23, M22)."""
         position = OffsetAndMetadata(offset, f"by {player.id}")
-        if self._owns(player, one):
-            player.member.commit({one: position})
-            self.committed[self._key(one)] = position  # type: ignore[index]
+        if self._owns(player, tp):
+            player.member.commit({tp: position})
+            self.committed[self._key(tp)] = position  # type: ignore[index]
             self._lives(player)
             return
         with pytest.raises((CommitFailedError, UnknownTopicOrPartitionError)) as raised:
-            player.member.commit({one: position})
-        exists = self._key(one) is not None
+            player.member.commit({tp: position})
+        exists = self._key(tp) is not None
         assert isinstance(raised.value, CommitFailedError) == exists
 
     @rule(
@@ -450,7 +456,7 @@ class GroupModel(RuleBasedStateMachine):
         offset=st.integers(0, 99),
     )
     def administer(self, what: str, topic: str, offset: int) -> None:
-        """What comes from outside of the group."""
+        """Administration of the group."""
         if what == "delete":
             self._delete()
         elif what == "delete offsets":
@@ -459,41 +465,41 @@ class GroupModel(RuleBasedStateMachine):
             self._commit_from_outside(topic, offset, what == "reset")
 
     def _commit_from_outside(self, topic: str, offset: int, reset: bool) -> None:
-        """Only while nobody is in the group (M14)."""
-        one, position = TopicPartition(topic, 0), OffsetAndMetadata(offset)
-        key = self._key(one)
+        """Only while the group has no members (M14)."""
+        tp, position = TopicPartition(topic, 0), OffsetAndMetadata(offset)
+        key = self._key(tp)
         if key is None:
             return
-        self._insisted(bool(self.session))
+        self._members_in_the_way(bool(self.session))
         if self.session:
             with pytest.raises((NonEmptyGroupError, CommitFailedError)):
-                (self.group.reset if reset else self.group.commit)({one: position})
+                (self.group.reset if reset else self.group.commit)({tp: position})
             return
-        (self.group.reset if reset else self.group.commit)({one: position})
+        (self.group.reset if reset else self.group.commit)({tp: position})
         self.committed[key] = position
 
-    def _insisted(self, refused: bool) -> None:
-        """What is asked for from outside removes the dead, if members are in the way."""
+    def _members_in_the_way(self, refused: bool) -> None:
+        """An operation that members prevent removes the dead ones first."""
         if refused:
             self._removed(self._dead())
 
     def _delete_offsets(self, topic: str) -> None:
-        """Only of a topic that nobody reads (M15)."""
-        one = TopicPartition(topic, 0)
-        key = self._key(one)
+        """Only of a topic without subscribers (M15)."""
+        tp = TopicPartition(topic, 0)
+        key = self._key(tp)
         if key is None:
             return
-        self._insisted(any(topic in wish[0] for wish in self.wishes.values()))
+        self._members_in_the_way(any(topic in wish[0] for wish in self.wishes.values()))
         if any(topic in wish[0] for wish in self.wishes.values()):
             with pytest.raises(GroupSubscribedToTopicError):
-                self.group.delete_offsets([one])
+                self.group.delete_offsets([tp])
             return
-        self.group.delete_offsets([one])
+        self.group.delete_offsets([tp])
         self.committed.pop(key, None)
 
     def _delete(self) -> None:
-        """Only while nobody is in it (M15); then it begins anew."""
-        self._insisted(bool(self.session))
+        """Only while it has no members (M15); then it begins again."""
+        self._members_in_the_way(bool(self.session))
         if self.session:
             with pytest.raises(NonEmptyGroupError):
                 self.group.delete()
@@ -510,11 +516,11 @@ class GroupModel(RuleBasedStateMachine):
 
     @rule(topic=st.sampled_from(TOPICS), how=st.sampled_from(["more", "more", "gone", "anew"]))
     def change_a_topic(self, topic: str, how: str) -> None:
-        """It is created, or grows; it goes, and one of the same name is another one (M16, A38)."""
+        """It is created, grows, is deleted, or is created again as another topic (M16, A38)."""
         known = self.root.topics().get(topic)
         if known is not None and how != "more":
             self.root.delete_topic(topic)
-            # What any group committed goes with it.
+            # The commits of all groups are deleted with it.
             version, positions, owners = self.told
             gone = set(map(known.key, range(known.partitions)))
             self.committed, positions = (
@@ -529,24 +535,24 @@ class GroupModel(RuleBasedStateMachine):
 
     @rule()
     def notice(self) -> None:
-        """Somebody looks whether the topics changed."""
-        self.group.notice_topics()
+        """A member checks whether the topics changed."""
+        self.group.check_topics()
 
     # Promises
 
     @rule(patient=st.booleans())
     def settle(self, patient: bool) -> None:
-        """When everybody did what the group asks for, all is owned that anybody wants (M22)."""
+        """Once all members have followed, every subscribed partition has its owner (M22)."""
         if patient:
             self.uptime.advance(SESSION_MS)
             for player in self.players:
                 if player.id in self.session:
-                    player.member.beat()
+                    player.member.heartbeat()
                     self._lives(player)
-        self.sweep()
-        self.group.notice_topics()
+        self.remove_dead_members()
+        self.group.check_topics()
         for player in list(self.players):
-            self._is_out(player, player.member.beat) or self._lives(player)
+            self._is_out(player, player.member.heartbeat) or self._lives(player)
         for _ in range(10):
             before = self.group.version()
             for player in list(self.players):
@@ -554,38 +560,42 @@ class GroupModel(RuleBasedStateMachine):
             if self.group.version() == before:
                 break
         else:
-            raise AssertionError("the group does not come to rest")
+            raise AssertionError("the assignment keeps changing")
         self._check_rest()
 
     def _check_rest(self) -> None:
-        now = self.group.read()
+        group = self.group.read()
         topics = self.root.topics()
         if not self.session or not self.players:
             return
-        assert now.settled
-        target = {one: each for each, given in now.target.items() for one in given}
-        for one in target:
-            row = self._row(one)
-            assert row is not None, "a partition that is not there"
+        assert group.settled
+        target = {tp: member for member, partitions in group.target.items() for tp in partitions}
+        for tp in target:
+            row = self._row(tp)
+            assert row is not None, "a partition that does not exist"
             owner = self.owner.get(row)
-            # A static member that is away keeps what it has, and what is meant for it, to itself.
-            if not {target[one], owner} & self.crashed:
-                assert owner == target[one], one
-        wanted = {topic for topics, _ in self.wishes.values() for topic in topics} & topics.keys()
+            # A static member that is away keeps its partitions, and those assigned to it.
+            if not {target[tp], owner} & self.crashed:
+                assert owner == target[tp], tp
+        subscribed = {
+            topic for topics, _ in self.wishes.values() for topic in topics
+        } & topics.keys()
         assert set(target) == {
-            TopicPartition(topic, n) for topic in wanted for n in range(topics[topic].partitions)
+            TopicPartition(topic, n)
+            for topic in subscribed
+            for n in range(topics[topic].partitions)
         }
-        assert all(one.topic in self.wishes[each][0] for one, each in target.items())
+        assert all(tp.topic in self.wishes[member][0] for tp, member in target.items())
         if not self.crashed:
             assert self.group.snapshot().state == "Stable"
 
     @invariant()
     def one_owner(self) -> None:
-        """The rows say what the model does: each partition has one owner, or none (M22)."""
+        """The rows equal the model: each partition has one owner, or none (M22)."""
         rows = owner_rows(self.group)
-        found = {row: one.member for row, one in rows.items() if one.member != NOBODY}
-        assert found == self.owner
-        assert set(found.values()) <= self.session.keys()
+        owned = {row: owner.member for row, owner in rows.items() if owner.member != NOBODY}
+        assert owned == self.owner
+        assert set(owned.values()) <= self.session.keys()
         for row, epoch in self.epochs.items():
             if row in rows:
                 assert rows[row].epoch == epoch, "an epoch that no owner got"
@@ -601,28 +611,28 @@ class GroupModel(RuleBasedStateMachine):
 
     @invariant()
     def members_and_generation(self) -> None:
-        """Who joined and did not go is in; generations and versions only grow (M2)."""
-        now = self.group.read()
-        assert now.members.keys() == self.session.keys()
-        assert now.generation >= self.generation
-        assert now.version == self.group.version() >= self.version
-        self.generation, self.version = now.generation, now.version
-        if now.settled:
-            assert now.target.keys() == now.members.keys()
-            given = [one for each in now.target.values() for one in each]
-            assert len(given) == len(set(given))
-            assert set(given) == {
+        """Members are those that joined and did not leave; generations and versions grow (M2)."""
+        group = self.group.read()
+        assert group.members.keys() == self.session.keys()
+        assert group.generation >= self.generation
+        assert group.version == self.group.version() >= self.version
+        self.generation, self.version = group.generation, group.version
+        if group.settled:
+            assert group.target.keys() == group.members.keys()
+            assigned = [tp for id_ in group.target.values() for tp in id_]
+            assert len(assigned) == len(set(assigned))
+            assert set(assigned) == {
                 TopicPartition(topic, n)
-                for topic in now.subscribed & now.topics.keys()
-                for n in range(now.topics[topic][1])
+                for topic in group.subscribed & group.topics.keys()
+                for n in range(group.topics[topic][1])
             }
-        if now.version:
-            shown = [each.id for each in self.group.snapshot().members]
-            assert shown == [each for each in now.members if each not in self._dead()]
+        if group.version:
+            alive = [id_.id for id_ in self.group.snapshot().members]
+            assert alive == [id_ for id_ in group.members if id_ not in self._dead()]
 
     @invariant()
     def what_was_committed(self) -> None:
-        """Nothing but a commit that was let through moves a position (E23, M17)."""
+        """Only accepted commits change committed offsets (E23, M17)."""
         assert positions(self.group) == self.committed
         assert self._told_of_other() == self.told
 
@@ -633,10 +643,10 @@ class GroupModel(RuleBasedStateMachine):
             for player in self.players:
                 player.member.leave()
             self.uptime.advance(2 * SESSION_MS)
-            self.group.sweep()
+            self.group.remove_dead_members()
             assert not self.group.read().members
             left = [name for name in self.root.context.files.list("locks") if "member" in name]
-            assert left == [], "locks of members that are gone"
+            assert left == [], "locks of members that have left"
             assert healthy(self.root)
         finally:
             self.ids.stop()

@@ -1,4 +1,4 @@
-"""A group whose members come, go, are killed and stopped at random, while somebody writes.
+"""A group whose members join, leave, are killed and stopped at random, while records come.
 
 Each member writes down in a journal what it was given, what it read, and what
 it committed, before and after; the journals outlive their writers, and are
@@ -27,13 +27,13 @@ from support.sharing import Diary, Partitions, Remote
 
 GROUP = "churn"
 WORK_SECONDS = 0.1
-"""At most, for what a poll returned."""
+"""The maximum for the records of one poll."""
 COMMIT_SECONDS = 0.1
-"""Seldom enough for what was read to be lost with its reader now and then."""
+"""So rarely that a killed reader has sometimes read records without committing them."""
 
 
 class Churn(NamedTuple):
-    """How long, how often, how many."""
+    """The parameters of a run."""
 
     seconds: float = 60.0
     pause: float = 0.1
@@ -42,10 +42,10 @@ class Churn(NamedTuple):
     partitions: int = 12
     session_ms: int = 1000
     stops: tuple[float, ...] = (0.02, 0.2, 0.5, 1.6)
-    """Seconds that somebody is stopped; if all are shorter than the session, nobody is lost."""
+    """Seconds for which a member is stopped; if shorter than the session, it loses nothing."""
     strategy: str = "cooperative-sticky"
     static: bool = False
-    """Whether a member that comes has the name of the one whose place it takes (M13)."""
+    """Whether a new member has the instance id of the one that it replaces (M13)."""
     seed: int = 1
 
 
@@ -63,7 +63,7 @@ class _Journal:
 
 
 class Worker:
-    """What a member does: read, write down, commit, until it is told to leave."""
+    """A member that reads, keeps a journal, and commits, until it has to leave."""
 
     def __init__(self, case: Churn, directory: Path, life: int) -> None:
         self._journal = _Journal(directory / f"member-{life}")
@@ -126,7 +126,7 @@ class Worker:
 
 
 def _write(case: Churn, directory: Path, pipe: Connection) -> None:
-    """Append to all partitions until told to stop."""
+    """Append to all partitions until a message comes."""
     dice = random.Random(case.seed)
     # A member that is stopped may hold a lock, for long on a busy machine: that is P16's matter.
     with embedlog.open(directory / "root", lock_timeout=patient(60)) as log:
@@ -140,7 +140,7 @@ def _write(case: Churn, directory: Path, pipe: Connection) -> None:
 
 
 class _Slot:
-    """A place that some member takes, most of the time."""
+    """A sequence of members, of which one is alive most of the time."""
 
     def __init__(self, case: Churn, directory: Path, number: int) -> None:
         self._case, self._directory, self._number, self._life = case, directory, number, 0
@@ -175,7 +175,7 @@ class _Slot:
         self.leaving = True
 
     def left(self) -> bool:
-        """Whether it has left by now; that takes longer while one that is stopped has a lock."""
+        """Return whether it has left; that takes longer while a stopped member holds a lock."""
         if self.remote is not None and self.leaving and self.remote.over():
             remote, self.remote, self.leaving = self.remote, None, False
             remote.end()
@@ -183,7 +183,7 @@ class _Slot:
 
 
 def check_churn(case: Churn, directory: Path) -> Counter[str]:
-    """Let it run; then hold the journals against the log, and against each other."""
+    """Run it, and compare the journals with the log and with each other."""
     with embedlog.open(directory / "root") as log:
         log.create_topic("t", case.partitions)
     slots = [_Slot(case, directory, number) for number in range(case.members)]
@@ -309,7 +309,7 @@ def _check_order(tenure: Tenure) -> None:
 
 
 def _check_commits(own: list[Tenure]) -> None:
-    """No commit that began after somebody else was given the partition did land."""
+    """No commit that began after the partition had another owner was written."""
     for tenure, after in pairwise(own):
         for offset, began in tenure.commits:
             assert began < after.given_ns, f"{tenure} committed {offset} as {after} had it"
@@ -318,7 +318,7 @@ def _check_commits(own: list[Tenure]) -> None:
 
 
 def _count(own: list[Tenure], end: int) -> Counter[str]:
-    """All was read; what was read twice was first read by somebody who did not leave cleanly."""
+    """All was read; records read twice were first read by a member that did not leave cleanly."""
     done, readers = Counter[str](), dict[int, list[Tenure]]()
     for tenure in own:
         for first, last in tenure.runs:

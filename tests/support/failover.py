@@ -1,4 +1,4 @@
-"""Members that die or stop while they own partitions, and those who take over."""
+"""Members that die or are stopped while they own partitions, and their successors."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from support import forks
 from support.cruel import CruelFiles
 from support.patience import patient
 from support.roots import encoded
-from support.sharing import Diary, Remote, partitions, shared_out
+from support.sharing import Diary, Remote, partitions, poll_until_assigned
 
 GROUP = "g"
 STICKY = {"partition_assignment_strategy": "cooperative-sticky"}
@@ -38,7 +38,7 @@ def make_topic(path: Path, count: int, records: int = 0) -> None:
 
 
 def _own(path: Path, pipe: Connection) -> None:
-    """Join, say what it owns once it has its share, and hold it until the end."""
+    """Join, report the assigned partition, and own it until the end."""
     member = embedlog.open(path).consumer("t", group_id=GROUP, **BY_HAND)
     while len(member.assignment()) != 1:
         member.poll(5)
@@ -47,7 +47,7 @@ def _own(path: Path, pipe: Connection) -> None:
 
 
 def takeover(path: Path, survivor: Any, log: Any) -> float:
-    """Kill an owner; return after how many seconds a record of its came to the survivor."""
+    """Kill an owner; return how many seconds later the survivor read a record of its partition."""
     with Remote(lambda pipe: _own(path, pipe)) as owner:
         forks.until(lambda: survivor.poll(0) is not None and owner.hears())
         (lost,) = owner.hear()
@@ -62,7 +62,7 @@ def takeover(path: Path, survivor: Any, log: Any) -> float:
 
 
 def takeovers(path: Path, count: int) -> list[float]:
-    """Kill owners, one after the other; returns how long each take-over took, sorted."""
+    """Kill owners one after the other; return the seconds of each takeover, sorted."""
     make_topic(path, 2)
     with embedlog.open(path) as log:
         survivor = log.consumer("t", group_id=GROUP, **BY_HAND)
@@ -73,14 +73,14 @@ def takeovers(path: Path, count: int) -> list[float]:
 
 
 class Stopped(NamedTuple):
-    """So many owners, each of a group of its own, are stopped at once."""
+    """Owners of different groups that are stopped at the same time."""
 
     count: int
     session_ms: int = 400
 
 
 def _own_a_group(path: Path, number: int, case: Stopped, pipe: Connection) -> None:
-    """Own everything, be stopped, then try to commit; say what came of it."""
+    """Own everything, be stopped, then try to commit, and report the result."""
     diary = Diary()
     log = embedlog.open(path)
     member = log.consumer(group_id=f"g{number}", **_timers(case), **BY_HAND)
@@ -105,7 +105,7 @@ def _timers(case: Stopped) -> dict[str, Any]:
 
 
 def check_stopped(path: Path, case: Stopped) -> float:
-    """Stop owners for longer than their session; returns the seconds until all had successors."""
+    """Stop owners for longer than their session; return the seconds until all had successors."""
     make_topic(path, 2, records=3)
     owners = [
         Remote(lambda pipe, number=number: _own_a_group(path, number, case, pipe))
@@ -123,7 +123,7 @@ def check_stopped(path: Path, case: Stopped) -> float:
             for owner in owners:
                 owner.stop()
             for heir in heirs:
-                shared_out([heir], partitions("t", 2))
+                poll_until_assigned([heir], partitions("t", 2))
                 heir.commit({TopicPartition("t", 0): 5, TopicPartition("t", 1): 6})
             elapsed = time.monotonic() - started
             for owner in owners:
@@ -145,14 +145,14 @@ def check_stopped(path: Path, case: Stopped) -> float:
 
 
 class Kill(NamedTuple):
-    """Kill the process before or after its so-manieth operation."""
+    """Kill the process before or after its nth operation."""
 
     n: int
     when: str
 
 
 def _live(root: Path, notes: Path, seam: Any) -> None:
-    """A member's life: join, read, commit, share with another one, and leave."""
+    """The life of a member: join, read, commit, rebalance with another one, and leave."""
     fd = os.open(notes, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
     def commit(member: Any, offset: int) -> None:
@@ -167,18 +167,18 @@ def _live(root: Path, notes: Path, seam: Any) -> None:
     first.poll(0)
     commit(first, 1)
     second = log.consumer("t", group_id=GROUP, **BY_HAND)
-    shared_out([first, second], partitions("t", 3), each=1)
+    poll_until_assigned([first, second], partitions("t", 3), at_least=1)
     for member in (first, second):
         commit(member, 2)
     first.close()
-    shared_out([second], partitions("t", 3))
+    poll_until_assigned([second], partitions("t", 3))
     commit(second, 3)
     second.unsubscribe()
     log.close()
 
 
 def count_operations(root: Path) -> int:
-    """How many operations such a life has, more or less: some are those of a thread."""
+    """Return roughly how many operations such a life has: some are those of a thread."""
     made: list[CruelFiles] = []
 
     def seam(path: Any, **how: Any) -> CruelFiles:
@@ -190,7 +190,7 @@ def count_operations(root: Path) -> int:
 
 
 def check_member_kill(case: Kill, *, template: Path) -> bool:
-    """Kill a member; another one gets all of it, and reads on from what was committed."""
+    """Kill a member; another one gets all partitions, and continues at the commits."""
     root = template.with_name(f"run-{os.getpid()}")
     notes = root.with_suffix(".notes")
     _copy(template, root)
@@ -241,7 +241,7 @@ def _judge(root: Path, notes: Path) -> None:
 
 
 def check_stopped_with_lock(n: int, *, template: Path) -> bool:
-    """Stop a member as it holds a lock; whether somebody was told of it.
+    """Stop a member while it holds a lock; return whether another one reported that.
 
     Who meets the lock is told the process and its state, and all goes on once that is gone.
     """
@@ -280,5 +280,5 @@ def _meet(root: Path, child: forks.Child) -> bool:
 
 def _take_all(root: Path) -> None:
     with embedlog.open(root) as log:
-        shared_out([log.consumer("t", group_id=GROUP, **BY_HAND)], partitions("t", 3))
+        poll_until_assigned([log.consumer("t", group_id=GROUP, **BY_HAND)], partitions("t", 3))
         assert log.verify() == []

@@ -8,7 +8,8 @@ from typing import Any
 from embedlog.assignor import Assignor, configured
 from embedlog.config import TopicConfig
 from embedlog.group import Group
-from embedlog.groups import member, offsets, ownership
+from embedlog.groups import member as members
+from embedlog.groups import offsets, ownership
 from embedlog.groups.member import GroupMember, StartPosition
 from embedlog.groups.ownership import NOBODY, PartitionOwner
 from embedlog.partition import tail
@@ -21,7 +22,7 @@ STICKY = configured(["cooperative-sticky"])
 
 
 class Uptime:
-    """Milliseconds since boot, which only a test lets go by."""
+    """Milliseconds since boot, which only the test advances."""
 
     def __init__(self) -> None:
         self.now = 0
@@ -34,7 +35,7 @@ class Uptime:
 
 
 def make_topics(root: Root, **partitions: int) -> None:
-    """Create topics, and find the end of each partition, as a first reader would."""
+    """Create topics, and open each partition, as its first reader does."""
     for name, count in partitions.items():
         root.create_topic(name, count, TopicConfig())
         for number in range(count):
@@ -46,43 +47,46 @@ def make_group(root: Root, name: str = "g", uptime: Callable[[], int] | None = N
 
 
 def join(group: Group, topics: Iterable[str] = ("t",), **options: Any) -> GroupMember:
-    """Join with the range assignor and a session of one second, unless told otherwise."""
-    chosen = {"assignors": list(RANGE), "session_ms": SESSION_MS, **options}
-    return member.join(group, topics, **chosen)
+    """Join with the range assignor and a session of one second, by default."""
+    arguments = {"assignors": list(RANGE), "session_ms": SESSION_MS, **options}
+    return members.join(group, topics, **arguments)
 
 
 def follow(
-    one: GroupMember, assignors: dict[str, Assignor] = RANGE, *, from_end: bool = False
+    member: GroupMember, assignors: dict[str, Assignor] = RANGE, *, from_end: bool = False
 ) -> dict[TopicPartition, StartPosition]:
-    """Do what the group asks for, once: look, release, take; returns what was taken."""
-    one.release(one.look(assignors).step.revoked)
-    return one.take(from_end=from_end)
+    """Carry out the assignment once: check, release, acquire; return what was acquired."""
+    member.release(member.check_assignment(assignors).step.revoked)
+    return member.acquire(from_end=from_end)
 
 
-def settle(*members: GroupMember, assignors: dict[str, Assignor] = RANGE) -> None:
-    """Have members follow until nothing happens any more."""
+def settle(*group_members: GroupMember, assignors: dict[str, Assignor] = RANGE) -> None:
+    """Have members follow until no assignment changes any more."""
     for _ in range(20):
-        for one in members:
-            follow(one, assignors)
-        if not any(one.changed() and one.look(assignors).step.added for one in members):
+        for member in group_members:
+            follow(member, assignors)
+        if not any(
+            member.changed() and member.check_assignment(assignors).step.added
+            for member in group_members
+        ):
             return
-    raise AssertionError("the group does not settle")
+    raise AssertionError("the assignment keeps changing")
 
 
-def crash(one: GroupMember) -> None:
-    """Let go of a member's lock, as the kernel does for a process that was killed."""
-    lock, one._lock = one._lock, None
+def crash(member: GroupMember) -> None:
+    """Release a member's lock, as the kernel does for a process that was killed."""
+    lock, member._lock = member._lock, None
     assert lock is not None
-    one.group.shared.files.close(lock)
+    member.group.context.files.close(lock)
 
 
 def owner_rows(group: Group) -> dict[bytes, PartitionOwner]:
-    """Every row of who owns what, by key."""
-    return group.shared.live.read(lambda txn: dict(ownership.of_group(txn, group.key)))
+    """All ownership rows by key."""
+    return group.context.live.read(lambda txn: dict(ownership.of_group(txn, group.key)))
 
 
 def owners(group: Group) -> dict[TopicPartition, str]:
-    """Who owns what, by the rows."""
+    """The owner of each partition, according to the rows."""
     rows = owner_rows(group).items()
     return {
         ownership.where(key, owner): owner.member for key, owner in rows if owner.member != NOBODY
@@ -91,10 +95,10 @@ def owners(group: Group) -> dict[TopicPartition, str]:
 
 def positions(group: Group) -> dict[bytes, OffsetAndMetadata]:
     """Every committed position of this boot, by the key of its partition."""
-    rows = group.shared.live.read(lambda txn: offsets.of_group(txn, group.key))
+    rows = group.context.live.read(lambda txn: offsets.of_group(txn, group.key))
     return {key: row.position for key, row in rows.items()}
 
 
 def at(offset: int, partition: int = 0, topic: str = "t") -> dict[TopicPartition, Any]:
-    """A position to commit, without a note."""
+    """A position to commit, without metadata."""
     return {TopicPartition(topic, partition): OffsetAndMetadata(offset)}

@@ -1,4 +1,4 @@
-"""Random groups for the assignors, and an independent judgement of an assignment.
+"""Random groups for the assignors, and an independent measure of an assignment.
 
 Groups differ in subscriptions and in who owns what; several members may claim the same
 partition in one or several generations; some members are gone, and others are new.
@@ -19,7 +19,7 @@ Given = Mapping[str, Iterable[TopicPartition]]
 
 
 class Quality(NamedTuple):
-    """How even an assignment is, and how much stays where it was; the larger, the better."""
+    """How even and how sticky an assignment is; larger is better."""
 
     balance: int
     """Kafka's score: the differences between the loads of all pairs of members, negated."""
@@ -30,7 +30,7 @@ class Quality(NamedTuple):
 
 
 def quality(assignment: Given, members: Sequence[Member]) -> Quality:
-    """Judge an assignment."""
+    """Measure an assignment."""
     owners, loads = newest_claims(members), []
     kept = claimed = 0
     for member in members:
@@ -57,7 +57,7 @@ def newest_claims(members: Sequence[Member]) -> dict[TopicPartition, str]:
 
 
 def best_quality(topics: Topics, members: Sequence[Member]) -> tuple[int, int]:
-    """Return the best balance there is, and the most that is kept at that: by trying everything."""
+    """Return the best possible quality, by trying all assignments."""
     partitions = [
         (tp, able)
         for tp in (TopicPartition(topic, n) for topic in topics for n in range(topics[topic]))
@@ -122,7 +122,7 @@ def _exclusive(
 def _claims_of_all_kinds(
     rng: Random, topics: Topics, count: int, shared: frozenset[str] | None
 ) -> list[Member]:
-    """Anybody claims anything, sometimes also what it did not subscribe to."""
+    """Any member claims any partition, sometimes of topics it is not subscribed to."""
     members = []
     for n in range(count):
         member, some = _new(rng, f"C{n}", topics, shared), rng.choice((0.2, 0.4))
@@ -135,7 +135,7 @@ def _claims_of_all_kinds(
 def _one_stale(
     rng: Random, topics: Topics, count: int, shared: frozenset[str] | None
 ) -> list[Member]:
-    """One member claims of an older generation what others own now."""
+    """One member claims, with an older generation, what others own now."""
     members = _exclusive(rng, topics, count, shared)
     place = rng.randrange(count)
     stale = [tp for tp in _all_of(topics) if tp.topic in members[place].topics]
@@ -147,7 +147,7 @@ def _one_stale(
 def _after_changes(
     rng: Random, topics: Topics, count: int, shared: frozenset[str] | None
 ) -> list[Member]:
-    """What was assigned once or twice; then members went, came, or subscribed to other topics."""
+    """Claims of earlier assignments; then members left, joined, or changed subscriptions."""
     members = [_new(rng, f"C{n}", topics, shared) for n in range(count)]
     for generation in range(1, rng.randint(2, 3)):
         present = [member for member in members if rng.random() < 0.9] or members

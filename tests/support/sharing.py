@@ -1,4 +1,4 @@
-"""Consumers in groups for tests: members, listeners that keep a diary, members elsewhere."""
+"""Consumers in groups for tests: listeners that record calls, members in other processes."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ Partitions = set[TopicPartition]
 
 
 class Diary(ConsumerRebalanceListener):
-    """Writes down what it is told, and does what the test wants meanwhile.
+    """Records its calls, and runs what the test wants during them.
 
     Args:
-        does: What to do by the kind of call, with the partitions.
+        does: A function of the partitions for "revoked", "assigned" or "lost".
     """
 
     def __init__(self, **does: Callable[[Partitions], Any]) -> None:
@@ -40,10 +40,10 @@ class Diary(ConsumerRebalanceListener):
     def on_partitions_lost(self, lost: Partitions) -> None:
         self._note("lost", lost)
 
-    def _note(self, kind: str, partitions: Partitions) -> None:
-        self.entries.append((kind, partitions))
-        if kind in self._does:
-            self._does[kind](partitions)
+    def _note(self, event: str, partitions: Partitions) -> None:
+        self.entries.append((event, partitions))
+        if event in self._does:
+            self._does[event](partitions)
 
     def taken(self) -> list[tuple[str, Partitions]]:
         """Return the entries since the last call."""
@@ -55,43 +55,43 @@ def partitions(topic: str, count: int) -> Partitions:
     return {TopicPartition(topic, number) for number in range(count)}
 
 
-def shared_out(
-    consumers: Iterable[Consumer], wanted: Partitions, *, each: int | None = None
+def poll_until_assigned(
+    consumers: Iterable[Consumer], expected: Partitions, *, at_least: int | None = None
 ) -> int:
-    """Poll until all of it is assigned, to nobody twice; returns how many records came meanwhile.
+    """Poll until all partitions are assigned, each once; return how many records came meanwhile.
 
     Args:
-        each: How many partitions each of them is to have at least.
+        at_least: The minimum of partitions for each consumer.
     """
     listed, came = list(consumers), 0
 
     def fair() -> bool:
         nonlocal came
-        for one in listed:
-            came += sum(map(len, one.poll(0).values()))
-        having = [one.assignment() for one in listed]
-        found = set().union(*having)
-        assert sum(map(len, having)) == len(found), f"a partition has two owners: {having}"
-        return found == wanted and (each is None or min(map(len, having)) >= each)
+        for consumer in listed:
+            came += sum(map(len, consumer.poll(0).values()))
+        assignments = [consumer.assignment() for consumer in listed]
+        assigned = set().union(*assignments)
+        assert sum(map(len, assignments)) == len(assigned), f"two owners: {assignments}"
+        return assigned == expected and (at_least is None or min(map(len, assignments)) >= at_least)
 
     forks.until(fair, PATIENCE)
     return came
 
 
 def drained(consumer: Consumer, **options: Any) -> list[Any]:
-    """Poll until nothing comes, and return the records."""
-    found: list[Any] = []
-    while got := consumer.poll(**options):
-        for records in got.values():
-            found += records
-    return found
+    """Poll until no records come, and return all of them."""
+    records_read: list[Any] = []
+    while polled := consumer.poll(**options):
+        for records in polled.values():
+            records_read += records
+    return records_read
 
 
 class Remote:
-    """A forked child that talks with its parent through a pipe.
+    """A forked child that communicates with its parent through a pipe.
 
     Args:
-        work: Is given the child's end of the pipe.
+        work: Called with the child's end of the pipe.
     """
 
     def __init__(self, work: Callable[[Connection], Any]) -> None:
@@ -105,7 +105,7 @@ class Remote:
         self._pipe.send(what)
 
     def hear(self, seconds: float = PATIENCE) -> Any:
-        """Return what the child says next; fails with what it died of, if it did."""
+        """Return the next message of the child; fail with the reason if it died."""
         if self._pipe.poll(patient(seconds)):
             try:
                 return self._pipe.recv()
@@ -116,7 +116,7 @@ class Remote:
         raise AssertionError("the child says nothing")
 
     def hears(self) -> bool:
-        """Whether the child said something."""
+        """Return whether there is a message of the child."""
         return self._pipe.poll(0)
 
     def stop(self) -> None:
@@ -127,20 +127,20 @@ class Remote:
         self._child.go_on()
 
     def kill(self) -> float:
-        """Kill it, and return when, by the monotonic clock."""
-        now = time.monotonic()
+        """Kill it, and return the time by the monotonic clock."""
+        killed_at = time.monotonic()
         os.kill(self.pid, signal.SIGKILL)
         self._over = True
         self._child.end()
-        return now
+        return killed_at
 
     def over(self) -> bool:
-        """Whether it is done; `end` must be called after."""
+        """Return whether it has ended; call `end` afterwards."""
         how = os.WEXITED | os.WNOWAIT | os.WNOHANG
         return os.waitid(os.P_PID, self.pid, how) is not None
 
     def end(self) -> Any:
-        """Wait until it is done, and return what it returned."""
+        """Wait until it has ended, and return its result."""
         self._over = True
         end = self._child.end()
         assert end.finding() is None, end.finding()
@@ -159,12 +159,12 @@ class Remote:
 
 
 class Crowd:
-    """Threads that are members of many groups; each reads until it is told to stop.
+    """Threads that are members of many groups, and read until `end`.
 
     Args:
-        log: Where.
-        groups: How many groups.
-        members: How many members of each.
+        log: The log to read.
+        groups: The number of groups.
+        members: The number of members of each group.
     """
 
     def __init__(self, log: Any, groups: int, members: int) -> None:
@@ -186,12 +186,14 @@ class Crowd:
                 while not self._done.is_set():
                     for records in member.poll(100, max_records=20).values():
                         # A list is extended in one step, so threads may share it.
-                        self.found[number] += [(one.partition, one.offset) for one in records]
+                        self.found[number] += [
+                            (record.partition, record.offset) for record in records
+                        ]
         except BaseException as error:  # noqa: BLE001 - raised again by `end`
             self._errors.append(error)
 
     def end(self) -> list[list[tuple[int, int]]]:
-        """Let all leave, and return what each group has read."""
+        """Have all members leave, and return what each group has read."""
         self._done.set()
         for thread in self._threads:
             thread.join()

@@ -1,0 +1,609 @@
+"""The consumer: assignment, positions, polling, iteration and commits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from functools import partial
+from itertools import chain
+from typing import Any, Literal, Self, TypeVar
+
+from embedlog.catalog import INTERNAL
+from embedlog.config import ConsumerConfig
+from embedlog.consumer import fetcher
+from embedlog.consumer.arguments import (
+    SingleThreadGuard,
+    check_group_settings,
+    check_max_records,
+    check_topics,
+    explicitly_enabled,
+    to_topic_partition,
+)
+from embedlog.consumer.assignment import Assignment
+from embedlog.consumer.committer import Callback
+from embedlog.consumer.cursor import PartitionCursor
+from embedlog.consumer.deserialize import RecordDecoder, check_columns
+from embedlog.consumer.fetcher import Ends, Fetcher
+from embedlog.consumer.group_client import ConsumerGroupMetadata, GroupClient
+from embedlog.consumer.rebalance_notifier import ConsumerRebalanceListener
+from embedlog.consumer.static_assignment import StaticAssignment
+from embedlog.consumer.streams import create_streams
+from embedlog.consumer.subscription import GroupSubscription
+from embedlog.consumer.waiter import Waiter
+from embedlog.errors import (
+    ClosedError,
+    EmbedlogError,
+    IllegalStateError,
+    UnknownTopicOrPartitionError,
+)
+from embedlog.record import OffsetAndMetadata, OffsetAndTimestamp, Record, TopicPartition
+from embedlog.root.root import Root
+
+T = TypeVar("T")
+Until = Literal["end"] | Mapping[TopicPartition, int] | None
+
+_CLOSE_SECONDS = 30.0
+"""How long `close` waits for another thread (E24)."""
+_UNLIMITED = 1 << 62
+
+
+class Consumer:
+    """Reads partitions of a log root, keeping a position in each.
+
+    Given topics, it reads all their partitions, including those added later (from their
+    beginning), and waits for topics that do not exist yet.  Without topics, use `assign`
+    or `subscribe`.  The first poll or `position` that needs a position resolves it: to the
+    offset that the group committed, or else according to ``auto_offset_reset``, whose default
+    ``"latest"`` is the end at the time of the assignment (E1).
+
+    While there are no new records it sleeps in the kernel, on the wake page that every
+    append of every process advances: it uses no CPU and sees a record within microseconds.
+
+    A consumer must be used by one thread at a time (E13); only `wakeup` and `close` may be
+    called from others.
+
+    Args:
+        root: The log to read.
+        topics: The topics to read.
+        config: See `ConsumerConfig`, in either spelling.
+
+    Raises:
+        InvalidConfigError: A setting is unknown or invalid.
+        InvalidTopicError: A topic is blank or not a str.
+    """
+
+    def __init__(self, root: Root, *topics: str, **config: object) -> None:
+        self.config = ConsumerConfig.parse(config)
+        check_group_settings(self.config, config)
+        check_topics(topics)
+        self._root, self._init_topics, self._init_config = root, topics, config
+        self._assignment = Assignment(root, RecordDecoder(self.config), self._committed_position)
+        self._fetcher = Fetcher(self.config, self._assignment, self._fetchable, self._handle_error)
+        create = explicitly_enabled(config, "allow_auto_create_topics")
+        self._group = GroupClient(root, self.config, self._assignment, create)
+        self._subscription: StaticAssignment | GroupSubscription | None = None
+        """Keeps the assignment up to date; None where the program assigns partitions."""
+        self._guard = SingleThreadGuard()
+        self._waiter = Waiter(root, self.config, self._guard)
+        self._iterator: Iterator[Record] | None = None
+        self._streams: list[Consumer] = []
+        if topics and self.config.group_id is None:
+            reset = self.config.auto_offset_reset
+            self._subscription = StaticAssignment(root, self._assignment, topics, reset, create)
+        elif topics:
+            self.subscribe(topics)
+
+    def __repr__(self) -> str:
+        what = ", ".join(sorted(self.subscription())) or f"{len(self._assignment)} partitions"
+        group = f" in group {self.config.group_id!r}" if self.config.group_id else ""
+        return f"<Consumer of {what}{group}{', closed' if self._guard.closed else ''}>"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the arguments of the constructor, not the positions."""
+        return partial(Consumer, self._root, *self._init_topics, **self._init_config), ()
+
+    # Assignment
+
+    def subscribe(
+        self,
+        topics: Collection[str] = (),
+        pattern: str | None = None,
+        listener: ConsumerRebalanceListener | None = None,
+    ) -> None:
+        """Subscribe to topics: the group assigns their partitions to its members.
+
+        Replaces the previous subscription; takes effect at the next poll.  Topics that do not
+        exist yet are waited for.
+
+        Args:
+            topics: Names of topics; an empty list is the same as `unsubscribe`.
+            pattern: Instead of names: a regular expression that matches whole names (E17).
+            listener: Notified when partitions are assigned and revoked.
+
+        Raises:
+            IllegalStateError: The program assigned partitions before (E16).
+            InvalidGroupIdError: The consumer has no group (E18).
+        """
+        with self._guard:
+            self._group.check_subscribe(topics, pattern)
+            if self._subscription is None and len(self._assignment):
+                raise IllegalStateError(
+                    "The consumer has partitions from assign()",
+                    todo="Call unsubscribe first, or use another consumer.",
+                )
+            if not topics and pattern is None:
+                self._unsubscribe()
+            else:
+                self._subscription = self._group.subscribe(topics, pattern, listener)
+
+    def assign(self, partitions: Iterable[TopicPartition]) -> None:
+        """Read exactly these partitions; those already assigned keep their positions.
+
+        With a ``group_id``, new ones begin at the group's committed offsets, and commits are
+        made for the group, as long as the group has no members (M14).
+
+        Raises:
+            IllegalStateError: The consumer was created with topics, or subscribed (E16).
+            UnknownTopicOrPartitionError: A partition does not exist.
+        """
+        with self._guard:
+            if self._subscription is not None:
+                raise IllegalStateError(
+                    "The consumer was created with topics, or subscribed to topics",
+                    todo="Call unsubscribe first, or create one without topics.",
+                )
+            self._group.auto_commit_before_assign()
+            reset = self.config.auto_offset_reset
+            for cursor in self._assignment.replace(map(to_topic_partition, partitions), reset):
+                cursor.start_at(reset)
+
+    def assignment(self) -> set[TopicPartition]:
+        """Return the assigned partitions; in a group, those as of the last poll."""
+        with self._guard:
+            if isinstance(self._subscription, StaticAssignment):
+                self._subscription.update()
+            return self._assignment.partitions()
+
+    def subscription(self) -> set[str]:
+        """Return the topics that it was created with or subscribed to."""
+        return set(self._subscription.topics) if self._subscription is not None else set()
+
+    def unsubscribe(self) -> None:
+        """Leave the group, and remove all partitions from the assignment."""
+        with self._guard:
+            self._unsubscribe()
+
+    def _unsubscribe(self) -> None:
+        self._group.check_not_in_callback("unsubscribe")
+        try:
+            self._group.leave()
+        finally:
+            self._subscription = None
+
+    def _update_assignment(self) -> None:
+        if self._subscription is not None:
+            self._subscription.update()
+
+    # Commits
+
+    def commit(
+        self,
+        offsets: Mapping[TopicPartition, OffsetAndMetadata] | None = None,
+        timeout_ms: float | None = None,
+    ) -> None:
+        """Commit positions, from which the next owners of the partitions continue.
+
+        All of them are committed, or none.  Auto-commit does not change what was committed
+        until further records are returned.  A commit survives the death of any process at
+        once, and a power cut with ``durability="fsync"``; otherwise within a second, which
+        with `assign` takes a later poll, commit or close.
+
+        Args:
+            offsets: The next offset to read, by partition; None is every known position.
+            timeout_ms: Accepted for kafka-python; a commit waits for the log's ``lock_timeout``.
+
+        Raises:
+            InvalidGroupIdError: The consumer has no group (E18).
+            CommitFailedError: Another member owns one of the partitions (E23).
+            ValueError, TypeError, OffsetMetadataTooLargeError: The offsets are invalid.
+        """
+        with self._guard:
+            self._group.committer.commit_sync(self._group.parse_offsets(offsets))
+
+    def commit_async(
+        self,
+        offsets: Mapping[TopicPartition, OffsetAndMetadata] | None = None,
+        callback: Callback | None = None,
+    ) -> Future[Mapping[TopicPartition, OffsetAndMetadata]]:
+        """Commit as `commit` does, but report failures to the future and the callback.
+
+        Args:
+            offsets: As in `commit`.
+            callback: Called with the offsets and the exception or None, in the order of the
+                commits, on this thread by a later `poll`, `commit` or `close` (E22).
+        """
+        with self._guard:
+            return self._group.committer.commit_async(self._group.parse_offsets(offsets), callback)
+
+    def committed(
+        self, partition: TopicPartition, metadata: bool = False, timeout_ms: float | None = None
+    ) -> int | OffsetAndMetadata | None:
+        """Return the offset that the group committed last, None without a commit (E4).
+
+        Args:
+            partition: Any partition; it need not be assigned.
+            metadata: Whether to return an `OffsetAndMetadata`.
+            timeout_ms: Accepted for kafka-python.
+
+        Raises:
+            InvalidGroupIdError: The consumer has no group.
+            UnknownTopicOrPartitionError: The partition does not exist.
+        """
+        with self._guard:
+            committed = self._group.committed(to_topic_partition(partition))
+        return committed if metadata or committed is None else committed.offset
+
+    def _committed_position(self, partition: TopicPartition) -> OffsetAndMetadata | None:
+        return None if self.config.group_id is None else self._group.committed(partition)
+
+    def group_metadata(self) -> ConsumerGroupMetadata:
+        """Return the identity of this consumer in its group."""
+        return self._group.metadata()
+
+    # Positions
+
+    def seek(self, partition: TopicPartition, offset: int) -> None:
+        """Set the position; an offset out of range is handled when it is read (E5).
+
+        Raises:
+            ValueError: The offset is negative.
+            IllegalStateError: The partition is not assigned.
+        """
+        if isinstance(offset, bool) or not isinstance(offset, int):
+            raise TypeError(f"offset must be an int, got {offset!r}")
+        if offset < 0:
+            raise ValueError(f"offset must not be negative, got {offset}")
+        with self._guard:
+            self._cursor(partition).seek(offset)
+
+    def seek_to_beginning(self, *partitions: TopicPartition) -> None:
+        """Have the next poll continue at the first offsets of these partitions, or of all."""
+        self._request_reset(partitions, "earliest")
+
+    def seek_to_end(self, *partitions: TopicPartition) -> None:
+        """Have the next poll continue at the ends of these partitions, or of all."""
+        self._request_reset(partitions, "latest")
+
+    def _request_reset(self, partitions: tuple[TopicPartition, ...], strategy: str) -> None:
+        with self._guard:
+            # A member with partitions rebalances, and auto-commits, in polls only (E20).
+            if isinstance(self._subscription, StaticAssignment) or not len(self._assignment):
+                self._update_assignment()
+            for cursor in list(map(self._cursor, partitions)) if partitions else self._assignment:
+                self._assignment.request_reset(cursor, strategy)
+
+    def position(self, partition: TopicPartition) -> int:
+        """Return the offset of the next record to be returned (E3).
+
+        Raises:
+            IllegalStateError: The partition is not assigned.
+            NoOffsetForPartitionError: It has no position, and auto_offset_reset is "none".
+        """
+        with self._guard:
+            return self._cursor(partition).position()
+
+    def current_lag(self, partition: TopicPartition) -> int | None:
+        """Return how many offsets are left to the end; None before the first poll (E25)."""
+        with self._guard:
+            cursor = self._cursor(partition)
+            position = cursor.known_position
+            return None if position is None else max(cursor.log.end_offset() - position, 0)
+
+    def pause(self, *partitions: TopicPartition) -> None:
+        """Return no records of these partitions until `resume`; positions stay (E11)."""
+        with self._guard:
+            for cursor in list(map(self._cursor, partitions)):
+                cursor.recall_records()
+                cursor.paused = True
+
+    def resume(self, *partitions: TopicPartition) -> None:
+        """Return records of these partitions again."""
+        with self._guard:
+            for cursor in list(map(self._cursor, partitions)):
+                cursor.paused = False
+
+    def paused(self) -> set[TopicPartition]:
+        """Return the partitions that are paused."""
+        with self._guard:
+            return {cursor.partition for cursor in self._assignment if cursor.paused}
+
+    def _cursor(self, partition: TopicPartition) -> PartitionCursor:
+        return self._assignment.cursor(to_topic_partition(partition))
+
+    # Topics and offsets of the log
+
+    def topics(self) -> set[str]:
+        """Return the names of all topics except internal ones, as kafka-python does."""
+        return {name for name in self._root.topics() if not name.startswith(INTERNAL)}
+
+    def partitions_for_topic(self, topic: str) -> set[int] | None:
+        """Return the partition numbers of a topic, None if it does not exist."""
+        try:
+            return set(range(self._root.partitions(topic)))
+        except UnknownTopicOrPartitionError:
+            return None
+
+    def beginning_offsets(self, partitions: Iterable[TopicPartition]) -> Ends:
+        """Return the log start offset of each partition; they need not be assigned (E7).
+
+        Raises:
+            UnknownTopicOrPartitionError: A partition does not exist.
+        """
+        chosen = map(to_topic_partition, partitions)
+        return {tp: self._root.partition(*tp).start_offset() for tp in chosen}
+
+    def end_offsets(self, partitions: Iterable[TopicPartition]) -> Ends:
+        """Return the high watermark of each partition: the offset of its next record (E7).
+
+        Raises:
+            UnknownTopicOrPartitionError: A partition does not exist.
+        """
+        chosen = map(to_topic_partition, partitions)
+        return {tp: self._root.partition(*tp).end_offset() for tp in chosen}
+
+    def offsets_for_times(
+        self, timestamps: Mapping[TopicPartition, int]
+    ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
+        """Return the first record at or after a time in each partition, or None (B10, E7).
+
+        Args:
+            timestamps: Milliseconds since 1970 by partition.
+
+        Raises:
+            ValueError: A timestamp is negative.
+            UnknownTopicOrPartitionError: A partition does not exist.
+        """
+        for partition, timestamp in timestamps.items():
+            if timestamp < 0:
+                raise ValueError(f"timestamp of {partition} must not be negative, got {timestamp}")
+        return {
+            tp: self._root.partition(*to_topic_partition(tp)).offset_for_timestamp(timestamp)
+            for tp, timestamp in timestamps.items()
+        }
+
+    # Reading
+
+    def poll(
+        self, timeout_ms: float | None = 0, max_records: int | None = None
+    ) -> dict[TopicPartition, list[Record]]:
+        """Return the next records by partition, as soon as there are any (E8, E9).
+
+        Args:
+            timeout_ms: How long to wait for a record; 0 does not wait, None waits forever.
+            max_records: The maximum over all partitions; None is ``max_poll_records``.
+
+        Raises:
+            IllegalStateError: There is no subscription or assignment, or another thread is
+                using the consumer.
+            WakeupError: `wakeup` was called; no record is lost.
+            OffsetOutOfRangeError, NoOffsetForPartitionError: auto_offset_reset is "none" (E1).
+            LogTruncatedError: Likewise, and records already returned were truncated;
+                ``next_offset`` is where to seek to (A36).
+            CorruptBatchError, RecordDeserializationError: The record at the position cannot
+                be returned.  Those before it were; seek past it to continue (E10).
+        """
+        limit = check_max_records(max_records) or self.config.max_poll_records
+        with self._guard:
+            return self._wait_for(partial(self._fetcher.fetch_records, limit), timeout_ms)
+
+    def poll_batches(
+        self,
+        timeout_ms: float | None = 0,
+        max_records: int | None = None,
+        columns: Sequence[str] | None = None,
+    ) -> dict[TopicPartition, list[Any]]:
+        """Poll, but return `pyarrow.RecordBatch` objects, one for each stored batch.
+
+        Args:
+            timeout_ms: As in `poll`.
+            max_records: The maximum of rows over all partitions; None is as many as one fetch
+                brings (``max_partition_fetch_bytes``, ``fetch_max_bytes``).
+            columns: As in `iter_batches`.
+
+        Raises:
+            Exception: As `poll`; ValueError, if a column does not exist.
+        """
+        limit = check_max_records(max_records) or _UNLIMITED
+        names = check_columns(columns)
+        with self._guard:
+            take = partial(fetcher.take_rows, names)
+            return self._wait_for(lambda: self._fetcher.fetch_all(take, limit), timeout_ms)
+
+    def __iter__(self) -> Iterator[Record]:
+        """Iterate over records forever, or until none came for ``consumer_timeout_ms``."""
+        return self.iter_records()
+
+    def __next__(self) -> Record:
+        if self._iterator is None:
+            self._iterator = self.iter_records()
+        try:
+            return next(self._iterator)
+        except BaseException:
+            self._iterator = None
+            raise
+
+    def iter_records(self, until: Until = None) -> Iterator[Record]:
+        """Iterate over the records from the positions on.
+
+        `position` and `current_lag` are right at every step; other calls in the loop body
+        (seek, pause, poll) take effect with the next record.
+
+        Args:
+            until: ``"end"`` stops at the current ends, and a dict stops at an end offset for
+                each partition; both never wait, and leave out paused partitions.  None waits
+                for more records.
+
+        Raises:
+            Exception: As `poll`; iterate again to continue.
+        """
+        self._check_usable()
+        ends = self._ends(until)
+        # The caller gets the records of a batch without any Python code in between.  A group
+        # member gets fewer at a time: in between it auto-commits and follows the group.
+        limit = self.config.max_poll_records if self.config.group_id is not None else None
+        take = partial(fetcher.take_record_iterator, limit)
+        return chain.from_iterable(iter(lambda: self._next(take, ends), None))
+
+    def iter_batches(
+        self, columns: Sequence[str] | None = None, until: Until = None
+    ) -> Iterator[Any]:
+        """Iterate over the stored batches from the positions on, as `pyarrow.RecordBatch`.
+
+        Without compression nothing is copied, and only the requested columns are checked and
+        decompressed.  The topic is in the metadata of the schema, as ``embedlog.topic``.
+
+        Args:
+            columns: The columns in order, of offset, partition, timestamp, key, value and
+                headers; None is all but headers.
+            until: As in `iter_records`.
+
+        Raises:
+            Exception: As `poll`; ValueError, if a column does not exist.
+        """
+        self._check_usable()
+        return self._iter_batches(check_columns(columns), self._ends(until))
+
+    def _iter_batches(self, names: tuple[str, ...], ends: Ends | None) -> Iterator[Any]:
+        while (cursor := self._next(fetcher.take_cursor, ends)) is not None:
+            stop = None if ends is None else ends.get(cursor.partition, 0)
+            # One fetch per turn of a partition; calls in the loop body may end the turn.
+            while not (cursor.paused or self._waiter.wakeup_pending or self._guard.closed):
+                try:
+                    with self._guard:
+                        rows = cursor.next_rows(names, _UNLIMITED, stop)
+                except ClosedError:
+                    break
+                if rows is None:
+                    break
+                yield rows
+
+    def _ends(self, until: Until) -> Ends | None:
+        if until is None:
+            return None
+        if until == "end":
+            return self.end_offsets(self.assignment())
+        if isinstance(until, str):
+            raise ValueError(f"until must be 'end', a dict of end offsets or None, got {until!r}")
+        return {to_topic_partition(tp): end for tp, end in until.items()}
+
+    def _check_usable(self) -> None:
+        with self._guard:
+            pass
+
+    def _next(
+        self, take: Callable[[PartitionCursor, int | None], T | None], ends: Ends | None
+    ) -> T | None:
+        """Return what is taken of the next partition; None ends the iteration."""
+        timeout_ms = self.config.consumer_timeout_ms if ends is None else 0
+        try:
+            with self._guard:
+                return self._wait_for(lambda: self._fetcher.fetch_one(take, ends), timeout_ms)
+        except ClosedError:
+            # Closing the consumer is a way to end its loop.
+            if self._guard.closed:
+                return None
+            raise
+
+    def _fetchable(self) -> list[PartitionCursor]:
+        """Return the cursors that may have records, the one served longest ago first."""
+        self._update_assignment()
+        if self._subscription is None and not len(self._assignment):
+            raise IllegalStateError(
+                "The consumer has nothing to read",
+                todo="Subscribe to a topic, or assign partitions.",
+            )
+        self._assignment.resolve_positions()
+        return self._assignment.fetchable()
+
+    def _handle_error(self, cursor: PartitionCursor, error: EmbedlogError) -> None:
+        """Raise the error, except if a subscribed topic was deleted: that is just removed."""
+        if self._subscription is not None and isinstance(error, UnknownTopicOrPartitionError):
+            self._assignment.remove(cursor.partition)
+            self._subscription.require_update()
+            return
+        # The other partitions are served before it fails again.
+        self._assignment.move_to_end(cursor)
+        raise error
+
+    def _wait_for(self, step: Callable[[], T], timeout_ms: float | None) -> T:
+        return self._group.poll(partial(self._waiter.repeat, step, timeout_ms))
+
+    def wakeup(self) -> None:
+        """Make the waiting call, or the next one that may wait, raise `WakeupError` once (E12).
+
+        May be called from any thread and from a signal handler.
+        """
+        self._waiter.wakeup()
+
+    def create_message_streams(self, counts: Mapping[str, int]) -> dict[str, list[Consumer]]:
+        """Return that many streams by topic, each to be iterated in its own thread (E26).
+
+        Each is a member of the group: a partition feeds exactly one stream.  They are closed
+        with this consumer.
+
+        Raises:
+            IllegalStateError, InvalidGroupIdError: It reads topics itself, or has no group.
+        """
+        with self._guard:
+            self._group.check_streams(counts, self._subscription)
+            new_consumer = partial(Consumer, self._root)
+            streams = create_streams(new_consumer, Consumer._update_assignment, self.config, counts)
+            self._streams += chain.from_iterable(streams.values())
+            return streams
+
+    # Closing
+
+    def close(self, autocommit: bool = True, timeout_ms: float | None = None) -> None:
+        """Commit what polls returned, leave the group, and end an iteration.
+
+        May be called from any thread; a call that waits in another thread is woken and
+        raises `ClosedError`, as does every later one.  Streams made from it are closed too.
+
+        Args:
+            autocommit: Whether to commit first, if auto-commit is enabled (E24).
+            timeout_ms: How long to wait for a call in another thread; 30 s by default.  If that
+                call takes longer, the consumer leaves the group under it, and its partitions
+                are lost.
+
+        Raises:
+            IllegalStateError: The rebalance listener called it.
+            Exception: An error of the rebalance listener, once everything is closed.
+        """
+        if self._guard.closed:
+            return
+        self._group.check_not_in_callback("close")
+        seconds = _CLOSE_SECONDS if timeout_ms is None else timeout_ms / 1000
+        # All at once: no stream may acquire partitions that another one releases.
+        for consumer in (consumers := [*self._streams, self]):
+            consumer._guard.closed = True
+        for consumer in consumers:
+            consumer._close(autocommit, seconds)
+
+    def _close(self, autocommit: bool, seconds: float) -> None:
+        if not self._guard.acquire_to_close(0):
+            self._waiter.wake_all()
+            if not self._guard.acquire_to_close(seconds):
+                self._group.leave_during_call()
+                return
+        try:
+            self._group.leave(autocommit=autocommit)
+        finally:
+            self._waiter.leave_page()
+            self._guard.release_closed()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, exc_type: type[BaseException] | None, *_: object) -> None:
+        # After an error the last record may not be processed: do not commit it.
+        self.close(autocommit=exc_type is None)

@@ -1,0 +1,368 @@
+"""One assigned partition: its position, and the batches that were fetched but not returned."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from embedlog.batch import CONTROL, Batch
+from embedlog.consumer.deserialize import (
+    ArrowDecoder,
+    RecordDecoder,
+    RecordRun,
+    locate_error,
+    rows_between,
+)
+from embedlog.errors import (
+    CorruptBatchError,
+    LogTruncatedError,
+    NoOffsetForPartitionError,
+    OffsetOutOfRangeError,
+    UnknownTopicOrPartitionError,
+)
+from embedlog.partition import tail
+from embedlog.partition.partition_log import PartitionLog
+from embedlog.partition.reader import PartitionReader
+from embedlog.partition.tail import Tail
+from embedlog.record import OffsetAndMetadata, TopicPartition
+from embedlog.root.root import Root
+
+_log = logging.getLogger(__name__)
+
+CommittedLookup = Callable[[TopicPartition], OffsetAndMetadata | None]
+"""Returns the committed position of a partition; None without a commit or a group."""
+
+
+class PartitionCursor:
+    """The position of a consumer in one partition, and what it has fetched ahead.
+
+    The position is the offset of the next record to return.  It is None until a poll or
+    `position` resolves it, to the committed offset, or else according to ``reset`` (E1,
+    E2); and again after a lazy seek to the beginning or the end (E5).
+    """
+
+    def __init__(
+        self,
+        root: Root,
+        decoder: RecordDecoder,
+        partition: TopicPartition,
+        reset: str,
+        committed: CommittedLookup,
+    ) -> None:
+        self._root, self._decoder, self.partition = root, decoder, partition
+        self._reset = reset
+        """The setting auto.offset.reset."""
+        self._start: str | int = reset
+        """Where to begin without a commit: an offset, or a value of auto.offset.reset."""
+        self._committed_lookup: CommittedLookup | None = committed
+        """Used when the position is resolved; None after that, and after a seek."""
+        log = root.partition(*partition)
+        self.topic_id, self.tail_key = log.topic_id, log.tail_key
+        self.paused = False
+        self._position: int | None = None
+        self._last_set: int | None = None
+        """The last position that was set otherwise than by returning records."""
+        self._polled = False
+        """Whether a poll began with this position known, or the program sought it."""
+        self._committed_by_program = False
+        """Whether the program committed an offset and no record was returned since."""
+        self.committed: int | None = None
+        """The committed offset as far as it is known: it need not be committed again."""
+        self._batches: deque[Batch] = deque()
+        self._run: RecordRun | None = None
+        self._arrow: ArrowDecoder | None = None
+        self._reader: PartitionReader | None = None
+        self._epoch: int | None = None
+        """The leader epoch of the position, while there is no reader that knows it."""
+        self._generation = root.generation
+        self._end_row: bytes | None = None
+        """The row of the partition's tail when the reader had reached its end."""
+        self._row: bytes | None = None
+        """The row of the tail as `is_idle` saw it, until the next fetch uses it."""
+
+    @property
+    def log(self) -> PartitionLog:
+        """The log of the assigned partition, not of a later topic with the same name."""
+        log = self._root.partition(*self.partition)
+        if log.topic_id != self.topic_id:
+            raise UnknownTopicOrPartitionError(
+                "The topic was deleted and created again",
+                topic=self.partition.topic,
+                partition=self.partition.partition,
+                todo="Assign the partition again; its offsets begin at 0.",
+            )
+        return log
+
+    # The position
+
+    @property
+    def known_position(self) -> int | None:
+        """The position, or None if it is not resolved yet."""
+        return self._position if self._run is None else self._run.position
+
+    @property
+    def consumed(self) -> int | None:
+        """The position that auto-commit commits; None if there is none (E20).
+
+        As in Kafka, this is the position with which a poll began or ended, or that the
+        program sought.  Two things differ from Kafka's ``allConsumed``: a position that only
+        `position` resolved does not count, since a group that never polled has read nothing;
+        and an offset that the program committed stays until further records are returned,
+        where Kafka's close commits the position over it.
+        """
+        position = self.known_position
+        if not self._polled or (self._committed_by_program and position == self._last_set):
+            return None
+        return position
+
+    def note_commit_by_program(self, offset: int) -> None:
+        """Note that the program, not auto-commit, committed an offset."""
+        self.committed, self._committed_by_program = offset, True
+        self._last_set = self.known_position
+
+    def position(self) -> int:
+        """Return the position, resolving it if necessary (E3).
+
+        Raises:
+            NoOffsetForPartitionError: There is no commit, and auto_offset_reset is "none".
+        """
+        position = self.known_position
+        return self._resolve() if position is None else position
+
+    def _resolve(self) -> int:
+        lookup = self._committed_lookup
+        committed = None if lookup is None else lookup(self.partition)
+        if committed is not None:
+            # The reader compares the epochs: the log may have been truncated below it (A36).
+            self.committed, self._epoch = committed.offset, committed.leader_epoch
+        position = self._offset_of(self._start) if committed is None else committed.offset
+        self._committed_lookup = None
+        self._set_position(position)
+        return position
+
+    def resolve_for_poll(self) -> None:
+        """Resolve the position at the beginning of a poll."""
+        self.position()
+        self._polled = True
+
+    def _offset_of(self, start: str | int) -> int:
+        if isinstance(start, int):
+            return start
+        if start == "none":
+            raise NoOffsetForPartitionError(
+                "The partition has no position, and auto_offset_reset is 'none'",
+                topic=self.partition.topic,
+                partition=self.partition.partition,
+                todo="Seek to an offset, or set auto_offset_reset.",
+            )
+        return self.log.start_offset() if start == "earliest" else self.log.end_offset()
+
+    def _set_position(self, offset: int | None) -> None:
+        """Set the position otherwise than by returning records."""
+        if self.known_position != self._last_set:
+            self._committed_by_program = False
+        self._position = self._last_set = offset
+
+    def seek(self, offset: int) -> None:
+        """Set the position, and discard what was fetched ahead (E5)."""
+        self.discard_buffer()
+        self._set_position(offset)
+        self._committed_lookup, self._polled = None, True
+
+    @property
+    def leader_epoch(self) -> int | None:
+        """The leader epoch in which the position was read, if known."""
+        return self._epoch if self._reader is None else self._reader.leader_epoch
+
+    def request_reset(self, strategy: str) -> None:
+        """Have the position resolved to "earliest" or "latest" when it is needed next."""
+        self.discard_buffer()
+        self._set_position(None)
+        self._committed_lookup, self._start, self._polled = None, strategy, False
+
+    def start_at(self, start: str | int) -> None:
+        """Set where to begin without a commit; "latest" means the current end."""
+        self._start = self.log.end_offset() if start == "latest" else start
+
+    def recall_records(self) -> None:
+        """Take back the records that an iterator still holds; they are returned again later."""
+        if self._run is not None:
+            self._position = self._run.position
+            self._run.recall()
+            self._run = None
+
+    def discard_buffer(self) -> None:
+        """Discard what was fetched ahead; the position stays."""
+        self.recall_records()
+        self._batches.clear()
+        self._reader = self._end_row = self._epoch = None
+
+    # Fetching
+
+    def is_idle(self, row: bytes | None) -> bool:
+        """Return whether there is nothing to return, given the row of the partition's tail."""
+        self._row = row
+        return row is not None and row == self._end_row and not self._batches
+
+    @property
+    def buffered_bytes(self) -> int:
+        """Bytes fetched but not returned yet."""
+        return sum(batch.size for batch in self._batches)
+
+    def fetch_if_empty(self, max_bytes: int) -> int:
+        """Fetch unless fetched records are left; return how many bytes, see `fetch`."""
+        return 0 if self._batches and self._head() is not None else self.fetch(max_bytes)
+
+    def fetch(self, max_bytes: int) -> int:
+        """Fetch the next batches; return how many bytes.
+
+        Raises:
+            OffsetOutOfRangeError, LogTruncatedError: The position does not exist any more,
+                and auto_offset_reset is "none".
+            CorruptBatchError: The next batch is damaged.
+            UnknownTopicOrPartitionError: The topic was deleted.
+        """
+        while True:
+            # The row is read before the data: an append in between must not be missed.
+            row, self._row = self._row, None
+            if row is None:
+                row = self._root.context.live.get(self.tail_key)
+            try:
+                known_tail = None if row is None else tail.unpack(row)
+                batches = self._open_reader().read(max_bytes, known_tail)
+            except LogTruncatedError as error:
+                self._handle_truncation(error)
+                continue
+            except OffsetOutOfRangeError as error:
+                self._handle_out_of_range(error)
+                continue
+            # Skip control batches, and those that compaction emptied.
+            useful = [batch for batch in batches if batch.count and not batch.flags & CONTROL]
+            if batches and not useful and not self._batches:
+                self._skip_to(batches[-1].next_offset)
+            if useful or not batches:
+                self._end_row = None if batches or not self._is_at_end(known_tail) else row
+                self._batches += useful
+                return sum([batch.size for batch in useful])
+
+    def _skip_to(self, offset: int) -> None:
+        """Move past offsets without records, which does not count as returning records."""
+        if self.known_position == self._last_set:
+            self._last_set = offset
+        self._position = offset
+
+    def _is_at_end(self, known_tail: Tail | None) -> bool:
+        reader = self._reader
+        return known_tail is not None and reader is not None and reader.is_at_end(known_tail)
+
+    def _open_reader(self) -> PartitionReader:
+        # In a forked child the parent's reader must not be used.
+        if self._generation != self._root.generation:
+            if self._reader is not None:
+                self._epoch = self._reader.leader_epoch
+            self._reader, self._generation = None, self._root.generation
+        if self._reader is None:
+            offset = self._batches[-1].next_offset if self._batches else self.position()
+            self._reader = self.log.reader(offset, self._epoch)
+        return self._reader
+
+    def _handle_out_of_range(self, error: OffsetOutOfRangeError) -> None:
+        """Reset the position according to auto_offset_reset (E1)."""
+        self._reader = None
+        # What was fetched before is still valid: reset the position after it was returned.
+        if self._batches or self._reset == "none":
+            raise error
+        before, after = self._position, self._offset_of(self._reset)
+        self._set_position(after)
+        _log.warning(
+            "%s-%d: offset %s is out of range; reset to %d (auto_offset_reset=%s)",
+            *(*self.partition, before, after, self._reset),
+        )
+
+    def _handle_truncation(self, error: LogTruncatedError) -> None:
+        """Go back to where the log was truncated, unless auto_offset_reset is "none" (A36).
+
+        As in Kafka (KIP-320), also with "latest": no record written after the truncation is
+        skipped, and none before it is returned again.
+        """
+        assert error.next_offset is not None
+        before = self.position()
+        if error.next_offset < before:
+            if self._reset == "none":
+                raise error
+            _log.warning(
+                "%s-%d: the log was truncated; going back from offset %d to %d",
+                *(*self.partition, before, error.next_offset),
+            )
+        # Fetched records may have been truncated as well; they are fetched again if they exist.
+        self.seek(min(before, error.next_offset))
+
+    # Returning
+
+    def _head(self) -> Batch | None:
+        """Return the batch that contains the position; drop those before it."""
+        batches = self._batches
+        position = self.known_position or 0
+        while batches:
+            head = batches[0]
+            if head.next_offset > position:
+                return head
+            batches.popleft()
+            self._run = None
+            self._position = position
+        return None
+
+    def next_run(self) -> RecordRun | None:
+        """Return the records of the batch at the position, or None without one (E10, E14)."""
+        while self._batches and (head := self._head()) is not None:
+            run = self._run
+            if run is None or run.position >= run.next_offset:
+                self._position = position = self.position()
+                self._run = None
+                run = self._run = self._decoder.decode(head, self.partition, position)
+            if run.position < head.next_offset:
+                return run
+        return None
+
+    def next_rows(self, names: tuple[str, ...], max_rows: int, stop: int | None) -> Any:
+        """Return rows of the batch at the position as columns; None if nothing is fetched."""
+        if self._run is not None:
+            self.recall_records()
+        arrow = self._arrow
+        if arrow is None or arrow.names is not names:
+            arrow = self._arrow = self._decoder.arrow_decoder(self.partition, names)
+        while (head := self._head()) is not None:
+            position, after = self.position(), head.next_offset
+            try:
+                whole = position <= head.base_offset and (stop is None or stop >= after)
+                if whole and head.count <= max_rows:
+                    rows = arrow.decode(head, None)
+                else:
+                    rows, after = _partial_rows(arrow, head, position, stop, max_rows)
+            except CorruptBatchError as error:
+                raise locate_error(error, head, self.partition, position) from error
+            self._position = max(after, position)
+            if rows is not None or after < head.next_offset:
+                return rows
+        return None
+
+
+def _partial_rows(
+    arrow: ArrowDecoder, batch: Batch, position: int, stop: int | None, max_rows: int
+) -> tuple[Any, int]:
+    """Return some rows of a batch, or None if there are none, and the position after them."""
+    after = batch.next_offset if stop is None else min(stop, batch.next_offset)
+    rows = rows_between(batch, position, after)
+    if rows.stop <= rows.start:
+        return None, after
+    if rows.stop - rows.start > max_rows:
+        rows = slice(rows.start, rows.start + max_rows)
+        has_offsets = batch.has_offsets
+        after = (
+            int(batch.offsets()[rows.stop].as_py())
+            if has_offsets
+            else batch.base_offset + rows.stop
+        )
+    return arrow.decode(batch, rows), after
