@@ -215,7 +215,7 @@ def test_a_deleted_topic_leaves_no_row(root):
     staged.publish(root, [staged.stage(root, t_0=[b"a"], t_1=[b"b"])], 0)
     group = make_group(root)
     group.commit({TopicPartition(name, 0): OffsetAndMetadata(1) for name in "tu"})
-    group.save(always=True)
+    group.checkpoint(always=True)
     group.commit({TopicPartition(name, 0): OffsetAndMetadata(2) for name in "tu"})
     hold(root, "lease", {TopicPartition("t", 1): 0}, 60)
     # What only a crash, or a round of housekeeping, leaves.
