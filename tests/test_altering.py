@@ -65,7 +65,7 @@ def alter(log, **settings):
 def add(log, count=1, **options):
     """Append one record, or some, each by the short way of an append that is waited for."""
     part = log.partition("t", 0)
-    first = part.tail().next_offset
+    first = part.tail().log_end_offset
     fill(part, count, first=first, **options)
     return part
 

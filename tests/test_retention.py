@@ -501,7 +501,7 @@ def test_records_that_are_due_when_they_arrive_are_warned_of_once(root, clock, c
         assert caplog.text == ""
         for _ in range(3):
             first.append([encoded(b"old", at=EVENT)])
-            second.append_at([(second.tail().next_offset, encoded(b"old", at=EVENT))])
+            second.append_at([(second.tail().log_end_offset, encoded(b"old", at=EVENT))])
     warnings = [record.getMessage() for record in caplog.records]
 
     assert [text.split(":")[0] for text in warnings] == ["first-0", "second-0"]

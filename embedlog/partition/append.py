@@ -51,7 +51,7 @@ class PendingAppend:
             known = CachedTail(-1, now.pack(), now, {})
         # Producers' rows change under the partition's lock only: what was read of them stands.
         self._version, self.row, _, self._read = known
-        self.position = now.position
+        self.position = now.log_end_position
         self._appended_ms = tail.next_append_time(now.appended_ms, self._now_ms)
         self.buffers: list[Any] = []
         self.entries: list[IndexEntry] = []
@@ -64,9 +64,11 @@ class PendingAppend:
         it without one would be told of a record that nobody can read.
         """
         now = self.tail
-        hidden = any(one.next_offset > now.end_offset for one in self.receipts if one.duplicate)
+        hidden = any(one.next_offset > now.high_watermark for one in self.receipts if one.duplicate)
         if hidden and self._publish:
-            self.tail = now._replace(end_offset=now.next_offset, end_position=now.position)
+            self.tail = now._replace(
+                high_watermark=now.log_end_offset, high_watermark_position=now.log_end_position
+            )
         return hidden and self._publish
 
     def repeated(self, one: EncodedBatch) -> Appended | None:
@@ -97,7 +99,7 @@ class PendingAppend:
         """Put a batch at the end of the draft."""
         log, now = self._log, self.tail
         append_time = self._now_ms if log.stamps else None
-        base, position = now.next_offset, now.position
+        base, position = now.log_end_offset, now.log_end_position
         following, end = base + one.count, position + one.size
         self.buffers += one.stamp(base, now.leader_epoch, append_time)
         latest = one.max_timestamp if append_time is None else append_time
@@ -114,8 +116,8 @@ class PendingAppend:
             first,
             following,
             end,
-            following if publish else now.end_offset,
-            end if publish else now.end_position,
+            following if publish else now.high_watermark,
+            end if publish else now.high_watermark_position,
             now.durable_offset,
             now.start_offset,
             now.leader_epoch,
@@ -167,8 +169,8 @@ class PendingAppend:
         before, mine = self._before, self.tail
         assert now[:4] == before[:4], "only who has the lock moves the end"
         self.tail = mine._replace(
-            end_offset=max(mine.end_offset, now.end_offset),
-            end_position=max(mine.end_position, now.end_position),
+            high_watermark=max(mine.high_watermark, now.high_watermark),
+            high_watermark_position=max(mine.high_watermark_position, now.high_watermark_position),
             durable_offset=max(mine.durable_offset, now.durable_offset),
             start_offset=max(mine.start_offset, now.start_offset),
             flushed_ms=max(mine.flushed_ms, now.flushed_ms),

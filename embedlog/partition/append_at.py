@@ -46,9 +46,9 @@ def runs_of(log: PartitionLog, placed: Sequence[tuple[int, EncodedBatch]]) -> li
 
 def check_first(log: PartitionLog, now: Tail, offset: int) -> None:
     """Refuse an offset that the log has given already."""
-    if offset < now.next_offset:
+    if offset < now.log_end_offset:
         raise UnexpectedAppendOffsetError(
-            f"the log goes on at offset {now.next_offset}",
+            f"the log goes on at offset {now.log_end_offset}",
             topic=log.topic,
             partition=log.partition,
             offset=offset,
@@ -62,7 +62,7 @@ def skip_to(log: PartitionLog, now: Tail, offset: int) -> Tail:
     The segment is sealed and says durably that it ends there: in an active one
     recovery could not tell the gap from lost records.
     """
-    if offset == now.next_offset:
+    if offset == now.log_end_offset:
         return now
-    beyond = now._replace(next_offset=offset, end_offset=offset)
+    beyond = now._replace(log_end_offset=offset, high_watermark=offset)
     return roll.roll(log, beyond, log.last.headers, True, gap=True)

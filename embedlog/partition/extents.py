@@ -50,7 +50,7 @@ def extents(log: PartitionLog, first: int, stop: int) -> list[Extent]:
         if info.sealed:
             end, end_position = info.next_offset, info.end_position
         elif info.id == now.segment_id:
-            end, end_position = now.end_offset, now.end_position
+            end, end_position = now.high_watermark, now.high_watermark_position
         else:
             break  # younger than the tail, so past what was asked for
         assert end is not None

@@ -41,7 +41,7 @@ def by_itself(config: TopicConfig) -> bool:
 def due(log: PartitionLog, now: Tail) -> bool:
     """Whether flush.messages or flush.ms asks for a flush (A22)."""
     config = log.config
-    if now.next_offset - now.durable_offset >= config.flush_messages:
+    if now.log_end_offset - now.durable_offset >= config.flush_messages:
         return True
     if config.flush_ms >= _NEVER:
         return False
@@ -51,7 +51,7 @@ def due(log: PartitionLog, now: Tail) -> bool:
 def is_late(log: PartitionLog) -> bool:
     """Whether a flush has become `due` since the last append, and nobody looked (A22)."""
     now = log.tail()
-    return now.durable_offset < now.next_offset and not now.failed and due(log, now)
+    return now.durable_offset < now.log_end_offset and not now.failed and due(log, now)
 
 
 def flush(logs: Iterable[PartitionLog]) -> None:
@@ -203,7 +203,7 @@ def flush_to(log: PartitionLog, mine: Tail) -> None:
     wrote before its flush began is covered by it (group commit).
     """
     with log.flush_lock:
-        while (current := log.tail()).durable_offset < mine.next_offset:
+        while (current := log.tail()).durable_offset < mine.log_end_offset:
             if current.failed:
                 raise failed(log)
             try:
@@ -318,10 +318,12 @@ def _publish(log: PartitionLog, txn: kv.Txn, flushed: Tail) -> bool:
     now = tail.unpack(row)
     if now.leader_epoch != flushed.leader_epoch or now.failed:
         return not now.failed
-    durable = max(now.durable_offset, flushed.next_offset)
+    durable = max(now.durable_offset, flushed.log_end_offset)
     now = now._replace(durable_offset=durable, flushed_ms=log.context.clock())
-    if now.segment_id == flushed.segment_id and now.end_offset < flushed.next_offset:
-        now = now._replace(end_offset=flushed.next_offset, end_position=flushed.position)
+    if now.segment_id == flushed.segment_id and now.high_watermark < flushed.log_end_offset:
+        now = now._replace(
+            high_watermark=flushed.log_end_offset, high_watermark_position=flushed.log_end_position
+        )
     txn.put(log.tail_key, now.pack())
     return True
 
@@ -368,7 +370,7 @@ def put_recovery_point(
     txn: kv.Txn, key: bytes, flushed: Tail, known: dict[int, ProducerState]
 ) -> None:
     """Note that everything below the end of a tail is on the disk; it only grows (A23)."""
-    info, offset = catalog.partition(txn, key) or PartitionInfo(), flushed.next_offset
+    info, offset = catalog.partition(txn, key) or PartitionInfo(), flushed.log_end_offset
     if offset > info.recovery_offset:
         changed = info._replace(
             recovery_offset=offset, appended_ms=flushed.appended_ms, appended_offset=offset

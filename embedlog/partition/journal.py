@@ -91,7 +91,7 @@ def _unpack(row: bytes) -> JournalEntry:
 
 def end_of(now: Tail) -> BaseTail:
     """Return what tells this end of a partition from every other one it ever has."""
-    return BaseTail(now.segment_id, now.next_offset, now.position, now.leader_epoch)
+    return BaseTail(now.segment_id, now.log_end_offset, now.log_end_position, now.leader_epoch)
 
 
 def get(txn: kv.Txn, key: bytes) -> JournalEntry | None:
@@ -188,10 +188,10 @@ def reveal(txn: kv.Txn, rows: Iterable[tuple[bytes, JournalEntry]]) -> None:
         after = tail.unpack(entered.after)
         # A flush works without the partition's lock, and so does who reads its start.
         after = after._replace(
-            end_offset=max(after.end_offset, now.end_offset),
-            end_position=max(after.end_position, now.end_position)
+            high_watermark=max(after.high_watermark, now.high_watermark),
+            high_watermark_position=max(after.high_watermark_position, now.high_watermark_position)
             if after.segment_id == now.segment_id
-            else after.end_position,
+            else after.high_watermark_position,
             durable_offset=max(after.durable_offset, now.durable_offset),
             start_offset=max(after.start_offset, now.start_offset),
             flushed_ms=max(after.flushed_ms, now.flushed_ms),
@@ -207,8 +207,8 @@ def reveal(txn: kv.Txn, rows: Iterable[tuple[bytes, JournalEntry]]) -> None:
 def undo(log: PartitionLog, now: Tail, entered: JournalEntry) -> None:
     """Remove what a publication left that was never done, then its row."""
     file = log.active_file()
-    if file.size() > now.position:
-        file.truncate(now.position)
+    if file.size() > now.log_end_position:
+        file.truncate(now.log_end_position)
         # Before the row goes: without it recovery would take this for a part of the log.
         flush.sync(log, file)
     forget(log, entered)

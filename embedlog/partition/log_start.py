@@ -100,9 +100,9 @@ def trim(
 
 
 def _check(log: PartitionLog, now: Tail, offset: int) -> None:
-    if not 0 <= offset <= now.end_offset:
+    if not 0 <= offset <= now.high_watermark:
         raise OffsetOutOfRangeError(
-            f"the log ends at offset {now.end_offset}",
+            f"the log ends at offset {now.high_watermark}",
             topic=log.topic,
             partition=log.partition,
             offset=offset,
@@ -114,7 +114,7 @@ def _trim_locked(
     log: PartitionLog, now: Tail, offset: int, whole: bool, limit: Limit | None
 ) -> LogStartChange:
     goal = _goal(log, now, offset, whole, log.context.live.read(limit) if limit else offset)
-    if goal == now.next_offset and not now.empty:
+    if goal == now.log_end_offset and not now.empty:
         now = log.roll_locked(now)
     if goal == now.start_offset and not _before(log, goal):
         return LogStartChange(goal)
@@ -144,7 +144,7 @@ def _trim_locked(
 def _goal(log: PartitionLog, now: Tail, offset: int, whole: bool, most: int) -> int:
     """How far the start may go: never back, and to where a segment begins if so asked."""
     goal = min(offset, most)
-    if whole and goal < now.next_offset:
+    if whole and goal < now.log_end_offset:
         bases = log.segments.keys()
         place = log.segments.bisect_right(goal)
         goal = bases[place - 1] if place else now.start_offset

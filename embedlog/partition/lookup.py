@@ -72,7 +72,7 @@ def offset_for_timestamp(log: PartitionLog, now: Tail, timestamp: int) -> Offset
         if info.next_offset is not None and info.next_offset <= now.start_offset:
             continue
         file = log.open_segment(info)
-        stop = info.end_position if info.sealed else now.end_position
+        stop = info.end_position if info.sealed else now.high_watermark_position
         start = index.position_of_time(searchable(log, info), timestamp) or file.start
         for found in _records_at(file, start, stop, timestamp, now.start_offset):
             return found if found.offset < end else None

@@ -142,7 +142,7 @@ class PartitionLog:
     def visible_end(self, now: Tail) -> int:
         """How far readers of this handle may go, by its ``visibility``."""
         durable = self.context.visibility == "durable"
-        return min(now.durable_offset, now.end_offset) if durable else now.end_offset
+        return min(now.durable_offset, now.high_watermark) if durable else now.high_watermark
 
     def size_bytes(self) -> int:
         """Bytes of all its segment files."""
@@ -150,7 +150,7 @@ class PartitionLog:
         self.refresh()
         base = now.base_offset
         older: int = sum(info.size for info in self.segments.values() if info.base_offset < base)
-        return older + now.end_position
+        return older + now.high_watermark_position
 
     def refresh(self) -> None:
         """Take a new snapshot of the manifest and settings if anything changed.
@@ -377,7 +377,7 @@ class PartitionLog:
                 self.context.live.write(draft.publish)
             return
         self.commit_locked(
-            file, draft.buffers, draft.position, draft.tail.next_offset, draft.publish
+            file, draft.buffers, draft.position, draft.tail.log_end_offset, draft.publish
         )
         self.known = draft.published
 
@@ -401,7 +401,7 @@ class PartitionLog:
         try:
             # An interrupt can come after the commit: what is published stays.
             row = self.context.live.get(self.tail_key)
-            if row is None or tail.unpack(row).next_offset < next_offset:
+            if row is None or tail.unpack(row).log_end_offset < next_offset:
                 file.truncate(position)
                 # Or a power cut could bring it back, behind what is written next.
                 flush.sync(self, file)
@@ -422,7 +422,7 @@ class PartitionLog:
         active = self.last
         if now.segment_id == active.id or now.failed:
             return now
-        before, end = self.segments.get(now.base_offset), (now.segment_id, now.next_offset)
+        before, end = self.segments.get(now.base_offset), (now.segment_id, now.log_end_offset)
         if before is not None and (before.id, before.next_offset) == end:
             return roll.start_segment(self, now, active)
         return recovery.rebuild(self)
@@ -445,13 +445,13 @@ class PartitionLog:
                 raise flush.failed(self)
             file = self.active_file()
         size = file.size()
-        if size > now.position:
-            file.truncate(now.position)
+        if size > now.log_end_position:
+            file.truncate(now.log_end_position)
             # Or a power cut could bring it back, behind what is written next.
             flush.sync(self, file)
-        elif size < now.position:
+        elif size < now.log_end_position:
             raise CorruptionError(
-                f"the file ends at byte {size}, {now.position} were written",
+                f"the file ends at byte {size}, {now.log_end_position} were written",
                 topic=self.topic,
                 partition=self.partition,
                 path=file.path,
@@ -527,7 +527,7 @@ class PartitionLog:
             now = self.tail_locked()
             if now.failed:
                 raise flush.failed(self)
-            if offset >= now.next_offset:
+            if offset >= now.log_end_offset:
                 return False
             recovery.cut(self, now, offset)
             return True

@@ -156,7 +156,7 @@ class PartitionReader:
                 stop = self._info.end_position
                 found = self._file.mapped(self._position, stop, max_bytes)
             elif self._info.id == now.segment_id:
-                found = self._file.read(self._position, now.end_position, max_bytes)
+                found = self._file.read(self._position, now.high_watermark_position, max_bytes)
             else:
                 return None
             if not found:

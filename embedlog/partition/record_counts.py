@@ -34,7 +34,7 @@ class SegmentBatches:
 
     def __init__(self, log: PartitionLog, info: SegmentInfo, tail: Tail) -> None:
         self._log, self._info = log, info
-        self.end_position = info.end_position if info.sealed else tail.end_position
+        self.end_position = info.end_position if info.sealed else tail.high_watermark_position
         self._file: SegmentFile | None = None
 
     def _open(self) -> SegmentFile:

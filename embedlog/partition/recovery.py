@@ -170,7 +170,7 @@ def distrust_tail(log: PartitionLog) -> None:
 
 
 def _dated(info: PartitionInfo, now: Tail) -> PartitionInfo:
-    return info._replace(appended_ms=now.appended_ms, appended_offset=now.next_offset)
+    return info._replace(appended_ms=now.appended_ms, appended_offset=now.log_end_offset)
 
 
 def _gone(log: PartitionLog) -> EmbedlogError:
@@ -587,9 +587,9 @@ def cut(log: PartitionLog, now: Tail, offset: int) -> Tail:
     # one rebuilds, and finds the records still there or gone, but never half.
     log.context.live.write(lambda txn: txn.delete(log.tail_key))
     after = rebuild(log, offset)
-    if after.next_offset == offset:
+    if after.log_end_offset == offset:
         return after
     # The log ends where it was asked to, past the last batch (A34).  A sealed segment
     # says so durably: else recovery could not tell the gap from lost records.
-    after = after._replace(next_offset=offset, end_offset=offset, durable_offset=offset)
+    after = after._replace(log_end_offset=offset, high_watermark=offset, durable_offset=offset)
     return roll.roll(log, after, log.last.headers, True, gap=True)

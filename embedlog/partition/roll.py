@@ -36,12 +36,12 @@ def is_due(log: PartitionLog, file: SegmentFile, now: Tail, one: EncodedBatch) -
     # What a cut left of a compacted segment has a column too many.
     if file.has_offsets or (one.flags & batches.HEADERS and not log.last.headers):
         return True
-    span = now.next_offset - now.base_offset
+    span = now.log_end_offset - now.base_offset
     if not span:
         return False
     if span + one.count > log.config.segment_max_offset_span:
         return True
-    end, most = now.position + one.size, log.config.segment_bytes
+    end, most = now.log_end_position + one.size, log.config.segment_bytes
     if end > most and end - file.start > most:
         return True
     latest = log.context.clock() if log.stamps else one.max_timestamp
@@ -58,7 +58,7 @@ def roll(log: PartitionLog, now: Tail, headers: bool, synced: bool, *, gap: bool
     """
     old, file = log.last, log.active_file()
     if not now.empty:
-        file.write([END_MARK], now.position)
+        file.write([END_MARK], now.log_end_position)
     if synced:
         flush.sync_files(log, now, file)
     # Name it first, create it second: a missing empty tail can be made again,
@@ -79,9 +79,9 @@ def _name(
     found = log.context.live.read(lambda txn: index.entries(txn, log.key, old.id))
     producers = flush.producers(log) if synced else {}
     sealed = old._replace(
-        next_offset=now.next_offset,
-        size=now.position + len(END_MARK),
-        end_position=now.position,
+        next_offset=now.log_end_offset,
+        size=now.log_end_position + len(END_MARK),
+        end_position=now.log_end_position,
         max_timestamp=now.timestamp,
         appended_ms=now.appended_ms,
     )
@@ -89,7 +89,7 @@ def _name(
 
     def step(txn: kv.Txn) -> SegmentInfo:
         number = catalog.next_number(txn, b"segment")
-        new = SegmentInfo(now.next_offset, number, created_ms, headers=headers, dense=True)
+        new = SegmentInfo(now.log_end_offset, number, created_ms, headers=headers, dense=True)
         if now.empty:
             catalog.drop_segment(txn, log.key, old)
             catalog.put_passing(txn, log.key, old)
@@ -110,11 +110,11 @@ def start_segment(log: PartitionLog, now: Tail, new: SegmentInfo, synced: bool =
     after = Tail(
         new.id,
         new.base_offset,
-        now.next_offset,
+        now.log_end_offset,
         file.start,
-        now.next_offset,
+        now.log_end_offset,
         file.start,
-        now.next_offset if synced else now.durable_offset,
+        now.log_end_offset if synced else now.durable_offset,
         now.start_offset,
         now.leader_epoch,
         created_ms=new.created_ms,

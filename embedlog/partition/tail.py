@@ -32,10 +32,10 @@ class Tail(NamedTuple):
 
     segment_id: int
     base_offset: int
-    next_offset: int
-    position: int
-    end_offset: int
-    end_position: int
+    log_end_offset: int
+    log_end_position: int
+    high_watermark: int
+    high_watermark_position: int
     durable_offset: int
     start_offset: int
     leader_epoch: int
@@ -67,7 +67,7 @@ class Tail(NamedTuple):
     @property
     def empty(self) -> bool:
         """Whether the active segment has no batch."""
-        return self.next_offset == self.base_offset
+        return self.log_end_offset == self.base_offset
 
     def has_made(self, info: SegmentInfo) -> bool:
         """Whether a segment's file is there: a roll names it, makes it, and moves the tail into it.
@@ -143,4 +143,6 @@ def ends(txn: Txn, key: bytes, *, durable: bool = False) -> tuple[int, int] | No
     if row is None:
         return None
     now = unpack(row)
-    return now.start_offset, min(now.durable_offset, now.end_offset) if durable else now.end_offset
+    return now.start_offset, min(
+        now.durable_offset, now.high_watermark
+    ) if durable else now.high_watermark

@@ -319,14 +319,14 @@ def _next_leg(log: PartitionLog, now: Tail, wide: bool) -> SegmentPlan:
     context = log.context
     number = context.state.write(lambda txn: catalog.next_number(txn, b"segment"))
     created_ms = tail.creation_time(now, context.clock())
-    info = SegmentInfo(now.next_offset, number, created_ms, headers=wide, dense=True)
+    info = SegmentInfo(now.log_end_offset, number, created_ms, headers=wide, dense=True)
     start = roll.schema_of(log, info).serialize().size
     begun = Tail(
         info.id,
         info.base_offset,
-        now.next_offset,
+        now.log_end_offset,
         start,
-        now.next_offset,
+        now.log_end_offset,
         start,
         now.durable_offset,
         now.start_offset,
@@ -400,7 +400,7 @@ def _marker(
     time_ms: int,
     elapsed_ms: int,
 ) -> AppVersion:
-    ends = [(each.log.key, each.after.leader_epoch, each.after.next_offset) for each in shares]
+    ends = [(each.log.key, each.after.leader_epoch, each.after.log_end_offset) for each in shares]
     return AppVersion(
         publication.version,
         publication.source,
@@ -474,7 +474,7 @@ def _entered(
     after = share.after
     if synced:
         after = after._replace(
-            durable_offset=after.next_offset, flushed_ms=share.log.context.clock()
+            durable_offset=after.log_end_offset, flushed_ms=share.log.context.clock()
         )
     return JournalEntry(
         number,
@@ -503,9 +503,9 @@ def _put_share(
 def _sealed(leg: SegmentPlan) -> SegmentInfo:
     now = leg.draft.tail
     return leg.info._replace(
-        next_offset=now.next_offset,
-        size=now.position + len(END_MARK),
-        end_position=now.position,
+        next_offset=now.log_end_offset,
+        size=now.log_end_position + len(END_MARK),
+        end_position=now.log_end_position,
         max_timestamp=now.timestamp,
         appended_ms=now.appended_ms,
     )

@@ -117,7 +117,7 @@ def _cut_unflushed(log: PartitionLog, dry_run: bool) -> list[str]:
         recovery.distrust_tail(log)
         after = recovery.rebuild(log)
         log.roll_locked(after)
-        told += f"; {now.next_offset - after.next_offset} records were lost"
+        told += f"; {now.log_end_offset - after.log_end_offset} records were lost"
     return [told]
 
 
@@ -210,7 +210,7 @@ def _end_offset(log: PartitionLog, segment: SegmentInfo) -> int:
     if segment.next_offset is not None:
         return segment.next_offset
     row = log.context.live.get(log.tail_key)
-    return _NEVER if row is None else tail.unpack(row).next_offset
+    return _NEVER if row is None else tail.unpack(row).log_end_offset
 
 
 def _start(data: pa.Buffer) -> int:

@@ -191,7 +191,7 @@ def _rolling(segments: list[SegmentInfo], now: Tail) -> bool:
         return False
     old, new = segments[-2:]
     # More than the tail's, if it leaves a gap (A8).
-    return old.id == now.segment_id and old.next_offset == new.base_offset >= now.next_offset
+    return old.id == now.segment_id and old.next_offset == new.base_offset >= now.log_end_offset
 
 
 def _verify_order(
@@ -219,7 +219,7 @@ def _verify_segment(
     file = log.open_segment(segment)
     size = file.size()
     # Also what is written and waits for its flush: the index knows it already.
-    stop = segment.end_position if segment.sealed else now.position
+    stop = segment.end_position if segment.sealed else now.log_end_position
     if size < stop:
         yield _finding(log, path, size, f"the file is cut short: {stop} bytes were written")
         return
@@ -329,7 +329,7 @@ def _rebuild_partition(log: PartitionLog) -> int:
         count = 0
         for segment in log.segments.values():
             if now.has_made(segment):
-                count += rebuild_segment(log, segment, segment.end_position or now.position)
+                count += rebuild_segment(log, segment, segment.end_position or now.log_end_position)
         return count
     finally:
         log.release()

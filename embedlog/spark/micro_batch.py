@@ -227,8 +227,8 @@ class MicroBatchStream:
             lose(one, f"was deleted and created again: offset {offset} is another one now")
             return now.start_offset
         cut = _cut_below(log, begin.epoch(one), offset)
-        if cut is not None or offset > now.next_offset:
-            end = now.next_offset if cut is None else cut
+        if cut is not None or offset > now.log_end_offset:
+            end = now.log_end_offset if cut is None else cut
             lose(one, f"had offset {offset}, but was cut at {end}")
             return max(end, now.start_offset)
         if offset < now.start_offset:
@@ -265,7 +265,7 @@ class MicroBatchStream:
         self, one: TopicPartition, log: PartitionLog, begin: StreamOffset, stop: int
     ) -> PartitionOffsets:
         first = self._goes_on(one, log, begin, warn=True)
-        end = log.tail().next_offset
+        end = log.tail().log_end_offset
         if stop > end:
             self.source.lose(one, f"was to be read up to {stop}, and ends at {end}")
         return PartitionOffsets(one, first, min(stop, end))

@@ -140,7 +140,7 @@ class LogSource:
 
     def published(self) -> Offsets:
         """Return where each partition ends for a consumer."""
-        return {one: log.tail().end_offset for one, log in self.partitions().items()}
+        return {one: log.tail().high_watermark for one, log in self.partitions().items()}
 
     def ends(self) -> Offsets:
         """Return how far each partition may be read; what is not durable is flushed first.
@@ -151,12 +151,14 @@ class LogSource:
         logs = self.partitions()
         tails = {one: log.tail() for one, log in logs.items()}
         if not self._durable:
-            return {one: now.end_offset for one, now in tails.items()}
-        behind = [logs[one] for one, now in tails.items() if now.durable_offset < now.end_offset]
+            return {one: now.high_watermark for one, now in tails.items()}
+        behind = [
+            logs[one] for one, now in tails.items() if now.durable_offset < now.high_watermark
+        ]
         if behind and self.writable:
             flush.flush(behind)
             tails = {one: log.tail() for one, log in logs.items()}
-        return {one: min(now.durable_offset, now.end_offset) for one, now in tails.items()}
+        return {one: min(now.durable_offset, now.high_watermark) for one, now in tails.items()}
 
     def positions(self, offsets: Mapping[TopicPartition, int]) -> StreamOffset:
         """Return offsets with what tells these logs from others that may have the same names."""

@@ -95,7 +95,7 @@ def acknowledge_before_the_publish() -> None:
     def append(self: PartitionLog, encoded: Any, **options: Any) -> list[Appended]:
         while threads:
             threads.pop().join()
-        base, receipts = self.tail().next_offset, []
+        base, receipts = self.tail().log_end_offset, []
         for one in encoded:
             receipts.append(Appended(base, base + one.count, None))
             base += one.count

@@ -149,7 +149,12 @@ MUTANTS = [
     Mutant(
         "a writer does not trim an unpublished tail",
         "uniform",
-        (Change(f"{PARTITION}:PartitionLog._end_for_append_locked", {"size > now.position": "0"}),),
+        (
+            Change(
+                f"{PARTITION}:PartitionLog._end_for_append_locked",
+                {"size > now.log_end_position": "0"},
+            ),
+        ),
     ),
     Mutant(
         "recovery does not raise the epoch",

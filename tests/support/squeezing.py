@@ -439,7 +439,7 @@ def _prepared(directory: Path, kind: Any = CruelFiles) -> tuple[Root, PartitionL
     put_back(path, _built(path, os.getpid()))
     root = open_root(path, files=seam(kind=kind), clock=ManualClock())
     log = root.partition("t", 0)
-    assert log.tail().next_offset == EACH * BUILT
+    assert log.tail().log_end_offset == EACH * BUILT
     return root, log
 
 

@@ -312,7 +312,7 @@ def churn(path: Path, stop: Path) -> int:
     root = open_root(path, files=Files)
     log = root.partition("t", 0)
     while not stop.exists():
-        base = log.tail().next_offset
+        base = log.tail().log_end_offset
         log.append([encoded(*(b"%d" % (base + row) for row in range(3)))])
         if base % 15 == 0:
             retain(root, START)
