@@ -272,7 +272,7 @@ def test_who_reads_a_file_keeps_it_when_the_log_is_closed(path, tmp_path):
     log = embedlog.open(path)
     part = log.partition("t", 0)
     part.refresh()
-    file = part.open_segment(part.last)
+    file = part.open_segment(part.active_segment)
     before = file.bytes(0, 1000)
     log.close()
     others = [os.open(tmp_path / str(n), os.O_RDWR | os.O_CREAT) for n in range(10)]

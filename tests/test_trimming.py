@@ -21,7 +21,7 @@ from support.roots import (
 from embedlog import catalog
 from embedlog.errors import DurabilityError, OffsetOutOfRangeError, ReadOnlyError
 from embedlog.files import Files
-from embedlog.partition import flush, log_start, pending_deletes, producer_state, tail
+from embedlog.partition import log_start, pending_deletes, producer_state, sync, tail
 from embedlog.partition.log_start import trim
 from embedlog.root import startup
 
@@ -160,7 +160,7 @@ def test_a_lookup_by_time_that_is_overtaken_looks_again(root, log, monkeypatch):
         version = other.context.catalog.version
         trim(log, 6)
         # It does not notice at first that the manifest has moved on.
-        looks = iter([theirs.version] * 2)
+        looks = iter([theirs.snapshot_version] * 2)
         monkeypatch.setattr(
             other.context.catalog, "version", lambda: next(looks, None) or version()
         )
@@ -346,16 +346,16 @@ def test_what_is_deleted_counts_as_flushed(tmp_path):
 
 def test_a_flush_that_is_overtaken_flushes_what_is_left(root, log, monkeypatch):
     """A22: a segment that retention drops meanwhile needs no flush."""
-    sync, overtaken = flush.sync_data, []
+    sync_data, overtaken = sync.sync_data, []
 
     def slow(*found):
         if not overtaken:
             overtaken.append(trim(log, 6))
             raise OffsetOutOfRangeError("as if it had opened a file that is gone")
-        sync(*found)
+        sync_data(*found)
 
     log.append([encoded(b"v10")])
-    monkeypatch.setattr(flush, "sync_data", slow)
+    monkeypatch.setattr(sync, "sync_data", slow)
     append = log.append([encoded(b"v11")], durability="fsync")
 
     assert append[0].base_offset == 11

@@ -23,17 +23,15 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from embedlog import index, kv
 from embedlog.catalog import JOURNAL, PARTITION_KEY, SegmentInfo
 from embedlog.checksum import seal, unseal
-from embedlog.partition import flush, tail
+from embedlog.partition import tail
+from embedlog.partition.context import Context
+from embedlog.partition.state import PartitionState
 from embedlog.partition.tail import Tail
-
-if TYPE_CHECKING:
-    from embedlog.partition.context import Context
-    from embedlog.partition.partition_log import PartitionLog
 
 _HEAD = struct.Struct(">BQQQQIHH")
 _FILE = struct.Struct(">QQ")
@@ -116,7 +114,7 @@ def files_of(txn: kv.Txn, key: bytes) -> set[str]:
 # Whoever comes next; under the partition's lock
 
 
-def settle(log: PartitionLog) -> None:
+def settle(log: PartitionState) -> None:
     """Finish or undo the publication that somebody did not live to finish.
 
     Looked for only when `state` has changed since the last look.
@@ -124,8 +122,8 @@ def settle(log: PartitionLog) -> None:
     Raises:
         StorageError: It could not be undone; nobody appends until it is.
     """
-    version = log.version
-    if log.settled == version:
+    version = log.snapshot_version
+    if log.journal_checked_version == version:
         return
     entered = log.context.state.read(lambda txn: get(txn, log.key))
     if entered is not None:
@@ -133,10 +131,10 @@ def settle(log: PartitionLog) -> None:
         if row is not None:
             _settle(log, tail.unpack(row), entered)
         # Without a row recovery is due, which looks at the journal by itself.
-    log.settled = version
+    log.journal_checked_version = version
 
 
-def _settle(log: PartitionLog, now: Tail, entered: JournalEntry) -> None:
+def _settle(log: PartitionState, now: Tail, entered: JournalEntry) -> None:
     if entered.done and end_of(now) == entered.before:
         finish(log.context, entered)
     elif not entered.done and not now.failed:
@@ -144,7 +142,7 @@ def _settle(log: PartitionLog, now: Tail, entered: JournalEntry) -> None:
         undo(log, now, entered)
 
 
-def seen_done(log: PartitionLog, now: Tail) -> Tail:
+def seen_done(log: PartitionState, now: Tail) -> Tail:
     """Return the tail that `settle` would lead to, for whoever only looks."""
     entered = log.context.state.read(lambda txn: get(txn, log.key))
     if entered is None or not entered.done or end_of(now) != entered.before:
@@ -204,17 +202,17 @@ def reveal(txn: kv.Txn, rows: Iterable[tuple[bytes, JournalEntry]]) -> None:
             index.put(txn, key, after.segment_id, entry)
 
 
-def undo(log: PartitionLog, now: Tail, entered: JournalEntry) -> None:
+def undo(log: PartitionState, now: Tail, entered: JournalEntry) -> None:
     """Remove what a publication left that was never done, then its row."""
     file = log.active_file()
     if file.size() > now.log_end_position:
         file.truncate(now.log_end_position)
         # Before the row goes: without it recovery would take this for a part of the log.
-        flush.sync(log, file)
+        log.sync(file)
     forget(log, entered)
 
 
-def forget(log: PartitionLog, entered: JournalEntry | None = None) -> None:
+def forget(log: PartitionState, entered: JournalEntry | None = None) -> None:
     """Remove the files that a publication made in vain, and its row."""
     if entered is None:
         entered = log.context.state.read(lambda txn: get(txn, log.key))

@@ -11,18 +11,17 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, NamedTuple, Self
+from typing import NamedTuple, Self
 
 from embedlog import kv
 from embedlog.catalog import PARTITION_KEY
 from embedlog.errors import OffsetOutOfRangeError
 from embedlog.partition import tail
+from embedlog.partition.context import Context
+from embedlog.partition.extents import size_bytes
+from embedlog.partition.partitions import Partitions
+from embedlog.partition.state import PartitionState
 from embedlog.record import TopicPartition
-
-if TYPE_CHECKING:
-    from embedlog.partition.context import Context
-    from embedlog.partition.partition_log import PartitionLog
-    from embedlog.root.root import Root
 
 LEASES = b"H"
 """First letter of the keys in `live`."""
@@ -56,7 +55,7 @@ class Lease:
     """
 
     def __init__(
-        self, root: Root, name: str, held: Mapping[TopicPartition, int], seconds: float
+        self, root: Partitions, name: str, held: Mapping[TopicPartition, int], seconds: float
     ) -> None:
         self._root, self.name, self.offsets, self.seconds = root, name, dict(held), seconds
         self.renew()
@@ -95,7 +94,7 @@ class Lease:
         return f"<Lease {self.name}: {len(self.offsets)} partitions, {self.seconds:g} s>"
 
 
-def hold(root: Root, name: str, held: Mapping[TopicPartition, int], seconds: float) -> Lease:
+def hold(root: Partitions, name: str, held: Mapping[TopicPartition, int], seconds: float) -> Lease:
     """Keep what is at these offsets and after, for so many seconds; one of that name is replaced.
 
     Raises:
@@ -121,10 +120,10 @@ def release(context: Context, name: str, but: Iterable[bytes] = ()) -> None:
     context.live.write(step)
 
 
-def leases(root: Root) -> list[LeaseInfo]:
+def leases(root: Partitions) -> list[LeaseInfo]:
     """Return the leases that did not end, by name."""
     now = root.context.files.uptime_ms()
-    names = {info.id: info.name for info in root.topics().values()}
+    names = {info.id: info.name for info in root.context.catalog.topics().values()}
     found: dict[str, LeaseInfo] = {}
     for row_key, offset, until in root.context.live.read(lambda txn: list(_rows(txn, b""))):
         number, partition = PARTITION_KEY.unpack_from(row_key, 1)
@@ -158,7 +157,7 @@ def held_in(txn: kv.Txn, partition: bytes, uptime_ms: int) -> Iterator[LeaseHold
             yield LeaseHold(_name(row_key), offset, until - uptime_ms)
 
 
-def held_from(log: PartitionLog) -> LeaseHold | None:
+def held_from(log: PartitionState) -> LeaseHold | None:
     """Return the lease that reaches back furthest in a partition; None if nobody holds any.
 
     Nor does anybody beyond ``retention.bytes.hard``.
@@ -166,7 +165,7 @@ def held_from(log: PartitionLog) -> LeaseHold | None:
     now = log.context.files.uptime_ms()
     found = log.context.live.read(lambda txn: list(held_in(txn, log.key, now)))
     hard = log.config.retention_bytes_hard
-    if not found or 0 <= hard < log.size_bytes():
+    if not found or 0 <= hard < size_bytes(log):
         return None
     return min(found, key=lambda one: one.offset)
 
@@ -184,7 +183,7 @@ def _check(txn: kv.Txn, key: bytes, one: TopicPartition, offset: int) -> None:
         )
 
 
-def _partition_key(root: Root, one: TopicPartition) -> bytes:
+def _partition_key(root: Partitions, one: TopicPartition) -> bytes:
     return root.partition(*one).key
 
 

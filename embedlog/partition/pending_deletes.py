@@ -9,15 +9,13 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from embedlog import catalog, kv
 from embedlog.catalog import PARTITION_KEY, SegmentInfo
 from embedlog.partition import leases
-
-if TYPE_CHECKING:
-    from embedlog.partition.context import Context
-    from embedlog.partition.partition_log import PartitionLog
+from embedlog.partition.context import Context
+from embedlog.partition.state import PartitionState
 
 PENDING_DELETES = b"Z"
 """First letter of the keys in `live` of files that are to be unlinked."""
@@ -40,12 +38,12 @@ class PendingDelete(NamedTuple):
         return self.key[1 : 1 + PARTITION_KEY.size]
 
 
-def due(log: PartitionLog) -> int:
+def due(log: PartitionState) -> int:
     """Return when a file of this partition may go that is doomed now, in ms since boot."""
     return log.context.files.uptime_ms() + log.config.file_delete_delay_ms
 
 
-def put(txn: kv.Txn, log: PartitionLog, info: SegmentInfo, at: int) -> None:
+def put(txn: kv.Txn, log: PartitionState, info: SegmentInfo, at: int) -> None:
     """Doom a segment's file, in a transaction of `live`."""
     key = PENDING_DELETES + log.key + _SEGMENT.pack(info.base_offset, info.id)
     txn.put(key, _DUE.pack(at, info.next_offset or 0) + log.path_of(info).encode())
@@ -107,7 +105,7 @@ def sweep_due(context: Context) -> None:
     context.reserve.used_by(lambda: sweep(context, early=full))
 
 
-def sweep_soon(log: PartitionLog) -> None:
+def sweep_soon(log: PartitionState) -> None:
     """Unlink what a partition just let go, if nobody is to wait: there is no delay, or no room.
 
     Raises:

@@ -94,7 +94,7 @@ def _repair_partition(log: PartitionLog, dry_run: bool) -> list[str]:
                     verify.rebuild_segment(log, segment, segment.end_position)
         if not dry_run:
             # Nobody trusts the old tail: it is found again by scanning.
-            recovery.distrust_tail(log)
+            recovery.discard_tail(log)
             recovery.rebuild(log)
         return told
     finally:
@@ -104,7 +104,7 @@ def _repair_partition(log: PartitionLog, dry_run: bool) -> list[str]:
 def _cut_unflushed(log: PartitionLog, dry_run: bool) -> list[str]:
     """After a failed flush: drop the page cache, so that the disk's own bytes are scanned (P9)."""
     try:
-        now = log.tail_locked()
+        now = recovery.tail_locked(log)
     except CorruptionError:
         return []
     if not now.failed:
@@ -114,9 +114,9 @@ def _cut_unflushed(log: PartitionLog, dry_run: bool) -> list[str]:
         for segment in log.segments.values():
             if segment.next_offset is None or segment.next_offset > now.durable_offset:
                 _drop_cache(log, segment)
-        recovery.distrust_tail(log)
+        recovery.discard_tail(log)
         after = recovery.rebuild(log)
-        log.roll_locked(after)
+        roll.roll_locked(log, after)
         told += f"; {now.log_end_offset - after.log_end_offset} records were lost"
     return [told]
 

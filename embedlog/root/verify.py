@@ -21,6 +21,7 @@ from embedlog.index import IndexEntry
 from embedlog.partition import journal, lookup, pending_deletes, tail
 from embedlog.partition.context import Context
 from embedlog.partition.partition_log import PartitionLog
+from embedlog.partition.recovery import tail_locked
 from embedlog.partition.tail import Tail
 from embedlog.root import startup
 from embedlog.segment import END_MARK, SegmentFile
@@ -325,7 +326,7 @@ def rebuild_index(root: Root, topic: str | None = None) -> int:
 def _rebuild_partition(log: PartitionLog) -> int:
     log.acquire()
     try:
-        now = log.tail_locked()
+        now = tail_locked(log)
         count = 0
         for segment in log.segments.values():
             if now.has_made(segment):

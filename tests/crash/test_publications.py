@@ -140,11 +140,11 @@ def marker_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     """The markers are not in the transaction that publishes, but in one before it."""
     carry_out = transaction._carry_out
 
-    def wrong(root: Any, shares: Any, intent: Any, *rest: Any) -> Any:
-        if intent is not None:
-            marker = transaction._marker(intent.publication, shares, 0, 0, 0)
-            root.context.state.write(lambda txn: transaction._put_markers(txn, intent, marker))
-        return carry_out(root, shares, None, *rest)
+    def wrong(context: Any, plans: Any, target: Any, *rest: Any) -> Any:
+        if target is not None:
+            version = transaction._app_version(target.publication, plans, 0, 0, 0)
+            context.state.write(lambda txn: transaction._put_app_versions(txn, target, version))
+        return carry_out(context, plans, None, *rest)
 
     monkeypatch.setattr(transaction, "_carry_out", wrong)
 

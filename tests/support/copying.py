@@ -113,7 +113,7 @@ def state(log: Log, directory: Path, topic: str) -> State:
     checkpoint = directory / f"checkpoint of {topic}"
     metadata = checkpoint / "metadata"
     query = json.loads(metadata.read_text())["id"] if metadata.exists() else ""
-    marker = transaction.marker_of(log.root, query)
+    marker = transaction.last_app_version(log.root, query)
     offsets, commits = (killable.newest(checkpoint / each) for each in ("offsets", "commits"))
     return State(offsets, -1 if marker is None else marker.version, commits)
 

@@ -352,7 +352,7 @@ def check_lost_answer(number: int, directory: Path) -> None:
         nonlocal calls
         result = write(store, step)
         # Under the partition's lock: a swap.
-        if store is log.context.state and log._lock.locked():
+        if store is log.context.state and log.thread_lock.locked():
             calls += 1
             if calls == number:
                 raise KeyboardInterrupt
