@@ -17,6 +17,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from embedlog.version import __version__ as __version__
+
 if TYPE_CHECKING:
     from embedlog import errors
     from embedlog.api import Log, Topic, open  # noqa: A004 - like `shelve.open`
@@ -33,15 +35,13 @@ if TYPE_CHECKING:
         TopicPartition,
     )
 
-__version__ = "0.1.0"
-
 _HOMES = {
-    "open": "engine",
-    "Log": "engine",
-    "run_group": "engine.running",
-    "GroupRun": "engine.running",
-    "Topic": "engine",
-    "ConsumerGroup": "engine.groups",
+    "open": "api",
+    "Log": "api",
+    "run_group": "api.run_group",
+    "GroupRun": "api.run_group",
+    "Topic": "api",
+    "ConsumerGroup": "api.consumer_group",
     "Producer": "producer",
     "Consumer": "consumer",
     "ConsumerRebalanceListener": "consumer",

@@ -237,7 +237,7 @@ def test_a_state_that_is_older_than_a_compaction_adopts_it(tmp_path, more):
 
     again = open_root(tmp_path / "root")
 
-    assert any("in the place of" in one for one in again.mended)
+    assert any("in the place of" in one for one in again.startup_report)
     assert rows(again.partition("t", 0)) == expected
     fill(again.partition("t", 0), 1, first=99)
     assert healthy(again)

@@ -269,7 +269,7 @@ def test_files_that_nobody_named_are_removed_and_foreign_ones_left(tmp_path):
     assert not stray.exists()
     assert not (partition.parent.parent / "gone-99").exists()
     assert mine.read_text() == "mine"
-    assert any(stray.name in told for told in root.mended)
+    assert any(stray.name in told for told in root.startup_report)
     assert healthy(root)
     root.close()
 
@@ -346,7 +346,7 @@ def test_live_is_built_anew_when_it_cannot_be_trusted(tmp_path, damage):
     root = open_root(tmp_path)
     log = root.partition("t", 0)
 
-    assert any("live" in told for told in root.mended)
+    assert any("live" in told for told in root.startup_report)
     assert offsets(log) == list(range(18))
     assert log.append([encoded(b"next")]) == [Appended(18, 19)]
     assert healthy(root)
@@ -380,7 +380,7 @@ def test_after_a_clean_close_nothing_is_mended(tmp_path):
     root.close()
     root = open_root(tmp_path)
 
-    assert root.mended == []
+    assert root.startup_report == []
     assert root.partition("t", 0).tail().leader_epoch == epoch
     root.close()
 
@@ -499,7 +499,7 @@ def test_a_damaged_state_is_restored_and_newer_segments_adopted(tmp_path, files,
     root = open_root(tmp_path, files=files)
     log = root.partition("t", 0)
 
-    assert any("restored" in told for told in root.mended)
+    assert any("restored" in told for told in root.startup_report)
     assert (rows(log), bases(log)) == (wanted, before)
     assert log.append([encoded(b"next")]) == [Appended(13, 14)]
     assert log.offset_for_timestamp(START + 5)[:2] == (5, START + 5)
@@ -526,7 +526,7 @@ def test_damage_that_one_is_told_of_restores_nothing(tmp_path, family):
     change_row(tmp_path, family, lambda key, row: (key, with_bit(row, 12)))
     root = open_root(tmp_path)
 
-    assert not any("restored" in told for told in root.mended)
+    assert not any("restored" in told for told in root.startup_report)
     assert rows(root.partition("t", 0)) == wanted
     rebuild_index(root)
     assert healthy(root)
@@ -541,7 +541,7 @@ def test_a_topic_made_after_the_copy_is_adopted(tmp_path):
     break_state(tmp_path)
     root = open_root(tmp_path)
 
-    assert any("adopted topic new-one" in told for told in root.mended)
+    assert any("adopted topic new-one" in told for told in root.startup_report)
     assert offsets(root.partition("new-one", 0)) == list(range(5))
     assert make_log(root, topic="third").topic_id > root.partition("new-one", 0).topic_id
     assert healthy(root)

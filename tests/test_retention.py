@@ -378,7 +378,7 @@ def test_segments_that_a_restored_state_did_not_know_count_from_then(tmp_path, c
     clock.advance(DAY)
     root = open_root(tmp_path, clock=clock)
 
-    assert any("restored" in each for each in root.mended)
+    assert any("restored" in each for each in root.startup_report)
     assert appended_at(root.partition("t", 0), root) == [clock()] * 3
     root.close()
 

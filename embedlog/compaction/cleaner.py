@@ -195,7 +195,8 @@ class CleanPass:
             run.new.abandon()
             run.take_back(self._done)
             self.left_out += run.sources
-            self.trusting, self._log.context.reserve.short = False, True
+            self.trusting = False
+            self._log.context.reserve.mark_full()
             return False
 
     def _bytes_left(self, info: SegmentInfo) -> int:

@@ -54,7 +54,7 @@ def append(
             validation.check(log, encoded)
             pending = append_locked(log, file, tail, encoded, synced)
     except DiskFullError:
-        log.context.reserve.short = True
+        log.context.reserve.mark_full()
         raise
     finally:
         log.release()

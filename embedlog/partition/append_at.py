@@ -42,7 +42,7 @@ def append_at(
             tail = pending.tail
             receipts += pending.receipts
     except DiskFullError:
-        log.context.reserve.short = True
+        log.context.reserve.mark_full()
         raise
     finally:
         log.release()

@@ -22,10 +22,7 @@ from embedlog.segment import SegmentFile
 def append_fast(
     log: PartitionState, file: SegmentFile, tail: Tail, batch: EncodedBatch
 ) -> Appended | None:
-    """Write a batch and publish it; None if only the general append can.
-
-    The caller must have compared the batch with `AppendRules.fast_max_bytes`.
-    """
+    """Write a batch of at most `AppendRules.fast_max_bytes`; None if only the general way can."""
     cached, config, rules = log.cached_tail, log.config, log.rules
     if cached is None or cached.tail is not tail:
         return None
@@ -33,8 +30,7 @@ def append_fast(
     # Tuples are taken apart and put together as such here: the names of their fields and
     # their constructors, which are in Python, would take 3 of the 20 µs.
     segment, first, base, position, _, _, *kept, newest, oldest, made, stamp, gap, flushed, _ = tail
-    timestamp, next_offset = batch.max_timestamp, base + batch.count
-    end = position + batch.size
+    timestamp, next_offset, end = batch.max_timestamp, base + batch.count, position + batch.size
     if (
         base == first
         or end > config.segment_bytes
@@ -44,8 +40,7 @@ def append_fast(
     ):
         return None
     now_ms = log.context.clock()
-    overdue_ms = log.overdue_warning.age_ms
-    if overdue_ms is not None and 0 <= timestamp < now_ms - overdue_ms:
+    if (age_ms := log.overdue_warning.age_ms) is not None and 0 <= timestamp < now_ms - age_ms:
         return None
     stamp = now_ms if now_ms >= stamp > 0 else tails.next_append_time(stamp, now_ms)
     producer_id, noted, producer_key = batch.producer_id, None, b""
@@ -53,8 +48,8 @@ def append_fast(
         producer, sequence = producers.get(producer_id), batch.base_sequence
         if producer is None or sequence is None:
             return None
-        epoch, expected, _ = producer
-        if epoch != batch.producer_epoch or expected != sequence:
+        epoch, due, _ = producer
+        if epoch != batch.producer_epoch or due != sequence:
             return None
         sent = sequence, sequence + batch.count - 1 & LAST_SEQUENCE, base, next_offset
         noted = producer_state.note(producer, epoch, sent, now_ms)
@@ -65,8 +60,7 @@ def append_fast(
     newest = timestamp if timestamp > newest else newest
     ends, gap = (next_offset, end, next_offset, end), gap + batch.size
     fields = segment, first, *ends, *kept, newest, oldest, made, stamp, gap, flushed, False
-    after = tuple.__new__(Tail, fields)
-    packed = pack(*fields)
+    after, packed = tuple.__new__(Tail, fields), pack(*fields)
 
     def publish(txn: kv.Txn) -> int:
         number: int = txn.id()
@@ -81,11 +75,10 @@ def append_fast(
         return number
 
     buffers = batch.stamp(base, tail.leader_epoch)
-    committed = log.commit_locked(file, buffers, position, next_offset, publish)
-    if committed < 0:
+    if (number := log.commit_locked(file, buffers, position, next_offset, publish)) < 0:
         return None
     if noted is not None and producer_id is not None:
         # After the commit: until then the old row is the valid one.
         producers[producer_id] = noted
-    log.cached_tail = tuple.__new__(CachedTail, (committed, packed, after, producers))
+    log.cached_tail = tuple.__new__(CachedTail, (number, packed, after, producers))
     return tuple.__new__(Appended, (base, next_offset, None, False))

@@ -169,7 +169,7 @@ def publish(
             plans = [_plan(log, batches, synced) for log, batches in encoded.items()]
             result = _carry_out(context, plans, target, records, synced)
         except DiskFullError:
-            context.reserve.short = True
+            context.reserve.mark_full()
             raise
     for log, appended in encoded.items():
         note_appended(log, appended)

@@ -249,7 +249,7 @@ def judge(path: Path, told: set[str], durability: str) -> None:
         check_done(root, durability)
         root.close()
         root = open_root(path)
-        assert root.mended == []
+        assert root.startup_report == []
         assert len(found(root)) == 2 * len(VERSIONS)
         root.close()
 

@@ -1,0 +1,1 @@
+"""Publications: batches that become part of the log in many partitions at once."""

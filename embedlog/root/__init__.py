@@ -1,0 +1,1 @@
+"""A log root: attaching to it, checking it at startup, verifying and repairing it."""
