@@ -377,7 +377,7 @@ def only_one_pass(monkeypatch):
         next(looks)
         return inspect(*given)
 
-    monkeypatch.setattr(cleaner, "look", once)
+    monkeypatch.setattr(cleaner, "inspect", once)
 
 
 def test_records_without_a_key_go_when_the_policy_is_changed(root):

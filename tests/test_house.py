@@ -16,27 +16,26 @@ FLOORS = (
     {"record", "config", "checksum", "files", "progress"},
     {"batch", "schema", "kv", "partitioner", "assignor"},
     {"segment", "index", "catalog"},
-    {"membership", "ownership", "offsets"},
-    {"log", "group"},
-    {"member"},
+    {"groups", "group"},
+    {"partition"},
+    {"publish", "root"},
     {"retention", "compaction", "producer", "consumer"},
-    {"activity"},
     {"maintenance"},
-    {"engine"},
+    {"api"},
     {"spark", "notebook", "cli", "testing", "kafka"},
     {"pipeline"},
 )
 FLOOR = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 DOORS = {
     "lmdb": {"kv"},
-    "sortedcontainers": {"log"},
+    "sortedcontainers": {"partition"},
     "pyspark": {"spark"},
     "numpy": {"batch", "compaction", "index", "partitioner", "pipeline"},
     "pandas": {"notebook", "spark"},
     "IPython": {"notebook"},
     "pyarrow": {
-        *("batch", "schema", "segment", "log", "compaction"),
-        *("producer", "consumer", "engine", "spark", "notebook", "pipeline"),
+        *("batch", "schema", "segment", "partition", "root", "publish", "compaction"),
+        *("producer", "consumer", "api", "spark", "notebook", "pipeline"),
     },
     **{library: {"checksum"} for library in ("crc32c", "crcmod", "google_crc32c")},
     **{module: {"files"} for module in ("fcntl", "mmap", "ctypes")},
@@ -49,7 +48,7 @@ OS_FOR_ALL = {
     *("register_at_fork", "sched_getaffinity", "urandom"),
 }
 ROOF = FLOORS[-2] | FLOORS[-1]
-TOP_FLOORS = {"engine", *ROOF}
+TOP_FLOORS = {"api", *ROOF}
 PACKAGE = Path(next(iter(importlib.util.find_spec("embedlog").submodule_search_locations)))
 FILES = [path.relative_to(PACKAGE).as_posix() for path in sorted(PACKAGE.rglob("*.py"))]
 ROOM_FILES = [name for name in FILES if not name.startswith("__")]

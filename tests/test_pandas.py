@@ -41,7 +41,7 @@ with embedlog.open(sys.argv[1]) as log:
     assert log.verify() == []
     log.rebuild_index()
 
-from embedlog.spark import batch, reading
+from embedlog.spark import batch_scan, partition_reader
 from embedlog.spark.kafka_columns import KINDS
 from embedlog.spark.source_options import parse
 options = parse({"path": sys.argv[1], "subscribe": "t,keyed,stamped", "includeHeaders": "true"})

@@ -1,1 +1,1 @@
-"""Publications: batches that become part of the log in many partitions at once."""
+"""Publishing staged batches in any number of partitions: all of them or none, and once."""

@@ -1,1 +1,1 @@
-"""A log root: attaching to it, checking it at startup, verifying and repairing it."""
+"""A log root: opening and closing it, what is done before it is trusted, verify and repair."""
