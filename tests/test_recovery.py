@@ -3,6 +3,7 @@
 import os
 import random
 import shutil
+from contextlib import closing
 from functools import partial
 
 import lmdb
@@ -110,6 +111,59 @@ def test_whatever_follows_the_last_good_batch_is_cut(tmp_path, garbage, flush_at
     root, log = recovered(tmp_path, RebootedAgain)
     assert values(log, 11) == [b"v11", b"next"]
     assert healthy(root)
+    root.close()
+
+
+SILENT = {
+    "nothing",
+    "the end mark",  # of a roll that did not get further
+    "a batch whose offsets were there before",  # of before a truncation
+    "a batch that leaves a gap",
+}
+
+
+@pytest.mark.parametrize("garbage", GARBAGE)
+def test_a_recovery_that_drops_damaged_bytes_logs_one_warning(tmp_path, caplog, garbage):
+    """R7: it names partition, file, byte, reason, new end and how much is lost."""
+    (path,) = crashed(tmp_path, flush_at=3)
+    end, data = path.stat().st_size, GARBAGE[garbage](_batch(12))
+    with path.open("ab") as file:
+        file.write(data)
+
+    root, log = recovered(tmp_path)
+    assert log.end_offset() == 12
+    messages = [record.getMessage() for record in caplog.records]
+    abandon(root)
+    root, _ = recovered(tmp_path, RebootedAgain)
+    root.close()
+
+    assert len(caplog.records) == len(messages) == (garbage not in SILENT), messages
+    for record in caplog.records:
+        assert (record.name, record.levelname) == ("embedlog", "WARNING")
+        message = record.getMessage()
+        where = path.relative_to(tmp_path).as_posix()
+        assert message.startswith(f"t-0: recovery found damage in {where} at byte {end} (")
+        assert f"ends at offset 12, and {len(data)} bytes after it are dropped" in message
+
+
+def test_the_warning_of_a_recovery_counts_the_segments_behind_the_damage(tmp_path, caplog):
+    """A25: they are dropped as well; a reader of a root that is not recovered warns of nothing."""
+    paths = crashed(tmp_path, 24, config={"segment.bytes": 2500}, flush_at=2)
+    assert len(paths) > 3
+    sizes = [path.stat().st_size for path in paths]
+    data = bytearray(paths[1].read_bytes())
+    data[-200] ^= 1
+    paths[1].write_bytes(data)
+
+    with closing(open_root(tmp_path, mode="r", files=Rebooted)) as root:
+        end = root.partition("t", 0).end_offset()
+    assert caplog.records == []
+    root, log = recovered(tmp_path)
+
+    (record,) = caplog.records
+    assert log.end_offset() == end
+    kept = paths[1].stat().st_size
+    assert f"ends at offset {end}, and {sum(sizes[1:]) - kept} bytes" in record.getMessage()
     root.close()
 
 
