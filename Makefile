@@ -6,7 +6,7 @@ PYTEST ?= .venv/bin/python -m pytest
 SPREAD ?= -n auto --maxprocesses 4 --dist loadgroup
 ARGS ?=
 
-.PHONY: test check lint wheel bench demo nightly clean
+.PHONY: test check lint wheel bench demo docs-tables nightly clean
 
 test: .venv/.dev
 	$(PYTEST) $(SPREAD) $(ARGS)
@@ -31,6 +31,10 @@ wheel: .venv/.dev
 
 bench: .venv/.dev
 	$(PYTEST) bench --benchmark-only $(ARGS)
+
+# The rows of both databases in docs/format.md, from embedlog/keyspace.py.
+docs-tables: .venv/.dev
+	PYTHONPATH=. .venv/bin/python tests/support/format_tables.py
 
 nightly: .venv/.dev
 	$(PYTEST) $(SPREAD) -m "" $(ARGS)

@@ -1,27 +1,24 @@
 """Topics, their settings, and the manifest: which segment files exist.
 
-The manifest in `state` is the only truth about files: a file it does not name
-is garbage, a named empty tail that is missing is created again, a named sealed
-file that is missing is an error.  Order of work: name it, create it; and
-backwards: drop the name, unlink it (R5).
+The manifest in `state` decides which files exist: a file that it does not name is
+garbage, a named empty active segment that is missing is created again, and a named
+sealed segment that is missing is an error.  Hence the order: name a file, then create
+it; drop the name, then unlink the file (R5).
 
-Every function that takes a transaction is one step of somebody's transaction;
-the rows are described in docs/format.md.
+A function that takes a transaction is one step of the caller's transaction.  The rows
+are declared in `keyspace`.
 """
 
 from __future__ import annotations
 
 import difflib
-import json
 import re
-import struct
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from embedlog import kv
-from embedlog.checksum import seal, unseal
+from embedlog import keyspace, kv
 from embedlog.config import TopicConfig
 from embedlog.errors import (
     InvalidPartitionError,
@@ -30,46 +27,29 @@ from embedlog.errors import (
     TopicAlreadyExistsError,
     UnknownTopicOrPartitionError,
 )
+from embedlog.keyspace import COUNTERS, PARTITION_KEY, SEGMENTS, TOPICS, UNCOMMITTED_FILES
 
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,199}")
 FORBIDDEN_ENDS = (".tmp", ".deleted")
 INTERNAL = "__"
-"""Internal topics begin so: they are shown to whoever asks for them, and to no one else."""
+"""Prefix of internal topics, which are listed on request only."""
 ACTIVITY = "__activity"
-"""The one that is embedlog's own; see `activity`."""
+"""The internal topic of embedlog; see `maintenance.activity`."""
 
 MAX_PARTITIONS = 20_000
-"""Of one topic.  To create so many takes a third of a second, in which no other process
-can create a topic or begin a segment."""
+"""Of one topic.  Creating so many takes a third of a second, during which no other process
+can create a topic or roll a segment."""
 
-PARTITION_KEY = struct.Struct(">QI")
-_SEGMENT_KEY = struct.Struct(">QIQQ")
-_SEGMENT_ROW = struct.Struct(">BqqqqQQB")
-_DENSE = 4
-"""Among the flags of a segment's row, which come right after the checksum."""
-_SEAL_BYTES = 4
-_PARTITION = struct.Struct(">QQIqQ")
-_PRODUCER = struct.Struct(">QH")
-_EPOCH = struct.Struct(">IQ")
-_U64 = struct.Struct(">Q")
-_NO_OFFSET = (1 << 63) - 1
-"""Above every offset."""
-
-TOPIC, SEGMENT, PARTITION, INDEX, PRODUCERS, EPOCHS = b"T", b"S", b"L", b"X", b"P", b"E"
-PRODUCER_NAME, COUNTER, ROOT = b"Q", b"N", b"R"
-_BUDGET = ROOT + b"retention.bytes"
-CLEANED, PASSING, JOURNAL = b"K", b"W", b"J"
-DELETED = b"D"
-"""Deleted topics of which files or rows may be left, by id; see `deletion`."""
-TOLD = b"A"
-"""What `activity` told of a topic; by the topic's id, for it outlives the topic."""
-OF_PARTITIONS = (SEGMENT, PARTITION, INDEX, PRODUCERS, EPOCHS, CLEANED, PASSING, JOURNAL)
-"""The kinds of rows that go with a partition."""
+_SEALED, _HAS_TIMESTAMP, _DENSE = 1, 2, 4
+"""Flags of a segment's row."""
+_FLAGS_AT = 4
+"""Position of the flags in a row, behind the checksum."""
+_MAX_OFFSET = (1 << 63) - 1
 
 
 @dataclass(frozen=True, slots=True)
 class TopicInfo:
-    """A topic as the catalogue knows it; ``id`` keeps a re-created topic apart."""
+    """A topic; its ``id`` tells it from an earlier topic of the same name."""
 
     name: str
     id: int
@@ -79,33 +59,33 @@ class TopicInfo:
 
     @property
     def directory(self) -> str:
-        """Where its partitions' segments are, from the root."""
+        """The directory of its partitions, below the root."""
         return f"topics/{self.name}-{self.id}"
 
     def key(self, partition: int) -> bytes:
-        """The key that the rows of one partition share."""
+        """The part of keys that the rows of one partition share."""
         return PARTITION_KEY.pack(self.id, partition)
 
     def lock_path(self, partition: int) -> str:
-        """Where the lock file of one partition is, from the root."""
+        """The lock file of one partition, below the root."""
         return f"locks/{self.id}-{partition}"
 
-    def pack(self) -> bytes:
-        """Return the row as stored."""
-        return json.dumps(
-            {
-                "id": self.id,
-                "partitions": self.partitions,
-                "created_ms": self.created_ms,
-                "config": self.config.overrides(),
-            }
-        ).encode()
+    def put(self, txn: kv.Txn) -> None:
+        """Write its row."""
+        fields = {
+            "id": self.id,
+            "partitions": self.partitions,
+            "created_ms": self.created_ms,
+            "config": self.config.overrides(),
+        }
+        TOPICS.put(txn, self.name, value=fields)
 
 
 @lru_cache(maxsize=1024)
-def unpack_topic(name: str, row: bytes) -> TopicInfo:
-    """Return a topic from its stored row; the same rows come again and again."""
-    fields: dict[str, Any] = json.loads(unseal(row, f"topic {name}", TOPIC + name.encode()))
+def _topic(key: bytes, row: bytes) -> TopicInfo:
+    """Return the topic of a row; cached, since the same rows are read again and again."""
+    fields: dict[str, Any] = TOPICS.load(key, row)
+    (name,) = TOPICS.parse_key(key)
     return TopicInfo(
         name,
         fields["id"],
@@ -113,12 +93,6 @@ def unpack_topic(name: str, row: bytes) -> TopicInfo:
         fields["created_ms"],
         TopicConfig.parse(fields["config"]),
     )
-
-
-def topic_of_row(row: tuple[bytes, bytes]) -> TopicInfo:
-    """Return a topic from its key and value."""
-    # A name that is no text is damaged: then the checksum does not fit either.
-    return unpack_topic(row[0][1:].decode(errors="replace"), row[1])
 
 
 class SegmentInfo(NamedTuple):
@@ -135,9 +109,14 @@ class SegmentInfo(NamedTuple):
     max_timestamp: int | None = None
     headers: bool = False
     appended_ms: int = 0
-    """When the last batch was appended to it, as `Tail.appended_ms`; only known once sealed."""
+    """When its last batch was appended, as `Tail.appended_ms`; only known once sealed."""
     dense: bool = False
-    """Every offset has a record, as far as it goes; if False, records have to be counted."""
+    """Whether every offset has a record, as far as it goes; if not, records must be counted."""
+
+    @property
+    def key(self) -> tuple[int, int]:
+        """The fields that name it in keys, after the partition."""
+        return self[:2]
 
     @property
     def sealed(self) -> bool:
@@ -146,12 +125,12 @@ class SegmentInfo(NamedTuple):
 
     @property
     def file_name(self) -> str:
-        """Fixed-width base offset first, so that `ls` shows the order."""
+        """Begins with the base offset at a fixed width, so that `ls` sorts by offset."""
         return f"{self.base_offset:020d}-{self.id}.arrows"
 
 
 class PartitionInfo(NamedTuple):
-    """What is durable about a partition besides its segments."""
+    """The durable facts about a partition, besides its segments."""
 
     start_offset: int = 0
     recovery_offset: int = 0
@@ -162,41 +141,44 @@ class PartitionInfo(NamedTuple):
     appended_offset: int = 0
 
 
+PARTITIONS = keyspace.PARTITIONS.typed(PartitionInfo)
+
+
 def check_topic_name(name: object) -> str:
-    """Return a legal topic name.
+    """Return a valid topic name.
 
     Raises:
-        InvalidTopicError: Kafka would refuse it, or a path could escape by it.
+        InvalidTopicError: Kafka refuses the name, or a path could escape through it.
     """
     if not isinstance(name, str):
-        raise InvalidTopicError(f"a topic's name is a str, not {type(name).__name__}")
+        raise InvalidTopicError(f"Topic name must be a str, got {type(name).__name__}")
     if not NAME.fullmatch(name) or name.endswith(FORBIDDEN_ENDS):
         raise InvalidTopicError(
-            f"{name!r} is no topic name",
-            todo="use 1 to 200 letters, digits, '.', '_' or '-', not starting with '.' or '-'",
+            f"{name!r} is not a valid topic name",
+            todo="Use 1 to 200 letters, digits, '.', '_' or '-', not starting with '.' or '-'",
         )
     return name
 
 
 def refuse_internal(name: str) -> None:
-    """Raise for a topic that only the housekeeping makes, and writes to.
+    """Raise for a topic that only housekeeping creates and writes to.
 
     Raises:
         InvalidTopicError: It is one.
     """
     if name == ACTIVITY:
         raise InvalidTopicError(
-            f"{name} is what the housekeeping writes",
-            todo="read it, or change its settings; all else is done by itself",
+            f"Only housekeeping creates, writes to and deletes {name}",
+            todo="You can read it and change its settings",
             topic=name,
         )
 
 
 def check_partition(topic: str, number: object) -> None:
-    """Refuse what cannot be the number of a partition.
+    """Raise unless ``number`` is an int.
 
     Raises:
-        InvalidPartitionError: It is not an int.
+        InvalidPartitionError: It is not.
     """
     if isinstance(number, bool) or not isinstance(number, int):
         raise InvalidPartitionError(
@@ -207,7 +189,7 @@ def check_partition(topic: str, number: object) -> None:
 
 
 class Catalog:
-    """Reads and changes the catalogue; each call is one transaction on `state`."""
+    """Reads and changes the catalog; each call is one transaction on `state`."""
 
     def __init__(self, state: kv.Store) -> None:
         self._state = state
@@ -218,166 +200,154 @@ class Catalog:
 
     def topics(self) -> dict[str, TopicInfo]:
         """Return every topic by name, sorted."""
-        prefix = TOPIC
-
-        def step(txn: kv.Txn) -> dict[str, TopicInfo]:
-            return {info.name: info for info in map(topic_of_row, kv.rows(txn, prefix))}
-
-        return self._state.read(step)
+        return self._state.read(lambda txn: {topic.name: topic for topic in topics(txn)})
 
     def topic(self, name: str) -> TopicInfo:
         """Return one topic; from memory while nothing changed.
 
         Raises:
-            UnknownTopicOrPartitionError: There is none; the nearest name is told.
+            UnknownTopicOrPartitionError: There is no such topic; the error suggests a similar name.
         """
         version = self._state.version()
         if version != self._version:
             self._cache, self._version = {}, version
-        # The dictionary of now: another thread may begin one for a later version before
-        # the row that is read here is put there.
+        # A local reference: another thread may start the cache of a later version before
+        # the topic that is read here is stored.
         cache = self._cache
-        found = cache.get(name)
-        if found is None:
-            key = TOPIC + check_topic_name(name).encode()
-            # Not `get`: this is rare, and `read` looks whether the database is whole.
-            row = self._state.read(lambda txn: txn.get(key))
-            if row is None:
+        topic = cache.get(name)
+        if topic is None:
+            check_topic_name(name)
+            # Not `get`: this is rare, and `read` checks whether the database is whole.
+            topic = self._state.read(lambda txn: find_topic(txn, name))
+            if topic is None:
                 raise self._unknown(name)
-            found = cache[name] = unpack_topic(name, row)
-        return found
+            cache[name] = topic
+        return topic
 
     def _unknown(self, name: str) -> UnknownTopicOrPartitionError:
         near = difflib.get_close_matches(name, self.topics(), n=1)
-        hint = f"did you mean {near[0]!r}?" if near else "create it with create_topic"
+        todo = f"Did you mean {near[0]!r}?" if near else "Create it with create_topic"
         if name == ACTIVITY:
-            hint = "it is made when the housekeeping has something to tell"
-        return UnknownTopicOrPartitionError("there is no such topic", topic=name, todo=hint)
+            todo = "Housekeeping creates it with the first event"
+        return UnknownTopicOrPartitionError("There is no such topic", topic=name, todo=todo)
 
     def create_topic(
         self, name: str, partitions: int, config: TopicConfig, now_ms: int
     ) -> TopicInfo:
-        """Add a topic with one empty segment in each partition; files come with first use."""
-        key = TOPIC + check_topic_name(name).encode()
+        """Add a topic with one empty segment in each partition; the first use creates the files."""
+        check_topic_name(name)
         check_partition_count(partitions)
 
         def step(txn: kv.Txn) -> TopicInfo:
-            if txn.get(key) is not None:
-                raise TopicAlreadyExistsError("the topic exists already", topic=name)
-            info = TopicInfo(name, next_number(txn, b"topic"), partitions, now_ms, config)
-            txn.put(key, seal(info.pack(), key))
+            if TOPICS.exists(txn, name):
+                raise TopicAlreadyExistsError("The topic already exists", topic=name)
+            topic = TopicInfo(name, next_number(txn, "topic"), partitions, now_ms, config)
+            topic.put(txn)
             for partition in range(partitions):
-                _new_partition(txn, info.key(partition), now_ms)
-            return info
+                _new_partition(txn, topic.key(partition), now_ms)
+            return topic
 
         return self._state.write(step)
 
     def grow_topic(self, name: str, partitions: int, now_ms: int) -> TopicInfo:
-        """Give a topic more partitions; records already there stay where they are (G5)."""
+        """Add partitions to a topic; existing records stay where they are (G5)."""
         check_partition_count(partitions)
 
-        def grown(txn: kv.Txn, info: TopicInfo) -> TopicInfo:
-            if partitions < info.partitions:
+        def grown(txn: kv.Txn, topic: TopicInfo) -> TopicInfo:
+            if partitions < topic.partitions:
                 raise InvalidPartitionsError(
-                    f"{info.partitions} partitions cannot become {partitions}",
+                    f"A topic of {topic.partitions} partitions cannot shrink to {partitions}",
                     topic=name,
-                    todo="a topic only grows",
+                    todo="The number of partitions can only grow",
                 )
-            for partition in range(info.partitions, partitions):
-                _new_partition(txn, info.key(partition), now_ms)
-            return TopicInfo(name, info.id, partitions, info.created_ms, info.config)
+            for partition in range(topic.partitions, partitions):
+                _new_partition(txn, topic.key(partition), now_ms)
+            return TopicInfo(name, topic.id, partitions, topic.created_ms, topic.config)
 
         return self._change(name, grown)
 
     def alter_topic(self, name: str, changes: Mapping[str, object]) -> TopicInfo:
-        """Change settings; None returns one to its default."""
+        """Change settings; None resets one to its default."""
 
-        def altered(txn: kv.Txn, info: TopicInfo) -> TopicInfo:
-            config = info.config.changed(changes)
-            return TopicInfo(name, info.id, info.partitions, info.created_ms, config)
+        def altered(txn: kv.Txn, topic: TopicInfo) -> TopicInfo:
+            config = topic.config.changed(changes)
+            return TopicInfo(name, topic.id, topic.partitions, topic.created_ms, config)
 
         return self._change(name, altered)
 
     def _change(self, name: str, change: Callable[[kv.Txn, TopicInfo], TopicInfo]) -> TopicInfo:
-        key = TOPIC + check_topic_name(name).encode()
+        check_topic_name(name)
 
         def step(txn: kv.Txn) -> TopicInfo:
-            row = txn.get(key)
-            if row is None:
-                raise UnknownTopicOrPartitionError("there is no such topic", topic=name)
-            info = change(txn, unpack_topic(name, row))
-            txn.put(key, seal(info.pack(), key))
-            return info
+            topic = find_topic(txn, name)
+            if topic is None:
+                raise UnknownTopicOrPartitionError("There is no such topic", topic=name)
+            changed = change(txn, topic)
+            changed.put(txn)
+            return changed
 
         return self._state.write(step)
 
     def retention_bytes(self) -> int | None:
-        """Return how many bytes all topics together may hold; None is any number."""
-        row = self._state.get(_BUDGET)
-        return None if row is None else int(_U64.unpack(unseal(row, "the budget", _BUDGET))[0])
+        """Return how many bytes all topics together may hold; None if there is no limit."""
+        return keyspace.RETENTION_BYTES.get(self._state)
 
-    def put_retention_bytes(self, most: int | None) -> None:
+    def put_retention_bytes(self, limit: int | None) -> None:
         """Set what `retention_bytes` returns."""
 
         def step(txn: kv.Txn) -> None:
-            if most is None:
-                txn.delete(_BUDGET)
+            if limit is None:
+                keyspace.RETENTION_BYTES.delete(txn)
             else:
-                txn.put(_BUDGET, seal(_U64.pack(most), _BUDGET))
+                keyspace.RETENTION_BYTES.put(txn, value=limit)
 
         self._state.write(step)
 
     def delete_topic(self, info: TopicInfo) -> TopicInfo:
-        """Drop a topic's name and the rows of its partitions, and note that the rest is to go.
+        """Drop a topic's name and the rows of its partitions, and note that the rest must go.
 
-        Returns the topic as it was last, perhaps with more partitions than ``info`` has.
+        Returns the topic as it was last; it may have more partitions than ``info``.
 
         Raises:
-            UnknownTopicOrPartitionError: Another process deleted it, and perhaps made
+            UnknownTopicOrPartitionError: Another process deleted it, and may have created
                 another topic of that name.
         """
-        key = TOPIC + info.name.encode()
 
         def step(txn: kv.Txn) -> TopicInfo:
-            row = txn.get(key)
-            last = None if row is None else unpack_topic(info.name, row)
-            if last is None or last.id != info.id:
-                raise UnknownTopicOrPartitionError("the topic was just deleted", topic=info.name)
-            txn.delete(key)
-            remove_partitions(txn, map(last.key, range(last.partitions)))
-            deleted_key = DELETED + _U64.pack(last.id)
-            blob = json.dumps({"name": last.name, "partitions": last.partitions}).encode()
-            txn.put(deleted_key, seal(blob, deleted_key))
-            return last
+            topic = find_topic(txn, info.name)
+            if topic is None or topic.id != info.id:
+                raise UnknownTopicOrPartitionError("The topic was just deleted", topic=info.name)
+            TOPICS.delete(txn, topic.name)
+            keyspace.delete_partitions(txn, keyspace.STATE, map(topic.key, range(topic.partitions)))
+            fields = {"name": topic.name, "partitions": topic.partitions}
+            keyspace.DELETED_TOPICS.put(txn, topic.id, value=fields)
+            return topic
 
         return self._state.write(step)
 
     def producer_identity(self, name: str | None) -> tuple[int, int]:
-        """Return a new producer's (id, epoch); a named one keeps its id, its epoch grows.
+        """Return a new producer's (id, epoch); a named one keeps its id, and its epoch grows.
 
         The epoch fences an older producer of the same name (G17, KIP-98).
         """
 
         def step(txn: kv.Txn) -> tuple[int, int]:
             if name is None:
-                return next_number(txn, b"producer"), 0
-            key = PRODUCER_NAME + name.encode()
-            row = txn.get(key)
-            if row is None:
-                identity = (next_number(txn, b"producer"), 0)
+                return next_number(txn, "producer"), 0
+            identity = keyspace.NAMED_PRODUCERS.get(txn, name)
+            # Kafka assigns a new id when the epoch is exhausted (KIP-360).
+            if identity is None or identity.producer_epoch >= 0x7FFE:
+                identity = (next_number(txn, "producer"), 0)
             else:
-                number, epoch = _PRODUCER.unpack(unseal(row, f"producer {name}", key))
-                # Kafka takes a new id when the epoch is used up (KIP-360).
-                used_up = epoch >= 0x7FFE
-                identity = (next_number(txn, b"producer"), 0) if used_up else (number, epoch + 1)
-            txn.put(key, seal(_PRODUCER.pack(*identity), key))
+                identity = (identity.producer_id, identity.producer_epoch + 1)
+            keyspace.NAMED_PRODUCERS.put(txn, name, value=identity)
             return identity
 
         return self._state.write(step)
 
 
 def check_partition_count(partitions: object) -> None:
-    """Refuse what cannot be the number of partitions of a topic.
+    """Raise unless a topic may have so many partitions.
 
     Raises:
         InvalidPartitionsError: It is not an int from 1 to `MAX_PARTITIONS`.
@@ -393,7 +363,7 @@ def check_partition_count(partitions: object) -> None:
 def refuse_differences(
     info: TopicInfo, partitions: int | None, settings: Mapping[str, object]
 ) -> None:
-    """Raise unless a topic has this number of partitions, if any is given, and these settings.
+    """Raise unless a topic has these settings and, if given, this number of partitions.
 
     Raises:
         InvalidPartitionsError, InvalidConfigError: No topic, or not this one, could have them.
@@ -423,7 +393,7 @@ def refuse_differences(
         todo = f"A topic cannot lose partitions{rest}"
     found = (f"{name} is {its!r}, not {asked!r}" for name, (its, asked) in differences.items())
     raise TopicAlreadyExistsError(
-        f"the topic exists with other settings: {'; '.join(found)}",
+        f"The topic exists with other settings: {'; '.join(found)}",
         todo=todo,
         topic=info.name,
         differences=differences,
@@ -432,101 +402,98 @@ def refuse_differences(
 
 def _new_partition(txn: kv.Txn, key: bytes, now_ms: int) -> None:
     new_segment(txn, key, now_ms)
-    put_partition(txn, key, PartitionInfo())
+    PARTITIONS.put(txn, key, value=PartitionInfo())
 
 
-# Steps of other rooms' transactions
+# Steps of a caller's transaction
 
 
-def next_number(txn: kv.Txn, name: bytes) -> int:
-    """Return a number that was never used before for ``name``; it starts at 1."""
-    number = last_number(txn, name) + 1
-    txn.put(COUNTER + name, seal(_U64.pack(number), COUNTER + name))
+def topics(txn: kv.Txn) -> Iterator[TopicInfo]:
+    """Yield all topics, by name."""
+    return (_topic(*row) for row in kv.rows(txn, TOPICS.prefix()))
+
+
+def find_topic(txn: kv.Txn, name: str) -> TopicInfo | None:
+    """Return one topic; None if there is none of that name."""
+    key = TOPICS.key(name)
+    row = txn.get(key)
+    return None if row is None else _topic(key, row)
+
+
+def next_number(txn: kv.Txn, counter: str) -> int:
+    """Return the next number of a counter, which is never returned again; it starts at 1."""
+    number = last_number(txn, counter) + 1
+    COUNTERS.put(txn, counter, value=number)
     return number
 
 
-def last_number(txn: kv.Txn, name: bytes) -> int:
-    """Return the last number that was given out for ``name``; 0 if none was."""
-    row = txn.get(COUNTER + name)
-    if row is None:
-        return 0
-    number: int = _U64.unpack(unseal(row, f"counter {name!r}", COUNTER + name))[0]
-    return number
+def last_number(txn: kv.Txn, counter: str) -> int:
+    """Return the last number that `next_number` returned; 0 if there is none."""
+    return COUNTERS.get(txn, counter) or 0
 
 
-def raise_number(txn: kv.Txn, name: bytes, number: int) -> None:
-    """Make sure that ``number`` is not given out again."""
-    if last_number(txn, name) < number:
-        txn.put(COUNTER + name, seal(_U64.pack(number), COUNTER + name))
+def raise_number(txn: kv.Txn, counter: str, number: int) -> None:
+    """Make sure that `next_number` does not return ``number``."""
+    if last_number(txn, counter) < number:
+        COUNTERS.put(txn, counter, value=number)
 
 
 def new_segment(txn: kv.Txn, key: bytes, now_ms: int) -> None:
     """Name the first segment of a partition."""
-    put_segment(txn, key, SegmentInfo(0, next_number(txn, b"segment"), now_ms, dense=True))
+    put_segment(txn, key, SegmentInfo(0, next_number(txn, "segment"), now_ms, dense=True))
 
 
-def adopt_topic(txn: kv.Txn, name: str, number: int, partitions: int) -> bool:
-    """Name a topic whose row was lost, but whose files are there; False if the name is taken.
+def adopt_topic(txn: kv.Txn, name: str, topic_id: int, partitions: int) -> bool:
+    """Name a topic whose row was lost, but whose files exist; False if the name is taken.
 
     The caller names its segments.
     """
-    info = TopicInfo(name, number, partitions, 0, TopicConfig())
-    raise_number(txn, b"topic", number)
-    if txn.get(TOPIC + name.encode()) is not None:
+    topic = TopicInfo(name, topic_id, partitions, 0, TopicConfig())
+    raise_number(txn, "topic", topic_id)
+    if TOPICS.exists(txn, name):
         return False
-    txn.put(TOPIC + name.encode(), seal(info.pack(), TOPIC + name.encode()))
-    for each in range(partitions):
-        put_partition(txn, info.key(each), PartitionInfo())
+    topic.put(txn)
+    for partition in range(partitions):
+        PARTITIONS.put(txn, topic.key(partition), value=PartitionInfo())
     return True
-
-
-def remove_partitions(txn: kv.Txn, keys: Iterable[bytes]) -> None:
-    """Drop everything recorded of some partitions."""
-    for key in keys:
-        for kind in OF_PARTITIONS:
-            kv.remove(txn, kind + key)
 
 
 def deleted_topics(txn: kv.Txn) -> list[TopicInfo]:
     """Return the deleted topics of which something may be left; their settings are not known."""
-    topics = []
-    for key, row in kv.rows(txn, DELETED):
-        fields: dict[str, Any] = json.loads(unseal(row, "a deleted topic", key))
-        (number,) = _U64.unpack(key[len(DELETED) :])
-        topics.append(TopicInfo(fields["name"], number, fields["partitions"], 0, TopicConfig()))
-    return topics
+    return [
+        TopicInfo(fields["name"], topic_id, fields["partitions"], 0, TopicConfig())
+        for (topic_id,), fields in keyspace.DELETED_TOPICS.scan(txn)
+    ]
 
 
-def forget_deleted_topic(txn: kv.Txn, topic: TopicInfo) -> None:
-    """Drop the note about a deleted topic; nothing of it is left."""
-    txn.delete(DELETED + _U64.pack(topic.id))
+# The manifest
 
 
 def segments(txn: kv.Txn, key: bytes) -> list[SegmentInfo]:
     """Return a partition's part of the manifest, in offset order."""
-    return [_segment(row_key, row) for row_key, row in kv.rows(txn, SEGMENT + key)]
+    return [_segment(*row) for row in kv.rows(txn, SEGMENTS.prefix(key))]
 
 
 def gapped_segments(txn: kv.Txn, key: bytes) -> list[SegmentInfo]:
     """Return the segments of a partition that are not dense, in offset order.
 
-    Of the others, thousands perhaps, only one byte is looked at.
+    Of the others, perhaps thousands, it looks at one byte only.
     """
     return [
-        _segment(bytes(row_key), bytes(row))
-        for row_key, row in kv.rows(txn, SEGMENT + key)
-        if not row[_SEAL_BYTES] & _DENSE
+        _segment(row_key, row)
+        for row_key, row in kv.rows(txn, SEGMENTS.prefix(key))
+        if not row[_FLAGS_AT] & _DENSE
     ]
 
 
 def segment_at(txn: kv.Txn, key: bytes, offset: int) -> SegmentInfo | None:
-    """Return the segment that ``offset`` lies in, the first one if it is below; by one seek.
+    """Return the segment that contains ``offset``, or the first one if it is lower; by one seek.
 
-    None when the partition has no segments, which means that its topic is gone.
+    None if the partition has no segments: its topic was deleted.
     """
-    prefix = SEGMENT + key
+    prefix = SEGMENTS.prefix(key)
     with txn.cursor() as cursor:
-        above = cursor.set_range(prefix + _U64.pack(offset + 1))
+        above = cursor.set_range(SEGMENTS.prefix(key, offset + 1))
         found = cursor.prev() if above else cursor.last()
         if found and cursor.key().startswith(prefix):
             return _segment(*cursor.item())
@@ -535,21 +502,20 @@ def segment_at(txn: kv.Txn, key: bytes, offset: int) -> SegmentInfo | None:
 
 def segment_after(txn: kv.Txn, key: bytes, base_offset: int) -> SegmentInfo | None:
     """Return the segment that follows the one at ``base_offset``; None if that is the last."""
-    prefix = SEGMENT + key
     with txn.cursor() as cursor:
-        if not cursor.set_range(prefix + _U64.pack(base_offset + 1)):
+        if not cursor.set_range(SEGMENTS.prefix(key, base_offset + 1)):
             return None
-        if not cursor.key().startswith(prefix):
+        if not cursor.key().startswith(SEGMENTS.prefix(key)):
             return None
-        found = _segment(*cursor.item())
-    return segment_at(txn, key, found.base_offset)
+        following = _segment(*cursor.item())
+    return segment_at(txn, key, following.base_offset)
 
 
 def count_after(txn: kv.Txn, key: bytes, base_offset: int) -> int:
     """Return how many segments begin after ``base_offset``."""
-    prefix, count = SEGMENT + key, 0
+    prefix, count = SEGMENTS.prefix(key), 0
     with txn.cursor() as cursor:
-        if cursor.set_range(prefix + _U64.pack(base_offset + 1)):
+        if cursor.set_range(SEGMENTS.prefix(key, base_offset + 1)):
             for row_key in cursor.iternext(values=False):
                 if not row_key.startswith(prefix):
                     break
@@ -558,17 +524,16 @@ def count_after(txn: kv.Txn, key: bytes, base_offset: int) -> int:
 
 
 def last_segment(txn: kv.Txn, key: bytes) -> SegmentInfo | None:
-    """Return the active segment; None when the topic is gone."""
-    return segment_at(txn, key, _NO_OFFSET)
+    """Return the active segment; None if the topic was deleted."""
+    return segment_at(txn, key, _MAX_OFFSET)
 
 
 def _segment(row_key: bytes, row: bytes) -> SegmentInfo:
-    # The seal is of the key too, which may be damaged in its length even.
-    value = unseal(row, f"segment {row_key[-16:].hex()}", row_key)
-    _, _, base, number = _SEGMENT_KEY.unpack(row_key[1:])
-    flags, end, created, latest, appended, size, position, headers = _SEGMENT_ROW.unpack(value)
-    next_offset = end if flags & 1 else None
-    max_timestamp = latest if flags & 2 else None
+    # The value first: the checksum covers the key, whose length may be damaged.
+    flags, end, created, latest, appended, size, position, headers = SEGMENTS.load(row_key, row)
+    _, base, number = SEGMENTS.parse_key(row_key)
+    next_offset = end if flags & _SEALED else None
+    max_timestamp = latest if flags & _HAS_TIMESTAMP else None
     return SegmentInfo(
         *(base, number, created, next_offset, size, position, max_timestamp),
         headers=bool(headers),
@@ -579,9 +544,10 @@ def _segment(row_key: bytes, row: bytes) -> SegmentInfo:
 
 def put_segment(txn: kv.Txn, key: bytes, segment: SegmentInfo) -> None:
     """Write one line of the manifest."""
-    flags = segment.sealed | (segment.max_timestamp is not None) << 1
+    flags = _SEALED if segment.sealed else 0
+    flags |= _HAS_TIMESTAMP if segment.max_timestamp is not None else 0
     flags |= _DENSE if segment.dense else 0
-    row = _SEGMENT_ROW.pack(
+    fields = (
         flags,
         segment.next_offset or 0,
         segment.created_ms,
@@ -591,104 +557,32 @@ def put_segment(txn: kv.Txn, key: bytes, segment: SegmentInfo) -> None:
         segment.end_position,
         segment.headers,
     )
-    row_key = _segment_key(SEGMENT, key, segment)
-    txn.put(row_key, seal(row, row_key))
+    SEGMENTS.put(txn, key, *segment.key, value=fields)
 
 
 def drop_segment(txn: kv.Txn, key: bytes, segment: SegmentInfo) -> None:
-    """Take one line off the manifest, and its index; the caller unlinks the file after."""
-    txn.delete(_segment_key(SEGMENT, key, segment))
-    txn.delete(_segment_key(INDEX, key, segment))
+    """Delete one line of the manifest, and its index; the caller then unlinks the file."""
+    SEGMENTS.delete(txn, key, *segment.key)
+    keyspace.SEGMENT_INDEXES.delete(txn, key, *segment.key)
 
 
-def put_passing(txn: kv.Txn, key: bytes, segment: SegmentInfo) -> None:
-    """Name a file that is on its way into the manifest, or out of it: it is no garbage yet."""
-    row_key = _segment_key(PASSING, key, segment)
-    txn.put(row_key, seal(b"", row_key))
+def uncommitted_files(txn: kv.Txn, key: bytes) -> list[SegmentInfo]:
+    """Return the files of a partition on their way into the manifest or out of it.
+
+    Only base offset and id of them are known.
+    """
+    return [SegmentInfo(base, number, 0) for _, base, number in UNCOMMITTED_FILES.keys(txn, key)]
 
 
-def drop_passing(txn: kv.Txn, key: bytes, segment: SegmentInfo) -> None:
-    """Forget a file on its way; it is in the manifest by now, or unlinked."""
-    txn.delete(_segment_key(PASSING, key, segment))
-
-
-def passing(txn: kv.Txn, key: bytes) -> list[SegmentInfo]:
-    """Return the files of a partition that are on their way; of them only the name is known."""
-    found = [_SEGMENT_KEY.unpack(row_key[1:]) for row_key, _ in kv.rows(txn, PASSING + key)]
-    return [SegmentInfo(base, number, 0) for _, _, base, number in found]
-
-
-def cleaned_offset(txn: kv.Txn, key: bytes) -> int | None:
-    """Return how far compaction got in a partition: where its dirty part begins (D1)."""
-    row = txn.get(CLEANED + key)
-    if row is None:
-        return None
-    offset: int = _U64.unpack(unseal(row, "how far a partition is compacted", CLEANED + key))[0]
-    return offset
-
-
-def put_cleaned_offset(txn: kv.Txn, key: bytes, offset: int) -> None:
-    """Note how far compaction got."""
-    txn.put(CLEANED + key, seal(_U64.pack(offset), CLEANED + key))
+# Rows of partitions
 
 
 def clamp_cleaned_offset(txn: kv.Txn, key: bytes, end: int) -> None:
-    """What comes after a cut was never compacted (D26)."""
-    if (cleaned_offset(txn, key) or 0) > end:
-        put_cleaned_offset(txn, key, end)
-
-
-def _segment_key(kind: bytes, key: bytes, segment: SegmentInfo) -> bytes:
-    return kind + key + _U64.pack(segment.base_offset) + _U64.pack(segment.id)
-
-
-def partition(txn: kv.Txn, key: bytes) -> PartitionInfo | None:
-    """Return the durable row of a partition; None when its topic is gone."""
-    row = txn.get(PARTITION + key)
-    if row is None:
-        return None
-    return PartitionInfo(*_PARTITION.unpack(unseal(row, "a partition", PARTITION + key)))
-
-
-def put_partition(txn: kv.Txn, key: bytes, info: PartitionInfo) -> None:
-    """Write the durable row of a partition."""
-    txn.put(PARTITION + key, seal(_PARTITION.pack(*info), PARTITION + key))
-
-
-def index_blob(txn: kv.Txn, key: bytes, segment: SegmentInfo) -> bytes | None:
-    """Return the index of a sealed segment, as `index` packed it."""
-    row_key = _segment_key(INDEX, key, segment)
-    row = txn.get(row_key)
-    return None if row is None else unseal(row, f"index of {segment.file_name}", row_key)
-
-
-def put_index_blob(txn: kv.Txn, key: bytes, segment: SegmentInfo, blob: bytes) -> None:
-    """Keep the index of a sealed segment: written once, at the roll."""
-    row_key = _segment_key(INDEX, key, segment)
-    txn.put(row_key, seal(blob, row_key))
-
-
-def producers_blob(txn: kv.Txn, key: bytes) -> bytes | None:
-    """Return the producers' sequences as of the recovery point (G18)."""
-    row = txn.get(PRODUCERS + key)
-    return None if row is None else unseal(row, "the producers of a partition", PRODUCERS + key)
-
-
-def put_producers_blob(txn: kv.Txn, key: bytes, blob: bytes) -> None:
-    """Keep the producers' sequences; written with the recovery point they belong to."""
-    txn.put(PRODUCERS + key, seal(blob, PRODUCERS + key))
+    """Lower the cleaned offset to ``end``: what is appended after a cut was not compacted (D26)."""
+    if (keyspace.CLEANED_OFFSETS.get(txn, key) or 0) > end:
+        keyspace.CLEANED_OFFSETS.put(txn, key, value=end)
 
 
 def epochs(txn: kv.Txn, key: bytes) -> list[tuple[int, int]]:
     """Return (leader epoch, its first offset), both strictly increasing (A37)."""
-    row = txn.get(EPOCHS + key)
-    if row is None:
-        return [(0, 0)]
-    blob = unseal(row, "the epochs of a partition", EPOCHS + key)
-    return [(epoch, start) for epoch, start in _EPOCH.iter_unpack(blob)]
-
-
-def put_epochs(txn: kv.Txn, key: bytes, entries: list[tuple[int, int]]) -> None:
-    """Keep the epochs of a partition."""
-    blob = b"".join(_EPOCH.pack(*entry) for entry in entries)
-    txn.put(EPOCHS + key, seal(blob, EPOCHS + key))
+    return keyspace.LEADER_EPOCHS.get(txn, key) or [(0, 0)]

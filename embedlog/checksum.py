@@ -1,6 +1,6 @@
-"""CRC-32C, from the fastest library that computes it correctly, and what it seals.
+"""CRC-32C, from the fastest library that computes it correctly, and the rows it seals.
 
-The only room that imports the CRC libraries.  A checksum goes to disk, so a
+The only module that imports the CRC libraries.  A checksum goes to disk, so a
 library is used only if it gets the published check value right.
 """
 
@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from embedlog.errors import CorruptionError
-
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
@@ -18,14 +16,14 @@ Extend: TypeAlias = Callable[[int, Any], int]
 """``extend(value, data)`` continues the checksum ``value`` over ``data``."""
 
 CHECK_INPUT, CHECK_VALUE = b"123456789", 0xE3069283
-"""The check value every catalogue of CRCs gives for CRC-32C (Castagnoli)."""
+"""The check value that every catalog of CRCs lists for CRC-32C (Castagnoli)."""
 
 _COPY_BYTES = 1 << 20
-"""What a library will not read in place is copied in pieces of this size."""
+"""Data that a library does not read in place is copied in pieces of this size."""
 
 
 def _crc32c() -> Extend:
-    """Load the package ``crc32c``, which a user may have installed."""
+    """Load the package ``crc32c``, if it is installed."""
     import crc32c as library
 
     compute = library.crc32c
@@ -33,7 +31,7 @@ def _crc32c() -> Extend:
 
 
 def _google_crc32c() -> Extend:
-    """Load google-crc32c, unless only its slow Python form is there."""
+    """Load google-crc32c, unless only its slow Python implementation is installed."""
     import google_crc32c
 
     if google_crc32c.implementation != "c":
@@ -43,7 +41,7 @@ def _google_crc32c() -> Extend:
 
 
 def _crcmod() -> Extend:
-    """Load crcmod: the reference, and the fallback where nothing else is built."""
+    """Load crcmod: the reference, and the fallback where no other library is installed."""
     from crcmod.predefined import mkPredefinedCrcFun
 
     compute = mkPredefinedCrcFun("crc-32c")
@@ -72,17 +70,17 @@ def _choose() -> tuple[str, Extend]:
 
 
 BACKEND, extend = _choose()
-"""The name of the library in use, and its own function, for bytes and Arrow buffers only.
+"""The library in use, and its own function, for bytes and Arrow buffers only.
 
-`crc32c` takes any buffer, but a call in Python costs as much as summing up a kilobyte.
+`crc32c` takes any buffer, but its call in Python takes as long as a kilobyte of data.
 """
 
 
 def crc32c(data: ReadableBuffer, value: int = 0) -> int:
     """Return the CRC-32C of ``data``, as an unsigned 32-bit number.
 
-    Reads bytes and Arrow buffers in place, anything else that offers a buffer
-    (bytearray, memoryview, mmap) through copies of 1 MiB at a time.
+    Reads bytes and Arrow buffers in place, and other buffers (bytearray, memoryview,
+    mmap) through copies of 1 MiB at a time.
 
     >>> hex(crc32c(b"123456789"))
     '0xe3069283'
@@ -90,11 +88,11 @@ def crc32c(data: ReadableBuffer, value: int = 0) -> int:
     '0xe3069283'
 
     Args:
-        data: What to sum up.
-        value: The checksum of what comes before ``data``; 0 if nothing does.
+        data: Any buffer.
+        value: The checksum of the data before ``data``; 0 if there is none.
 
     Raises:
-        TypeError: ``data`` offers no buffer.
+        TypeError: ``data`` is not a buffer.
     """
     try:
         return extend(value, data)
@@ -103,7 +101,7 @@ def crc32c(data: ReadableBuffer, value: int = 0) -> int:
 
 
 def _extend_by_copy(extend: Extend, data: ReadableBuffer, value: int) -> int:
-    """Feed a library that accepts nothing but bytes."""
+    """Feed a library that accepts bytes only."""
     with memoryview(data) as whole:
         if not whole.c_contiguous:
             return extend(value, whole.tobytes())
@@ -128,27 +126,14 @@ def _public(extend: Extend) -> Callable[..., int]:
     return compute
 
 
-# Durable rows carry their own checksum: LMDB has none.
+# LMDB has no checksums, so durable rows have their own.
 
 
-def seal(value: bytes, key: bytes = b"") -> bytes:
-    """Put a checksum before a durable value: of its key too, so that no row can change its name."""
+def seal(value: bytes, key: bytes) -> bytes:
+    """Prepend the checksum of key and value: of the key too, so that no row can change its name."""
     return crc32c(value, crc32c(key)).to_bytes(4, "big") + value
 
 
-def unseal(sealed: bytes, what: str, key: bytes = b"") -> bytes:
-    """Take the checksum off again.
-
-    Raises:
-        CorruptionError: The value is not the one written, or not under this key.
-    """
-    if not is_sealed(sealed, key):
-        raise CorruptionError(
-            f"the state row of {what} is damaged", todo="run `embedlog repair`; it tells first"
-        )
-    return bytes(sealed[4:])
-
-
-def is_sealed(sealed: bytes, key: bytes) -> bool:
-    """Whether this is what `seal` made of a value for this key."""
-    return sealed[:4] == crc32c(sealed[4:], crc32c(key)).to_bytes(4, "big")
+def is_sealed(row: bytes, key: bytes) -> bool:
+    """Return whether `seal` returned ``row`` for this key."""
+    return row[:4] == crc32c(row[4:], crc32c(key)).to_bytes(4, "big")

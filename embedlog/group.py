@@ -19,7 +19,6 @@ clock that goes on while a machine sleeps (CLOCK_BOOTTIME).
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -27,7 +26,7 @@ from typing import Protocol, TypeVar
 
 from embedlog import assignor, kv
 from embedlog.assignor import Assignor
-from embedlog.catalog import PARTITION_KEY, Catalog, TopicInfo
+from embedlog.catalog import Catalog, TopicInfo
 from embedlog.errors import (
     CommitFailedError,
     GroupIdNotFoundError,
@@ -40,18 +39,16 @@ from embedlog.errors import (
 )
 from embedlog.files import Files, WakePage
 from embedlog.groups import membership, offsets, ownership
-from embedlog.groups.membership import MemberInfo, Membership
-from embedlog.groups.offsets import CommittedOffset, Ends
-from embedlog.groups.ownership import NOWHERE
+from embedlog.groups.membership import GROUPS, MemberInfo, Membership
+from embedlog.groups.offsets import COMMITTED, CommittedOffset, Ends
+from embedlog.groups.ownership import NOWHERE, OWNERS
+from embedlog.keyspace import GROUP_VERSIONS, MEMBER_DEADLINES, PARTITION_KEY
 from embedlog.record import OffsetAndMetadata, TopicPartition
 
 T = TypeVar("T")
 Step = Callable[[kv.Txn, Membership], T]
 Partitions = Iterable[TopicPartition]
 Positions = Mapping[TopicPartition, OffsetAndMetadata]
-
-DOCUMENT, VERSION, DEADLINE = b"G", b"V", b"D"
-"""First letters of the keys in `live` that are not those of other rooms."""
 
 _REFUSALS = (
     CommitFailedError,
@@ -61,9 +58,6 @@ _REFUSALS = (
     NonEmptyGroupError,
 )
 """What a step raises that members are in the way of."""
-
-_U64 = struct.Struct(">Q")
-_END = b"\0"
 
 
 class GroupContext(Protocol):
@@ -117,7 +111,7 @@ class Group:
         self.name, self.key = name, offsets.check_group_id(name)
         self.shared, self.ends = shared, ends
         self.uptime = uptime or shared.files.uptime_ms
-        self._document, self._version = DOCUMENT + self.key, VERSION + self.key
+        self._document, self._version = GROUPS.key(self.key), GROUP_VERSIONS.key(self.key)
 
     # Members
 
@@ -127,35 +121,34 @@ class Group:
         """Let a member in, in the place of one of the same instance id; see `Membership.admit`."""
         before = group.admit(info, most)
         if before is not None:
-            txn.delete(self._deadline_key(before.id))
+            MEMBER_DEADLINES.delete(txn, self.key, before.id)
             ownership.hand_over(txn, self.key, before.id, info.id)
         self.put_deadline(txn, info)
         return before
 
     def put_deadline(self, txn: kv.Txn, info: MemberInfo) -> None:
         """Note that a member lives: its session begins anew."""
-        txn.put(self._deadline_key(info.id), _U64.pack(self.uptime() + info.session_ms))
+        deadline_ms = self.uptime() + info.session_ms
+        MEMBER_DEADLINES.put(txn, self.key, info.id, value=deadline_ms)
 
     def lives(self, txn: kv.Txn, info: MemberInfo) -> bool:
         """Whether a member is still one."""
-        return txn.get(self._deadline_key(info.id)) is not None
+        return MEMBER_DEADLINES.exists(txn, self.key, info.id)
 
     def document(self, txn: kv.Txn) -> Membership:
         """Return the group, in a transaction."""
-        row = txn.get(self._document)
-        return Membership() if row is None else membership.unpack(row)
+        return GROUPS.get(txn, self.key) or Membership()
 
     # Looking
 
     def read(self) -> Membership:
         """Return the group as it is now."""
-        row = self.shared.live.get(self._document)
-        return Membership() if row is None else membership.unpack(row)
+        return self.document(self.shared.live)
 
     def version(self) -> int:
         """A number that grows whenever anything about members or owners changes."""
         row = self.shared.live.get(self._version)
-        return 0 if row is None else int(_U64.unpack(row)[0])
+        return 0 if row is None else GROUP_VERSIONS.unpack(row)
 
     def snapshot(self) -> GroupSnapshot:
         """Return everything about the group, as of one instant; members that died do not count.
@@ -169,11 +162,11 @@ class Group:
         now, dead = self.uptime(), self._dead()
 
         def step(txn: kv.Txn) -> GroupSnapshot | None:
-            row = txn.get(self._document)
-            rows = saved if row is None else offsets.of_group(txn, self.key)
-            if row is None and not rows:
+            group = GROUPS.get(txn, self.key)
+            rows = saved if group is None else offsets.of_group(txn, self.key)
+            if group is None and not rows:
                 return None
-            group = self.document(txn)
+            group = group or Membership()
             group.remove(dead | self._silent(now, txn), self.shared.clock())
             return self._snapshot(txn, group, rows, topics)
 
@@ -188,15 +181,15 @@ class Group:
         self,
         txn: kv.Txn,
         group: Membership,
-        rows: Mapping[bytes, bytes],
+        rows: Mapping[bytes, CommittedOffset],
         topics: Mapping[str, TopicInfo],
     ) -> GroupSnapshot:
         names = {info.id: name for name, info in topics.items()}
         committed: dict[TopicPartition, CommittedOffset] = {}
-        for row_key, row in rows.items():
-            number, partition = PARTITION_KEY.unpack(offsets.partition_of(row_key))
+        for key, row in rows.items():
+            number, partition = PARTITION_KEY.unpack(key)
             if number in names:
-                committed[TopicPartition(names[number], partition)] = offsets.unpack(row)
+                committed[TopicPartition(names[number], partition)] = row
         owners = {
             ownership.where(row_key, owner): owner.member
             for row_key, owner in ownership.of_group(txn, self.key)
@@ -285,12 +278,8 @@ class Group:
 
     def _silent(self, now: int, txn: kv.Txn) -> set[str]:
         """Return the members whose session is over."""
-        prefix = DEADLINE + self.key + _END
-        return {
-            bytes(row_key[len(prefix) :]).decode()
-            for row_key, row in kv.rows(txn, prefix)
-            if _U64.unpack(row)[0] <= now
-        }
+        deadlines = MEMBER_DEADLINES.scan(txn, self.key)
+        return {member for (_, member), deadline_ms in deadlines if deadline_ms <= now}
 
     def _dead(self) -> set[str]:
         """Return the members that let go of their locks."""
@@ -329,7 +318,7 @@ class Group:
     def _remove(self, ids: Collection[str], txn: kv.Txn, group: Membership) -> list[MemberInfo]:
         gone = group.remove(ids, self.shared.clock())
         for each in gone:
-            txn.delete(self._deadline_key(each.id))
+            MEMBER_DEADLINES.delete(txn, self.key, each.id)
         if gone:
             freed = {each.id for each in gone}
             ownership.free(txn, self.key, freed, forget_start=not group.members)
@@ -343,15 +332,15 @@ class Group:
         Raises:
             UnknownTopicOrPartitionError: There is no such partition.
         """
-        keys = {one: offsets.key(self.key, self.partition_key(one)) for one in partitions}
+        keys = {one: self.partition_key(one) for one in partitions}
         saved = self._saved()
 
-        def step(txn: kv.Txn) -> dict[TopicPartition, bytes | None]:
-            look = saved.get if txn.get(self._document) is None else txn.get
-            return {one: look(row_key) for one, row_key in keys.items()}
+        def step(txn: kv.Txn) -> dict[TopicPartition, CommittedOffset | None]:
+            if txn.get(self._document) is None:
+                return {one: saved.get(key) for one, key in keys.items()}
+            return {one: COMMITTED.get(txn, self.key, key) for one, key in keys.items()}
 
-        rows = self.shared.live.read(step)
-        return {one: None if row is None else offsets.unpack(row) for one, row in rows.items()}
+        return self.shared.live.read(step)
 
     def commit(self, positions: Positions) -> None:
         """Commit without being a member, which only an empty group lets anybody do (M14).
@@ -369,13 +358,13 @@ class Group:
                     group=self.name,
                     todo="subscribe, or use a group_id of its own",
                 )
-            offsets.put(txn, rows)
+            offsets.put(txn, self.key, rows)
 
         self.insist(step)
         self.save()
 
-    def rows(self, positions: Positions) -> dict[bytes, bytes]:
-        """Return positions as they are stored, by key.
+    def rows(self, positions: Positions) -> dict[bytes, CommittedOffset]:
+        """Return positions as they are stored, by partition key.
 
         Raises:
             ValueError, OffsetMetadataTooLargeError: See `offsets.check`.
@@ -386,7 +375,7 @@ class Group:
         # Each topic is looked up once: that was a third of a commit of four partitions.
         topics = {name: self.shared.catalog.topic(name) for name in {one[0] for one in positions}}
         return {
-            offsets.key(self.key, _key_in(topics[one.topic], one)): offsets.pack(position, now)
+            _key_in(topics[one.topic], one): CommittedOffset(position, now)
             for one, position in positions.items()
         }
 
@@ -407,7 +396,7 @@ class Group:
 
         def step(txn: kv.Txn, group: Membership) -> None:
             self.check_empty(group.members.values(), "reset its offsets")
-            offsets.put(txn, rows)
+            offsets.put(txn, self.key, rows)
 
         self.insist(step)
         self.save(always=True)
@@ -437,11 +426,10 @@ class Group:
     def _forget(self, txn: kv.Txn, keys: Iterable[bytes]) -> None:
         """Drop positions, and where a reader of the end began."""
         for key in keys:
-            offsets.remove(txn, [offsets.key(self.key, key)])
-            own_key = ownership.key(self.key, key)
-            owner = ownership.get(txn, own_key)
-            if owner.start != NOWHERE:
-                txn.put(own_key, owner._replace(start=NOWHERE).pack())
+            offsets.remove(txn, self.key, [key])
+            owner = OWNERS.get(txn, self.key, key)
+            if owner is not None and owner.start != NOWHERE:
+                OWNERS.put(txn, self.key, key, value=owner._replace(start=NOWHERE))
 
     def delete(self) -> None:
         """Forget the group and all it committed.
@@ -454,7 +442,7 @@ class Group:
 
         def step(txn: kv.Txn, group: Membership) -> None:
             self.check_empty(group.members.values(), "delete it")
-            offsets.remove(txn, offsets.of_group(txn, self.key))
+            offsets.remove(txn, self.key, offsets.of_group(txn, self.key))
 
         self.insist(step)
         # First from where it would come back; the rows of this boot go last.
@@ -462,13 +450,13 @@ class Group:
         self.shared.live.write(self._delete)
 
     def _delete(self, txn: kv.Txn) -> None:
-        row = txn.get(self._document)
+        group = GROUPS.get(txn, self.key)
         # Somebody may have joined, or committed, meanwhile.
-        if row is None or membership.unpack(row).members or offsets.of_group(txn, self.key):
+        if group is None or group.members or COMMITTED.any(txn, self.key):
             return
-        kv.remove(txn, ownership.ROWS + self.key + _END)
-        txn.delete(self._document)
-        txn.delete(self._version)
+        OWNERS.delete_all(txn, self.key)
+        GROUPS.delete(txn, self.key)
+        GROUP_VERSIONS.delete(txn, self.key)
 
     def expire(self, now_ms: int, longest_ms: int) -> int:
         """Forget commits that are so old, of topics that no member reads; return how many (M15)."""
@@ -478,9 +466,9 @@ class Group:
             # What an empty group committed counts from when its last member left.
             since = 0 if group.members else group.emptied_ms
             return [
-                offsets.partition_of(key)
+                key
                 for key, row in offsets.of_group(txn, self.key).items()
-                if now_ms - max(offsets.unpack(row).committed_ms, since) > longest_ms
+                if now_ms - max(row.committed_ms, since) > longest_ms
                 and topics.get(ownership.topic_id(key)) not in group.subscribed
             ]
 
@@ -526,19 +514,17 @@ class Group:
         saved = self._saved()
 
         def run(txn: kv.Txn) -> tuple[T, bool]:
-            row = txn.get(self._document)
-            if row is None:
-                offsets.adopt(txn, saved, self.ends)
-                group = Membership(emptied_ms=self.shared.clock())
-            else:
-                group = membership.unpack(row)
+            found = GROUPS.get(txn, self.key)
+            if found is None:
+                offsets.adopt(txn, self.key, saved, self.ends)
+            group = found or Membership(emptied_ms=self.shared.clock())
             before = group.version
             result = step(txn, group)
             changed = group.version != before
             # A step that finds nothing and changes nothing, a late leave perhaps, makes no group.
-            if changed or (row is None and (saved or offsets.of_group(txn, self.key))):
-                txn.put(self._document, group.pack())
-                txn.put(self._version, _U64.pack(group.version))
+            if changed or (found is None and (saved or COMMITTED.any(txn, self.key))):
+                GROUPS.put(txn, self.key, value=group)
+                GROUP_VERSIONS.put(txn, self.key, value=group.version)
             return result, changed
 
         result, changed = self.shared.live.write(run)
@@ -546,7 +532,7 @@ class Group:
             self.shared.wake.advance()
         return result
 
-    def _saved(self) -> dict[bytes, bytes]:
+    def _saved(self) -> dict[bytes, CommittedOffset]:
         """Return what the last checkpoint has, if nobody used the group in this boot."""
         if self.shared.live.get(self._document) is not None:
             return {}
@@ -559,9 +545,6 @@ class Group:
             UnknownTopicOrPartitionError: There is none.
         """
         return _key_in(self.shared.catalog.topic(one.topic), one)
-
-    def _deadline_key(self, member: str) -> bytes:
-        return DEADLINE + self.key + _END + member.encode()
 
 
 def _key_in(topic: TopicInfo, one: TopicPartition) -> bytes:
@@ -592,5 +575,5 @@ def _state(group: Membership, owners: Mapping[TopicPartition, str]) -> str:
 
 def names(live: kv.Store, state: kv.Store) -> list[str]:
     """Return the ids of all groups that have members, or committed anything."""
-    here = live.read(lambda txn: {bytes(row_key[1:]) for row_key, _ in kv.rows(txn, DOCUMENT)})
-    return sorted(name.decode() for name in here | offsets.groups(state))
+    here = live.read(lambda txn: {name for (name,) in GROUPS.keys(txn)})
+    return sorted(here | {name.decode() for name in offsets.groups(state)})

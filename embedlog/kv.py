@@ -24,7 +24,6 @@ from typing import Any, TypeVar
 import lmdb
 import lmdb.verify
 
-from embedlog.checksum import is_sealed
 from embedlog.errors import (
     ClosedError,
     CorruptionError,
@@ -341,17 +340,17 @@ class Store:
         self._confirmed = version
         return version
 
-    def stands(self, version: int) -> bool:
+    def is_current(self, version: int) -> bool:
         """Whether ``version`` is still the newest, with no commit on its way: a few loads.
 
-        Then what was read under it may be acted on, as after `settle`.
+        Then what was read under it may be acted on, as after `catch_up`.
         """
         pages = self._pages
         if pages is None or self._confirmed != version:
             return False
         return bool(pages[18] <= version >= pages[530])  # VERSION_PLACES
 
-    def settle(self) -> None:
+    def catch_up(self) -> None:
         """Have everything seen that was committed; two loads when there is nothing to do.
 
         A commit is in its page first, and seen by readers a moment later.  One
@@ -786,10 +785,8 @@ def findings(path: str) -> list[str]:
     return found
 
 
-def broken_seals(files: Files, name: str) -> list[bytes]:
-    """Return the keys of rows with a wrong seal, in an environment that is sound and nobody uses.
-
-    All rows are looked at: one that got another key by damage is asked for by nobody.
+def read_unused(files: Files, name: str, step: Step[T]) -> T:
+    """Run ``step`` in one read transaction of an environment that is sound and nobody uses.
 
     Raises:
         StorageError: It cannot be read for now.
@@ -800,7 +797,7 @@ def broken_seals(files: Files, name: str) -> list[bytes]:
         lmdb.open(path, readonly=True, lock=False) as env,
         env.begin() as txn,
     ):
-        return [key for key, row in rows(txn, b"") if not is_sealed(row, key)]
+        return step(txn)
 
 
 def rows(txn: Txn, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:

@@ -20,8 +20,9 @@ from support.roots import encoded, fill, make_log, open_root, rows
 
 import embedlog
 from embedlog import kv, maintenance
-from embedlog.catalog import ACTIVITY, TOLD
+from embedlog.catalog import ACTIVITY
 from embedlog.errors import DiskFullError, FencedError, InvalidTopicError
+from embedlog.keyspace import REPORTED_TOPICS
 from embedlog.maintenance import JOBS, JobContext, Maintenance, activity, owner
 from embedlog.record import TopicPartition
 
@@ -359,7 +360,7 @@ def test_a_damaged_note_is_made_anew_and_nothing_is_told_by_it(log):
     log.maintain()
     fill(log.partition("t", 0), 5)
     state = log.root.context.state
-    (key,) = state.read(lambda txn: [bytes(key) for key, _ in kv.rows(txn, TOLD)])
+    (key,) = state.read(lambda txn: [key for key, _ in kv.rows(txn, REPORTED_TOPICS.prefix())])
     state.write(lambda txn: txn.put(key, b"damaged"))
     log.maintain()
     fill(log.partition("t", 0), 2, first=5)

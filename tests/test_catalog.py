@@ -4,7 +4,7 @@ import pytest
 from support.children import in_child
 from support.interleaving import Pair
 
-from embedlog import catalog, checksum, kv
+from embedlog import catalog, keyspace, kv
 from embedlog.catalog import Catalog, PartitionInfo, SegmentInfo
 from embedlog.config import TopicConfig
 from embedlog.errors import (
@@ -15,6 +15,7 @@ from embedlog.errors import (
     UnknownTopicOrPartitionError,
 )
 from embedlog.files import Files
+from embedlog.partition.producer_state import SNAPSHOTS, remembered
 
 NOW = 1_700_000_000_000
 
@@ -58,7 +59,7 @@ def test_a_new_topic_has_one_empty_segment_in_each_partition(topics, state):
     assert [[segment.base_offset for segment in each] for each in found] == [[0], [0]]
     assert found[0][0].id != found[1][0].id
     assert not found[0][0].sealed
-    assert state.read(lambda txn: catalog.partition(txn, made.key(1))) == PartitionInfo()
+    assert state.read(lambda txn: catalog.PARTITIONS.get(txn, made.key(1))) == PartitionInfo()
 
 
 def test_a_topic_cannot_be_created_twice(topics):
@@ -74,7 +75,7 @@ def test_an_unknown_topic_names_the_nearest_one(topics):
     """A slip of the pen is answered with what was meant."""
     make(topics, "flights")
 
-    with pytest.raises(UnknownTopicOrPartitionError, match="did you mean 'flights'"):
+    with pytest.raises(UnknownTopicOrPartitionError, match="Did you mean 'flights'"):
         topics.topic("fligths")
     with pytest.raises(UnknownTopicOrPartitionError, match="create_topic"):
         topics.topic("zzz")
@@ -117,7 +118,7 @@ def test_a_topic_grows_but_does_not_shrink(topics, state):
 
     assert (grown.id, grown.partitions) == (made.id, 4)
     assert len(state.read(lambda txn: catalog.segments(txn, made.key(3)))) == 1
-    with pytest.raises(InvalidPartitionsError, match="4 partitions cannot become 3"):
+    with pytest.raises(InvalidPartitionsError, match="4 partitions cannot shrink to 3"):
         topics.grow_topic("t", 3, NOW)
     assert topics.topic("t").partitions == 4
 
@@ -143,7 +144,7 @@ def test_a_topic_made_again_has_another_id_and_directory(topics, state):
     assert new.id > old.id
     assert new.directory != old.directory
     assert state.read(lambda txn: catalog.segments(txn, old.key(0))) == []
-    assert state.read(lambda txn: catalog.partition(txn, old.key(0))) is None
+    assert state.read(lambda txn: catalog.PARTITIONS.get(txn, old.key(0))) is None
 
 
 @pytest.mark.parametrize("again", [False, True], ids=["deleted", "made again"])
@@ -168,7 +169,7 @@ def test_a_deletion_is_noted_until_all_of_the_topic_is_gone(topics, state):
     (noted,) = state.read(catalog.deleted_topics)
     assert (noted.name, noted.id, noted.partitions) == ("t", old.id, 5)
     assert noted.directory == old.directory
-    state.write(lambda txn: catalog.forget_deleted_topic(txn, noted))
+    state.write(lambda txn: keyspace.DELETED_TOPICS.delete(txn, noted.id))
     assert state.read(catalog.deleted_topics) == []
 
 
@@ -186,11 +187,11 @@ def test_a_change_of_another_process_is_seen_at_once(topics):
 
 def test_numbers_are_never_given_out_twice(state):
     """Segment ids, topic ids and producer ids are unique for the life of the root."""
-    seen = [state.write(lambda txn: catalog.next_number(txn, b"segment")) for _ in range(3)]
-    state.write(lambda txn: catalog.raise_number(txn, b"segment", 10))
-    seen.append(state.write(lambda txn: catalog.next_number(txn, b"segment")))
-    state.write(lambda txn: catalog.raise_number(txn, b"segment", 4))
-    seen.append(state.write(lambda txn: catalog.next_number(txn, b"segment")))
+    seen = [state.write(lambda txn: catalog.next_number(txn, "segment")) for _ in range(3)]
+    state.write(lambda txn: catalog.raise_number(txn, "segment", 10))
+    seen.append(state.write(lambda txn: catalog.next_number(txn, "segment")))
+    state.write(lambda txn: catalog.raise_number(txn, "segment", 4))
+    seen.append(state.write(lambda txn: catalog.next_number(txn, "segment")))
 
     assert seen[:4] == [1, 2, 3, 11]
     assert seen[4] == 12
@@ -215,9 +216,7 @@ def test_a_producer_with_a_name_keeps_its_id_and_its_epoch_grows(topics):
 def test_a_producer_whose_epochs_are_used_up_gets_a_new_id(topics, state):
     """An epoch is 16 bits (KIP-360)."""
     number, _ = topics.producer_identity("p")
-    key = catalog.PRODUCER_NAME + b"p"
-    row = checksum.seal(catalog._PRODUCER.pack(number, 0x7FFE), key)
-    state.write(lambda txn: txn.put(key, row))
+    state.write(lambda txn: keyspace.NAMED_PRODUCERS.put(txn, "p", value=(number, 0x7FFE)))
 
     new, epoch = topics.producer_identity("p")
 
@@ -233,7 +232,8 @@ SEGMENTS = [
     SegmentInfo(20, 7, NOW, 30, 600, 592, None),
     SegmentInfo(30, 3, NOW),
 ]
-KEY = catalog.PARTITION_KEY.pack(1, 0)
+KEY = keyspace.PARTITION_KEY.pack(1, 0)
+PRODUCERS = {7: remembered(1, NOW)}
 
 
 def test_segments_come_back_in_offset_order(state):
@@ -252,7 +252,7 @@ def test_segments_come_back_in_offset_order(state):
 
 def test_a_partition_does_not_see_its_neighbours_segments(state):
     """Partitions 1 and 256, topics 1 and 256: keys are fixed-width and big-endian."""
-    keys = [catalog.PARTITION_KEY.pack(*each) for each in ((1, 1), (1, 256), (256, 1), (257, 1))]
+    keys = [keyspace.PARTITION_KEY.pack(*each) for each in ((1, 1), (1, 256), (256, 1), (257, 1))]
 
     def step(txn):
         for number, key in enumerate(keys):
@@ -267,7 +267,7 @@ def test_a_partition_does_not_see_its_neighbours_segments(state):
 
 def test_one_segment_is_found_without_the_others(state):
     """By a seek: what the whole manifest says, at every edge, and beside other partitions."""
-    others = [catalog.PARTITION_KEY.pack(*each) for each in ((0, 9), (1, 1), (2, 0))]
+    others = [keyspace.PARTITION_KEY.pack(*each) for each in ((0, 9), (1, 1), (2, 0))]
 
     def step(txn):
         for segment in SEGMENTS:
@@ -298,14 +298,16 @@ def test_dropping_a_segment_drops_its_index(state):
 
     def step(txn):
         catalog.put_segment(txn, KEY, segment)
-        catalog.put_index_blob(txn, KEY, segment, b"entries")
+        keyspace.SEGMENT_INDEXES.put(txn, KEY, *segment.key, value=b"entries")
 
     state.write(step)
-    assert state.read(lambda txn: catalog.index_blob(txn, KEY, segment)) == b"entries"
+    assert (
+        state.read(lambda txn: keyspace.SEGMENT_INDEXES.get(txn, KEY, *segment.key)) == b"entries"
+    )
     state.write(lambda txn: catalog.drop_segment(txn, KEY, segment))
 
     assert state.read(lambda txn: catalog.segments(txn, KEY)) == []
-    assert state.read(lambda txn: catalog.index_blob(txn, KEY, segment)) is None
+    assert state.read(lambda txn: keyspace.SEGMENT_INDEXES.get(txn, KEY, *segment.key)) is None
 
 
 def test_a_partitions_row_its_producers_and_epochs_come_back(state):
@@ -313,46 +315,54 @@ def test_a_partitions_row_its_producers_and_epochs_come_back(state):
     info = PartitionInfo(5, 1 << 40, 3)
 
     def step(txn):
-        catalog.put_partition(txn, KEY, info)
-        catalog.put_producers_blob(txn, KEY, b"blob")
-        catalog.put_epochs(txn, KEY, [(0, 0), (2, 10)])
+        catalog.PARTITIONS.put(txn, KEY, value=info)
+        SNAPSHOTS.put(txn, KEY, value=PRODUCERS)
+        keyspace.LEADER_EPOCHS.put(txn, KEY, value=[(0, 0), (2, 10)])
 
     assert state.read(lambda txn: catalog.epochs(txn, KEY)) == [(0, 0)]
     state.write(step)
 
-    assert state.read(lambda txn: catalog.partition(txn, KEY)) == info
-    assert state.read(lambda txn: catalog.producers_blob(txn, KEY)) == b"blob"
+    assert state.read(lambda txn: catalog.PARTITIONS.get(txn, KEY)) == info
+    assert state.read(lambda txn: SNAPSHOTS.get(txn, KEY)) == PRODUCERS
     assert state.read(lambda txn: catalog.epochs(txn, KEY)) == [(0, 0), (2, 10)]
 
 
-@pytest.mark.parametrize("kind", ["TOPIC", "SEGMENT", "PARTITION", "PRODUCERS", "EPOCHS", "INDEX"])
-def test_a_row_with_a_changed_byte_is_corruption_not_nonsense(topics, state, kind):
+@pytest.mark.parametrize(
+    "table",
+    [
+        *(keyspace.TOPICS, keyspace.SEGMENTS, keyspace.PARTITIONS),
+        *(keyspace.PRODUCER_SNAPSHOTS, keyspace.LEADER_EPOCHS, keyspace.SEGMENT_INDEXES),
+    ],
+    ids=lambda table: table.name,
+)
+def test_a_row_with_a_changed_byte_is_corruption_not_nonsense(topics, state, table):
     """Every durable row has its own checksum: LMDB has none."""
     info = make(topics)
     key = info.key(0)
 
     def fill(txn):
-        catalog.put_producers_blob(txn, key, b"blob")
-        catalog.put_epochs(txn, key, [(0, 0)])
-        catalog.put_index_blob(txn, key, catalog.segments(txn, key)[0], b"entries")
+        SNAPSHOTS.put(txn, key, value=PRODUCERS)
+        keyspace.LEADER_EPOCHS.put(txn, key, value=[(0, 0)])
+        segment = catalog.segments(txn, key)[0]
+        keyspace.SEGMENT_INDEXES.put(txn, key, *segment.key, value=b"entries")
 
     def harm(txn):
-        for row_key, row in list(kv.rows(txn, getattr(catalog, kind))):
+        for row_key, row in list(kv.rows(txn, table.prefix())):
             txn.put(row_key, row[:-1] + bytes([row[-1] ^ 1]))
 
     def read(txn):
         segment = catalog.segments(txn, key)[0]
-        catalog.partition(txn, key)
-        catalog.producers_blob(txn, key)
+        catalog.PARTITIONS.get(txn, key)
+        SNAPSHOTS.get(txn, key)
         catalog.epochs(txn, key)
-        catalog.index_blob(txn, key, segment)
+        keyspace.SEGMENT_INDEXES.get(txn, key, *segment.key)
 
     state.write(fill)
     state.read(read)
     state.write(harm)
 
     with pytest.raises(CorruptionError, match="damaged"):
-        (topics.topics() if kind == "TOPIC" else state.read(read))
+        (topics.topics() if table is keyspace.TOPICS else state.read(read))
 
 
 def test_a_manifest_key_that_lost_a_byte_is_corruption_not_nonsense(topics, state):
@@ -360,7 +370,7 @@ def test_a_manifest_key_that_lost_a_byte_is_corruption_not_nonsense(topics, stat
     key = make(topics).key(0)
 
     def shorten(txn):
-        [(row_key, row)] = kv.rows(txn, catalog.SEGMENT + key)
+        [(row_key, row)] = kv.rows(txn, keyspace.SEGMENTS.prefix(key))
         txn.delete(row_key)
         txn.put(row_key[:-1], row)
 

@@ -21,7 +21,7 @@ from support.roots import (
     segment_files,
 )
 
-from embedlog import batch, catalog, kv
+from embedlog import batch, keyspace, kv
 from embedlog.compaction import (
     Throttle,
     attempt,
@@ -76,7 +76,7 @@ def keys_at(log):
 
 def cleaned(log, offset):
     """Move the checkpoint by hand."""
-    log.context.state.write(lambda txn: catalog.put_cleaned_offset(txn, log.key, offset))
+    log.context.state.write(lambda txn: keyspace.CLEANED_OFFSETS.put(txn, log.key, value=offset))
 
 
 def batches_of(log):

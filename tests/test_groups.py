@@ -17,6 +17,7 @@ from support.patience import patient
 from support.roots import encoded, segment_files
 
 import embedlog
+from embedlog import keyspace
 from embedlog.api.consumer_group import PartitionDescription
 from embedlog.api.reset_offsets import milliseconds
 from embedlog.errors import (
@@ -613,7 +614,7 @@ def test_the_offsets_of_a_deleted_topic_are_forgotten(log, group):
     assert log.group("h").lag() == {U0: 0}
     assert log.groups() == ["g", "h"]
     live = log.root.context.live
-    rows = live.read(lambda txn: [bytes(key) for key, _ in txn.cursor() if key[:1] == b"C"])
+    rows = live.read(lambda txn: list(keyspace.COMMITTED_OFFSETS.keys(txn)))
     assert len(rows) == 1
 
 

@@ -15,6 +15,7 @@ FLOORS = (
     {"errors", "version"},
     {"record", "config", "checksum", "files", "progress"},
     {"batch", "schema", "kv", "partitioner", "assignor"},
+    {"keyspace"},
     {"segment", "index", "catalog"},
     {"groups", "group"},
     {"partition"},

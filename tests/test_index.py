@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from embedlog import index, kv
+from embedlog import index, keyspace, kv
 from embedlog.files import Files
 from embedlog.index import IndexEntry
 
@@ -41,7 +41,9 @@ def test_entries_of_the_active_segment_come_back_in_order(live):
 def test_a_damaged_row_of_the_active_segment_counts_as_none(live):
     """B5, B7, P13: values in `live` have no checksum; without an entry a read is only slower."""
     put_all(live, ENTRIES)
-    key = live.read(lambda txn: [key for key, _ in kv.rows(txn, index.ROWS + KEY)])[1]
+    key = live.read(
+        lambda txn: [key for key, _ in kv.rows(txn, keyspace.INDEX_ENTRIES.prefix(KEY))]
+    )[1]
     live.write(lambda txn: txn.put(key, b"short"))
     live.write(lambda txn: txn.put(key[:-2], bytes(16)))
 

@@ -543,7 +543,7 @@ def test_a_recovery_that_lost_nothing_is_no_cut(root, log):
 
 
 def partition_info(log):
-    return log.context.state.read(lambda txn: catalog.partition(txn, log.key))
+    return log.context.state.read(lambda txn: catalog.PARTITIONS.get(txn, log.key))
 
 
 def test_a_flush_moves_the_recovery_point_to_the_end(log):

@@ -16,7 +16,7 @@ from support.roots import (
     segment_files,
 )
 
-from embedlog import catalog
+from embedlog import catalog, keyspace
 from embedlog.api.topic import Topic
 from embedlog.consumer import Consumer
 from embedlog.errors import FencedError, StorageError
@@ -47,7 +47,7 @@ def read(reader, max_bytes=1):
 
 
 def passing(log):
-    return log.context.state.read(lambda txn: catalog.passing(txn, log.key))
+    return log.context.state.read(lambda txn: catalog.uncommitted_files(txn, log.key))
 
 
 def test_what_is_kept_keeps_its_offset_and_is_found_from_everywhere(log):
@@ -157,7 +157,7 @@ def test_it_is_cut_like_any_other(log, offset):
 
     assert log.end_offset() <= offset
     assert all(one < offset for one in offsets(log))
-    cleaned = log.context.state.read(lambda txn: catalog.cleaned_offset(txn, log.key))
+    cleaned = log.context.state.read(lambda txn: keyspace.CLEANED_OFFSETS.get(txn, log.key))
     assert cleaned <= offset
     fill(log, 4, first=90)
     assert offsets(log)[-4:] == [offset, offset + 1, offset + 2, offset + 3]

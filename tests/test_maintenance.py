@@ -18,10 +18,10 @@ from support.patience import patient
 from support.roots import encoded, fill, make_log, open_root
 
 import embedlog
-from embedlog import catalog, kv
 from embedlog.config import MaintenanceConfig
 from embedlog.errors import DurabilityError, FencedError, ReadOnlyError
 from embedlog.files import Files
+from embedlog.keyspace import JOB_RUNS, PRODUCERS
 from embedlog.maintenance import (
     JOBS,
     OWNER,
@@ -31,9 +31,10 @@ from embedlog.maintenance import (
     MaintenanceOwner,
     owner,
 )
-from embedlog.partition import pending_deletes, producer_state, tail
+from embedlog.partition import pending_deletes, tail
 from embedlog.partition.bounded_clock import last_reading
 from embedlog.partition.producer_expiration import expire_producers
+from embedlog.partition.producer_state import SNAPSHOTS
 from embedlog.record import TopicPartition
 
 SIZE = encoded(b"v0").size
@@ -239,7 +240,7 @@ def test_an_owner_that_was_overtaken_stops_its_jobs(tmp_path, monkeypatch):
             far = root.context.files.uptime_ms() + 10_000_000
             # As if another machine's worth of processes had it: the pid is of nobody.
             root.context.live.write(
-                lambda txn: txn.put(OWNER, MaintenanceOwner(7, far, os.getppid()).pack())
+                lambda txn: OWNER.put(txn, value=MaintenanceOwner(7, far, os.getppid()))
             )
             eventually(lambda: mine.epoch is None or mine.epoch > 7)
             # Its lock was free again, so it could be had.
@@ -361,9 +362,8 @@ def test_processes_that_live_for_moments_do_their_share(tmp_path, monkeypatch):
         mine = Maintenance(root, [job])
         assert mine.due_seconds(job) == 3600.0
         assert 3590 < mine.due_seconds(job) <= 3600
-        key = OWNER + b"hourly"
         long_ago = max(root.context.files.uptime_ms() - 3_600_000, 0)
-        root.context.live.write(lambda txn: txn.put(key, owner._U64.pack(long_ago)))
+        root.context.live.write(lambda txn: JOB_RUNS.put(txn, "hourly", value=long_ago))
         assert mine.due_seconds(job._replace(every_seconds=1e-9)) == 0.01
         mine.do(job, JobContext(root, 1, root.clock, bool))
         assert mine.due_seconds(job) > 3590
@@ -408,8 +408,8 @@ def send(log, number, pid=7):
 
 def producers(log):
     """Those that the partition remembers."""
-    keys = log.context.live.read(lambda txn: [key for key, _ in kv.rows(txn, b"P" + log.key)])
-    return [int.from_bytes(key[-8:], "big") for key in keys]
+    keys = log.context.live.read(lambda txn: list(PRODUCERS.keys(txn, log.key)))
+    return [number for _, number in keys]
 
 
 def test_a_producer_that_is_idle_is_forgotten_without_a_roll(tmp_path):
@@ -464,8 +464,8 @@ def test_a_clock_that_jumps_forgets_no_producer_at_once(tmp_path):
             assert mine.maintain()["producers"] == 0
             log.flush()
             assert producers(log) == [7]
-            blob = root.context.state.read(lambda txn: catalog.producers_blob(txn, log.key))
-            assert producer_state.unpack_all(blob).keys() == {7}
+            snapshot = root.context.state.read(lambda txn: SNAPSHOTS.get(txn, log.key))
+            assert snapshot.keys() == {7}
             log.truncate_to(2)
             assert producers(log) == [7]
             log.roll()
@@ -707,5 +707,5 @@ def test_what_a_log_offers_to_its_users(tmp_path):
         log.retention_bytes = None
         with pytest.raises(ValueError, match="retention_bytes"):
             log.retention_bytes = -5
-        assert pending_deletes.doomed(log.root.context.live) == set()
+        assert pending_deletes.paths(log.root.context.live) == set()
         assert log.verify() == []

@@ -16,6 +16,7 @@ from embedlog.compaction import attempt, clean, explain
 from embedlog.config import MaintenanceConfig
 from embedlog.errors import InvalidConfigError
 from embedlog.maintenance import JobContext, Maintenance, MaintenanceJob, jobs, jobs_of, owner
+from embedlog.maintenance.job_context import OWNER, MaintenanceOwner
 from embedlog.maintenance.jobs import CompactionJob
 from embedlog.partition import pending_deletes
 from embedlog.partition.leases import hold
@@ -63,7 +64,7 @@ def a_turn(root, stopping=bool, epoch=1):
 
 def owned(root):
     """Let this test own the housekeeping, and return its turn."""
-    root.context.live.write(lambda txn: txn.put(b"M", owner.MaintenanceOwner(1, 1 << 60, 1).pack()))
+    root.context.live.write(lambda txn: OWNER.put(txn, value=MaintenanceOwner(1, 1 << 60, 1)))
     return a_turn(root)
 
 
@@ -177,7 +178,7 @@ def test_replaced_files_are_unlinked_after_their_delay(root):
     clean(log, START)
 
     assert all(path.exists() for path in old)
-    assert pending_deletes.doomed(root.context.live) == {
+    assert pending_deletes.paths(root.context.live) == {
         str(path.relative_to(root.path)) for path in old
     }
     assert pending_deletes.sweep(root.context) == 0

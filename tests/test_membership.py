@@ -8,8 +8,7 @@ from embedlog.errors import (
     InconsistentGroupProtocolError,
     UnknownMemberIdError,
 )
-from embedlog.groups import membership
-from embedlog.groups.membership import MemberInfo, Membership
+from embedlog.groups.membership import GROUPS, MemberInfo, Membership
 from embedlog.record import TopicPartition
 
 T0, T1, U0 = TopicPartition("t", 0), TopicPartition("t", 1), TopicPartition("u", 0)
@@ -131,9 +130,9 @@ def test_a_group_has_no_more_members_than_it_may():
     """But who takes somebody's place takes no new one (M12)."""
     group = group_of(info("a"), info("s", instance="s"))
     with pytest.raises(GroupMaxSizeReachedError):
-        group.admit(info("b"), most=2)
+        group.admit(info("b"), max_members=2)
 
-    group.admit(info("s2", instance="s"), most=2)
+    group.admit(info("s2", instance="s"), max_members=2)
     assert list(group.members) == ["a", "s2"]
 
 
@@ -188,5 +187,5 @@ def test_a_document_comes_back_as_it_was():
     group.admit(info("c"))
     group.emptied_ms = 12
 
-    assert membership.unpack(group.pack()) == group
-    assert membership.unpack(Membership().pack()) == Membership()
+    for document in (group, Membership()):
+        assert GROUPS.unpack(GROUPS.pack(document)) == document

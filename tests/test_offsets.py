@@ -9,10 +9,11 @@ from support.patience import patient
 from support.roots import abandon, encoded, fill, healthy, make_log, open_root, segment_files
 
 from embedlog import kv
-from embedlog.catalog import PARTITION_KEY
 from embedlog.errors import CorruptionError, InvalidGroupIdError, OffsetMetadataTooLargeError
 from embedlog.files import Files
 from embedlog.groups import offsets
+from embedlog.groups.offsets import CommittedOffset
+from embedlog.keyspace import PARTITION_KEY
 from embedlog.record import OffsetAndMetadata, TopicPartition
 
 T0 = TopicPartition("t", 0)
@@ -44,7 +45,7 @@ def save(root):
 def saved(root, group=b"g"):
     """The offsets in `state`, by key."""
     rows = offsets.saved(root.context.state, group)
-    return [offsets.unpack(row).position.offset for row in rows.values()]
+    return [row.position.offset for row in rows.values()]
 
 
 @pytest.fixture
@@ -356,12 +357,12 @@ def test_a_group_does_not_miss_what_comes_in_the_place_of_lost_records(tmp_path,
 
 def test_what_is_adopted_past_the_end_is_moved_back_and_saved_so(here):
     """Also where the log was cut without a recovery."""
-    key = offsets.key(b"g", PARTITION_KEY.pack(1, 0))
-    row = offsets.pack(OffsetAndMetadata(7), 0)
+    key = PARTITION_KEY.pack(1, 0)
+    row = CommittedOffset(OffsetAndMetadata(7), 0)
 
     def step(txn):
-        offsets.adopt(txn, {key: row}, lambda txn, partition: (0, 4))
-        return offsets.unpack(txn.get(key)).position.offset
+        offsets.adopt(txn, b"g", {key: row}, lambda txn, partition: (0, 4))
+        return offsets.of_group(txn, b"g")[key].position.offset
 
     assert here.context.live.write(step) == 4
     assert save(here) == 1
@@ -374,15 +375,15 @@ def test_a_damaged_position_stops_its_group_and_not_the_recovery(tmp_path):
     root = open_root(tmp_path)
 
     def step(txn):
-        (row_key,) = offsets.of_group(txn, b"g")
-        txn.put(row_key, b"x" * 24)
+        (key,) = offsets.CHECKPOINTS.keys(txn, b"g")
+        txn.put(offsets.CHECKPOINTS.key(*key), b"x" * 24)
 
     root.context.state.write(step)
     abandon(root)
     root = open_root(tmp_path, files=Rebooted)
     assert root.partition("t", 0).end_offset() == 2
     assert position_of(root, "below") == 1
-    with pytest.raises(CorruptionError, match="a committed offset"):
+    with pytest.raises(CorruptionError, match="offset checkpoints"):
         position_of(root)
     root.close()
 

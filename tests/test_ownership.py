@@ -4,9 +4,9 @@ import pytest
 from support.clock import ManualClock
 from support.roots import open_root
 
-from embedlog.catalog import PARTITION_KEY
 from embedlog.groups import ownership
-from embedlog.groups.ownership import NOBODY, NOWHERE, PartitionOwner
+from embedlog.groups.ownership import NOBODY, NOWHERE, OWNERS, PartitionOwner
+from embedlog.keyspace import PARTITION_KEY
 from embedlog.record import TopicPartition
 
 
@@ -18,13 +18,13 @@ def live(tmp_path):
 
 
 def key(topic, partition=0, group=b"g"):
-    return ownership.key(group, PARTITION_KEY.pack(topic, partition))
+    return OWNERS.key(group, PARTITION_KEY.pack(topic, partition))
 
 
 def put(live, rows):
     def step(txn):
         for row_key, owner in rows.items():
-            txn.put(row_key, owner.pack())
+            ownership.put(txn, row_key, owner)
 
     live.write(step)
 
@@ -44,7 +44,7 @@ ROWS = [
 @pytest.mark.parametrize("owner", ROWS, ids=str)
 def test_a_row_comes_back_as_it_was(owner):
     """Epoch, start, member and topic."""
-    assert ownership.unpack(owner.pack()) == owner
+    assert OWNERS.unpack(OWNERS.pack(owner)) == owner
 
 
 def test_a_key_tells_partition_and_topic():
@@ -56,9 +56,9 @@ def test_a_key_tells_partition_and_topic():
 def test_a_group_has_only_its_own_rows():
     """Not those of one whose name begins the same (M17)."""
     names = [b"g", b"g2", b"gg", b"g\x01", b"g ", b"f"]
-    one = {name: ownership.key(name, PARTITION_KEY.pack(1, 0)) for name in names}
+    one = {name: OWNERS.key(name, PARTITION_KEY.pack(1, 0)) for name in names}
     for name in names:
-        prefix = ownership.ROWS + name + b"\0"
+        prefix = OWNERS.prefix(name)
         assert [each for each in names if one[each].startswith(prefix)] == [name]
 
 

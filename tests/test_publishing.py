@@ -11,7 +11,7 @@ from support.cruel import CruelFiles
 from support.roots import abandon, bases, encoded, fill, healthy, make_log, open_root, rows, values
 from support.staged import directory, publish, stage
 
-from embedlog import catalog, kv
+from embedlog import catalog, keyspace, kv
 from embedlog.config import TopicConfig
 from embedlog.errors import (
     CorruptBatchError,
@@ -103,7 +103,7 @@ def test_with_fsync_a_publication_is_durable_and_so_is_what_came_before(topics):
 
     publish(topics, [stage(topics, a_0=[b"1"])], durability="fsync")
 
-    info = topics.context.state.read(lambda txn: catalog.partition(txn, log.key))
+    info = topics.context.state.read(lambda txn: catalog.PARTITIONS.get(txn, log.key))
     assert (log.tail().durable_offset, info.recovery_offset) == (4, 4)
 
 
@@ -674,7 +674,7 @@ def damage_rows(root, prefix):
 def test_a_damaged_marker_stops_its_application_and_no_other(machine):
     """The others publish, and drop what is due."""
     write(machine, 1, "a_0")
-    damage_rows(machine, app_versions.ROWS + b"app")
+    damage_rows(machine, keyspace.APP_VERSIONS.prefix("app"))
 
     with pytest.raises(CorruptionError, match="app"):
         write(machine, 1, "a_0")
@@ -685,11 +685,11 @@ def test_a_damaged_clock_of_publications_goes_on_from_the_last_marker(machine, c
     """Nothing is dropped too early, and no publication fails."""
     Machine.up += 100 * DAY
     write(machine, 1, "a_0")
-    damage_rows(machine, catalog.ROOT + b"publications")
+    damage_rows(machine, keyspace.PUBLICATION_CLOCK.key())
     with caplog.at_level(logging.WARNING, "embedlog"):
         others(machine)
 
-    assert "the clock of publications is damaged" in caplog.text
+    assert "The clock of publications is damaged" in caplog.text
     Machine.up += 29 * DAY
     others(machine)
     assert write(machine, 1, "a_0").repeated

@@ -26,9 +26,8 @@ from support.roots import (
     values,
 )
 
-from embedlog import catalog, kv
+from embedlog import keyspace, kv
 from embedlog.errors import CorruptBatchError, CorruptionError, StorageError
-from embedlog.publish import app_versions
 from embedlog.record import Appended
 from embedlog.root.repair import repair_root
 from embedlog.root.verify import rebuild_index, verify_root
@@ -496,10 +495,10 @@ def break_state(path):
     data.write_bytes(bytes(data.stat().st_size))
 
 
-def change_row(path, family, change):
-    """Put the last row of a family back under what ``change`` makes of its key and bytes."""
+def change_row(path, table, change):
+    """Put the last row of a table back under what ``change`` makes of its key and bytes."""
     with lmdb.open(str(path / "state")) as env, env.begin(write=True) as txn:
-        key, row = list(kv.rows(txn, family))[-1]
+        key, row = list(kv.rows(txn, table.prefix()))[-1]
         changed_key, changed_row = change(bytes(key), bytes(row))
         txn.delete(key)
         txn.put(changed_key, changed_row)
@@ -513,20 +512,20 @@ def with_bit(data, place, bit=4):
 
 def rename_the_last_segment(path):
     """One bit of a key, which LMDB does not notice: the row is another partition's."""
-    change_row(path, catalog.SEGMENT, lambda key, row: (with_bit(key, 10), row))
+    change_row(path, keyspace.SEGMENTS, lambda key, row: (with_bit(key, 10), row))
 
 
 def make_a_position_of_the_last_segment(path):
     """One bit again, and it looks like what a group committed."""
-    change_row(path, catalog.SEGMENT, lambda key, row: (with_bit(key, 0, 16), row))
+    change_row(path, keyspace.SEGMENTS, lambda key, row: (with_bit(key, 0, 16), row))
 
 
 def rename_the_topic(path):
-    change_row(path, catalog.TOPIC, lambda key, row: (with_bit(key, -1), row))
+    change_row(path, keyspace.TOPICS, lambda key, row: (with_bit(key, -1), row))
 
 
 def change_the_last_segment(path):
-    change_row(path, catalog.SEGMENT, lambda key, row: (key, with_bit(row, 12)))
+    change_row(path, keyspace.SEGMENTS, lambda key, row: (key, with_bit(row, 12)))
 
 
 @pytest.mark.parametrize("files", [CruelFiles, Rebooted])
@@ -566,9 +565,14 @@ def test_a_damaged_state_is_restored_and_newer_segments_adopted(tmp_path, files,
 
 
 @pytest.mark.parametrize(
-    "family", [catalog.INDEX, catalog.PRODUCER_NAME, app_versions.ROWS, catalog.ROOT]
+    "table",
+    [
+        *(keyspace.SEGMENT_INDEXES, keyspace.NAMED_PRODUCERS),
+        *(keyspace.APP_VERSIONS, keyspace.PUBLICATION_CLOCK),
+    ],
+    ids=lambda table: table.name,
 )
-def test_damage_that_one_is_told_of_restores_nothing(tmp_path, family):
+def test_damage_that_one_is_told_of_restores_nothing(tmp_path, table):
     """An index is made anew, a producer is told of its row (P13), and a copy may be old."""
     root = open_root(tmp_path)
     log = make_log(root, {"segment.bytes": 3 * SIZE, "index.interval.bytes": 1})
@@ -577,7 +581,7 @@ def test_damage_that_one_is_told_of_restores_nothing(tmp_path, family):
     staged.publish(root, [staged.stage(root, t_0=[b"published"])], 0)
     wanted = rows(log)
     abandon(root)
-    change_row(tmp_path, family, lambda key, row: (key, with_bit(row, 12)))
+    change_row(tmp_path, table, lambda key, row: (key, with_bit(row, 12)))
     root = open_root(tmp_path)
 
     assert not any("restored" in told for told in root.startup_report)
@@ -762,7 +766,9 @@ def test_verify_names_what_is_wrong(tmp_path, kind):
     else:
         blob = b"\1" * 24
         segment = log.segments[0]
-        root.context.state.write(lambda txn: catalog.put_index_blob(txn, log.key, segment, blob))
+        root.context.state.write(
+            lambda txn: keyspace.SEGMENT_INDEXES.put(txn, log.key, *segment.key, value=blob)
+        )
 
     assert verify_root(root) != []
     assert repair_root(root, dry_run=True) != []
@@ -780,7 +786,7 @@ def test_a_row_of_state_with_a_wrong_checksum_is_told(tmp_path):
     fill(log, 2)
 
     def harm(txn):
-        for key, row in list(kv.rows(txn, catalog.SEGMENT)):
+        for key, row in list(kv.rows(txn, keyspace.SEGMENTS.prefix())):
             txn.put(key, row[:-1] + bytes([row[-1] ^ 1]))
 
     root.context.state.write(harm)

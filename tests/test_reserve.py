@@ -193,7 +193,7 @@ def test_what_was_let_go_is_unlinked_at_once_on_a_full_disk(root):
     files(root).room = pending_deletes.LITTLE_SPACE - 1
     retain(root, START + 1_000_000)
     assert len(os.listdir(f"{root.path}/{log.directory}/0")) == 1
-    assert pending_deletes.doomed(root.context.live) == set()
+    assert pending_deletes.paths(root.context.live) == set()
 
 
 def test_retention_is_content_with_less_where_there_is_no_room_for_all(root, monkeypatch):

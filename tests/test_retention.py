@@ -32,7 +32,7 @@ from embedlog.errors import (
 from embedlog.files import Files
 from embedlog.groups import offsets as committed
 from embedlog.partition import tail
-from embedlog.partition.bounded_clock import SEEN, bounded_ms
+from embedlog.partition.bounded_clock import CLOCK_READING, bounded_ms
 from embedlog.partition.leases import hold, leases
 from embedlog.publish import staging, transaction
 from embedlog.publish.transaction import Publication
@@ -76,9 +76,8 @@ def make(root, count=10, every=HOUR, topic="t", **more):
 
 
 def commit(root, group, offset, log):
-    row = committed.pack(OffsetAndMetadata(offset, "", None), START)
-    key = committed.key(group.encode(), log.key)
-    root.context.live.write(lambda txn: committed.put(txn, {key: row}))
+    row = committed.CommittedOffset(OffsetAndMetadata(offset, "", None), START)
+    root.context.live.write(lambda txn: committed.put(txn, group.encode(), {log.key: row}))
 
 
 # By time
@@ -674,7 +673,7 @@ def test_a_group_counts_though_only_its_checkpoint_is_left(root):
     log = make(root, retention_ms=DAY, retention_min_consumed="all")
     commit(root, "a", 4, log)
     committed.checkpoint(root.context.live, root.context.state)
-    root.context.live.write(lambda txn: txn.delete(committed.key(b"a", log.key)))
+    root.context.live.write(lambda txn: committed.COMMITTED.delete(txn, b"a", log.key))
 
     assert retain(root, START + 30 * DAY)[0].start_offset == 4
 
@@ -912,7 +911,7 @@ def test_time_that_passes_by_both_clocks_is_believed(root):
 
 def test_a_damaged_reading_counts_as_none(root):
     """P13: values in `live` have no checksum; recovery asks for it, and goes on without."""
-    root.context.live.write(lambda txn: txn.put(SEEN, b"short"))
+    root.context.live.write(lambda txn: txn.put(CLOCK_READING.key(), b"short"))
     log = make(root, count=3)
     log.truncate_to(2)
 

@@ -212,7 +212,7 @@ def test_files_stay_for_their_delay(tmp_path):
         with closing(open_root(root.path, files=Later)) as other:
             assert pending_deletes.sweep(other.context) == 3
         assert len(segment_files(root.path)) == 2
-        assert pending_deletes.doomed(root.context.live) == set()
+        assert pending_deletes.paths(root.context.live) == set()
 
 
 def test_on_a_full_disk_the_delay_can_be_cut_short(root):
@@ -411,10 +411,10 @@ def test_a_deleted_topic_takes_its_doomed_files_along(root):
     log = make_log(root, {"segment.bytes": 2 * SIZE})
     fill(log, 10)
     trim(log, 6)
-    assert len(pending_deletes.doomed(root.context.live)) == 3
+    assert len(pending_deletes.paths(root.context.live)) == 3
     root.delete_topic("t")
 
-    assert pending_deletes.doomed(root.context.live) == set()
+    assert pending_deletes.paths(root.context.live) == set()
 
 
 def test_a_reading_handle_changes_nothing(root, log):

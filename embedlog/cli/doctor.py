@@ -13,13 +13,14 @@ from importlib import metadata
 from typing import Any
 
 from embedlog import checksum, kv
-from embedlog.cli.open_log import FORMAT_VERSION, is_log, root_of
+from embedlog.cli.open_log import is_log, root_of
 from embedlog.cli.parser import FAILED, OK
 from embedlog.cli.printing import say, say_json
 from embedlog.errors import EmbedlogError, NotALogError
 from embedlog.files import Files
 from embedlog.files.filesystem import REMOTE_FILESYSTEMS, process_state
 from embedlog.files.reserve import Reserve
+from embedlog.keyspace import FORMAT_FILE, FORMAT_VERSION
 from embedlog.progress import mega
 from embedlog.publish import staging
 from embedlog.root import startup
@@ -135,7 +136,7 @@ def _format(files: Files) -> int | None:
     import tomllib
 
     try:
-        found = tomllib.loads(files.read_file("embedlog.toml").decode()).get("format")
+        found = tomllib.loads(files.read_file(FORMAT_FILE).decode()).get("format")
     except ValueError:
         return None
     return found if isinstance(found, int) else None

@@ -8,13 +8,11 @@ import os
 from typing import TYPE_CHECKING
 
 from embedlog.errors import InvalidConfigError, NotALogError, StorageError
+from embedlog.keyspace import FORMAT_FILE
 
 if TYPE_CHECKING:
     from embedlog.api import Log
 
-FORMAT_FILE = "embedlog.toml"
-FORMAT_VERSION = 2
-"""As in `root.root`, which takes long to load."""
 _NOT_OURS = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 

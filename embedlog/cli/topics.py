@@ -8,22 +8,17 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
-from embedlog.cli.open_log import FORMAT_FILE, FORMAT_VERSION, root_of, to_read, to_write
+from embedlog import keyspace, kv
+from embedlog.cli.open_log import root_of, to_read, to_write
 from embedlog.cli.parser import OK
 from embedlog.cli.printing import note, say, say_json
 from embedlog.errors import InvalidConfigError, TopicAlreadyExistsError
+from embedlog.files import Files
+from embedlog.keyspace import FORMAT_FILE, FORMAT_VERSION
 from embedlog.progress import mega
 
-_ROWS = b"T"
-"""What the keys of topics begin with (docs/format.md).
-
-Said again here, since the catalogue's room loads the classes of all settings,
-which takes longer than everything else that listing the names needs.
-"""
-
-
 _INTERNAL = "__"
-"""How names of internal topics begin, likewise."""
+"""As in `catalog`, which takes longer to load than everything else that listing needs."""
 
 
 def create(args: argparse.Namespace) -> int:
@@ -82,14 +77,11 @@ def _names(args: argparse.Namespace) -> list[str]:
     if not _is_ordinary(root):
         with to_read(args) as log:  # which says what is wrong with it
             return log.topics(internal=True)
-    from embedlog import kv
-    from embedlog.files import Files
-
     files = Files(root, writable=False)
     try:
         state = kv.Store(files, "state", durable=True, timeout=10)
         try:
-            return state.read(lambda txn: [key[1:].decode() for key, _ in kv.rows(txn, _ROWS)])
+            return state.read(lambda txn: [name for (name,) in keyspace.TOPICS.keys(txn)])
         finally:
             state.close()
     finally:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from embedlog import catalog
+from embedlog import keyspace
 from embedlog.catalog import SegmentInfo
 from embedlog.config import LONG_MAX
 from embedlog.errors import EmbedlogError, StorageError
@@ -88,7 +88,7 @@ def inspect(log: PartitionLog, now_ms: int) -> CleanableRange:
 
 def _first_dirty(log: PartitionLog, start: int, stop: int, end: int) -> int:
     """Return the checkpoint, or the start of the log where it cannot be right (D1)."""
-    found = log.context.state.read(lambda txn: catalog.cleaned_offset(txn, log.key))
+    found = log.context.state.read(lambda txn: keyspace.CLEANED_OFFSETS.get(txn, log.key))
     if found is None or not start <= found <= end:
         return start
     return min(found, stop)

@@ -11,12 +11,13 @@ from typing import NamedTuple
 
 from embedlog import assignor, kv
 from embedlog.assignor import Assignor, RebalanceStep
-from embedlog.catalog import PARTITION_KEY
 from embedlog.errors import CommitFailedError, FencedInstanceIdError, UnknownMemberIdError
 from embedlog.group import Group, Partitions, Positions
 from embedlog.groups import offsets, ownership
 from embedlog.groups.membership import LOCKS, MemberInfo, Membership
-from embedlog.groups.ownership import NOBODY, NOWHERE, PartitionOwner
+from embedlog.groups.offsets import COMMITTED
+from embedlog.groups.ownership import NOBODY, NOWHERE, OWNERS, PartitionOwner
+from embedlog.keyspace import PARTITION_KEY
 from embedlog.record import OffsetAndMetadata, TopicPartition
 
 UNSETTLED = -1
@@ -233,17 +234,17 @@ class GroupMember:
         self, txn: kv.Txn, one: TopicPartition, key: bytes, edge: int | None
     ) -> tuple[bytes, int, StartPosition] | None:
         """Own one, if it is free; ``edge`` is where to begin: 0 its start, 1 its end."""
-        row_key = ownership.key(self.group.key, key)
+        row_key = OWNERS.key(self.group.key, key)
         owner = ownership.get(txn, row_key)
         if owner.member not in (NOBODY, self.id) or one in self._epochs:
             return None
-        row = txn.get(offsets.key(self.group.key, key))
+        row = COMMITTED.get(txn, self.group.key, key)
         start = owner.start
         if row is None and edge is not None and start == NOWHERE:
             known = self.group.ends(txn, key)
             start = NOWHERE if known is None else known[edge]
-        txn.put(row_key, PartitionOwner(owner.epoch + 1, start, self.id, one.topic).pack())
-        committed = None if row is None else offsets.unpack(row).position
+        ownership.put(txn, row_key, PartitionOwner(owner.epoch + 1, start, self.id, one.topic))
+        committed = None if row is None else row.position
         end = start if edge is not None and start != NOWHERE else None
         return row_key, owner.epoch + 1, StartPosition(committed, end)
 
@@ -259,7 +260,7 @@ class GroupMember:
         for row_key, epoch in claims:
             owner = ownership.get(txn, row_key)
             if (owner.member, owner.epoch) == (self.id, epoch):
-                txn.put(row_key, owner._replace(member=NOBODY).pack())
+                ownership.put(txn, row_key, owner._replace(member=NOBODY))
                 group.touch()
 
     def commit(self, positions: Positions) -> None:
@@ -274,15 +275,14 @@ class GroupMember:
         rows = self.group.rows(positions)
         # By partition key, not by name: the topic may be another one of that name by now.
         claims = [
-            (one, ownership.key(self.group.key, offsets.partition_of(row_key)))
-            for one, row_key in zip(positions, rows, strict=True)
+            (one, OWNERS.key(self.group.key, key)) for one, key in zip(positions, rows, strict=True)
         ]
 
         def step(txn: kv.Txn) -> None:
             self._check_lives(txn)
             for one, row_key in claims:
                 self._check_owned(txn, one, row_key)
-            offsets.put(txn, rows)
+            offsets.put(txn, self.group.key, rows)
             self.group.put_deadline(txn, self.info)
 
         try:

@@ -1,31 +1,30 @@
-"""Who is in a group and what each should own: one document per group (M1-M17).
+"""The members of a group and their target assignment: one document per group (M1-M17).
 
-Values only: no clock, no lock, no database.  `group` reads the document, takes
-one of the steps below, and writes it back, all in one transaction.
+Values only: no clock, no lock, no database.  `group` reads the document, takes one of
+the steps below, and writes it back, all in one transaction.
 
-A *target* says who should own what; it belongs to a *generation* and is made
-by an assignor.  Who does own what is told by the rows of `group`, which follow
-the target one partition at a time.  While the members changed since the target
-was made, the group is not *settled*, and whichever member looks next makes a
-new one.
+A *target* says who should own what; it belongs to a *generation* and is made by an
+assignor.  Who owns what now is in the rows of `ownership`, which follow the target one
+partition at a time.  While the members have changed since the target was made, the group
+is not *settled*, and the next member that looks at it makes a new target.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from embedlog import assignor as assignors
+from embedlog import keyspace
 from embedlog.errors import FencedInstanceIdError, GroupMaxSizeReachedError, UnknownMemberIdError
 from embedlog.record import TopicPartition
 
 LOCKS = "locks/member-"
-"""How the path of a member's lock begins."""
+"""Prefix of the paths of members' lock files."""
 
 Topics = dict[str, tuple[int, int]]
-"""Topic to its id, which a re-created one does not keep, and how many partitions it has."""
+"""Topic to its id, which a re-created one does not keep, and its number of partitions."""
 
 
 class MemberInfo(NamedTuple):
@@ -44,10 +43,10 @@ class MemberInfo(NamedTuple):
     session_ms: int
     joined_ms: int
     user_data: str | None = None
-    """What it tells an assignor of its user's own; bytes as Latin-1, for JSON."""
+    """What it passes to a custom assignor; bytes as Latin-1, for JSON."""
 
     @property
-    def wish(self) -> tuple[object, ...]:
+    def subscription(self) -> tuple[object, ...]:
         """What the target depends on."""
         return self.topics, self.assignors, self.user_data
 
@@ -57,96 +56,99 @@ class Membership:
     """One group, as of one transaction."""
 
     version: int = 0
-    """Grows with every change, also of who owns what: each step adds to it (`touch`)."""
+    """Grows with every change, also of owners: each step adds to it (`touch`)."""
     generation: int = 0
-    """Which target this is; grows with each, as long as the group is there (M2)."""
+    """The number of the target; grows with each, as long as the group exists (M2)."""
     settled: bool = True
-    """Whether the target was made for the members and topics as they are."""
+    """Whether the target was made for the current members and topics."""
     assignor: str | None = None
     members: dict[str, MemberInfo] = field(default_factory=dict)
     """By id, in the order they joined; the first is what Kafka calls the leader (M3)."""
     target: dict[str, tuple[TopicPartition, ...]] = field(default_factory=dict)
     topics: Topics = field(default_factory=dict)
-    """The topics as they were when the target was made."""
+    """The topics as of the target."""
     newest: int | None = None
-    """The id of the last topic that was there when the group, then empty, got its first target."""
+    """The highest topic id when the group, empty until then, got its first target."""
     began: dict[str, int] = field(default_factory=dict)
-    """How many partitions each topic had when the group first read it."""
+    """The number of partitions of each topic when the group first read it."""
     emptied_ms: int = 0
     """When the last member left (M15)."""
 
     # Steps
 
     def touch(self) -> None:
-        """Have everybody look again."""
+        """Make all members look at the group again."""
         self.version += 1
 
-    def admit(self, member: MemberInfo, most: int | None = None) -> MemberInfo | None:
-        """Add a member; return the one with its instance id, whose place it takes (M13).
+    def admit(self, member: MemberInfo, max_members: int | None = None) -> MemberInfo | None:
+        """Add a member; return the one with the same instance id that it replaces (M13).
 
         Raises:
             InconsistentGroupProtocolError: It has no assignor in common with the others (M5).
-            GroupMaxSizeReachedError: There are ``most`` members already (M12).
+            GroupMaxSizeReachedError: The group has ``max_members`` members already (M12).
         """
-        before = self._instance(member.instance_id)
-        others = {each.id: each.assignors for each in self.members.values() if each is not before}
+        replaced = self._instance(member.instance_id)
+        others = {
+            other.id: other.assignors for other in self.members.values() if other is not replaced
+        }
         assignors.choose(others | {member.id: member.assignors})
         self.touch()
-        if before is not None:
-            self._succeed(before, member)
-            return before
-        if most is not None and len(others) >= most:
-            raise GroupMaxSizeReachedError(f"the group has {most} members, the most it may have")
+        if replaced is not None:
+            self._replace(replaced, member)
+            return replaced
+        if max_members is not None and len(others) >= max_members:
+            raise GroupMaxSizeReachedError(
+                f"The group already has {max_members} members, its limit"
+            )
         self.members[member.id] = member
         self.settled = False
         return None
 
-    def _succeed(self, before: MemberInfo, member: MemberInfo) -> None:
-        renamed = {before.id: member.id}
+    def _replace(self, replaced: MemberInfo, member: MemberInfo) -> None:
+        ids = {replaced.id: member.id}
         self.members = {
-            renamed.get(each, each): member if each == before.id else info
-            for each, info in self.members.items()
+            ids.get(other, other): member if other == replaced.id else info
+            for other, info in self.members.items()
         }
-        self.target = {renamed.get(each, each): given for each, given in self.target.items()}
-        # With the same wish it gets the same partitions: nobody else notices.
-        self.settled &= before.wish == member.wish
+        self.target = {ids.get(other, other): assigned for other, assigned in self.target.items()}
+        # With the same subscription it gets the same partitions: no other member notices.
+        self.settled &= replaced.subscription == member.subscription
 
     def _instance(self, instance_id: str | None) -> MemberInfo | None:
         if instance_id is None:
             return None
-        return next(
-            (each for each in self.members.values() if each.instance_id == instance_id), None
-        )
+        members = (info for info in self.members.values() if info.instance_id == instance_id)
+        return next(members, None)
 
     def remove(self, ids: Collection[str], now_ms: int) -> list[MemberInfo]:
-        """Take members out, and return those of them that were in."""
-        gone = [self.members.pop(each) for each in ids if each in self.members]
-        for each in gone:
-            self.target.pop(each.id, None)
-        if gone:
+        """Remove members, and return those that were in the group."""
+        removed = [self.members.pop(member) for member in ids if member in self.members]
+        for member in removed:
+            self.target.pop(member.id, None)
+        if removed:
             self.touch()
             self.settled = False
             if not self.members:
                 self._empty(now_ms)
-        return gone
+        return removed
 
     def _empty(self, now_ms: int) -> None:
-        """Nobody is there, so the target of nobody is made (M2: as a generation of its own)."""
+        """Make the target of an empty group, which is a generation of its own (M2)."""
         self.settle("", {}, {}, 0)
         self.newest, self.began = None, {}
         self.assignor, self.emptied_ms = None, now_ms
 
     def resubscribe(self, member: str, topics: Iterable[str]) -> None:
-        """Note what a member subscribes to now."""
+        """Change what a member subscribes to."""
         info = self.members[member]
-        wanted = tuple(sorted(topics))
-        if info.topics != wanted:
+        subscribed = tuple(sorted(topics))
+        if info.topics != subscribed:
             self.touch()
-            self.members[member] = info._replace(topics=wanted)
+            self.members[member] = info._replace(topics=subscribed)
             self.settled = False
 
     def notice(self, topics: Topics) -> None:
-        """Note how the subscribed topics are now: others than before need a new target (M16)."""
+        """Compare the subscribed topics with the target's: a change needs a new target (M16)."""
         if self.settled and topics != self.topics:
             self.touch()
             self.settled = False
@@ -158,7 +160,7 @@ class Membership:
         target: dict[str, tuple[TopicPartition, ...]],
         newest: int,
     ) -> None:
-        """Take a new target, made when the newest topic of all had that id."""
+        """Set a new target, made when ``newest`` was the highest topic id."""
         self.touch()
         self.generation += 1
         self.assignor, self.topics, self.target = name, topics, target
@@ -169,40 +171,40 @@ class Membership:
 
     # Questions
 
-    def came_later(self, one: TopicPartition) -> bool:
-        """Whether a partition came while the group was reading: all in it came after it began."""
-        number, count = self.topics[one.topic][0], self.began.get(one.topic)
-        new = self.newest is not None and number > self.newest
-        return new or (count is not None and one.partition >= count)
+    def came_later(self, partition: TopicPartition) -> bool:
+        """Whether a partition was created while the group was reading: it must read all of it."""
+        topic_id, count = self.topics[partition.topic][0], self.began.get(partition.topic)
+        new = self.newest is not None and topic_id > self.newest
+        return new or (count is not None and partition.partition >= count)
 
     @property
     def subscribed(self) -> set[str]:
-        """Every topic that a member wants."""
-        return set().union(*(each.topics for each in self.members.values()))
+        """Every topic that a member subscribes to."""
+        return set().union(*(member.topics for member in self.members.values()))
 
     def candidates(self) -> list[assignors.Member]:
         """Return the members as an assignor sees them.
 
-        Each owns what the last target gave it, whether it has that yet or not: a
-        change in the middle of a move must not undo what is under way.
+        Each owns what the last target assigned to it, whether it has taken that yet or not:
+        a change during a rebalance must not undo the moves under way.
         """
         return [
             assignors.Member(
-                each.id,
-                frozenset(each.topics),
-                owned=frozenset(self.target.get(each.id, ())),
-                generation=self.generation if each.id in self.target else -1,
-                instance_id=each.instance_id,
-                user_data=None if each.user_data is None else each.user_data.encode("latin-1"),
+                member.id,
+                frozenset(member.topics),
+                owned=frozenset(self.target.get(member.id, ())),
+                generation=self.generation if member.id in self.target else -1,
+                instance_id=member.instance_id,
+                user_data=None if member.user_data is None else member.user_data.encode("latin-1"),
             )
-            for each in self.members.values()
+            for member in self.members.values()
         ]
 
     def check_member(self, member: str, instance_id: str | None, group: str) -> None:
-        """Raise unless somebody is still a member.
+        """Raise unless ``member`` is still in the group.
 
         Raises:
-            FencedInstanceIdError: Another one took its instance id (M13).
+            FencedInstanceIdError: Another member took over its instance id (M13).
             UnknownMemberIdError: It was removed: silent for too long, or by an administrator.
         """
         if member in self.members:
@@ -210,49 +212,55 @@ class Membership:
         other = self._instance(instance_id)
         if other is not None:
             raise FencedInstanceIdError(
-                f"another member, process {other.pid}, took over the group_instance_id "
+                f"Another member, process {other.pid}, took over the group_instance_id "
                 f"{instance_id!r}",
                 group=group,
                 member=member,
-                todo="give each running member a group_instance_id of its own",
+                todo="Give each running member a group_instance_id of its own",
             )
         raise UnknownMemberIdError(
-            "the group does not have this member any more",
+            "This member was removed from the group",
             group=group,
             member=member,
-            todo="poll: that joins it again, as a new member",
+            todo="Poll to join the group again, as a new member",
         )
 
     # As stored
 
-    def pack(self) -> bytes:
-        """Return the document as JSON."""
-        told: dict[str, Any] = {name: getattr(self, name) for name in self.__slots__}
-        told["members"] = list(self.members.values())
-        told["target"] = {each: _by_topic(given) for each, given in self.target.items()}
-        return json.dumps(told, separators=(",", ":")).encode()
+    def to_fields(self) -> dict[str, Any]:
+        """Return the document, for JSON."""
+        fields: dict[str, Any] = {name: getattr(self, name) for name in self.__slots__}
+        fields["members"] = list(self.members.values())
+        fields["target"] = {
+            member: _by_topic(partitions) for member, partitions in self.target.items()
+        }
+        return fields
 
 
-def unpack(row: bytes) -> Membership:
-    """Return a stored document."""
-    told: dict[str, Any] = json.loads(row)
-    members = [_info(each) for each in told["members"]]
-    told["members"] = {each.id: each for each in members}
-    told["topics"] = {name: (each[0], each[1]) for name, each in told["topics"].items()}
-    told["target"] = {
-        each: tuple(TopicPartition(topic, n) for topic, ns in given.items() for n in ns)
-        for each, given in told["target"].items()
-    }
-    return Membership(**told)
-
-
-def _info(row: list[Any]) -> MemberInfo:
-    info = MemberInfo._make(row)
-    return info._replace(topics=tuple(info.topics), assignors=tuple(info.assignors))
+def from_fields(fields: dict[str, Any]) -> Membership:
+    """Return the group of a document."""
+    members = [MemberInfo._make(row) for row in fields["members"]]
+    return Membership(
+        **fields
+        | {
+            "members": {
+                info.id: info._replace(topics=tuple(info.topics), assignors=tuple(info.assignors))
+                for info in members
+            },
+            "topics": {topic: tuple(facts) for topic, facts in fields["topics"].items()},
+            "target": {
+                member: tuple(TopicPartition(topic, n) for topic, ns in topics.items() for n in ns)
+                for member, topics in fields["target"].items()
+            },
+        }
+    )
 
 
 def _by_topic(partitions: Iterable[TopicPartition]) -> dict[str, list[int]]:
-    found: dict[str, list[int]] = {}
+    numbers: dict[str, list[int]] = {}
     for topic, partition in partitions:
-        found.setdefault(topic, []).append(partition)
-    return found
+        numbers.setdefault(topic, []).append(partition)
+    return numbers
+
+
+GROUPS = keyspace.GROUPS.typed(from_fields, lambda group: (group.to_fields(),))

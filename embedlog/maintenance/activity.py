@@ -21,9 +21,8 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from embedlog import batch, catalog, group, kv
-from embedlog.catalog import ACTIVITY, TOLD, TopicInfo
-from embedlog.checksum import seal, unseal
+from embedlog import batch, catalog, kv
+from embedlog.catalog import ACTIVITY, TopicInfo
 from embedlog.config import TopicConfig
 from embedlog.errors import (
     ClosedError,
@@ -34,7 +33,15 @@ from embedlog.errors import (
     TopicAlreadyExistsError,
     UnknownTopicOrPartitionError,
 )
-from embedlog.groups import membership
+from embedlog.groups.membership import GROUPS, Membership
+from embedlog.keyspace import (
+    GROUP_VERSIONS,
+    REPORTED_GROUPS,
+    REPORTED_LIVE,
+    REPORTED_OWNER,
+    REPORTED_TOPICS,
+    REPORTED_VERSION,
+)
 from embedlog.partition import PartitionLog
 from embedlog.retention import RetentionResult
 from embedlog.root.root import Root
@@ -52,8 +59,6 @@ SETTINGS: Final[Mapping[str, object]] = {
     "retention.bytes": 16 << 20,
 }
 """Of the topic, when it is made; they can be altered like any other's."""
-SEEN: Final = b"A"
-"""The key in `live` of what was looked at; with a group's name, of what was told of it."""
 
 _PATIENCE_SECONDS = 1.0
 _NEW: Final[Mapping[str, Any]] = {"config": {}, "places": []}
@@ -129,10 +134,10 @@ def _topic(root: Root) -> PartitionLog:
 
 
 def _is_new_owner(root: Root, pid: int) -> bool:
-    live, key, row = root.context.live, SEEN + b"\0owner", pid.to_bytes(4, "big")
-    if live.get(key) == row:
+    live = root.context.live
+    if REPORTED_OWNER.get(live) == pid:
         return False
-    live.write(lambda txn: txn.put(key, row))
+    live.write(lambda txn: REPORTED_OWNER.put(txn, value=pid))
     return True
 
 
@@ -214,17 +219,17 @@ def look(root: Root, fence: Fence) -> list[Event]:
 
 def _look_at_live(root: Root, fence: Fence) -> list[Event]:
     """Return whether `live` is another one than that of the last look: it lasts for one boot."""
-    live, key = root.context.live, SEEN + b"\0live"
-    if live.get(key) is not None:
+    live = root.context.live
+    if REPORTED_LIVE.exists(live):
         return []
 
     def step(txn: kv.Txn) -> bool:
         fence(txn)
-        new = txn.get(key) is None
-        txn.put(key, b"1")
+        new = not REPORTED_LIVE.exists(txn)
+        REPORTED_LIVE.put(txn, value=None)
         return new
 
-    known = root.context.state.read(lambda txn: any(True for _ in kv.rows(txn, TOLD)))
+    known = root.context.state.read(REPORTED_TOPICS.any)
     if not live.write(step) or not known:
         return []
     reason = "after a reboot, or because it was damaged, live was built anew"
@@ -232,8 +237,8 @@ def _look_at_live(root: Root, fence: Fence) -> list[Event]:
 
 
 def _look_at_topics(root: Root, fence: Fence) -> list[Event]:
-    state, live, seen = root.context.state, root.context.live, SEEN + b"\0state"
-    if live.get(seen) == state.version().to_bytes(8, "big"):
+    state, live = root.context.state, root.context.live
+    if REPORTED_VERSION.get(live) == state.version():
         return []
     found, version = state.read(lambda txn: (_compare(txn), txn.id()))
     if found.rows:
@@ -242,14 +247,14 @@ def _look_at_topics(root: Root, fence: Fence) -> list[Event]:
         found, number = state.write(partial(_note, found.rows.keys()))
         # What others changed in between is for the next look.
         version = number if number == version + 1 else version
-    live.write(lambda txn: txn.put(seen, version.to_bytes(8, "big")))
+    live.write(lambda txn: REPORTED_VERSION.put(txn, value=version))
     return found.events
 
 
 class ActivityChange(NamedTuple):
     events: list[Event]
-    rows: dict[bytes, bytes | None]
-    """What will say that they were told."""
+    rows: dict[bytes, dict[str, Any] | None]
+    """What will say that they were told, by key."""
 
 
 def _note(wanted: Collection[bytes], txn: kv.Txn) -> tuple[ActivityChange, int]:
@@ -258,24 +263,24 @@ def _note(wanted: Collection[bytes], txn: kv.Txn) -> tuple[ActivityChange, int]:
         if row is None:
             txn.delete(key)
         else:
-            txn.put(key, seal(row, key))
+            txn.put(key, REPORTED_TOPICS.dump(key, row))
     # Without a change this transaction is none, and its number another one's.
     return found, txn.id() if found.rows else -1
 
 
 def _compare(txn: kv.Txn, wanted: Collection[bytes] | None = None) -> ActivityChange:
     """Return what is different from what was told of all topics, or of some, by their rows."""
-    told = {bytes(key): bytes(row) for key, row in kv.rows(txn, TOLD)}
+    told = dict(kv.rows(txn, REPORTED_TOPICS.prefix()))
     if wanted is not None:
         told = {key: row for key, row in told.items() if key in wanted}
     found = ActivityChange([], {})
-    for info in map(catalog.topic_of_row, kv.rows(txn, catalog.TOPIC)):
-        key = TOLD + info.id.to_bytes(8, "big")
+    for info in catalog.topics(txn):
+        key = REPORTED_TOPICS.key(info.id)
         if info.name == ACTIVITY or (wanted is not None and key not in wanted):
             continue
         before, places = told.pop(key, None), _places(txn, info)
         row = _told_row(info, places)
-        if before is None or row != before[4:]:
+        if before != REPORTED_TOPICS.dump(key, row):
             found.rows[key] = row
             known = _NEW if before is None else _unpack(key, before)
             if known is not None:
@@ -293,15 +298,14 @@ def _deleted(key: bytes, row: bytes) -> Iterator[Event]:
         yield Event("deleted", known["name"], {"topic": known["name"], "id": known["id"]})
 
 
-def _told_row(info: TopicInfo, places: list[list[int]]) -> bytes:
-    known = {"name": info.name, "id": info.id, "config": info.config.overrides(), "places": places}
-    return json.dumps(known).encode()
+def _told_row(info: TopicInfo, places: list[list[int]]) -> dict[str, Any]:
+    return {"name": info.name, "id": info.id, "config": info.config.overrides(), "places": places}
 
 
 def _unpack(key: bytes, row: bytes) -> dict[str, Any] | None:
     """Return what was told of a topic; None if that is damaged: then it begins anew from now."""
     try:
-        known: dict[str, Any] = json.loads(unseal(row, "a topic that was told of", key))
+        known: dict[str, Any] = REPORTED_TOPICS.load(key, row)
     except CorruptionError as error:
         _log.warning("%s; what happened since is not told", error)
         return None
@@ -313,7 +317,7 @@ def _places(txn: kv.Txn, info: TopicInfo) -> list[list[int]]:
     places = []
     for number in range(info.partitions):
         key = info.key(number)
-        last, durable = catalog.last_segment(txn, key), catalog.partition(txn, key)
+        last, durable = catalog.last_segment(txn, key), catalog.PARTITIONS.get(txn, key)
         if last is not None and durable is not None:
             places.append([last.base_offset, durable.leader_epoch])
     return places
@@ -365,34 +369,31 @@ def _look_at_groups(root: Root, fence: Fence) -> list[Event]:
     def step(txn: kv.Txn) -> list[Event]:
         fence(txn)
         events = []
-        for key, version in _unseen(txn).items():
-            row = txn.get(group.DOCUMENT + key)
-            if row is None or version is None:
-                txn.delete(SEEN + key)
+        for name, version in _unseen(txn).items():
+            found = GROUPS.get(txn, name)
+            if found is None or version is None:
+                REPORTED_GROUPS.delete(txn, name)
                 continue
-            found, told = membership.unpack(row), (txn.get(SEEN + key) or bytes(16))[8:]
-            generation = found.generation.to_bytes(8, "big")
-            if found.settled and generation != told:
-                events.append(_rebalanced(key.decode(), found))
-                told = generation
-            txn.put(SEEN + key, version + told)
+            before = REPORTED_GROUPS.get(txn, name)
+            generation = 0 if before is None else before.generation
+            if found.settled and found.generation != generation:
+                events.append(_rebalanced(name, found))
+                generation = found.generation
+            REPORTED_GROUPS.put(txn, name, value=(version, generation))
         return events
 
     return live.write(step)
 
 
-def _unseen(txn: kv.Txn) -> dict[bytes, bytes | None]:
-    """Return the versions of the groups that changed since they were looked at; None: it is gone.
-
-    Names of groups do not begin with NUL, which the other rows here do.
-    """
-    versions = {bytes(key[1:]): bytes(row) for key, row in kv.rows(txn, group.VERSION)}
-    told = {bytes(key[1:]): bytes(row[:8]) for key, row in kv.rows(txn, SEEN) if key[1:2] != b"\0"}
+def _unseen(txn: kv.Txn) -> dict[str, int | None]:
+    """Return the versions of the groups that changed since the last look; None: it is gone."""
+    versions = {name: version for (name,), version in GROUP_VERSIONS.scan(txn)}
+    told = {name: before.version for (name,), before in REPORTED_GROUPS.scan(txn)}
     gone = dict.fromkeys(told.keys() - versions.keys())
-    return gone | {key: row for key, row in versions.items() if told.get(key) != row}
+    return gone | {name: seen for name, seen in versions.items() if told.get(name) != seen}
 
 
-def _rebalanced(name: str, found: membership.Membership) -> Event:
+def _rebalanced(name: str, found: Membership) -> Event:
     facts = {
         "group": name,
         "generation": found.generation,

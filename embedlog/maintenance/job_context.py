@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 import os
-import struct
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from embedlog import kv
+from embedlog import keyspace, kv
 from embedlog.errors import FencedError
 from embedlog.maintenance import activity
 from embedlog.root.root import Root
-
-OWNER = b"M"
-"""The key in `live` of who owns it; with a job's name, of when that was done last."""
-
-_ROW = struct.Struct(">QQI")
 
 
 class MaintenanceOwner(NamedTuple):
@@ -27,20 +21,18 @@ class MaintenanceOwner(NamedTuple):
     """Its deadline, in milliseconds since boot."""
     pid: int
 
-    def pack(self) -> bytes:
-        """Return it as a row of `live`."""
-        return _ROW.pack(*self)
+
+OWNER = keyspace.MAINTENANCE_OWNER.typed(MaintenanceOwner)
 
 
-def owner_in(row: bytes | None) -> MaintenanceOwner:
-    """Return what `MaintenanceOwner.pack` made; without a row, nobody."""
-    return MaintenanceOwner(0, 0, 0) if row is None else MaintenanceOwner._make(_ROW.unpack(row))
+def owner_in(txn: kv.Txn | kv.Store) -> MaintenanceOwner:
+    """Return who owns the housekeeping; with epoch 0 and deadline 0 if nobody ever did."""
+    return OWNER.get(txn) or MaintenanceOwner(0, 0, 0)
 
 
 def owner(root: Root) -> MaintenanceOwner | None:
     """Return who owns the housekeeping of a log; None if nobody ever did since the boot."""
-    row = root.context.live.get(OWNER)
-    return None if row is None else owner_in(row)
+    return OWNER.get(root.context.live)
 
 
 class JobContext:
@@ -75,7 +67,7 @@ class JobContext:
         Raises:
             FencedError: Another one does.
         """
-        if owner_in(txn.get(OWNER)).epoch != self.epoch:
+        if owner_in(txn).epoch != self.epoch:
             raise FencedError(
                 "another process took the housekeeping over",
                 path=self.root.path,

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import logging
 import os
-import struct
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -28,6 +27,7 @@ from typing import TypeVar
 from embedlog import kv
 from embedlog.errors import ClosedError, EmbedlogError, FencedError
 from embedlog.files import ProcessWatch
+from embedlog.keyspace import JOB_RUNS
 from embedlog.maintenance import activity
 from embedlog.maintenance.job_context import (
     OWNER,
@@ -58,7 +58,6 @@ _TRIES = 3
 T = TypeVar("T")
 
 _LOCK = "locks/maintenance"
-_U64 = struct.Struct(">Q")
 _log = logging.getLogger("embedlog")
 _all: weakref.WeakSet[Maintenance] = weakref.WeakSet()
 
@@ -190,7 +189,7 @@ class Maintenance:
             self._watch.watch(())
             self._start_workers(epoch)
             return BEAT_SECONDS
-        owner = owner_in(self.root.context.live.get(OWNER))
+        owner = owner_in(self.root.context.live)
         self._watch.watch({owner.pid} if owner.pid else ())
         self._blind = self._blind + 1 if self._watch.blind else 0
         if 0 < self._blind <= _MOST_BLIND:
@@ -213,15 +212,14 @@ class Maintenance:
         now = self._uptime()
 
         def step(txn: kv.Txn) -> int | None:
-            owner = owner_in(txn.get(OWNER))
+            owner = owner_in(txn)
             if not free and owner.until > now:
                 return None
-            txn.put(
-                OWNER, MaintenanceOwner(owner.epoch + 1, now + self.session_ms, os.getpid()).pack()
-            )
+            claim = MaintenanceOwner(owner.epoch + 1, now + self.session_ms, os.getpid())
+            OWNER.put(txn, value=claim)
             return owner.epoch + 1
 
-        if not free and owner_in(self.root.context.live.get(OWNER)).until > now:
+        if not free and owner_in(self.root.context.live).until > now:
             return None
         return self._write(step)
 
@@ -236,7 +234,7 @@ class Maintenance:
 
         def step(txn: kv.Txn) -> None:
             turn.fence(txn)
-            txn.put(OWNER, MaintenanceOwner(epoch, until, os.getpid()).pack())
+            OWNER.put(txn, value=MaintenanceOwner(epoch, until, os.getpid()))
 
         self._write(step)
 
@@ -287,20 +285,18 @@ class Maintenance:
 
     def due_seconds(self, job: MaintenanceJob) -> float:
         """Return when a job is to be done next: so long after it was last, by whichever process."""
-        now, key = self._uptime(), OWNER + job.name.encode()
-        row = self.root.context.live.get(key)
-        if row is None:
+        now, before = self._uptime(), JOB_RUNS.get(self.root.context.live, job.name)
+        if before is None:
             # The first time counts from when somebody was first there to do it.
             self._note(job)
             return job.every_seconds
-        before: int = _U64.unpack(row)[0]
         return max(job.every_seconds - (now - before) / 1000, _LEAST_SECONDS)
 
     def _note(self, job: MaintenanceJob) -> None:
         if job.every_seconds < BEAT_SECONDS:
             return  # it need not be known, and nothing is written where nothing happens
-        row = _U64.pack(self._uptime())
-        self._write(lambda txn: txn.put(OWNER + job.name.encode(), row))
+        now = self._uptime()
+        self._write(lambda txn: JOB_RUNS.put(txn, job.name, value=now))
 
     def do(self, job: MaintenanceJob, turn: JobContext) -> object:
         """Do a job once; never more of them at a time in one process than its ``threads``."""
@@ -378,7 +374,7 @@ class Maintenance:
             yield JobContext(self.root, epoch, self._clock(), stopping)
         finally:
             if not self.root.closed:
-                if owner_in(self.root.context.live.get(OWNER)).epoch == epoch:
+                if owner_in(self.root.context.live).epoch == epoch:
                     self._extend(epoch, 0)
                 self._unlock()
 
@@ -386,8 +382,8 @@ class Maintenance:
         until = self._uptime() + self.session_ms
 
         def step(txn: kv.Txn) -> int:
-            epoch = owner_in(txn.get(OWNER)).epoch + 1
-            txn.put(OWNER, MaintenanceOwner(epoch, until, os.getpid()).pack())
+            epoch = owner_in(txn).epoch + 1
+            OWNER.put(txn, value=MaintenanceOwner(epoch, until, os.getpid()))
             return epoch
 
         return self._write(step)

@@ -81,8 +81,8 @@ def end_locked(log: PartitionState) -> tuple[SegmentFile, Tail]:
         and cached is not None
         and cached.tail.segment_id == opened[0] == log.active_segment.id
         and not cached.tail.failed
-        and context.live.stands(cached.version)
-        and context.state.stands(log.snapshot_version)
+        and context.live.is_current(cached.version)
+        and context.state.is_current(log.snapshot_version)
     ):
         tail, file = cached.tail, opened[1]
     else:

@@ -227,7 +227,7 @@ def flush_up_to(log: PartitionState, offset: int) -> None:
     Raises:
         DurabilityError: A flush failed, now or before.
     """
-    info = log.context.state.read(lambda txn: catalog.partition(txn, log.key))
+    info = log.context.state.read(lambda txn: catalog.PARTITIONS.get(txn, log.key))
     if info is None or info.recovery_offset < offset or current_tail(log).failed:
         flush([log])
 

@@ -1,44 +1,43 @@
-"""What a publication over several partitions is about to do, and has done, in each of them.
+"""The journal of publications: what one over several partitions is about to do, or has done.
 
-A publication writes past the ends of its partitions, and then moves all ends
-at once; but the ends are in `live`, what must outlive a power cut is in
-`state`, and no transaction is over both.  So `state` keeps a row for each
-partition of a publication, of one of two kinds:
+A publication writes past the ends of its partitions, and then moves all ends at once.
+But the ends are in `live`, what must survive a power cut is in `state`, and no
+transaction covers both.  So `state` has a row for each partition of a publication:
 
-*begun*: nothing is published.  What lies past the end that is noted, and the
-files that are named, is to be removed by whoever comes next: by the next
-writer, or by recovery, which without the row would take whole batches that
-nobody published for a part of the log.
+*prepared*: nothing is published.  What lies past the end that is noted, and the files
+that are named, must be removed by the next writer, or by recovery, which without the
+row would take whole unpublished batches for a part of the log.
 
-*done*: it is published, for good.  If the row in `live` is still the one
-before it, its process died before it could move the ends; whoever comes next
-moves all of them, in one transaction.
+*committed*: it is published, for good.  If `live` still has the tail that it began
+at, its process died before it could move the ends; the next process moves all of them,
+in one transaction.
 
-A row stays until the next publication replaces it, or a recovery is over: it
-says which end it is about, so that it means nothing once that has moved.
+A row stays until the next publication replaces it, or a recovery is over.  It notes the
+end that it began at, so it means nothing once that has moved.
 """
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Iterable
-from functools import partial
 from typing import NamedTuple
 
-from embedlog import index, kv
-from embedlog.catalog import JOURNAL, PARTITION_KEY, SegmentInfo
-from embedlog.checksum import seal, unseal
-from embedlog.partition import tail
+from embedlog import index, keyspace, kv
+from embedlog.catalog import SegmentInfo
+from embedlog.keyspace import PARTITION_KEY
 from embedlog.partition.context import Context
 from embedlog.partition.state import PartitionState
-from embedlog.partition.tail import Tail
+from embedlog.partition.tail import TAILS, Tail
 
-_HEAD = struct.Struct(">BQQQQIHH")
+PREPARED, COMMITTED = 0, 1
+
+_HEAD = keyspace.JOURNAL.value_layout.head
 _FILE = struct.Struct(">QQ")
+_TAIL_BYTES = TAILS.value_layout.head.size
 
 
 class BaseTail(NamedTuple):
-    """Which end of a partition a publication began at: once it has moved, it is another one."""
+    """The end of a partition that a publication began at, as far as it identifies it."""
 
     segment_id: int
     next_offset: int
@@ -50,180 +49,178 @@ class JournalEntry(NamedTuple):
     """The row of one partition in one publication."""
 
     number: int
-    """Of the publication, among all there ever were."""
-    done: bool
+    """Of the publication; no other one has it."""
+    state: int
+    """`PREPARED` or `COMMITTED`."""
     before: BaseTail
     partners: tuple[bytes, ...]
     """The keys of all its partitions."""
     files: tuple[tuple[int, int], ...] = ()
-    """Base offset and id of the segments that it makes."""
+    """Base offset and id of the segments that it creates; only while it is prepared."""
     after: bytes = b""
-    """The tail row it leads to; only once it is done."""
+    """The tail row that it leads to; only once it is committed."""
     entries: bytes = b""
     """The index entries of the active segment that come with it."""
 
     def pack(self) -> bytes:
-        """Return the row as stored, but for its checksum."""
-        head = _HEAD.pack(self.done, self.number, *self.before, len(self.partners), len(self.files))
-        files = b"".join(_FILE.pack(*each) for each in self.files)
-        return b"".join((head, *self.partners, files, self.after, self.entries))
+        """Return the value of its row."""
+        counts = len(self.partners), len(self.files)
+        head = _HEAD.pack(self.state, self.number, *self.before, *counts)
+        files = [_FILE.pack(*file) for file in self.files]
+        return b"".join((head, *self.partners, *files, self.after, self.entries))
 
 
-def _unpack(row: bytes) -> JournalEntry:
-    done, number, *before, partners, files = _HEAD.unpack_from(row)
-    first = _HEAD.size + partners * PARTITION_KEY.size
-    rest = first + files * _FILE.size
+def _unpack(data: bytes) -> JournalEntry:
+    state, number, *before, partner_count, file_count = _HEAD.unpack_from(data)
     width = PARTITION_KEY.size
-    keys = [row[at : at + width] for at in range(_HEAD.size, first, width)]
-    after = rest + tail.ROW_BYTES * done
+    files_at = _HEAD.size + partner_count * width
+    after_at = files_at + file_count * _FILE.size
+    entries_at = after_at + _TAIL_BYTES * (state == COMMITTED)
     return JournalEntry(
         number,
-        bool(done),
+        state,
         BaseTail(*before),
-        tuple(keys),
-        tuple(_FILE.iter_unpack(row[first:rest])),
-        row[rest:after],
-        row[after:],
+        tuple(data[at : at + width] for at in range(_HEAD.size, files_at, width)),
+        tuple(_FILE.iter_unpack(data[files_at:after_at])),
+        data[after_at:entries_at],
+        data[entries_at:],
     )
 
 
-def end_of(now: Tail) -> BaseTail:
+JOURNAL = keyspace.JOURNAL.coded(JournalEntry.pack, _unpack)
+
+
+def end_of(tail: Tail) -> BaseTail:
     """Return what tells this end of a partition from every other one it ever has."""
-    return BaseTail(now.segment_id, now.log_end_offset, now.log_end_position, now.leader_epoch)
+    return BaseTail(tail.segment_id, tail.log_end_offset, tail.log_end_position, tail.leader_epoch)
 
 
-def get(txn: kv.Txn, key: bytes) -> JournalEntry | None:
-    """Return the row of a partition."""
-    row = txn.get(JOURNAL + key)
-    return None if row is None else _unpack(unseal(row, "a publication", JOURNAL + key))
-
-
-def put(txn: kv.Txn, key: bytes, entered: JournalEntry) -> None:
-    """Write the row of a partition, over that of the publication before."""
-    txn.put(JOURNAL + key, seal(entered.pack(), JOURNAL + key))
+def _read(context: Context, key: bytes) -> JournalEntry | None:
+    return context.state.read(lambda txn: JOURNAL.get(txn, key))
 
 
 def files_of(txn: kv.Txn, key: bytes) -> set[str]:
-    """Return the names of the segment files that a publication is about to bring in."""
-    entered = get(txn, key)
-    if entered is None or entered.done:
+    """Return the names of the segment files that a prepared publication creates."""
+    entry = JOURNAL.get(txn, key)
+    if entry is None or entry.state == COMMITTED:
         return set()
-    return {SegmentInfo(base, number, 0).file_name for base, number in entered.files}
+    return {SegmentInfo(base, number, 0).file_name for base, number in entry.files}
 
 
-# Whoever comes next; under the partition's lock
+# The next process; under the partition's lock
 
 
-def settle(log: PartitionState) -> None:
-    """Finish or undo the publication that somebody did not live to finish.
+def finish_or_undo(log: PartitionState) -> None:
+    """Finish or undo a publication whose process died in the middle.
 
-    Looked for only when `state` has changed since the last look.
+    Reads the journal only if `state` has changed since the last look.
 
     Raises:
-        StorageError: It could not be undone; nobody appends until it is.
+        StorageError: It could not be undone; no append is possible until it is.
     """
     version = log.snapshot_version
     if log.journal_checked_version == version:
         return
-    entered = log.context.state.read(lambda txn: get(txn, log.key))
-    if entered is not None:
-        row = log.context.live.get(log.tail_key)
-        if row is not None:
-            _settle(log, tail.unpack(row), entered)
-        # Without a row recovery is due, which looks at the journal by itself.
+    entry = _read(log.context, log.key)
+    if entry is not None:
+        tail = TAILS.get(log.context.live, log.key)
+        if tail is not None:
+            _finish_or_undo(log, tail, entry)
+        # Without a tail recovery is due, which reads the journal itself.
     log.journal_checked_version = version
 
 
-def _settle(log: PartitionState, now: Tail, entered: JournalEntry) -> None:
-    if entered.done and end_of(now) == entered.before:
-        finish(log.context, entered)
-    elif not entered.done and not now.failed:
-        # After a flush that failed nothing is touched until the repair, which recovers (P9).
-        undo(log, now, entered)
+def _finish_or_undo(log: PartitionState, tail: Tail, entry: JournalEntry) -> None:
+    if entry.state == COMMITTED and end_of(tail) == entry.before:
+        finish_publication(log.context, entry)
+    elif entry.state == PREPARED and not tail.failed:
+        # After a failed flush nothing is touched until the repair, which recovers (P9).
+        undo(log, tail, entry)
 
 
-def seen_done(log: PartitionState, now: Tail) -> Tail:
-    """Return the tail that `settle` would lead to, for whoever only looks."""
-    entered = log.context.state.read(lambda txn: get(txn, log.key))
-    if entered is None or not entered.done or end_of(now) != entered.before:
-        return now
-    return tail.unpack(entered.after)
+def visible_tail(log: PartitionState, tail: Tail) -> Tail:
+    """Return the tail that `finish_or_undo` would lead to, without changing anything."""
+    entry = _read(log.context, log.key)
+    if entry is None or entry.state == PREPARED or end_of(tail) != entry.before:
+        return tail
+    return TAILS.unpack(entry.after)
 
 
-def finish_done(context: Context, keys: Iterable[bytes]) -> None:
-    """Finish the publications that are done in some partitions, for whoever repeats one of them.
+def finish_committed(context: Context, keys: Iterable[bytes]) -> None:
+    """Finish the committed publications of some partitions, before one of them is repeated.
 
-    Without their locks: who holds one has finished it, or published it and is about to.
+    Without the partitions' locks: a process that holds one has finished it, or is the one
+    that published it and is about to.
     """
     for key in keys:
-        entered = context.state.read(partial(get, key=key))
-        row = context.live.get(tail.ROWS + key)
-        if entered is None or row is None or not entered.done:
+        entry = _read(context, key)
+        tail = TAILS.get(context.live, key)
+        if entry is None or tail is None or entry.state == PREPARED:
             continue
-        if end_of(tail.unpack(row)) == entered.before:
-            finish(context, entered)
+        if end_of(tail) == entry.before:
+            finish_publication(context, entry)
 
 
-def finish(context: Context, entered: JournalEntry) -> None:
-    """Move the ends of all partitions of a publication that is done, those that did not move."""
+def finish_publication(context: Context, entry: JournalEntry) -> None:
+    """Move the ends of all partitions of a committed publication that have not moved yet."""
 
     def step(txn: kv.Txn) -> list[tuple[bytes, JournalEntry]]:
-        found = [(key, get(txn, key)) for key in entered.partners]
-        # One with another number was finished by whoever replaced it; a topic may be gone.
-        return [(key, one) for key, one in found if one and one.number == entered.number]
+        entries = [(key, JOURNAL.get(txn, key)) for key in entry.partners]
+        # One with another number was finished before it was replaced; a topic may be deleted.
+        return [(key, other) for key, other in entries if other and other.number == entry.number]
 
     rows = context.state.read(step)
-    context.live.write(lambda txn: reveal(txn, rows))
+    context.live.write(lambda txn: make_visible(txn, rows))
     context.wake.advance()
 
 
-def reveal(txn: kv.Txn, rows: Iterable[tuple[bytes, JournalEntry]]) -> None:
-    """The step of `live` that makes a publication part of the log: all its ends at once."""
-    for key, entered in rows:
-        row = txn.get(tail.ROWS + key)
-        if row is None or end_of(now := tail.unpack(row)) != entered.before:
+def make_visible(txn: kv.Txn, rows: Iterable[tuple[bytes, JournalEntry]]) -> None:
+    """Make a publication visible, in a transaction of `live`: move all its ends at once."""
+    for key, entry in rows:
+        tail = TAILS.get(txn, key)
+        if tail is None or end_of(tail) != entry.before:
             continue
-        after = tail.unpack(entered.after)
-        # A flush works without the partition's lock, and so does who reads its start.
+        after = TAILS.unpack(entry.after)
+        # A flush works without the partition's lock, and so does a change of its start.
         after = after._replace(
-            high_watermark=max(after.high_watermark, now.high_watermark),
-            high_watermark_position=max(after.high_watermark_position, now.high_watermark_position)
-            if after.segment_id == now.segment_id
+            high_watermark=max(after.high_watermark, tail.high_watermark),
+            high_watermark_position=max(after.high_watermark_position, tail.high_watermark_position)
+            if after.segment_id == tail.segment_id
             else after.high_watermark_position,
-            durable_offset=max(after.durable_offset, now.durable_offset),
-            start_offset=max(after.start_offset, now.start_offset),
-            flushed_ms=max(after.flushed_ms, now.flushed_ms),
-            failed=now.failed,
+            durable_offset=max(after.durable_offset, tail.durable_offset),
+            start_offset=max(after.start_offset, tail.start_offset),
+            flushed_ms=max(after.flushed_ms, tail.flushed_ms),
+            failed=tail.failed,
         )
-        txn.put(tail.ROWS + key, after.pack())
-        if after.segment_id != now.segment_id:
-            index.remove(txn, key, now.segment_id)
-        for entry in index.unpack(entered.entries):
-            index.put(txn, key, after.segment_id, entry)
+        TAILS.put(txn, key, value=after)
+        if after.segment_id != tail.segment_id:
+            index.remove(txn, key, tail.segment_id)
+        for index_entry in index.unpack(entry.entries):
+            index.put(txn, key, after.segment_id, index_entry)
 
 
-def undo(log: PartitionState, now: Tail, entered: JournalEntry) -> None:
-    """Remove what a publication left that was never done, then its row."""
+def undo(log: PartitionState, tail: Tail, entry: JournalEntry) -> None:
+    """Remove what a publication that was never committed wrote, then its row."""
     file = log.active_file()
-    if file.size() > now.log_end_position:
-        file.truncate(now.log_end_position)
-        # Before the row goes: without it recovery would take this for a part of the log.
+    if file.size() > tail.log_end_position:
+        file.truncate(tail.log_end_position)
+        # Before the row is deleted: without it recovery would take this for a part of the log.
         log.sync(file)
-    forget(log, entered)
+    forget(log, entry)
 
 
-def forget(log: PartitionState, entered: JournalEntry | None = None) -> None:
-    """Remove the files that a publication made in vain, and its row."""
-    if entered is None:
-        entered = log.context.state.read(lambda txn: get(txn, log.key))
-    if entered is None:
+def forget(log: PartitionState, entry: JournalEntry | None = None) -> None:
+    """Remove the files of a publication that was never committed, and delete its row."""
+    if entry is None:
+        entry = _read(log.context, log.key)
+    if entry is None:
         return
-    if not entered.done:
-        for base, number in entered.files:
+    if entry.state == PREPARED:
+        for base, number in entry.files:
             log.context.files.unlink(log.path_of(SegmentInfo(base, number, 0)), missing_ok=True)
-    log.context.state.write(lambda txn: txn.delete(JOURNAL + log.key))
+    log.context.state.write(lambda txn: JOURNAL.delete(txn, log.key))
 
 
-def ceiling(entered: JournalEntry | None) -> int | None:
-    """Where a log ends at most, whatever whole batches follow there; None if nobody knows."""
-    return None if entered is None or entered.done else entered.before.next_offset
+def ceiling(entry: JournalEntry | None) -> int | None:
+    """Return where a log must end, whatever batches follow there; None if there is no limit."""
+    return None if entry is None or entry.state == COMMITTED else entry.before.next_offset

@@ -1,21 +1,20 @@
-"""Leases: what is at an offset and after it stays as it is, for a while (C1, D22).
+"""Leases: records from an offset on are neither deleted nor rewritten, for a time (C1, D22).
 
-A lease is a row in `live` for each partition: from which offset on, and until
-when, by the clock that goes on while a machine sleeps.  Retention looks at it in
-the transaction that moves the start of the partition, compaction before it swaps
-segments, and no file is unlinked while one covers it: so it holds from the moment
-it is granted.  It ends by itself if nobody renews it, and with a reboot.
+A lease is a row in `live` for each partition: from which offset on, and until when, by
+the clock that goes on while a machine sleeps.  Retention reads it in the transaction
+that moves the start of the partition, compaction before it swaps segments, and no file
+is unlinked while a lease covers it: so it holds from the moment it is granted.  It ends
+if it is not renewed, and with a reboot.
 """
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import NamedTuple, Self
 
-from embedlog import kv
-from embedlog.catalog import PARTITION_KEY
+from embedlog import keyspace, kv
 from embedlog.errors import OffsetOutOfRangeError
+from embedlog.keyspace import PARTITION_KEY
 from embedlog.partition import tail
 from embedlog.partition.context import Context
 from embedlog.partition.extents import size_bytes
@@ -23,11 +22,8 @@ from embedlog.partition.partitions import Partitions
 from embedlog.partition.state import PartitionState
 from embedlog.record import TopicPartition
 
-LEASES = b"H"
-"""First letter of the keys in `live`."""
 LONGEST_NAME = 200
-
-_ROW = struct.Struct(">QQ")
+"""Bytes."""
 
 
 class LeaseHold(NamedTuple):
@@ -35,7 +31,7 @@ class LeaseHold(NamedTuple):
 
     name: str
     offset: int
-    """From here on."""
+    """It keeps the records from here on."""
     ms_left: int
 
 
@@ -48,6 +44,17 @@ class LeaseInfo(NamedTuple):
     ms_left: int
 
 
+class LeaseRow(NamedTuple):
+    """A row in `live`."""
+
+    offset: int
+    until_ms: int
+    """In milliseconds since boot."""
+
+
+LEASES = keyspace.LEASES.typed(LeaseRow)
+
+
 class Lease:
     """Keeps records from being deleted until it is released, or not renewed in time.
 
@@ -55,13 +62,13 @@ class Lease:
     """
 
     def __init__(
-        self, root: Partitions, name: str, held: Mapping[TopicPartition, int], seconds: float
+        self, root: Partitions, name: str, offsets: Mapping[TopicPartition, int], seconds: float
     ) -> None:
-        self._root, self.name, self.offsets, self.seconds = root, name, dict(held), seconds
+        self._root, self.name, self.offsets, self.seconds = root, name, dict(offsets), seconds
         self.renew()
 
     def renew(self, seconds: float | None = None) -> None:
-        """Let it last ``seconds`` from now, or as long as it was made for.
+        """Extend it to ``seconds`` from now, or to the time it was created with.
 
         Raises:
             OffsetOutOfRangeError: It had ended, and what it kept is deleted.
@@ -70,13 +77,14 @@ class Lease:
             self.seconds = seconds
         context = self._root.context
         context.check_writable()
-        until = context.files.uptime_ms() + int(self.seconds * 1000)
-        keys = {_partition_key(self._root, one): one for one in self.offsets}
+        until_ms = context.files.uptime_ms() + int(self.seconds * 1000)
+        keys = {_partition_key(self._root, partition): partition for partition in self.offsets}
 
         def step(txn: kv.Txn) -> None:
-            for key, one in keys.items():
-                _check(txn, key, one, self.offsets[one])
-                txn.put(_key(key, self.name), _ROW.pack(self.offsets[one], until))
+            for key, partition in keys.items():
+                offset = self.offsets[partition]
+                _check(txn, key, partition, offset)
+                LEASES.put(txn, key, self.name, value=LeaseRow(offset, until_ms))
 
         context.live.write(step)
 
@@ -94,8 +102,10 @@ class Lease:
         return f"<Lease {self.name}: {len(self.offsets)} partitions, {self.seconds:g} s>"
 
 
-def hold(root: Partitions, name: str, held: Mapping[TopicPartition, int], seconds: float) -> Lease:
-    """Keep what is at these offsets and after, for so many seconds; one of that name is replaced.
+def hold(
+    root: Partitions, name: str, offsets: Mapping[TopicPartition, int], seconds: float
+) -> Lease:
+    """Keep records from these offsets on for ``seconds``; replaces a lease of the same name.
 
     Raises:
         ValueError: The name is empty or longer than 200 bytes, or the time is not positive.
@@ -103,99 +113,86 @@ def hold(root: Partitions, name: str, held: Mapping[TopicPartition, int], second
         UnknownTopicOrPartitionError: There is no such partition.
     """
     if not 1 <= len(name.encode()) <= LONGEST_NAME or not seconds > 0:
-        raise ValueError(f"a lease has a name of 1 to {LONGEST_NAME} bytes, and a time above 0")
-    release(root.context, name, but={_partition_key(root, one) for one in held})
-    return Lease(root, name, held, seconds)
+        raise ValueError(
+            f"A lease needs a name of 1 to {LONGEST_NAME} bytes and a positive time, "
+            f"got {name!r} and {seconds!r}"
+        )
+    keep = [_partition_key(root, partition) for partition in offsets]
+    release(root.context, name, keep=keep)
+    return Lease(root, name, offsets, seconds)
 
 
-def release(context: Context, name: str, but: Iterable[bytes] = ()) -> None:
-    """End the lease of that name, save for some partitions."""
-    kept = {_key(each, name) for each in but}
+def release(context: Context, name: str, keep: Collection[bytes] = ()) -> None:
+    """End the lease of that name, except in the partitions ``keep``, which are keys."""
 
     def step(txn: kv.Txn) -> None:
-        for row_key, _, _ in list(_rows(txn, b"")):
-            if _name(row_key) == name and row_key not in kept:
-                txn.delete(row_key)
+        for partition, lease in list(LEASES.keys(txn)):
+            if lease == name and partition not in keep:
+                LEASES.delete(txn, partition, lease)
 
     context.live.write(step)
 
 
 def leases(root: Partitions) -> list[LeaseInfo]:
-    """Return the leases that did not end, by name."""
-    now = root.context.files.uptime_ms()
-    names = {info.id: info.name for info in root.context.catalog.topics().values()}
-    found: dict[str, LeaseInfo] = {}
-    for row_key, offset, until in root.context.live.read(lambda txn: list(_rows(txn, b""))):
-        number, partition = PARTITION_KEY.unpack_from(row_key, 1)
-        if until > now and number in names:
-            one = found.setdefault(_name(row_key), LeaseInfo(_name(row_key), {}, until - now))
-            one.offsets[TopicPartition(names[number], partition)] = offset
-    return [found[name] for name in sorted(found)]
+    """Return the leases that have not ended, by name."""
+    now_ms = root.context.files.uptime_ms()
+    topics = {topic.id: topic.name for topic in root.context.catalog.topics().values()}
+    infos: dict[str, LeaseInfo] = {}
+    for (key, name), row in root.context.live.read(lambda txn: list(LEASES.scan(txn))):
+        topic_id, partition = PARTITION_KEY.unpack(key)
+        if row.until_ms > now_ms and topic_id in topics:
+            info = infos.setdefault(name, LeaseInfo(name, {}, row.until_ms - now_ms))
+            info.offsets[TopicPartition(topics[topic_id], partition)] = row.offset
+    return [infos[name] for name in sorted(infos)]
 
 
 def forget_ended(context: Context) -> None:
-    """Drop the rows of leases that ended."""
-    now = context.files.uptime_ms()
-    ended = context.live.read(
-        lambda txn: [row_key for row_key, _, until in _rows(txn, b"") if until <= now]
-    )
+    """Delete the rows of leases that have ended."""
+    now_ms = context.files.uptime_ms()
+
+    def ended(txn: kv.Txn) -> list[tuple[bytes, str]]:
+        return [(*key,) for key, row in LEASES.scan(txn) if row.until_ms <= now_ms]
 
     def step(txn: kv.Txn) -> None:
-        for row_key in ended:
-            row = txn.get(row_key)
-            if row is not None and _ROW.unpack(row)[1] <= now:  # not renewed meanwhile
-                txn.delete(row_key)
+        # Again: some may have been renewed meanwhile.
+        for key in ended(txn):
+            LEASES.delete(txn, *key)
 
-    if ended:
+    if context.live.read(ended):
         context.live.write(step)
 
 
 def held_in(txn: kv.Txn, partition: bytes, uptime_ms: int) -> Iterator[LeaseHold]:
     """Yield the leases on a partition, in a transaction of `live`."""
-    for row_key, offset, until in _rows(txn, partition):
-        if until > uptime_ms:
-            yield LeaseHold(_name(row_key), offset, until - uptime_ms)
+    for (_, name), row in LEASES.scan(txn, partition):
+        if row.until_ms > uptime_ms:
+            yield LeaseHold(name, row.offset, row.until_ms - uptime_ms)
 
 
 def held_from(log: PartitionState) -> LeaseHold | None:
-    """Return the lease that reaches back furthest in a partition; None if nobody holds any.
+    """Return the lease with the lowest offset in a partition; None if there is none.
 
-    Nor does anybody beyond ``retention.bytes.hard``.
+    Nor does a lease count beyond ``retention.bytes.hard``.
     """
-    now = log.context.files.uptime_ms()
-    found = log.context.live.read(lambda txn: list(held_in(txn, log.key, now)))
+    now_ms = log.context.files.uptime_ms()
+    holds = log.context.live.read(lambda txn: list(held_in(txn, log.key, now_ms)))
     hard = log.config.retention_bytes_hard
-    if not found or 0 <= hard < size_bytes(log):
+    if not holds or 0 <= hard < size_bytes(log):
         return None
-    return min(found, key=lambda one: one.offset)
+    return min(holds, key=lambda hold: hold.offset)
 
 
-def _check(txn: kv.Txn, key: bytes, one: TopicPartition, offset: int) -> None:
-    known = tail.ends(txn, key)
-    start, end = (0, None) if known is None else known
+def _check(txn: kv.Txn, key: bytes, partition: TopicPartition, offset: int) -> None:
+    start, end = tail.ends(txn, key) or (0, None)
     if offset < start or offset < 0 or (end is not None and offset > end):
         raise OffsetOutOfRangeError(
             f"the log holds offsets {start} to {end}",
-            topic=one.topic,
-            partition=one.partition,
+            topic=partition.topic,
+            partition=partition.partition,
             offset=offset,
-            todo="nothing is held",
+            todo="Nothing is held; pass an offset that the log has",
         )
 
 
-def _partition_key(root: Partitions, one: TopicPartition) -> bytes:
-    return root.partition(*one).key
-
-
-def _key(partition: bytes, name: str) -> bytes:
-    return LEASES + partition + name.encode()
-
-
-def _name(row_key: bytes) -> str:
-    return row_key[1 + PARTITION_KEY.size :].decode()
-
-
-def _rows(txn: kv.Txn, partition: bytes) -> Iterator[tuple[bytes, int, int]]:
-    for row_key, row in kv.rows(txn, LEASES + partition):
-        offset, until = _ROW.unpack(row)
-        yield bytes(row_key), offset, until
+def _partition_key(root: Partitions, partition: TopicPartition) -> bytes:
+    return root.partition(*partition).key

@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from embedlog import catalog, kv
+from embedlog import catalog, keyspace, kv
 from embedlog.catalog import PartitionInfo, SegmentInfo
 from embedlog.errors import OffsetOutOfRangeError
 from embedlog.partition import pending_deletes
@@ -167,12 +167,14 @@ def _drop_names(log: PartitionState, start: int, segments: list[SegmentInfo]) ->
 
 def _drop(txn: kv.Txn, key: bytes, start: int, segments: list[SegmentInfo]) -> None:
     """Make the start durable, and drop the segments below it with their rows."""
-    info = catalog.partition(txn, key) or PartitionInfo()
-    catalog.put_partition(txn, key, info._replace(start_offset=max(info.start_offset, start)))
+    info = catalog.PARTITIONS.get(txn, key) or PartitionInfo()
+    catalog.PARTITIONS.put(
+        txn, key, value=info._replace(start_offset=max(info.start_offset, start))
+    )
     for segment in segments:
         catalog.drop_segment(txn, key, segment)
     epochs = catalog.epochs(txn, key)
     # The last epoch that began before the start is the epoch of the first record now (A37).
     kept = [entry for entry in epochs if entry[1] > start]
     if len(kept) + 1 < len(epochs):
-        catalog.put_epochs(txn, key, [(epochs[-len(kept) - 1][0], start), *kept])
+        keyspace.LEADER_EPOCHS.put(txn, key, value=[(epochs[-len(kept) - 1][0], start), *kept])

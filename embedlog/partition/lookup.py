@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from embedlog import catalog, index
+from embedlog import index, keyspace
 from embedlog.batch import Batch
 from embedlog.batch.arrays import TRUE, number
 from embedlog.catalog import SegmentInfo
@@ -28,7 +28,7 @@ def entries(log: PartitionState, info: SegmentInfo) -> list[index.IndexEntry]:
     """Return the index of one segment, from `live` or `state`; empty if it is lost."""
     if not info.sealed:
         return log.context.live.read(lambda txn: index.entries(txn, log.key, info.id))
-    blob = log.context.state.read(lambda txn: catalog.index_blob(txn, log.key, info))
+    blob = log.context.state.read(lambda txn: keyspace.SEGMENT_INDEXES.get(txn, log.key, *info.key))
     return [] if blob is None else index.unpack(blob)
 
 
@@ -37,7 +37,9 @@ def searchable(log: PartitionState, info: SegmentInfo) -> Sequence[index.IndexEn
     if not info.sealed:
         return entries(log, info)
     try:
-        blob = log.context.state.read(lambda txn: catalog.index_blob(txn, log.key, info))
+        blob = log.context.state.read(
+            lambda txn: keyspace.SEGMENT_INDEXES.get(txn, log.key, *info.key)
+        )
     except CorruptionError:
         blob = None  # A damaged index counts as lost: slower, and the same answers (B5).
     return index.SealedIndex(blob or b"")

@@ -1,69 +1,60 @@
-"""Files that nothing names any more: unlinked after a while, by whoever sweeps next.
+"""Files that the manifest no longer names: they are unlinked after a delay, by the next sweep.
 
-Whoever looked a file up before its name went opens it still.  Rows in `live` say
-which files are *doomed* and when they may go; after a power cut these are gone
-too, and what the manifest does not name is garbage, as always.
+A reader that looked a file up before its name was dropped still opens it.  Rows in
+`live` say which files are to be unlinked, and when; a power cut takes these rows too,
+and then a file that the manifest does not name is garbage, as always.
 """
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Iterator
 from typing import NamedTuple
 
-from embedlog import catalog, kv
-from embedlog.catalog import PARTITION_KEY, SegmentInfo
+from embedlog import keyspace, kv
+from embedlog.catalog import SegmentInfo
 from embedlog.partition import leases
 from embedlog.partition.context import Context
 from embedlog.partition.state import PartitionState
 
-PENDING_DELETES = b"Z"
-"""First letter of the keys in `live` of files that are to be unlinked."""
-
 LITTLE_SPACE = 64 << 20
-"""Bytes that are free on a disk that counts as full: nobody waits for a delay there (P10)."""
+"""Free bytes below which a disk counts as full: then no file waits for its delay (P10)."""
 
-_SEGMENT = struct.Struct(">QQ")
-_DUE = struct.Struct(">QQ")
+_ROWS = keyspace.PENDING_DELETES
 
 
 class PendingDelete(NamedTuple):
-    key: bytes
-    due: int
-    end: int
-    path: str
+    """A file to unlink."""
 
-    @property
-    def partition(self) -> bytes:
-        return self.key[1 : 1 + PARTITION_KEY.size]
+    key: tuple[bytes, int, int]
+    """Partition, base offset and id of the segment."""
+    due_ms: int
+    """In milliseconds since boot."""
+    end_offset: int
+    path: str
 
 
 def due(log: PartitionState) -> int:
-    """Return when a file of this partition may go that is doomed now, in ms since boot."""
+    """Return when to unlink a file of this partition that is dropped now, in ms since boot."""
     return log.context.files.uptime_ms() + log.config.file_delete_delay_ms
 
 
-def put(txn: kv.Txn, log: PartitionState, info: SegmentInfo, at: int) -> None:
-    """Doom a segment's file, in a transaction of `live`."""
-    key = PENDING_DELETES + log.key + _SEGMENT.pack(info.base_offset, info.id)
-    txn.put(key, _DUE.pack(at, info.next_offset or 0) + log.path_of(info).encode())
+def put(txn: kv.Txn, log: PartitionState, info: SegmentInfo, due_ms: int) -> None:
+    """Have a segment's file unlinked, in a transaction of `live`."""
+    _ROWS.put(txn, log.key, *info.key, value=(due_ms, info.next_offset or 0, log.path_of(info)))
 
 
-def doomed(live: kv.Store | kv.EmptyStore) -> set[str]:
-    """Return the paths of the files that are to be unlinked: no strays, though nothing names them.
+def paths(live: kv.Store | kv.EmptyStore) -> set[str]:
+    """Return the paths of the files to unlink: no strays, though the manifest does not name them.
 
-    Some may still be named, where a process died in the middle.
+    It may still name some, if a process died in the middle.
     """
-    return {row.path for row in live.read(lambda txn: list(_rows(txn, b"")))}
+    return {row.path for row in live.read(_pending)}
 
 
-def _rows(txn: kv.Txn, partition: bytes) -> Iterator[PendingDelete]:
-    for key, row in kv.rows(txn, PENDING_DELETES + partition):
-        at, end = _DUE.unpack_from(row)
-        yield PendingDelete(bytes(key), at, end, bytes(row[_DUE.size :]).decode())
+def _pending(txn: kv.Txn, *prefix: bytes) -> list[PendingDelete]:
+    return [PendingDelete((*key,), *value) for key, value in _ROWS.scan(txn, *prefix)]
 
 
-def sweep(context: Context, partition: bytes = b"", *, early: bool = False) -> int:
+def sweep(context: Context, partition: bytes | None = None, *, early: bool = False) -> int:
     """Unlink the files whose delay is over and that no lease covers, and return how many.
 
     Args:
@@ -72,31 +63,33 @@ def sweep(context: Context, partition: bytes = b"", *, early: bool = False) -> i
         early: Also those whose delay is not over, as on a full disk.
 
     Raises:
-        StorageError: One of them cannot be unlinked; the next sweep tries again.
+        StorageError: A file cannot be unlinked; the next sweep tries again.
     """
-    now = context.files.uptime_ms()
+    now_ms, prefix = context.files.uptime_ms(), () if partition is None else (partition,)
 
-    def ripe(txn: kv.Txn) -> list[PendingDelete]:
-        rows = [row for row in _rows(txn, partition) if early or row.due <= now]
-        return [row for row in rows if not _is_held(txn, row, now)]
+    def step(txn: kv.Txn) -> list[PendingDelete]:
+        rows = [row for row in _pending(txn, *prefix) if early or row.due_ms <= now_ms]
+        return [row for row in rows if not _is_held(txn, row, now_ms)]
 
-    found = context.live.read(ripe)
-    # Still named: its trim died before it dropped the name, and the next one will.
-    named = context.state.read(lambda txn: {row for row in found if _is_named(txn, row)})
-    gone = [row for row in found if row not in named]
-    if not gone:
+    ready = context.live.read(step)
+    # Still named: the process that drops it died before it dropped the name; the next one will.
+    named = context.state.read(
+        lambda txn: {row for row in ready if keyspace.SEGMENTS.exists(txn, *row.key)}
+    )
+    rows = [row for row in ready if row not in named]
+    if not rows:
         return 0
-    for row in gone:
+    for row in rows:
         context.files.unlink(row.path, missing_ok=True)
-    for directory in sorted({row.path.rpartition("/")[0] for row in gone}):
+    for directory in sorted({row.path.rpartition("/")[0] for row in rows}):
         if context.files.exists(directory):
             context.files.sync_directory(directory)
-    context.live.write(lambda txn: _forget(txn, gone))
-    return len(gone)
+    context.live.write(lambda txn: _forget(txn, rows))
+    return len(rows)
 
 
 def sweep_due(context: Context) -> None:
-    """Sweep what is due in all partitions; on a full disk all of it is, and the reserve may go.
+    """Sweep all partitions; on a full disk early, and the reserve may be used.
 
     Raises:
         StorageError: As `sweep`.
@@ -106,7 +99,7 @@ def sweep_due(context: Context) -> None:
 
 
 def sweep_soon(log: PartitionState) -> None:
-    """Unlink what a partition just let go, if nobody is to wait: there is no delay, or no room.
+    """Unlink what a partition just dropped, if there is no delay, or no room on the disk.
 
     Raises:
         StorageError: As `sweep`.
@@ -120,15 +113,12 @@ def _is_full(context: Context) -> bool:
     return context.reserve.short or context.files.free_bytes() < LITTLE_SPACE
 
 
-def _is_held(txn: kv.Txn, row: PendingDelete, now: int) -> bool:
-    """Whether a lease covers it: who has it may have looked the file up before it was replaced."""
-    return any(one.offset < row.end for one in leases.held_in(txn, row.partition, now))
-
-
-def _is_named(txn: kv.Txn, row: PendingDelete) -> bool:
-    return txn.get(catalog.SEGMENT + row.key[1:]) is not None
+def _is_held(txn: kv.Txn, row: PendingDelete, now_ms: int) -> bool:
+    """Whether a lease covers it: its holder may have looked up the file before it was dropped."""
+    holds = leases.held_in(txn, row.key[0], now_ms)
+    return any(hold.offset < row.end_offset for hold in holds)
 
 
 def _forget(txn: kv.Txn, rows: list[PendingDelete]) -> None:
     for row in rows:
-        txn.delete(row.key)
+        _ROWS.delete(txn, *row.key)

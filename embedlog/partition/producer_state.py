@@ -1,4 +1,4 @@
-"""Idempotence: what a partition remembers of each producer (KIP-98, G15-G19)."""
+"""Idempotence: the last batches of each producer of a partition (KIP-98, G15-G19)."""
 
 from __future__ import annotations
 
@@ -6,22 +6,22 @@ import struct
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from embedlog import keyspace
 from embedlog.errors import InvalidProducerEpochError, OutOfOrderSequenceError
 
-ROWS = b"P"
 REMEMBERED = 5
-"""Batches per producer; Kafka's number, the most it may have in flight."""
+"""Batches per producer: as many as it may have in flight, as in Kafka."""
 LAST_SEQUENCE = (1 << 31) - 1
 
-_HEAD = struct.Struct(">hq")
+_HEAD = keyspace.PRODUCERS.value_layout.head
 _BATCH = struct.Struct(">iiqq")
 _KEPT = _BATCH.size * (REMEMBERED - 1)
 _FULL = struct.Struct(f">hq{_KEPT}siiqq")
-_OWNER = struct.Struct(">qI")
+_SNAPSHOT_HEAD = struct.Struct(">qI")
 
 
 class SentBatch(NamedTuple):
-    """A batch a producer sent: its sequence numbers, and the offsets it got."""
+    """A batch of a producer: its sequence numbers and its offsets."""
 
     first_sequence: int
     last_sequence: int
@@ -30,27 +30,27 @@ class SentBatch(NamedTuple):
 
 
 class ProducerState(NamedTuple):
-    """A producer as one partition knows it: its row, and what every append asks of that."""
+    """A producer as one partition knows it: its row, and what every append reads from it."""
 
     epoch: int
     due: int | None
-    """The number that its next record has; None if no batch is remembered."""
+    """The sequence number of its next record; None if no batch is remembered."""
     row: bytes
     """As stored: epoch, the time of the last batch, and the last five batches, oldest first."""
 
     @property
     def batches(self) -> tuple[SentBatch, ...]:
-        """Its last five, oldest first."""
+        """Its last five batches, oldest first."""
         return tuple(map(SentBatch._make, _BATCH.iter_unpack(self.row[_HEAD.size :])))
 
     @property
     def last_ms(self) -> int:
-        """When it sent the last one, by the log's clock."""
+        """When it sent its last batch, by the log's clock."""
         return last_ms(self.row)
 
 
 def remembered(epoch: int, last_ms: int, batches: Iterable[SentBatch] = ()) -> ProducerState:
-    """Return what is known of a producer that sent these, oldest first."""
+    """Return the state of a producer that sent ``batches``, oldest first."""
     return unpack(_HEAD.pack(epoch, last_ms) + b"".join(_BATCH.pack(*sent) for sent in batches))
 
 
@@ -63,7 +63,7 @@ def unpack(row: bytes) -> ProducerState:
 
 
 def last_ms(row: bytes) -> int:
-    """Return when a stored producer last appended."""
+    """Return when the producer of a row last appended."""
     stored: int = _HEAD.unpack_from(row)[1]
     return stored
 
@@ -74,19 +74,19 @@ def after(sequence: int, count: int) -> int:
 
 
 def check(known: ProducerState | None, epoch: int, sequence: int, count: int) -> SentBatch | None:
-    """Return the batch this one repeats, or None if it is the next in order (G16, G17).
+    """Return the batch that this one repeats, or None if it is the next in order (G16, G17).
 
     Raises:
         InvalidProducerEpochError: A newer producer of that name took over.
-        OutOfOrderSequenceError: A gap, a partial repeat, or older than remembered.
+        OutOfOrderSequenceError: A gap, a partial repeat, or older than what is remembered.
     """
-    # The number that is due repeats none of the five before it.
+    # The next number in order repeats none of the five batches before it.
     if known is None or (known.epoch == epoch and known.due in (sequence, None)):
         return None
     if epoch < known.epoch:
         raise InvalidProducerEpochError(
             f"epoch {epoch} was fenced by epoch {known.epoch}",
-            todo="a newer producer has this name; close this one",
+            todo="A newer producer has this name; close this one",
         )
     if epoch > known.epoch:
         if sequence != 0:
@@ -98,23 +98,23 @@ def check(known: ProducerState | None, epoch: int, sequence: int, count: int) ->
             return sent
     raise OutOfOrderSequenceError(
         f"sequence {sequence} where {known.due} is next",
-        todo="records before it failed or were sent too long ago; make a new producer",
+        todo="Records before it failed or were sent too long ago; create a new producer",
     )
 
 
 def note(
     known: ProducerState | None, epoch: int, sent: tuple[int, int, int, int], now_ms: int
 ) -> ProducerState:
-    """Return what is known of a producer after it sent a batch, given as the fields of `SentBatch`.
+    """Return the state of a producer after a batch, passed as the fields of `SentBatch`.
 
-    A new epoch that goes on counting remembers what the one before it sent; one
-    that starts again at 0 (Kafka's way) must not mistake its batches for those.
+    A new epoch that continues the sequence keeps the batches of the one before; one that
+    starts over at 0, as in Kafka, must not mistake its batches for those.
     """
     first, last, _, _ = sent
     before, due, row = (epoch, None, b"") if known is None else known
     if before != epoch and due != first:
         row = b""
-    # Of a producer with five batches in one go: that is nearly every append, under the lock.
+    # In one go for a producer with five batches: that is nearly every append, under the lock.
     if len(row) == _FULL.size:
         row = _FULL.pack(epoch, now_ms, row[-_KEPT:], *sent)
     else:
@@ -123,30 +123,32 @@ def note(
 
 
 def below(known: ProducerState, offset: int) -> ProducerState:
-    """Return what is known of a producer after the log was cut at ``offset``."""
+    """Return the state of a producer after the log was cut at ``offset``."""
     kept = [sent for sent in known.batches if sent.next_offset <= offset]
     return remembered(known.epoch, known.last_ms, kept)
 
 
 def pack_all(producers: dict[int, ProducerState]) -> bytes:
-    """Return the producers of a partition as one blob (G18)."""
+    """Return the producers of a partition as one value (G18)."""
     parts = []
-    for number, producer in producers.items():
-        parts += [_OWNER.pack(number, len(producer.row)), producer.row]
+    for producer_id, state in producers.items():
+        parts += [_SNAPSHOT_HEAD.pack(producer_id, len(state.row)), state.row]
     return b"".join(parts)
 
 
-def unpack_all(blob: bytes) -> dict[int, ProducerState]:
-    """Return the producers of a partition from their blob."""
-    producers, place = {}, 0
-    while place < len(blob):
-        number, length = _OWNER.unpack_from(blob, place)
-        place += _OWNER.size
-        producers[number] = unpack(blob[place : place + length])
-        place += length
+def unpack_all(data: bytes) -> dict[int, ProducerState]:
+    """Return the producers that `pack_all` packed."""
+    producers, position = {}, 0
+    while position < len(data):
+        producer_id, length = _SNAPSHOT_HEAD.unpack_from(data, position)
+        position += _SNAPSHOT_HEAD.size
+        producers[producer_id] = unpack(data[position : position + length])
+        position += length
     return producers
 
 
-def key(partition_key: bytes, producer_id: int) -> bytes:
-    """Return the key of a producer's row in `live`."""
-    return ROWS + partition_key + producer_id.to_bytes(8, "big")
+PRODUCERS = keyspace.PRODUCERS.coded(lambda state: state.row, unpack)
+"""In `live`."""
+SNAPSHOTS = keyspace.PRODUCER_SNAPSHOTS.coded(pack_all, unpack_all)
+"""In `state`, by partition."""
+key = PRODUCERS.key

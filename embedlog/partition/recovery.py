@@ -12,7 +12,7 @@ import logging
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from embedlog import catalog, index, kv
+from embedlog import catalog, index, keyspace, kv
 from embedlog.batch import Batch
 from embedlog.catalog import PartitionInfo, SegmentInfo
 from embedlog.errors import (
@@ -64,10 +64,10 @@ def tail_locked(log: PartitionState) -> Tail:
     """
     # Bytes are cut by what is read here.  A commit of a killed process that becomes
     # visible later would then point at bytes that are gone.
-    log.context.state.settle()
-    log.context.live.settle()
+    log.context.state.catch_up()
+    log.context.live.catch_up()
     log.refresh()
-    journal.settle(log)
+    journal.finish_or_undo(log)
     tail = log.read_tail()
     if tail is None:
         return rebuild(log)
@@ -96,8 +96,8 @@ def discard_tail(log: PartitionState) -> None:
         return
 
     def step(txn: kv.Txn) -> None:
-        info = catalog.partition(txn, log.key) or PartitionInfo()
-        catalog.put_partition(txn, log.key, with_append_time(info, tails.unpack(row)))
+        info = catalog.PARTITIONS.get(txn, log.key) or PartitionInfo()
+        catalog.PARTITIONS.put(txn, log.key, value=with_append_time(info, tails.unpack(row)))
 
     log.context.state.write(step)
     log.context.live.write(lambda txn: txn.delete(log.tail_key))
@@ -196,19 +196,19 @@ def scan(log: PartitionState, limit: int = _NO_LIMIT) -> RecoveryScan:
     Raises:
         CorruptionError: Damage below the recovery point.
     """
-    info, segments, blob, entry = log.context.state.read(
+    info, segments, snapshot, entry = log.context.state.read(
         lambda txn: (
-            catalog.partition(txn, log.key),
+            catalog.PARTITIONS.get(txn, log.key),
             catalog.segments(txn, log.key),
-            catalog.producers_blob(txn, log.key),
-            journal.get(txn, log.key),
+            producer_state.SNAPSHOTS.get(txn, log.key),
+            journal.JOURNAL.get(txn, log.key),
         )
     )
     if info is None or not segments:
         raise _rows_missing(log)
     result = RecoveryScan(info, segments[0], segments[0].base_offset)
     oldest = oldest_ms(log, bounded_ms(log.context))
-    stored = producer_state.unpack_all(blob) if blob else {}
+    stored = snapshot or {}
     kept = {
         producer_id: producer
         for producer_id, producer in stored.items()
@@ -525,8 +525,8 @@ def _copy_active(log: PartitionState, result: RecoveryScan) -> None:
         return
 
     def step(txn: kv.Txn) -> SegmentInfo:
-        copy = old._replace(id=catalog.next_number(txn, b"segment"))
-        catalog.put_passing(txn, log.key, copy)
+        copy = old._replace(id=catalog.next_number(txn, "segment"))
+        keyspace.UNCOMMITTED_FILES.put(txn, log.key, *copy.key, value=None)
         return copy
 
     copy, files = log.context.state.write(step), log.context.files
@@ -556,11 +556,11 @@ def _start_over(log: PartitionState, result: RecoveryScan, offset: int) -> Tail:
 
     def step(txn: kv.Txn) -> SegmentInfo:
         _drop_names(txn, log, old)
-        number = catalog.next_number(txn, b"segment")
+        number = catalog.next_number(txn, "segment")
         new = SegmentInfo(offset, number, log.context.clock(), dense=True)
         catalog.put_segment(txn, log.key, new)
-        catalog.put_partition(txn, log.key, PartitionInfo(offset, offset, epoch))
-        catalog.put_producers_blob(txn, log.key, b"")
+        catalog.PARTITIONS.put(txn, log.key, value=PartitionInfo(offset, offset, epoch))
+        producer_state.SNAPSHOTS.put(txn, log.key, value={})
         _put_epoch(txn, log.key, epoch, offset)
         return new
 
@@ -585,21 +585,21 @@ def _write_state(
     def step(txn: kv.Txn) -> None:
         for segment, blob in result.sized:
             catalog.put_segment(txn, log.key, segment)
-            catalog.put_index_blob(txn, log.key, segment, blob)
+            keyspace.SEGMENT_INDEXES.put(txn, log.key, *segment.key, value=blob)
         for segment in undated:
             catalog.put_segment(txn, log.key, segment._replace(appended_ms=now_ms))
         _drop_names(txn, log, result.dropped)
         catalog.drop_segment(txn, log.key, result.active)
-        catalog.drop_passing(txn, log.key, result.active)
+        keyspace.UNCOMMITTED_FILES.delete(txn, log.key, *result.active.key)
         catalog.put_segment(txn, log.key, active)
         recovery_point = min(result.info.recovery_offset, result.next_offset)
         changed = PartitionInfo(
             result.info.start_offset, recovery_point, epoch, appended_ms, result.next_offset
         )
-        catalog.put_partition(txn, log.key, changed)
+        catalog.PARTITIONS.put(txn, log.key, value=changed)
         # Otherwise the next recovery would take batches that are gone for sent, and
         # answer their repetition with offsets that other batches have then.
-        catalog.put_producers_blob(txn, log.key, producer_state.pack_all(result.producers))
+        producer_state.SNAPSHOTS.put(txn, log.key, value=result.producers)
         _put_epoch(txn, log.key, epoch, result.next_offset)
 
     log.context.state.write(step)
@@ -609,7 +609,7 @@ def _write_state(
 def _put_epoch(txn: kv.Txn, key: bytes, epoch: int, offset: int) -> None:
     """Add an epoch; those that began at or past its start never had a record (A37)."""
     kept = [entry for entry in catalog.epochs(txn, key) if entry[1] < offset]
-    catalog.put_epochs(txn, key, [*kept, (epoch, offset)])
+    keyspace.LEADER_EPOCHS.put(txn, key, value=[*kept, (epoch, offset)])
 
 
 def _write_end_marks(log: PartitionState, segments: list[SegmentInfo]) -> None:
@@ -641,7 +641,7 @@ def _drop_names(txn: kv.Txn, log: PartitionState, segments: list[SegmentInfo]) -
     """Remove segments from the manifest; they are uncommitted files until `_unlink`."""
     for segment in segments:
         catalog.drop_segment(txn, log.key, segment)
-        catalog.put_passing(txn, log.key, segment)
+        keyspace.UNCOMMITTED_FILES.put(txn, log.key, *segment.key, value=None)
 
 
 def _unlink(log: PartitionState, segments: list[SegmentInfo]) -> None:
@@ -653,7 +653,7 @@ def _unlink(log: PartitionState, segments: list[SegmentInfo]) -> None:
 def _write_tail(log: PartitionState, result: RecoveryScan, tail: Tail) -> Tail:
     def step(txn: kv.Txn) -> None:
         index.remove(txn, log.key)
-        kv.remove(txn, producer_state.ROWS + log.key)
+        kv.remove(txn, producer_state.PRODUCERS.prefix(log.key))
         for entry in result.entries:
             index.put(txn, log.key, tail.segment_id, entry)
         for producer_id, producer in result.producers.items():

@@ -22,7 +22,7 @@ def oldest_ms(log: PartitionState, now_ms: int) -> int:
 
 def remembered_producers(log: PartitionState) -> dict[int, ProducerState]:
     """Return what the partition remembers of its producers, without those idle too long."""
-    prefix = producer_state.ROWS + log.key
+    prefix = producer_state.PRODUCERS.prefix(log.key)
     oldest = oldest_ms(log, bounded_ms(log.context))
 
     def step(txn: kv.Txn) -> dict[int, ProducerState]:
@@ -45,5 +45,5 @@ def expire(txn: kv.Txn, partition_key: bytes, oldest: int) -> int:
 
 def idle_producers(txn: kv.Txn, partition_key: bytes, oldest: int) -> list[bytes]:
     """Return the keys of producers that neither appended nor were fenced since a time."""
-    rows = kv.rows(txn, producer_state.ROWS + partition_key)
+    rows = kv.rows(txn, producer_state.PRODUCERS.prefix(partition_key))
     return [key for key, row in rows if producer_state.last_ms(row) < oldest]

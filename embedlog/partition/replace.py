@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 
-from embedlog import catalog, index, kv
+from embedlog import catalog, index, keyspace, kv
 from embedlog.batch import EncodedBatch
 from embedlog.catalog import SegmentInfo
 from embedlog.errors import (
@@ -73,7 +73,7 @@ def _sweep(log: PartitionState) -> None:
     A truncation in progress has such files too, and holds the partition's lock.  If that
     is not free at once, the files are left to the next rewrite, or to the last close.
     """
-    if not log.context.state.read(lambda txn: catalog.passing(txn, log.key)):
+    if not log.context.state.read(lambda txn: catalog.uncommitted_files(txn, log.key)):
         return
     with suppress(LockTimeoutError):
         log.acquire(0)
@@ -113,9 +113,9 @@ class Replacement:
         self._log = log
 
         def step(txn: kv.Txn) -> SegmentInfo:
-            number = catalog.next_number(txn, b"segment")
+            number = catalog.next_number(txn, "segment")
             new = SegmentInfo(base_offset, number, log.context.clock(), headers=headers)
-            catalog.put_passing(txn, log.key, new)
+            keyspace.UNCOMMITTED_FILES.put(txn, log.key, *new.key, value=None)
             return new
 
         self._uncommitted = True
@@ -226,12 +226,12 @@ class Replacement:
         _check_segments(self._log, txn, old)
         for segment in old:
             catalog.drop_segment(txn, key, segment)
-            catalog.put_passing(txn, key, segment)
-        catalog.drop_passing(txn, key, self.info)
+            keyspace.UNCOMMITTED_FILES.put(txn, key, *segment.key, value=None)
+        keyspace.UNCOMMITTED_FILES.delete(txn, key, *self.info.key)
         catalog.put_segment(txn, key, self.info)
-        catalog.put_index_blob(txn, key, self.info, index.pack(self._entries))
+        keyspace.SEGMENT_INDEXES.put(txn, key, *self.info.key, value=index.pack(self._entries))
         if cleaned is not None:
-            catalog.put_cleaned_offset(txn, key, cleaned)
+            keyspace.CLEANED_OFFSETS.put(txn, key, value=cleaned)
 
     def abandon(self) -> None:
         """Remove the file, unless it was swapped in; a failure is left to the next sweep."""
@@ -259,7 +259,7 @@ def _check_leases(log: PartitionState, old: Sequence[SegmentInfo]) -> None:
 
 def _check_segments(log: PartitionState, txn: kv.Txn, old: Sequence[SegmentInfo]) -> None:
     """Raise if the segments were changed, or recovery would still scan them."""
-    info = catalog.partition(txn, log.key)
+    info = catalog.PARTITIONS.get(txn, log.key)
     current = {segment.base_offset: segment for segment in catalog.segments(txn, log.key)}
     if info is None or any(current.get(segment.base_offset) != segment for segment in old):
         raise _fenced(log, "its segments were changed meanwhile")
@@ -302,7 +302,7 @@ def note_cleaned(
 
     def step(txn: kv.Txn) -> None:
         _check_segments(log, txn, last)
-        catalog.put_cleaned_offset(txn, log.key, offset)
+        keyspace.CLEANED_OFFSETS.put(txn, log.key, value=offset)
 
     log.acquire()
     try:

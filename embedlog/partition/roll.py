@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from embedlog import batch as batches
-from embedlog import catalog, index, kv
+from embedlog import catalog, index, keyspace, kv
 from embedlog.batch import EncodedBatch
 from embedlog.catalog import SegmentInfo
 from embedlog.errors import DurabilityError
@@ -64,7 +64,9 @@ def roll(
     after = start_segment(log, tail, new, synced)
     if tail.empty:
         log.context.files.unlink(log.path_of(old), missing_ok=True)
-        log.context.state.write(lambda txn: catalog.drop_passing(txn, log.key, old))
+        log.context.state.write(
+            lambda txn: keyspace.UNCOMMITTED_FILES.delete(txn, log.key, *old.key)
+        )
     return after
 
 
@@ -84,14 +86,14 @@ def _name_next(
     created_ms = tails.creation_time(tail, log.context.clock())
 
     def step(txn: kv.Txn) -> SegmentInfo:
-        number = catalog.next_number(txn, b"segment")
+        number = catalog.next_number(txn, "segment")
         new = SegmentInfo(tail.log_end_offset, number, created_ms, headers=headers, dense=True)
         if tail.empty:
             catalog.drop_segment(txn, log.key, old)
-            catalog.put_passing(txn, log.key, old)
+            keyspace.UNCOMMITTED_FILES.put(txn, log.key, *old.key, value=None)
         else:
             catalog.put_segment(txn, log.key, sealed)
-            catalog.put_index_blob(txn, log.key, sealed, index.pack(entries))
+            keyspace.SEGMENT_INDEXES.put(txn, log.key, *sealed.key, value=index.pack(entries))
         catalog.put_segment(txn, log.key, new)
         if synced:
             put_recovery_point(txn, log.key, tail, producers)

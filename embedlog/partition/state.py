@@ -46,7 +46,7 @@ class PartitionState:
         self.context, self.topic, self.partition = context, topic.name, partition
         self.topic_id, self.directory = topic.id, topic.directory
         self.key = topic.key(partition)
-        self.tail_key = tails.ROWS + self.key
+        self.tail_key = tails.TAILS.key(self.key)
 
         self.thread_lock = threading.Lock()
         self.flush_lock = threading.Lock()
@@ -198,7 +198,7 @@ class PartitionState:
         """Return the tail, from memory if nothing was committed since; None if there is no row."""
         live = self.context.live
         cached = self.cached_tail
-        if cached is not None and live.stands(cached.version):
+        if cached is not None and live.is_current(cached.version):
             return cached.tail
         row, version = live.get_at(self.tail_key)
         if cached is not None and cached.version == version:

@@ -71,10 +71,10 @@ def put_recovery_point(
 
     The recovery point only moves forward (A23).
     """
-    info, offset = catalog.partition(txn, key) or PartitionInfo(), flushed.log_end_offset
+    info, offset = catalog.PARTITIONS.get(txn, key) or PartitionInfo(), flushed.log_end_offset
     if offset > info.recovery_offset:
         changed = info._replace(
             recovery_offset=offset, appended_ms=flushed.appended_ms, appended_offset=offset
         )
-        catalog.put_partition(txn, key, changed)
-        catalog.put_producers_blob(txn, key, producer_state.pack_all(producers))
+        catalog.PARTITIONS.put(txn, key, value=changed)
+        producer_state.SNAPSHOTS.put(txn, key, value=producers)

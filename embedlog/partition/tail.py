@@ -2,32 +2,29 @@
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
+from embedlog import keyspace
 from embedlog.kv import Txn
 from embedlog.partition.producer_state import ProducerState
 
 if TYPE_CHECKING:
     from embedlog.catalog import SegmentInfo
 
-ROWS = b"E"
-_ROW = struct.Struct(">QQQQQQQQIqqqqQqB")
-ROW_BYTES = _ROW.size
-pack = _ROW.pack
-"""Return the fields of a tail as stored."""
+pack = keyspace.TAILS.value_layout.head.pack
+"""Returns the row for the fields of a tail."""
 _NO_TIME = -(1 << 63)
 _TOLERATED_MS = 3_600_000
-"""A clock may be set back by so much, as it is by a correction, and is still believed."""
+"""A clock that goes back by at most this much, as in a correction, is still trusted."""
 
 
 class Tail(NamedTuple):
     """The end of a partition as every process sees it, at one instant.
 
-    *Written* is where the next batch goes; *published* is how far anybody may
+    *Written* is where the next batch goes; *published* is how far readers may
     read; they differ only while an append with ``durability="fsync"`` waits
-    for its flush.  *Durable* is how far a power cut cannot reach.
+    for its flush.  What is *durable* survives a power cut.
     """
 
     segment_id: int
@@ -47,16 +44,16 @@ class Tail(NamedTuple):
     appended_ms: int = 0
     """The time of the last append to the active segment; that of its creation while it is empty.
 
-    0 is not known.  Negative is uncertain, because the clock went back by hours since it
+    0 if unknown.  Negative if uncertain, because the clock has gone back by hours since it
     showed that time: see `next_append_time`."""
     unindexed: int = 0
     """Bytes since the last index entry (B1)."""
     flushed_ms: int = 0
     failed: bool = False
-    """A flush failed: nobody may append until `repair` (P9)."""
+    """A flush failed: no process may append until `repair` (P9)."""
 
     def pack(self) -> bytes:
-        """Return the row as stored."""
+        """Return its row."""
         return pack(*self)
 
     @property
@@ -70,30 +67,34 @@ class Tail(NamedTuple):
         return self.log_end_offset == self.base_offset
 
     def has_made(self, info: SegmentInfo) -> bool:
-        """Whether a segment's file is there: a roll names it, makes it, and moves the tail into it.
+        """Whether a segment's file exists: a roll names it, creates it, and moves the tail into it.
 
-        One that is neither sealed nor the tail's is younger than this tail, or was
-        named by a process that died before it made it.
+        A segment that is neither sealed nor the tail's is newer than this tail, or was
+        named by a process that died before it created the file.
         """
         return info.sealed or info.id == self.segment_id
 
 
+TAILS = keyspace.TAILS.typed(Tail)
+unpack = TAILS.unpack
+
+
 class CachedTail(NamedTuple):
-    """A tail row as of one version of `live`: while that stands, nobody moved the tail."""
+    """A tail row as of one version of `live`: as long as that is current, the tail is too."""
 
     version: int
     row: bytes
     tail: Tail
     producers: dict[int, ProducerState]
-    """Those whose rows are known as well; they only change with the tail's version."""
+    """Producers whose rows are known as well; they only change with the tail's version."""
 
 
 def next_append_time(before: int, now_ms: int) -> int:
     """Return the append time of a segment after an append at ``now_ms``.
 
     It never goes back.  If the clock shows much less than it did, it was wrong then or is
-    wrong now, and which of the two is not known: then the time is uncertain, until the
-    clock has passed it again.
+    wrong now, and it is not known which: the time is uncertain until the clock has passed
+    it again.
 
     Args:
         before: The append time until now, as in `Tail.appended_ms`.
@@ -106,9 +107,9 @@ def next_append_time(before: int, now_ms: int) -> int:
 
 
 def creation_time(now: Tail, now_ms: int) -> int:
-    """Return when the segment after this tail's was created; 0 is not known.
+    """Return when the segment after this tail's was created; 0 if unknown.
 
-    A clock that was doubted through a whole segment is believed from then on.
+    A clock that was in doubt for a whole segment is trusted from then on.
     """
     doubted = next_append_time(now.appended_ms, now_ms) < 0
     return 0 if doubted and now.created_ms else now_ms
@@ -126,23 +127,16 @@ def latest_append_time(times: Iterable[int]) -> int:
     return latest if min(times) > 0 else -latest
 
 
-def unpack(row: bytes) -> Tail:
-    """Return a stored row."""
-    return tuple.__new__(Tail, _ROW.unpack(row))  # as `_make`, which is in Python
-
-
 def ends(txn: Txn, key: bytes, *, durable: bool = False) -> tuple[int, int] | None:
-    """Return where the partition of a key starts and ends, if this boot knows it already.
+    """Return where a partition starts and ends; None if it is not known in this boot yet.
 
     Args:
         txn: A transaction of `live`.
         key: The partition's.
-        durable: Where it ends for those who see only what a power cut would leave.
+        durable: Return the end that survives a power cut, for readers that see no more.
     """
-    row = txn.get(ROWS + key)
-    if row is None:
+    tail = TAILS.get(txn, key)
+    if tail is None:
         return None
-    now = unpack(row)
-    return now.start_offset, min(
-        now.durable_offset, now.high_watermark
-    ) if durable else now.high_watermark
+    end = min(tail.durable_offset, tail.high_watermark) if durable else tail.high_watermark
+    return tail.start_offset, end

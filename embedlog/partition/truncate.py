@@ -31,12 +31,12 @@ def truncate_to(log: PartitionState, offset: int) -> bool:
 
 def _truncate_locked(log: PartitionState, tail: Tail, offset: int) -> Tail:
     def step(txn: kv.Txn) -> None:
-        info = catalog.partition(txn, log.key) or PartitionInfo()
+        info = catalog.PARTITIONS.get(txn, log.key) or PartitionInfo()
         recovery_point = min(info.recovery_offset, offset)
         # The start in `live` is ahead if a trim died before it was durable; it never moves back.
         start = min(max(info.start_offset, tail.start_offset), offset)
         changed = info._replace(recovery_offset=recovery_point, start_offset=start)
-        catalog.put_partition(txn, log.key, with_append_time(changed, tail))
+        catalog.PARTITIONS.put(txn, log.key, value=with_append_time(changed, tail))
         catalog.clamp_cleaned_offset(txn, log.key, offset)
 
     log.context.state.write(step)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from embedlog import catalog, kv
+from embedlog import catalog, keyspace, kv
 from embedlog.catalog import SegmentInfo
 from embedlog.partition.state import PartitionState
 
@@ -17,9 +17,9 @@ def uncommitted_files(log: PartitionState) -> list[SegmentInfo]:
     """Return the uncommitted files of a partition, as the disk has them too."""
 
     def step(txn: kv.Txn) -> list[SegmentInfo]:
-        segments = catalog.passing(txn, log.key)
+        segments = catalog.uncommitted_files(txn, log.key)
         for segment in segments:
-            catalog.put_passing(txn, log.key, segment)
+            keyspace.UNCOMMITTED_FILES.put(txn, log.key, *segment.key, value=None)
         return segments
 
     # A commit, though it changes nothing: after a commit that failed it is unknown what is
@@ -39,7 +39,7 @@ def forget(log: PartitionState, segments: Sequence[SegmentInfo]) -> None:
 
     def step(txn: kv.Txn) -> None:
         for segment in segments:
-            catalog.drop_passing(txn, log.key, segment)
+            keyspace.UNCOMMITTED_FILES.delete(txn, log.key, *segment.key)
 
     # After that, not before: a row that is deleted first would leave garbage behind.
     log.context.state.write(step)

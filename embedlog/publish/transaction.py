@@ -35,7 +35,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from embedlog import batch as batches
-from embedlog import catalog, index, kv
+from embedlog import catalog, index, keyspace, kv
 from embedlog.batch import EncodedBatch
 from embedlog.catalog import SegmentInfo
 from embedlog.errors import (
@@ -237,13 +237,13 @@ def _earlier_result(context: Context, target: PublicationTarget | None) -> Publi
     if target is None:
         return None
     # A commit whose process died may become visible only with the next commit.
-    context.state.settle()
+    context.state.catch_up()
     before = context.state.read(lambda txn: _published_before(txn, target))
     if before is None:
         return None
     # Its process may have died before it made the publication visible.
-    context.live.settle()
-    journal.finish_done(context, [key for key, _, _ in before.ends])
+    context.live.catch_up()
+    journal.finish_committed(context, [key for key, _, _ in before.ends])
     return PublishResult(0, before)
 
 
@@ -324,7 +324,7 @@ def _plan(log: PartitionState, encoded: list[EncodedBatch], synced: bool) -> Par
 
 def _plan_next_segment(log: PartitionState, tail: Tail, headers: bool) -> SegmentPlan:
     context = log.context
-    number = context.state.write(lambda txn: catalog.next_number(txn, b"segment"))
+    number = context.state.write(lambda txn: catalog.next_number(txn, "segment"))
     created_ms = tails.creation_time(tail, context.clock())
     info = SegmentInfo(tail.log_end_offset, number, created_ms, headers=headers, dense=True)
     start = roll.schema_of(log, info).serialize().size
@@ -380,7 +380,7 @@ def _carry_out(
                 _put_partition(txn, plan, entries[plan.log.key], producers.get(plan.log.key))
 
         context.state.write(commit)
-        context.live.write(lambda txn: journal.reveal(txn, entries.items()))
+        context.live.write(lambda txn: journal.make_visible(txn, entries.items()))
     except RepeatedPublication as repeated:
         _resolve(plans)
         return PublishResult(0, repeated.before)
@@ -414,7 +414,7 @@ def _put_app_versions(txn: kv.Txn, target: PublicationTarget, version: AppVersio
         app_versions.put(txn, version.source, app_versions.ANY_TOPIC, version)
     ends: dict[int, list[tuple[bytes, int, int]]] = {topic_id: [] for topic_id in target.topics}
     for end in version.ends:
-        ends[catalog.PARTITION_KEY.unpack(end[0])[0]].append(end)
+        ends[keyspace.PARTITION_KEY.unpack(end[0])[0]].append(end)
     for topic_id in target.topics:
         of_topic = version._replace(ends=tuple(ends[topic_id]))
         for name in target.publication.names:
@@ -423,12 +423,12 @@ def _put_app_versions(txn: kv.Txn, target: PublicationTarget, version: AppVersio
 
 def _prepare(txn: kv.Txn, plans: list[PartitionPlan]) -> int:
     """Write the prepared journal entries; return the number of the publication."""
-    number = catalog.next_number(txn, b"publication")
+    number = catalog.next_number(txn, "publication")
     keys = tuple(plan.log.key for plan in plans)
     for plan in plans:
         files = tuple((segment.info.base_offset, segment.info.id) for segment in plan.segments[1:])
-        entry = JournalEntry(number, False, journal.end_of(plan.before), keys, files)
-        journal.put(txn, plan.log.key, entry)
+        entry = JournalEntry(number, journal.PREPARED, journal.end_of(plan.before), keys, files)
+        journal.JOURNAL.put(txn, plan.log.key, value=entry)
     return number
 
 
@@ -479,7 +479,7 @@ def _committed(
         )
     return JournalEntry(
         number,
-        True,
+        journal.COMMITTED,
         journal.end_of(plan.before),
         tuple(other.log.key for other in plans),
         after=after.pack(),
@@ -498,11 +498,13 @@ def _put_partition(
     for segment, following in zip(plan.segments, plan.segments[1:], strict=False):
         sealed = _sealed(segment)
         catalog.put_segment(txn, key, sealed)
-        catalog.put_index_blob(txn, key, sealed, index.pack(_entries(log, segment, plan)))
+        keyspace.SEGMENT_INDEXES.put(
+            txn, key, *sealed.key, value=index.pack(_entries(log, segment, plan))
+        )
         catalog.put_segment(txn, key, following.info)
     if producers is not None:
         put_recovery_point(txn, key, plan.after, producers)
-    journal.put(txn, key, entry)
+    journal.JOURNAL.put(txn, key, value=entry)
 
 
 def _sealed(segment: SegmentPlan) -> SegmentInfo:

@@ -10,7 +10,12 @@ import logging
 from collections.abc import Callable
 
 from embedlog import kv
-from embedlog.partition.bounded_clock import MOST_AHEAD_MS, SEEN, ClockReading, last_reading
+from embedlog.partition.bounded_clock import (
+    CLOCK_READING,
+    MOST_AHEAD_MS,
+    ClockReading,
+    last_reading,
+)
 
 __all__ = ["MOST_AHEAD_MS", "BoundedClock"]
 
@@ -48,5 +53,4 @@ class BoundedClock:
             self._keep(ClockReading(self._clock(), self._uptime()))
 
     def _keep(self, reading: ClockReading) -> None:
-        packed = reading.pack()
-        self._live.write(lambda txn: txn.put(SEEN, packed))
+        self._live.write(lambda txn: CLOCK_READING.put(txn, value=reading))

@@ -6,9 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from embedlog import kv
-from embedlog.checksum import unseal
-from embedlog.errors import CorruptionError
-from embedlog.groups import offsets
+from embedlog.groups.offsets import CHECKPOINTS, COMMITTED, in_partition
 from embedlog.partition import PartitionLog, leases
 
 ANY = (1 << 63) - 1
@@ -38,8 +36,8 @@ def keepers(
     if not wanted:
         return
     positions = dict(saved) | {
-        group: offsets.unpack(row).position.offset
-        for group, row in offsets.in_partition(txn, log.key).items()
+        group: 0 if row is None else row.position.offset
+        for group, row in in_partition(COMMITTED, txn, log.key).items()
     }
     groups = positions if wanted == "all" else [name.encode() for name in wanted.split(",")]
     for group in groups:
@@ -55,14 +53,6 @@ def saved_positions(log: PartitionLog) -> dict[bytes, int]:
     """Return what groups committed as of the last checkpoint: nobody used them since the boot."""
     if not log.config.retention_min_consumed:
         return {}
-    rows = log.context.state.read(lambda txn: offsets.in_partition(txn, log.key))
-    found = {}
-    for group, row in rows.items():
-        try:
-            value = unseal(row, "a committed offset", offsets.key(group, log.key))
-        except CorruptionError:
-            # Nobody knows what it consumed: nothing, then.
-            found[group] = 0
-        else:
-            found[group] = offsets.unpack(value).position.offset
-    return found
+    rows = log.context.state.read(lambda txn: in_partition(CHECKPOINTS, txn, log.key))
+    # Of a damaged row nobody knows what the group consumed: nothing, then.
+    return {group: 0 if row is None else row.position.offset for group, row in rows.items()}

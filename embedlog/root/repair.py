@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 
 from embedlog import batch as batches
-from embedlog import catalog, index, kv
+from embedlog import catalog, index, keyspace, kv
 from embedlog.batch import Batch
 from embedlog.catalog import PartitionInfo, SegmentInfo
 from embedlog.errors import CorruptionError, EmbedlogError, StorageError
@@ -202,7 +202,7 @@ def _salvage_as(
 
 
 def _flushed_offset(log: PartitionLog) -> int:
-    info = log.context.state.read(lambda txn: catalog.partition(txn, log.key))
+    info = log.context.state.read(lambda txn: catalog.PARTITIONS.get(txn, log.key))
     return 0 if info is None else info.recovery_offset
 
 
@@ -236,8 +236,8 @@ def _replace(log: PartitionLog, salvage: SalvagedSegment) -> None:
     old, files = salvage.segment, log.context.files
 
     def step(txn: kv.Txn) -> SegmentInfo:
-        new = old._replace(id=catalog.next_number(txn, b"segment"), dense=False)
-        catalog.put_passing(txn, log.key, new)
+        new = old._replace(id=catalog.next_number(txn, "segment"), dense=False)
+        keyspace.UNCOMMITTED_FILES.put(txn, log.key, *new.key, value=None)
         return new
 
     new = log.context.state.write(step)
@@ -258,7 +258,9 @@ def _replace(log: PartitionLog, salvage: SalvagedSegment) -> None:
     log.refresh()
     if new.sealed:
         blob = index.pack(verify.index_of(log, new, new.end_position))
-        log.context.state.write(lambda txn: catalog.put_index_blob(txn, log.key, new, blob))
+        log.context.state.write(
+            lambda txn: keyspace.SEGMENT_INDEXES.put(txn, log.key, *new.key, value=blob)
+        )
 
 
 def _write_good(log: PartitionLog, old: SegmentInfo, file: SegmentFile, good: list[Batch]) -> int:
@@ -275,9 +277,9 @@ def _swap(log: PartitionLog, old: SegmentInfo, new: SegmentInfo, flushed: int) -
     def step(txn: kv.Txn) -> None:
         catalog.drop_segment(txn, log.key, old)
         catalog.put_segment(txn, log.key, new)
-        catalog.drop_passing(txn, log.key, new)
-        info = catalog.partition(txn, log.key) or PartitionInfo()
+        keyspace.UNCOMMITTED_FILES.delete(txn, log.key, *new.key)
+        info = catalog.PARTITIONS.get(txn, log.key) or PartitionInfo()
         recovery_offset = max(info.recovery_offset, flushed) if old.sealed else flushed
-        catalog.put_partition(txn, log.key, info._replace(recovery_offset=recovery_offset))
+        catalog.PARTITIONS.put(txn, log.key, value=info._replace(recovery_offset=recovery_offset))
 
     log.context.state.write(step)

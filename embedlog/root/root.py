@@ -32,6 +32,7 @@ from embedlog.errors import (
 from embedlog.files import Files, WakePage
 from embedlog.files.reserve import Reserve
 from embedlog.groups import offsets
+from embedlog.keyspace import FORMAT_FILE, FORMAT_VERSION
 from embedlog.partition import flush
 from embedlog.partition.context import Context
 from embedlog.partition.open_files import OpenFiles, limit_for
@@ -39,8 +40,6 @@ from embedlog.partition.partition_log import PartitionLog
 from embedlog.root import startup, topic_deletion
 from embedlog.version import __version__
 
-FORMAT_VERSION = 2
-FORMAT_FILE = "embedlog.toml"
 _roots: weakref.WeakSet[Root] = weakref.WeakSet()
 
 

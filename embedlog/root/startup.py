@@ -10,13 +10,12 @@ import re
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 
-from embedlog import catalog, kv
+from embedlog import catalog, keyspace, kv
 from embedlog.checksum import crc32c
 from embedlog.errors import CorruptionError, EmbedlogError, StorageError
 from embedlog.files import Files, forget_waiters
-from embedlog.groups import membership, offsets
+from embedlog.groups import membership
 from embedlog.partition import journal
-from embedlog.publish import app_versions
 from embedlog.segment import CHUNK_BYTES, END_MARK, SegmentFile
 
 BOOT_FILE = "live/boot"
@@ -24,8 +23,6 @@ CLEAN_FILE = "closed"
 COPY = "state.copy"
 CHECKED_AT_CLOSE = 1 << 20
 """A clean close checks databases up to this many bytes, which takes 40 ms at most."""
-_NAMED_ROWS = (offsets.ROWS, app_versions.ROWS, catalog.PRODUCER_NAME, catalog.ROOT)
-"""First letters of rows of groups, applications and producers, and of the root's settings."""
 _SEGMENT_NAME = re.compile(r"\d{20}-\d+\.arrows")
 
 
@@ -171,7 +168,7 @@ def _damage(files: Files, name: str) -> list[str]:
     """
     return kv.findings(files.path(name)) or [
         f"the row {key!r} is not as it was written"
-        for key in kv.broken_seals(files, name)
+        for key in keyspace.damaged_rows(files, name)
         if not _affects_one_user(key)
     ]
 
@@ -182,7 +179,10 @@ def _affects_one_user(key: bytes) -> bool:
     Restoring an older copy would be worse.  A key with one wrong bit may belong to a row
     of a partition: there a number follows the letter, and it begins with zeros.
     """
-    return key.startswith(catalog.INDEX) or (key[:1] in _NAMED_ROWS and key[1:2] > b"\0")
+    table = keyspace.table_of(key, keyspace.STATE)
+    if table is None or not table.optional:
+        return False
+    return table is keyspace.SEGMENT_INDEXES or key[1:2] != b"\0"
 
 
 def _adopt_newer(files: Files) -> list[str]:
@@ -196,7 +196,7 @@ def _adopt_newer(files: Files) -> list[str]:
     ]
     store = kv.Store(files, "state", durable=True, timeout=10)
     try:
-        newest = store.read(lambda txn: catalog.last_number(txn, b"segment"))
+        newest = store.read(lambda txn: catalog.last_number(txn, "segment"))
         if max(numbers, default=0) <= newest:
             return []
         return ["state is older than the log", *_adopt(files, store)]
@@ -244,9 +244,9 @@ def _adopt(files: Files, store: kv.Store) -> list[str]:
 
     def step(txn: kv.Txn) -> None:
         # A file whose number the copy had assigned, but not named, was garbage then.
-        newest = catalog.last_number(txn, b"segment")
+        newest = catalog.last_number(txn, "segment")
         done[:] = _adopt_topics(files, txn)
-        for info in [catalog.topic_of_row(row) for row in kv.rows(txn, catalog.TOPIC)]:
+        for info in list(catalog.topics(txn)):
             for number in range(info.partitions):
                 done.extend(_adopt_compacted(files, txn, info, number, newest))
                 done.extend(_adopt_partition(files, txn, info, number, newest))
@@ -258,7 +258,7 @@ def _adopt(files: Files, store: kv.Store) -> list[str]:
 def _adopt_topics(files: Files, txn: kv.Txn) -> list[str]:
     """Add the topics that the copy does not know; their settings are lost."""
     done = []
-    newest = catalog.last_number(txn, b"topic")
+    newest = catalog.last_number(txn, "topic")
     for directory in sorted(files.list("topics") if files.exists("topics") else []):
         name, _, number = directory.rpartition("-")
         # A topic whose id the copy had assigned, but not kept, was deleted before it.
@@ -293,7 +293,7 @@ def _adopt_compacted(
             catalog.drop_segment(txn, key, segment)
             named.remove(segment)
         catalog.put_segment(txn, key, new)
-        catalog.raise_number(txn, b"segment", new.id)
+        catalog.raise_number(txn, "segment", new.id)
         done.append(f"adopted {directory}/{name}, in the place of {len(replaced)} segments")
     return done
 
@@ -344,12 +344,12 @@ def _adopt_partition(
         headers = _has_headers(files, f"{directory}/{name}")
         last = catalog.SegmentInfo(base, file_id, 0, headers=headers)
         catalog.put_segment(txn, key, last)
-        catalog.raise_number(txn, b"segment", last.id)
+        catalog.raise_number(txn, "segment", last.id)
         done.append(f"adopted {directory}/{name}")
     if last is None:
         catalog.new_segment(txn, key, 0)
     elif last.next_offset is not None:
-        number = catalog.next_number(txn, b"segment")
+        number = catalog.next_number(txn, "segment")
         catalog.put_segment(txn, key, catalog.SegmentInfo(last.next_offset, number, 0))
     return done
 
@@ -378,9 +378,9 @@ def _without_trimmed(
 
 
 def _start_at(txn: kv.Txn, key: bytes, offset: int) -> None:
-    info = catalog.partition(txn, key) or catalog.PartitionInfo()
+    info = catalog.PARTITIONS.get(txn, key) or catalog.PartitionInfo()
     if info.start_offset < offset:
-        catalog.put_partition(txn, key, info._replace(start_offset=offset))
+        catalog.PARTITIONS.put(txn, key, value=info._replace(start_offset=offset))
 
 
 def _has_headers(files: Files, path: str) -> bool:
@@ -457,11 +457,8 @@ def _sweep(files: Files) -> list[str]:
 def _forget_uncommitted_files(store: kv.Store) -> None:
     """No process is attached that could commit them, so they are garbage."""
 
-    def step(txn: kv.Txn) -> list[bytes]:
-        return [key for key, _ in kv.rows(txn, catalog.PASSING)]
-
-    if store.read(step):
-        store.write(lambda txn: kv.remove(txn, catalog.PASSING))
+    if store.read(keyspace.UNCOMMITTED_FILES.any):
+        store.write(keyspace.UNCOMMITTED_FILES.delete_all)
 
 
 def remove_uncommitted_files(files: Files, state: kv.Store) -> None:
@@ -474,15 +471,14 @@ def remove_uncommitted_files(files: Files, state: kv.Store) -> None:
     """
 
     def step(txn: kv.Txn) -> list[str]:
-        topics = [catalog.topic_of_row(row) for row in kv.rows(txn, catalog.TOPIC)]
         return [
             f"{topic.directory}/{number}/{segment.file_name}"
-            for topic in topics
+            for topic in catalog.topics(txn)
             for number in range(topic.partitions)
-            for segment in catalog.passing(txn, topic.key(number))
+            for segment in catalog.uncommitted_files(txn, topic.key(number))
         ]
 
-    if state.read(lambda txn: any(True for _ in kv.rows(txn, catalog.PASSING))):
+    if state.read(keyspace.UNCOMMITTED_FILES.any):
         for path in state.read(step):
             files.unlink(path, missing_ok=True)
         _forget_uncommitted_files(state)
@@ -528,11 +524,11 @@ def _named(txn: kv.Txn) -> tuple[set[str], dict[str, set[str]], set[str]]:
     """Return the directories of topics, the files of partitions, and directories to delete."""
     topics, named = set(), {}
     deleted = {topic.directory for topic in catalog.deleted_topics(txn)}
-    for info in map(catalog.topic_of_row, kv.rows(txn, catalog.TOPIC)):
+    for info in catalog.topics(txn):
         topics.add(info.directory)
         for number in range(info.partitions):
             key = info.key(number)
-            segments = [*catalog.segments(txn, key), *catalog.passing(txn, key)]
+            segments = [*catalog.segments(txn, key), *catalog.uncommitted_files(txn, key)]
             names = {segment.file_name for segment in segments} | journal.files_of(txn, key)
             named[f"{info.directory}/{number}"] = names
     return topics, named, deleted

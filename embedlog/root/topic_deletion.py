@@ -10,18 +10,13 @@ from __future__ import annotations
 
 import logging
 
-from embedlog import catalog, kv
+from embedlog import catalog, keyspace, kv
 from embedlog.catalog import TopicInfo
 from embedlog.errors import ClosedError, EmbedlogError
-from embedlog.groups import offsets
-from embedlog.partition import pending_deletes, producer_state, tail
 from embedlog.partition.context import Context
 from embedlog.root import startup
 
 _logger = logging.getLogger("embedlog")
-
-_ROWS_OF_PARTITIONS = (tail.ROWS, b"I", producer_state.ROWS, pending_deletes.PENDING_DELETES)
-"""The kinds of rows in `live` that belong to a partition."""
 
 
 def wait_for_writers(context: Context, topic: TopicInfo, timeout: float | None = None) -> None:
@@ -55,22 +50,14 @@ def finish(context: Context, topic: TopicInfo, timeout: float | None = None) -> 
     # The files first: unlinking them takes no space, while deleting rows may.
     startup.remove_tree(context.files, topic.directory)
     keys = [topic.key(number) for number in range(topic.partitions)]
-    context.live.write(lambda txn: _forget_live(txn, keys))
+    context.live.write(lambda txn: keyspace.delete_partitions(txn, keyspace.LIVE, keys))
 
     def forget(txn: kv.Txn) -> None:
         # Again: a roll in progress when the name was dropped may have named a segment.
-        catalog.remove_partitions(txn, keys)
-        offsets.remove_partitions(txn, keys)
-        catalog.forget_deleted_topic(txn, topic)
+        keyspace.delete_partitions(txn, keyspace.STATE, keys)
+        keyspace.DELETED_TOPICS.delete(txn, topic.id)
 
     context.state.write(forget)
-
-
-def _forget_live(txn: kv.Txn, keys: list[bytes]) -> None:
-    for key in keys:
-        for kind in _ROWS_OF_PARTITIONS:
-            kv.remove(txn, kind + key)
-    offsets.remove_partitions(txn, keys)
 
 
 def unfinished(state: kv.Store) -> list[TopicInfo]:

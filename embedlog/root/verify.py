@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from typing import NamedTuple
 
-from embedlog import catalog, index, kv
+from embedlog import index, keyspace, kv
 from embedlog.batch import Batch
 from embedlog.catalog import SegmentInfo, TopicInfo
 from embedlog.errors import (
@@ -156,7 +156,7 @@ def _snapshot(log: PartitionLog) -> PartitionSnapshot:
     log.refresh()
     segments = list(log.segments.values())
     # A publication that is committed, but not visible because its process died, is whole.
-    return PartitionSnapshot(journal.seen_done(log, tail), segments, entries)
+    return PartitionSnapshot(journal.visible_tail(log, tail), segments, entries)
 
 
 def _verify_snapshot(
@@ -300,9 +300,9 @@ def _strays(root: Root) -> Iterator[Finding]:
 def stray_files(context: Context) -> list[str]:
     """Return the files that nothing names, without the pending deletes."""
     # Read before and after: files may be unlinked, or become pending deletes, meanwhile.
-    pending = pending_deletes.doomed(context.live)
+    pending = pending_deletes.paths(context.live)
     paths = startup.strays(context.files, context.state, pending)
-    pending = pending_deletes.doomed(context.live) if paths else set()
+    pending = pending_deletes.paths(context.live) if paths else set()
     return [path for path in paths if path not in pending and context.files.exists(path)]
 
 
@@ -383,7 +383,9 @@ def _store(log: PartitionLog, segment: SegmentInfo, entries: list[IndexEntry]) -
     key = log.key
     if segment.sealed:
         blob = index.pack(entries)
-        log.context.state.write(lambda txn: catalog.put_index_blob(txn, key, segment, blob))
+        log.context.state.write(
+            lambda txn: keyspace.SEGMENT_INDEXES.put(txn, key, *segment.key, value=blob)
+        )
         return
 
     def step(txn: object) -> None:

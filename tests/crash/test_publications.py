@@ -128,12 +128,12 @@ def nothing_flushed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def ends_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever finishes a publication finishes it where he is."""
-    finish = journal.finish
+    finish = journal.finish_publication
 
     def wrong(context: Any, entered: Any) -> None:
         finish(context, entered._replace(partners=entered.partners[:1]))
 
-    monkeypatch.setattr(journal, "finish", wrong)
+    monkeypatch.setattr(journal, "finish_publication", wrong)
 
 
 def marker_apart(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -143,7 +143,7 @@ class GroupModel(RuleBasedStateMachine):
 
     def _row(self, one: TopicPartition) -> bytes | None:
         key = self._key(one)
-        return None if key is None else ownership.key(self.group.key, key)
+        return None if key is None else ownership.OWNERS.key(self.group.key, key)
 
     def _owns(self, player: Player, one: TopicPartition) -> bool:
         row = self._row(one)

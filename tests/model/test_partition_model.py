@@ -30,7 +30,7 @@ from support.roots import (
     segment_files,
 )
 
-from embedlog import catalog, index
+from embedlog import catalog, index, keyspace
 from embedlog.errors import (
     InvalidProducerEpochError,
     LogTruncatedError,
@@ -248,9 +248,9 @@ class PartitionModel(RuleBasedStateMachine):
             def step(txn: Any) -> None:
                 for segment in catalog.segments(txn, log.key):
                     if segment.sealed and anew:
-                        catalog.put_index_blob(txn, log.key, segment, b"")
+                        keyspace.SEGMENT_INDEXES.put(txn, log.key, *segment.key, value=b"")
                     elif segment.sealed:
-                        txn.delete(catalog._segment_key(catalog.INDEX, log.key, segment))
+                        keyspace.SEGMENT_INDEXES.delete(txn, log.key, *segment.key)
 
             log.context.state.write(step)
 

@@ -266,7 +266,7 @@ def test_what_is_named_and_not_there_is_an_error(log, rows):
     """With the nearest name; unless losses are not to fail."""
     log.create_topic("flights")
 
-    with pytest.raises(UnknownTopicOrPartitionError, match="did you mean 'flights'"):
+    with pytest.raises(UnknownTopicOrPartitionError, match="Did you mean 'flights'"):
         rows(subscribe="fligths")
     with pytest.raises(UnknownTopicOrPartitionError, match="no such partition"):
         rows(assign='{"flights": [0, 1]}')

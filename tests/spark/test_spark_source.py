@@ -173,7 +173,7 @@ def test_a_wrong_option_is_an_error_of_load(load):
 
 def test_what_only_the_log_knows_is_an_error_of_the_action(load, tmp_path):
     """There `load` has not looked yet."""
-    assert "there is no such topic" in refused(load(subscribe="nothing").count)
+    assert "no such topic" in refused(load(subscribe="nothing").count)
     assert "cannot start at the latest" in refused(load(startingOffsets="latest").count)
     assert "there is no log here" in refused(load(path=tmp_path / "no").count)
 

@@ -92,7 +92,7 @@ def owners(group: Group) -> dict[TopicPartition, str]:
 def positions(group: Group) -> dict[bytes, OffsetAndMetadata]:
     """Every committed position of this boot, by the key of its partition."""
     rows = group.shared.live.read(lambda txn: offsets.of_group(txn, group.key))
-    return {offsets.partition_of(key): offsets.unpack(row).position for key, row in rows.items()}
+    return {key: row.position for key, row in rows.items()}
 
 
 def at(offset: int, partition: int = 0, topic: str = "t") -> dict[TopicPartition, Any]:

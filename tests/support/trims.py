@@ -102,7 +102,7 @@ def check_done(root: Root) -> None:
         named = {info.file_name for info in log.segments.values()}
         there = {path.name for path in segment_files(root.path) if path.parts[-3].startswith(name)}
         assert there == named, f"{name}: {there} are there, {named} are named"
-    assert pending_deletes.doomed(root.context.live) == set()
+    assert pending_deletes.paths(root.context.live) == set()
     assert healthy(root)
 
 
