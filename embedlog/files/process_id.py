@@ -1,4 +1,4 @@
-"""Identifying a process: its pid alone is given to another process when it ends."""
+"""Identifying a process: its pid alone is not enough, since pids are reused."""
 
 from __future__ import annotations
 

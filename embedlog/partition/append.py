@@ -27,7 +27,7 @@ from embedlog.record import Appended
 from embedlog.segment import SegmentFile
 
 _MAX_CACHED_PRODUCERS = 64
-"""Up to so many producers' rows are kept from one append to the next."""
+"""The rows of up to this many producers are kept from one append to the next."""
 
 
 def append(
@@ -198,8 +198,8 @@ class PendingAppend:
     def publish_repeated(self) -> bool:
         """Publish everything written, if that includes a repeated batch; return whether it does.
 
-        The process that wrote it may have died before its flush, and whoever repeats it
-        without a flush would get a receipt for a record that cannot be read.
+        The process that wrote it may have died before its flush, and a repetition without
+        a flush would get a receipt for a record that cannot be read.
         """
         tail = self.tail
         hidden = any(

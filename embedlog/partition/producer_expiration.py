@@ -35,7 +35,8 @@ def expire_producers(
     log.context.check_writable()
     log.refresh()
     live, oldest = log.context.live, oldest_ms(log, now_ms)
-    # Without the lock: usually there are none, and a commit makes everybody read the tail again.
+    # Without the lock: usually there are none, and a commit makes every
+    # process read the tail again.
     if not live.read(lambda txn: idle_producers(txn, log.key, oldest)):
         return 0
 

@@ -219,8 +219,8 @@ class PartitionReader:
     def _next_segment(self, tail: Tail) -> bool:
         assert self._info is not None
         following = self._log.segment_after(self._info)
-        # Segments leave no gap: one that does not follow directly has replaced this one,
-        # or is left of the segments after it.
+        # Segments leave no gap: if the next one does not follow directly, this segment was
+        # replaced, or the segments between them were deleted.
         if (
             following is None
             or following.base_offset != self._info.next_offset

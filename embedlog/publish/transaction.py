@@ -181,14 +181,14 @@ def _by_partition(
     root: Partitions, staged: Sequence[StagedFile]
 ) -> dict[PartitionState, list[EncodedBatch]]:
     """Return the batches of each partition, in the order of the partitions' keys."""
-    found: dict[tuple[int, int], tuple[PartitionState, list[EncodedBatch]]] = {}
+    by_key: dict[tuple[int, int], tuple[PartitionState, list[EncodedBatch]]] = {}
     for file in staged:
         for (topic, topic_id, partition), batch in staging.read(root.context.files, file):
             key = topic_id, partition
-            if key not in found:
-                found[key] = _partition(root, topic, topic_id, partition), []
-            found[key][1].append(batch)
-    return dict(found[key] for key in sorted(found))
+            if key not in by_key:
+                by_key[key] = _partition(root, topic, topic_id, partition), []
+            by_key[key][1].append(batch)
+    return dict(by_key[key] for key in sorted(by_key))
 
 
 def _partition(root: Partitions, topic: str, topic_id: int, partition: int) -> PartitionState:
@@ -314,8 +314,9 @@ def _plan(log: PartitionState, encoded: list[EncodedBatch], synced: bool) -> Par
     first = SegmentPlan(log.active_segment, PendingAppend(log, tail, publish=True))
     plan = PartitionPlan(log, tail, [first])
     file = log.active_file()
-    for one in encoded:
-        batch = batches.with_headers(one) if headers and not one.has_headers else one
+    for batch in encoded:
+        if headers and not batch.has_headers:
+            batch = batches.with_headers(batch)
         if roll.is_due(log, file, plan.after, batch):
             plan.segments.append(_plan_next_segment(log, plan.after, headers))
         plan.segments[-1].pending.add(batch)
