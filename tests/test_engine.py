@@ -104,7 +104,7 @@ def test_a_directory_of_something_else_is_refused(path):
     path.mkdir()
     (path / "thesis.tex").write_text("mine")
 
-    with pytest.raises(errors.NotALogError, match="something else"):
+    with pytest.raises(errors.NotALogError, match="other files"):
         embedlog.open(path)
     assert os.listdir(path) == ["thesis.tex"]
 
@@ -140,7 +140,7 @@ def test_a_format_before_the_first_release_is_refused(path, mode, older):
     file = path / "embedlog.toml"
     file.write_text(file.read_text().replace("format = 3", f"format = {older}"))
 
-    match = rf"format {older}.* knows 3.*make a new root"
+    match = rf"format {older}.* knows 3.*create a new root"
     with pytest.raises(errors.UnsupportedFormatError, match=match):
         embedlog.open(path, mode=mode)
 
