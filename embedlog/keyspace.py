@@ -45,7 +45,6 @@ PARTITION_KEY = struct.Struct(">QI")
 _CHECKSUM_BYTES = 4
 _NUL, _ABOVE_NUL = b"\0", b"\1"
 
-
 DAMAGE = (CorruptionError, struct.error, ValueError)
 """What decoding a damaged row raises; without a checksum only if its length is wrong."""
 
@@ -72,7 +71,7 @@ def _number(name: str, code: str) -> FieldType:
 
 
 def _to_text(value: str | bytes) -> bytes:
-    return value if isinstance(value, bytes) else value.encode(errors="surrogateescape")
+    return value if isinstance(value, bytes) else value.encode("utf-8", "surrogateescape")
 
 
 def _from_text(data: bytes) -> str:
@@ -94,12 +93,8 @@ def list_of(**fields: FieldType) -> FieldType:
     )
 
 
-U8, U16, U32, U64 = (
-    _number("u8", "B"),
-    _number("u16", "H"),
-    _number("u32", "I"),
-    _number("u64", "Q"),
-)
+U8, U16 = _number("u8", "B"), _number("u16", "H")
+U32, U64 = _number("u32", "I"), _number("u64", "Q")
 I16, I32, I64 = _number("i16", "h"), _number("i32", "i"), _number("i64", "q")
 PARTITION = FieldType("partition key", f"{PARTITION_KEY.size}s")
 """What `PARTITION_KEY` packs."""
@@ -112,8 +107,7 @@ JSON = FieldType("JSON", "", _to_json, json.loads)
 class Layout:
     """The fields of a key or a value, one after the other, behind a prefix.
 
-    Encoding and decoding take one function for each shape that there is: appends and
-    commits call them.
+    How to encode and decode is worked out once, here: appends and commits do it often.
     """
 
     def __init__(self, fields: Mapping[str, FieldType], prefix: bytes = b"") -> None:
@@ -124,7 +118,7 @@ class Layout:
         self.head = struct.Struct(">" + "".join(codes[:count]))
         """The numbers that it begins with."""
         self._rest = types[count:]
-        # By how many fields there are: fewer than all are the prefix of keys to scan.
+        # By the number of fields: fewer than all are a prefix, for scans.
         self._packers = [_packer(prefix, types, count) for count in range(len(types) + 1)]
         self.pack = self._packers[-1]
         """Encode all fields."""
@@ -171,8 +165,8 @@ def _packer(prefix: bytes, types: list[FieldType], count: int) -> Callable[..., 
         if not prefix:
             return struct.Struct(">" + "".join(numbers)).pack
         return partial(struct.Struct(f">{len(prefix)}s" + "".join(numbers)).pack, prefix)
-    # Each field with its end; a NUL follows text that is not last.
-    ends = [b"" if field.code or field is types[-1] is not TEXT else _NUL for field in fields]
+    # Only text comes before other fields, so each field of varying length but the last is text.
+    ends = [b"" if field.code else _NUL for field in fields]
     if count == len(types):
         ends[-1] = b""
     template = prefix.replace(b"%", b"%%") + b"".join(b"%b" + end for end in ends)
@@ -180,6 +174,8 @@ def _packer(prefix: bytes, types: list[FieldType], count: int) -> Callable[..., 
         return lambda text, partition: template % (_to_text(text), partition)
     if fields == [TEXT]:
         return lambda text: template % _to_text(text)
+    if fields == [TEXT, TEXT]:
+        return lambda text, other: template % (_to_text(text), _to_text(other))
     if all(numbers[:-1]) and count == len(types):
         head, encode = _packer(prefix, types, count - 1), types[-1].encode
         return lambda *values: head(*values[:-1]) + encode(values[-1])
@@ -193,9 +189,9 @@ class Table(Generic[V]):
     """One kind of row.
 
     Its methods take a transaction of its database, or, to read, a `kv.Store`.
-    A key is given as its fields, in order, a prefix as the first ones of them.
-    A value of one field is passed as that field, without fields as None, and
-    else as a tuple, or as what `typed` says; it is read as a named tuple.
+    A key is passed as its fields, in order, and a prefix as the first of them.
+    A value with one field is that field, without fields None, and else a tuple, which is
+    read as a named tuple; `typed` and `coded` replace it by a class.
 
     Args:
         name: For messages and docs/format.md.
@@ -341,7 +337,7 @@ class Table(Generic[V]):
             CorruptionError: A row is damaged.
         """
         for key, row in kv.rows(txn, self.prefix(*prefix)):
-            value = self.load(key, row)  # first: it checks the key as well
+            value = self.load(key, row)  # first, since the checksum covers the key
             yield self.parse_key(key), value
 
     def scan_valid(self, txn: kv.Txn, *prefix: Any) -> Iterator[tuple[tuple[Any, ...], V]]:

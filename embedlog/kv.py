@@ -1,11 +1,11 @@
-"""The door of LMDB: two small databases per log root, shared by every process.
+"""The only module that uses LMDB: two small databases per log root, shared by all processes.
 
-`state` is synced at each commit and survives a power cut; `live` is not, and
-belongs to one boot (docs/format.md).  Here live the rules learnt
-about LMDB by experiment: one environment per process and root; transactions
-that never outlive a call; a timed lock in front of every write, because an
-LMDB writer that was stopped blocks everybody without a timeout; a map that
-grows by itself; and what a fork must drop.
+`state` is synced at each commit and survives a power cut; `live` is not, and belongs
+to one boot (docs/format.md; the rows are declared in `keyspace`).  This module holds
+the rules for LMDB, found by experiment: one environment per process and root;
+transactions that never outlive a call; a timed lock in front of every write, because a
+stopped LMDB writer blocks all others without a timeout; a map that grows by itself; and
+what a fork must drop.
 
 Lock order: the store's thread queue → its lock file → the LMDB transaction.
 """
@@ -38,28 +38,28 @@ T = TypeVar("T")
 Txn = Any  # lmdb.Transaction; py-lmdb ships no types
 Step = Callable[[Txn], T]
 _Key = tuple[str, int, int]
-"""Name, and device and inode of the root: one may be deleted and made anew while it is open."""
+"""Name, and device and inode of the root, which may be replaced while it is open."""
 
 MAX_READERS = 2048
 FIRST_MAP_BYTES = 64 << 20
 LARGEST_MAP_BYTES = 1 << 40
-VERSION_PLACES = 18, 512 + 18
-"""Which 8-byte words of the file are its two meta pages' transaction numbers (format 0.9).
+VERSION_WORDS = 18, 512 + 18
+"""The 8-byte words of the file that hold the transaction numbers of its two meta pages.
 
-Commits write them in turn: even numbers are in the first."""
+Commits write the pages in turn: even numbers are in the first."""
 META_BYTES = 8192
 CHECKS = 3
-"""How often a database that other processes use is looked at before it counts as damaged."""
-LAST_PAGE_PLACES = 17, 512 + 17
-"""Which words are the numbers of the last page, in the same order."""
+"""How often a database that other processes use is checked before it counts as damaged."""
+LAST_PAGE_WORDS = 17, 512 + 17
+"""The words that hold the number of the last page, in the same order."""
 MAGIC_AND_FORMAT = 0x00000001_BEEFC0DE
 LARGEST_CHECKED_BYTES = 16 << 30
-"""A check takes 40 s for a GiB of rows, and two bytes of memory for a page, there or not."""
+"""A check takes 40 s for a GiB of rows, and two bytes of memory per page, even if it is sparse."""
 SMALL_PAGES = 1024
-"""Leaving out the free pages of a copy takes LMDB a thread and 2 MiB, which costs 0.5 to 2 ms:
-more than to write them all, up to here."""
+"""Up to here a copy includes free pages: to leave them out takes LMDB a thread and 2 MiB, which
+costs 0.5 to 2 ms."""
 LITTLE_SPACE = 16 << 20
-"""LMDB calls a write that a full disk cut short EIO: below this much free space it is ENOSPC."""
+"""LMDB reports EIO for a write that a full disk cut short; with less free space it is ENOSPC."""
 FULL = errno.ENOSPC, errno.EDQUOT
 DAMAGED = (
     lmdb.BadChecksumError,
@@ -68,7 +68,7 @@ DAMAGED = (
     lmdb.PageNotFoundError,
     lmdb.VersionMismatchError,
 )
-"""What LMDB raises for a file that it did not leave like that."""
+"""The errors of LMDB for a damaged file."""
 
 _environments: dict[_Key, _Environment] = {}
 _table_lock = threading.Lock()
@@ -77,11 +77,11 @@ _stores: weakref.WeakSet[Store] = weakref.WeakSet()
 
 @contextmanager
 def _typed(files: Files, operation: str, path: str) -> Iterator[None]:
-    """Turn the errors of LMDB, and of the system below it, into those of embedlog."""
+    """Convert the errors of LMDB, and of the system below it, to those of embedlog."""
     try:
         yield
     except EmbedlogError:
-        raise  # a LockTimeoutError is an OSError too
+        raise  # LockTimeoutError is an OSError too
     except (lmdb.Error, OSError) as error:
         raise _failure(files, error, operation, path) from error
 
@@ -95,7 +95,7 @@ def _failure(
         return _damaged(what, path)
     number = error.errno if isinstance(error, OSError) else getattr(error, "code", None)
     if number is not None and number <= 0:
-        number = None  # a code of LMDB's own: no system call failed
+        number = None  # a code of LMDB: no system call failed
     if number == errno.EIO and operation not in ("open", "read") and _is_full(files):
         number = errno.ENOSPC
     return (DiskFullError if number in FULL else StorageError)(
@@ -129,9 +129,9 @@ class _Environment:
         self.key, self.path, self.durable, self.writable = key, path, durable, writable
         self.users: weakref.WeakSet[Store] = weakref.WeakSet()
         self.usable = True
-        """Whether `handle` is open: not if it had to be closed and could not be opened again."""
-        # Every transaction holds one of these for its short life, so that the
-        # map can be resized, and a fork can happen, while none is open.
+        """Whether `handle` is open; False if it was closed and could not be opened again."""
+        # Every transaction holds one of these, so that the map is resized, and the
+        # process forks, while none is open.
         self.reading = threading.Lock()
         self.writing = threading.Lock()
         self.handle = self._open()
@@ -142,7 +142,7 @@ class _Environment:
         except lmdb.Error:
             if self.writable:
                 raise
-            # Where nothing may be written, there is no slot for a reader either.
+            # A directory that cannot be written has no reader slots either.
             env = self._lmdb(lock=False)
         if self.writable:
             try:
@@ -175,7 +175,7 @@ class _Environment:
             self._resize(size)
 
     def adopt_growth(self) -> None:
-        """Take the size that another process gave the map."""
+        """Adopt the size to which another process grew the map."""
         with self.writing, self.reading:
             self._resize(0)
 
@@ -183,13 +183,13 @@ class _Environment:
         try:
             self.handle.set_mapsize(size)
         except lmdb.Error:
-            # LMDB unmaps the old map first: a transaction would read where nothing is.
+            # LMDB unmaps the old map first: a transaction would read unmapped memory.
             self.usable = False
             self.handle.close()
             raise
 
     def make_writable(self) -> None:
-        """A handle that reads opened it first, one that writes joins: py-lmdb allows one only."""
+        """Reopen it for writing: py-lmdb allows one handle, and a reader opened it first."""
         with self.writing, self.reading:
             if not self.writable:
                 self.writable = True
@@ -200,7 +200,7 @@ class _Environment:
                     raise
 
     def reopen(self) -> None:
-        """Open the environment again, if it is not usable as it is.
+        """Open the environment again, unless it is usable.
 
         After a failed write of a meta page LMDB refuses every transaction of the process
         (MDB_PANIC) until the environment is closed.
@@ -217,7 +217,7 @@ class _Environment:
         except lmdb.PanicError:
             return False
         except lmdb.Error:
-            pass  # Opening it again does not help; the caller meets this one too.
+            pass  # Opening it again does not help; the caller gets this error too.
         return True
 
     def _open_again(self) -> None:
@@ -225,7 +225,7 @@ class _Environment:
         self.handle.close()
         handle = self._open()
         if self.durable and self.writable:
-            # LMDB put back the meta page that it failed to write.  That must be on the disk
+            # LMDB restored the meta page that it failed to write.  That must be on disk
             # before the next commit overwrites pages that the failed one refers to.
             try:
                 handle.sync(True)
@@ -236,10 +236,10 @@ class _Environment:
 
 
 class Store:
-    """One handle's view of `state` or `live`; cheap, pid-aware, closed with its log.
+    """One handle on `state` or `live`; cheap, pid-aware, closed with its log.
 
     Args:
-        files: The seam; its lock file orders writers of all processes.
+        files: The files of the root; a lock file orders the writers of all processes.
         name: ``"state"`` or ``"live"``, the directory below the root.
         durable: Sync every commit.
         timeout: Seconds to wait for the lock of a write.
@@ -251,7 +251,7 @@ class Store:
         self._lock: int | None = None
         self._shared: _Environment | None = None
         self._joined: _Environment | None = None
-        """The environment to leave; `_shared` is not the same if that may not be used any more."""
+        """The environment to leave; `_shared` is None once it must not be used any more."""
         self._pages: memoryview | None = None
         self._data: int | None = None
         self._length, self._last_page = 0, -1
@@ -268,22 +268,22 @@ class Store:
         return self.get_at(key)[0]
 
     def get_at(self, key: bytes) -> tuple[bytes | None, int]:
-        """Return one value, or None, and the version that it is of."""
+        """Return one value, or None, and its version of the database."""
         shared = self._shared or self._attach()
         try:
             with shared.reading:
                 txn = shared.handle.begin()
                 try:
-                    found: tuple[bytes | None, int] = txn.get(key), txn.id()
+                    result: tuple[bytes | None, int] = txn.get(key), txn.id()
                 finally:
                     txn.abort()
         except lmdb.Error:
-            found = self.read(lambda txn: (txn.get(key), txn.id()))
-        self._confirmed = found[1]
-        return found
+            result = self.read(lambda txn: (txn.get(key), txn.id()))
+        self._confirmed = result[1]
+        return result
 
     def read(self, step: Step[T]) -> T:
-        """Run ``step`` in one read transaction: a consistent view, never kept.
+        """Run ``step`` in one read transaction, whose view is consistent.
 
         Raises:
             CorruptionError: The file was damaged since this process opened it.
@@ -301,15 +301,15 @@ class Store:
         raise StorageError("the map kept changing under a reader", path=self.path)
 
     def _check_length(self) -> None:
-        """Refuse to touch the map of a file that became shorter: that would be a SIGBUS.
+        """Raise if the file became shorter: to touch its map would be a SIGBUS.
 
-        LMDB never cuts its file.  `get` does without: it would take half as long again.
+        LMDB never cuts its file.  `get` omits this check, which would make it half as slow again.
         """
         data = self._data
         if data is not None:
             length = self._files.size(data)
             if length < self._length:
-                # From now on `_attach` raises, so that `get` and `version` leave the map alone.
+                # From now on `_attach` raises, so `get` and `version` do not touch the map.
                 self._damage = f"the database was cut from {self._length} to {length} bytes"
                 self._shared, self._pages = None, None
                 raise self._damaged()
@@ -324,42 +324,41 @@ class Store:
         return _damaged(f"{self._damage} while it was open", f"{self.path}/data.mdb")
 
     def version(self) -> int:
-        """A number that grows with each commit by any process; 0.3 µs.
+        """Return a number that grows with each commit of any process; takes 0.3 µs.
 
-        Whoever reads after it sees that commit, or a later one: what was read
-        may be kept for as long as the number stays.
+        A later read sees that commit or a newer one, so what it returns may be cached
+        while the number stays the same.
         """
         pages = self._pages
         if pages is not None:
-            first, second = pages[18], pages[530]  # VERSION_PLACES
+            first, second = pages[18], pages[530]  # VERSION_WORDS
             if self._confirmed == (first if first > second else second):
                 return self._confirmed
-        # A commit writes its page first and is seen by new readers a moment
-        # later: only what a reader has seen counts.
+        # A commit writes its page first, and new readers see it a moment later:
+        # only what a reader has seen counts.
         version: int = self.read(_number)
         self._confirmed = version
         return version
 
     def is_current(self, version: int) -> bool:
-        """Whether ``version`` is still the newest, with no commit on its way: a few loads.
+        """Return whether ``version`` is still the newest, and no commit is under way: a few loads.
 
         Then what was read under it may be acted on, as after `catch_up`.
         """
         pages = self._pages
         if pages is None or self._confirmed != version:
             return False
-        return bool(pages[18] <= version >= pages[530])  # VERSION_PLACES
+        return bool(pages[18] <= version >= pages[530])  # VERSION_WORDS
 
     def catch_up(self) -> None:
-        """Have everything seen that was committed; two loads when there is nothing to do.
+        """Make every commit visible to readers; two loads if there is nothing to do.
 
-        A commit is in its page first, and seen by readers a moment later.  One
-        whose process died in between is seen only once somebody writes.  So who
-        acts on what was read, in another way than by a transaction that reads it
-        again, asks for this first.
+        A commit writes its page first, and readers see it a moment later.  If its process
+        dies in between, they see it only after the next write.  So call this before acting
+        on what was read, unless a transaction reads it again.
 
         Raises:
-            LockTimeoutError: A commit is going on, and its process does not end it.
+            LockTimeoutError: A commit is under way, and its process does not finish it.
         """
         pages = self._pages
         if pages is None or max(pages[18], pages[530]) > self.version():
@@ -370,13 +369,13 @@ class Store:
     def write(self, step: Step[T]) -> T:
         """Run ``step`` in one write transaction and commit it.
 
-        ``step`` may run more than once (the map grows by itself), so it must
-        touch nothing but its transaction, and must not block.
+        ``step`` may run more than once (the map grows by itself), so it must change
+        nothing but its transaction, and must not block.
 
         Raises:
             LockTimeoutError: Another process holds the write lock.
             DiskFullError: No space; nothing was changed.
-            StorageError: LMDB refused; nothing was changed, unless its text says otherwise.
+            StorageError: LMDB refused; nothing was changed, unless the message says otherwise.
             CorruptionError: The file was damaged since this process opened it.
         """
         if not self._queue.acquire(False) and not self._queue.acquire(timeout=self._timeout):
@@ -407,11 +406,11 @@ class Store:
                         raise
                     txn.commit()
                     pages = self._pages
-                    # A step that changed nothing leaves its number to the next one.
-                    if pages is not None and number == pages[VERSION_PLACES[number & 1]]:
+                    # The next transaction reuses the number of a step that changed nothing.
+                    if pages is not None and number == pages[VERSION_WORDS[number & 1]]:
                         self._confirmed = number
-                        if pages[LAST_PAGE_PLACES[number & 1]] != self._last_page:
-                            self._note_growth(pages[LAST_PAGE_PLACES[number & 1]])
+                        if pages[LAST_PAGE_WORDS[number & 1]] != self._last_page:
+                            self._note_growth(pages[LAST_PAGE_WORDS[number & 1]])
                     return result
             except lmdb.Error as error:
                 if number < 0 or isinstance(error, lmdb.MapFullError):
@@ -420,11 +419,11 @@ class Store:
                     return result
 
     def _is_committed(self, number: int, error: lmdb.Error) -> bool:
-        """Return whether a commit took place although LMDB failed at its end; else raise.
+        """Return True if a commit took place although LMDB failed at its end; else raise.
 
-        It undoes a meta page that it could not write.  If that fails too, the commit may
-        be there once the environment was opened again.  No other process can have made one
-        of that number: the lock file is still held.
+        LMDB restores a meta page that it could not write.  If that fails too, the commit may
+        turn out to be there once the environment was opened again.  No other process can have
+        committed under that number: the lock file is still held.
         """
         todo = "It is not known whether the change was made; see `embedlog doctor`"
         with suppress(EmbedlogError):
@@ -432,13 +431,13 @@ class Store:
                 todo = ""  # nothing was changed
             else:
                 if self._durable:
-                    # Its page may be in memory only: one that follows it takes it to the disk.
+                    # Its page may be in memory only: the next commit writes it to the disk.
                     self._transact(_change_nothing)
                 return True
         raise self._failure(error, "commit", todo) from error
 
     def _prepare_retry(self, shared: _Environment, error: lmdb.Error, operation: str) -> None:
-        """Do what has to be done before a transaction is tried again; else raise the error."""
+        """Prepare to run a transaction again, or raise the error if that cannot help."""
         try:
             if self._closed:
                 raise error
@@ -448,7 +447,7 @@ class Store:
                 shared.adopt_growth()
             elif isinstance(error, lmdb.PanicError) or not shared.usable:
                 shared.reopen()
-            # Slots of killed readers stay taken until they are looked for.
+            # Slots of killed readers stay taken until they are checked.
             elif not isinstance(error, lmdb.ReadersFullError) or not self.check_readers():
                 raise error
         except (lmdb.Error, OSError) as failure:
@@ -456,7 +455,7 @@ class Store:
 
     def _failure(self, error: Exception, operation: str, todo: str = "") -> EmbedlogError:
         if self._closed:
-            # By another thread, while this one was about to use it.
+            # By another thread, while this one was using it.
             return ClosedError("the log was closed", path=self.path)
         return _failure(self._files, error, operation, self.path, todo)
 
@@ -478,7 +477,7 @@ class Store:
         return self._lock
 
     def _attach(self) -> _Environment:
-        """Join this process's environment of that root, or open it."""
+        """Join this process's environment of the root, or open it."""
         if self._closed:
             raise ClosedError("the log was closed", path=self.path)
         if self._damage is not None:
@@ -505,7 +504,7 @@ class Store:
         return shared
 
     def _open_data(self) -> int:
-        """Open the file to look at its length; LMDB would make a new database of an empty one."""
+        """Open the file to check its length; LMDB makes a new database of an empty one."""
         data = self._files.open(f"{self._name}/data.mdb")
         self._length = self._files.size(data)
         if self._length < META_BYTES:
@@ -515,15 +514,15 @@ class Store:
         return data
 
     def _check_pages(self, shared: _Environment) -> None:
-        """Refuse a file that was cut while other processes had it open, so that none checked it.
+        """Raise if the file was cut while other processes had it open, so that none checked it.
 
-        One that lacks pages may be whole: LMDB does not write those that a transaction
-        took and gave back.  Then all of its rows are looked at.
+        A file that lacks pages may be whole: LMDB does not write those that a transaction
+        allocated and freed.  Then all of its rows are checked.
         """
         with shared.reading:
             pages, bytes_each = shared.handle.info()["last_pgno"] + 1, shared.handle.stat()["psize"]
         if self._length < pages * bytes_each:
-            # Another process may write meanwhile, which looks like damage.
+            # A concurrent write of another process looks like damage.
             for _ in range(CHECKS):
                 problems = findings(self.path)
                 if not problems:
@@ -532,18 +531,18 @@ class Store:
             raise self._damaged()
 
     def _meta_pages(self, shared: _Environment, data: int) -> memoryview | None:
-        """Map the pages a commit ends in: two loads there are what `info` returns, for a tenth.
+        """Map the meta pages: two loads return what `info` does, in a tenth of the time.
 
-        A commit writes them through the page cache, so every process sees it at
-        once.  None, and `info` is asked, where they are not as expected.
+        A commit writes them through the page cache, so every process sees it at once.
+        None if they are not as expected; then `info` is used.
         """
         try:
             words = memoryview(self._files.map(data, META_BYTES)).cast("Q")
         except StorageError:
             return None
         known = words[2] == words[514] == MAGIC_AND_FORMAT
-        newest = max(words[place] for place in VERSION_PLACES)
-        # Another process may commit in between, so it may have grown by the second look.
+        newest = max(words[place] for place in VERSION_WORDS)
+        # Another process may commit in between, so the number may have grown.
         with shared.reading:
             return words if known and newest <= shared.handle.info()["last_txnid"] else None
 
@@ -568,7 +567,7 @@ class Store:
                 self._files.close(lock)
             shared, self._joined, self._shared, self._pages = self._joined, None, None, None
             if shared is not None:
-                with shared.reading:  # the length is looked at under it
+                with shared.reading:  # which guards the check of the length
                     data, self._data = self._data, None
                     if data is not None:
                         self._files.close(data)
@@ -578,7 +577,7 @@ class Store:
                 self._queue.release()
 
     def is_whole(self) -> bool:
-        """Return whether the file is at least as long as it ever was; one that was cut is not."""
+        """Return whether the file is at least as long as it ever was, so was not cut."""
         if self._shared is not None:
             with suppress(CorruptionError), self._shared.reading:
                 self._check_length()
@@ -594,17 +593,17 @@ class Store:
         return info["num_readers"], info["max_readers"]
 
     def lagging(self) -> set[tuple[int, str, int]]:
-        """Return process, thread and transaction of each reader of what is not the newest.
+        """Return process, thread and transaction of each reader of an older version.
 
-        What was freed since one of them began cannot be used again until it ends.
+        Pages freed since such a reader began cannot be reused until it ends.
         """
         newest, table = self._ask(
             "list its readers", lambda handle: (handle.info()["last_txnid"], handle.readers())
         )
-        # A table under one line of titles; "-" is a slot that nobody reads with.
+        # A table under a line of titles; "-" is an idle slot.
         rows = [line.split() for line in table.splitlines()[1:]]
-        found = {(int(row[0]), row[1], int(row[2])) for row in rows if row[-1].isdigit()}
-        return {each for each in found if each[2] < newest}
+        readers = {(int(row[0]), row[1], int(row[2])) for row in rows if row[-1].isdigit()}
+        return {reader for reader in readers if reader[2] < newest}
 
     def check_readers(self) -> int:
         """Free the reader slots of dead processes; return how many there were."""
@@ -612,7 +611,7 @@ class Store:
         return freed
 
     def _ask(self, operation: str, question: Callable[[Any], Any]) -> Any:
-        """Return what LMDB answers outside of a transaction; the handle stays open meanwhile."""
+        """Call LMDB outside of a transaction; the handle stays open meanwhile."""
         shared = self._shared or self._attach()
         if not shared.usable:
             self.read(_number)
@@ -625,14 +624,14 @@ class Store:
     def copy(self, name: str) -> None:
         """Write a copy, durably, into the existing directory ``name`` below the root.
 
-        Only while no other process writes: LMDB may wait for one that does, without a timeout.
+        Call it only while no other process writes: LMDB would wait for that without a timeout.
 
         Raises:
             CorruptionError: The file was damaged since this process opened it.
-            StorageError: It is not there, or not whole.
+            StorageError: There is no copy, or not a whole one.
         """
         self.read(_number)
-        # LMDB would create the file for everybody to read.
+        # LMDB would create a file that all users can read.
         data = self._files.open(f"{name}/data.mdb", write=True, create=True)
         try:
             pages: int = self._ask("copy itself", lambda handle: handle.info()["last_pgno"])
@@ -649,28 +648,28 @@ def _number(txn: Txn) -> int:
 
 
 def _change_nothing(txn: Txn) -> None:
-    """Change no row, but pages: LMDB writes nothing for a transaction that changed none."""
+    """Change pages but no row: LMDB writes nothing for a transaction that changes no page."""
     txn.put(b"\0", b"")
     txn.delete(b"\0")
 
 
 class EmptyStore:
-    """Stands for a `live` that may not be used or made: every partition counts as unknown."""
+    """Replaces a `live` that may not be used or created: every partition counts as unknown."""
 
     def get(self, key: bytes) -> bytes | None:
-        """There is nothing."""
+        """Return that there is no such row."""
         return None
 
     def get_at(self, key: bytes) -> tuple[bytes | None, int]:
-        """There is nothing."""
+        """Return that there is no such row."""
         return None, 0
 
     def read(self, step: Step[T]) -> T:
-        """Run ``step`` on nothing."""
+        """Run ``step`` without rows."""
         return step(self)
 
     def cursor(self) -> EmptyStore:
-        """As a transaction: a cursor over nothing."""
+        """As a transaction: return a cursor without rows."""
         return self
 
     def __enter__(self) -> EmptyStore:
@@ -680,22 +679,22 @@ class EmptyStore:
         return None
 
     def set_range(self, key: bytes) -> bool:
-        """As a cursor: there is no such row."""
+        """As a cursor: return that there is no such row."""
         return False
 
     def last(self) -> bool:
-        """As a cursor: there is no last row."""
+        """As a cursor: return that there is no last row."""
         return False
 
     def close(self) -> None:
-        """Nothing to let go."""
+        """Do nothing."""
 
 
 def close_unused() -> None:
-    """Close the environments that this process opened and no store uses any more.
+    """Close the environments of this process that no store uses any more.
 
-    A store that its program forgot, without closing it, cannot do so itself: the garbage
-    collector runs while any lock may be held.
+    A store that was not closed cannot do so itself: the garbage collector runs while any
+    lock may be held.
     """
     with _table_lock:
         _close_unused_locked()
@@ -735,7 +734,7 @@ def create(files: Files, name: str, *, durable: bool, rows: dict[bytes, bytes]) 
 
 
 def discard(files: Files, name: str) -> None:
-    """Remove an environment that nobody uses."""
+    """Remove an environment that no process uses."""
     if files.exists(name):
         for entry in files.list(name):
             files.unlink(f"{name}/{entry}")
@@ -743,11 +742,11 @@ def discard(files: Files, name: str) -> None:
 
 
 def check_size(files: Files, name: str) -> None:
-    """Refuse to look through an environment of a size that no log has.
+    """Raise if an environment has a size that no log has.
 
     Raises:
-        StorageError: It is larger than `LARGEST_CHECKED_BYTES`, which is no damage, but
-            perhaps a file that somebody planted: sparse, it costs nothing to make.
+        StorageError: It is larger than `LARGEST_CHECKED_BYTES`: not damage, but perhaps a
+            planted file, which costs nothing to create if it is sparse.
     """
     data = files.open(f"{name}/data.mdb")
     try:
@@ -756,22 +755,22 @@ def check_size(files: Files, name: str) -> None:
         files.close(data)
     if size > LARGEST_CHECKED_BYTES:
         raise StorageError(
-            f"a database of {size} bytes is not looked through",
-            todo="it is not one that a log has grown to: put the right one in its place",
+            f"a database of {size} bytes is too large to be checked",
+            todo="No log grows to this size: put the right file in its place",
             path=files.path(f"{name}/data.mdb"),
             operation="verify",
         )
 
 
 def findings(path: str) -> list[str]:
-    """Check an environment that nobody uses without mapping it; ``[]`` is healthy.
+    """Check an environment that no process uses, without mapping it; ``[]`` is healthy.
 
     Raises:
         StorageError: It cannot be read for now, which says nothing about damage.
     """
     try:
-        # By the name of the file: of a directory that cannot be looked at it would not say so.
-        found: list[str] = lmdb.verify.verify(  # type: ignore[no-untyped-call]
+        # By the name of the file: for an unreadable directory it would report nothing.
+        problems: list[str] = lmdb.verify.verify(  # type: ignore[no-untyped-call]
             f"{path}/data.mdb", subdir=False
         )
     except FileNotFoundError as error:
@@ -782,11 +781,11 @@ def findings(path: str) -> list[str]:
         raise kind(what, errno=error.errno, operation="verify", path=path) from error
     except (lmdb.verify.VerifyError, struct.error) as error:
         return [str(error) or type(error).__name__]
-    return found
+    return problems
 
 
 def read_unused(files: Files, name: str, step: Step[T]) -> T:
-    """Run ``step`` in one read transaction of an environment that is sound and nobody uses.
+    """Run ``step`` in one read transaction of a sound environment that no process uses.
 
     Raises:
         StorageError: It cannot be read for now.
@@ -817,13 +816,13 @@ def remove(txn: Txn, prefix: bytes) -> None:
         txn.delete(key)
 
 
-# Forks: no transaction may be open while the process is copied, and the child
-# may neither use nor reopen what it inherited before it has closed it.
+# Forks: no transaction may be open while the process is copied, and the child must
+# close what it inherited before it opens it again.
 
 
 def _before_fork() -> None:
     _table_lock.acquire()
-    # `state` before `live`, as a checkpoint does, which reads the one in a write of the other.
+    # `state` before `live`, as in a checkpoint, which reads `live` in a write of `state`.
     for _, shared in sorted(_environments.items(), reverse=True):
         shared.writing.acquire()
         shared.reading.acquire()

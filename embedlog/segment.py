@@ -1,9 +1,9 @@
 """A segment file: an Arrow IPC stream of batches, appended to, sealed, then only read.
 
-The active segment is read by `pread` and never mapped: it may be cut after a
-failed flush, and a mapping over a cut file is a SIGBUS.  A sealed one is
-mapped, so a batch becomes Arrow arrays without a copy, and stays readable
-after it was unlinked.
+The active segment is read by `pread` and never mapped: it may be cut after a failed
+flush, and to touch a map beyond the end of its file is a SIGBUS.  A sealed segment is
+mapped, so a batch becomes Arrow arrays without a copy, and stays readable after the file
+is unlinked.
 """
 
 from __future__ import annotations
@@ -24,22 +24,23 @@ END_MARK = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 CHUNK_BYTES = 1 << 20
 _LARGEST_SCHEMA = 1 << 20
 _FIRST_BYTES = 8 << 10
-"""Read at least so much at once: it holds many small batches, or the head of a large one."""
+"""Read at least this much at once: many small batches, or the head of a large one."""
 _MAPPED_BYTES = 256 << 10
 """Map a sealed file for reads of at least this size."""
 _FEW_BYTES = 4096
-"""What is copied sooner than it is made an Arrow buffer, which is slow after a sleep."""
+"""Up to here bytes are copied: to create an Arrow buffer is slower after a sleep."""
 _MANY_BYTES = 256 << 10
-"""What is read into Arrow's memory: what malloc gives of this size has new pages each time."""
+"""From here on data is read into Arrow's memory: malloc returns new pages for each read."""
 
 
 class SegmentFile:
     """One open segment file.
 
-    It closes itself when nobody refers to it any more, so a reader may go on
-    with a segment that its log has let go (A21).  Not shared across a fork.
-    A ``schema`` that is given is believed in place of the file's own, damaged one;
-    of those ``expected`` the file's must be one, since no checksum covers it.
+    It closes itself when there are no references to it, so a reader can finish with a
+    segment that its log has dropped (A21).  Not shared across a fork.
+
+    If given, ``schema`` overrides the one in the file (used when that one is damaged).
+    If given, ``expected`` must contain the schema of the file, which no checksum covers.
     """
 
     def __init__(
@@ -64,9 +65,9 @@ class SegmentFile:
         self.close()
 
     def close(self) -> None:
-        """Close the file; mappings that somebody reads stay."""
+        """Close the file; maps in use stay valid."""
         fd, self.fd = getattr(self, "fd", None), None
-        # After a fork the number belongs to the parent's file, or to another one.
+        # In a forked child the descriptor may be another file's.
         if fd is not None and self._pid == os.getpid():
             self._files.close(fd)
 
@@ -79,9 +80,9 @@ class SegmentFile:
 
     @property
     def has_offsets(self) -> bool:
-        """Whether its batches tell their offsets, as those of a compacted segment do."""
+        """Whether its batches have an offset column, as in a compacted segment."""
         if self._has_offsets is None:
-            # Kept: every append asks the active segment.
+            # Cached: every append reads it of the active segment.
             self._has_offsets = "offset" in self.schema.names
         return self._has_offsets
 
@@ -114,7 +115,7 @@ class SegmentFile:
             f"not a segment of this log: {what}",
             path=self.path,
             position=0,
-            todo="run `embedlog verify`",
+            todo="Run `embedlog verify`",
         )
 
     def _open_fd(self) -> int:
@@ -124,7 +125,7 @@ class SegmentFile:
     # Writing; only under the partition's lock
 
     def write(self, buffers: list[Any], position: int) -> int:
-        """Write at a known position; returns how many bytes."""
+        """Write at a position; return the number of bytes."""
         assert self.fd is not None, "the segment was closed"
         return self._files.write(self.fd, buffers, position)
 
@@ -134,7 +135,7 @@ class SegmentFile:
         return self._files.size(self.fd)
 
     def bytes(self, position: int, length: int) -> bytes:
-        """Return what the file has there, as it is."""
+        """Return raw bytes of the file."""
         return self._files.read(self._open_fd(), length, position)
 
     def truncate(self, size: int) -> None:
@@ -142,35 +143,36 @@ class SegmentFile:
         self._files.truncate(self._open_fd(), size)
 
     def sync(self) -> None:
-        """Put what was written on the disk; a failure is final (R6)."""
+        """Flush the file to the disk; a failure is final (R6)."""
         self._files.sync(self._open_fd())
 
     def drop_cache(self) -> None:
-        """Let the kernel forget what it has of the file, to see what the disk has (P9)."""
+        """Drop the file from the page cache, to read what is on the disk (P9)."""
         self._files.drop_cache(self._open_fd())
 
     # Reading
 
     def read(self, position: int, stop: int, max_bytes: int = CHUNK_BYTES) -> list[Batch]:
-        """Return whole batches from ``position``, at least one where there is one.
+        """Return whole batches from ``position``, at least one if there is one.
 
         Args:
-            stop: Where the published batches end; nothing beyond is looked at.
+            position: Where the first batch begins.
+            stop: Where the published batches end; nothing beyond is read.
             max_bytes: About how much to read at once.
 
         Raises:
-            CorruptBatchError: The first batch is damaged; a later one is left for
-                the next call, so that the good ones come first (E10).
+            CorruptBatchError: The first batch is damaged; a damaged batch behind good ones
+                is left for the next call (E10).
         """
         want = min(max(max_bytes, _FIRST_BYTES), stop - position)
         while want > 0:
             data, last = self._read(want, position), want >= stop - position
-            # A batch that says it is longer than this is not looked into yet.
+            # A batch that is longer than this, by its own header, is not decoded yet.
             length = 0 if last else self._length(data, position)
             if length <= want:
-                found = self._whole(data, position, max_bytes, last)
-                if found:
-                    return found
+                whole = self._whole(data, position, max_bytes, last)
+                if whole:
+                    return whole
                 if last or bytes(data[:8]) == END_MARK:
                     raise self._ended(position)
                 length = want * 4
@@ -185,14 +187,14 @@ class SegmentFile:
         return memory.slice(0, self._files.read_into(fd, memory, position))
 
     def _length(self, data: Any, position: int) -> int:
-        """How long the batch is that ``data`` begins; 0 where that is not told yet."""
+        """Return the length of the batch that ``data`` begins with; 0 if it is not known yet."""
         try:
             return batches.message_length(data, path=self.path, position=position)
         except CorruptBatchError:
             return 0
 
     def _ended(self, position: int) -> CorruptBatchError:
-        """An end mark below the end: to take it for the end would skip records silently."""
+        """Return the error for an end mark before the end, which must not hide records."""
         return CorruptBatchError(
             "this is not the batch that was written: the stream ends here",
             todo="Run verify, then repair, on the log",
@@ -214,9 +216,8 @@ class SegmentFile:
     def mapped(self, position: int, stop: int, max_bytes: int = CHUNK_BYTES) -> list[Batch]:
         """As `read`, over a map of the whole sealed file: no copies.
 
-        A few batches are read nevertheless: for one of 126 KB the kernel copies
-        in 18 µs, maps and takes page faults in 24, and the copy lies in the
-        cache when it is checksummed.
+        Small reads are copied nevertheless: for a batch of 126 KB a copy takes 18 µs, a map
+        and its page faults 24, and a copy is in the cache when it is checksummed.
         """
         size = self.size() if self._map is None else len(self._map.view)
         if stop > size:
@@ -228,41 +229,41 @@ class SegmentFile:
         if self._map is None:
             if max_bytes < _MAPPED_BYTES:
                 return self.read(position, stop, max_bytes)
-            schema = self.schema  # from the file, before it is let go
-            whole = pa.py_buffer(self._files.map(self._open_fd(), size))
-            self._map = batches.BatchSource(whole, self.path, 0, schema)
+            schema = self.schema  # read from the file before it is closed
+            data = pa.py_buffer(self._files.map(self._open_fd(), size))
+            self._map = batches.BatchSource(data, self.path, 0, schema)
             self.close()
-        found = self._map.batches(position, stop, max_bytes)
-        if not found and position < stop:
+        whole = self._map.batches(position, stop, max_bytes)
+        if not whole and position < stop:
             raise self._ended(position)
-        return found
+        return whole
 
     def scan(self, position: int, stop: int) -> Iterator[Batch]:
         """Yield every batch of ``[position, stop)``, headers checked, bodies not."""
         while position < stop:
-            for one in self.read(position, stop):
-                yield one
-                position += one.size
+            for batch in self.read(position, stop):
+                yield batch
+                position += batch.size
 
 
 @lru_cache(maxsize=256)
 def _schema_of(head: bytes) -> Any:
-    """Decode a schema once: what is derived from it is found by its identity."""
+    """Decode a schema once: caches of what is derived from it use its identity."""
     return pa.ipc.read_schema(pa.py_buffer(head))
 
 
 def path_of(directory: str, partition: int, file_name: str) -> str:
-    """Return where a segment is, from the root."""
+    """Return the path of a segment, below the root."""
     return f"{directory}/{partition}/{file_name}"
 
 
 def create(files: Files, path: str, schema: pa.Schema) -> SegmentFile:
-    """Make an empty segment: its schema and nothing else.  What was there is cut."""
+    """Create an empty segment, with a schema only; an existing file is cut."""
     fd = files.open(path, write=True, create=True)
     try:
         if files.size(fd):
             files.truncate(fd, 0)
-            # Else a power cut could leave the old batches under the new schema.
+            # Else a power cut could leave old batches behind the new schema.
             files.sync(fd)
         files.write(fd, [schema.serialize()], 0)
     finally:
