@@ -39,7 +39,7 @@ def bench_open_clean(benchmark, note, thousand_partitions):
 
     note(partitions=1000)
     benchmark.pedantic(once, setup=close_last, rounds=20, warmup_rounds=2)
-    assert opened[0].root.mended == []
+    assert opened[0].root.startup_report == []
     assert opened[0].partition("t", 999).end_offset() == 1
     close_last()
 

@@ -17,6 +17,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from embedlog.version import __version__ as __version__
+
 if TYPE_CHECKING:
     from embedlog import errors
     from embedlog.api import Log, Topic, open  # noqa: A004 - like `shelve.open`
@@ -32,8 +34,6 @@ if TYPE_CHECKING:
         RecordMetadata,
         TopicPartition,
     )
-
-__version__ = "0.1.0"
 
 _HOMES = {
     "open": "api",

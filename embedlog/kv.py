@@ -342,17 +342,17 @@ class Store:
         self._confirmed = version
         return version
 
-    def stands(self, version: int) -> bool:
+    def is_current(self, version: int) -> bool:
         """Return whether ``version`` is still the newest, and no commit is under way: a few loads.
 
-        Then what was read under it may be acted on, as after `settle`.
+        Then what was read under it may be acted on, as after `catch_up`.
         """
         pages = self._pages
         if pages is None or self._confirmed != version:
             return False
         return bool(pages[18] <= version >= pages[530])  # VERSION_WORDS
 
-    def settle(self) -> None:
+    def catch_up(self) -> None:
         """Make every commit visible to readers; two loads if there is nothing to do.
 
         A commit writes its page first, and readers see it a moment later.  If its process

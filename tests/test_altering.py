@@ -20,7 +20,7 @@ from embedlog.errors import (
     RecordBatchTooLargeError,
     RecordTooLargeError,
 )
-from embedlog.partition import roll
+from embedlog.partition.append_rules import max_segment_ms
 from embedlog.record import TopicPartition
 
 SIZE = encoded(b"v0").size
@@ -65,7 +65,7 @@ def alter(log, **settings):
 def add(log, count=1, **options):
     """Append one record, or some, each by the short way of an append that is waited for."""
     part = log.partition("t", 0)
-    first = part.tail().next_offset
+    first = part.tail().log_end_offset
     fill(part, count, first=first, **options)
     return part
 
@@ -104,7 +104,7 @@ def check_segment_ms(log, clock):
 def check_segment_jitter_ms(log, clock):
     part = log.partition("t", 0)
     alter(log, segment_ms=1 << 40, segment_jitter_ms=1 << 40)
-    longest = roll.longest_ms(log.root.topic("t").config, part.last)
+    longest = max_segment_ms(log.root.topic("t").config, part.active_segment)
     assert longest < 1 << 40
     part.append([encoded(b"x", at=START + longest)])
     assert segments(part) == 1
@@ -117,7 +117,7 @@ def check_index_interval_bytes(log, clock):
     alter(log, index_interval_bytes=0)
     add(log, 3)
     live = log.root.context.live
-    entries = live.read(lambda txn: list(index.entries(txn, part.key, part.last.id)))
+    entries = live.read(lambda txn: list(index.entries(txn, part.key, part.active_segment.id)))
     assert [entry.offset for entry in entries] == [3, 4, 5]
 
 
@@ -242,12 +242,12 @@ def check_retention_bytes_hard(log, clock):
 def check_file_delete_delay_ms(log, clock):
     part = log.partition("t", 0)
     alter(log, file_delete_delay_ms=3_600_000)
-    old = log.root.context.files.path(part.path_of(part.last))
+    old = log.root.context.files.path(part.path_of(part.active_segment))
     log.delete_records({ZERO: -1})
     assert os.path.exists(old)
     add(log)
     alter(log, file_delete_delay_ms=0)
-    old = log.root.context.files.path(part.path_of(part.last))
+    old = log.root.context.files.path(part.path_of(part.active_segment))
     log.delete_records({ZERO: -1})
     assert not os.path.exists(old)
 

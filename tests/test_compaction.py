@@ -38,10 +38,10 @@ from embedlog.compaction.rewriter import TARGET_BYTES, Rewriter
 from embedlog.compaction.scanner import SegmentScanner
 from embedlog.config import LONG_MAX, MaintenanceConfig, TopicConfig
 from embedlog.errors import FencedError, InvalidConfigError, InvalidRecordError, StorageError
-from embedlog.partition import replace
+from embedlog.partition import flush, replace
+from embedlog.partition.append_rules import max_segment_ms
 from embedlog.partition.log_start import trim
 from embedlog.partition.producer_expiration import expire_producers
-from embedlog.partition.roll import longest_ms
 from embedlog.retention import delete_records
 
 COMPACT = {"cleanup.policy": "compact", "delete.retention.ms": 1000, "file.delete.delay.ms": 0}
@@ -218,7 +218,7 @@ def test_a_lag_rolls_segments_in_time_to_be_cleaned(root):
     lags = {"max.compaction.lag.ms": 100, "segment.jitter.ms": 5000}
     log = make_log(root, {**COMPACT, **lags})
     log.refresh()
-    assert 0 < longest_ms(log.config, log.last) <= 100
+    assert 0 < max_segment_ms(log.config, log.active_segment) <= 100
     for number in range(4):
         put(log, (b"a", b"%d" % number), at=START)
     assert bases(log) == [0]
@@ -406,7 +406,7 @@ def test_it_passes_over_gaps(log, gap):
     run(log)
 
     assert offsets(log) == [1, 2 + gap]
-    assert inspect(log, START).first_dirty == log.last.base_offset == 3 + gap
+    assert inspect(log, START).first_dirty == log.active_segment.base_offset == 3 + gap
 
 
 def test_small_segments_become_one(root):
@@ -486,8 +486,8 @@ def test_empty_batches_have_the_epoch_of_what_is_around_them(log, clock):
     log.roll()
     segment(log, (b"c", b"1"), (b"c", None))
     segment(log, (b"c", b"1"), (b"c", None))
-    replace.flush_up_to(log, log.end_offset())
-    with replace.claimed(log):
+    flush.flush_up_to(log, log.end_offset())
+    with replace.rewrite_lock(log):
         run_of(log, 1)
 
     found = [one.leader_epoch for one in batches_of(log)]
@@ -802,12 +802,12 @@ def test_a_topic_that_is_made_again_is_not_clean(root, log):
 def test_a_swap_whose_answer_is_lost_stands(root, log, monkeypatch, error):
     """P1: Ctrl-C right after the commit must not take the new file for one that was given up."""
     segment(log, (b"a", b"1"), (b"a", b"2"))
-    replace.flush_up_to(log, 2)
+    flush.flush_up_to(log, 2)
     write = kv.Store.write
 
     def interrupted(store, step):
         result = write(store, step)
-        if store is log.context.state and log._lock.locked():
+        if store is log.context.state and log.thread_lock.locked():
             raise error("lost")
         return result
 
@@ -839,8 +839,8 @@ def test_the_fence_is_asked_all_the_time(log):
     calls = []
 
     def fence():
-        calls.append(log._lock.locked())
-        if log._lock.locked():
+        calls.append(log.thread_lock.locked())
+        if log.thread_lock.locked():
             raise FencedError("another owner")
 
     with pytest.raises(FencedError, match="another owner"):
@@ -853,7 +853,7 @@ def test_the_fence_is_asked_all_the_time(log):
 def test_only_one_process_compacts_a_partition(log):
     """D4: others skip it, and say so."""
     segment(log, (b"a", b"1"), (b"a", b"2"))
-    with replace.claimed(log):
+    with replace.rewrite_lock(log):
         done = attempt(log, START)
     assert "another process compacts" in done.why
     assert isinstance(done.error, FencedError)
@@ -886,7 +886,7 @@ def test_a_full_disk_leaves_the_log_as_it_was(tmp_path):
     root = open_root(tmp_path / "root", files=CruelFiles)
     log = make_log(root, COMPACT)
     segment(log, (b"a", b"1"), (b"a", b"2"))
-    replace.flush_up_to(log, 2)
+    flush.flush_up_to(log, 2)
     files = root.context.files
     files.fail_at(0, errno.ENOSPC, only={"write"}, forever=True)
     with pytest.raises(StorageError):

@@ -104,7 +104,7 @@ def test_a_directory_of_something_else_is_refused(path):
     path.mkdir()
     (path / "thesis.tex").write_text("mine")
 
-    with pytest.raises(errors.NotALogError, match="something else"):
+    with pytest.raises(errors.NotALogError, match="other files"):
         embedlog.open(path)
     assert os.listdir(path) == ["thesis.tex"]
 
@@ -140,7 +140,7 @@ def test_a_format_before_the_first_release_is_refused(path, mode, older):
     file = path / "embedlog.toml"
     file.write_text(file.read_text().replace("format = 3", f"format = {older}"))
 
-    match = rf"format {older}.* knows 3.*make a new root"
+    match = rf"format {older}.* knows 3.*create a new root"
     with pytest.raises(errors.UnsupportedFormatError, match=match):
         embedlog.open(path, mode=mode)
 
@@ -274,7 +274,7 @@ def test_who_reads_a_file_keeps_it_when_the_log_is_closed(path, tmp_path):
     log = embedlog.open(path)
     part = log.partition("t", 0)
     part.refresh()
-    file = part.open_segment(part.last)
+    file = part.open_segment(part.active_segment)
     before = file.bytes(0, 1000)
     log.close()
     others = [os.open(tmp_path / str(n), os.O_RDWR | os.O_CREAT) for n in range(10)]

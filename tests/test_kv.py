@@ -507,7 +507,7 @@ def test_a_database_that_is_cut_while_it_is_open_is_damage_and_not_a_sigbus(tmp_
         store.write(fill_200)
         os.truncate(data := f"{store.path}/data.mdb", 3 * 4096)
         uses = [
-            *(find, lambda store: store.get(b"00001"), kv.Store.version, kv.Store.settle),
+            *(find, lambda store: store.get(b"00001"), kv.Store.version, kv.Store.catch_up),
             *(lambda store: put(store, b"key", b"value"), kv.Store.readers),
         ]
         for use in uses:

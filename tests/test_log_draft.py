@@ -5,7 +5,7 @@ from support.cruel import CruelFiles
 from support.roots import abandon, encoded, fill, make_log, open_root, rows, values
 
 from embedlog.errors import DurabilityError, StorageError
-from embedlog.partition import append_fast, flush
+from embedlog.partition import append, flush
 from embedlog.partition.producer_state import LAST_SEQUENCE
 
 
@@ -55,7 +55,7 @@ def test_what_was_flushed_while_an_append_was_written_is_durable(here, there):
     here.append([encoded(b"new")])
 
     now = there.tail()
-    assert (now.durable_offset, now.end_offset, now.next_offset) == (2, 3, 3)
+    assert (now.durable_offset, now.high_watermark, now.log_end_offset) == (2, 3, 3)
     assert now == here.tail()
     assert here.append([encoded(b"newer")])[0].base_offset == 3
     assert values(there) == [b"v0", b"v1", b"new", b"newer"]
@@ -67,10 +67,10 @@ def test_what_a_flush_published_while_an_append_was_written_stays(here, there):
 
     def first_is_flushed():
         flush_there(there)
-        seen.append(there.tail().end_offset)
+        seen.append(there.tail().high_watermark)
 
     def second_is_written():
-        seen.append(there.tail().end_offset)
+        seen.append(there.tail().high_watermark)
 
     def killed():
         raise StorageError("killed")
@@ -79,7 +79,7 @@ def test_what_a_flush_published_while_an_append_was_written_stays(here, there):
     files.before_sync = killed
     with pytest.raises(StorageError, match="killed"):
         here.append([encoded(b"first")], durability="fsync")
-    assert (there.tail().next_offset, there.tail().end_offset) == (3, 2)
+    assert (there.tail().log_end_offset, there.tail().high_watermark) == (3, 2)
     files.before_write, files.before_sync = first_is_flushed, second_is_written
     here.append([encoded(b"second")], durability="fsync")
 
@@ -91,7 +91,7 @@ def test_what_a_flush_published_while_an_append_was_written_stays(here, there):
 def test_a_flush_that_fails_while_an_append_is_written_fails_it(here, there):
     """The partition is read-only from then on, and what was written is cut back off (P9)."""
     size = here.active_file().size()
-    here.context.files.before_write = lambda: flush.fail(there, StorageError("a bad disk"))
+    here.context.files.before_write = lambda: there.mark_flush_failed(StorageError("a bad disk"))
     with pytest.raises(DurabilityError):
         here.append([encoded(b"new")])
 
@@ -124,7 +124,7 @@ def test_a_batch_alone_is_appended_as_a_draft_would(tmp_path, monkeypatch, name)
     found = []
     for place in ("short", "general"):
         if place == "general":
-            monkeypatch.setattr(append_fast, "append_fast", lambda *_: None)
+            monkeypatch.setattr(append, "append_fast", lambda *_: None)
         root = open_root(tmp_path / place)
         log = make_log(
             root, {"segment.bytes": 4096, "index.interval.bytes": 800, "segment.ms": 8 << 20}

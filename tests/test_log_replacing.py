@@ -20,7 +20,7 @@ from embedlog import catalog, keyspace
 from embedlog.api.topic import Topic
 from embedlog.consumer import Consumer
 from embedlog.errors import FencedError, StorageError
-from embedlog.partition import replace
+from embedlog.partition import flush, replace
 from embedlog.record import TopicPartition
 from embedlog.root.repair import repair_root
 from embedlog.segment import SegmentFile
@@ -237,7 +237,7 @@ def test_a_state_that_is_older_than_a_compaction_adopts_it(tmp_path, more):
 
     again = open_root(tmp_path / "root")
 
-    assert any("in the place of" in one for one in again.mended)
+    assert any("in the place of" in one for one in again.startup_report)
     assert rows(again.partition("t", 0)) == expected
     fill(again.partition("t", 0), 1, first=99)
     assert healthy(again)
@@ -249,7 +249,7 @@ def test_a_state_that_is_older_than_a_compaction_adopts_it(tmp_path, more):
 
 def test_segments_that_changed_meanwhile_are_not_replaced(root, log):
     """D22: a cut wins over the compaction, whose files are removed."""
-    replace.flush_up_to(log, 33)
+    flush.flush_up_to(log, 33)
     old = [one for one in log.segments.values() if one.sealed]
     swap = replace.Replacement(log, 0, headers=False)
     log.truncate_to(20)
@@ -275,7 +275,7 @@ def test_the_fence_is_asked_under_the_lock(root, log):
     """R3: a destructive step re-reads its right right before the commit."""
 
     def fence():
-        assert log._lock.locked()
+        assert log.thread_lock.locked()
         raise FencedError("another process maintains the log")
 
     with pytest.raises(FencedError, match="maintains"):
@@ -287,14 +287,14 @@ def test_the_fence_is_asked_under_the_lock(root, log):
 
 def test_one_process_at_a_time_rewrites_a_partition(root, log):
     """And what one left that was killed is removed by the next."""
-    with replace.claimed(log) as free:
+    with replace.rewrite_lock(log) as free:
         replace.Replacement(log, 0, headers=False)
-        with replace.claimed(log) as second:
+        with replace.rewrite_lock(log) as second:
             assert (free, second) == (True, False)
     assert len(passing(log)) == 1
     assert healthy(root), "a file on its way is no garbage"
 
-    with replace.claimed(log):
+    with replace.rewrite_lock(log):
         assert passing(log) == []
     assert len(segment_files(root.path)) == 3
 
@@ -316,7 +316,7 @@ def test_a_failed_flush_of_a_new_file_harms_nobody(tmp_path):
     root = open_root(tmp_path / "root", files=CruelFiles)
     log = make_log(root, CONFIG)
     fill(log, 12, size=3)
-    replace.flush_up_to(log, 33)
+    flush.flush_up_to(log, 33)
     root.context.files.fail_at(0, 5, only={"sync"})
 
     with pytest.raises(StorageError) as told:

@@ -204,8 +204,8 @@ def test_a_segment_that_is_named_but_not_made_is_not_opened(root, begun, monkeyp
     log.truncate_to(2)
     monkeypatch.setattr(roll, "start_segment", lambda log, *_: log.tail())
     log.roll()
-    path = tmp_path / "root" / log.path_of(log.last)
-    assert log.last.base_offset == 2 and not path.exists()
+    path = tmp_path / "root" / log.path_of(log.active_segment)
+    assert log.active_segment.base_offset == 2 and not path.exists()
     if begun:
         path.touch()
 
@@ -240,9 +240,9 @@ def test_the_manifest_and_its_last_line_are_of_one_instant(root, tmp_path):
     log.refresh()
     with closing(open_root(root.path)) as other:
         fill(other.partition("t", 0), 4, first=3)
-    before = log.last
+    before = log.active_segment
 
     assert list(log.segments) == [0, 2, 4, 6]
-    assert (before.base_offset, log.last) == (2, log.segments[6])
+    assert (before.base_offset, log.active_segment) == (2, log.segments[6])
     assert log.segment_at(5) == log.segments[4] == log.segment_after(log.segments[2])
-    assert log.segment_after(log.last) is None
+    assert log.segment_after(log.active_segment) is None

@@ -239,7 +239,7 @@ def test_a_failed_flush_publishes_nothing_and_closes_that_partition_only(tmp_pat
     assert [root.partition("a", number).tail().failed for number in range(2)] == [True, False]
     fill(root.partition("a", 1), 1, first=1)
     assert content(root) == {"a_0": [b"v0"], "a_1": [b"v0", b"v1"]}
-    assert transaction.marker_of(root, "q") is None
+    assert transaction.last_app_version(root, "q") is None
     abandon(root)
 
 
@@ -273,7 +273,7 @@ def test_an_empty_publication_is_noted_as_well(topics):
     """A micro-batch without rows is one of the sequence."""
     publish(topics, [], 0)
 
-    assert transaction.marker_of(topics, "q").version == 0
+    assert transaction.last_app_version(topics, "q").version == 0
     assert publish(topics, [stage(topics, a_0=[b"1"])], 0).repeated is not None
 
 

@@ -3,6 +3,7 @@
 import os
 import random
 import shutil
+from contextlib import closing
 from functools import partial
 
 import lmdb
@@ -110,6 +111,59 @@ def test_whatever_follows_the_last_good_batch_is_cut(tmp_path, garbage, flush_at
     root, log = recovered(tmp_path, RebootedAgain)
     assert values(log, 11) == [b"v11", b"next"]
     assert healthy(root)
+    root.close()
+
+
+SILENT = {
+    "nothing",
+    "the end mark",  # of a roll that did not get further
+    "a batch whose offsets were there before",  # of before a truncation
+    "a batch that leaves a gap",
+}
+
+
+@pytest.mark.parametrize("garbage", GARBAGE)
+def test_a_recovery_that_drops_damaged_bytes_logs_one_warning(tmp_path, caplog, garbage):
+    """R7: it names partition, file, byte, reason, new end and how much is lost."""
+    (path,) = crashed(tmp_path, flush_at=3)
+    end, data = path.stat().st_size, GARBAGE[garbage](_batch(12))
+    with path.open("ab") as file:
+        file.write(data)
+
+    root, log = recovered(tmp_path)
+    assert log.end_offset() == 12
+    messages = [record.getMessage() for record in caplog.records]
+    abandon(root)
+    root, _ = recovered(tmp_path, RebootedAgain)
+    root.close()
+
+    assert len(caplog.records) == len(messages) == (garbage not in SILENT), messages
+    for record in caplog.records:
+        assert (record.name, record.levelname) == ("embedlog", "WARNING")
+        message = record.getMessage()
+        where = path.relative_to(tmp_path).as_posix()
+        assert message.startswith(f"t-0: recovery found damage in {where} at byte {end} (")
+        assert f"ends at offset 12, and {len(data)} bytes after it are dropped" in message
+
+
+def test_the_warning_of_a_recovery_counts_the_segments_behind_the_damage(tmp_path, caplog):
+    """A25: they are dropped as well; a reader of a root that is not recovered warns of nothing."""
+    paths = crashed(tmp_path, 24, config={"segment.bytes": 2500}, flush_at=2)
+    assert len(paths) > 3
+    sizes = [path.stat().st_size for path in paths]
+    data = bytearray(paths[1].read_bytes())
+    data[-200] ^= 1
+    paths[1].write_bytes(data)
+
+    with closing(open_root(tmp_path, mode="r", files=Rebooted)) as root:
+        end = root.partition("t", 0).end_offset()
+    assert caplog.records == []
+    root, log = recovered(tmp_path)
+
+    (record,) = caplog.records
+    assert log.end_offset() == end
+    kept = paths[1].stat().st_size
+    assert f"ends at offset {end}, and {sum(sizes[1:]) - kept} bytes" in record.getMessage()
     root.close()
 
 
@@ -269,7 +323,7 @@ def test_files_that_nobody_named_are_removed_and_foreign_ones_left(tmp_path):
     assert not stray.exists()
     assert not (partition.parent.parent / "gone-99").exists()
     assert mine.read_text() == "mine"
-    assert any(stray.name in told for told in root.mended)
+    assert any(stray.name in told for told in root.startup_report)
     assert healthy(root)
     root.close()
 
@@ -346,7 +400,7 @@ def test_live_is_built_anew_when_it_cannot_be_trusted(tmp_path, damage):
     root = open_root(tmp_path)
     log = root.partition("t", 0)
 
-    assert any("live" in told for told in root.mended)
+    assert any("live" in told for told in root.startup_report)
     assert offsets(log) == list(range(18))
     assert log.append([encoded(b"next")]) == [Appended(18, 19)]
     assert healthy(root)
@@ -380,7 +434,7 @@ def test_after_a_clean_close_nothing_is_mended(tmp_path):
     root.close()
     root = open_root(tmp_path)
 
-    assert root.mended == []
+    assert root.startup_report == []
     assert root.partition("t", 0).tail().leader_epoch == epoch
     root.close()
 
@@ -500,7 +554,7 @@ def test_a_damaged_state_is_restored_and_newer_segments_adopted(tmp_path, files,
     root = open_root(tmp_path, files=files)
     log = root.partition("t", 0)
 
-    assert any("restored" in told for told in root.mended)
+    assert any("restored" in told for told in root.startup_report)
     assert (rows(log), bases(log)) == (wanted, before)
     assert log.append([encoded(b"next")]) == [Appended(13, 14)]
     assert log.offset_for_timestamp(START + 5)[:2] == (5, START + 5)
@@ -532,7 +586,7 @@ def test_damage_that_one_is_told_of_restores_nothing(tmp_path, table):
     change_row(tmp_path, table, lambda key, row: (key, with_bit(row, 12)))
     root = open_root(tmp_path)
 
-    assert not any("restored" in told for told in root.mended)
+    assert not any("restored" in told for told in root.startup_report)
     assert rows(root.partition("t", 0)) == wanted
     rebuild_index(root)
     assert healthy(root)
@@ -547,7 +601,7 @@ def test_a_topic_made_after_the_copy_is_adopted(tmp_path):
     break_state(tmp_path)
     root = open_root(tmp_path)
 
-    assert any("adopted topic new-one" in told for told in root.mended)
+    assert any("adopted topic new-one" in told for told in root.startup_report)
     assert offsets(root.partition("new-one", 0)) == list(range(5))
     assert make_log(root, topic="third").topic_id > root.partition("new-one", 0).topic_id
     assert healthy(root)

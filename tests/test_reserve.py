@@ -106,7 +106,7 @@ def test_appends_go_on_once_it_can_be_allocated_whatever_is_reported(root, repor
     assert root.context.reserve.give_up()
     given = files(root).room
 
-    with pytest.raises(DiskFullError, match="what is left is for housekeeping"):
+    with pytest.raises(DiskFullError, match="what is left is reserved for housekeeping"):
         fill(log, 1)
     assert files(root).room == given
 
@@ -174,7 +174,7 @@ def test_appends_wait_until_it_can_be_made_again(root):
         fill(log, 1)
     assert root.context.reserve.give_up()
 
-    with pytest.raises(DiskFullError, match="what is left is for housekeeping") as caught:
+    with pytest.raises(DiskFullError, match="what is left is reserved for housekeeping") as caught:
         fill(log, 1)
     assert caught.value.errno == errno.ENOSPC
     assert caught.value.retriable
@@ -329,7 +329,7 @@ def test_the_doctor_knows_it(root, capsys):
     """It is no stray, and its size is told."""
     make_log(root)
     retain(root, START)
-    assert root.mended == [] and healthy(root)
+    assert root.startup_report == [] and healthy(root)
     size = root.context.reserve.size()
     main(["--root", root.path, "doctor", "--json"])
     assert json.loads(capsys.readouterr().out)["storage"]["reserve_bytes"] == size

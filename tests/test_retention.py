@@ -377,7 +377,7 @@ def test_segments_that_a_restored_state_did_not_know_count_from_then(tmp_path, c
     clock.advance(DAY)
     root = open_root(tmp_path, clock=clock)
 
-    assert any("restored" in each for each in root.mended)
+    assert any("restored" in each for each in root.startup_report)
     assert appended_at(root.partition("t", 0), root) == [clock()] * 3
     root.close()
 
@@ -500,7 +500,7 @@ def test_records_that_are_due_when_they_arrive_are_warned_of_once(root, clock, c
         assert caplog.text == ""
         for _ in range(3):
             first.append([encoded(b"old", at=EVENT)])
-            second.append_at([(second.tail().next_offset, encoded(b"old", at=EVENT))])
+            second.append_at([(second.tail().log_end_offset, encoded(b"old", at=EVENT))])
     warnings = [record.getMessage() for record in caplog.records]
 
     assert [text.split(":")[0] for text in warnings] == ["first-0", "second-0"]

@@ -169,7 +169,7 @@ def test_repair_and_doctor_tell_what_nobody_will_publish(root, files, clock, cap
     forks.run(lambda: stage(root, t_0=[b"2"]))
 
     (told,) = repair_root(root, dry_run=True)
-    assert "nobody will publish it" in told
+    assert "it will not be published" in told
     main(["--root", root.path, "doctor"])
     assert "1 jobs have left staged files" in capsys.readouterr().out
     assert repair_root(root, dry_run=False) == [told]

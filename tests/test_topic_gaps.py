@@ -222,7 +222,7 @@ def test_a_segment_that_goes_while_it_is_counted_is_looked_for_again(log, monkey
     part.append([encoded(*[b"v"] * 10, at=START)])
     part.roll()
     keep(part, [1, 2, 3])
-    real, done = RecordCounts._look, []
+    real, done = RecordCounts._segments_with_gaps, []
 
     def look(counts):
         found = real(counts)
@@ -231,7 +231,7 @@ def test_a_segment_that_goes_while_it_is_counted_is_looked_for_again(log, monkey
             keep(part, [2])
         return found
 
-    monkeypatch.setattr(RecordCounts, "_look", look)
+    monkeypatch.setattr(RecordCounts, "_segments_with_gaps", look)
 
     assert len(log.topic("t")) == 1
 

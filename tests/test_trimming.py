@@ -21,7 +21,7 @@ from support.roots import (
 from embedlog import catalog
 from embedlog.errors import DurabilityError, OffsetOutOfRangeError, ReadOnlyError
 from embedlog.files import Files
-from embedlog.partition import flush, log_start, pending_deletes, producer_state, tail
+from embedlog.partition import log_start, pending_deletes, producer_state, sync, tail
 from embedlog.partition.log_start import trim
 from embedlog.root import startup
 
@@ -160,7 +160,7 @@ def test_a_lookup_by_time_that_is_overtaken_looks_again(root, log, monkeypatch):
         version = other.context.catalog.version
         trim(log, 6)
         # It does not notice at first that the manifest has moved on.
-        looks = iter([theirs.version] * 2)
+        looks = iter([theirs.snapshot_version] * 2)
         monkeypatch.setattr(
             other.context.catalog, "version", lambda: next(looks, None) or version()
         )
@@ -234,7 +234,7 @@ def test_after_a_clean_close_the_next_one_sweeps(tmp_path):
         fill(log, 10)
         trim(log, 6)
     with closing(open_root(tmp_path / "root")) as root:
-        assert root.mended == []
+        assert root.startup_report == []
         assert healthy(root)
         assert pending_deletes.sweep(root.context, early=True) == 3
 
@@ -296,7 +296,7 @@ def test_what_a_power_cut_brings_back_is_swept(tmp_path):
     (tmp_path / "root" / startup.BOOT_FILE).unlink()
     with closing(open_root(tmp_path / "root")) as root:
         assert not first.exists()
-        assert any("removed" in told for told in root.mended)
+        assert any("removed" in told for told in root.startup_report)
         assert healthy(root)
 
 
@@ -314,7 +314,7 @@ def test_a_restored_state_knows_what_was_deleted_since_its_copy(tmp_path):
     data.write_bytes(b"\xff" * data.stat().st_size)
     with closing(open_root(tmp_path / "root")) as root:
         log = root.partition("t", 0)
-        assert "offsets below 6 were deleted after the copy was made" in root.mended
+        assert "offsets below 6 were deleted after the copy was made" in root.startup_report
         assert (log.start_offset(), offsets(log)) == (6, list(range(6, 14)))
         assert healthy(root)
 
@@ -328,7 +328,7 @@ def test_a_file_that_is_missing_in_the_middle_is_still_an_error(tmp_path):
     data = tmp_path / "root" / "state" / "data.mdb"
     data.write_bytes(b"\xff" * data.stat().st_size)
     with closing(open_root(tmp_path / "root")) as root:
-        assert any("missing" in str(told) or "opened" in str(told) for told in root.mended)
+        assert any("missing" in str(told) or "opened" in str(told) for told in root.startup_report)
 
 
 def test_what_is_deleted_counts_as_flushed(tmp_path):
@@ -346,16 +346,16 @@ def test_what_is_deleted_counts_as_flushed(tmp_path):
 
 def test_a_flush_that_is_overtaken_flushes_what_is_left(root, log, monkeypatch):
     """A22: a segment that retention drops meanwhile needs no flush."""
-    sync, overtaken = flush.sync_data, []
+    sync_data, overtaken = sync.sync_data, []
 
     def slow(*found):
         if not overtaken:
             overtaken.append(trim(log, 6))
             raise OffsetOutOfRangeError("as if it had opened a file that is gone")
-        sync(*found)
+        sync_data(*found)
 
     log.append([encoded(b"v10")])
-    monkeypatch.setattr(flush, "sync_data", slow)
+    monkeypatch.setattr(sync, "sync_data", slow)
     append = log.append([encoded(b"v11")], durability="fsync")
 
     assert append[0].base_offset == 11

@@ -159,7 +159,7 @@ class TestDeletionThatFails:
 
             patched.setattr(files, "unlink", refuse)
             root.delete_topic("t")
-        assert "some of it is left" in caplog.text
+        assert "some of its files are left" in caplog.text
         assert list(root.topics()) == ["u"]
         assert topic_directories(root) == ["t-1", "u-2"]
         return root
@@ -228,5 +228,5 @@ def test_a_file_that_cannot_be_unlinked_goes_with_the_last_close(root, monkeypat
     there = {str(path.relative_to(root.path)) for path in segment_files(root.path)}
     assert there == files_of_manifest
     with closing(open_root(root.path)) as again:
-        assert again.mended == []
+        assert again.startup_report == []
         assert verify_root(again) == []

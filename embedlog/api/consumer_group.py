@@ -21,7 +21,7 @@ from embedlog.errors import (
 from embedlog.group import Group, GroupSnapshot, group_ids
 from embedlog.groups.membership import MemberInfo
 from embedlog.groups.offsets import CommittedOffset, check_group_id
-from embedlog.partition import lookup
+from embedlog.partition.reader import record_at
 from embedlog.record import OffsetAndMetadata, TopicPartition
 from embedlog.root.root import Root
 
@@ -250,7 +250,7 @@ class ConsumerGroup:
 
     def _age(self, one: TopicPartition, offset: int) -> int | None:
         try:
-            found = lookup.record_at(self._root.partition(*one), offset)
+            found = record_at(self._root.partition(*one), offset)
         except (OffsetOutOfRangeError, CorruptionError, UnknownTopicOrPartitionError):
             return None
         # A producer's clock may be ahead of ours.

@@ -217,7 +217,7 @@ class TopicView:
             log = self._log(number)
             log.refresh()
             # The last segment first: it is known, the others are to be read.
-            if log.last.headers or any(info.headers for info in log.segments.values()):
+            if log.active_segment.headers or any(info.headers for info in log.segments.values()):
                 return True
         return False
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from importlib import metadata
 from typing import Any
 
-from embedlog import __version__, checksum, kv
+from embedlog import checksum, kv
 from embedlog.cli.open_log import is_log, root_of
 from embedlog.cli.parser import FAILED, OK
 from embedlog.cli.printing import say, say_json
@@ -24,6 +24,7 @@ from embedlog.keyspace import FORMAT_FILE, FORMAT_VERSION
 from embedlog.progress import format_bytes
 from embedlog.publish import staging
 from embedlog.root import startup
+from embedlog.version import __version__
 
 _LIBRARIES = ("pyarrow", "lmdb", "numpy", "sortedcontainers", "google-crc32c", "crcmod")
 _SLOW_CHECKSUM = 500
@@ -126,8 +127,8 @@ def _log(files: Files) -> Report:
 
 def _staged(files: Files) -> Report:
     """How many jobs have staged something, and how many of them nobody will publish."""
-    jobs, now_ms = staging.left(files), time.time_ns() // 1_000_000
-    orphans = sum(staging.orphaned(each, now_ms) for each in jobs)
+    jobs, now_ms = staging.job_directories(files), time.time_ns() // 1_000_000
+    orphans = sum(staging.is_orphaned(each, now_ms) for each in jobs)
     return {"staged_jobs": len(jobs), "orphaned_jobs": orphans}
 
 

@@ -26,7 +26,7 @@ def verify(args: argparse.Namespace) -> int:
 def repair(args: argparse.Namespace) -> int:
     """Print what is, or would be, left out."""
     with to_write(args) as log, ProgressBar("repair") as bar:
-        mended = log.root.mended
+        mended = log.root.startup_report
         told = log.repair(dry_run=not args.yes, progress=bar)
     if args.json:
         say_json({"mended": mended, "repaired": told, "dry_run": not args.yes})

@@ -6,7 +6,7 @@ import argparse
 import os
 from typing import TYPE_CHECKING, Any, Final
 
-from embedlog import __version__
+from embedlog.version import __version__
 
 if TYPE_CHECKING:
     from datetime import datetime, timedelta

@@ -11,7 +11,7 @@ from embedlog.compaction.throttle import Throttle
 from embedlog.config import MaintenanceConfig
 from embedlog.errors import ClosedError, EmbedlogError, FencedError
 from embedlog.partition import PartitionLog
-from embedlog.partition.replace import Fence, anybody
+from embedlog.partition.replace import Fence, no_fence
 
 _logger = logging.getLogger("embedlog.compaction")
 
@@ -22,7 +22,7 @@ def clean_round(
     failed: dict[PartitionLog, EmbedlogError],
     *,
     settings: MaintenanceConfig | None = None,
-    fence: Fence = anybody,
+    fence: Fence = no_fence,
     pace: Throttle | None = None,
 ) -> list[CleanResult]:
     """Clean the partitions that are due, the most urgent first (D3, D4).
@@ -57,7 +57,11 @@ def _roll_idle(log: PartitionLog, now_ms: int, failed: dict[PartitionLog, Embedl
     try:
         log.refresh()
         now = log.tail()
-        if log.config.compacts and not now.empty and now_ms - now.created_ms > log.roll_ms:
+        if (
+            log.config.compacts
+            and not now.empty
+            and now_ms - now.created_ms > log.rules.max_segment_ms
+        ):
             log.roll()
     except ClosedError:
         raise
@@ -70,7 +74,7 @@ def attempt(
     now_ms: int,
     *,
     settings: MaintenanceConfig | None = None,
-    fence: Fence = anybody,
+    fence: Fence = no_fence,
     progress: Progress | None = None,
     pace: Throttle | None = None,
     roll: bool = False,

@@ -61,10 +61,10 @@ def inspect(log: PartitionLog, now_ms: int) -> CleanableRange:
     sealed = [
         info
         for info in log.segments.values()
-        if info.next_offset is not None and start < info.next_offset <= now.end_offset
+        if info.next_offset is not None and start < info.next_offset <= now.high_watermark
     ]
     stop = max((info.next_offset or 0 for info in sealed), default=start)
-    first_dirty = _first_dirty(log, start, stop, now.next_offset)
+    first_dirty = _first_dirty(log, start, stop, now.log_end_offset)
     dirty = [info for info in sealed if (info.next_offset or 0) > first_dirty]
     lease = leases.held_from(log)
     most = LONG_MAX if lease is None else lease.offset

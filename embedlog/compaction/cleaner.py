@@ -27,7 +27,8 @@ from embedlog.compaction.throttle import Throttle
 from embedlog.config import LONG_MAX, MaintenanceConfig
 from embedlog.errors import DiskFullError, EmbedlogError, FencedError, StorageError
 from embedlog.partition import PartitionLog, flush, pending_deletes, replace
-from embedlog.partition.replace import Fence, Replacement, anybody
+from embedlog.partition.remembered_producers import remembered_producers
+from embedlog.partition.replace import Fence, Replacement, no_fence
 
 Words = Any
 Progress = Callable[[int, int], None]
@@ -101,7 +102,7 @@ class CleanPass:
         self._noted = False
         self._last_sent = {
             number: known.batches[-1].base_offset
-            for number, known in flush.producers(self._log).items()
+            for number, known in remembered_producers(self._log).items()
             if known.batches
         }
 
@@ -194,7 +195,8 @@ class CleanPass:
             run.new.abandon()
             run.take_back(self._done)
             self.left_out += run.sources
-            self.trusting, self._log.context.reserve.short = False, True
+            self.trusting = False
+            self._log.context.reserve.mark_full()
             return False
 
     def _bytes_left(self, info: SegmentInfo) -> int:
@@ -384,7 +386,7 @@ def clean(
     now_ms: int,
     *,
     settings: MaintenanceConfig | None = None,
-    fence: Fence = anybody,
+    fence: Fence = no_fence,
     progress: Progress | None = None,
     pace: Throttle | None = None,
 ) -> CleanResult:
@@ -412,7 +414,7 @@ def clean(
     done = CleanResult(log.topic, log.partition)
     guard = _guard(log, fence)
     trusting = True
-    with replace.claimed(log) as free:
+    with replace.rewrite_lock(log) as free:
         if not free:
             raise FencedError(
                 "another process compacts the partition",
@@ -427,7 +429,7 @@ def clean(
             if not section.segments or (done.passes and not section.cleanable_bytes):
                 break
             # After the look: what was sealed before it must be on the disk.
-            replace.flush_up_to(log, section.first_uncleanable)
+            flush.flush_up_to(log, section.first_uncleanable)
             counter = CleanProgress(guard, pace, progress, section)
             scanner = SegmentScanner(log, settings.log_cleaner_io_buffer_size, counter.spend)
             one = CleanPass(section, now_ms, settings, scanner, guard, pace, done, trusting)

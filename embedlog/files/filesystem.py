@@ -1,4 +1,4 @@
-"""What `Files` needs to know about the place: paths, errors, file systems, other processes."""
+"""What `Files` needs to know of its surroundings: paths, errors, file systems, processes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 _CAP_SYS_RESOURCE: Final = 1 << 24
 _ALL_USERS: Final = ["0", "0", "4294967295"]
 _RESERVING: Final = ("ext4", "f2fs", "overlay")
-"""File systems that keep blocks for root, and overlays, which usually lie on one of them."""
+"""File systems that reserve blocks for root, and overlays, which are usually on one of them."""
 
 FILESYSTEMS: Final = {
     0xEF53: "ext4",
@@ -61,16 +61,16 @@ def storage_error(
 
 
 def refuse_unsafe(magic: int, mode: int, path: str) -> None:
-    """Raise `UnsupportedFilesystemError` unless a directory is one for a log (P23).
+    """Raise `UnsupportedFilesystemError` if a directory is not safe for a log (P23).
 
     Args:
-        magic: The number of its file system.
-        mode: Its permissions, as `os.stat` has them.
-        path: Where it is, for the error.
+        magic: The magic number of its file system.
+        mode: Its permissions, as `os.stat` returns them.
+        path: Its path, for the error.
     """
     if magic in REMOTE_FILESYSTEMS:
         raise UnsupportedFilesystemError(
-            f"locks and shared maps cannot be trusted on {REMOTE_FILESYSTEMS[magic]}",
+            f"locks and shared maps are not reliable on {REMOTE_FILESYSTEMS[magic]}",
             todo="Move the log to a local disk, or pass unsafe_filesystem=True",
             path=path,
         )
@@ -128,7 +128,7 @@ def without_first(views: list[memoryview], count: int) -> list[memoryview]:
 
 
 def lock_holder(fd: int) -> int | None:
-    """Return the process that holds the file's flock, or None if the kernel does not tell."""
+    """Return the process that holds the file's flock; None if the kernel does not say."""
     status = os.fstat(fd)
     device = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}"
     inode = str(status.st_ino)
@@ -149,13 +149,13 @@ def lock_holder(fd: int) -> int | None:
 
 
 def lock_timeout(fd: int, timeout: float, path: str) -> LockTimeoutError:
-    """Return the error of somebody who waited so many seconds for a file's lock (P16)."""
+    """Return the error for a wait of ``timeout`` seconds for a file's lock (P16)."""
     pid = lock_holder(fd)
     state = None if pid is None else process_state(pid)
     holder = "another process" if pid is None else f"process {pid} (state {state or 'unknown'})"
     return LockTimeoutError(
         f"{holder} held the lock for {timeout:g} s",
-        todo="It was stopped if its state is T: let it go on, or end it",
+        todo="A process in state T is stopped: continue it, or end it",
         path=path,
         pid=pid,
         state=state,
@@ -164,8 +164,8 @@ def lock_timeout(fd: int, timeout: float, path: str) -> LockTimeoutError:
 
 def process_state(pid: int) -> str | None:
     """Return the letter of proc(5) for what the process does ("T": stopped), None if gone."""
-    told = proc_file(f"{pid}/stat")
-    return told.rpartition(")")[2].split()[0] if told else None
+    status = proc_file(f"{pid}/stat")
+    return status.rpartition(")")[2].split()[0] if status else None
 
 
 def proc_file(name: str) -> str:
@@ -180,9 +180,9 @@ def proc_file(name: str) -> str:
 def free_blocks(status: os.statvfs_result, magic: int) -> int:
     """Return how many blocks this process may still use, of what `os.fstatvfs` returned.
 
-    ext4 lets root, and who has CAP_SYS_RESOURCE, use the blocks it reserves.  Both count
-    only in the first user namespace: root of a container with one of its own is
-    another user.  Whom the options ``resuid`` and ``resgid`` let do so is not known here.
+    ext4 lets root, and processes with CAP_SYS_RESOURCE, use the blocks that it reserves.
+    Both count only in the first user namespace: root of a container with a namespace of its
+    own is another user.  Users allowed by the options ``resuid`` and ``resgid`` are not known.
     """
     if status.f_bfree == status.f_bavail or FILESYSTEMS.get(magic) not in _RESERVING:
         return status.f_bavail

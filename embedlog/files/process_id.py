@@ -1,4 +1,4 @@
-"""Which process is which: its number alone is given to another one when it ends."""
+"""Identifying a process: its pid alone is not enough, since pids are reused."""
 
 from __future__ import annotations
 
@@ -9,30 +9,30 @@ from embedlog.files.filesystem import proc_file
 
 
 class ProcessId(NamedTuple):
-    """One process among all there ever are: of machines, of their boots, and of containers."""
+    """One process, unique over machines, their boots, and containers."""
 
     boot: str
-    """The first letters of the kernel's id of the boot, and the process namespace."""
+    """The first characters of the kernel's id of the boot, and the process namespace."""
     pid: int
     started: int
-    """In ticks of the kernel since the boot."""
+    """Its start, in ticks of the kernel since the boot."""
 
     def __str__(self) -> str:
         return f"{self.boot}-{self.pid}-{self.started}"
 
     @property
     def here(self) -> bool:
-        """Whether it can be seen from this process."""
+        """Whether it is of this boot and process namespace, so that its pid means something."""
         return self.boot == _boot()
 
     @property
     def alive(self) -> bool:
-        """Whether it still runs; only for one that is `here`."""
+        """Whether it still runs; valid only if it is `here`."""
         return process(self.pid) == self
 
 
 def process(pid: int | None = None) -> ProcessId | None:
-    """Return a process by its number, this one by default; None if there is none."""
+    """Return a process by its pid, this one by default; None if there is none."""
     fields = _fields(os.getpid() if pid is None else pid)
     # proc(5): the state, then the parent as field 4, and the start as field 22; "Z" is dead.
     if not fields or fields[0] in "ZX":
@@ -44,8 +44,8 @@ def ancestor(program: str) -> ProcessId | None:
     """Return the nearest ancestor of this process that runs a program of that name."""
     pid = os.getpid()
     while pid > 1:
-        told = proc_file(f"{pid}/stat")
-        if told.partition("(")[2].rpartition(")")[0] == program:
+        status = proc_file(f"{pid}/stat")
+        if status.partition("(")[2].rpartition(")")[0] == program:
             return process(pid)
         fields = _fields(pid)
         pid = int(fields[1]) if fields else 0
@@ -53,7 +53,7 @@ def ancestor(program: str) -> ProcessId | None:
 
 
 def parse(name: str) -> ProcessId | None:
-    """Return the process that `ProcessId.__str__` named; None if that is no such name."""
+    """Return the process that `ProcessId.__str__` named; None for any other name."""
     boot, _, rest = name.partition("-")
     pid, _, started = rest.partition("-")
     return ProcessId(boot, int(pid), int(started)) if pid.isdigit() and started.isdigit() else None

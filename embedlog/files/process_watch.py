@@ -1,4 +1,4 @@
-"""Sleeping until another process ends: the kernel tells, through a pidfd (Linux 5.3)."""
+"""Waiting until another process ends, with a pidfd (Linux 5.3)."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from contextlib import suppress
 from typing import Final
 
 BLIND_SECONDS: Final = 0.05
-"""How long to sleep where the end of a process is not told, as one in another pid namespace."""
+"""How long to sleep if the end of a process is not reported, as from another pid namespace."""
 
 
 class ProcessWatch:
-    """Waits for the end of processes, for somebody who rings, or for a time to pass.
+    """Waits for the end of processes, for a call of `ring`, or for a timeout.
 
-    A number of a process is only a hint: whoever is woken looks by other means
-    at who is gone.  For one thread, except `ring`.
+    A pid is only a hint: the caller must check by other means which process is gone.
+    For one thread, except `ring`.
     """
 
     def __init__(self) -> None:
         self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        # Who rings while it is closed would write into a file that got the number since.
+        # Without the lock `ring` could write to another file that got the number after `close`.
         self._bell_lock = threading.Lock()
         self._poll = select.poll()
         self._poll.register(self._bell, select.POLLIN)
@@ -38,7 +38,7 @@ class ProcessWatch:
             try:
                 fd = os.pidfd_open(pid)
             except OSError:
-                # Gone already, or not to be seen from here.
+                # Gone already, or in another pid namespace.
                 self._blind = True
                 continue
             self._watched[pid] = fd
@@ -46,7 +46,7 @@ class ProcessWatch:
 
     @property
     def blind(self) -> bool:
-        """Whether one of them cannot be watched: it is gone, or not to be seen from here."""
+        """Whether one of them cannot be watched: it is gone, or in another pid namespace."""
         return self._blind
 
     def _drop(self, pid: int) -> None:
@@ -55,7 +55,7 @@ class ProcessWatch:
         os.close(fd)
 
     def wait(self, timeout: float) -> set[int]:
-        """Return once a process ended, which it tells, after `ring`, or after `timeout` seconds."""
+        """Return the processes that ended; waits for one, for `ring`, or for `timeout` seconds."""
         if self._blind:
             timeout = min(timeout, BLIND_SECONDS)
         ready = {fd for fd, _ in self._poll.poll(timeout * 1000)}
@@ -68,17 +68,17 @@ class ProcessWatch:
         return ended
 
     def ring(self) -> None:
-        """End the wait of the thread that waits, or the next one."""
+        """End the current wait, or the next one."""
         with self._bell_lock, suppress(BlockingIOError):
             if self._bell >= 0:
                 os.eventfd_write(self._bell, 1)
 
     def close(self) -> None:
-        """Let go of everything."""
+        """Close all descriptors."""
         with self._bell_lock:
-            self._let_go()
+            self._close_all()
 
-    def _let_go(self) -> None:
+    def _close_all(self) -> None:
         for pid in list(self._watched):
             self._drop(pid)
         bell, self._bell = self._bell, -1
@@ -86,6 +86,6 @@ class ProcessWatch:
             os.close(bell)
 
     def __del__(self) -> None:
-        # What a forked child inherited of its parent's watch goes with the object; without
-        # the lock, which a thread that the child has not may hold.
-        self._let_go()
+        # A forked child closes what it inherited of its parent's watch; without the lock,
+        # since a thread that does not exist in the child may hold it.
+        self._close_all()

@@ -1,18 +1,16 @@
-"""Disk space that is kept back, so that housekeeping can go on where a disk is full (P10).
+"""Disk space that is reserved, so that housekeeping can continue on a full disk (P10).
 
-To delete takes room too: LMDB writes the pages that it changes to other places,
-a segment that is compacted is written before the old one goes, and a log of one
-segment begins the next one first.  So while there is room a file keeps some,
-and housekeeping unlinks it when the disk is full.  It is made again when there
-is room again.
+Deleting needs space too: LMDB writes changed pages to other places, compaction writes a
+segment before it deletes the old one, and a log of one segment begins the next one
+first.  So a file reserves some space while there is enough, and housekeeping unlinks it
+when the disk is full.  It is created again when there is enough space.
 
-Appends that found the disk full wait for that as well: else they would eat what
-was given up before it could be used.
+Appends that found the disk full wait for that as well: otherwise they would use the
+released space before housekeeping can.
 
-Whether there is room, an allocation decides.  What the file system reports as
-free is only a hint: it may leave out blocks that this process may use, such as
-those that ext4 reserves for root, and count blocks that it may not, as where
-there are quotas.
+Only an allocation decides whether there is space.  What the file system reports as free
+is a hint: it may leave out blocks that this process may use, such as those that ext4
+reserves for root, and count blocks that it may not use, as with quotas.
 """
 
 from __future__ import annotations
@@ -23,20 +21,20 @@ from contextlib import suppress
 from typing import TypeVar
 
 from embedlog.errors import DiskFullError, StorageError
-from embedlog.files import Files
+from embedlog.files.files import Files
 
 RESERVE_FILE = "reserve"
 _TRIAL_FILE = "reserve.trial"
-"""Allocated to see whether there is room; it loses its name before it gets its bytes."""
+"""Allocated to test whether there is space; it is unlinked before it gets its bytes."""
 RESERVE_BYTES = 4 << 20
 """Its size: thousands of pages of LMDB, or a few small segments."""
-_MOST_SHARE = 16
-"""It takes at most this part of a disk; on one of less than 4 MiB there is none."""
-_LEAST_BYTES = 256 << 10
+_MAX_SHARE = 16
+"""It takes at most a sixteenth of a disk; a disk of less than 4 MiB has no reserve."""
+_MIN_BYTES = 256 << 10
 COMMIT_BYTES = 256 << 10
-"""What compaction leaves for commits."""
+"""Space that compaction leaves for commits."""
 _RETRY_MS = 1_000
-"""While too little is reported as free, an append tries this often to make the reserve."""
+"""While too little is reported as free, an append tries this often to create the reserve."""
 
 T = TypeVar("T")
 
@@ -47,17 +45,17 @@ class Reserve:
     def __init__(self, files: Files) -> None:
         self._files = files
         self.short = False
-        """This process found the disk full or gave the reserve up, and has not seen it since."""
+        """This process found the disk full or released the reserve, which was not created since."""
         self._tried_ms = -_RETRY_MS
-        """When an append tried to make the reserve last, in ms since boot."""
+        """When an append last tried to create the reserve, in ms since boot."""
 
     def size(self) -> int:
-        """Return how large it is on this disk; 0 where there is none."""
-        share = self._files.total_bytes() // _MOST_SHARE
-        return min(RESERVE_BYTES, share) if share >= _LEAST_BYTES else 0
+        """Return its size on this disk; 0 if the disk is too small for one."""
+        share = self._files.total_bytes() // _MAX_SHARE
+        return min(RESERVE_BYTES, share) if share >= _MIN_BYTES else 0
 
     def held(self) -> int:
-        """Return how many bytes it has now; 0 once it was given up."""
+        """Return how many bytes it has now; 0 after it was released."""
         if not self._files.exists(RESERVE_FILE):
             return 0
         fd = self._files.open(RESERVE_FILE)
@@ -67,19 +65,19 @@ class Reserve:
             self._files.close(fd)
 
     def keep(self) -> bool:
-        """Make it if there is room for it and a quarter more; return whether it is there now."""
+        """Create it if there is space for it and a quarter more; return whether it exists now."""
         size = self.size()
-        if not size or (self.held() < size and not self._fits(_room_for(size))):
+        if not size or (self.held() < size and not self._fits(_with_margin(size))):
             return False
         try:
-            # Also where it is there: what was copied, or lived through a power cut, may be holes.
+            # Even if it exists: after a copy or a power cut it may be sparse.
             fd = self._files.open(RESERVE_FILE, write=True, create=True)
             try:
                 self._files.allocate(fd, size)
             finally:
                 self._files.close(fd)
         except StorageError:
-            # What there is of it would count as the whole.
+            # A part of it would count as the whole.
             with suppress(StorageError):
                 self._files.unlink(RESERVE_FILE, missing_ok=True)
             return False
@@ -87,20 +85,20 @@ class Reserve:
         return True
 
     def give_up(self) -> bool:
-        """Unlink it, and return whether it was there."""
+        """Unlink it; return whether it existed."""
         if not self._files.exists(RESERVE_FILE):
             return False
-        # This process appends again once the reserve was made again, here or elsewhere.
+        # This process appends again once a process has created the reserve again.
         self.short = True
         self._files.unlink(RESERVE_FILE, missing_ok=True)
         return True
 
     def room(self, needed: int, *, trusting: bool = True) -> int:
-        """Return how many bytes may be written; give the reserve up if `needed` fit only then.
+        """Return how many bytes may be written; releases the reserve if `needed` fit only then.
 
         Args:
-            needed: How many are wanted at least.
-            trusting: Whether to believe the file system where it reports enough free space.
+            needed: How many bytes are needed at least.
+            trusting: Whether to rely on the file system if it reports enough free space.
         """
         free = self._files.free_bytes() - COMMIT_BYTES if trusting else 0
         if free >= needed or self._fits(needed + COMMIT_BYTES):
@@ -110,43 +108,47 @@ class Reserve:
             return max(self._files.free_bytes() - COMMIT_BYTES if trusting else 0, needed)
         return free
 
+    def mark_full(self) -> None:
+        """Note that a write found the disk full: appends then wait for the reserve."""
+        self.short = True
+
     def check(self) -> None:
-        """Raise unless there is room again, after the disk was found full.
+        """Raise unless there is space again, after the disk was found full.
 
         Raises:
-            DiskFullError: There is not, and the little there is, housekeeping needs.
+            DiskFullError: There is not; housekeeping needs the little there is.
         """
         if not self.size() or self.held() or self._try_to_keep():
             self.short = False
             return
         raise DiskFullError(
-            "the disk is full, and what is left is for housekeeping",
+            "the disk is full, and what is left is reserved for housekeeping",
             errno=errno.ENOSPC,
             operation="append",
             path=self._files.root,
-            todo="free some space, or let retention do so: appends go on by themselves",
+            todo="free some space, or wait for retention to do so: appends then work again",
         )
 
     def _try_to_keep(self) -> bool:
-        """Make the reserve; not if too little is reported as free and that failed a moment ago.
+        """Create the reserve; not if too little is reported as free and it failed a moment ago.
 
-        Each trial takes for a moment what housekeeping may be about to use.
+        Each attempt takes space for a moment that housekeeping may be about to use.
         """
-        enough = self._files.free_bytes() >= _room_for(self.size())
-        now = self._files.uptime_ms()
-        if not enough and now - self._tried_ms < _RETRY_MS:
+        enough = self._files.free_bytes() >= _with_margin(self.size())
+        uptime_ms = self._files.uptime_ms()
+        if not enough and uptime_ms - self._tried_ms < _RETRY_MS:
             return False
-        self._tried_ms = now
+        self._tried_ms = uptime_ms
         return self.keep()
 
     def _fits(self, size: int) -> bool:
-        """Return whether this process can have so many more bytes: allocate them, and let go."""
+        """Return whether this process can store ``size`` more bytes: allocate and free them."""
         if size <= 0:
             return True
         try:
             fd = self._files.open(_TRIAL_FILE, write=True, create=True)
             try:
-                # First the name, so that the bytes go even if the process is killed.
+                # Unlinked first, so that the space is freed even if the process is killed.
                 self._files.unlink(_TRIAL_FILE, missing_ok=True)
                 self._files.allocate(fd, size)
             finally:
@@ -156,7 +158,7 @@ class Reserve:
         return True
 
     def used_by(self, step: Callable[[], T]) -> T:
-        """Do a step of housekeeping; if the disk is full, give the reserve up and do it again."""
+        """Run a step of housekeeping; if the disk is full, release the reserve and run it again."""
         try:
             return step()
         except DiskFullError:
@@ -165,5 +167,5 @@ class Reserve:
             return step()
 
 
-def _room_for(size: int) -> int:
+def _with_margin(size: int) -> int:
     return size + size // 4

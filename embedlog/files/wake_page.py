@@ -1,14 +1,14 @@
 """The wake page: shared memory on which waiting readers sleep.
 
 Three words: a counter, on which they sleep; how many may be asleep; and when
-something was last published, for those who cannot be counted.
+something was last published, for readers that cannot be counted.
 
-Nobody calls the kernel for readers that are not there (2 of the 45 µs of an
-append that somebody waits for).  No wake is lost by that: a reader is counted
-before it looks, and whoever publishes looks at the number after its commit, so
-one of the two sees the other.  Between their two steps stands an atomic
-instruction of the kernel's or of a lock, which on x86 lets no load go before an
-earlier store.  Elsewhere that is not promised, and the kernel is always called.
+An append calls the kernel only if a reader may be asleep (the call is 2 of the 45 µs
+of an append that a reader waits for).  No wake is lost: a reader is counted before it
+looks for records, and a publisher reads the count after its commit, so one of the two
+sees the other.  Between the two steps of each is an atomic instruction of the kernel or
+of a lock, which on x86 keeps a load from moving before an earlier store.  Other
+processors do not promise that, and there the kernel is always called.
 """
 
 from __future__ import annotations
@@ -19,24 +19,22 @@ import os
 import select
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from embedlog.errors import ClosedError, StorageError
+from embedlog.files.files import Files
 from embedlog.files.filesystem import REMOTE_FILESYSTEMS
-
-if TYPE_CHECKING:
-    from embedlog.files import Files
 
 WAKE_FILE: Final = "wake"
 PAGE_BYTES: Final = 4096
 POLL_SECONDS: Final = 1e-3
-"""How long a waiter sleeps between two looks at the page where nobody wakes it."""
+"""How long a waiter that cannot be woken sleeps between two looks at the page."""
 
 _FUTEX_NUMBERS: Final = {"x86_64": 202, "aarch64": 98}
 _FUTEX_WAIT: Final = 0
 _FUTEX_WAKE_OP: Final = 5
 _EVERYONE: Final = 0x7FFFFFFF
-# linux/futex.h: *address += argument (operation 1, 12 bits with a sign), then wake whoever waits.
+# linux/futex.h: *address += argument (operation 1, 12 bits with a sign), then wake the waiters.
 _ADD_ONE: Final = 1 << 28 | 1 << 12
 _ADD_MINUS_ONE: Final = 1 << 28 | 0xFFF << 12
 _COUNTER_AT: Final = 0
@@ -44,8 +42,8 @@ _WAITERS_AT: Final = 4
 _STAMP_AT: Final = 8
 
 _syscall = ctypes.CDLL(None).syscall
-# The call of every append.  With its types told, and the interpreter's lock kept, since it never
-# waits, it takes 1.3 µs instead of 1.8.
+# Called by every append.  With declared types, and keeping the interpreter's lock, since it
+# never waits, it takes 1.3 µs instead of 1.8.
 _add_and_wake = ctypes.PYFUNCTYPE(
     *(ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_int, ctypes.c_int),
     *(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint32),
@@ -57,25 +55,25 @@ class _Timespec(ctypes.Structure):
 
 
 class WakePage:
-    """The `wake` file of a log, which whoever publishes advances.
+    """The `wake` file of a log, which every publication advances.
 
     A reader joins, takes the `value`, looks for records, and if there are none waits
-    until the value is another one.  So no publication between the look and the wait
-    is slept through.  The page tells that something happened, never what: a reader
-    that returns from `wait`, for whatever reason, looks again.
+    until the value changes.  So it sleeps through no publication between the look and
+    the wait.  The page says that something happened, never what: a reader must look
+    again whenever `wait` returns.
 
     The mapping is shared by all processes and stays valid in a forked child.
-    Who may not write it, such as another user, can wait on it and not advance it; such
-    a reader cannot be counted, and looks at the page once in a millisecond.
+    A process that may not write it, such as one of another user, can wait on it but not
+    advance it; it cannot be counted, and looks at the page once in a millisecond.
     """
 
     def __init__(self, files: Files) -> None:
         fd, self.rings = _open(files)
-        """`rings` tells whether this object can `advance` the page, and is woken by others."""
+        """`rings`: whether this object can `advance` the page, and is woken by others."""
         try:
             if files.writable and files.size(fd) < PAGE_BYTES:
-                # Two processes may both do so: growing twice is growing once.  With its bytes,
-                # for to touch a page that a full disk has no room for is a SIGBUS.
+                # Two processes may both do so, with the same result.  Allocated, because
+                # touching a page for which a full disk has no room is a SIGBUS.
                 files.allocate(fd, PAGE_BYTES)
             self._map = files.map(fd, PAGE_BYTES, write=self.rings)
         finally:
@@ -86,8 +84,8 @@ class WakePage:
         self._stamp = words[_STAMP_AT : _STAMP_AT + 8].cast("Q")
         self._pid = os.getpid()
         self._joined: list[None] = []
-        """One for each waiter of this object that is counted; to take one is to be the one
-        who takes it off the count, which therefore never falls too low."""
+        """One item for each counted waiter of this object.  The thread that removes an item
+        decrements the count, which therefore never falls too low."""
         machine = os.uname().machine
         number = _FUTEX_NUMBERS.get(machine)
         self._may_skip = machine == "x86_64"
@@ -95,9 +93,9 @@ class WakePage:
         self._polls = not (self._calls and self.rings)
 
     def join(self) -> None:
-        """Be counted among those who may wait, until `leave` or `close`; before the look.
+        """Count this reader as a waiter, until `leave` or `close`; call it before the look.
 
-        Whoever is killed stays counted, which costs others a call of the kernel, until
+        A killed process stays counted, which costs appends a call of the kernel, until
         `forget_waiters`.
         """
         calls = self._calls  # another thread may close the page
@@ -106,7 +104,7 @@ class WakePage:
             self._joined.append(None)
 
     def leave(self) -> None:
-        """Be counted no more; nothing in a forked child, of whose the count is not."""
+        """End being counted; does nothing in a forked child, which was not counted."""
         calls = self._calls
         if calls and self._pid == os.getpid():
             with suppress(IndexError):
@@ -114,27 +112,27 @@ class WakePage:
                 _add_and_wake(*calls.leave)
 
     def value(self) -> int:
-        """Return a number that is another one after each publication, for who has joined."""
+        """Return a number that changes with each publication, for a reader that has joined."""
         try:
             return self._stamp[0] if self._polls else self._counter[0]
         except ValueError as error:
             raise ClosedError("the wake page was closed before") from error
 
     def published(self) -> int:
-        """Return when something was last published, also to who has not joined."""
+        """Return when something was last published; needs no `join`."""
         try:
             return self._stamp[0]
         except ValueError as error:
             raise ClosedError("the wake page was closed before") from error
 
     def advance(self) -> None:
-        """Wake everyone who waits, in all processes; what they look for is there to be seen.
+        """Wake all waiters, in all processes; call it after the commit that they wait for.
 
         The kernel adds and wakes in one call, so no count is lost and the counter never
         returns to a value that a waiter has seen.
         """
         try:
-            # A time is not seen twice either, however late this store is among others.
+            # A time is never repeated either, even if this store comes late.
             self._stamp[0] = time.monotonic_ns()
             if self._may_skip and not self._waiters[0]:
                 return
@@ -145,7 +143,7 @@ class WakePage:
             _add_and_wake(*calls.wake)
 
     def wait(self, seen: int, timeout: float) -> None:
-        """Return once the value is not `seen`, after `timeout` seconds, or after a signal."""
+        """Return once the value differs from `seen`, after `timeout` seconds, or after a signal."""
         if self.value() != seen or timeout <= 0:
             return
         calls = self._calls
@@ -153,7 +151,7 @@ class WakePage:
             self._poll(seen, timeout)
             return
         span = ctypes.byref(_Timespec(int(timeout), int(timeout % 1 * 1e9)))
-        # The kernel compares once more, under its lock, before it lets us sleep.
+        # The kernel compares again, under its lock, before it puts the thread to sleep.
         _syscall(*calls.page, _FUTEX_WAIT, ctypes.c_uint32(seen), span, None, 0)
 
     def _poll(self, seen: int, timeout: float) -> None:
@@ -162,10 +160,10 @@ class WakePage:
             timeout -= POLL_SECONDS
 
     def close(self) -> None:
-        """Refuse later calls; who waits in another thread returns by its timeout.
+        """Make later calls raise; a thread in `wait` returns at its timeout.
 
-        The page is unmapped with the last reference to this object, since the kernel
-        would add to whatever else is mapped there by then.
+        The page is unmapped with the last reference to this object: after an earlier
+        unmap the kernel would write to whatever is mapped there next.
         """
         for _ in range(len(self._joined)):
             self.leave()
@@ -175,10 +173,10 @@ class WakePage:
 
 
 def _open(files: Files) -> tuple[int, bool]:
-    """Open the page, to write if that is allowed, and tell whether it is.
+    """Open the page, for writing if that is allowed; return the descriptor and whether it is.
 
-    With `mode="r"` too, but not where the memory of several machines would be written
-    over each other's.
+    Writing is allowed with `mode="r"` too, but not on a remote file system, where the
+    memory of several machines would overwrite each other.
     """
     if files.writable:
         return files.open(WAKE_FILE, write=True, create=True), True
@@ -189,17 +187,17 @@ def _open(files: Files) -> tuple[int, bool]:
 
 
 class _Calls:
-    """The arguments of each call, converted once: at every call it would take three times as long.
+    """The arguments of each call, converted once, which makes a call three times as fast.
 
     Args:
-        number: What the kernel calls a futex on this processor.
-        address: Where the page is.
+        number: The system call number of futex on this processor.
+        address: The address of the page.
     """
 
     def __init__(self, number: int, address: int) -> None:
         self.page = ctypes.c_long(number), ctypes.c_void_p(address)
         self.wake = self._add(address + _COUNTER_AT, _ADD_ONE)
-        # Nobody sleeps on that word: these only add, in a way that no other process undoes.
+        # No one sleeps on this word: the calls only add, atomically.
         self.join = self._add(address + _WAITERS_AT, _ADD_ONE)
         self.leave = self._add(address + _WAITERS_AT, _ADD_MINUS_ONE)
 
@@ -212,7 +210,7 @@ class _Calls:
 
 
 def forget_waiters(files: Files) -> None:
-    """Count anew: nobody is attached, so who is still counted was killed."""
+    """Reset the count; no process is attached, so the waiters still counted were killed."""
     if files.exists(WAKE_FILE):
         fd = files.open(WAKE_FILE, write=True)
         try:
@@ -222,7 +220,7 @@ def forget_waiters(files: Files) -> None:
 
 
 def _address(memory: mmap.mmap) -> int:
-    """Return where the map is; ctypes would only tell for one that may be written."""
+    """Return the address of a map; ctypes itself gives it only for a writable one."""
     view = (ctypes.c_void_p * 16)()  # a Py_buffer, of which the first field is the address
     ctypes.pythonapi.PyObject_GetBuffer(ctypes.py_object(memory), view, 0)
     try:

@@ -19,6 +19,7 @@ from embedlog.groups import offsets
 from embedlog.maintenance import activity
 from embedlog.maintenance.job_context import JobContext, MaintenanceJob
 from embedlog.partition import PartitionLog, flush, tail
+from embedlog.partition.append_rules import has_flush_interval
 from embedlog.partition.producer_expiration import expire_producers
 from embedlog.retention import RetentionResult, retain
 
@@ -67,7 +68,7 @@ def _retention(turn: JobContext) -> list[RetentionResult]:
 
 def _flush(turn: JobContext) -> list[PartitionLog]:
     """Flush what flush.ms asks for where nothing is appended any more, so nobody notices (A22)."""
-    late = [log for log in _used(turn, flush.by_itself) if flush.is_late(log)]
+    late = [log for log in _used(turn, has_flush_interval) if flush.is_overdue(log)]
     if late:
         flush.flush(late)
     return late

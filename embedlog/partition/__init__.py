@@ -1,8 +1,7 @@
-"""One partition's log: append, read, roll, truncate, recover.
+"""One partition's log: append, read, roll, flush, truncate, recover.
 
-`partition` does the appending, `draft` works out one append, `tail` is the row
-that publishes, `reader` and `lookup` read, `sequence` is idempotence, and
-`recovery` finds the end again after a crash.
+`state` holds what the operations share.  Each operation is a function in a file named
+after it; `partition_log` is the class that offers them.
 """
 
 from __future__ import annotations

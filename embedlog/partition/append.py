@@ -1,175 +1,323 @@
-"""What one append is about to write and publish, worked out before either."""
+"""Appending batches to a partition.  Order is the algorithm.
+
+An append takes the partition's lock (thread, then `flock`), reads the tail row, which
+another process may have moved, cuts what a killed writer left past it, writes the bytes,
+and publishes them with one transaction on `live`.  With ``durability="fsync"`` it releases
+the lock before it flushes, so that concurrent appends share the flush, and publishes after.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
+from embedlog import batch as batches
 from embedlog import index, kv
 from embedlog.batch import EncodedBatch
+from embedlog.errors import CorruptionError, DiskFullError
 from embedlog.index import IndexEntry
-from embedlog.partition import flush, producer_state, tail
+from embedlog.partition import flush, producer_state, roll, validation
+from embedlog.partition import tail as tails
+from embedlog.partition.append_fast import append_fast
 from embedlog.partition.producer_state import ProducerState
+from embedlog.partition.recovery import tail_locked
+from embedlog.partition.state import PartitionState
 from embedlog.partition.tail import CachedTail, Tail
 from embedlog.record import Appended
+from embedlog.segment import SegmentFile
 
-if TYPE_CHECKING:
-    from embedlog.partition.partition_log import PartitionLog
+_MAX_CACHED_PRODUCERS = 64
+"""The rows of up to this many producers are kept from one append to the next."""
 
 
-_REMEMBERED = 64
-"""Producers whose rows are kept from one append to the next."""
+def append(
+    log: PartitionState,
+    encoded: Sequence[EncodedBatch],
+    durability: str | None,
+    timeout: float | None,
+) -> list[Appended]:
+    """Write batches at the end and publish them; see `PartitionLog.append`."""
+    if not encoded:
+        return []
+    log.context.check_appendable()
+    synced = (durability or log.context.durability) == "fsync"
+    log.acquire(timeout)
+    try:
+        file, tail = end_locked(log)
+        receipt = None
+        if len(encoded) == 1 and not synced:
+            batch = encoded[0]
+            # Kafka may count 16 bytes more for a record than it takes here (`batch.limits`).
+            if batch.size + 16 * batch.count <= log.rules.fast_max_bytes:
+                receipt = append_fast(log, file, tail, batch)
+        if receipt is None:
+            validation.check(log, encoded)
+            pending = append_locked(log, file, tail, encoded, synced)
+    except DiskFullError:
+        log.context.reserve.mark_full()
+        raise
+    finally:
+        log.release()
+    if receipt is None:
+        note_appended(log, encoded)
+        if synced or flush.is_due(log, pending.tail):
+            flush.flush_to(log, pending.tail)
+    else:
+        log.dirty = True
+    log.context.wake.advance()
+    return pending.receipts if receipt is None else [receipt]
+
+
+def end_locked(log: PartitionState) -> tuple[SegmentFile, Tail]:
+    """Return the file and the tail to append at; cuts what a killed writer left behind it.
+
+    Raises:
+        DurabilityError: A flush failed before (P9).
+        CorruptionError: The file is shorter than what was written.
+    """
+    context, cached, opened = log.context, log.cached_tail, log.open_segment_file
+    if (
+        opened is not None
+        and cached is not None
+        and cached.tail.segment_id == opened[0] == log.active_segment.id
+        and not cached.tail.failed
+        and context.live.is_current(cached.version)
+        and context.state.is_current(log.snapshot_version)
+    ):
+        tail, file = cached.tail, opened[1]
+    else:
+        tail = tail_locked(log)
+        if tail.failed:
+            raise log.flush_failed()
+        file = log.active_file()
+    size = file.size()
+    if size > tail.log_end_position:
+        file.truncate(tail.log_end_position)
+        # Otherwise a power cut could bring it back, behind what is written next.
+        log.sync(file)
+    elif size < tail.log_end_position:
+        raise CorruptionError(
+            f"the file ends at byte {size}, {tail.log_end_position} were written",
+            topic=log.topic,
+            partition=log.partition,
+            path=file.path,
+            position=size,
+            todo="run `embedlog repair`, which first reports what it would drop",
+        )
+    return file, tail
+
+
+def append_locked(
+    log: PartitionState,
+    file: SegmentFile,
+    tail: Tail,
+    encoded: Sequence[EncodedBatch],
+    synced: bool,
+) -> PendingAppend:
+    """Append batches after a tail; rolls as often as needed.
+
+    With ``synced`` they are written, and a flush must publish them.
+    """
+    assert log.thread_lock.locked()
+    pending = PendingAppend(log, tail, publish=not synced)
+    for batch in encoded:
+        receipt = pending.receipt_of_repeated(batch)
+        if receipt is not None:
+            pending.receipts.append(receipt)
+            continue
+        if roll.is_due(log, file, pending.tail, batch):
+            _commit(log, file, pending)
+            pending.begin(roll.roll(log, pending.tail, batch.has_headers, synced))
+            file = log.active_file()
+        # A segment has one schema: batches after one with headers get the column too.
+        add_column = log.active_segment.headers and not batch.has_headers
+        pending.add(batches.add_headers(batch) if add_column else batch)
+    _commit(log, file, pending)
+    return pending
+
+
+def _commit(log: PartitionState, file: SegmentFile, pending: PendingAppend) -> None:
+    """Write the pending batches and publish them."""
+    if not pending.buffers:
+        if pending.publish_repeated():
+            log.context.live.write(pending.publish)
+        return
+    log.commit_locked(
+        file, pending.buffers, pending.position, pending.tail.log_end_offset, pending.publish
+    )
+    log.cached_tail = pending.published
+
+
+def note_appended(log: PartitionState, encoded: Sequence[EncodedBatch]) -> None:
+    """Remember that batches were appended, and warn of those that retention deletes soon.
+
+    Must be called without the partition's lock.
+    """
+    log.dirty = True
+    log.overdue_warning.warn(encoded, log.context.clock)
 
 
 class PendingAppend:
-    """Batches stamped for their offsets, and the rows that will make them visible.
+    """Batches stamped with their offsets, and the rows that will make them visible.
 
     Lives under the partition's lock, for one append.
 
     Args:
-        now: The tail the batches go after.
-        publish: Move the published end too; not while a flush is to come first.
+        log: The partition.
+        tail: The tail that the batches go after.
+        publish: Move the high watermark too; False if a flush must come first.
     """
 
     __slots__ = (
-        *("_appended_ms", "_before", "_log", "_now_ms", "_producers", "_publish", "_read"),
+        *("_appended_ms", "_before", "_cached", "_log", "_now_ms", "_producers", "_publish"),
         "_version",
         *("buffers", "entries", "position", "published", "receipts", "row", "tail"),
     )
 
-    def __init__(self, log: PartitionLog, now: Tail, *, publish: bool) -> None:
+    def __init__(self, log: PartitionState, tail: Tail, *, publish: bool) -> None:
         self._log, self._publish = log, publish
         self._now_ms = log.context.clock()
         self.receipts: list[Appended] = []
         self.published: CachedTail | None = None
-        self.begin(now)
+        self.begin(tail)
 
-    def begin(self, now: Tail) -> None:
-        """Start anew at a tail: nothing is held yet."""
-        self.tail = self._before = now
-        known = self._log.known
-        if known is None or known.tail is not now:
-            known = CachedTail(-1, now.pack(), now, {})
-        # Producers' rows change under the partition's lock only: what was read of them stands.
-        self._version, self.row, _, self._read = known
-        self.position = now.position
-        self._appended_ms = tail.next_append_time(now.appended_ms, self._now_ms)
+    def begin(self, tail: Tail) -> None:
+        """Start at another tail, with no batches."""
+        self.tail = self._before = tail
+        cached = self._log.cached_tail
+        if cached is None or cached.tail is not tail:
+            cached = CachedTail(-1, tail.pack(), tail, {})
+        # Rows of producers change only under the partition's lock: those read before are valid.
+        self._version, self.row, _, self._cached = cached
+        self.position = tail.log_end_position
+        self._appended_ms = tails.next_append_time(tail.appended_ms, self._now_ms)
         self.buffers: list[Any] = []
         self.entries: list[IndexEntry] = []
         self._producers: dict[int, ProducerState] = {}
 
-    def reveal(self) -> bool:
-        """Publish what is written if a batch of it was repeated; whether there is such a batch.
+    def publish_repeated(self) -> bool:
+        """Publish everything written, if that includes a repeated batch; return whether it does.
 
-        The process that wrote it may have died before its flush, and who repeats
-        it without one would be told of a record that nobody can read.
+        The process that wrote it may have died before its flush, and a repetition without
+        a flush would get a receipt for a record that cannot be read.
         """
-        now = self.tail
-        hidden = any(one.next_offset > now.end_offset for one in self.receipts if one.duplicate)
+        tail = self.tail
+        hidden = any(
+            receipt.next_offset > tail.high_watermark
+            for receipt in self.receipts
+            if receipt.duplicate
+        )
         if hidden and self._publish:
-            self.tail = now._replace(end_offset=now.next_offset, end_position=now.position)
+            self.tail = tail._replace(
+                high_watermark=tail.log_end_offset, high_watermark_position=tail.log_end_position
+            )
         return hidden and self._publish
 
-    def repeated(self, one: EncodedBatch) -> Appended | None:
-        """Return the first receipt of a batch that was sent before (G16).
+    def receipt_of_repeated(self, batch: EncodedBatch) -> Appended | None:
+        """Return the first receipt of a batch that was sent before (G16); None if it was not.
 
         Raises:
             OutOfOrderSequenceError, InvalidProducerEpochError: G16, G17.
         """
-        if one.producer_id is None:
+        if batch.producer_id is None:
             return None
-        assert one.producer_epoch is not None
-        assert one.base_sequence is not None
-        known = self._known(one.producer_id)
-        sent = producer_state.check(known, one.producer_epoch, one.base_sequence, one.count)
+        assert batch.producer_epoch is not None
+        assert batch.base_sequence is not None
+        producer = self._producer(batch.producer_id)
+        sent = producer_state.check(
+            producer, batch.producer_epoch, batch.base_sequence, batch.count
+        )
         if sent is None:
             return None
         return Appended(sent.base_offset, sent.next_offset, None, True)
 
-    def _known(self, producer_id: int) -> ProducerState | None:
-        known = self._producers.get(producer_id) or self._read.get(producer_id)
-        if known is None:
+    def _producer(self, producer_id: int) -> ProducerState | None:
+        producer = self._producers.get(producer_id) or self._cached.get(producer_id)
+        if producer is None:
             row = self._log.context.live.get(producer_state.key(self._log.key, producer_id))
             if row is not None:
-                known = self._read[producer_id] = producer_state.unpack(row)
-        return known
+                producer = self._cached[producer_id] = producer_state.unpack(row)
+        return producer
 
-    def add(self, one: EncodedBatch) -> None:
-        """Put a batch at the end of the draft."""
-        log, now = self._log, self.tail
-        append_time = self._now_ms if log.stamps else None
-        base, position = now.next_offset, now.position
-        following, end = base + one.count, position + one.size
-        self.buffers += one.stamp(base, now.leader_epoch, append_time)
-        latest = one.max_timestamp if append_time is None else append_time
-        newest = now.max_timestamp
-        unindexed = now.unindexed
+    def add(self, batch: EncodedBatch) -> None:
+        """Add a batch after the others."""
+        log, tail = self._log, self.tail
+        append_time = self._now_ms if log.rules.uses_append_time else None
+        base, position = tail.log_end_offset, tail.log_end_position
+        next_offset, end = base + batch.count, position + batch.size
+        self.buffers += batch.stamp(base, tail.leader_epoch, append_time)
+        timestamp = batch.max_timestamp if append_time is None else append_time
+        newest = tail.max_timestamp
+        unindexed = tail.unindexed
         if unindexed > log.config.index_interval_bytes:
             self.entries.append(IndexEntry(base, position, newest))
             unindexed = 0
-        if one.producer_id is not None:
-            self._note(one, base, following)
-        publish, first = self._publish, now.base_offset
+        if batch.producer_id is not None:
+            self._note_producer(batch, base, next_offset)
+        publish, first = self._publish, tail.base_offset
         self.tail = Tail(
-            now.segment_id,
+            tail.segment_id,
             first,
-            following,
+            next_offset,
             end,
-            following if publish else now.end_offset,
-            end if publish else now.end_position,
-            now.durable_offset,
-            now.start_offset,
-            now.leader_epoch,
-            latest if latest > newest else newest,
-            latest if base == first else now.first_timestamp,
-            now.created_ms,
+            next_offset if publish else tail.high_watermark,
+            end if publish else tail.high_watermark_position,
+            tail.durable_offset,
+            tail.start_offset,
+            tail.leader_epoch,
+            timestamp if timestamp > newest else newest,
+            timestamp if base == first else tail.first_timestamp,
+            tail.created_ms,
             self._appended_ms,
-            unindexed + one.size,
-            now.flushed_ms,
+            unindexed + batch.size,
+            tail.flushed_ms,
         )
-        self.receipts.append(Appended(base, following, append_time))
+        self.receipts.append(Appended(base, next_offset, append_time))
 
-    def _note(self, one: EncodedBatch, base: int, following: int) -> None:
-        producer_id, epoch, first = one.producer_id, one.producer_epoch, one.base_sequence
+    def _note_producer(self, batch: EncodedBatch, base: int, next_offset: int) -> None:
+        producer_id, epoch, first = batch.producer_id, batch.producer_epoch, batch.base_sequence
         assert producer_id is not None
         assert epoch is not None
         assert first is not None
-        sent = first, producer_state.after(first, one.count - 1), base, following
-        known = self._known(producer_id)
-        self._producers[producer_id] = producer_state.note(known, epoch, sent, self._now_ms)
+        sent = first, producer_state.after(first, batch.count - 1), base, next_offset
+        producer = self._producer(producer_id)
+        self._producers[producer_id] = producer_state.note(producer, epoch, sent, self._now_ms)
 
     def publish(self, txn: kv.Txn) -> None:
-        """The step that makes the draft's batches part of the log.
+        """Make the batches part of the log, in a transaction of `live`.
 
         Raises:
             DurabilityError: A flush failed meanwhile.
         """
-        log, number = self._log, txn.id()
-        # Numbers have no gaps: the one after the tail's means that nobody came between.
-        if number != self._version + 1:
+        log, version = self._log, txn.id()
+        # Versions have no gaps: the next one after the tail's means that nothing came between.
+        if version != self._version + 1:
             row = txn.get(log.tail_key)
             if row is not None and row != self.row:
-                self._adopt(tail.unpack(row))
+                self._adopt_flush(tails.unpack(row))
         packed = self.tail.pack()
         txn.put(log.tail_key, packed)
         for entry in self.entries:
             index.put(txn, log.key, self.tail.segment_id, entry)
-        producers, mine = self._read, self._producers
-        if mine:
-            for producer_id, producer in mine.items():
+        cached, changed = self._cached, self._producers
+        if changed:
+            for producer_id, producer in changed.items():
                 txn.put(producer_state.key(log.key, producer_id), producer.row)
-            producers = {**producers, **mine} if len(producers) < _REMEMBERED else mine
-        self.published = CachedTail(number, packed, self.tail, producers)
+            cached = {**cached, **changed} if len(cached) < _MAX_CACHED_PRODUCERS else changed
+        self.published = CachedTail(version, packed, self.tail, cached)
 
-    def _adopt(self, now: Tail) -> None:
+    def _adopt_flush(self, tail: Tail) -> None:
         """Keep what a flush, which works without the partition's lock, noted meanwhile."""
-        if now.failed:
-            raise flush.failed(self._log)
-        before, mine = self._before, self.tail
-        assert now[:4] == before[:4], "only who has the lock moves the end"
-        self.tail = mine._replace(
-            end_offset=max(mine.end_offset, now.end_offset),
-            end_position=max(mine.end_position, now.end_position),
-            durable_offset=max(mine.durable_offset, now.durable_offset),
-            start_offset=max(mine.start_offset, now.start_offset),
-            flushed_ms=max(mine.flushed_ms, now.flushed_ms),
+        if tail.failed:
+            raise self._log.flush_failed()
+        before, pending = self._before, self.tail
+        assert tail[:4] == before[:4], "only the holder of the lock moves the end"
+        self.tail = pending._replace(
+            high_watermark=max(pending.high_watermark, tail.high_watermark),
+            high_watermark_position=max(
+                pending.high_watermark_position, tail.high_watermark_position
+            ),
+            durable_offset=max(pending.durable_offset, tail.durable_offset),
+            start_offset=max(pending.start_offset, tail.start_offset),
+            flushed_ms=max(pending.flushed_ms, tail.flushed_ms),
         )

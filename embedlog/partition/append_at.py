@@ -1,54 +1,89 @@
-"""Appending at offsets that somebody else gave: a mirror keeps those of its source (A8)."""
+"""Appending at given offsets, as a mirror of another log does (A8)."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from embedlog.batch import EncodedBatch
-from embedlog.errors import OffsetsOutOfOrderError, UnexpectedAppendOffsetError
-from embedlog.partition import roll
+from embedlog.errors import DiskFullError, OffsetsOutOfOrderError, UnexpectedAppendOffsetError
+from embedlog.partition import flush, roll, validation
+from embedlog.partition.append import append_locked, end_locked, note_appended
+from embedlog.partition.state import PartitionState
 from embedlog.partition.tail import Tail
-
-if TYPE_CHECKING:
-    from embedlog.partition.partition_log import PartitionLog
+from embedlog.record import Appended
 
 Run = tuple[int, list[EncodedBatch]]
 """Batches to be written without a gap between them, and the offset of the first."""
-_MOST = (1 << 63) - 1
+_MAX_OFFSET = (1 << 63) - 1
 """Offsets are signed in the rows that keep them."""
 
 
-def runs_of(log: PartitionLog, placed: Sequence[tuple[int, EncodedBatch]]) -> list[Run]:
-    """Return batches in pieces without gaps; one that has a sequence ends its piece.
+def append_at(
+    log: PartitionState,
+    placed: Sequence[tuple[int, EncodedBatch]],
+    durability: str | None,
+    timeout: float | None,
+) -> list[Appended]:
+    """Write batches at the offsets given with them; see `PartitionLog.append_at`."""
+    if not placed:
+        return []
+    log.context.check_appendable()
+    encoded = [batch for _, batch in placed]
+    runs, receipts = _runs_of(log, placed), []
+    synced = (durability or log.context.durability) == "fsync"
+    log.acquire(timeout)
+    try:
+        _, tail = end_locked(log)
+        _check_first(log, tail, runs[0][0])
+        validation.check(log, encoded)
+        for offset, run in runs:
+            tail = _skip_to(log, tail, offset)
+            pending = append_locked(log, log.active_file(), tail, run, synced)
+            tail = pending.tail
+            receipts += pending.receipts
+    except DiskFullError:
+        log.context.reserve.mark_full()
+        raise
+    finally:
+        log.release()
+    note_appended(log, encoded)
+    if synced or flush.is_due(log, tail):
+        flush.flush_to(log, tail)
+    log.context.wake.advance()
+    return receipts
 
-    For it may be a repeat, which is not written, and what follows it keeps its offset.
+
+def _runs_of(log: PartitionState, placed: Sequence[tuple[int, EncodedBatch]]) -> list[Run]:
+    """Return the batches in runs without gaps; a batch with a sequence number ends its run.
+
+    It may be a repeat, which is not written, and the batch after it keeps its offset.
 
     Raises:
-        OffsetsOutOfOrderError: One begins before the one in front of it ends, or too high.
+        OffsetsOutOfOrderError: A batch begins before the one in front of it ends, or too high.
     """
     runs: list[Run] = []
-    due, numbered = 0, False
-    for offset, one in placed:
-        if not due <= offset <= _MOST - one.count:
+    expected, sequenced = 0, False
+    for offset, batch in placed:
+        if not expected <= offset <= _MAX_OFFSET - batch.count:
             raise OffsetsOutOfOrderError(
-                f"a batch of {one.count} at offset {offset}, which is not in {due}..{_MOST}",
+                f"a batch of {batch.count} at offset {offset}, which is not in "
+                f"{expected}..{_MAX_OFFSET}",
                 topic=log.topic,
                 partition=log.partition,
                 offset=offset,
             )
-        if not runs or offset > due or numbered:
+        if not runs or offset > expected or sequenced:
             runs.append((offset, []))
-        runs[-1][1].append(one)
-        due, numbered = offset + one.count, one.producer_id is not None
+        runs[-1][1].append(batch)
+        expected, sequenced = offset + batch.count, batch.producer_id is not None
     return runs
 
 
-def check_first(log: PartitionLog, now: Tail, offset: int) -> None:
-    """Refuse an offset that the log has given already."""
-    if offset < now.next_offset:
+def _check_first(log: PartitionState, tail: Tail, offset: int) -> None:
+    """Raise if the log has used an offset already."""
+    if offset < tail.log_end_offset:
         raise UnexpectedAppendOffsetError(
-            f"the log goes on at offset {now.next_offset}",
+            f"the log goes on at offset {tail.log_end_offset}",
             topic=log.topic,
             partition=log.partition,
             offset=offset,
@@ -56,13 +91,13 @@ def check_first(log: PartitionLog, now: Tail, offset: int) -> None:
         )
 
 
-def skip_to(log: PartitionLog, now: Tail, offset: int) -> Tail:
+def _skip_to(log: PartitionState, tail: Tail, offset: int) -> Tail:
     """Leave a gap up to ``offset``, where the next batch goes; under the partition's lock.
 
-    The segment is sealed and says durably that it ends there: in an active one
+    The segment is sealed and notes durably that it ends there: in an active segment
     recovery could not tell the gap from lost records.
     """
-    if offset == now.next_offset:
-        return now
-    beyond = now._replace(next_offset=offset, end_offset=offset)
-    return roll.roll(log, beyond, log.last.headers, True, gap=True)
+    if offset == tail.log_end_offset:
+        return tail
+    beyond = tail._replace(log_end_offset=offset, high_watermark=offset)
+    return roll.roll(log, beyond, log.active_segment.headers, True, gap=True)

@@ -1,76 +1,70 @@
-"""One batch with nothing to roll, widen or look up: nearly every append that somebody waits for.
+"""The fast twin of `append.append_locked`, for the plainest append and the most frequent one.
 
-`Draft` does it for any number of batches in any state, in twice the time; what
-is not as expected here is left to it.  Under the partition's lock.
+It skips rolling, adding the headers column, reading rows of producers, and adopting what a
+flush noted meanwhile: if the batch needs one of these, it returns None and nothing has
+changed.  It takes half the time.  Under the partition's lock.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from embedlog import index, kv
 from embedlog.batch import HEADERS, EncodedBatch
 from embedlog.index import IndexEntry
-from embedlog.partition import producer_state, tail
+from embedlog.partition import producer_state
+from embedlog.partition import tail as tails
 from embedlog.partition.producer_state import LAST_SEQUENCE
+from embedlog.partition.state import PartitionState
 from embedlog.partition.tail import CachedTail, Tail, pack
 from embedlog.record import Appended
 from embedlog.segment import SegmentFile
 
-if TYPE_CHECKING:
-    from embedlog.partition.partition_log import PartitionLog
-
 
 def append_fast(
-    log: PartitionLog, file: SegmentFile, now: Tail, one: EncodedBatch
+    log: PartitionState, file: SegmentFile, tail: Tail, batch: EncodedBatch
 ) -> Appended | None:
-    """Write a batch and publish it; None, and nothing can be seen, if there is more to it.
-
-    For a topic whose settings ask nothing of a batch but its size, which it has.
-    """
-    known, config = log.known, log.config
-    if known is None or known.tail is not now:
+    """Write a batch of at most `AppendRules.fast_max_bytes`; None if only the general way can."""
+    cached, config, rules = log.cached_tail, log.config, log.rules
+    if cached is None or cached.tail is not tail:
         return None
-    version, row, _, producers = known
+    version, row, _, producers = cached
     # Tuples are taken apart and put together as such here: the names of their fields and
     # their constructors, which are in Python, would take 3 of the 20 µs.
-    segment, first, base, position, _, _, *kept, newest, oldest, made, stamp, gap, flushed, _ = now
-    latest, following, end = one.max_timestamp, base + one.count, position + one.size
+    segment, first, base, position, _, _, *kept, newest, oldest, made, stamp, gap, flushed, _ = tail
+    timestamp, next_offset, end = batch.max_timestamp, base + batch.count, position + batch.size
     if (
         base == first
         or end > config.segment_bytes
-        or latest - oldest > log.roll_ms
-        or one.flags & HEADERS
+        or timestamp - oldest > rules.max_segment_ms
+        or batch.flags & HEADERS
         or file.has_offsets
     ):
         return None
     now_ms = log.context.clock()
-    if log.overdue_ms is not None and 0 <= latest < now_ms - log.overdue_ms:
+    if (age_ms := log.overdue_warning.age_ms) is not None and 0 <= timestamp < now_ms - age_ms:
         return None
-    stamp = now_ms if now_ms >= stamp > 0 else tail.next_append_time(stamp, now_ms)
-    producer_id, noted, producer_key = one.producer_id, None, b""
+    stamp = now_ms if now_ms >= stamp > 0 else tails.next_append_time(stamp, now_ms)
+    producer_id, noted, producer_key = batch.producer_id, None, b""
     if producer_id is not None:
-        before, number = producers.get(producer_id), one.base_sequence
-        if before is None or number is None:
+        producer, sequence = producers.get(producer_id), batch.base_sequence
+        if producer is None or sequence is None:
             return None
-        epoch, due, _ = before
-        if epoch != one.producer_epoch or due != number:
+        epoch, due, _ = producer
+        if epoch != batch.producer_epoch or due != sequence:
             return None
-        sent = number, number + one.count - 1 & LAST_SEQUENCE, base, following
-        noted = producer_state.note(before, epoch, sent, now_ms)
+        sent = sequence, sequence + batch.count - 1 & LAST_SEQUENCE, base, next_offset
+        noted = producer_state.note(producer, epoch, sent, now_ms)
         producer_key = producer_state.key(log.key, producer_id)
     entry = None
     if gap > config.index_interval_bytes:
         entry, gap = IndexEntry(base, position, newest), 0
-    newest = latest if latest > newest else newest
-    ends, gap = (following, end, following, end), gap + one.size
+    newest = timestamp if timestamp > newest else newest
+    ends, gap = (next_offset, end, next_offset, end), gap + batch.size
     fields = segment, first, *ends, *kept, newest, oldest, made, stamp, gap, flushed, False
-    after = tuple.__new__(Tail, fields)
-    packed = pack(*fields)
+    after, packed = tuple.__new__(Tail, fields), pack(*fields)
 
     def publish(txn: kv.Txn) -> int:
         number: int = txn.id()
-        # As in `Draft.publish`; to adopt what a flush noted meanwhile is left to that.
+        # As in `PendingAppend.publish`, which alone can adopt what a flush noted meanwhile.
         if number != version + 1 and txn.get(log.tail_key) != row:
             return -1
         txn.put(log.tail_key, packed)
@@ -80,12 +74,11 @@ def append_fast(
             txn.put(producer_key, noted.row)
         return number
 
-    buffers = one.stamp(base, now.leader_epoch)
-    committed = log.commit_locked(file, buffers, position, following, publish)
-    if committed < 0:
+    buffers = batch.stamp(base, tail.leader_epoch)
+    if (number := log.commit_locked(file, buffers, position, next_offset, publish)) < 0:
         return None
     if noted is not None and producer_id is not None:
-        # After the commit, for then nobody believes the one it was known with any more.
+        # After the commit: until then the old row is the valid one.
         producers[producer_id] = noted
-    log.known = tuple.__new__(CachedTail, (committed, packed, after, producers))
-    return tuple.__new__(Appended, (base, following, None, False))
+    log.cached_tail = tuple.__new__(CachedTail, (number, packed, after, producers))
+    return tuple.__new__(Appended, (base, next_offset, None, False))

@@ -18,7 +18,7 @@ VISIBILITIES = ("append", "durable")
 
 @dataclass(slots=True)
 class Context:
-    """The seam, the databases and the rules of one open log; made by `engine`."""
+    """The files, the databases and the options of one open log; `Root` creates it."""
 
     files: Files
     state: Store
@@ -33,7 +33,7 @@ class Context:
     lock_timeout: float
     root: str
     closed: bool = False
-    """Nobody may begin anything any more; set before what it shares is closed."""
+    """Set before the files and databases are closed: no operation may begin any more."""
 
     def check_writable(self) -> None:
         """Raise unless the log may be changed."""

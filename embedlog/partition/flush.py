@@ -1,18 +1,14 @@
-"""Putting a partition on the disk: group commit, and what a failed flush means.
+"""Putting partitions on the disk: group commit, and moving the recovery points.
 
-A failed fsync is final: the kernel reports it once and forgets, and a retry
-reports success while the data is gone (R6).  So the partition
-becomes read-only for every process until `repair`.
+A failed fsync is final: the kernel reports it once, and a retry reports success while
+the data is gone (R6).  So the partition becomes read-only for every process until `repair`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 from embedlog import catalog, kv
-from embedlog.catalog import PartitionInfo, SegmentInfo
-from embedlog.config import TopicConfig
 from embedlog.errors import (
     DurabilityError,
     EmbedlogError,
@@ -21,56 +17,54 @@ from embedlog.errors import (
     StorageError,
     UnknownTopicOrPartitionError,
 )
-from embedlog.partition import producer_expiration, producer_state, tail
-from embedlog.partition.bounded_clock import bounded_ms
+from embedlog.partition import tail as tails
 from embedlog.partition.producer_state import ProducerState
+from embedlog.partition.recovery import current_tail, tail_locked
+from embedlog.partition.remembered_producers import remembered_producers
+from embedlog.partition.state import PartitionState
+from embedlog.partition.sync import directories_of, put_recovery_point, sync_data, sync_files
 from embedlog.partition.tail import Tail
 from embedlog.segment import SegmentFile
-
-if TYPE_CHECKING:
-    from embedlog.partition.partition_log import PartitionLog
 
 _NEVER = (1 << 63) - 1
 
 
-def by_itself(config: TopicConfig) -> bool:
-    """Whether flush.messages or flush.ms ever asks for a flush; by default neither does."""
-    return min(config.flush_messages, config.flush_ms) < _NEVER
-
-
-def due(log: PartitionLog, now: Tail) -> bool:
-    """Whether flush.messages or flush.ms asks for a flush (A22)."""
+def is_due(log: PartitionState, tail: Tail) -> bool:
+    """Whether flush.messages or flush.ms requires a flush (A22)."""
     config = log.config
-    if now.next_offset - now.durable_offset >= config.flush_messages:
+    if tail.log_end_offset - tail.durable_offset >= config.flush_messages:
         return True
     if config.flush_ms >= _NEVER:
         return False
-    return log.context.clock() - now.flushed_ms >= config.flush_ms
+    return log.context.clock() - tail.flushed_ms >= config.flush_ms
 
 
-def is_late(log: PartitionLog) -> bool:
-    """Whether a flush has become `due` since the last append, and nobody looked (A22)."""
-    now = log.tail()
-    return now.durable_offset < now.next_offset and not now.failed and due(log, now)
+def is_overdue(log: PartitionState) -> bool:
+    """Whether a flush has become due since the last append, which no append noticed (A22)."""
+    tail = current_tail(log)
+    return tail.durable_offset < tail.log_end_offset and not tail.failed and is_due(log, tail)
 
 
-def flush(logs: Iterable[PartitionLog]) -> None:
-    """Put everything written so far on the disk and move the recovery points (A22).
+# Many partitions at once
 
-    However many partitions: each file once, each directory once, one commit of
-    `live` and one of `state`.  A partition that fails does not keep the others
-    from being flushed; the first error is raised at the end.  That a topic was
-    deleted meanwhile is no failure: nothing of it is left to flush.
+
+def flush(logs: Iterable[PartitionState]) -> None:
+    """Put everything written so far on the disk, and move the recovery points (A22).
+
+    For any number of partitions: each file once, each directory once, one commit of
+    `live` and one of `state`.  A partition that fails does not keep the others from
+    being flushed; the first error is raised at the end.  If a topic was deleted
+    meanwhile, that is no failure: nothing of it is left to flush.
     """
     logs = list(logs)
     failures: list[EmbedlogError] = []
-    # Before the look: what is appended from now on makes them dirty again.
+    # Before the tails are read: what is appended from now on makes them dirty again.
     for log in logs:
         log.dirty = False
     try:
         flushed = _sync_all(logs, failures)
         _publish_all(flushed, failures)
-        # Whoever holds a partition, stopped perhaps, holds up that one alone.
+        # A process that holds a partition, and may be stopped, delays that partition only.
         for log in _move_recovery_points(flushed, failures, timeout=0):
             _move_recovery_points({log: flushed[log]}, failures, timeout=None)
     except BaseException:
@@ -81,15 +75,15 @@ def flush(logs: Iterable[PartitionLog]) -> None:
         raise failures[0]
 
 
-def _note_failure(log: PartitionLog, error: EmbedlogError, failures: list[EmbedlogError]) -> None:
+def _note_failure(log: PartitionState, error: EmbedlogError, failures: list[EmbedlogError]) -> None:
     if _is_deleted(log):
         return
     log.dirty = True
     failures.append(error)
 
 
-def _is_deleted(log: PartitionLog) -> bool:
-    """Whether the topic was deleted, or made again, since the log was opened."""
+def _is_deleted(log: PartitionState) -> bool:
+    """Whether the topic was deleted, or re-created, since the log was opened."""
     try:
         log.refresh()
     except UnknownTopicOrPartitionError:
@@ -97,9 +91,11 @@ def _is_deleted(log: PartitionLog) -> bool:
     return False
 
 
-def _sync_all(logs: list[PartitionLog], failures: list[EmbedlogError]) -> dict[PartitionLog, Tail]:
-    """Flush the files of partitions, then their names; return how far that reached in each."""
-    flushed: dict[PartitionLog, Tail] = {}
+def _sync_all(
+    logs: list[PartitionState], failures: list[EmbedlogError]
+) -> dict[PartitionState, Tail]:
+    """Flush the files of partitions, then their names; return how far each was flushed."""
+    flushed: dict[PartitionState, Tail] = {}
     for log in logs:
         try:
             flushed[log] = _sync_one(log)
@@ -109,73 +105,74 @@ def _sync_all(logs: list[PartitionLog], failures: list[EmbedlogError]) -> dict[P
     return flushed
 
 
-def _sync_one(log: PartitionLog) -> Tail:
+def _sync_one(log: PartitionState) -> Tail:
     while True:
-        now = log.tail()
-        if now.failed:
-            raise failed(log)
+        tail = current_tail(log)
+        if tail.failed:
+            raise log.flush_failed()
         try:
-            sync_data(log, now, _file_of(log, now))
-            return now
+            sync_data(log, tail, _file_of(log, tail))
+            return tail
         except EmbedlogError as error:
-            if not _overtaken(log, now, error):
+            if not _retention_overtook(log, tail, error):
                 raise
 
 
-def _sync_names(flushed: dict[PartitionLog, Tail], failures: list[EmbedlogError]) -> None:
-    """Flush each directory that has new files, once; those it fails for are flushed no more."""
-    new = [log for log, now in flushed.items() if log.entry_synced != now.segment_id]
-    users: dict[str, list[PartitionLog]] = {}
+def _sync_names(flushed: dict[PartitionState, Tail], failures: list[EmbedlogError]) -> None:
+    """Flush each directory that has new files, once; drop the partitions for which it fails."""
+    new = [log for log, tail in flushed.items() if log.entry_synced_segment_id != tail.segment_id]
+    users: dict[str, list[PartitionState]] = {}
     for log in new:
-        for directory in _directories(log):
+        for directory in directories_of(log):
             users.setdefault(directory, []).append(log)
-    for directory, its in users.items():
+    for directory, logs in users.items():
         try:
-            its[0].context.files.sync_directory(directory)
+            logs[0].context.files.sync_directory(directory)
         except StorageError as error:
             final = isinstance(error, DurabilityError)
-            for log in its:
+            for log in logs:
                 if flushed.pop(log, None) is not None:
-                    _note_failure(log, fail(log, error) if final else error, failures)
+                    failure = log.mark_flush_failed(error) if final else error
+                    _note_failure(log, failure, failures)
     for log in new:
         if log in flushed:
-            log.entry_synced = flushed[log].segment_id
+            log.entry_synced_segment_id = flushed[log].segment_id
 
 
-def _publish_all(flushed: dict[PartitionLog, Tail], failures: list[EmbedlogError]) -> None:
-    """Move the ends in one transaction; those whose flush failed elsewhere are out of it."""
+def _publish_all(flushed: dict[PartitionState, Tail], failures: list[EmbedlogError]) -> None:
+    """Move the ends in one transaction; drop partitions whose flush failed in another process."""
     if not flushed:
         return
 
-    def step(txn: kv.Txn) -> list[PartitionLog]:
-        return [log for log, now in flushed.items() if not _publish(log, txn, now)]
+    def step(txn: kv.Txn) -> list[PartitionState]:
+        return [log for log, tail in flushed.items() if not _publish(log, txn, tail)]
 
     context = next(iter(flushed)).context
     for log in context.live.write(step):
         del flushed[log]
-        _note_failure(log, failed(log), failures)
+        _note_failure(log, log.flush_failed(), failures)
     context.wake.advance()
 
 
 def _move_recovery_points(
-    flushed: dict[PartitionLog, Tail], failures: list[EmbedlogError], timeout: float | None
-) -> list[PartitionLog]:
-    """Note in one transaction what is on the disk; return those that somebody else holds.
+    flushed: dict[PartitionState, Tail], failures: list[EmbedlogError], timeout: float | None
+) -> list[PartitionState]:
+    """Note in one transaction what is on the disk; return the partitions that are locked.
 
-    Under the partitions' locks, for a truncation must not come in between.  With
-    a ``timeout`` of 0 none is waited for, so that no order among them matters.
+    Under the partitions' locks, since a truncation must not come in between.  With
+    a ``timeout`` of 0 it waits for none of them, so their order does not matter.
     """
-    held: list[PartitionLog] = []
-    busy: list[PartitionLog] = []
+    held: list[PartitionState] = []
+    busy: list[PartitionState] = []
     points = []
     try:
-        for log, now in flushed.items():
+        for log, tail in flushed.items():
             try:
                 log.acquire(timeout)
                 held.append(log)
                 # A truncation in between raised the epoch: then the point stays.
-                if log.tail_locked().leader_epoch == now.leader_epoch:
-                    points.append((log.key, now, producers(log)))
+                if tail_locked(log).leader_epoch == tail.leader_epoch:
+                    points.append((log.key, tail, remembered_producers(log)))
             except EmbedlogError as error:
                 if timeout == 0 and isinstance(error, LockTimeoutError) and log not in held:
                     busy.append(log)
@@ -192,50 +189,67 @@ def _move_recovery_points(
 def _put_recovery_points(
     txn: kv.Txn, points: list[tuple[bytes, Tail, dict[int, ProducerState]]]
 ) -> None:
-    for point in points:
-        put_recovery_point(txn, *point)
+    for key, tail, producers in points:
+        put_recovery_point(txn, key, tail, producers)
 
 
-def flush_to(log: PartitionLog, mine: Tail) -> None:
-    """Return once everything up to ``mine`` is on the disk, and published.
+# One partition
 
-    The first of several waiting threads flushes for all of them: what they
-    wrote before its flush began is covered by it (group commit).
+
+def flush_to(log: PartitionState, target: Tail) -> None:
+    """Return once everything up to the end of ``target`` is on the disk, and published.
+
+    The first of several waiting threads flushes for all of them: its flush covers
+    what they wrote before it began (group commit).
     """
     with log.flush_lock:
-        while (current := log.tail()).durable_offset < mine.next_offset:
+        while (current := current_tail(log)).durable_offset < target.log_end_offset:
             if current.failed:
-                raise failed(log)
+                raise log.flush_failed()
             try:
                 sync_files(log, current, _file_of(log, current))
             except EmbedlogError as error:
-                if _overtaken(log, current, error):
+                if _retention_overtook(log, current, error):
                     continue
                 raise
             break
         else:
             return
         if not log.context.live.write(lambda txn: _publish(log, txn, current)):
-            raise failed(log)
+            raise log.flush_failed()
 
 
-def _overtaken(log: PartitionLog, seen: Tail, error: EmbedlogError) -> bool:
-    """Whether a flush found something gone because retention dropped it meanwhile."""
-    gone = isinstance(error, OffsetOutOfRangeError) or getattr(error, "missing", False)
-    return gone and log.tail().start_offset > seen.start_offset
+def flush_up_to(log: PartitionState, offset: int) -> None:
+    """Move the recovery point to an offset at least, with the producers' sequence numbers.
+
+    Does nothing if everything below the offset is on the disk already.
+
+    Raises:
+        DurabilityError: A flush failed, now or before.
+    """
+    info = log.context.state.read(lambda txn: catalog.PARTITIONS.get(txn, log.key))
+    if info is None or info.recovery_offset < offset or current_tail(log).failed:
+        flush([log])
 
 
-def _file_of(log: PartitionLog, current: Tail) -> SegmentFile:
+def _retention_overtook(log: PartitionState, before: Tail, error: EmbedlogError) -> bool:
+    """Whether a file is missing because retention dropped it during the flush."""
+    missing = isinstance(error, OffsetOutOfRangeError) or getattr(error, "missing", False)
+    return missing and current_tail(log).start_offset > before.start_offset
+
+
+def _file_of(log: PartitionState, tail: Tail) -> SegmentFile:
+    """Return the file of the segment that a tail is in."""
     log.refresh()
-    file = log.open_active(current.segment_id)
+    file = log.open_active(tail.segment_id)
     if file is not None:
         return file
-    # Sealed meanwhile, by a process that does not flush; or cut.
-    info = log.segments.get(current.base_offset)
-    if info is None or info.id != current.segment_id:
-        if log.tail().leader_epoch == current.leader_epoch:
-            # Sealed and compacted meanwhile, which flushes before: nothing is left to do,
-            # and the next one is as good as any.
+    # Sealed meanwhile by a process that does not flush, or truncated.
+    info = log.segments.get(tail.base_offset)
+    if info is None or info.id != tail.segment_id:
+        if current_tail(log).leader_epoch == tail.leader_epoch:
+            # Sealed and compacted meanwhile, which flushes first: nothing is left to do,
+            # and any file serves.
             return log.active_file()
         raise OffsetOutOfRangeError(
             "the log was cut while it was flushed", topic=log.topic, partition=log.partition
@@ -243,135 +257,23 @@ def _file_of(log: PartitionLog, current: Tail) -> SegmentFile:
     return log.open_segment(info, write=True)
 
 
-def sync_files(log: PartitionLog, now: Tail, file: SegmentFile) -> None:
-    """Flush the older segments that nobody flushed, the active one, and their names.
-
-    Raises:
-        DurabilityError: A flush failed; the partition is read-only from now on (P9).
-    """
-    sync_data(log, now, file)
-    if log.entry_synced != now.segment_id:
-        sync_entries(log, now.segment_id)
-
-
-def sync_data(log: PartitionLog, now: Tail, file: SegmentFile) -> None:
-    """As `sync_files`, without the names."""
-    if now.durable_offset < now.base_offset:
-        for info in list(log.segments.values()):
-            if info.sealed and now.durable_offset < info.next_offset <= now.base_offset:
-                _sync_sealed(log, info)
-    sync(log, file)
-
-
-def _sync_sealed(log: PartitionLog, info: SegmentInfo) -> None:
-    try:
-        file = log.open_segment(info, write=True)
-    except StorageError as error:
-        log.refresh()
-        now = log.segments.get(info.base_offset)
-        if not error.missing or (now is not None and now.id == info.id):
-            raise
-        return  # Compacted meanwhile, which flushes before.
-    sync(log, file)
-
-
-def sync(log: PartitionLog, file: SegmentFile) -> None:
-    """Flush one file.
-
-    Raises:
-        DurabilityError: It failed; the partition is read-only from now on (P9).
-    """
-    try:
-        file.sync()
-    except DurabilityError as error:
-        raise fail(log, error) from error
-
-
-def sync_entries(log: PartitionLog, segment_id: int) -> None:
-    """Flush the names of new files: without it a power cut loses the whole file.
-
-    Raises:
-        DurabilityError: A flush failed, as in `sync`.
-        StorageError: A directory could not be opened, so nothing was tried and nothing is lost.
-    """
-    try:
-        for directory in _directories(log):
-            log.context.files.sync_directory(directory)
-    except DurabilityError as error:
-        raise fail(log, error) from error
-    log.entry_synced = segment_id
-
-
-def _directories(log: PartitionLog) -> tuple[str, str, str]:
-    """Those that hold the name of a partition's new file, or of one another."""
-    return f"{log.directory}/{log.partition}", log.directory, "topics"
-
-
-def _publish(log: PartitionLog, txn: kv.Txn, flushed: Tail) -> bool:
+def _publish(log: PartitionState, txn: kv.Txn, flushed: Tail) -> bool:
     """Move the ends; False if a flush of another process failed meanwhile.
 
-    The system reports a failure to one of them only, so this one's success says nothing.
+    The system reports a failure to only one process, so success here proves nothing then.
     """
     row = txn.get(log.tail_key)
     if row is None:
         return True
-    now = tail.unpack(row)
-    if now.leader_epoch != flushed.leader_epoch or now.failed:
-        return not now.failed
-    durable = max(now.durable_offset, flushed.next_offset)
-    now = now._replace(durable_offset=durable, flushed_ms=log.context.clock())
-    if now.segment_id == flushed.segment_id and now.end_offset < flushed.next_offset:
-        now = now._replace(end_offset=flushed.next_offset, end_position=flushed.position)
-    txn.put(log.tail_key, now.pack())
-    return True
-
-
-def fail(log: PartitionLog, error: StorageError) -> DurabilityError:
-    """Make the partition read-only for every process, and return the error to raise."""
-
-    def step(txn: kv.Txn) -> None:
-        row = txn.get(log.tail_key)
-        if row is not None:
-            txn.put(log.tail_key, tail.unpack(row)._replace(failed=True).pack())
-
-    log.context.live.write(step)
-    return failed(log, error.errno)
-
-
-def failed(log: PartitionLog, errno: int | None = None) -> DurabilityError:
-    """Return the error of a partition that a failed flush made read-only."""
-    return DurabilityError(
-        "a flush failed; what was written since the last good one may be lost",
-        topic=log.topic,
-        partition=log.partition,
-        errno=errno,
-        todo="check the disk, then run `embedlog repair`",
-    )
-
-
-def producers(log: PartitionLog) -> dict[int, ProducerState]:
-    """Return what the partition remembers of its producers, now, but for those idle too long."""
-    prefix = producer_state.PRODUCERS.prefix(log.key)
-    oldest = producer_expiration.oldest_ms(log, bounded_ms(log.context))
-
-    def step(txn: kv.Txn) -> dict[int, ProducerState]:
-        return {
-            int.from_bytes(row_key[-8:], "big"): producer_state.unpack(row)
-            for row_key, row in kv.rows(txn, prefix)
-            if producer_state.last_ms(row) >= oldest
-        }
-
-    return log.context.live.read(step)
-
-
-def put_recovery_point(
-    txn: kv.Txn, key: bytes, flushed: Tail, known: dict[int, ProducerState]
-) -> None:
-    """Note that everything below the end of a tail is on the disk; it only grows (A23)."""
-    info, offset = catalog.PARTITIONS.get(txn, key) or PartitionInfo(), flushed.next_offset
-    if offset > info.recovery_offset:
-        changed = info._replace(
-            recovery_offset=offset, appended_ms=flushed.appended_ms, appended_offset=offset
+    tail = tails.unpack(row)
+    if tail.leader_epoch != flushed.leader_epoch or tail.failed:
+        return not tail.failed
+    durable = max(tail.durable_offset, flushed.log_end_offset)
+    tail = tail._replace(durable_offset=durable, flushed_ms=log.context.clock())
+    if tail.segment_id == flushed.segment_id and tail.high_watermark < flushed.log_end_offset:
+        tail = tail._replace(
+            high_watermark=flushed.log_end_offset,
+            high_watermark_position=flushed.log_end_position,
         )
-        catalog.PARTITIONS.put(txn, key, value=changed)
-        producer_state.SNAPSHOTS.put(txn, key, value=known)
+    txn.put(log.tail_key, tail.pack())
+    return True

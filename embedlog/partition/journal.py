@@ -20,17 +20,14 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from embedlog import index, keyspace, kv
 from embedlog.catalog import SegmentInfo
 from embedlog.keyspace import PARTITION_KEY
-from embedlog.partition import flush
+from embedlog.partition.context import Context
+from embedlog.partition.state import PartitionState
 from embedlog.partition.tail import TAILS, Tail
-
-if TYPE_CHECKING:
-    from embedlog.partition.context import Context
-    from embedlog.partition.partition_log import PartitionLog
 
 PREPARED, COMMITTED = 0, 1
 
@@ -95,7 +92,7 @@ JOURNAL = keyspace.JOURNAL.coded(JournalEntry.pack, _unpack)
 
 def end_of(tail: Tail) -> BaseTail:
     """Return what tells this end of a partition from every other one it ever has."""
-    return BaseTail(tail.segment_id, tail.next_offset, tail.position, tail.leader_epoch)
+    return BaseTail(tail.segment_id, tail.log_end_offset, tail.log_end_position, tail.leader_epoch)
 
 
 def _read(context: Context, key: bytes) -> JournalEntry | None:
@@ -113,7 +110,7 @@ def files_of(txn: kv.Txn, key: bytes) -> set[str]:
 # The next process; under the partition's lock
 
 
-def settle(log: PartitionLog) -> None:
+def finish_or_undo(log: PartitionState) -> None:
     """Finish or undo a publication whose process died in the middle.
 
     Reads the journal only if `state` has changed since the last look.
@@ -121,35 +118,35 @@ def settle(log: PartitionLog) -> None:
     Raises:
         StorageError: It could not be undone; no append is possible until it is.
     """
-    version = log.version
-    if log.settled == version:
+    version = log.snapshot_version
+    if log.journal_checked_version == version:
         return
     entry = _read(log.context, log.key)
     if entry is not None:
         tail = TAILS.get(log.context.live, log.key)
         if tail is not None:
-            _settle(log, tail, entry)
+            _finish_or_undo(log, tail, entry)
         # Without a tail recovery is due, which reads the journal itself.
-    log.settled = version
+    log.journal_checked_version = version
 
 
-def _settle(log: PartitionLog, tail: Tail, entry: JournalEntry) -> None:
+def _finish_or_undo(log: PartitionState, tail: Tail, entry: JournalEntry) -> None:
     if entry.state == COMMITTED and end_of(tail) == entry.before:
-        finish(log.context, entry)
+        finish_publication(log.context, entry)
     elif entry.state == PREPARED and not tail.failed:
         # After a failed flush nothing is touched until the repair, which recovers (P9).
         undo(log, tail, entry)
 
 
-def seen_done(log: PartitionLog, tail: Tail) -> Tail:
-    """Return the tail that `settle` would lead to, without changing anything."""
+def visible_tail(log: PartitionState, tail: Tail) -> Tail:
+    """Return the tail that `finish_or_undo` would lead to, without changing anything."""
     entry = _read(log.context, log.key)
     if entry is None or entry.state == PREPARED or end_of(tail) != entry.before:
         return tail
     return TAILS.unpack(entry.after)
 
 
-def finish_done(context: Context, keys: Iterable[bytes]) -> None:
+def finish_committed(context: Context, keys: Iterable[bytes]) -> None:
     """Finish the committed publications of some partitions, before one of them is repeated.
 
     Without the partitions' locks: a process that holds one has finished it, or is the one
@@ -161,10 +158,10 @@ def finish_done(context: Context, keys: Iterable[bytes]) -> None:
         if entry is None or tail is None or entry.state == PREPARED:
             continue
         if end_of(tail) == entry.before:
-            finish(context, entry)
+            finish_publication(context, entry)
 
 
-def finish(context: Context, entry: JournalEntry) -> None:
+def finish_publication(context: Context, entry: JournalEntry) -> None:
     """Move the ends of all partitions of a committed publication that have not moved yet."""
 
     def step(txn: kv.Txn) -> list[tuple[bytes, JournalEntry]]:
@@ -173,11 +170,11 @@ def finish(context: Context, entry: JournalEntry) -> None:
         return [(key, other) for key, other in entries if other and other.number == entry.number]
 
     rows = context.state.read(step)
-    context.live.write(lambda txn: reveal(txn, rows))
+    context.live.write(lambda txn: make_visible(txn, rows))
     context.wake.advance()
 
 
-def reveal(txn: kv.Txn, rows: Iterable[tuple[bytes, JournalEntry]]) -> None:
+def make_visible(txn: kv.Txn, rows: Iterable[tuple[bytes, JournalEntry]]) -> None:
     """Make a publication visible, in a transaction of `live`: move all its ends at once."""
     for key, entry in rows:
         tail = TAILS.get(txn, key)
@@ -186,10 +183,10 @@ def reveal(txn: kv.Txn, rows: Iterable[tuple[bytes, JournalEntry]]) -> None:
         after = TAILS.unpack(entry.after)
         # A flush works without the partition's lock, and so does a change of its start.
         after = after._replace(
-            end_offset=max(after.end_offset, tail.end_offset),
-            end_position=max(after.end_position, tail.end_position)
+            high_watermark=max(after.high_watermark, tail.high_watermark),
+            high_watermark_position=max(after.high_watermark_position, tail.high_watermark_position)
             if after.segment_id == tail.segment_id
-            else after.end_position,
+            else after.high_watermark_position,
             durable_offset=max(after.durable_offset, tail.durable_offset),
             start_offset=max(after.start_offset, tail.start_offset),
             flushed_ms=max(after.flushed_ms, tail.flushed_ms),
@@ -202,17 +199,17 @@ def reveal(txn: kv.Txn, rows: Iterable[tuple[bytes, JournalEntry]]) -> None:
             index.put(txn, key, after.segment_id, index_entry)
 
 
-def undo(log: PartitionLog, tail: Tail, entry: JournalEntry) -> None:
+def undo(log: PartitionState, tail: Tail, entry: JournalEntry) -> None:
     """Remove what a publication that was never committed wrote, then its row."""
     file = log.active_file()
-    if file.size() > tail.position:
-        file.truncate(tail.position)
+    if file.size() > tail.log_end_position:
+        file.truncate(tail.log_end_position)
         # Before the row is deleted: without it recovery would take this for a part of the log.
-        flush.sync(log, file)
+        log.sync(file)
     forget(log, entry)
 
 
-def forget(log: PartitionLog, entry: JournalEntry | None = None) -> None:
+def forget(log: PartitionState, entry: JournalEntry | None = None) -> None:
     """Remove the files of a publication that was never committed, and delete its row."""
     if entry is None:
         entry = _read(log.context, log.key)

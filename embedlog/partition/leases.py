@@ -10,18 +10,17 @@ if it is not renewed, and with a reboot.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from typing import TYPE_CHECKING, NamedTuple, Self
+from typing import NamedTuple, Self
 
 from embedlog import keyspace, kv
 from embedlog.errors import OffsetOutOfRangeError
 from embedlog.keyspace import PARTITION_KEY
 from embedlog.partition import tail
+from embedlog.partition.context import Context
+from embedlog.partition.extents import size_bytes
+from embedlog.partition.partitions import Partitions
+from embedlog.partition.state import PartitionState
 from embedlog.record import TopicPartition
-
-if TYPE_CHECKING:
-    from embedlog.partition.context import Context
-    from embedlog.partition.partition_log import PartitionLog
-    from embedlog.root.root import Root
 
 LONGEST_NAME = 200
 """Bytes."""
@@ -63,7 +62,7 @@ class Lease:
     """
 
     def __init__(
-        self, root: Root, name: str, offsets: Mapping[TopicPartition, int], seconds: float
+        self, root: Partitions, name: str, offsets: Mapping[TopicPartition, int], seconds: float
     ) -> None:
         self._root, self.name, self.offsets, self.seconds = root, name, dict(offsets), seconds
         self.renew()
@@ -103,7 +102,9 @@ class Lease:
         return f"<Lease {self.name}: {len(self.offsets)} partitions, {self.seconds:g} s>"
 
 
-def hold(root: Root, name: str, offsets: Mapping[TopicPartition, int], seconds: float) -> Lease:
+def hold(
+    root: Partitions, name: str, offsets: Mapping[TopicPartition, int], seconds: float
+) -> Lease:
     """Keep records from these offsets on for ``seconds``; replaces a lease of the same name.
 
     Raises:
@@ -132,10 +133,10 @@ def release(context: Context, name: str, keep: Collection[bytes] = ()) -> None:
     context.live.write(step)
 
 
-def leases(root: Root) -> list[LeaseInfo]:
+def leases(root: Partitions) -> list[LeaseInfo]:
     """Return the leases that have not ended, by name."""
     now_ms = root.context.files.uptime_ms()
-    topics = {topic.id: topic.name for topic in root.topics().values()}
+    topics = {topic.id: topic.name for topic in root.context.catalog.topics().values()}
     infos: dict[str, LeaseInfo] = {}
     for (key, name), row in root.context.live.read(lambda txn: list(LEASES.scan(txn))):
         topic_id, partition = PARTITION_KEY.unpack(key)
@@ -168,7 +169,7 @@ def held_in(txn: kv.Txn, partition: bytes, uptime_ms: int) -> Iterator[LeaseHold
             yield LeaseHold(name, row.offset, row.until_ms - uptime_ms)
 
 
-def held_from(log: PartitionLog) -> LeaseHold | None:
+def held_from(log: PartitionState) -> LeaseHold | None:
     """Return the lease with the lowest offset in a partition; None if there is none.
 
     Nor does a lease count beyond ``retention.bytes.hard``.
@@ -176,7 +177,7 @@ def held_from(log: PartitionLog) -> LeaseHold | None:
     now_ms = log.context.files.uptime_ms()
     holds = log.context.live.read(lambda txn: list(held_in(txn, log.key, now_ms)))
     hard = log.config.retention_bytes_hard
-    if not holds or 0 <= hard < log.size_bytes():
+    if not holds or 0 <= hard < size_bytes(log):
         return None
     return min(holds, key=lambda hold: hold.offset)
 
@@ -193,5 +194,5 @@ def _check(txn: kv.Txn, key: bytes, partition: TopicPartition, offset: int) -> N
         )
 
 
-def _partition_key(root: Root, partition: TopicPartition) -> bytes:
+def _partition_key(root: Partitions, partition: TopicPartition) -> bytes:
     return root.partition(*partition).key

@@ -1,41 +1,40 @@
-"""Moving the start of a partition forward, and dropping the segments that lie before it.
+"""Moving the log start offset forward, and dropping the segments below it.
 
-Order is the algorithm (R5).  The start moves in `live` first,
-in the transaction that looks at who may not be overtaken; there, too, stands
-which files are `dooming`'s.  Then one transaction of `state` makes the start
-durable and drops the names.  Only then are files unlinked, at once or after
-``file.delete.delay.ms``, by whoever sweeps next.
+Order is the algorithm (R5).  The start moves in `live` first, in the transaction that
+reads the leases and other limits; the same transaction adds the files to the pending
+deletes.  Then one transaction of `state` makes the start durable and drops the names.
+Only then are files unlinked, at once or after ``file.delete.delay.ms``.
 
-Killed before the first transaction, nothing happened; between the two, readers
-see the new log, and the next trim drops the names; after the second, the files
-are in nobody's way, and the rows say who they are.  After a power cut `live`
-is gone: the log is the old one or the new one, and what the manifest does not
-name is garbage, as always.
+Killed before the first transaction, nothing happened.  Killed between the two, readers
+see the new log, and the next trim drops the names.  Killed after the second, the rows of
+pending deletes say which files are left.  After a power cut `live` is gone: the log is the
+old one or the new one, and what the manifest does not name is garbage, as always.
 
-A reader that is overtaken finishes with the file it holds, or is told that its
-offset is out of range (A21, P20).  What is known of producers stays: they are
-forgotten by time only, so that a repetition is still known as one (G19).
+A reader of records that are deleted finishes with the file it has open, or gets
+`OffsetOutOfRangeError` (A21, P20).  The rows of producers stay: they are forgotten by
+time only, so that a repetition is still known as one (G19).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from embedlog import catalog, keyspace, kv
 from embedlog.catalog import PartitionInfo, SegmentInfo
 from embedlog.errors import OffsetOutOfRangeError
-from embedlog.partition import flush, pending_deletes, tail
+from embedlog.partition import pending_deletes
+from embedlog.partition import tail as tails
+from embedlog.partition.recovery import tail_locked
+from embedlog.partition.roll import roll_locked
+from embedlog.partition.state import PartitionState
 from embedlog.partition.tail import Tail
 
-if TYPE_CHECKING:
-    from embedlog.partition.partition_log import PartitionLog
-
-_AT_ONCE = 1_000
-"""Names to drop in one transaction: so few that a full disk has room for its pages."""
+_NAMES_PER_COMMIT = 1_000
+"""Names to drop in one transaction: few enough that a full disk has room for its pages."""
 
 Limit = Callable[[kv.Txn], int]
-"""Tells, in the transaction of `live` that moves the start, how far it may move; or raises."""
+"""Returns how far the start may move, in the transaction of `live` that moves it; or raises."""
 
 
 class LogStartChange(NamedTuple):
@@ -46,11 +45,11 @@ class LogStartChange(NamedTuple):
     segments: int = 0
     """How many were dropped."""
     bytes: int = 0
-    """What their files hold; the disk has it back once they are unlinked."""
+    """The size of their files, which becomes free space once they are unlinked."""
 
 
 def trim(
-    log: PartitionLog,
+    log: PartitionState,
     offset: int,
     *,
     whole: bool = False,
@@ -58,51 +57,51 @@ def trim(
     limit: Limit | None = None,
     timeout: float | None = None,
 ) -> LogStartChange:
-    """Make ``offset`` the first that can be read, and drop what lies wholly before it.
+    """Make ``offset`` the first that can be read, and drop what is wholly below it.
 
-    Durable when it returns.  The start never moves back (A30).  The active
-    segment is dropped only if all of it is asked for: it is rolled first, so
-    that numbering goes on (C4).
+    Durable when it returns.  The start never moves back (A30).  The active segment is
+    dropped only if all of its records are below the offset: it is rolled first, so that
+    numbering continues (C4).
 
     Args:
         log: The partition.
         offset: Where the log is to begin; at most its end.
-        whole: Move only so far as whole segments go, as retention does (C1).
+        whole: Move the start only to the beginning of a segment, as retention does (C1).
         epoch: Do nothing unless the log is still in this leader epoch: ``offset``
-            was chosen by looking at segments that a cut may have replaced.
-        limit: Asked under the lock, and in the transaction that moves the start.
-        timeout: Seconds to wait for the partition; as long as for any lock by default.
+            was chosen from segments that a truncation may have replaced.
+        limit: Called under the lock, and in the transaction that moves the start.
+        timeout: Seconds to wait for the partition; ``lock_timeout`` by default.
 
     Raises:
-        OffsetOutOfRangeError: Past the end of what is published (A30).
+        OffsetOutOfRangeError: Past the high watermark (A30).
         DurabilityError: A flush failed, so nothing may change until `repair` (P9).
         LockTimeoutError: Another process holds the partition.
-        DiskFullError, StorageError: The start may have moved; the next trim goes on.
-        Exception: Whatever ``limit`` raised; nothing was changed.
+        DiskFullError, StorageError: The start may have moved; the next trim continues.
+        Exception: What ``limit`` raised; nothing was changed.
     """
     log.context.check_writable()
     log.acquire(timeout)
     try:
-        now = log.tail_locked()
-        if now.failed:
-            raise flush.failed(log)
-        _check(log, now, offset)
-        if epoch is not None and now.leader_epoch != epoch:
-            return LogStartChange(now.start_offset)
-        done = _trim_locked(log, now, offset, whole, limit)
+        tail = tail_locked(log)
+        if tail.failed:
+            raise log.flush_failed()
+        _check(log, tail, offset)
+        if epoch is not None and tail.leader_epoch != epoch:
+            return LogStartChange(tail.start_offset)
+        change = _trim_locked(log, tail, offset, whole, limit)
     finally:
         log.release()
-    if done.segments:
+    if change.segments:
         pending_deletes.sweep_soon(log)
-    if done.start_offset != now.start_offset:
+    if change.start_offset != tail.start_offset:
         log.context.wake.advance()
-    return done
+    return change
 
 
-def _check(log: PartitionLog, now: Tail, offset: int) -> None:
-    if not 0 <= offset <= now.end_offset:
+def _check(log: PartitionState, tail: Tail, offset: int) -> None:
+    if not 0 <= offset <= tail.high_watermark:
         raise OffsetOutOfRangeError(
-            f"the log ends at offset {now.end_offset}",
+            f"the log ends at offset {tail.high_watermark}",
             topic=log.topic,
             partition=log.partition,
             offset=offset,
@@ -111,70 +110,71 @@ def _check(log: PartitionLog, now: Tail, offset: int) -> None:
 
 
 def _trim_locked(
-    log: PartitionLog, now: Tail, offset: int, whole: bool, limit: Limit | None
+    log: PartitionState, tail: Tail, offset: int, whole: bool, limit: Limit | None
 ) -> LogStartChange:
-    goal = _goal(log, now, offset, whole, log.context.live.read(limit) if limit else offset)
-    if goal == now.next_offset and not now.empty:
-        now = log.roll_locked(now)
-    if goal == now.start_offset and not _before(log, goal):
+    highest = log.context.live.read(limit) if limit else offset
+    goal = _goal(log, tail, offset, whole, highest)
+    if goal == tail.log_end_offset and not tail.empty:
+        tail = roll_locked(log, tail)
+    if goal == tail.start_offset and not _before(log, goal):
         return LogStartChange(goal)
     due = pending_deletes.due(log)
 
     def step(txn: kv.Txn) -> int:
-        here = tail.unpack(txn.get(log.tail_key))
+        current = tails.unpack(txn.get(log.tail_key))
         start = goal
         if limit is not None:
-            start = min(goal, _goal(log, here, goal, whole, limit(txn)))
-        # Nothing before the start is there to be lost, so all of it counts as durable.
-        durable = max(here.durable_offset, start)
-        txn.put(log.tail_key, here._replace(start_offset=start, durable_offset=durable).pack())
+            start = min(goal, _goal(log, current, goal, whole, limit(txn)))
+        # Nothing below the start can be lost any more, so all of it counts as durable.
+        durable = max(current.durable_offset, start)
+        changed = current._replace(start_offset=start, durable_offset=durable)
+        txn.put(log.tail_key, changed.pack())
         for info in _before(log, start):
             pending_deletes.put(txn, log, info, due)
         return start
 
     start = log.context.live.write(step)
     dropped = _before(log, start)
-    # The first ones first: what is left after a crash lies below the start, and goes next time.
-    for place in range(0, max(len(dropped), 1), _AT_ONCE):
-        some = dropped[place : place + _AT_ONCE]
-        _drop_some(log, start, some)
+    # The first ones first: what is left after a crash is below the start, and goes next time.
+    for number in range(0, max(len(dropped), 1), _NAMES_PER_COMMIT):
+        _drop_names(log, start, dropped[number : number + _NAMES_PER_COMMIT])
     return LogStartChange(start, len(dropped), sum(info.size for info in dropped))
 
 
-def _goal(log: PartitionLog, now: Tail, offset: int, whole: bool, most: int) -> int:
-    """How far the start may go: never back, and to where a segment begins if so asked."""
-    goal = min(offset, most)
-    if whole and goal < now.next_offset:
+def _goal(log: PartitionState, tail: Tail, offset: int, whole: bool, highest: int) -> int:
+    """Return how far the start may move: never back, and with ``whole`` to a segment's base."""
+    goal = min(offset, highest)
+    if whole and goal < tail.log_end_offset:
         bases = log.segments.keys()
-        place = log.segments.bisect_right(goal)
-        goal = bases[place - 1] if place else now.start_offset
-    return max(goal, now.start_offset)
+        number = log.segments.bisect_right(goal)
+        goal = bases[number - 1] if number else tail.start_offset
+    return max(goal, tail.start_offset)
 
 
-def _before(log: PartitionLog, start: int) -> list[SegmentInfo]:
+def _before(log: PartitionState, start: int) -> list[SegmentInfo]:
     """Return the sealed segments that end at or below an offset."""
-    found = []
+    segments = []
     for info in log.segments.values():
         if info.next_offset is None or info.next_offset > start:
             break
-        found.append(info)
-    return found
+        segments.append(info)
+    return segments
 
 
-def _drop_some(log: PartitionLog, start: int, segments: list[SegmentInfo]) -> None:
+def _drop_names(log: PartitionState, start: int, segments: list[SegmentInfo]) -> None:
     log.context.state.write(lambda txn: _drop(txn, log.key, start, segments))
 
 
 def _drop(txn: kv.Txn, key: bytes, start: int, segments: list[SegmentInfo]) -> None:
-    """Make the start durable, and forget the segments before it with all that is theirs."""
+    """Make the start durable, and drop the segments below it with their rows."""
     info = catalog.PARTITIONS.get(txn, key) or PartitionInfo()
     catalog.PARTITIONS.put(
         txn, key, value=info._replace(start_offset=max(info.start_offset, start))
     )
     for segment in segments:
         catalog.drop_segment(txn, key, segment)
-    known = catalog.epochs(txn, key)
-    # The last one that began before the start is the first one's epoch now (A37).
-    kept = [entry for entry in known if entry[1] > start]
-    if len(kept) + 1 < len(known):
-        keyspace.LEADER_EPOCHS.put(txn, key, value=[(known[-len(kept) - 1][0], start), *kept])
+    epochs = catalog.epochs(txn, key)
+    # The last epoch that began before the start is the epoch of the first record now (A37).
+    kept = [entry for entry in epochs if entry[1] > start]
+    if len(kept) + 1 < len(epochs):
+        keyspace.LEADER_EPOCHS.put(txn, key, value=[(epochs[-len(kept) - 1][0], start), *kept])

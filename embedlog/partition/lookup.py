@@ -1,9 +1,8 @@
-"""Where in the segments an offset or a time is."""
+"""Finding where in the segments an offset or a time is."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -12,27 +11,29 @@ from embedlog import index, keyspace
 from embedlog.batch import Batch
 from embedlog.batch.arrays import TRUE, number
 from embedlog.catalog import SegmentInfo
-from embedlog.errors import CorruptionError
+from embedlog.errors import CorruptionError, StorageError
+from embedlog.partition.recovery import current_tail
+from embedlog.partition.state import PartitionState
 from embedlog.partition.tail import Tail
 from embedlog.record import OffsetAndTimestamp
 from embedlog.segment import SegmentFile
 
-if TYPE_CHECKING:
-    from embedlog.partition.partition_log import PartitionLog
-
 _ANY_TIME = -(1 << 63)
 
 
-def entries(log: PartitionLog, info: SegmentInfo) -> list[index.IndexEntry]:
-    """Return the index of one segment, wherever it is kept; empty when it is lost."""
+# Offsets
+
+
+def entries(log: PartitionState, info: SegmentInfo) -> list[index.IndexEntry]:
+    """Return the index of one segment, from `live` or `state`; empty if it is lost."""
     if not info.sealed:
         return log.context.live.read(lambda txn: index.entries(txn, log.key, info.id))
     blob = log.context.state.read(lambda txn: keyspace.SEGMENT_INDEXES.get(txn, log.key, *info.key))
     return [] if blob is None else index.unpack(blob)
 
 
-def searchable(log: PartitionLog, info: SegmentInfo) -> Sequence[index.IndexEntry]:
-    """As `entries`, but nothing is unpacked that a search does not look at."""
+def searchable(log: PartitionState, info: SegmentInfo) -> Sequence[index.IndexEntry]:
+    """Return the index of one segment, which unpacks only the entries that a search reads."""
     if not info.sealed:
         return entries(log, info)
     try:
@@ -40,11 +41,11 @@ def searchable(log: PartitionLog, info: SegmentInfo) -> Sequence[index.IndexEntr
             lambda txn: keyspace.SEGMENT_INDEXES.get(txn, log.key, *info.key)
         )
     except CorruptionError:
-        blob = None  # A damaged index is a lost one: slower, and the same answers (B5).
+        blob = None  # A damaged index counts as lost: slower, and the same answers (B5).
     return index.SealedIndex(blob or b"")
 
 
-def position_of_offset(log: PartitionLog, info: SegmentInfo, offset: int) -> int | None:
+def position_of_offset(log: PartitionState, info: SegmentInfo, offset: int) -> int | None:
     """Return where to start reading for ``offset``; None for the segment's beginning."""
     if info.sealed:
         return index.position_of_offset(searchable(log, info), offset)
@@ -53,8 +54,8 @@ def position_of_offset(log: PartitionLog, info: SegmentInfo, offset: int) -> int
     )
 
 
-def position_from_offset(log: PartitionLog, info: SegmentInfo, offset: int) -> int | None:
-    """Return where the first indexed batch at or past ``offset`` begins; None if none is."""
+def position_from_offset(log: PartitionState, info: SegmentInfo, offset: int) -> int | None:
+    """Return where the first indexed batch at or above ``offset`` begins; None if none does."""
     if info.sealed:
         return index.position_from_offset(searchable(log, info), offset)
     return log.context.live.read(
@@ -62,53 +63,67 @@ def position_from_offset(log: PartitionLog, info: SegmentInfo, offset: int) -> i
     )
 
 
-def offset_for_timestamp(log: PartitionLog, now: Tail, timestamp: int) -> OffsetAndTimestamp | None:
-    """Return the first record in offset order at or after a time (B10)."""
-    end = log.visible_end(now)
+# Times
+
+
+def offset_for_timestamp(log: PartitionState, timestamp: int) -> OffsetAndTimestamp | None:
+    """Return the first record, in offset order, at or after ``timestamp`` ms (B10)."""
+    while True:
+        log.refresh()
+        start = current_tail(log).start_offset
+        # The tail first: a segment that is rolled after it is looked at as sealed.
+        tail = current_tail(log)
+        log.refresh()
+        version = log.snapshot_version
+        try:
+            return _first_at_time(log, tail, timestamp)
+        except StorageError as error:
+            # Compaction replaced the file, or retention deleted it during the lookup.
+            if not error.missing:
+                raise
+            log.refresh()
+            unchanged = current_tail(log).start_offset == start
+            if unchanged and log.context.catalog.version() == version:
+                raise
+
+
+def _first_at_time(log: PartitionState, tail: Tail, timestamp: int) -> OffsetAndTimestamp | None:
+    end = log.visible_end(tail)
     for info in list(log.segments.values()):
-        if not now.has_made(info):
+        if not tail.has_made(info):
             break
-        latest = info.max_timestamp if info.sealed else now.timestamp
-        if latest is None or latest < timestamp:
+        newest = info.max_timestamp if info.sealed else tail.timestamp
+        if newest is None or newest < timestamp:
             continue
-        if info.next_offset is not None and info.next_offset <= now.start_offset:
+        if info.next_offset is not None and info.next_offset <= tail.start_offset:
             continue
         file = log.open_segment(info)
-        stop = info.end_position if info.sealed else now.end_position
+        stop = info.end_position if info.sealed else tail.high_watermark_position
         start = index.position_of_time(searchable(log, info), timestamp) or file.start
-        for found in _records_at(file, start, stop, timestamp, now.start_offset):
-            return found if found.offset < end else None
-    return None
-
-
-def record_at(log: PartitionLog, offset: int) -> OffsetAndTimestamp | None:
-    """Return the first record at or after an offset, with its time; None at the end.
-
-    Raises:
-        OffsetOutOfRangeError: There is nothing there any more, or not yet.
-        CorruptionError: Its batch is damaged.
-    """
-    reader = log.reader(offset)
-    while batches := reader.read(1):
-        for one in batches:
-            for found in _in_batch(one, _ANY_TIME, offset):
-                return found
+        for record in _records_at(file, start, stop, timestamp, tail.start_offset):
+            return record if record.offset < end else None
     return None
 
 
 def _records_at(
     file: SegmentFile, start: int, stop: int, timestamp: int, first: int
 ) -> Iterator[OffsetAndTimestamp]:
-    for one in file.scan(start, stop):
-        if one.max_timestamp >= timestamp and one.next_offset > first:
-            yield from _in_batch(one, timestamp, first)
+    for batch in file.scan(start, stop):
+        if batch.max_timestamp >= timestamp and batch.next_offset > first:
+            yield from _records_in(batch, timestamp, first)
 
 
-def _in_batch(one: Batch, timestamp: int, first: int) -> Iterator[OffsetAndTimestamp]:
-    times = one.columns(["timestamp"]).column(0).cast(pa.int64())
-    offsets = one.offsets()
+def first_record(batch: Batch, offset: int) -> OffsetAndTimestamp | None:
+    """Return the first record of a batch at or above an offset; None if there is none."""
+    return next(_records_in(batch, _ANY_TIME, offset), None)
+
+
+def _records_in(batch: Batch, timestamp: int, first: int) -> Iterator[OffsetAndTimestamp]:
+    """Yield the first record of a batch at or after a time and an offset, if there is one."""
+    times = batch.columns(["timestamp"]).column(0).cast(pa.int64())
+    offsets = batch.offsets()
     since, start = number(timestamp, pa.int64()), number(first, pa.int64())
-    fits = pc.and_(pc.greater_equal(times, since), pc.greater_equal(offsets, start))
-    row = pc.index(fits, TRUE[0]).as_py()
+    matches = pc.and_(pc.greater_equal(times, since), pc.greater_equal(offsets, start))
+    row = pc.index(matches, TRUE[0]).as_py()
     if row >= 0:
-        yield OffsetAndTimestamp(offsets[row].as_py(), times[row].as_py(), one.leader_epoch)
+        yield OffsetAndTimestamp(offsets[row].as_py(), times[row].as_py(), batch.leader_epoch)

@@ -7,15 +7,13 @@ and then a file that the manifest does not name is garbage, as always.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from embedlog import keyspace, kv
 from embedlog.catalog import SegmentInfo
 from embedlog.partition import leases
-
-if TYPE_CHECKING:
-    from embedlog.partition.context import Context
-    from embedlog.partition.partition_log import PartitionLog
+from embedlog.partition.context import Context
+from embedlog.partition.state import PartitionState
 
 LITTLE_SPACE = 64 << 20
 """Free bytes below which a disk counts as full: then no file waits for its delay (P10)."""
@@ -34,12 +32,12 @@ class PendingDelete(NamedTuple):
     path: str
 
 
-def due(log: PartitionLog) -> int:
+def due(log: PartitionState) -> int:
     """Return when to unlink a file of this partition that is dropped now, in ms since boot."""
     return log.context.files.uptime_ms() + log.config.file_delete_delay_ms
 
 
-def put(txn: kv.Txn, log: PartitionLog, info: SegmentInfo, due_ms: int) -> None:
+def put(txn: kv.Txn, log: PartitionState, info: SegmentInfo, due_ms: int) -> None:
     """Have a segment's file unlinked, in a transaction of `live`."""
     _ROWS.put(txn, log.key, *info.key, value=(due_ms, info.next_offset or 0, log.path_of(info)))
 
@@ -100,7 +98,7 @@ def sweep_due(context: Context) -> None:
     context.reserve.used_by(lambda: sweep(context, early=full))
 
 
-def sweep_soon(log: PartitionLog) -> None:
+def sweep_soon(log: PartitionState) -> None:
     """Unlink what a partition just dropped, if there is no delay, or no room on the disk.
 
     Raises:

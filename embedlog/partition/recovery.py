@@ -1,15 +1,16 @@
-"""Finding the end of a partition again from its segments (R7).
+"""Finding the end of a partition again from its segments (R7), and the tail while it is known.
 
-Needed where `live` has no row for a partition: on first use, after a reboot,
-or when `live` was lost.  The scan begins at the recovery point.  Past it, the
-first bad block ends the log; below it damage is an error and nothing is cut
-(R7).  Everything here may be killed and done again.
+Recovery is needed where `live` has no row for a partition: on first use, after a reboot,
+or when `live` was lost.  The scan begins at the recovery point.  Past it the first
+damaged batch ends the log; damage below it is an error, and nothing is cut (R7).  A
+recovery that is killed can be repeated.
 """
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
 from embedlog import catalog, index, keyspace, kv
 from embedlog.batch import Batch
@@ -24,52 +25,125 @@ from embedlog.errors import (
 )
 from embedlog.groups import offsets
 from embedlog.index import IndexEntry
-from embedlog.partition import (
-    flush,
-    journal,
-    producer_expiration,
-    producer_state,
-    replace,
-    roll,
-    tail,
-)
+from embedlog.partition import journal, producer_state, roll, uncommitted_files
+from embedlog.partition import tail as tails
 from embedlog.partition.bounded_clock import bounded_ms
 from embedlog.partition.producer_state import ProducerState, SentBatch
+from embedlog.partition.remembered_producers import oldest_ms
+from embedlog.partition.state import PartitionState
+from embedlog.partition.sync import sync_entries
 from embedlog.partition.tail import Tail
 from embedlog.segment import CHUNK_BYTES, END_MARK, SegmentFile
 
-if TYPE_CHECKING:
-    from embedlog.partition.partition_log import PartitionLog
-
+_logger = logging.getLogger("embedlog")
 _NO_TIME = -(1 << 63)
-_NEVER = 1 << 63
+_NO_LIMIT = 1 << 63
+
+
+# The tail, recovered first if need be
+
+
+def current_tail(log: PartitionState) -> Tail:
+    """Return the tail of a partition; recovers the partition first if there is none."""
+    tail = log.read_tail()
+    if tail is not None:
+        return tail
+    if not log.context.files.writable:
+        return _preview(log)
+    log.acquire()
+    try:
+        return tail_locked(log)
+    finally:
+        log.release()
+
+
+def tail_locked(log: PartitionState) -> Tail:
+    """Return the tail, under the partition's lock; finishes what a killed process left.
+
+    That is a publication that was prepared or committed, a roll, or a recovery.
+    """
+    # Bytes are cut by what is read here.  A commit of a killed process that becomes
+    # visible later would then point at bytes that are gone.
+    log.context.state.catch_up()
+    log.context.live.catch_up()
+    log.refresh()
+    journal.finish_or_undo(log)
+    tail = log.read_tail()
+    if tail is None:
+        return rebuild(log)
+    active = log.active_segment
+    if tail.segment_id == active.id or tail.failed:
+        return tail
+    sealed, end = log.segments.get(tail.base_offset), (tail.segment_id, tail.log_end_offset)
+    if sealed is not None and (sealed.id, sealed.next_offset) == end:
+        return roll.start_segment(log, tail, active)
+    return rebuild(log)
+
+
+def resolve_publication(log: PartitionState) -> None:
+    """Finish or undo a publication in which this process has just failed; under the lock."""
+    log.journal_checked_version = -1
+    tail_locked(log)
+
+
+def discard_tail(log: PartitionState) -> None:
+    """Delete the tail row, so that the next use recovers the partition.
+
+    The time of the last append is kept in `state`.
+    """
+    row = log.context.live.get(log.tail_key)
+    if row is None:
+        return
+
+    def step(txn: kv.Txn) -> None:
+        info = catalog.PARTITIONS.get(txn, log.key) or PartitionInfo()
+        catalog.PARTITIONS.put(txn, log.key, value=with_append_time(info, tails.unpack(row)))
+
+    log.context.state.write(step)
+    log.context.live.write(lambda txn: txn.delete(log.tail_key))
+
+
+def with_append_time(info: PartitionInfo, tail: Tail) -> PartitionInfo:
+    """Return the row of a partition with the time of the last append before a tail."""
+    return info._replace(appended_ms=tail.appended_ms, appended_offset=tail.log_end_offset)
+
+
+# The scan, which changes nothing
+
+
+class Damage(NamedTuple):
+    """Why the log ends before its files do."""
+
+    path: str
+    position: int
+    reason: str
 
 
 @dataclass(slots=True)
 class RecoveryScan:
-    """What the segments of a partition hold, found by scanning; nothing is changed by it."""
+    """What the segments of a partition hold."""
 
     info: PartitionInfo
     active: SegmentInfo
     next_offset: int
     """Where the log ends."""
     position: int | None = None
-    """Where the active file ends; None when it has to be made again."""
+    """Where the active file ends; None if the file has to be created again."""
     start: int = 0
     whole: list[SegmentInfo] = field(default_factory=list)
     dropped: list[SegmentInfo] = field(default_factory=list)
     unmarked: list[SegmentInfo] = field(default_factory=list)
-    """Sealed segments whose end mark a power cut took."""
+    """Sealed segments that lost their end mark in a power cut."""
     sized: list[tuple[SegmentInfo, bytes]] = field(default_factory=list)
     """Adopted segments, whose size only the scan found, and their index."""
     replay: bool = False
-    """Whether to find the producers from the batches alone, from the first one on."""
+    """Whether to rebuild the producers from the batches alone, from the first one on."""
     journaled: bool = False
-    """Whether a publication wrote here: then somebody may have seen what is gone."""
+    """Whether a publication wrote here, so that readers may have seen what is gone."""
     unpublished: bool = False
     """Whether a publication may have left batches past the end."""
-    reason: str | None = None
-    """Why the log ends here, if not because nothing follows."""
+    damage: Damage | None = None
+    """Set if the log ends here because of damage, not because nothing follows."""
     max_timestamp: int = _NO_TIME
     first_timestamp: int = _NO_TIME
     unindexed: int = 0
@@ -83,44 +157,46 @@ class RecoveryScan:
         self.max_timestamp = self.first_timestamp = _NO_TIME
         self.unindexed, self.entries = 0, []
 
-    def add(self, one: Batch, interval: int, now_ms: int) -> None:
-        """Count a batch that is whole: index it as the append did (B1), note its producer."""
+    def add(self, batch: Batch, interval: int, now_ms: int) -> None:
+        """Count a good batch: index it as the append did (B1), and note its producer."""
         if self.unindexed > interval:
-            self.entries.append(IndexEntry(one.base_offset, one.position, self.max_timestamp))
+            self.entries.append(IndexEntry(batch.base_offset, batch.position, self.max_timestamp))
             self.unindexed = 0
         if self.first_timestamp == _NO_TIME:
-            self.first_timestamp = one.max_timestamp
-        self.max_timestamp = max(self.max_timestamp, one.max_timestamp)
-        self.unindexed += one.size
-        self.next_offset, self.epoch = one.next_offset, one.leader_epoch
-        self.position = one.position + one.size
-        unknown = self.replay or one.base_offset >= self.info.recovery_offset
-        if one.producer_id is not None and unknown:
-            self._note(one, now_ms)
+            self.first_timestamp = batch.max_timestamp
+        self.max_timestamp = max(self.max_timestamp, batch.max_timestamp)
+        self.unindexed += batch.size
+        self.next_offset, self.epoch = batch.next_offset, batch.leader_epoch
+        self.position = batch.position + batch.size
+        unknown = self.replay or batch.base_offset >= self.info.recovery_offset
+        if batch.producer_id is not None and unknown:
+            self._note_producer(batch, now_ms)
 
-    def _note(self, one: Batch, now_ms: int) -> None:
-        assert one.producer_id is not None
-        assert one.producer_epoch is not None
-        assert one.base_sequence is not None
-        # Of a compacted batch some records are gone, but not their numbers (D11).
-        last = producer_state.after(one.base_sequence, one.next_offset - one.base_offset - 1)
-        sent = SentBatch(one.base_sequence, last, one.base_offset, one.next_offset)
-        known = self.producers.get(one.producer_id)
-        if known is None or sent not in known.batches:
-            noted = producer_state.note(known, one.producer_epoch, sent, now_ms)
-            self.producers[one.producer_id] = noted
+    def _note_producer(self, batch: Batch, now_ms: int) -> None:
+        assert batch.producer_id is not None
+        assert batch.producer_epoch is not None
+        assert batch.base_sequence is not None
+        # A compacted batch lacks some of its records, but keeps their sequence numbers (D11).
+        count = batch.next_offset - batch.base_offset
+        last = producer_state.after(batch.base_sequence, count - 1)
+        sent = SentBatch(batch.base_sequence, last, batch.base_offset, batch.next_offset)
+        producer = self.producers.get(batch.producer_id)
+        if producer is None or sent not in producer.batches:
+            noted = producer_state.note(producer, batch.producer_epoch, sent, now_ms)
+            self.producers[batch.producer_id] = noted
 
 
-def survey(log: PartitionLog, upto: int = _NEVER) -> RecoveryScan:
+def scan(log: PartitionState, limit: int = _NO_LIMIT) -> RecoveryScan:
     """Scan a partition from its recovery point.
 
     Args:
-        upto: End the log at the batch that would go past this offset.
+        log: The partition.
+        limit: End the log before the first batch that reaches past this offset.
 
     Raises:
         CorruptionError: Damage below the recovery point.
     """
-    info, segments, blob, entered = log.context.state.read(
+    info, segments, snapshot, entry = log.context.state.read(
         lambda txn: (
             catalog.PARTITIONS.get(txn, log.key),
             catalog.segments(txn, log.key),
@@ -129,169 +205,158 @@ def survey(log: PartitionLog, upto: int = _NEVER) -> RecoveryScan:
         )
     )
     if info is None or not segments:
-        raise _gone(log)
-    found = RecoveryScan(info, segments[0], segments[0].base_offset)
-    oldest = producer_expiration.oldest_ms(log, bounded_ms(log.context))
-    stored = blob or {}
-    known = {number: one for number, one in stored.items() if one.last_ms >= oldest}
-    # What is kept of a producer may all lie past a cut, and what it sent before
-    # is then told by its batches only (A34).
-    found.replay = bool(stored) and upto != _NEVER
-    found.producers = {} if found.replay else known
-    found.journaled, published = entered is not None, journal.ceiling(entered)
+        raise _rows_missing(log)
+    result = RecoveryScan(info, segments[0], segments[0].base_offset)
+    oldest = oldest_ms(log, bounded_ms(log.context))
+    stored = snapshot or {}
+    kept = {
+        producer_id: producer
+        for producer_id, producer in stored.items()
+        if producer.last_ms >= oldest
+    }
+    # All stored batches of a producer may lie past a truncation; what it sent before
+    # can then be found only in its batches (A34).
+    result.replay = bool(stored) and limit != _NO_LIMIT
+    result.producers = {} if result.replay else kept
+    result.journaled, published = entry is not None, journal.ceiling(entry)
     if published is not None:
         # What a publication wrote past it is whole, and was never a part of the log.
-        found.unpublished, upto = True, min(upto, published)
-    for place, segment in enumerate(segments):
-        found.begin(segment)
-        if not _continues(log, found, segment, upto) or place == len(segments) - 1:
-            found.dropped = segments[place + 1 :]
+        result.unpublished, limit = True, min(limit, published)
+    for number, segment in enumerate(segments):
+        result.begin(segment)
+        if not _scan_segment(log, result, segment, limit) or number == len(segments) - 1:
+            result.dropped = segments[number + 1 :]
             break
-        found.whole.append(found.active)
-    found.producers = {
-        number: producer_state.below(one, found.next_offset)
-        for number, one in _merged(known, found.producers).items()
+        result.whole.append(result.active)
+    result.producers = {
+        producer_id: producer_state.below(producer, result.next_offset)
+        for producer_id, producer in _merged(kept, result.producers).items()
     }
-    return found
+    return result
 
 
-def distrust_tail(log: PartitionLog) -> None:
-    """Have the end found again by the next look; when it was appended to stays known."""
-    row = log.context.live.get(log.tail_key)
-    if row is None:
-        return
-
-    def step(txn: kv.Txn) -> None:
-        info = catalog.PARTITIONS.get(txn, log.key) or PartitionInfo()
-        catalog.PARTITIONS.put(txn, log.key, value=_dated(info, tail.unpack(row)))
-
-    log.context.state.write(step)
-    log.context.live.write(lambda txn: txn.delete(log.tail_key))
-
-
-def _dated(info: PartitionInfo, now: Tail) -> PartitionInfo:
-    return info._replace(appended_ms=now.appended_ms, appended_offset=now.next_offset)
-
-
-def _gone(log: PartitionLog) -> EmbedlogError:
+def _rows_missing(log: PartitionState) -> EmbedlogError:
     """Return the error for a partition without rows: its topic was deleted, or they are lost."""
-    place: dict[str, Any] = {"topic": log.topic, "partition": log.partition}
+    where: dict[str, Any] = {"topic": log.topic, "partition": log.partition}
     topic = log.context.catalog.topics().get(log.topic)
     if topic is None or topic.id != log.topic_id:
-        return UnknownTopicOrPartitionError("the partition is gone", **place)
-    return CorruptionError("state has lost the rows of the partition", **place)
+        return UnknownTopicOrPartitionError("the partition is gone", **where)
+    return CorruptionError("state has lost the rows of the partition", **where)
 
 
 def _merged(
     kept: dict[int, ProducerState], replayed: dict[int, ProducerState]
 ) -> dict[int, ProducerState]:
-    """Add the producers whose batches are all gone; an epoch that fenced stays (G17)."""
+    """Add the producers whose batches are all gone; an epoch that fenced others stays (G17)."""
     merged = {**kept, **replayed}
-    for number in kept.keys() & replayed.keys():
-        epoch = max(kept[number].epoch, replayed[number].epoch)
-        merged[number] = replayed[number]._replace(epoch=epoch)
+    for producer_id in kept.keys() & replayed.keys():
+        epoch = max(kept[producer_id].epoch, replayed[producer_id].epoch)
+        merged[producer_id] = replayed[producer_id]._replace(epoch=epoch)
     return merged
 
 
-def _continues(log: PartitionLog, found: RecoveryScan, segment: SegmentInfo, upto: int) -> bool:
-    """Look at one segment; True if it is whole, so that the log may go on after it."""
-    safe = segment.next_offset is not None and segment.next_offset <= found.info.recovery_offset
-    # One that was adopted has no size yet: only the scan finds it.
-    safe = safe and not found.replay and segment.size > 0
-    if safe and segment.next_offset is not None and segment.next_offset <= upto:
-        if not _marked(_check_there(log, segment), segment):
-            found.unmarked.append(segment)
-        found.next_offset = segment.next_offset
+def _scan_segment(
+    log: PartitionState, result: RecoveryScan, segment: SegmentInfo, limit: int
+) -> bool:
+    """Scan one segment; return whether it is whole, so that the log continues after it."""
+    flushed = segment.next_offset is not None and segment.next_offset <= result.info.recovery_offset
+    # An adopted segment has no size yet: only the scan finds it.
+    flushed = flushed and not result.replay and segment.size > 0
+    if flushed and segment.next_offset is not None and segment.next_offset <= limit:
+        if not _has_end_mark(_open_flushed(log, segment), segment):
+            result.unmarked.append(segment)
+        result.next_offset = segment.next_offset
         return True
-    found.next_offset = segment.base_offset
+    result.next_offset = segment.base_offset
     try:
         file = log.open_segment(segment)
-        found.start = file.start
+        result.start = file.start
     except (StorageError, CorruptionError) as error:
         if isinstance(error, StorageError) and not error.missing:
-            raise  # Too many open files, say: that is no reason to cut a log.
-        if segment.base_offset < found.info.recovery_offset:
+            raise  # Too many open files, for example, are no reason to cut a log.
+        if segment.base_offset < result.info.recovery_offset:
             raise _damaged(log, segment, 0, f"cannot be read: {error}") from error
-        found.reason = "the file is missing or empty"
+        result.damage = Damage(log.path_of(segment), 0, "the file is missing or empty")
         return False
-    found.position = file.start
-    whole = _scan(log, found, file, segment, upto)
+    result.position = file.start
+    whole = _scan_batches(log, result, file, segment, limit)
     if not whole or segment.next_offset is None:
         return False
-    if found.position != segment.end_position:
-        found.active = _sized(found, segment)
-        found.sized.append((found.active, index.pack(found.entries)))
-    if not _marked(file, found.active):
-        found.unmarked.append(found.active)
+    if result.position != segment.end_position:
+        result.active = _with_size(result, segment)
+        result.sized.append((result.active, index.pack(result.entries)))
+    if not _has_end_mark(file, result.active):
+        result.unmarked.append(result.active)
     return True
 
 
-def _sized(found: RecoveryScan, segment: SegmentInfo) -> SegmentInfo:
-    assert found.position is not None
+def _with_size(result: RecoveryScan, segment: SegmentInfo) -> SegmentInfo:
+    assert result.position is not None
     return segment._replace(
-        size=found.position + len(END_MARK),
-        end_position=found.position,
-        max_timestamp=None if found.max_timestamp == _NO_TIME else found.max_timestamp,
+        size=result.position + len(END_MARK),
+        end_position=result.position,
+        max_timestamp=None if result.max_timestamp == _NO_TIME else result.max_timestamp,
     )
 
 
-def _scan(
-    log: PartitionLog, found: RecoveryScan, file: SegmentFile, segment: SegmentInfo, upto: int
+def _scan_batches(
+    log: PartitionState, result: RecoveryScan, file: SegmentFile, segment: SegmentInfo, limit: int
 ) -> bool:
-    """Count the batches of a file until one is bad; True if a sealed one is all there."""
-    recovery, now_ms = found.info.recovery_offset, log.context.clock()
+    """Count the batches of a file up to the first bad one; True if a sealed segment is whole."""
+    recovery_point, now_ms = result.info.recovery_offset, log.context.clock()
     stop = file.size()
     if segment.next_offset is not None:
         stop = min(stop, segment.end_position)
     try:
-        for one in file.scan(file.start, stop):
-            if one.next_offset > upto:
-                found.reason = f"cut at offset {upto}"
+        for batch in file.scan(file.start, stop):
+            if batch.next_offset > limit:
                 return False
-            if _stale(found, one):
+            if _is_stale(result, batch):
                 raise CorruptBatchError(
-                    "a stale batch", reason="stale", path=file.path, position=one.position
+                    "a stale batch", reason="stale", path=file.path, position=batch.position
                 )
-            if one.next_offset > recovery:
-                one.verify()
-            found.add(one, log.config.index_interval_bytes, now_ms)
+            if batch.next_offset > recovery_point:
+                batch.verify()
+            result.add(batch, log.config.index_interval_bytes, now_ms)
     except CorruptBatchError as error:
-        if found.next_offset < recovery:
+        if result.next_offset < recovery_point:
             raise _damaged(log, segment, error.position or 0, str(error)) from error
-        found.reason = str(error)
-    if found.next_offset < recovery and segment.next_offset is None:
+        if error.reason != "stale":
+            result.damage = Damage(file.path, error.position or 0, error.reason or error.what)
+    if result.next_offset < recovery_point and segment.next_offset is None:
         raise _damaged(log, segment, stop, "the file ends early")
     if segment.next_offset is None:
         return False
-    if segment.next_offset > upto:
-        # All its batches stay, but not the gap that an earlier cut left after them.
+    if segment.next_offset > limit:
+        # All its batches stay, but not the gap that an earlier truncation left after them.
         return False
-    if found.position == segment.end_position or found.next_offset == segment.next_offset:
-        found.next_offset = segment.next_offset
+    if result.position == segment.end_position or result.next_offset == segment.next_offset:
+        result.next_offset = segment.next_offset
         return True
     return False
 
 
-def _stale(found: RecoveryScan, one: Batch) -> bool:
-    """Whether a batch was left behind in the file by a cut, and is no part of the log.
+def _is_stale(result: RecoveryScan, batch: Batch) -> bool:
+    """Whether a batch was left in the file by a truncation, and is no part of the log.
 
     Offsets are dense where a scan verifies: only a truncation, which raises
     the epoch, or a repair below the recovery point leaves a gap.
     """
-    if one.base_offset < found.next_offset or one.leader_epoch < found.epoch:
+    if batch.base_offset < result.next_offset or batch.leader_epoch < result.epoch:
         return True
-    gap = one.base_offset > found.next_offset and one.leader_epoch == found.epoch
-    return gap and one.next_offset > found.info.recovery_offset
+    gap = batch.base_offset > result.next_offset and batch.leader_epoch == result.epoch
+    return gap and batch.next_offset > result.info.recovery_offset
 
 
-def _marked(file: SegmentFile, segment: SegmentInfo) -> bool:
-    """Whether a sealed segment has its end mark: nobody waits for that to reach the disk."""
+def _has_end_mark(file: SegmentFile, segment: SegmentInfo) -> bool:
+    """Whether a sealed segment has its end mark, which a roll does not flush."""
     if file.size() != segment.size:
         return False
     return file.bytes(segment.end_position, len(END_MARK)) == END_MARK
 
 
-def _check_there(log: PartitionLog, segment: SegmentInfo) -> SegmentFile:
+def _open_flushed(log: PartitionState, segment: SegmentInfo) -> SegmentFile:
+    """Open a segment below the recovery point, and check that all of it is there."""
     try:
         file = log.open_segment(segment)
         size = file.size()
@@ -305,7 +370,7 @@ def _check_there(log: PartitionLog, segment: SegmentInfo) -> SegmentFile:
 
 
 def _damaged(
-    log: PartitionLog, segment: SegmentInfo, position: int, reason: str
+    log: PartitionState, segment: SegmentInfo, position: int, reason: str
 ) -> CorruptionError:
     return CorruptionError(
         f"a segment is damaged below the recovery point: {reason}",
@@ -314,88 +379,148 @@ def _damaged(
         offset=segment.base_offset,
         path=log.path_of(segment),
         position=position,
-        todo="nothing was cut; run `embedlog repair`, which tells first what it would drop",
+        todo="nothing was cut; run `embedlog repair`, which first reports what it would drop",
     )
 
 
-def rebuild(log: PartitionLog, upto: int = _NEVER) -> Tail:
+def _preview(log: PartitionState) -> Tail:
+    """Return the tail that `rebuild` would write, for a handle that may not write."""
+    version = log.context.catalog.version(), log.context.wake.published()
+    if log.cached_preview is None or log.cached_preview[0] != version:
+        result = scan(log)
+        active = result.active._replace(next_offset=None)
+        position = result.start if result.position is None else result.position
+        epoch, appended_ms = result.info.leader_epoch, _append_time(log, result)
+        tail = _tail_of(result, active, position, result.next_offset, epoch, appended_ms)
+        log.cached_preview = version, tail
+    return log.cached_preview[1]
+
+
+# Cutting what lies past the end, and writing the tail
+
+
+def rebuild(log: PartitionState, limit: int = _NO_LIMIT) -> Tail:
     """Find the end, cut what is past it, and write the tail row; under the partition's lock.
 
-    The leader epoch grows, because records that somebody may have seen can be
-    gone (A37).  Idempotent: a recovery that was killed is done again (A26).
+    The leader epoch grows, because records that readers may have seen can be
+    gone (A37).  A recovery that was killed is repeated with the same result (A26).
     """
-    now = _rebuild(log, upto)
-    # Last: what a publication left is cut by now, and that is on the disk.
+    tail = _rebuild(log, limit)
+    # Last: what a publication left is cut now, and that is on the disk.
     journal.forget(log)
-    return now
+    return tail
 
 
-def _rebuild(log: PartitionLog, upto: int) -> Tail:
-    found = survey(log, upto)
-    new = found.position is None
-    if upto == _NEVER:
-        end = max(found.next_offset, found.info.start_offset)
+def _rebuild(log: PartitionState, limit: int) -> Tail:
+    result = scan(log, limit)
+    file_missing = result.position is None
+    if limit == _NO_LIMIT:
+        end = max(result.next_offset, result.info.start_offset)
         offsets.clamp(log.context.state, log.key, end)
-    if found.next_offset < found.info.start_offset or _starts_over(found, upto):
-        return _start_over(log, found, min(max(found.info.start_offset, 0), upto))
-    if upto != _NEVER and not new:
-        _keep_copy(log, found)
-    # A partition that nobody wrote to yet has no file; anything else may have had readers.
+    _warn_of_loss(log, result)
+    if result.next_offset < result.info.start_offset or _leaves_nothing(result, limit):
+        return _start_over(log, result, min(max(result.info.start_offset, 0), limit))
+    if limit != _NO_LIMIT and not file_missing:
+        _copy_active(log, result)
+    # A partition that was never written to has no file; any other may have had readers.
     changed = bool(
-        found.whole
-        or found.dropped
-        or found.active.sealed
-        or found.journaled
-        or log.context.files.exists(log.path_of(found.active))
+        result.whole
+        or result.dropped
+        or result.active.sealed
+        or result.journaled
+        or log.context.files.exists(log.path_of(result.active))
     )
-    active = found.active._replace(
+    active = result.active._replace(
         next_offset=None, size=0, end_position=0, max_timestamp=None, appended_ms=0
     )
-    appended_ms = _append_time(log, found)
-    epoch = found.info.leader_epoch
+    appended_ms = _append_time(log, result)
+    epoch = result.info.leader_epoch
     if changed:
-        epoch = _write_state(log, found, active, appended_ms)
+        epoch = _write_state(log, result, active, appended_ms)
     log.refresh()
-    _mark_ends(log, found.unmarked)
-    file = roll.create_segment(log, active, False) if new else log.open_segment(active, write=True)
-    position = file.start if found.position is None else found.position
+    _write_end_marks(log, result.unmarked)
+    file = (
+        roll.create_segment(log, active, False)
+        if file_missing
+        else log.open_segment(active, write=True)
+    )
+    position = file.start if result.position is None else result.position
     if file.size() > position:
         file.truncate(position)
-    if found.next_offset > found.info.recovery_offset or upto != _NEVER or found.unpublished:
-        # What was found is kept from here on, and what was cut stays cut.
-        _sync(log, found, file)
-    _unlink(log, found.dropped)
-    row = _tail_of(found, active, position, found.next_offset, epoch, appended_ms)
-    return _write_tail(log, found, row)
+    if result.next_offset > result.info.recovery_offset or limit != _NO_LIMIT or result.unpublished:
+        # From here on what was found is kept, and what was cut stays cut.
+        _sync(log, result, file)
+    _unlink(log, result.dropped)
+    tail = _tail_of(result, active, position, result.next_offset, epoch, appended_ms)
+    return _write_tail(log, result, tail)
 
 
-def _append_time(log: PartitionLog, found: RecoveryScan) -> int:
+def _warn_of_loss(log: PartitionState, result: RecoveryScan) -> None:
+    """Log what a recovery is about to cut because of damage."""
+    if result.damage is None:
+        return
+    position = 0 if result.position is None else result.position
+    cut = max(_size_of(log, result.active) - position, 0)
+    if result.position is not None and cut == len(END_MARK):
+        # A roll that did not get to seal the segment leaves an end mark.
+        file = log.open_segment(result.active)
+        cut = 0 if file.bytes(position, len(END_MARK)) == END_MARK else cut
+    cut += sum(_size_of(log, segment) for segment in result.dropped)
+    if not cut:
+        return
+    _logger.warning(
+        "%s-%d: recovery found damage in %s at byte %d (%s). The log now ends at offset %d, and "
+        "%d bytes after it are dropped. They were written after the last flush of the log, so a "
+        "power cut or a crash of the system may have lost a part of them; if there was none, "
+        "check the disk.",
+        log.topic,
+        log.partition,
+        result.damage.path,
+        result.damage.position,
+        result.damage.reason,
+        result.next_offset,
+        cut,
+    )
+
+
+def _size_of(log: PartitionState, segment: SegmentInfo) -> int:
+    files, path = log.context.files, log.path_of(segment)
+    if not files.exists(path):
+        return 0
+    fd = files.open(path)
+    try:
+        return files.size(fd)
+    finally:
+        files.close(fd)
+
+
+def _append_time(log: PartitionState, result: RecoveryScan) -> int:
     """Return when the last batch of the active segment was appended, or a later time.
 
-    Exact if that was noted: when the segment was sealed, at the last flush, or by the
+    Exact if it was noted: when the segment was sealed, at the last flush, or by the
     last recovery.  What was appended after a flush counts as appended now, so that
     nothing is deleted earlier than `retention.ms` promises.
     """
-    info, active = found.info, found.active
-    if found.next_offset == active.base_offset:
-        return tail.first_append_time(active.created_ms, info.appended_ms)
+    info, active = result.info, result.active
+    if result.next_offset == active.base_offset:
+        return tails.first_append_time(active.created_ms, info.appended_ms)
     if active.appended_ms:
         return active.appended_ms
-    if info.appended_ms and found.next_offset <= info.appended_offset:
+    if info.appended_ms and result.next_offset <= info.appended_offset:
         return info.appended_ms
-    return tail.next_append_time(info.appended_ms, log.context.clock())
+    return tails.next_append_time(info.appended_ms, log.context.clock())
 
 
-def _keep_copy(log: PartitionLog, found: RecoveryScan) -> None:
-    """Put what a truncation leaves of a segment into a new file, if it takes anything away.
+def _copy_active(log: PartitionState, result: RecoveryScan) -> None:
+    """Copy what a truncation leaves of a segment to a new file, if it removes anything.
 
-    Others may read the old file or have it mapped, and a map of a file that is cut
-    is a SIGBUS: they finish on the old one (P20).  Killed before the manifest names
-    the copy, it is garbage; after that, the old one is.
+    Other processes may read the old file or have it mapped, and a map of a file that
+    shrinks is a SIGBUS: they finish on the old one (P20).  Killed before the manifest
+    names the copy, the copy is garbage; after that, the old file is.
     """
-    old = found.active
+    old = result.active
     source = log.open_segment(old)
-    stop = source.start if found.position is None else found.position
+    stop = source.start if result.position is None else result.position
     if source.size() <= stop:
         return
 
@@ -407,26 +532,27 @@ def _keep_copy(log: PartitionLog, found: RecoveryScan) -> None:
     copy, files = log.context.state.write(step), log.context.files
     fd = files.open(log.path_of(copy), write=True, create=True)
     try:
-        for place in range(0, stop, CHUNK_BYTES):
-            files.write(fd, [source.bytes(place, min(CHUNK_BYTES, stop - place))], place)
+        for position in range(0, stop, CHUNK_BYTES):
+            chunk = source.bytes(position, min(CHUNK_BYTES, stop - position))
+            files.write(fd, [chunk], position)
         # Before it is named: what is below the recovery point must be on the disk.
         files.sync(fd)
     finally:
         files.close(fd)
     files.sync_directory(f"{log.directory}/{log.partition}")
-    found.active = copy
-    found.dropped.append(old)
+    result.active = copy
+    result.dropped.append(old)
 
 
-def _starts_over(found: RecoveryScan, upto: int) -> bool:
+def _leaves_nothing(result: RecoveryScan, limit: int) -> bool:
     """Whether a truncation leaves no record at all (A35)."""
-    return not found.whole and upto <= found.active.base_offset
+    return not result.whole and limit <= result.active.base_offset
 
 
-def _start_over(log: PartitionLog, found: RecoveryScan, offset: int) -> Tail:
+def _start_over(log: PartitionState, result: RecoveryScan, offset: int) -> Tail:
     """Drop every segment and begin an empty one at ``offset`` (A29, A35)."""
-    old = [*found.whole, found.active, *found.dropped]
-    epoch = found.info.leader_epoch + 1
+    old = [*result.whole, result.active, *result.dropped]
+    epoch = result.info.leader_epoch + 1
 
     def step(txn: kv.Txn) -> SegmentInfo:
         _drop_names(txn, log, old)
@@ -443,38 +569,38 @@ def _start_over(log: PartitionLog, found: RecoveryScan, offset: int) -> Tail:
     file = roll.create_segment(log, new, log.context.durability == "fsync")
     _unlink(log, old)
     empty = RecoveryScan(PartitionInfo(offset, offset, epoch), new, offset)
-    row = _tail_of(empty, new, file.start, offset, epoch, new.created_ms)
-    return _write_tail(log, empty, row)
+    tail = _tail_of(empty, new, file.start, offset, epoch, new.created_ms)
+    return _write_tail(log, empty, tail)
 
 
 def _write_state(
-    log: PartitionLog, found: RecoveryScan, active: SegmentInfo, appended_ms: int
+    log: PartitionState, result: RecoveryScan, active: SegmentInfo, appended_ms: int
 ) -> int:
-    """Drop the names of what is past the end, before any file is touched."""
-    # A state that was restored from its copy may know an older epoch than the batches.
-    epoch, now_ms = max(found.info.leader_epoch, found.epoch) + 1, log.context.clock()
-    # Those that a restored state did not know.
-    undated = [segment for segment in found.whole if not segment.appended_ms]
+    """Drop the names of what is past the end, before any file is changed; return the epoch."""
+    # A `state` that was restored from its copy may know an older epoch than the batches.
+    epoch, now_ms = max(result.info.leader_epoch, result.epoch) + 1, log.context.clock()
+    # Segments that a restored `state` did not know.
+    undated = [segment for segment in result.whole if not segment.appended_ms]
 
     def step(txn: kv.Txn) -> None:
-        for segment, blob in found.sized:
+        for segment, blob in result.sized:
             catalog.put_segment(txn, log.key, segment)
             keyspace.SEGMENT_INDEXES.put(txn, log.key, *segment.key, value=blob)
         for segment in undated:
             catalog.put_segment(txn, log.key, segment._replace(appended_ms=now_ms))
-        _drop_names(txn, log, found.dropped)
-        catalog.drop_segment(txn, log.key, found.active)
-        keyspace.UNCOMMITTED_FILES.delete(txn, log.key, *found.active.key)
+        _drop_names(txn, log, result.dropped)
+        catalog.drop_segment(txn, log.key, result.active)
+        keyspace.UNCOMMITTED_FILES.delete(txn, log.key, *result.active.key)
         catalog.put_segment(txn, log.key, active)
-        recovery = min(found.info.recovery_offset, found.next_offset)
+        recovery_point = min(result.info.recovery_offset, result.next_offset)
         changed = PartitionInfo(
-            found.info.start_offset, recovery, epoch, appended_ms, found.next_offset
+            result.info.start_offset, recovery_point, epoch, appended_ms, result.next_offset
         )
         catalog.PARTITIONS.put(txn, log.key, value=changed)
-        # Else the next recovery would take batches that are gone for sent, and
-        # answer their repetition with offsets that others have by then.
-        producer_state.SNAPSHOTS.put(txn, log.key, value=found.producers)
-        _put_epoch(txn, log.key, epoch, found.next_offset)
+        # Otherwise the next recovery would take batches that are gone for sent, and
+        # answer their repetition with offsets that other batches have then.
+        producer_state.SNAPSHOTS.put(txn, log.key, value=result.producers)
+        _put_epoch(txn, log.key, epoch, result.next_offset)
 
     log.context.state.write(step)
     return epoch
@@ -486,62 +612,60 @@ def _put_epoch(txn: kv.Txn, key: bytes, epoch: int, offset: int) -> None:
     keyspace.LEADER_EPOCHS.put(txn, key, value=[*kept, (epoch, offset)])
 
 
-def _mark_ends(log: PartitionLog, unmarked: list[SegmentInfo]) -> None:
-    for segment in unmarked:
+def _write_end_marks(log: PartitionState, segments: list[SegmentInfo]) -> None:
+    for segment in segments:
         file = log.open_segment(segment, write=True)
         file.truncate(segment.end_position)
         file.write([END_MARK], segment.end_position)
 
 
-def _sync(log: PartitionLog, found: RecoveryScan, file: SegmentFile) -> None:
-    files = [file] + [
+def _sync(log: PartitionState, result: RecoveryScan, active: SegmentFile) -> None:
+    files = [active] + [
         log.open_segment(segment, write=True)
-        for segment in found.whole
-        if segment.next_offset is not None and segment.next_offset > found.info.recovery_offset
+        for segment in result.whole
+        if segment.next_offset is not None and segment.next_offset > result.info.recovery_offset
     ]
     try:
-        for each in files:
-            flush.sync(log, each)
-        flush.sync_entries(log, found.active.id)
+        for file in files:
+            log.sync(file)
+        sync_entries(log, result.active.id)
     except DurabilityError:
-        # There may be no row yet to note it in.  The next recovery is to find
+        # There may be no row yet to note the failure in.  The next recovery must find
         # what is on the disk, not what is cached and will never get there (P9).
-        for each in files:
-            each.drop_cache()
+        for file in files:
+            file.drop_cache()
         raise
 
 
-def _drop_names(txn: kv.Txn, log: PartitionLog, segments: list[SegmentInfo]) -> None:
-    """Take segments off the manifest; until `_unlink` they are noted as on their way out."""
+def _drop_names(txn: kv.Txn, log: PartitionState, segments: list[SegmentInfo]) -> None:
+    """Remove segments from the manifest; they are uncommitted files until `_unlink`."""
     for segment in segments:
         catalog.drop_segment(txn, log.key, segment)
         keyspace.UNCOMMITTED_FILES.put(txn, log.key, *segment.key, value=None)
 
 
-def _unlink(log: PartitionLog, segments: list[SegmentInfo]) -> None:
-    """Remove the files that `_drop_names` took the names of."""
+def _unlink(log: PartitionState, segments: list[SegmentInfo]) -> None:
+    """Remove the files whose names `_drop_names` removed."""
     if segments:
-        for segment in segments:
-            log.context.files.unlink(log.path_of(segment), missing_ok=True)
-        replace.forget(log, segments)
+        uncommitted_files.discard(log, segments)
 
 
-def _write_tail(log: PartitionLog, found: RecoveryScan, row: Tail) -> Tail:
+def _write_tail(log: PartitionState, result: RecoveryScan, tail: Tail) -> Tail:
     def step(txn: kv.Txn) -> None:
         index.remove(txn, log.key)
         kv.remove(txn, producer_state.PRODUCERS.prefix(log.key))
-        for entry in found.entries:
-            index.put(txn, log.key, row.segment_id, entry)
-        for producer_id, producer in found.producers.items():
+        for entry in result.entries:
+            index.put(txn, log.key, tail.segment_id, entry)
+        for producer_id, producer in result.producers.items():
             txn.put(producer_state.key(log.key, producer_id), producer.row)
-        txn.put(log.tail_key, row.pack())
+        txn.put(log.tail_key, tail.pack())
 
     log.context.live.write(step)
-    return row
+    return tail
 
 
 def _tail_of(
-    found: RecoveryScan, active: SegmentInfo, position: int, end: int, epoch: int, appended_ms: int
+    result: RecoveryScan, active: SegmentInfo, position: int, end: int, epoch: int, appended_ms: int
 ) -> Tail:
     return Tail(
         active.id,
@@ -551,45 +675,11 @@ def _tail_of(
         end,
         position,
         end,
-        found.info.start_offset,
+        result.info.start_offset,
         epoch,
-        found.max_timestamp,
-        found.first_timestamp,
+        result.max_timestamp,
+        result.first_timestamp,
         active.created_ms,
         appended_ms,
-        found.unindexed,
+        result.unindexed,
     )
-
-
-def preview(log: PartitionLog) -> Tail:
-    """Return the tail that `rebuild` would write, for a handle that may not write."""
-    found = survey(log)
-    active = found.active._replace(next_offset=None)
-    position = found.start if found.position is None else found.position
-    epoch, appended_ms = found.info.leader_epoch, _append_time(log, found)
-    return _tail_of(found, active, position, found.next_offset, epoch, appended_ms)
-
-
-def cut(log: PartitionLog, now: Tail, offset: int) -> Tail:
-    """Remove what is at or past ``offset``; under the partition's lock."""
-
-    def step(txn: kv.Txn) -> None:
-        info = catalog.PARTITIONS.get(txn, log.key) or PartitionInfo()
-        lower = min(info.recovery_offset, offset)
-        # That of `live` is ahead where a trim died before it was durable; it never moves back.
-        start = min(max(info.start_offset, now.start_offset), offset)
-        changed = info._replace(recovery_offset=lower, start_offset=start)
-        catalog.PARTITIONS.put(txn, log.key, value=_dated(changed, now))
-        catalog.clamp_cleaned_offset(txn, log.key, offset)
-
-    log.context.state.write(step)
-    # From here on nobody trusts the old tail; if this process dies, the next
-    # one rebuilds, and finds the records still there or gone, but never half.
-    log.context.live.write(lambda txn: txn.delete(log.tail_key))
-    after = rebuild(log, offset)
-    if after.next_offset == offset:
-        return after
-    # The log ends where it was asked to, past the last batch (A34).  A sealed segment
-    # says so durably: else recovery could not tell the gap from lost records.
-    after = after._replace(next_offset=offset, end_offset=offset, durable_offset=offset)
-    return roll.roll(log, after, log.last.headers, True, gap=True)

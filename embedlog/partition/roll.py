@@ -1,72 +1,68 @@
-"""Sealing the active segment and beginning the next; under the partition's lock."""
+"""Sealing the active segment and beginning the next one; under the partition's lock."""
 
 from __future__ import annotations
 
-from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from embedlog import batch as batches
 from embedlog import catalog, index, keyspace, kv
 from embedlog.batch import EncodedBatch
 from embedlog.catalog import SegmentInfo
-from embedlog.config import TopicConfig
 from embedlog.errors import DurabilityError
-from embedlog.partition import flush, producer_expiration, tail
+from embedlog.partition import tail as tails
 from embedlog.partition.bounded_clock import bounded_ms
+from embedlog.partition.remembered_producers import expire, oldest_ms, remembered_producers
+from embedlog.partition.state import PartitionState
+from embedlog.partition.sync import put_recovery_point, sync_entries, sync_files
 from embedlog.partition.tail import Tail
 from embedlog.segment import END_MARK, SegmentFile, create
 
-if TYPE_CHECKING:
-    from embedlog.partition.partition_log import PartitionLog
 
-
-def longest_ms(config: TopicConfig, info: SegmentInfo) -> int:
-    """Return how far the timestamps of a segment may lie apart before it is rolled (A12)."""
-    longest = config.segment_ms
-    if "compact" in config.cleanup_policy:
-        longest = min(longest, config.max_compaction_lag_ms)
-    if config.segment_jitter_ms:
-        # Fixed for a segment, spread over segments (A16); never all of the time there is (D6).
-        longest -= info.id * 2654435761 % (min(config.segment_jitter_ms, longest - 1) + 1)
-    return longest
-
-
-def is_due(log: PartitionLog, file: SegmentFile, now: Tail, one: EncodedBatch) -> bool:
-    """Whether a batch goes into a new segment: by size, time, span, or for a column (A11)."""
-    # What a cut left of a compacted segment has a column too many.
-    if file.has_offsets or (one.flags & batches.HEADERS and not log.last.headers):
+def is_due(log: PartitionState, file: SegmentFile, tail: Tail, batch: EncodedBatch) -> bool:
+    """Whether a batch must go into a new segment: by size, time, span, or for a column (A11)."""
+    # What a truncation left of a compacted segment has a column too many.
+    if file.has_offsets or (batch.flags & batches.HEADERS and not log.active_segment.headers):
         return True
-    span = now.next_offset - now.base_offset
+    span = tail.log_end_offset - tail.base_offset
     if not span:
         return False
-    if span + one.count > log.config.segment_max_offset_span:
+    if span + batch.count > log.config.segment_max_offset_span:
         return True
-    end, most = now.position + one.size, log.config.segment_bytes
-    if end > most and end - file.start > most:
+    end, limit = tail.log_end_position + batch.size, log.config.segment_bytes
+    if end > limit and end - file.start > limit:
         return True
-    latest = log.context.clock() if log.stamps else one.max_timestamp
-    return latest - now.first_timestamp > log.roll_ms
+    newest = log.context.clock() if log.rules.uses_append_time else batch.max_timestamp
+    return newest - tail.first_timestamp > log.rules.max_segment_ms
 
 
-def roll(log: PartitionLog, now: Tail, headers: bool, synced: bool, *, gap: bool = False) -> Tail:
+def roll_locked(log: PartitionState, tail: Tail) -> Tail:
+    """Roll with the durability of the log, and keep the columns of the active segment."""
+    return roll(log, tail, log.active_segment.headers, log.context.durability == "fsync")
+
+
+def roll(
+    log: PartitionState, tail: Tail, headers: bool, synced: bool, *, gap: bool = False
+) -> Tail:
     """Seal the active segment and open the next one after it (A14, A15).
 
     Args:
-        headers: Whether the next one has a column for headers.
+        log: The partition.
+        tail: Its tail.
+        headers: Whether the new segment has a column for headers.
         synced: Flush what is sealed first, and move the recovery point past it.
-        gap: Whether the last offsets of what is sealed have no records.
+        gap: Whether the last offsets of the sealed segment have no records.
     """
-    old, file = log.last, log.active_file()
-    if not now.empty:
-        file.write([END_MARK], now.position)
+    old, file = log.active_segment, log.active_file()
+    if not tail.empty:
+        file.write([END_MARK], tail.log_end_position)
     if synced:
-        flush.sync_files(log, now, file)
-    # Name it first, create it second: a missing empty tail can be made again,
+        sync_files(log, tail, file)
+    # Name it first, create it second: a missing empty tail can be created again,
     # but a file that the manifest does not name is garbage.
-    new = _name(log, now, old._replace(dense=old.dense and not gap), headers, synced)
+    new = _name_next(log, tail, old._replace(dense=old.dense and not gap), headers, synced)
     log.refresh()
-    after = start_segment(log, now, new, synced)
-    if now.empty:
+    after = start_segment(log, tail, new, synced)
+    if tail.empty:
         log.context.files.unlink(log.path_of(old), missing_ok=True)
         log.context.state.write(
             lambda txn: keyspace.UNCOMMITTED_FILES.delete(txn, log.key, *old.key)
@@ -74,103 +70,101 @@ def roll(log: PartitionLog, now: Tail, headers: bool, synced: bool, *, gap: bool
     return after
 
 
-def _name(
-    log: PartitionLog, now: Tail, old: SegmentInfo, headers: bool, synced: bool
+def _name_next(
+    log: PartitionState, tail: Tail, old: SegmentInfo, headers: bool, synced: bool
 ) -> SegmentInfo:
     """Seal the old segment in the manifest and name the new one, in one transaction."""
-    found = log.context.live.read(lambda txn: index.entries(txn, log.key, old.id))
-    producers = flush.producers(log) if synced else {}
+    entries = log.context.live.read(lambda txn: index.entries(txn, log.key, old.id))
+    producers = remembered_producers(log) if synced else {}
     sealed = old._replace(
-        next_offset=now.next_offset,
-        size=now.position + len(END_MARK),
-        end_position=now.position,
-        max_timestamp=now.timestamp,
-        appended_ms=now.appended_ms,
+        next_offset=tail.log_end_offset,
+        size=tail.log_end_position + len(END_MARK),
+        end_position=tail.log_end_position,
+        max_timestamp=tail.timestamp,
+        appended_ms=tail.appended_ms,
     )
-    created_ms = tail.creation_time(now, log.context.clock())
+    created_ms = tails.creation_time(tail, log.context.clock())
 
     def step(txn: kv.Txn) -> SegmentInfo:
         number = catalog.next_number(txn, "segment")
-        new = SegmentInfo(now.next_offset, number, created_ms, headers=headers, dense=True)
-        if now.empty:
+        new = SegmentInfo(tail.log_end_offset, number, created_ms, headers=headers, dense=True)
+        if tail.empty:
             catalog.drop_segment(txn, log.key, old)
             keyspace.UNCOMMITTED_FILES.put(txn, log.key, *old.key, value=None)
         else:
             catalog.put_segment(txn, log.key, sealed)
-            keyspace.SEGMENT_INDEXES.put(txn, log.key, *sealed.key, value=index.pack(found))
+            keyspace.SEGMENT_INDEXES.put(txn, log.key, *sealed.key, value=index.pack(entries))
         catalog.put_segment(txn, log.key, new)
         if synced:
-            flush.put_recovery_point(txn, log.key, now, producers)
+            put_recovery_point(txn, log.key, tail, producers)
         return new
 
     return log.context.state.write(step)
 
 
-def start_segment(log: PartitionLog, now: Tail, new: SegmentInfo, synced: bool = False) -> Tail:
-    """Create the file the manifest names and move the tail into it."""
+def start_segment(log: PartitionState, tail: Tail, new: SegmentInfo, synced: bool = False) -> Tail:
+    """Create the file that the manifest names, and move the tail into it."""
     file = create_segment(log, new, synced)
-    after = Tail(
-        new.id,
-        new.base_offset,
-        now.next_offset,
-        file.start,
-        now.next_offset,
-        file.start,
-        now.next_offset if synced else now.durable_offset,
-        now.start_offset,
-        now.leader_epoch,
-        created_ms=new.created_ms,
-        appended_ms=tail.first_append_time(new.created_ms, now.appended_ms),
-        flushed_ms=now.flushed_ms,
-    )
-
-    oldest = producer_expiration.oldest_ms(log, bounded_ms(log.context))
+    after = tail_of_new(tail, new, file.start)
+    if synced:
+        after = after._replace(durable_offset=tail.log_end_offset)
+    oldest = oldest_ms(log, bounded_ms(log.context))
 
     def step(txn: kv.Txn) -> bool:
         row = txn.get(log.tail_key)
-        # A flush works without the partition's lock: its failure must not be forgotten.
-        failed = row is not None and tail.unpack(row).failed
+        # A flush works without the partition's lock: its failure must be kept.
+        failed = row is not None and tails.unpack(row).failed
         txn.put(log.tail_key, after._replace(failed=failed).pack())
-        index.remove(txn, log.key, now.segment_id)
-        producer_expiration.expire(txn, log.key, oldest)
+        index.remove(txn, log.key, tail.segment_id)
+        expire(txn, log.key, oldest)
         return failed
 
     if log.context.live.write(step):
-        raise flush.failed(log)
+        raise log.flush_failed()
     return after
 
 
-def create_segment(log: PartitionLog, info: SegmentInfo, synced: bool) -> SegmentFile:
-    """Make the empty file of a segment that the manifest names."""
+def tail_of_new(before: Tail, new: SegmentInfo, position: int) -> Tail:
+    """Return the tail after a roll: in a new, empty segment whose batches begin at a position."""
+    return Tail(
+        new.id,
+        new.base_offset,
+        before.log_end_offset,
+        position,
+        before.log_end_offset,
+        position,
+        before.durable_offset,
+        before.start_offset,
+        before.leader_epoch,
+        created_ms=new.created_ms,
+        appended_ms=tails.first_append_time(new.created_ms, before.appended_ms),
+        flushed_ms=before.flushed_ms,
+    )
+
+
+def create_segment(log: PartitionState, info: SegmentInfo, synced: bool) -> SegmentFile:
+    """Create the empty file of a segment that the manifest names."""
     files = log.context.files
     files.make_directory(log.directory)
     files.make_directory(f"{log.directory}/{log.partition}")
     try:
         file = create(files, log.path_of(info), schema_of(log, info))
     except DurabilityError as error:
-        raise flush.fail(log, error) from error
-    log.active = info.id, file
+        raise log.mark_flush_failed(error) from error
+    log.open_segment_file = info.id, file
     if synced:
-        flush.sync(log, file)
-        flush.sync_entries(log, info.id)
+        log.sync(file)
+        sync_entries(log, info.id)
     return file
 
 
-@cache
-def _columns(headers: bool) -> tuple[Any, ...]:
-    return tuple(batches.schema(headers=headers, offsets=offsets) for offsets in (False, True))
-
-
-def columns_of(info: SegmentInfo) -> tuple[Any, ...]:
-    """Return the schemas, without metadata, that the file of a segment may have."""
-    return _columns(info.headers)
-
-
-def schema_of(log: PartitionLog, info: SegmentInfo, offsets: bool = False) -> Any:
+def schema_of(log: PartitionState, info: SegmentInfo, offsets: bool = False) -> Any:
     """Return the Arrow schema that a segment file of this partition begins with.
 
     Args:
-        offsets: Whether it is compacted, so that its last column tells the offsets.
+        log: The partition.
+        info: The segment.
+        offsets: Whether it is compacted, so that its last column has the offsets.
     """
     metadata = {
         b"embedlog.version": b"1",

@@ -29,10 +29,10 @@ class Tail(NamedTuple):
 
     segment_id: int
     base_offset: int
-    next_offset: int
-    position: int
-    end_offset: int
-    end_position: int
+    log_end_offset: int
+    log_end_position: int
+    high_watermark: int
+    high_watermark_position: int
     durable_offset: int
     start_offset: int
     leader_epoch: int
@@ -64,7 +64,7 @@ class Tail(NamedTuple):
     @property
     def empty(self) -> bool:
         """Whether the active segment has no batch."""
-        return self.next_offset == self.base_offset
+        return self.log_end_offset == self.base_offset
 
     def has_made(self, info: SegmentInfo) -> bool:
         """Whether a segment's file exists: a roll names it, creates it, and moves the tail into it.
@@ -138,5 +138,5 @@ def ends(txn: Txn, key: bytes, *, durable: bool = False) -> tuple[int, int] | No
     tail = TAILS.get(txn, key)
     if tail is None:
         return None
-    end = min(tail.durable_offset, tail.end_offset) if durable else tail.end_offset
+    end = min(tail.durable_offset, tail.high_watermark) if durable else tail.high_watermark
     return tail.start_offset, end

@@ -1,42 +1,39 @@
-"""What a topic refuses to take, and how it is told (A4, A6, A7)."""
+"""Checking batches against the limits of a topic (A4, A6, A7)."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import TYPE_CHECKING
 
 from embedlog import batch as batches
 from embedlog.batch import EncodedBatch
-from embedlog.config import TopicConfig
 from embedlog.errors import InvalidRecordError, RecordBatchTooLargeError, RecordTooLargeError
-
-if TYPE_CHECKING:
-    from embedlog.partition.partition_log import PartitionLog
+from embedlog.partition.state import PartitionState
 
 
-def check(log: PartitionLog, encoded: Sequence[EncodedBatch]) -> None:
-    """Refuse batches that the topic's settings do not allow.
+def check(log: PartitionState, encoded: Sequence[EncodedBatch]) -> None:
+    """Raise if the topic's settings do not allow one of the batches.
 
     Raises:
-        RecordTooLargeError: A batch over ``max.message.bytes`` (A4).
+        RecordTooLargeError: A batch is over ``max.message.bytes`` (A4).
+        RecordBatchTooLargeError: A batch takes more than ``segment.bytes`` on the disk (A4).
         InvalidRecordError: A6, A7.
     """
-    for one in encoded:
-        _check_one(log, one)
-    if log.needs_keys and any(one.null_keys for one in encoded):
-        raise _no_key(log, encoded)
+    for batch in encoded:
+        _check_batch(log, batch)
+    if log.rules.requires_keys and any(batch.null_keys for batch in encoded):
+        raise _keys_missing(log, encoded)
 
 
-def _check_one(log: PartitionLog, one: EncodedBatch) -> None:
-    size, config = one.size, log.config
-    if batches.is_over(one, config.max_message_bytes):
+def _check_batch(log: PartitionState, batch: EncodedBatch) -> None:
+    size, config = batch.size, log.config
+    if batches.is_over(batch, config.max_message_bytes):
         raise RecordTooLargeError(
-            f"a batch of {batches.kafka_size(one)} bytes, as Kafka counts them, is over "
+            f"a batch of {batches.kafka_size(batch)} bytes, as Kafka counts them, is over "
             f"max.message.bytes {config.max_message_bytes}",
             topic=log.topic,
             partition=log.partition,
-            todo="send less at once, or raise max.message.bytes of the topic",
+            todo="send fewer records at once, or raise max.message.bytes of the topic",
         )
     if size > config.segment_bytes:
         raise RecordBatchTooLargeError(
@@ -44,19 +41,19 @@ def _check_one(log: PartitionLog, one: EncodedBatch) -> None:
             f"{config.segment_bytes}",
             topic=log.topic,
             partition=log.partition,
-            todo="send less at once, or raise segment.bytes of the topic",
+            todo="send fewer records at once, or raise segment.bytes of the topic",
         )
-    if log.bounds_times:
-        _check_times(log, one)
+    if log.rules.checks_timestamps:
+        _check_timestamps(log, batch)
 
 
-def _check_times(log: PartitionLog, one: EncodedBatch) -> None:
-    now, config = log.context.clock(), log.config
-    oldest = now - config.message_timestamp_before_max_ms
-    newest = now + config.message_timestamp_after_max_ms
-    if one.min_timestamp < oldest or one.max_timestamp > newest:
+def _check_timestamps(log: PartitionState, batch: EncodedBatch) -> None:
+    now_ms, config = log.context.clock(), log.config
+    oldest = now_ms - config.message_timestamp_before_max_ms
+    newest = now_ms + config.message_timestamp_after_max_ms
+    if batch.min_timestamp < oldest or batch.max_timestamp > newest:
         raise InvalidRecordError(
-            f"timestamps {one.min_timestamp} to {one.max_timestamp} are not within "
+            f"timestamps {batch.min_timestamp} to {batch.max_timestamp} are not within "
             f"{oldest} to {newest}",
             topic=log.topic,
             partition=log.partition,
@@ -64,13 +61,13 @@ def _check_times(log: PartitionLog, one: EncodedBatch) -> None:
         )
 
 
-def _no_key(log: PartitionLog, encoded: Sequence[EncodedBatch]) -> InvalidRecordError:
-    """Say which records cannot be compacted, counted from the first one given (A6)."""
-    firsts = accumulate((one.count for one in encoded), initial=0)
+def _keys_missing(log: PartitionState, encoded: Sequence[EncodedBatch]) -> InvalidRecordError:
+    """Return the error that names the records without a key, counted over all batches (A6)."""
+    firsts = accumulate((batch.count for batch in encoded), initial=0)
     rows = [
         first + row
-        for first, one in zip(firsts, encoded, strict=False)
-        for row in batches.rows_without_key(one)
+        for first, batch in zip(firsts, encoded, strict=False)
+        for row in batches.rows_without_key(batch)
     ]
     return InvalidRecordError(
         f"records {rows[:20]}{'…' if len(rows) > 20 else ''} have no key, "
@@ -80,9 +77,3 @@ def _no_key(log: PartitionLog, encoded: Sequence[EncodedBatch]) -> InvalidRecord
         indices=rows,
         todo="give them keys",
     )
-
-
-def bounds_times(config: TopicConfig) -> bool:
-    """Whether a topic refuses timestamps far from the clock."""
-    narrow = min(config.message_timestamp_before_max_ms, config.message_timestamp_after_max_ms)
-    return config.message_timestamp_type == "CreateTime" and narrow < (1 << 63) - 1

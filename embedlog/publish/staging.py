@@ -1,18 +1,17 @@
-"""Batches that are ready to be published, in files that are nobody's part of the log yet.
+"""Staged files: batches that are ready to be published, and not part of the log yet.
 
-Whoever stages opens no database and takes no lock, so it may be killed at any
-instant, and may run where only the directory is shared.  Its file is named by
-nothing: `publishing` is given its path, and copies what is in it; until then,
-and after, anybody may remove it.
+A process that stages opens no database and takes no lock, so it may be killed at any
+instant, and may run where only the directory is shared.  No row names its file:
+`transaction.publish` gets the path, and copies the contents; before and after that,
+any process may remove the file.
 
     staging/<owner>/<job>/<name>
 
-The *owner* is a process that all who stage for a job depend on, as the driver
-of a Spark application is: once that is dead, nobody will publish what is there.
-Its name says which boot, process namespace, process and start it is, so that
-another process of the same number is not taken for it, nor is one of another
-machine.  A job's name begins with when it was begun, for those cases in which
-the owner cannot be asked.
+The *owner* is a process on which all processes of a job depend, such as the driver of a
+Spark application: once it is dead, its files will not be published.  Its name contains
+boot, process namespace, pid and start, so that no other process with the same pid, here
+or on another machine, is taken for it.  The name of a job begins with the time of its
+start, for when it is unknown whether the owner is alive.
 """
 
 from __future__ import annotations
@@ -30,26 +29,26 @@ from embedlog.files import Files, process_id
 
 STAGING = "staging"
 KEPT_MS = 24 * 60 * 60 * 1000
-"""Older jobs are removed when nobody can tell whether their owner lives."""
-_LONGER = 7
-"""So many times older ones also when it does."""
+"""Older jobs are removed if it is unknown whether their owner is alive."""
+_LIVE_OWNER_FACTOR = 7
+"""Jobs this many times as old are removed even if it is alive."""
 
 
 class StagedBatch(NamedTuple):
-    """One batch in a staged file, and where it is to go."""
+    """One batch in a staged file, and the partition that it is for."""
 
     place: int
-    """Which of the file's `StagedFile.places`."""
+    """The index of its partition in `StagedFile.places`."""
     position: int
     size: int
     headers: bool
 
 
 class StagedFile(NamedTuple):
-    """A finished file: what `publishing.publish` is given, however it got there."""
+    """A finished file, which `transaction.publish` takes."""
 
     path: str
-    """From the root; empty if there was nothing to stage."""
+    """Relative to the root; empty if there was nothing to stage."""
     places: tuple[tuple[str, int, int], ...]
     """Topic, the topic's id, and partition."""
     parts: tuple[StagedBatch, ...]
@@ -57,12 +56,12 @@ class StagedFile(NamedTuple):
 
 
 class StagedFileWriter:
-    """Writes one staged file; made where the records are, by one thread.
+    """Writes one staged file; for one thread.
 
     Args:
-        files: The seam of the root; not closed by this.
-        directory: The job's, as `job_directory` named it.
-        name: Of the file, which no other attempt has.
+        files: The files of the root; the writer does not close them.
+        directory: The job's directory, from `job_directory`.
+        name: The name of the file, unique among all attempts.
     """
 
     def __init__(self, files: Files, directory: str, name: str) -> None:
@@ -73,31 +72,31 @@ class StagedFileWriter:
         self._places: dict[tuple[str, int, int], int] = {}
         self._parts: list[StagedBatch] = []
 
-    def add(self, topic: str, topic_id: int, partition: int, one: EncodedBatch) -> None:
-        """Write a batch; those of a partition keep their order.
+    def add(self, topic: str, topic_id: int, partition: int, batch: EncodedBatch) -> None:
+        """Write a batch; the batches of a partition keep their order.
 
         Raises:
-            StorageError: `abandon` what was written.
+            StorageError: The caller must call `abandon`.
         """
         if self._fd is None:
             make_directories(self._files, self._directory)
             self._fd = self._files.open(self._path, write=True, create=True, exclusive=True)
         place = self._places.setdefault((topic, topic_id, partition), len(self._places))
-        self._parts.append(StagedBatch(place, self._position, one.size, one.has_headers))
-        self._position += self._files.write(self._fd, one.stamp(0, 0), self._position)
-        self._records += one.count
+        self._parts.append(StagedBatch(place, self._position, batch.size, batch.has_headers))
+        self._position += self._files.write(self._fd, batch.stamp(0, 0), self._position)
+        self._records += batch.count
 
     def finish(self) -> StagedFile:
-        """Close the file and say what is in it.
+        """Close the file and return its contents.
 
-        It is not flushed: whoever publishes it copies it, and flushes that.
+        It is not flushed: `publish` copies it, and flushes the copy.
         """
         path = self._path if self._fd is not None else ""
         self._close()
         return StagedFile(path, tuple(self._places), tuple(self._parts), self._records)
 
     def abandon(self) -> None:
-        """Remove what was written; what cannot be removed now is swept up later."""
+        """Remove the file; one that cannot be removed now is removed by `sweep` later."""
         if self._fd is not None:
             self._close()
             with suppress(StorageError):
@@ -110,11 +109,11 @@ class StagedFileWriter:
 
 
 def read(files: Files, staged: StagedFile) -> Iterator[tuple[tuple[str, int, int], EncodedBatch]]:
-    """Yield the batches of a staged file, and where each goes; over a map, nothing is copied.
+    """Yield the batches of a staged file with their partitions, over a map of the file.
 
     Raises:
         CorruptBatchError: The file is not the one that was written.
-        StorageError: It is gone: swept up, for its owner seemed dead.
+        StorageError: It is gone: `sweep` removed it, because its owner seemed dead.
     """
     if not staged.parts:
         return
@@ -128,37 +127,37 @@ def read(files: Files, staged: StagedFile) -> Iterator[tuple[tuple[str, int, int
         for headers in {part.headers for part in staged.parts}
     }
     for place, position, size, headers in staged.parts:
-        one = batches.Batch(sources[headers], position, position + size)
-        yield staged.places[place], batches.to_encoded(one)
+        batch = batches.Batch(sources[headers], position, position + size)
+        yield staged.places[place], batches.to_encoded(batch)
 
 
-# Names and who may remove them
+# The directories of jobs, and when they may be removed
 
 
 def job_directory(owner: str, began_ms: int, job: str) -> str:
-    """Return where a job stages: the same for all who take part in it."""
+    """Return the directory of a job, the same for all processes that take part in it."""
     return f"{STAGING}/{owner}/{began_ms:013d}-{job}"
 
 
 def make_directories(files: Files, directory: str) -> None:
-    """Make a directory and those it lies in."""
+    """Make a directory and its parents."""
     parts = directory.split("/")
     for depth in range(1, len(parts) + 1):
         files.make_directory("/".join(parts[:depth]))
 
 
 def remove(files: Files, staged: Iterable[StagedFile]) -> None:
-    """Remove staged files that nobody needs any more, and their job's directory with them.
+    """Remove the directories of staged files that are not needed any more.
 
-    Attempts that nobody heard of may have left others beside them.  What cannot
-    be removed is left to the sweep.
+    Failed attempts may have left other files there.  What cannot be removed is left
+    to `sweep`.
     """
-    for directory in {each.path.rpartition("/")[0] for each in staged if each.path}:
+    for directory in {file.path.rpartition("/")[0] for file in staged if file.path}:
         remove_job(files, directory)
 
 
 def remove_job(files: Files, directory: str) -> None:
-    """Remove a job's directory, and its owner's with the last one; failures do not matter."""
+    """Remove a job's directory, and the owner's if it was the last one; ignores failures."""
     assert directory.startswith(f"{STAGING}/")
     with suppress(StorageError):
         for name in files.list(directory):
@@ -168,42 +167,44 @@ def remove_job(files: Files, directory: str) -> None:
 
 
 def discard(files: Files, staged: StagedFile) -> None:
-    """Remove one staged file; that it is gone already does not matter."""
+    """Remove one staged file; it may be gone already."""
     if staged.path:
         with suppress(StorageError):
             files.unlink(staged.path, missing_ok=True)
 
 
-def left(files: Files) -> list[str]:
+def job_directories(files: Files) -> list[str]:
     """Return the directories of all jobs that have staged something."""
-    found: list[str] = []
+    paths: list[str] = []
     with suppress(StorageError):
         for owner in files.list(STAGING):
-            found += [f"{STAGING}/{owner}/{job}" for job in files.list(f"{STAGING}/{owner}")]
-    return found
+            paths += [f"{STAGING}/{owner}/{job}" for job in files.list(f"{STAGING}/{owner}")]
+    return paths
 
 
 def sweep(files: Files, now_ms: int, kept_ms: int = KEPT_MS) -> list[str]:
-    """Remove the jobs whose owner is dead, or is of elsewhere and began long ago; return them."""
-    found = [path for path in left(files) if orphaned(path, now_ms, kept_ms)]
-    for path in found:
+    """Remove the jobs that will not be published any more; return their directories."""
+    paths = [path for path in job_directories(files) if is_orphaned(path, now_ms, kept_ms)]
+    for path in paths:
         remove_job(files, path)
-    return found
+    return paths
 
 
-def orphaned(path: str, now_ms: int, kept_ms: int = KEPT_MS) -> bool:
-    """Whether nobody will publish what a job staged.
+def is_orphaned(path: str, now_ms: int, kept_ms: int = KEPT_MS) -> bool:
+    """Whether what a job staged will not be published any more.
+
+    Its owner is dead, or unknown here and the job is old.
 
     Args:
         path: The job's directory.
-        now_ms: The clock.
-        kept_ms: How long a job is left alone whose owner cannot be seen from here.
+        now_ms: The time, in milliseconds since 1970.
+        kept_ms: How old a job may be if it is unknown whether its owner is alive.
     """
     _, owner, job = path.split("/")
     began = job.partition("-")[0]
-    age_ms = now_ms - int(began) if began.isdigit() else kept_ms * _LONGER + 1
-    known = process_id.parse(owner)
-    if known is not None and known.here:
-        # A driver that lives long may have forgotten what failed, and what it aborted.
-        return not known.alive or age_ms > kept_ms * _LONGER
+    age_ms = now_ms - int(began) if began.isdigit() else kept_ms * _LIVE_OWNER_FACTOR + 1
+    process = process_id.parse(owner)
+    if process is not None and process.here:
+        # A long-lived driver may not have removed what it aborted.
+        return not process.alive or age_ms > kept_ms * _LIVE_OWNER_FACTOR
     return age_ms > kept_ms

@@ -1,29 +1,29 @@
-"""Publishing staged batches in any number of partitions: all of them, or none, and once.
+"""Publishing staged batches in any number of partitions: all of them or none, and only once.
 
 In order, under the locks of all partitions, taken in the order of their keys:
 
-1. Look at the application's markers: what is at or below them was published.
+1. Read the application's versions: a publication at or below them was published before.
 2. Work out where everything goes: past the end of the active segment, and into
-   new ones where that is full.
-3. One transaction on `state` enters in the journal what is *begun*: where each
-   partition ends, and which files will be made.
-4. Write past the ends, where nobody looks, and into the new files.
+   new segments where that is full.
+3. One transaction on `state` writes the journal entries, *prepared*: where each
+   partition ends, and which files will be created.
+4. Write past the ends, where no reader looks, and into the new files.
 5. With ``durability="fsync"``, flush them, their names, and what was there
-   before and nobody flushed.
-6. One transaction on `state` publishes: the journal says *done*, the manifest
-   has the new segments, the markers are written, the recovery points move.
-7. One transaction on `live` moves all ends; readers are woken.
+   before and not flushed.
+6. One transaction on `state` commits: the journal entries are *committed*, the manifest
+   has the new segments, the app versions are written, the recovery points move.
+7. One transaction on `live` moves all ends, and readers are woken: it is *visible*.
 
-Killed before 6, nothing happened, and whoever comes next removes what was
-written; after it, whoever comes next does 7.  After a power cut the same holds
-by the journal alone: a log ends where the journal says that a publication
-began, unless it is done.  (With ``durability="os"`` what is written may be
-lost after 6 as after any append; then the markers, which know where their
-publication ended, count no longer, and a repetition publishes it again.)
+Killed before 6, nothing happened, and the next process to use one of the partitions
+removes what was written; killed after it, that process does 7.  After a power cut the same
+holds by the journal alone: a log ends where the journal says that a publication began,
+unless it is committed.  (With ``durability="os"`` what is written may be lost after 6, as
+after any append.  The app versions note where their publication ended, so they are void
+then, and a repetition publishes it again.)
 
 Staged bytes are copied, not adopted by renaming their files: so segments are as
-large as the topic wants them, a small publication costs no segment, and what is
-staged need not be flushed, since nobody needs it after a crash.
+large as the topic wants them, a small publication costs no segment, and staged files
+need not be flushed, since they are not needed after a crash.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ import logging
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from embedlog import batch as batches
 from embedlog import catalog, index, keyspace, kv
@@ -47,24 +47,27 @@ from embedlog.errors import (
     UnknownTopicOrPartitionError,
 )
 from embedlog.index import IndexEntry
-from embedlog.partition import flush, journal, overdue_warning, roll, tail, validation
-from embedlog.partition.append import PendingAppend
+from embedlog.partition import journal, recovery, roll, validation
+from embedlog.partition import tail as tails
+from embedlog.partition.append import PendingAppend, note_appended
+from embedlog.partition.context import Context
 from embedlog.partition.journal import JournalEntry
-from embedlog.partition.partition_log import PartitionLog
+from embedlog.partition.partitions import Partitions
+from embedlog.partition.producer_state import ProducerState
+from embedlog.partition.remembered_producers import remembered_producers
+from embedlog.partition.state import PartitionState
+from embedlog.partition.sync import put_recovery_point, sync_entries, sync_files
 from embedlog.partition.tail import Tail
 from embedlog.publish import app_versions, staging
 from embedlog.publish.app_versions import AppVersion
 from embedlog.publish.staging import StagedFile
 from embedlog.segment import END_MARK, SegmentFile, create
 
-if TYPE_CHECKING:
-    from embedlog.root.root import Root
-
 _logger = logging.getLogger("embedlog")
 
 
 class Publication(NamedTuple):
-    """The application that publishes, and the number of the publication by its own count."""
+    """The publishing application and its version number."""
 
     application: str
     version: int
@@ -81,43 +84,44 @@ class Publication(NamedTuple):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of its markers by topic."""
+        """The names under which it has an app version in each topic."""
         names = [] if self.application == self.source else [self.application]
         return (*names, f"at {self.place}") if self.place else tuple(names)
 
 
 class PublishResult(NamedTuple):
-    """What a publication came to."""
+    """What `publish` did."""
 
     records: int
     repeated: AppVersion | None = None
-    """The marker of the one before, if it was published already; then nothing was done."""
+    """The version published before, if this is a repetition; then nothing was done."""
 
 
 @dataclass(slots=True)
 class SegmentPlan:
-    """What goes into one segment: the active one, or one that is to follow it."""
+    """What will be written to one segment: the active one, or a new one after it."""
 
     info: SegmentInfo
-    draft: PendingAppend
+    pending: PendingAppend
     file: SegmentFile | None = None
 
 
 @dataclass(slots=True)
 class PartitionPlan:
-    """What goes to one partition; under its lock."""
+    """What will be written to one partition; under its lock."""
 
-    log: PartitionLog
+    log: PartitionState
     before: Tail
-    legs: list[SegmentPlan] = field(default_factory=list)
+    segments: list[SegmentPlan] = field(default_factory=list)
 
     @property
     def after(self) -> Tail:
-        return self.legs[-1].draft.tail
+        """The tail that makes it visible."""
+        return self.segments[-1].pending.tail
 
 
 def publish(
-    root: Root,
+    root: Partitions,
     staged: Sequence[StagedFile],
     publication: Publication | None = None,
     *,
@@ -127,23 +131,23 @@ def publish(
 ) -> PublishResult:
     """Make staged batches part of the log: in all their partitions at once, or in none.
 
-    Those of a partition are in the order of ``staged``.  The files are left to
-    the caller, who may remove them when this returns, or raised.
+    Those of a partition are in the order of ``staged``.  The caller may remove the
+    staged files when this returns or raises.
 
     Args:
-        root: Where they were staged.
-        staged: What was staged, in the order in which it is to be read.
+        root: The log that they were staged for.
+        staged: The files, in the order in which they are to be read.
         publication: The application and its version; without it a repetition publishes again.
-        durability: What it survives, as in `PartitionLog.append`; the root's by default.
-        timeout: Seconds to wait for each partition, or as long as for any lock.
+        durability: ``"os"`` or ``"fsync"``; that of the log by default.
+        timeout: Seconds to wait for each partition; ``lock_timeout`` by default.
         restart: Let an application start over in topics that it has published to: what
             it published there before may then be published again.
 
     Raises:
         RestartedApplicationError: The application started over in a topic that it has
             published to, and ``restart`` is not set.
-        UnknownTopicOrPartitionError: A topic is gone, or another one since.
-        RecordTooLargeError, InvalidRecordError: A topic does not take what was staged.
+        UnknownTopicOrPartitionError: A topic was deleted, or deleted and created again.
+        RecordTooLargeError, InvalidRecordError: A topic does not allow a staged batch.
         LockTimeoutError: Another process holds a partition; ``pid`` says which.
         DiskFullError, StorageError: Nothing was published.
         DurabilityError: A flush failed, now or before; nothing was published.
@@ -151,44 +155,43 @@ def publish(
     """
     context = root.context
     context.check_appendable()
-    given = _by_partition(root, staged)
-    if not given and publication is None:
+    encoded = _by_partition(root, staged)
+    if not encoded and publication is None:
         return PublishResult(0)
-    with _held(list(given), timeout):
-        intent = None if publication is None else _intent(publication, list(given), restart)
-        told = _told(root, intent)
-        if told is not None:
-            return told
+    with _locked(list(encoded), timeout):
+        target = None if publication is None else _target(publication, list(encoded), restart)
+        result = _earlier_result(context, target)
+        if result is not None:
+            return result
         synced = (durability or context.durability) == "fsync"
-        records = sum(each.records for each in staged)
+        records = sum(file.records for file in staged)
         try:
-            shares = [_planned(log, encoded, synced) for log, encoded in given.items()]
-            told = _carry_out(root, shares, intent, records, synced)
+            plans = [_plan(log, batches, synced) for log, batches in encoded.items()]
+            result = _carry_out(context, plans, target, records, synced)
         except DiskFullError:
-            context.reserve.short = True
+            context.reserve.mark_full()
             raise
-    for log, encoded in given.items():
-        log.dirty = True
-        overdue_warning.warn(log, encoded)
+    for log, appended in encoded.items():
+        note_appended(log, appended)
     context.wake.advance()
-    return told or PublishResult(records)
+    return result or PublishResult(records)
 
 
 def _by_partition(
-    root: Root, staged: Sequence[StagedFile]
-) -> dict[PartitionLog, list[EncodedBatch]]:
-    """Return what goes to each partition, in the order of the partitions' keys."""
-    found: dict[tuple[int, int], tuple[PartitionLog, list[EncodedBatch]]] = {}
-    for each in staged:
-        for (topic, topic_id, partition), one in staging.read(root.context.files, each):
-            place = topic_id, partition
-            if place not in found:
-                found[place] = _log_of(root, topic, topic_id, partition), []
-            found[place][1].append(one)
-    return dict(found[place] for place in sorted(found))
+    root: Partitions, staged: Sequence[StagedFile]
+) -> dict[PartitionState, list[EncodedBatch]]:
+    """Return the batches of each partition, in the order of the partitions' keys."""
+    by_key: dict[tuple[int, int], tuple[PartitionState, list[EncodedBatch]]] = {}
+    for file in staged:
+        for (topic, topic_id, partition), batch in staging.read(root.context.files, file):
+            key = topic_id, partition
+            if key not in by_key:
+                by_key[key] = _partition(root, topic, topic_id, partition), []
+            by_key[key][1].append(batch)
+    return dict(by_key[key] for key in sorted(by_key))
 
 
-def _log_of(root: Root, topic: str, topic_id: int, partition: int) -> PartitionLog:
+def _partition(root: Partitions, topic: str, topic_id: int, partition: int) -> PartitionState:
     log = root.partition(topic, partition)
     if log.topic_id != topic_id:
         raise UnknownTopicOrPartitionError(
@@ -201,20 +204,20 @@ def _log_of(root: Root, topic: str, topic_id: int, partition: int) -> PartitionL
 
 
 @contextmanager
-def _held(logs: list[PartitionLog], timeout: float | None) -> Iterator[None]:
-    """Hold all partitions, whose order is the same for everybody."""
-    with ExitStack() as held:
+def _locked(logs: list[PartitionState], timeout: float | None) -> Iterator[None]:
+    """Hold the locks of all partitions; every process takes them in the same order."""
+    with ExitStack() as stack:
         for log in logs:
             log.acquire(timeout)
-            held.callback(log.release)
+            stack.callback(log.release)
         yield
 
 
 # Whether it was published before
 
 
-class PublicationPlan(NamedTuple):
-    """What is about to be published: the publication, and which topics it writes to."""
+class PublicationTarget(NamedTuple):
+    """A publication, and the topics that it writes to."""
 
     publication: Publication
     topics: dict[int, str]
@@ -222,70 +225,72 @@ class PublicationPlan(NamedTuple):
     restart: bool
 
 
-def _intent(publication: Publication, logs: list[PartitionLog], restart: bool) -> PublicationPlan:
+def _target(
+    publication: Publication, logs: list[PartitionState], restart: bool
+) -> PublicationTarget:
     topics = dict.fromkeys(publication.topics, "") | {log.topic_id: log.topic for log in logs}
-    return PublicationPlan(publication, topics, restart)
+    return PublicationTarget(publication, topics, restart)
 
 
-def _told(root: Root, intent: PublicationPlan | None) -> PublishResult | None:
-    if intent is None:
+def _earlier_result(context: Context, target: PublicationTarget | None) -> PublishResult | None:
+    """Return the result for a repetition, which must be visible; None for a new publication."""
+    if target is None:
         return None
-    # A commit whose process died may be seen only when somebody commits next.
-    context = root.context
-    context.state.settle()
-    marker = context.state.read(lambda txn: _published_before(txn, intent))
-    if marker is None:
+    # A commit whose process died may become visible only with the next commit.
+    context.state.catch_up()
+    before = context.state.read(lambda txn: _published_before(txn, target))
+    if before is None:
         return None
-    # Its process may have died before anybody could see what it had published.
-    context.live.settle()
-    journal.finish_done(context, [key for key, _, _ in marker.ends])
-    return PublishResult(0, marker)
+    # Its process may have died before it made the publication visible.
+    context.live.catch_up()
+    journal.finish_committed(context, [key for key, _, _ in before.ends])
+    return PublishResult(0, before)
 
 
-def _published_before(txn: kv.Txn, intent: PublicationPlan) -> AppVersion | None:
-    """Return the marker of this publication, or of a later one; None if it is to be made.
+def _published_before(txn: kv.Txn, target: PublicationTarget) -> AppVersion | None:
+    """Return the version of this publication or of a later one; None if it is new.
 
     Raises:
-        RestartedApplicationError: It is to be made, but another source has published
+        RestartedApplicationError: It is new, but another source has published
             under its name to one of its topics.
     """
-    publication = intent.publication
+    publication = target.publication
     known = [
-        (name, topic, marker)
-        for topic_id, topic in intent.topics.items()
+        (name, topic, version)
+        for topic_id, topic in target.topics.items()
         for name in publication.names
-        if (marker := app_versions.get(txn, name, topic_id)) is not None
+        if (version := app_versions.get(txn, name, topic_id)) is not None
     ]
-    comparable = [marker for _, _, marker in known if marker.source == publication.source]
+    comparable = [version for _, _, version in known if version.source == publication.source]
     if publication.source and (last := app_versions.get(txn, publication.source)) is not None:
         comparable.append(last)
-    reached = [marker for marker in comparable if marker.version >= publication.version]
+    reached = [version for version in comparable if version.version >= publication.version]
     if reached:
-        latest = max(reached, key=lambda marker: marker.version)
-        # What follows a lost publication was published, so only the last one can be made again.
+        latest = max(reached, key=lambda version: version.version)
+        # What follows a lost publication was published, so only the last one can be repeated.
         if latest.version > publication.version or not any(
-            app_versions.is_lost(txn, marker) for marker in reached
+            app_versions.is_lost(txn, version) for version in reached
         ):
             return latest
-    for name, topic, marker in known:
-        if marker.source != publication.source and not intent.restart:
-            raise _restarted(publication, name, topic, marker)
+    for name, topic, version in known:
+        if version.source != publication.source and not target.restart:
+            raise _restarted(publication, name, topic, version)
     return None
 
 
 def _restarted(
-    publication: Publication, name: str, topic: str, marker: AppVersion
+    publication: Publication, name: str, topic: str, before: AppVersion
 ) -> RestartedApplicationError:
     what = "application " + name if name == publication.application else "the checkpoint " + name
     return RestartedApplicationError(
-        f"The versions of {what} have started over: {marker.version} was published to this topic "
-        f"by {marker.source or 'batch writes'} (run {marker.run or 'unknown'}), and now "
+        f"The versions of {what} have started over: {before.version} was published to this topic "
+        f"by {before.source or 'batch writes'} (run {before.run or 'unknown'}), and now "
         f"{publication.version} comes from {publication.source or 'batch writes'} (run "
         f"{publication.run or 'unknown'}), as when the checkpoint of a query is deleted",
         topic=topic or None,
         application=publication.application,
         version=publication.version,
-        published=marker.version,
+        published=before.version,
         todo="Put the checkpoint back, or publish to another topic. To publish to this one, which "
         'may then have the same records twice, set .option("allowRestart", "true") on the writer '
         "in Spark, or pass restart=True to publish()",
@@ -295,112 +300,105 @@ def _restarted(
 # Where it goes
 
 
-def _planned(log: PartitionLog, encoded: list[EncodedBatch], synced: bool) -> PartitionPlan:
-    """Work out what goes where in one partition; changes nothing but for a roll that is due."""
-    now = log.tail_locked()
-    if now.failed:
-        raise flush.failed(log)
+def _plan(log: PartitionState, encoded: list[EncodedBatch], synced: bool) -> PartitionPlan:
+    """Plan the segments of one partition; changes nothing but for a roll that is due."""
+    tail = recovery.tail_locked(log)
+    if tail.failed:
+        raise log.flush_failed()
     validation.check(log, encoded)
-    wide = log.last.headers or any(one.has_headers for one in encoded)
-    if wide is not log.last.headers or roll.is_due(log, log.active_file(), now, encoded[0]):
-        # By itself, before anything else: that is done, and whole, whatever becomes of the rest.
-        now = roll.roll(log, now, wide, synced)
-    share = PartitionPlan(log, now, [SegmentPlan(log.last, PendingAppend(log, now, publish=True))])
+    active = log.active_segment
+    headers = active.headers or any(batch.has_headers for batch in encoded)
+    if headers is not active.headers or roll.is_due(log, log.active_file(), tail, encoded[0]):
+        # On its own, before anything else: the roll is complete, whatever happens to the rest.
+        tail = roll.roll(log, tail, headers, synced)
+    first = SegmentPlan(log.active_segment, PendingAppend(log, tail, publish=True))
+    plan = PartitionPlan(log, tail, [first])
     file = log.active_file()
-    for one in encoded:
-        whole = batches.add_headers(one) if wide and not one.has_headers else one
-        if roll.is_due(log, file, share.after, whole):
-            share.legs.append(_next_leg(log, share.after, wide))
-        share.legs[-1].draft.add(whole)
-    return share
+    for batch in encoded:
+        if headers and not batch.has_headers:
+            batch = batches.add_headers(batch)
+        if roll.is_due(log, file, plan.after, batch):
+            plan.segments.append(_plan_next_segment(log, plan.after, headers))
+        plan.segments[-1].pending.add(batch)
+    return plan
 
 
-def _next_leg(log: PartitionLog, now: Tail, wide: bool) -> SegmentPlan:
+def _plan_next_segment(log: PartitionState, tail: Tail, headers: bool) -> SegmentPlan:
     context = log.context
     number = context.state.write(lambda txn: catalog.next_number(txn, "segment"))
-    created_ms = tail.creation_time(now, context.clock())
-    info = SegmentInfo(now.next_offset, number, created_ms, headers=wide, dense=True)
+    created_ms = tails.creation_time(tail, context.clock())
+    info = SegmentInfo(tail.log_end_offset, number, created_ms, headers=headers, dense=True)
     start = roll.schema_of(log, info).serialize().size
-    begun = Tail(
-        info.id,
-        info.base_offset,
-        now.next_offset,
-        start,
-        now.next_offset,
-        start,
-        now.durable_offset,
-        now.start_offset,
-        now.leader_epoch,
-        created_ms=info.created_ms,
-        appended_ms=tail.first_append_time(info.created_ms, now.appended_ms),
-        flushed_ms=now.flushed_ms,
-    )
-    return SegmentPlan(info, PendingAppend(log, begun, publish=True))
+    return SegmentPlan(info, PendingAppend(log, roll.tail_of_new(tail, info, start), publish=True))
 
 
-# Doing it
+# Carrying it out
 
 
-class RepeatedPublication(Exception):  # noqa: N818 - it ends a transaction, and is nobody's error
-    def __init__(self, marker: AppVersion) -> None:
-        super().__init__(marker)
-        self.marker = marker
+class RepeatedPublication(Exception):  # noqa: N818 - it ends a transaction, and reaches no caller
+    """Another run has published the same version meanwhile."""
+
+    def __init__(self, before: AppVersion) -> None:
+        super().__init__(before)
+        self.before = before
 
 
 def _carry_out(
-    root: Root,
-    shares: list[PartitionPlan],
-    intent: PublicationPlan | None,
+    context: Context,
+    plans: list[PartitionPlan],
+    target: PublicationTarget | None,
     records: int,
     synced: bool,
 ) -> PublishResult | None:
-    context = root.context
+    """Write the planned batches, commit, and make them visible; a result for a repetition."""
     clocks = app_versions.ClockState(
-        context.files.boot_id(), context.files.uptime_ms(), root.clock()
+        context.files.boot_id(), context.files.uptime_ms(), context.clock()
     )
     try:
-        number = context.state.write(lambda txn: _begin(txn, shares))
-        for share in shares:
-            _write(share)
+        number = context.state.write(lambda txn: _prepare(txn, plans))
+        for plan in plans:
+            _write(plan)
         if synced:
-            for share in shares:
-                _flush(share)
-        rows = {share.log.key: _entered(share, shares, number, synced) for share in shares}
-        known = {share.log.key: flush.producers(share.log) for share in shares if synced}
+            for plan in plans:
+                _flush(plan)
+        entries = {plan.log.key: _committed(plan, plans, number, synced) for plan in plans}
+        producers = {plan.log.key: remembered_producers(plan.log) for plan in plans if synced}
 
-        def done(txn: kv.Txn) -> None:
-            if intent is not None:
-                # Another run of it may have published by other partitions meanwhile.
-                before = _published_before(txn, intent)
+        def commit(txn: kv.Txn) -> None:
+            if target is not None:
+                # Another run of it may have published to other partitions meanwhile.
+                before = _published_before(txn, target)
                 if before is not None:
                     raise RepeatedPublication(before)
                 elapsed_ms = app_versions.advance_clock(txn, clocks)
-                marker = _marker(intent.publication, shares, records, clocks.time_ms, elapsed_ms)
-                _put_markers(txn, intent, marker)
+                version = _app_version(
+                    target.publication, plans, records, clocks.time_ms, elapsed_ms
+                )
+                _put_app_versions(txn, target, version)
                 if number % app_versions.CHECK_INTERVAL == 0:
                     app_versions.expire(txn, elapsed_ms)
-            for share in shares:
-                _put_share(txn, share, rows[share.log.key], known.get(share.log.key))
+            for plan in plans:
+                _put_partition(txn, plan, entries[plan.log.key], producers.get(plan.log.key))
 
-        context.state.write(done)
-        context.live.write(lambda txn: journal.reveal(txn, rows.items()))
+        context.state.write(commit)
+        context.live.write(lambda txn: journal.make_visible(txn, entries.items()))
     except RepeatedPublication as repeated:
-        _settle(shares)
-        return PublishResult(0, repeated.marker)
+        _resolve(plans)
+        return PublishResult(0, repeated.before)
     except BaseException:
-        _settle(shares)
+        _resolve(plans)
         raise
     return None
 
 
-def _marker(
+def _app_version(
     publication: Publication,
-    shares: list[PartitionPlan],
+    plans: list[PartitionPlan],
     records: int,
     time_ms: int,
     elapsed_ms: int,
 ) -> AppVersion:
-    ends = [(each.log.key, each.after.leader_epoch, each.after.next_offset) for each in shares]
+    ends = [(plan.log.key, plan.after.leader_epoch, plan.after.log_end_offset) for plan in plans]
     return AppVersion(
         publication.version,
         publication.source,
@@ -412,134 +410,142 @@ def _marker(
     )
 
 
-def _put_markers(txn: kv.Txn, intent: PublicationPlan, marker: AppVersion) -> None:
-    if marker.source:
-        app_versions.put(txn, marker.source, app_versions.ANY_TOPIC, marker)
-    ends: dict[int, list[tuple[bytes, int, int]]] = {topic_id: [] for topic_id in intent.topics}
-    for end in marker.ends:
+def _put_app_versions(txn: kv.Txn, target: PublicationTarget, version: AppVersion) -> None:
+    if version.source:
+        app_versions.put(txn, version.source, app_versions.ANY_TOPIC, version)
+    ends: dict[int, list[tuple[bytes, int, int]]] = {topic_id: [] for topic_id in target.topics}
+    for end in version.ends:
         ends[keyspace.PARTITION_KEY.unpack(end[0])[0]].append(end)
-    for topic_id in intent.topics:
-        of_topic = marker._replace(ends=tuple(ends[topic_id]))
-        for name in intent.publication.names:
+    for topic_id in target.topics:
+        of_topic = version._replace(ends=tuple(ends[topic_id]))
+        for name in target.publication.names:
             app_versions.put(txn, name, topic_id, of_topic)
 
 
-def _begin(txn: kv.Txn, shares: list[PartitionPlan]) -> int:
+def _prepare(txn: kv.Txn, plans: list[PartitionPlan]) -> int:
+    """Write the prepared journal entries; return the number of the publication."""
     number = catalog.next_number(txn, "publication")
-    keys = tuple(share.log.key for share in shares)
-    for share in shares:
-        files = tuple((leg.info.base_offset, leg.info.id) for leg in share.legs[1:])
-        begun = JournalEntry(number, journal.PREPARED, journal.end_of(share.before), keys, files)
-        journal.JOURNAL.put(txn, share.log.key, value=begun)
+    keys = tuple(plan.log.key for plan in plans)
+    for plan in plans:
+        files = tuple((segment.info.base_offset, segment.info.id) for segment in plan.segments[1:])
+        entry = JournalEntry(number, journal.PREPARED, journal.end_of(plan.before), keys, files)
+        journal.JOURNAL.put(txn, plan.log.key, value=entry)
     return number
 
 
-def _write(share: PartitionPlan) -> None:
-    """Write past the end of the active segment, and into the files that follow it."""
-    log, last = share.log, share.legs[-1]
-    for leg in share.legs:
-        if leg is share.legs[0]:
-            leg.file = log.active_file()
+def _write(plan: PartitionPlan) -> None:
+    """Write past the end of the active segment, and into the new files after it."""
+    log, last = plan.log, plan.segments[-1]
+    for segment in plan.segments:
+        if segment is plan.segments[0]:
+            segment.file = log.active_file()
         else:
-            schema = roll.schema_of(log, leg.info)
-            leg.file = create(log.context.files, log.path_of(leg.info), schema)
-            assert leg.file.size() == leg.draft.position
-        buffers: list[Any] = leg.draft.buffers
-        leg.file.write(buffers if leg is last else [*buffers, END_MARK], leg.draft.position)
+            schema = roll.schema_of(log, segment.info)
+            segment.file = create(log.context.files, log.path_of(segment.info), schema)
+            assert segment.file.size() == segment.pending.position
+        buffers: list[Any] = segment.pending.buffers
+        if segment is not last:
+            buffers = [*buffers, END_MARK]
+        segment.file.write(buffers, segment.pending.position)
 
 
-def _flush(share: PartitionPlan) -> None:
-    """Put all of it on the disk, with what came before it.
+def _flush(plan: PartitionPlan) -> None:
+    """Put all of it on the disk, with what was written before it.
 
     Raises:
-        DurabilityError: The active segment, or a name, could not be: that is final (P9).
-        StorageError: A new file could not be, which is nobody's loss.
+        DurabilityError: The active segment or a name could not be flushed: that is final (P9).
+        StorageError: A new file could not be flushed; nothing is lost, since it is not named.
     """
-    log, first = share.log, share.legs[0]
+    log, first = plan.log, plan.segments[0]
     assert first.file is not None
-    flush.sync_files(log, share.before, first.file)
-    for leg in share.legs[1:]:
-        assert leg.file is not None
+    sync_files(log, plan.before, first.file)
+    for segment in plan.segments[1:]:
+        assert segment.file is not None
         try:
-            leg.file.sync()
+            segment.file.sync()
         except DurabilityError as error:
             raise StorageError(error.what, **error.facts) from error
-    if len(share.legs) > 1:
-        flush.sync_entries(log, share.legs[-1].info.id)
+    if len(plan.segments) > 1:
+        sync_entries(log, plan.segments[-1].info.id)
 
 
-def _entered(
-    share: PartitionPlan, shares: list[PartitionPlan], number: int, synced: bool
+def _committed(
+    plan: PartitionPlan, plans: list[PartitionPlan], number: int, synced: bool
 ) -> JournalEntry:
-    after = share.after
+    """Return the committed journal entry of a partition."""
+    after = plan.after
     if synced:
         after = after._replace(
-            durable_offset=after.next_offset, flushed_ms=share.log.context.clock()
+            durable_offset=after.log_end_offset, flushed_ms=plan.log.context.clock()
         )
     return JournalEntry(
         number,
-        True,
-        journal.end_of(share.before),
-        tuple(each.log.key for each in shares),
+        journal.COMMITTED,
+        journal.end_of(plan.before),
+        tuple(other.log.key for other in plans),
         after=after.pack(),
-        entries=index.pack(share.legs[-1].draft.entries),
+        entries=index.pack(plan.segments[-1].pending.entries),
     )
 
 
-def _put_share(
-    txn: kv.Txn, share: PartitionPlan, entered: JournalEntry, known: dict[int, Any] | None
+def _put_partition(
+    txn: kv.Txn,
+    plan: PartitionPlan,
+    entry: JournalEntry,
+    producers: dict[int, ProducerState] | None,
 ) -> None:
-    log, key = share.log, share.log.key
-    for leg, following in zip(share.legs, share.legs[1:], strict=False):
-        sealed = _sealed(leg)
+    """Write the rows of a partition; ``producers`` if it was flushed."""
+    log, key = plan.log, plan.log.key
+    for segment, following in zip(plan.segments, plan.segments[1:], strict=False):
+        sealed = _sealed(segment)
         catalog.put_segment(txn, key, sealed)
         keyspace.SEGMENT_INDEXES.put(
-            txn, key, *sealed.key, value=index.pack(_entries(log, leg, share))
+            txn, key, *sealed.key, value=index.pack(_entries(log, segment, plan))
         )
         catalog.put_segment(txn, key, following.info)
-    if known is not None:
-        flush.put_recovery_point(txn, key, share.after, known)
-    journal.JOURNAL.put(txn, key, value=entered)
+    if producers is not None:
+        put_recovery_point(txn, key, plan.after, producers)
+    journal.JOURNAL.put(txn, key, value=entry)
 
 
-def _sealed(leg: SegmentPlan) -> SegmentInfo:
-    now = leg.draft.tail
-    return leg.info._replace(
-        next_offset=now.next_offset,
-        size=now.position + len(END_MARK),
-        end_position=now.position,
-        max_timestamp=now.timestamp,
-        appended_ms=now.appended_ms,
+def _sealed(segment: SegmentPlan) -> SegmentInfo:
+    tail = segment.pending.tail
+    return segment.info._replace(
+        next_offset=tail.log_end_offset,
+        size=tail.log_end_position + len(END_MARK),
+        end_position=tail.log_end_position,
+        max_timestamp=tail.timestamp,
+        appended_ms=tail.appended_ms,
     )
 
 
-def _entries(log: PartitionLog, leg: SegmentPlan, share: PartitionPlan) -> list[IndexEntry]:
-    if leg is not share.legs[0]:
-        return leg.draft.entries
-    before = log.context.live.read(lambda txn: index.entries(txn, log.key, leg.info.id))
-    return before + leg.draft.entries
+def _entries(log: PartitionState, segment: SegmentPlan, plan: PartitionPlan) -> list[IndexEntry]:
+    if segment is not plan.segments[0]:
+        return segment.pending.entries
+    before = log.context.live.read(lambda txn: index.entries(txn, log.key, segment.info.id))
+    return before + segment.pending.entries
 
 
-def _settle(shares: list[PartitionPlan]) -> None:
-    """After a failure: undo what was begun, or finish what was done; else whoever comes next."""
-    for share in shares:
-        # A disk that refuses even this leaves the journal to the next writer.
+def _resolve(plans: list[PartitionPlan]) -> None:
+    """After a failure: undo what was prepared, or make visible what was committed."""
+    for plan in plans:
+        # On a disk that refuses even this, the journal is left to the next writer.
         with suppress(EmbedlogError):
-            share.log.settled = -1
-            share.log.tail_locked()
+            recovery.resolve_publication(plan.log)
 
 
-def marker_of(root: Root, source: str) -> AppVersion | None:
-    """Return the marker of the last publication by a source."""
+def last_app_version(root: Partitions, source: str) -> AppVersion | None:
+    """Return the version of the last publication by a source."""
     return root.context.state.read(lambda txn: app_versions.get(txn, source))
 
 
-def log_repetition(publication: Publication, told: PublishResult) -> None:
-    """Say in the log that a publication was skipped, and which runs it was published by."""
-    before = told.repeated
+def log_repetition(publication: Publication, result: PublishResult) -> None:
+    """Log that a publication was skipped, and which run published it before."""
+    before = result.repeated
     assert before is not None
     _logger.warning(
-        "%s: %d was published already (up to %d, by run %s, %d records), so it is skipped (run %s)",
+        "%s: version %d was published before (up to %d, by run %s, %d records) and is skipped "
+        "(run %s)",
         publication.application,
         publication.version,
         before.version,

@@ -48,9 +48,11 @@ def parts(
             part = RetainedSegment(info.base_offset, info.next_offset, info.size, None)
             times = info.max_timestamp, info.appended_ms, sealed_ms
             found.append(dated(part, *times, now_ms, clock))
-        elif info.id == now.segment_id and not now.empty and now.end_offset == now.next_offset:
+        elif (
+            info.id == now.segment_id and not now.empty and now.high_watermark == now.log_end_offset
+        ):
             part = RetainedSegment(
-                info.base_offset, now.next_offset, now.end_position, None, active=True
+                info.base_offset, now.log_end_offset, now.high_watermark_position, None, active=True
             )
             found.append(dated(part, now.timestamp, now.appended_ms, None, now_ms, clock))
         # It was created when the one before was sealed: no record of that is younger.

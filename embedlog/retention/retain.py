@@ -256,7 +256,12 @@ def _trim(
 
     epoch = one.now.leader_epoch
     start, segments, size = log_start.trim(
-        log, min(goal, one.now.end_offset), whole=True, epoch=epoch, limit=limit, timeout=timeout
+        log,
+        min(goal, one.now.high_watermark),
+        whole=True,
+        epoch=epoch,
+        limit=limit,
+        timeout=timeout,
     )
     if not segments:
         return []
@@ -280,5 +285,5 @@ def delete_records(log: PartitionLog, offset: int) -> int:
         Exception: As `trimming.trim`.
     """
     log.refresh()
-    goal = log.tail().end_offset if offset == -1 else offset
+    goal = log.tail().high_watermark if offset == -1 else offset
     return log.context.reserve.used_by(lambda: log_start.trim(log, goal)).start_offset

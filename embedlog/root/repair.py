@@ -1,15 +1,14 @@
-"""Making a damaged partition whole again without what is damaged.
+"""Repairing a damaged partition: its good records are kept, the damaged ones are dropped.
 
 Good records keep their offsets; the damaged file is kept in ``quarantine/``.
-Like compaction, a repair writes a new file under a new id and swaps the
-manifest in one transaction: killed before it, nothing happened; after it, all.
+Like compaction, a repair writes a new file under a new id and swaps the manifest
+in one transaction: killed before that, nothing happened; after it, all of it.
 """
 
 from __future__ import annotations
 
 import errno
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
@@ -18,140 +17,141 @@ from embedlog import catalog, index, keyspace, kv
 from embedlog.batch import Batch
 from embedlog.catalog import PartitionInfo, SegmentInfo
 from embedlog.errors import CorruptionError, EmbedlogError, StorageError
-from embedlog.partition import recovery, roll, tail
+from embedlog.partition import recovery, roll
+from embedlog.partition import tail as tails
 from embedlog.partition.partition_log import PartitionLog
 from embedlog.publish import staging
 from embedlog.root import startup, topic_deletion, verify
+from embedlog.root.root import Root
 from embedlog.root.verify import Finding, Progress
 from embedlog.segment import END_MARK, SegmentFile, create
 
-if TYPE_CHECKING:
-    from embedlog.root.root import Root
-
 QUARANTINE = "quarantine"
-_BEGINNING = b"\xff\xff\xff\xff"
-_NEVER = 1 << 63
+_MESSAGE_START = b"\xff\xff\xff\xff"
+_NO_LIMIT = 1 << 63
 
 
 @dataclass(slots=True)
 class SalvagedSegment:
-    """What is good in a segment file, and what is not."""
+    """The good batches of a segment file, and messages about the rest."""
 
     segment: SegmentInfo
     schema: pa.Schema
     good: list[Batch] = field(default_factory=list)
-    told: list[str] = field(default_factory=list)
+    messages: list[str] = field(default_factory=list)
 
 
 def repair_root(root: Root, dry_run: bool, progress: Progress | None = None) -> list[str]:
-    """Mend every partition that `verify_root` complains about, and remove stray files."""
+    """Repair every partition in which `verify_root` finds something, and remove stray files.
+
+    Returns messages about what was done, or with ``dry_run`` what would be done.
+    """
     if not dry_run:
         root.context.check_writable()
-    found = verify.verify_root(root, progress)
-    told = []
-    for topic, number in sorted({(one.topic, one.partition) for one in found if one.topic}):
-        log = root.partition(topic, number)
-        told += _repair_partition(log, dry_run)
-    told += _finish_deletions(root, dry_run)
-    # Looked for again: a finding without a topic may also be a catalogue that is damaged.
+    findings = verify.verify_root(root, progress)
+    messages = []
+    for topic, number in sorted({(one.topic, one.partition) for one in findings if one.topic}):
+        messages += _repair_partition(root.partition(topic, number), dry_run)
+    messages += _finish_deletions(root, dry_run)
+    # Searched again: a finding without a topic may also be a damaged catalogue.
     files = root.context.files
-    for path in verify.unnamed(root.context):
-        told.append(f"{path}: removed, the manifest does not name it")
+    for path in verify.stray_files(root.context):
+        messages.append(f"{path}: removed, the manifest does not name it")
         if not dry_run:
             startup.remove_stray(files, path)
-    for path in staging.left(files):
-        if staging.orphaned(path, root.clock()):
-            told.append(f"{path}: removed, nobody will publish it")
+    for path in staging.job_directories(files):
+        if staging.is_orphaned(path, root.clock()):
+            messages.append(f"{path}: removed, it will not be published")
             if not dry_run:
                 staging.remove_job(files, path)
-    return told
+    return messages
 
 
 def _finish_deletions(root: Root, dry_run: bool) -> list[str]:
-    """Remove what is left of deleted topics; see `deletion`."""
-    told = []
+    """Remove what is left of deleted topics; see `topic_deletion`."""
+    messages = []
     for topic in topic_deletion.unfinished(root.context.state):
-        told.append(f"{topic.directory}: removed, the topic was deleted")
+        messages.append(f"{topic.directory}: removed, the topic was deleted")
         if not dry_run:
             topic_deletion.finish(root.context, topic)
-    return told
+    return messages
 
 
 def _repair_partition(log: PartitionLog, dry_run: bool) -> list[str]:
     log.acquire()
     try:
-        told = _cut_unflushed(log, dry_run)
+        messages = _drop_unflushed(log, dry_run)
         log.refresh()
         for segment in list(log.segments.values()):
-            if any(_complaints(log, segment)):
+            if any(_problems(log, segment)):
                 salvage = _salvage(log, segment)
-                told += salvage.told
+                messages += salvage.messages
                 if not dry_run:
                     _replace(log, salvage)
             elif verify.index_is_wrong(log, segment):
-                told.append(f"{log.path_of(segment)}: its index is made anew")
+                messages.append(f"{log.path_of(segment)}: its index is rebuilt")
                 if not dry_run:
                     verify.rebuild_segment(log, segment, segment.end_position)
         if not dry_run:
-            # Nobody trusts the old tail: it is found again by scanning.
-            recovery.distrust_tail(log)
+            # The old tail may be wrong: it is found again by a scan.
+            recovery.discard_tail(log)
             recovery.rebuild(log)
-        return told
+        return messages
     finally:
         log.release()
 
 
-def _cut_unflushed(log: PartitionLog, dry_run: bool) -> list[str]:
-    """After a failed flush: drop the page cache, so that the disk's own bytes are scanned (P9)."""
+def _drop_unflushed(log: PartitionLog, dry_run: bool) -> list[str]:
+    """After a failed flush: drop the page cache, so that what the disk has is scanned (P9)."""
     try:
-        now = log.tail_locked()
+        tail = recovery.tail_locked(log)
     except CorruptionError:
         return []
-    if not now.failed:
+    if not tail.failed:
         return []
-    told = f"{log.topic}-{log.partition}: offsets from {now.durable_offset} on were not flushed"
+    message = f"{log.topic}-{log.partition}: offsets from {tail.durable_offset} on were not flushed"
     if not dry_run:
         for segment in log.segments.values():
-            if segment.next_offset is None or segment.next_offset > now.durable_offset:
+            if segment.next_offset is None or segment.next_offset > tail.durable_offset:
                 _drop_cache(log, segment)
-        recovery.distrust_tail(log)
+        recovery.discard_tail(log)
         after = recovery.rebuild(log)
-        log.roll_locked(after)
-        told += f"; {now.next_offset - after.next_offset} records were lost"
-    return [told]
+        roll.roll_locked(log, after)
+        message += f"; {tail.log_end_offset - after.log_end_offset} records were lost"
+    return [message]
 
 
 def _drop_cache(log: PartitionLog, segment: SegmentInfo) -> None:
     try:
         log.open_segment(segment, write=True).drop_cache()
     except StorageError as error:
-        # The roll that named it may not have got to creating it.
+        # The roll that named it may have died before it created it.
         if not error.missing:
             raise
 
 
-def _complaints(log: PartitionLog, segment: SegmentInfo) -> list[Finding | str]:
+def _problems(log: PartitionLog, segment: SegmentInfo) -> list[Finding | str]:
     """Return what is wrong with the bytes of one segment."""
     stop = segment.end_position
     try:
         file = log.open_segment(segment)
         stop = stop or file.size()
-        found: list[Finding | str] = []
+        problems: list[Finding | str] = []
         if segment.sealed and file.bytes(stop, segment.size - stop + 1) != END_MARK:
-            found.append("it does not end as it was sealed")
+            problems.append("it does not end as it was sealed")
         expected = segment.base_offset
-        for one in file.scan(file.start, min(stop, file.size())):
-            one.verify()
-            found += verify.gaps(segment, one, expected)
-            expected = one.next_offset
-        return found
+        for batch in file.scan(file.start, min(stop, file.size())):
+            batch.verify()
+            problems += verify.gaps(segment, batch, expected)
+            expected = batch.next_offset
+        return problems
     except EmbedlogError as error:
-        _raise_if_passing(error)
+        _raise_if_temporary(error)
         return [str(error)]
 
 
-def _raise_if_passing(error: EmbedlogError) -> None:
-    """Nothing is dropped because of too many open files, say: only what the disk cannot give."""
+def _raise_if_temporary(error: EmbedlogError) -> None:
+    """Raise an error that a retry may not meet, such as too many open files: it is no damage."""
     if isinstance(error, StorageError) and not error.missing and error.errno != errno.EIO:
         raise error
 
@@ -162,14 +162,14 @@ def _salvage(log: PartitionLog, segment: SegmentInfo) -> SalvagedSegment:
     try:
         data = pa.py_buffer(log.context.files.read_file(path))
     except StorageError as error:
-        _raise_if_passing(error)
+        _raise_if_temporary(error)
         salvage = SalvagedSegment(segment, schemas[0])
-        salvage.told.append(f"{path}: dropped whole, it cannot be read: {error}")
+        salvage.messages.append(f"{path}: dropped as a whole, it cannot be read: {error}")
         return salvage
-    # Whether it was compacted is told by its schema, which may be what is damaged.
+    # Its schema says whether it was compacted, and may be what is damaged.
     return max(
         (_salvage_as(log, segment, schema, data) for schema in schemas),
-        key=lambda one: len(one.good),
+        key=lambda salvage: len(salvage.good),
     )
 
 
@@ -181,22 +181,23 @@ def _salvage_as(
     end = _end_offset(log, segment)
     # An end mark elsewhere is damage: good batches may follow it.
     while position < data.size and data[position:] != END_MARK:
-        one = _batch_at(data, position, path, schema)
-        if one is not None and expected <= one.base_offset and one.next_offset <= end:
-            if one.base_offset > expected:
-                salvage.told.append(f"{path}: offsets {expected} to {one.base_offset - 1} dropped")
-            salvage.good.append(one)
-            position, expected = position + one.size, one.next_offset
+        batch = _batch_at(data, position, path, schema)
+        if batch is not None and expected <= batch.base_offset and batch.next_offset <= end:
+            if batch.base_offset > expected:
+                dropped = f"offsets {expected} to {batch.base_offset - 1} dropped"
+                salvage.messages.append(f"{path}: {dropped}")
+            salvage.good.append(batch)
+            position, expected = position + batch.size, batch.next_offset
         else:
-            position = data.to_pybytes().find(_BEGINNING, position + 1)
+            position = data.to_pybytes().find(_MESSAGE_START, position + 1)
             if position < 0:
                 break
-    if end == _NEVER:
+    if end == _NO_LIMIT:
         end = _flushed_offset(log)
     if expected < end:
-        salvage.told.append(f"{path}: offsets {expected} to {end - 1} dropped")
-    if not salvage.told:
-        salvage.told.append(f"{path}: written anew, no record is dropped")
+        salvage.messages.append(f"{path}: offsets {expected} to {end - 1} dropped")
+    if not salvage.messages:
+        salvage.messages.append(f"{path}: rewritten, no record is dropped")
     return salvage
 
 
@@ -206,24 +207,26 @@ def _flushed_offset(log: PartitionLog) -> int:
 
 
 def _end_offset(log: PartitionLog, segment: SegmentInfo) -> int:
-    """Where the records of a segment end: what lies past the published end is nobody's."""
+    """Return where the records of a segment end: above the end of the log none was published."""
     if segment.next_offset is not None:
         return segment.next_offset
     row = log.context.live.get(log.tail_key)
-    return _NEVER if row is None else tail.unpack(row).next_offset
+    return _NO_LIMIT if row is None else tails.unpack(row).log_end_offset
 
 
 def _start(data: pa.Buffer) -> int:
     head = bytes(data[:8])
     length = 8 + int.from_bytes(head[4:8], "little")
-    return length if head[:4] == _BEGINNING and length < data.size else 0
+    return length if head[:4] == _MESSAGE_START and length < data.size else 0
 
 
 def _batch_at(data: pa.Buffer, position: int, path: str, schema: pa.Schema) -> Batch | None:
     try:
-        one = batches.parse(data, position, data.size, path=path, position=position, schema=schema)
-        one.verify()
-        return one
+        batch = batches.parse(
+            data, position, data.size, path=path, position=position, schema=schema
+        )
+        batch.verify()
+        return batch
     except EmbedlogError:
         return None
 
@@ -240,11 +243,11 @@ def _replace(log: PartitionLog, salvage: SalvagedSegment) -> None:
     new = log.context.state.write(step)
     file = create(files, log.path_of(new), salvage.schema)
     position = _write_good(log, old, file, salvage.good)
-    latest = max((one.max_timestamp for one in salvage.good), default=None)
+    newest = max((batch.max_timestamp for batch in salvage.good), default=None)
     if old.sealed:
         file.write([END_MARK], position)
         size = position + len(END_MARK)
-        new = new._replace(size=size, end_position=position, max_timestamp=latest)
+        new = new._replace(size=size, end_position=position, max_timestamp=newest)
     file.sync()
     files.sync_directory(f"{log.directory}/{log.partition}")
     end = salvage.good[-1].next_offset if salvage.good else old.base_offset
@@ -264,8 +267,9 @@ def _write_good(log: PartitionLog, old: SegmentInfo, file: SegmentFile, good: li
     position = file.start
     if good:
         source = log.context.files.read_file(log.path_of(old))
-        for one in good:
-            position += file.write([source[one.position : one.position + one.size]], position)
+        for batch in good:
+            data = source[batch.position : batch.position + batch.size]
+            position += file.write([data], position)
     return position
 
 

@@ -1,8 +1,7 @@
-"""Attaching to a log root: who is here, which databases can be trusted, which files are garbage.
+"""Attaching to a log root, and the partitions and topics of an open log.
 
-The first process to attach after everybody left finds what is to be mended
-(boot, damage, leftovers) while nobody else can attach; the others join.  A
-forked child attaches anew by itself.
+The first process to attach runs the startup (boots, damage, leftovers) while no other
+process can attach; the others join.  A forked child attaches again by itself.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from contextlib import ExitStack, suppress
 from functools import partial
 from typing import Any
 
-from embedlog import __version__, kv
+from embedlog import kv
 from embedlog.catalog import ACTIVITY, Catalog, TopicInfo, check_partition
 from embedlog.config import TopicConfig
 from embedlog.errors import (
@@ -39,6 +38,7 @@ from embedlog.partition.context import Context
 from embedlog.partition.open_files import OpenFiles, limit_for
 from embedlog.partition.partition_log import PartitionLog
 from embedlog.root import startup, topic_deletion
+from embedlog.version import __version__
 
 _roots: weakref.WeakSet[Root] = weakref.WeakSet()
 
@@ -47,14 +47,14 @@ class Root:
     """One handle on a log root.
 
     Args:
-        path: The directory; created by ``mode="rw"``.
+        path: The directory; created with ``mode="rw"``.
         mode: ``"rw"`` or ``"r"``.
         durability, visibility: See `embedlog.open`.
         clock: Returns milliseconds since 1970.
         lock_timeout: Seconds to wait for any lock.
-        auto_create: Make a topic when somebody first writes to it.
-        unsafe_filesystem: Write even where locks cannot be trusted.
-        files: Makes the seam; the tests pass its cruel twin.
+        auto_create: Create a topic when it is first written to.
+        unsafe_filesystem: Write even where locks are not reliable.
+        files: The class of the file operations; tests pass one that injects faults.
     """
 
     def __init__(
@@ -76,9 +76,9 @@ class Root:
         self._unsafe_filesystem, self._make_files = unsafe_filesystem, files
         self.closed = False
         self.generation = 0
-        """Grows when everything taken from this root before is void: after a fork."""
-        self.mended: list[str] = []
-        """What attaching found and mended, in words; empty after a clean close."""
+        """Grows when all objects taken from this root become void: after a fork."""
+        self.startup_report: list[str] = []
+        """What the startup found and repaired, in words; empty after a clean close."""
         self._lock = threading.RLock()
         self._context: Context | None = None
         self._partitions: dict[tuple[str, int], PartitionLog] = {}
@@ -86,7 +86,7 @@ class Root:
         _roots.add(self)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        made = partial(
+        opener = partial(
             Root,
             self.path,
             mode=self.mode,
@@ -98,7 +98,7 @@ class Root:
             unsafe_filesystem=self._unsafe_filesystem,
             files=self._make_files,
         )
-        return made, ()
+        return opener, ()
 
     @property
     def context(self) -> Context:
@@ -121,13 +121,13 @@ class Root:
         return self.context.catalog.topic(name)
 
     def ensure_topic(self, name: str) -> TopicInfo:
-        """Return a topic, made with the defaults if it may be (auto.create.topics.enable)."""
+        """Return a topic; creates it with the defaults if auto.create.topics.enable is set."""
         try:
             return self.topic(name)
         except UnknownTopicOrPartitionError:
-            # Who does the housekeeping makes its own topic, with settings of its own.
-            wanted = self.auto_create and name != ACTIVITY
-            if not wanted or not self.context.files.writable:
+            # The maintenance owner creates the activity topic, with settings of its own.
+            allowed = self.auto_create and name != ACTIVITY
+            if not allowed or not self.context.files.writable:
                 raise
         try:
             return self.create_topic(name, 1, TopicConfig())
@@ -135,14 +135,14 @@ class Root:
             return self.topic(name)
 
     def create_topic(self, name: str, partitions: int, config: TopicConfig) -> TopicInfo:
-        """Add a topic; visible to every process when this returns."""
+        """Create a topic; visible to every process when this returns."""
         self.context.check_writable()
         info = self.context.catalog.create_topic(name, partitions, config, self.clock())
         self.wake.advance()
         return info
 
     def grow_topic(self, name: str, partitions: int) -> TopicInfo:
-        """Give a topic more partitions."""
+        """Add partitions to a topic."""
         self.context.check_writable()
         return self.context.catalog.grow_topic(name, partitions, self.clock())
 
@@ -152,14 +152,14 @@ class Root:
         return self.context.catalog.alter_topic(name, changes)
 
     def delete_topic(self, name: str) -> None:
-        """Remove a topic; readers that have its files open finish with them (A38).
+        """Delete a topic; readers that have its files open finish with them (A38).
 
         What cannot be removed now is removed by the housekeeping or the next open.
         """
         context = self.context
         context.check_writable()
         info = self.topic(name)
-        # While a partition is held by a process that does not go on, nothing is deleted.
+        # If a stopped process holds a partition, nothing is deleted.
         topic_deletion.wait_for_writers(context, info)
         info = context.catalog.delete_topic(info)
         for number in range(info.partitions):
@@ -171,7 +171,7 @@ class Root:
         context.wake.advance()
 
     def version(self) -> int:
-        """A number that grows with every change of topics, settings and segments."""
+        """Return a number that grows with every change of topics, settings and segments."""
         return self.context.catalog.version()
 
     def partitions(self, topic: str) -> int:
@@ -187,24 +187,24 @@ class Root:
         """
         context = self.context
         info = context.catalog.topic(topic)
-        # First of all: as a key of a dictionary True is 1.
+        # Before the dictionary is used: as a key, True equals 1.
         check_partition(topic, number)
-        found = self._partitions.get((topic, number))
-        if found is not None and found.topic_id == info.id:
-            return found
+        log = self._partitions.get((topic, number))
+        if log is not None and log.topic_id == info.id:
+            return log
         if not 0 <= number < info.partitions:
             raise UnknownTopicOrPartitionError(
                 f"the topic has partitions 0 to {info.partitions - 1}",
                 topic=topic,
                 partition=number,
-                todo="create_partitions makes more",
+                todo="add partitions with create_partitions",
             )
         with self._lock:
-            found = self._partitions.get((topic, number))
-            if found is None or found.topic_id != info.id:
-                found = PartitionLog(context, info, number)
-                self._partitions[topic, number] = found
-            return found
+            log = self._partitions.get((topic, number))
+            if log is None or log.topic_id != info.id:
+                log = PartitionLog(context, info, number)
+                self._partitions[topic, number] = log
+            return log
 
     def producer_identity(self, name: str | None) -> tuple[int, int]:
         """Return a producer id and epoch; see `Catalog.producer_identity`."""
@@ -231,17 +231,17 @@ class Root:
             )
             try:
                 context = self._context = Reserve(files).used_by(lambda: self._join(files))
-                if self.mended:
+                if self.startup_report:
                     self._recover_all()
                 if writable:
                     topic_deletion.finish_all(context)
                 return context
             except BaseException:
-                self._let_go(files)
+                self._detach(files)
                 raise
 
-    def _let_go(self, files: Files) -> None:
-        """Undo an attachment that failed: the next try must not find half of this one."""
+    def _detach(self, files: Files) -> None:
+        """Undo an attachment that failed, so that the next attempt starts from nothing."""
         context, self._context = self._context, None
         for log in self._partitions.values():
             log.close()
@@ -253,27 +253,27 @@ class Root:
         files.close_all()
 
     def _join(self, files: Files) -> Context:
-        """Take part: alone first if nobody is here, to mend what the last ones left."""
+        """Join the attached processes; runs the startup first if there are none."""
         _check_format(files)
         if not files.writable:
             return self._join_readers(files)
         for directory in ("locks", "topics"):
             files.make_directory(directory)
-        door = files.open("locks/root", write=True, create=True)
-        files.lock(door, self._lock_timeout)
+        root_lock = files.open("locks/root", write=True, create=True)
+        files.lock(root_lock, self._lock_timeout)
         try:
             self._attached = files.open("locks/attached", write=True, create=True)
             if files.try_lock(self._attached):
                 kv.close_unused()
-                self.mended = startup.mend(files)
+                self.startup_report = startup.prepare(files)
             files.lock(self._attached, self._lock_timeout, shared=True)
             return self._open_context(files)
         finally:
-            files.unlock(door)
-            files.close(door)
+            files.unlock(root_lock)
+            files.close(root_lock)
 
     def _join_readers(self, files: Files) -> Context:
-        """Be known as attached, where that is allowed: then nobody mends under this reader."""
+        """Hold the lock of attached processes if possible, so that no startup runs meanwhile."""
         if files.exists("locks/attached"):
             try:
                 self._attached = files.open("locks/attached")
@@ -284,13 +284,13 @@ class Root:
 
     def _open_context(self, files: Files) -> Context:
         timeout = self._lock_timeout
-        with ExitStack() as opened:
+        with ExitStack() as stack:
             state = kv.Store(files, "state", durable=True, timeout=timeout)
-            opened.callback(state.close)
+            stack.callback(state.close)
             live: Any = kv.EmptyStore()
             if files.writable or startup.live_is_valid(files):
                 live = kv.Store(files, "live", durable=False, timeout=timeout)
-                opened.callback(live.close)
+                stack.callback(live.close)
             context = Context(
                 files=files,
                 state=state,
@@ -305,25 +305,25 @@ class Root:
                 lock_timeout=timeout,
                 root=self.path,
             )
-            opened.pop_all()
+            stack.pop_all()
             return context
 
     def _recover_all(self) -> None:
-        """After a reboot: find every partition's end now, rather than on first use."""
+        """After a reboot: recover all partitions now, rather than on first use."""
         for info in self.topics().values():
             for number in range(info.partitions):
                 try:
                     self.partition(info.name, number).tail()
                 except CorruptionError as error:
-                    # Whoever uses this partition is told again; the others are fine.
-                    self.mended.append(str(error))
+                    # Using this partition raises it again; the others can be used.
+                    self.startup_report.append(str(error))
 
-    # Leaving
+    # Detaching
 
     def close(self) -> None:
-        """Flush what this handle wrote, save what groups committed, and leave.
+        """Flush what this handle wrote, save what groups committed, and detach.
 
-        The last one out marks the close as clean.
+        The last process to close marks the close as clean.
         """
         with self._lock:
             if self.closed:
@@ -345,7 +345,7 @@ class Root:
             log.close()
         self._partitions.clear()
         try:
-            # The next process to open the log believes a mark without looking at the rows.
+            # The next process to open the log trusts the mark and does not check the rows.
             whole = files.writable and context.live.is_whole() and context.state.is_whole()
         finally:
             context.live.close()
@@ -359,19 +359,19 @@ class Root:
 
     def _mark_clean(self, context: Context) -> None:
         files = context.files
-        door = files.open("locks/root", write=True, create=True)
-        files.lock(door, self._lock_timeout)
+        root_lock = files.open("locks/root", write=True, create=True)
+        files.lock(root_lock, self._lock_timeout)
         files.unlock(self._attached)
         if files.try_lock(self._attached):
-            # A full disk has no room for a mark: then the next one to open it looks it over.
+            # If a full disk has no room for the mark, the next open checks everything.
             with suppress(DiskFullError):
-                startup.remove_passing(files, context.state)
+                startup.remove_uncommitted_files(files, context.state)
                 startup.copy_state(files, context.state)
                 context.state.close()
                 startup.mark_clean(files)
 
     def after_fork(self) -> None:
-        """In the child: drop what is the parent's; the next call attaches anew."""
+        """In a forked child: drop the parent's objects; the next call attaches again."""
         self._lock = threading.RLock()
         self.generation += 1
         context, self._context = self._context, None
@@ -381,7 +381,7 @@ class Root:
 
 
 def _check_format(files: Files) -> None:
-    """Refuse what is no log root, or one of another format; write the format file of a new one."""
+    """Raise if this is no log root or has another format; write the format file of a new one."""
     if files.exists(FORMAT_FILE):
         try:
             format_version = tomllib.loads(files.read_file(FORMAT_FILE).decode())["format"]
@@ -397,14 +397,14 @@ def _check_format(files: Files) -> None:
                 path=files.root,
                 todo="use a newer embedlog"
                 if newer
-                else "an embedlog before the first release wrote it; make a new root and write "
+                else "an embedlog before the first release wrote it; create a new root and write "
                 "the records again",
             )
         return
     foreign = [name for name in files.list("") if not name.startswith(("embedlog.toml", "."))]
     if foreign or not files.writable:
         raise NotALogError(
-            "the directory holds something else" if foreign else "there is no log here",
+            "the directory holds other files" if foreign else "there is no log here",
             path=files.root,
             todo="name a new or empty directory",
         )

@@ -1,6 +1,6 @@
-"""What the first process does before it trusts a root: boots, damage, leftovers.
+"""What the first process to attach does to a root: boots, damage, leftovers.
 
-Runs while nobody else is attached, so it may replace a database.
+Runs while no other process is attached, so it may replace a database.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ BOOT_FILE = "live/boot"
 CLEAN_FILE = "closed"
 COPY = "state.copy"
 CHECKED_AT_CLOSE = 1 << 20
-"""Bytes of a database up to which a clean close looks for damage: that takes 40 ms at most."""
+"""A clean close checks databases up to this many bytes, which takes 40 ms at most."""
 _SEGMENT_NAME = re.compile(r"\d{20}-\d+\.arrows")
 
 
-def mend(files: Files) -> list[str]:
-    """Make `state` and `live` trustworthy; returns what was done, in words.
+def prepare(files: Files) -> list[str]:
+    """Check `state` and `live`, and repair or replace them; return what was done, in words.
 
     Raises:
         CorruptionError: `state` is damaged and there is no copy of it.
     """
-    clean = _take_clean_mark(files)
+    clean = _remove_clean_mark(files)
     for name in ("state", "live"):
-        # Nobody is attached: the slots and mutexes in it are of the dead.
+        # No process is attached: its slots and mutexes belong to dead processes.
         if files.exists(f"{name}/lock.mdb"):
             files.unlink(f"{name}/lock.mdb")
     for name in files.list("locks"):
@@ -43,20 +43,20 @@ def mend(files: Files) -> list[str]:
     forget_waiters(files)
     new = not files.exists("state") and not files.exists(COPY)
     rebooted = not live_is_valid(files)
-    done = _mend_state(files, clean)
+    done = _check_state(files, clean)
     if done or rebooted or not _live_is_whole(files, clean):
         kv.discard(files, "live")
         _create_live(files)
         if not new:
-            done.append("live was of another boot, or damaged: it was built anew")
+            done.append("live was of another boot, or damaged: it was created again")
     # A power cut can undo the last unlinks, and the unlink of the clean mark.
     if not new and (clean is None or rebooted or done):
         done += _sweep(files)
     return done
 
 
-def _take_clean_mark(files: Files) -> dict[str, int] | None:
-    """Return what the last clean close noted, and remove the mark (A24)."""
+def _remove_clean_mark(files: Files) -> dict[str, int] | None:
+    """Remove the mark of the last clean close, and return what it says (A24)."""
     if not files.exists(CLEAN_FILE):
         return None
     try:
@@ -64,16 +64,16 @@ def _take_clean_mark(files: Files) -> dict[str, int] | None:
     except ValueError:
         mark = {}
     files.unlink(CLEAN_FILE)
-    # Else a power cut brings it back, and it vouches for a state that has moved on.
+    # Otherwise a power cut could bring it back, and it would vouch for an older `state`.
     files.sync_directory("")
     return mark
 
 
 def copy_state(files: Files, state: kv.Store) -> None:
-    """Keep a copy of `state`, unless it did not change since the last one.
+    """Copy `state`, unless it has not changed since the last copy.
 
     Raises:
-        CorruptionError: It was damaged while it was open.  The copy before is kept.
+        CorruptionError: It was damaged while it was open.  The last copy is kept.
     """
     problems = _problems_at_close(files, "state")
     if problems:
@@ -85,25 +85,26 @@ def copy_state(files: Files, state: kv.Store) -> None:
     version = str(state.version()).encode()
     if files.exists(f"{COPY}/of") and files.read_file(f"{COPY}/of") == version:
         return
-    aside = f"{COPY}.new"
-    kv.discard(files, aside)
-    files.make_directory(aside)
+    new = f"{COPY}.new"
+    kv.discard(files, new)
+    files.make_directory(new)
     try:
-        state.copy(aside)
-        files.write_file(f"{aside}/of", version)
+        state.copy(new)
+        files.write_file(f"{new}/of", version)
     except StorageError:
         with suppress(StorageError):
-            kv.discard(files, aside)  # on a full disk it takes what others need
+            kv.discard(files, new)  # on a full disk others need the space
         raise
     kv.discard(files, COPY)
-    files.rename(aside, COPY)
+    files.rename(new, COPY)
     files.sync_directory("")
 
 
 def mark_clean(files: Files) -> None:
-    """Note how the databases were left; every process has closed them.
+    """Write the mark of a clean close, with the checksums of the databases.
 
-    A damaged `live` is left out, so the next process to open the log builds it again.
+    Every process must have closed them.  A damaged `live` is left out, so the next process
+    to open the log creates it again.
     """
     names = ["state", *([] if _problems_at_close(files, "live") else ["live"])]
     mark = {name: _digest(files, f"{name}/data.mdb") for name in names}
@@ -113,7 +114,7 @@ def mark_clean(files: Files) -> None:
 def _problems_at_close(files: Files, name: str) -> list[str]:
     """Return what is wrong with a database that no other process uses.
 
-    A larger one than usual is not looked at, for a close must not take long.
+    An unusually large one is not checked, since a close must not take long.
     """
     data = files.open(f"{name}/data.mdb")
     try:
@@ -124,32 +125,32 @@ def _problems_at_close(files: Files, name: str) -> list[str]:
 
 
 def _digest(files: Files, path: str) -> int:
-    digest = place = 0
+    digest = position = 0
     data = files.open(path)
     try:
-        while chunk := files.read(data, CHUNK_BYTES, place):
-            digest, place = crc32c(chunk, digest), place + len(chunk)
+        while chunk := files.read(data, CHUNK_BYTES, position):
+            digest, position = crc32c(chunk, digest), position + len(chunk)
     finally:
         files.close(data)
     return digest
 
 
-def _mend_state(files: Files, clean: dict[str, int] | None) -> list[str]:
+def _check_state(files: Files, clean: dict[str, int] | None) -> list[str]:
     kv.discard(files, "state.new")
     if not files.exists("state/data.mdb"):
         if files.exists("topics") and files.list("topics"):
             return _restore_state(files, "it is missing")
         kv.create(files, "state", durable=True, rows={})
         return []
-    found = []
+    problems = []
     kv.check_size(files, "state")
     if clean is not None and "state" in clean:
         if clean["state"] == _digest(files, "state/data.mdb"):
             return []
         if _copy_is_good(files):
-            found = ["it is not as the last close left it"]
-    found = found or _damage(files, "state")
-    return _restore_state(files, found[0]) if found else _adopt_newer(files)
+            problems = ["it is not as the last close left it"]
+    problems = problems or _damage(files, "state")
+    return _restore_state(files, problems[0]) if problems else _adopt_newer(files)
 
 
 def _copy_is_good(files: Files) -> bool:
@@ -160,22 +161,23 @@ def _copy_is_good(files: Files) -> bool:
 
 
 def _damage(files: Files, name: str) -> list[str]:
-    """Say what is wrong with `state`, or a copy of it; nothing, if it may be believed.
+    """Return what is wrong with `state`, or a copy of it.
 
-    Of rows too: a segment whose row has another key would be garbage by what is left.
+    Rows are checked too: if the row of a segment has another key, its file would be
+    taken for garbage.
     """
     return kv.findings(files.path(name)) or [
         f"the row {key!r} is not as it was written"
         for key in keyspace.damaged_rows(files, name)
-        if not _concerns_one(key)
+        if not _affects_one_user(key)
     ]
 
 
-def _concerns_one(key: bytes) -> bool:
-    """Whether damage to a row is told to the one who asks for it, and is nobody else's.
+def _affects_one_user(key: bytes) -> bool:
+    """Whether damage to a row affects only reads of this row, which raise.
 
-    An older copy would be worse.  By one wrong bit the key may be that of a partition's
-    row, in which a number follows on the letter, and it begins with zeros.
+    Restoring an older copy would be worse.  A key with one wrong bit may belong to a row
+    of a partition: there a number follows the letter, and it begins with zeros.
     """
     table = keyspace.table_of(key, keyspace.STATE)
     if table is None or not table.optional:
@@ -184,7 +186,7 @@ def _concerns_one(key: bytes) -> bool:
 
 
 def _adopt_newer(files: Files) -> list[str]:
-    """If there are segments with numbers that `state` never gave out, it is an old one."""
+    """Adopt segments whose numbers `state` never assigned: then it is older than the log."""
     numbers = [
         _number_of(name)
         for topic in (files.list("topics") if files.exists("topics") else [])
@@ -203,10 +205,10 @@ def _adopt_newer(files: Files) -> list[str]:
 
 
 def _restore_state(files: Files, reason: str) -> list[str]:
-    """Put the last copy in the place of a damaged `state`; the damaged one is kept aside.
+    """Replace a damaged `state` by its last copy; the damaged one is kept as `state.damaged`.
 
     Segments that the copy does not name are adopted, never removed: metadata
-    that looks odd deletes no data (R7).
+    that looks wrong deletes no data (R7).
     """
     path = files.path("state")
     if not _copy_is_good(files):
@@ -219,11 +221,11 @@ def _restore_state(files: Files, reason: str) -> list[str]:
     if files.exists("state"):
         kv.discard(files, "state.damaged")
         files.rename("state", "state.damaged")
-    # The numbers of its versions begin anew: the next close makes a new copy.
+    # Its version numbers start again, so the next close must make a new copy.
     files.unlink(f"{COPY}/of", missing_ok=True)
     files.make_directory("state.new")
     files.write_file("state.new/data.mdb", data)
-    # Before it has its name: else, killed here, the next one would take what
+    # Before the rename: otherwise, killed here, the next process would take what
     # the copy does not name for garbage.
     store = kv.Store(files, "state.new", durable=True, timeout=10)
     try:
@@ -237,11 +239,11 @@ def _restore_state(files: Files, reason: str) -> list[str]:
 
 
 def _adopt(files: Files, store: kv.Store) -> list[str]:
-    """Name the topics and segments that were made after the copy; recovery scans them."""
+    """Add the topics and segments created after the copy to it; recovery scans them."""
     done: list[str] = []
 
     def step(txn: kv.Txn) -> None:
-        # What has a number that the copy gave out, and no name in it, was garbage then.
+        # A file whose number the copy had assigned, but not named, was garbage then.
         newest = catalog.last_number(txn, "segment")
         done[:] = _adopt_topics(files, txn)
         for info in list(catalog.topics(txn)):
@@ -254,16 +256,16 @@ def _adopt(files: Files, store: kv.Store) -> list[str]:
 
 
 def _adopt_topics(files: Files, txn: kv.Txn) -> list[str]:
-    """Name the topics that the copy never heard of; their settings are lost."""
+    """Add the topics that the copy does not know; their settings are lost."""
     done = []
     newest = catalog.last_number(txn, "topic")
     for directory in sorted(files.list("topics") if files.exists("topics") else []):
         name, _, number = directory.rpartition("-")
-        # An id the copy gave out already, but has no topic for, was deleted before it.
+        # A topic whose id the copy had assigned, but not kept, was deleted before it.
         if not catalog.NAME.fullmatch(name) or not number.isdigit() or int(number) <= newest:
             continue
-        found = [int(each) for each in files.list(f"topics/{directory}") if each.isdigit()]
-        if catalog.adopt_topic(txn, name, int(number), max(found, default=0) + 1):
+        partitions = [int(each) for each in files.list(f"topics/{directory}") if each.isdigit()]
+        if catalog.adopt_topic(txn, name, int(number), max(partitions, default=0) + 1):
             done.append(f"adopted topic {name}, with default settings")
     return done
 
@@ -271,48 +273,48 @@ def _adopt_topics(files: Files, txn: kv.Txn) -> list[str]:
 def _adopt_compacted(
     files: Files, txn: kv.Txn, info: catalog.TopicInfo, number: int, newest: int
 ) -> list[str]:
-    """Name the segments that took the place of those the copy names, whose files are gone."""
+    """Add the segments that replaced those that the copy names and whose files are gone."""
     directory, key, done = f"{info.directory}/{number}", info.key(number), []
-    there = files.list(directory) if files.exists(directory) else []
+    present = files.list(directory) if files.exists(directory) else []
     named = catalog.segments(txn, key)
-    gone = [one for one in named if one.file_name not in there]
-    # The last one first: of several in one place it is the one that was swapped in last.
-    found = [name for name in there if gone and _SEGMENT_NAME.fullmatch(name)]
-    for name in sorted(found, key=_number_of, reverse=True):
-        whole = _compacted(files, f"{directory}/{name}") if _number_of(name) > newest else None
-        if whole is None or whole.next_offset is None:
+    gone = [segment for segment in named if segment.file_name not in present]
+    # The highest number first: of several replacements it is the one that was swapped in last.
+    candidates = [name for name in present if gone and _SEGMENT_NAME.fullmatch(name)]
+    for name in sorted(candidates, key=_number_of, reverse=True):
+        new = _compacted(files, f"{directory}/{name}") if _number_of(name) > newest else None
+        if new is None or new.next_offset is None:
             continue
         replaced = [
-            one for one in named if whole.base_offset <= one.base_offset < whole.next_offset
+            segment for segment in named if new.base_offset <= segment.base_offset < new.next_offset
         ]
         if not set(gone).intersection(replaced):
             continue
-        for one in replaced:
-            catalog.drop_segment(txn, key, one)
-            named.remove(one)
-        catalog.put_segment(txn, key, whole)
-        catalog.raise_number(txn, "segment", whole.id)
+        for segment in replaced:
+            catalog.drop_segment(txn, key, segment)
+            named.remove(segment)
+        catalog.put_segment(txn, key, new)
+        catalog.raise_number(txn, "segment", new.id)
         done.append(f"adopted {directory}/{name}, in the place of {len(replaced)} segments")
     return done
 
 
 def _compacted(files: Files, path: str) -> catalog.SegmentInfo | None:
-    """Return the line of the manifest for a compacted segment that is whole; else None."""
+    """Return the manifest row for a compacted segment that is whole; None for any other file."""
     base, number = map(int, path.rpartition("/")[2].removesuffix(".arrows").split("-"))
-    latest, end = None, None
+    newest, end = None, None
     try:
         file = SegmentFile(files, path)
         stop = file.size() - len(END_MARK)
         if "offset" not in file.schema.names or file.bytes(stop, len(END_MARK)) != END_MARK:
             return None
-        for one in file.scan(file.start, stop):
-            end = one.next_offset
-            latest = one.max_timestamp if latest is None else max(latest, one.max_timestamp)
+        for batch in file.scan(file.start, stop):
+            end = batch.next_offset
+            newest = batch.max_timestamp if newest is None else max(newest, batch.max_timestamp)
     except EmbedlogError:
         return None
     headers = "headers" in file.schema.names
     return catalog.SegmentInfo(
-        base, number, 0, end, stop + len(END_MARK), stop, latest, headers=headers
+        base, number, 0, end, stop + len(END_MARK), stop, newest, headers=headers
     )
 
 
@@ -324,19 +326,19 @@ def _adopt_partition(
     files: Files, txn: kv.Txn, info: catalog.TopicInfo, number: int, newest: int
 ) -> list[str]:
     directory, key = f"{info.directory}/{number}", info.key(number)
-    there = files.list(directory) if files.exists(directory) else []
-    found = sorted(name for name in there if _SEGMENT_NAME.fullmatch(name))
-    named, done = _without_trimmed(txn, key, catalog.segments(txn, key), found)
+    present = files.list(directory) if files.exists(directory) else []
+    names = sorted(name for name in present if _SEGMENT_NAME.fullmatch(name))
+    named, done = _without_trimmed(txn, key, catalog.segments(txn, key), names)
     last = named[-1] if named else None
-    for name in found:
+    for name in names:
         base, file_id = map(int, name.removesuffix(".arrows").split("-"))
         if last is not None:
-            # Below the end of a compacted one lies what it replaced.
+            # Segments below the end of a compacted one were replaced by it.
             if base < (last.next_offset or last.base_offset) or file_id <= newest:
                 continue
-            if base == last.base_offset and last.file_name in found:
+            if base == last.base_offset and last.file_name in names:
                 continue
-            _name_after(txn, key, last, base)
+            _seal_before_adopted(txn, key, last, base)
         elif base:
             _start_at(txn, key, base)
         headers = _has_headers(files, f"{directory}/{name}")
@@ -353,15 +355,15 @@ def _adopt_partition(
 
 
 def _without_trimmed(
-    txn: kv.Txn, key: bytes, named: list[catalog.SegmentInfo], found: list[str]
+    txn: kv.Txn, key: bytes, named: list[catalog.SegmentInfo], names: list[str]
 ) -> tuple[list[catalog.SegmentInfo], list[str]]:
-    """Forget the segments that retention dropped after the copy was made.
+    """Drop the segments that retention deleted after the copy was made.
 
-    Those are the first ones, their files are gone, and none is there in their place.
+    Those are the first ones whose files are gone and were not replaced.
     """
-    bases = sorted(int(name[:20]) for name in found)
+    bases = sorted(int(name[:20]) for name in names)
     gone = 0
-    while gone < len(named) and named[gone].file_name not in found:
+    while gone < len(named) and named[gone].file_name not in names:
         gone += 1
     kept = named[gone:]
     if not gone or not bases or bases[0] < (kept[0].base_offset if kept else named[-1].base_offset):
@@ -385,13 +387,15 @@ def _has_headers(files: Files, path: str) -> bool:
     try:
         return "headers" in SegmentFile(files, path).schema.names
     except EmbedlogError:
-        return False  # empty: recovery makes it anew
+        return False  # empty: recovery creates it again
 
 
-def _name_after(txn: kv.Txn, key: bytes, before: catalog.SegmentInfo, next_offset: int) -> None:
-    """The one before an adopted segment was sealed; its size is found by the scan."""
+def _seal_before_adopted(
+    txn: kv.Txn, key: bytes, before: catalog.SegmentInfo, next_offset: int
+) -> None:
+    """Seal the segment before an adopted one; the scan finds its size."""
     if before.base_offset == next_offset:
-        # It was empty, and rolled: the other one took its place.
+        # It was empty when it was rolled, so it was replaced.
         catalog.drop_segment(txn, key, before)
     elif not before.sealed:
         # It may have ended in a gap (A8).
@@ -400,7 +404,7 @@ def _name_after(txn: kv.Txn, key: bytes, before: catalog.SegmentInfo, next_offse
 
 
 def live_is_valid(files: Files) -> bool:
-    """Whether `live` belongs to this boot of this root; decided without opening it.
+    """Whether `live` belongs to this boot and this root; decided without opening it.
 
     After a power cut an unsynced LMDB can kill the process that opens it.
     """
@@ -422,45 +426,45 @@ def _live_is_whole(files: Files, clean: dict[str, int] | None) -> bool:
         return False
     kv.check_size(files, "live")
     if clean is not None and "live" in clean:
-        # Its values have no checksums, but nobody wrote to it since it was closed.
+        # Its values have no checksums, but it was not written to since it was closed.
         return clean["live"] == _digest(files, "live/data.mdb")
     return not kv.findings(files.path("live"))
 
 
 def _create_live(files: Files) -> None:
     kv.create(files, "live", durable=False, rows={})
-    # Last: a live without it counts as another boot's.
+    # Last: a `live` without it counts as one of another boot.
     files.write_file(BOOT_FILE, _boot(files))
 
 
 def _sweep(files: Files) -> list[str]:
-    """Remove files that the manifest does not name: what killed processes left."""
-    # Nobody is attached, so no member lives; that there were any is no news.
+    """Remove the files of killed processes that the manifest does not name."""
+    # No process is attached, so no member is alive; their locks are not reported.
     for name in files.list("locks"):
         if f"locks/{name}".startswith(membership.LOCKS):
             files.unlink(f"locks/{name}")
     store = kv.Store(files, "state", durable=True, timeout=10)
     try:
-        _forget_passing(store)
-        found = strays(files, store)
+        _forget_uncommitted_files(store)
+        paths = strays(files, store)
     finally:
         store.close()
-    for path in found:
+    for path in paths:
         remove_stray(files, path)
-    return [f"removed {path}: the manifest does not name it" for path in found]
+    return [f"removed {path}: the manifest does not name it" for path in paths]
 
 
-def _forget_passing(store: kv.Store) -> None:
-    """Nobody is attached, so nobody brings in what is on its way: it is garbage."""
+def _forget_uncommitted_files(store: kv.Store) -> None:
+    """No process is attached that could commit them, so they are garbage."""
 
     if store.read(keyspace.UNCOMMITTED_FILES.any):
         store.write(keyspace.UNCOMMITTED_FILES.delete_all)
 
 
-def remove_passing(files: Files, state: kv.Store) -> None:
-    """Remove the files on their way into the manifest or out of it; no process is attached.
+def remove_uncommitted_files(files: Files, state: kv.Store) -> None:
+    """Remove the uncommitted files of all partitions; no process may be attached.
 
-    What had them on their way failed, or was killed: it is over, and they are garbage.
+    The operations that created them have failed or were killed, so they are garbage.
 
     Raises:
         StorageError: One could not be removed; the next open removes it.
@@ -477,16 +481,16 @@ def remove_passing(files: Files, state: kv.Store) -> None:
     if state.read(keyspace.UNCOMMITTED_FILES.any):
         for path in state.read(step):
             files.unlink(path, missing_ok=True)
-        _forget_passing(state)
+        _forget_uncommitted_files(state)
 
 
-def strays(files: Files, state: kv.Store, leaving: Collection[str] = ()) -> list[str]:
+def strays(files: Files, state: kv.Store, pending: Collection[str] = ()) -> list[str]:
     """Return the segment files, and the topics' directories, that the manifest does not name.
 
-    Those on their way into it or out of it are none of them, nor those ``leaving``
-    by themselves.  Other files are not ours: they are left alone (A28).
+    Uncommitted files are not among them, nor the ``pending`` deletes.  Files with other
+    names do not belong to the log and are left alone (A28).
     """
-    # Files before names: what is created meanwhile is named before it is there.
+    # Files before names: a file that is created meanwhile was named before.
     present: dict[str, dict[str, list[str]]] = {}
     for topic in files.list("topics") if files.exists("topics") else []:
         partitions = present[f"topics/{topic}"] = {}
@@ -494,18 +498,18 @@ def strays(files: Files, state: kv.Store, leaving: Collection[str] = ()) -> list
             for number in files.list(f"topics/{topic}"):
                 partitions[f"topics/{topic}/{number}"] = files.list(f"topics/{topic}/{number}")
     topics, named, deleted = state.read(_named)
-    found = [topic for topic in present if topic not in topics | deleted]
+    paths = [topic for topic in present if topic not in topics | deleted]
     for topic in sorted(topics & present.keys()):
         for directory, names in present[topic].items():
             known = named.get(directory, set())
-            found += [
+            paths += [
                 f"{directory}/{name}"
                 for name in names
                 if _SEGMENT_NAME.fullmatch(name)
                 and name not in known
-                and f"{directory}/{name}" not in leaving
+                and f"{directory}/{name}" not in pending
             ]
-    return found
+    return paths
 
 
 def remove_stray(files: Files, path: str) -> None:
@@ -517,22 +521,22 @@ def remove_stray(files: Files, path: str) -> None:
 
 
 def _named(txn: kv.Txn) -> tuple[set[str], dict[str, set[str]], set[str]]:
-    """Return the directories of topics, the files of partitions, and what is being deleted."""
+    """Return the directories of topics, the files of partitions, and directories to delete."""
     topics, named = set(), {}
     deleted = {topic.directory for topic in catalog.deleted_topics(txn)}
     for info in catalog.topics(txn):
         topics.add(info.directory)
         for number in range(info.partitions):
             key = info.key(number)
-            found = [*catalog.segments(txn, key), *catalog.uncommitted_files(txn, key)]
-            names = {segment.file_name for segment in found} | journal.files_of(txn, key)
+            segments = [*catalog.segments(txn, key), *catalog.uncommitted_files(txn, key)]
+            names = {segment.file_name for segment in segments} | journal.files_of(txn, key)
             named[f"{info.directory}/{number}"] = names
     return topics, named, deleted
 
 
 def remove_tree(files: Files, directory: str) -> None:
-    """Remove a topic's directory and what it holds."""
-    # Another process may remove it as well: what is missing is done.
+    """Remove a topic's directory and everything in it."""
+    # Another process may remove it too, so missing files are fine.
     with _ignore_missing():
         for partition in files.list(directory):
             with _ignore_missing():
@@ -544,7 +548,7 @@ def remove_tree(files: Files, directory: str) -> None:
 
 @contextmanager
 def _ignore_missing() -> Iterator[None]:
-    """Go on where a file or directory is not there."""
+    """Suppress the error for a missing file or directory."""
     try:
         yield
     except StorageError as error:

@@ -1,9 +1,9 @@
-"""Deleting a topic: first its name, in one transaction on `state`, then all the rest.
+"""Deleting a topic: first its name, in one transaction on `state`, then its files and rows.
 
 The transaction that drops the name also notes the deletion in `state`, and the
 note stays until no file and no row of the topic is left.  If the process dies or
 an operation fails in between, the next process to open the log, or the next
-round of housekeeping, does the rest.
+round of housekeeping, removes the rest.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from embedlog.errors import ClosedError, EmbedlogError
 from embedlog.partition.context import Context
 from embedlog.root import startup
 
-_log = logging.getLogger("embedlog.partition")
+_logger = logging.getLogger("embedlog")
 
 
 def wait_for_writers(context: Context, topic: TopicInfo, timeout: float | None = None) -> None:
-    """Wait until no operation that has begun goes on in any partition of a topic.
+    """Wait until all operations in progress in the partitions of a topic have ended.
 
-    One partition after the other, each for ``timeout`` seconds, or as long as for any
-    lock: once the name is gone, what begins later finds no topic.
+    One partition after the other, each for ``timeout`` seconds, by default the
+    ``lock_timeout``.  Once the name is gone, later operations find no topic.
 
     Raises:
         LockTimeoutError: A process holds a partition for longer.
@@ -40,20 +40,20 @@ def wait_for_writers(context: Context, topic: TopicInfo, timeout: float | None =
 
 
 def finish(context: Context, topic: TopicInfo, timeout: float | None = None) -> None:
-    """Remove the files and rows of a topic whose name is gone.  May be repeated, by anyone.
+    """Remove the files and rows of a topic whose name is gone; any process may repeat it.
 
     Raises:
         LockTimeoutError: As `wait_for_writers`.
         StorageError: Something could not be removed; the note of the deletion stays.
     """
     wait_for_writers(context, topic, timeout)
-    # The files first: to unlink them takes no space, which the rows may on a full disk.
+    # The files first: unlinking them takes no space, while deleting rows may.
     startup.remove_tree(context.files, topic.directory)
     keys = [topic.key(number) for number in range(topic.partitions)]
     context.live.write(lambda txn: keyspace.delete_partitions(txn, keyspace.LIVE, keys))
 
     def forget(txn: kv.Txn) -> None:
-        # Again: a roll that was going on when the name went may have named a segment.
+        # Again: a roll in progress when the name was dropped may have named a segment.
         keyspace.delete_partitions(txn, keyspace.STATE, keys)
         keyspace.DELETED_TOPICS.delete(txn, topic.id)
 
@@ -61,25 +61,25 @@ def finish(context: Context, topic: TopicInfo, timeout: float | None = None) -> 
 
 
 def unfinished(state: kv.Store) -> list[TopicInfo]:
-    """Return the deleted topics of which something may be left."""
+    """Return the deleted topics that may have files or rows left."""
     return state.read(catalog.deleted_topics)
 
 
 def finish_all(context: Context) -> int:
-    """Finish every deletion that was begun, and return how many.
+    """Finish all deletions in progress; return how many were finished.
 
     A failure is logged and left to the next call: the topics are deleted, and
-    nothing else depends on what is left of them.
+    nothing depends on what is left of them.
     """
     finished = 0
     for topic in unfinished(context.state):
-        # The process that deletes it may be at it, and does not need us.
+        # With timeout 0: the process that deletes it may still be doing so.
         finished += try_to_finish(context, topic, timeout=0)
     return finished
 
 
 def try_to_finish(context: Context, topic: TopicInfo, timeout: float | None = None) -> bool:
-    """Finish one deletion; a failure is logged, and left to the next open or housekeeping.
+    """Finish one deletion; a failure is logged and left to the next open or housekeeping.
 
     Raises:
         ClosedError: The log was closed meanwhile.
@@ -89,8 +89,8 @@ def try_to_finish(context: Context, topic: TopicInfo, timeout: float | None = No
     except ClosedError:
         raise
     except EmbedlogError as error:
-        _log.warning(
-            "topic %s is deleted, but some of it is left in %s until the next round of "
+        _logger.warning(
+            "topic %s is deleted, but some of its files are left in %s until the next round of "
             "housekeeping, or until the log is opened again: %s",
             topic.name,
             context.files.path(topic.directory),

@@ -258,7 +258,7 @@ class MicroBatchStream:
                 self.source.report_data_loss(key, problem)
 
         tail = log.tail()
-        start, end = tail.start_offset, tail.next_offset
+        start, end = tail.start_offset, tail.log_end_offset
         offset = previous.offsets.get(key)
         if offset is None:
             if start > 0:
@@ -309,7 +309,7 @@ class MicroBatchStream:
         self, key: TopicPartition, log: PartitionLog, batch_start: StreamOffset, until: int
     ) -> PartitionOffsets:
         first = self._resume_offset(key, log, batch_start, warn=True)
-        end = log.tail().next_offset
+        end = log.tail().log_end_offset
         if until > end:
             self.source.report_data_loss(key, f"was to be read up to {until}, and ends at {end}")
         return PartitionOffsets(key, first, min(until, end))

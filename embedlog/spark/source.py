@@ -135,7 +135,7 @@ class LogSource:
 
     def high_watermarks(self) -> Offsets:
         """Return where each partition ends for a consumer."""
-        return {key: log.tail().end_offset for key, log in self.partitions().items()}
+        return {key: log.tail().high_watermark for key, log in self.partitions().items()}
 
     def readable_ends(self) -> Offsets:
         """Return how far the query may read each partition, after flushing what is not durable.
@@ -146,14 +146,14 @@ class LogSource:
         logs = self.partitions()
         tails = {key: log.tail() for key, log in logs.items()}
         if not self._durable:
-            return {key: tail.end_offset for key, tail in tails.items()}
+            return {key: tail.high_watermark for key, tail in tails.items()}
         unflushed = [
-            logs[key] for key, tail in tails.items() if tail.durable_offset < tail.end_offset
+            logs[key] for key, tail in tails.items() if tail.durable_offset < tail.high_watermark
         ]
         if unflushed and self.writable:
             flush.flush(unflushed)
             tails = {key: log.tail() for key, log in logs.items()}
-        return {key: min(tail.durable_offset, tail.end_offset) for key, tail in tails.items()}
+        return {key: min(tail.durable_offset, tail.high_watermark) for key, tail in tails.items()}
 
     def stream_offset(self, offsets: Mapping[TopicPartition, int]) -> StreamOffset:
         """Return offsets with the ids of their topics and the leader epochs of their logs."""

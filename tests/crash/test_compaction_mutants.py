@@ -14,7 +14,7 @@ from support.forks import tell
 from support.mutants import Change
 from support.tiers import runs
 
-CLEANING, REPLACING = "embedlog.compaction.cleaner", "embedlog.partition.replacing"
+CLEANING, REPLACING = "embedlog.compaction.cleaner", "embedlog.partition.replace"
 Check = Callable[[Path], object]
 
 
@@ -62,7 +62,7 @@ class Mutant(NamedTuple):
     besides: tuple[Change, ...] = ()
 
 
-NO_EPOCH = Change(f"{REPLACING}:_check_epoch", {"epoch not in (None, now.leader_epoch)": "False"})
+NO_EPOCH = Change(f"{REPLACING}:_check_epoch", {"epoch not in (None, tail.leader_epoch)": "False"})
 MUTANTS = [
     Mutant(
         "swapped in before it is on the disk",
@@ -86,20 +86,20 @@ MUTANTS = [
         "what is given up is not asked of the manifest",
         by_lost_answers,
         f"{REPLACING}:Replacement.abandon",
-        {"[each for each in _passing(self._log) if each.id in mine]": "[self.info]"},
+        {"[file for file in files if file.id in ids]": "[self.info]"},
     ),
     Mutant(
         "the checkpoint moves before the swap",
         by_kills,
-        f"{CLEANING}:_Pass.rewrite",
-        {"limit = ": "replacing.note_cleaned(self._log, self.end, sources[-1:])\n    limit = "},
+        f"{CLEANING}:CleanPass.rewrite",
+        {"limit = ": "replace.note_cleaned(self._log, self.end, sources[-1:])\n    limit = "},
     ),
     Mutant(
         "what is not flushed is replaced",
         by_power_cuts,
-        f"{REPLACING}:_check",
+        f"{REPLACING}:_check_segments",
         {"end > info.recovery_offset": "False"},
-        (Change(f"{REPLACING}:flush", {"flushing.flush([log])": "..."}),),
+        (Change("embedlog.partition.flush:flush_up_to", {"flush([log])": "..."}),),
     ),
     Mutant(
         "what is replaced is not doomed",
@@ -116,7 +116,7 @@ MUTANTS = [
     Mutant(
         "a tombstone goes in the first pass",
         by_the_oracle,
-        f"{CLEANING}:_Pass._parts",
+        f"{CLEANING}:CleanPass._parts",
         {"horizon is not None and self._is_over(horizon)": "self._is_over(horizon or 0)"},
     ),
     Mutant(
@@ -128,22 +128,22 @@ MUTANTS = [
     Mutant(
         "the last batch of a producer is dropped",
         by_kills,
-        f"{CLEANING}:_Pass._is_last",
+        f"{CLEANING}:CleanPass._is_last",
         {"return number is not None and": "return False and"},
     ),
     Mutant(
         "what lies past a full map counts as seen",
         by_the_oracle,
-        f"{CLEANING}:_Pass._take",
+        f"{CLEANING}:CleanPass._take",
         {"self.end = int(offsets[fitting])": "..."},
     ),
     Mutant(
         "a cut of what is rewritten is not seen",
         by_a_cut,
-        f"{REPLACING}:_check",
+        f"{REPLACING}:_check_segments",
         # A cut takes the recovery point with it, and raises the epoch: each look would see it.
         {
-            "now.get(segment.base_offset) != segment": "False",
+            "current.get(segment.base_offset) != segment": "False",
             "end > info.recovery_offset": "False",
         },
         (NO_EPOCH,),
@@ -152,7 +152,7 @@ MUTANTS = [
         "a cut of what replaced something is not seen",
         by_many_cuts,
         f"{REPLACING}:_check_epoch",
-        {"epoch not in (None, now.leader_epoch)": "False"},
+        {"epoch not in (None, tail.leader_epoch)": "False"},
     ),
 ]
 

@@ -16,7 +16,8 @@ from support.program import BIRTH
 from support.tiers import runs
 
 from embedlog.errors import StorageError
-from embedlog.partition import PartitionLog, flush
+from embedlog.partition import PartitionLog, append, append_at
+from embedlog.partition.state import PartitionState
 from embedlog.record import Appended
 from embedlog.segment import SegmentFile
 
@@ -58,16 +59,16 @@ def by_forks(place: Place) -> Iterator[Callable[[], Any]]:
 
 def leave_an_unpublished_tail() -> None:
     """A writer does not cut what a killed one left behind the published end."""
-    real = PartitionLog._end_for_append_locked
+    real = append.end_locked
 
-    def tail(self: PartitionLog) -> Any:
+    def end_locked(log: PartitionState) -> Any:
         cut, SegmentFile.truncate = SegmentFile.truncate, lambda self, size: None
         try:
-            return real(self)
+            return real(log)
         finally:
             SegmentFile.truncate = cut  # type: ignore[method-assign]
 
-    PartitionLog._end_for_append_locked = tail  # type: ignore[method-assign]
+    append.end_locked = append_at.end_locked = end_locked
 
 
 def publish_before_the_write() -> None:
@@ -90,7 +91,7 @@ def acknowledge_before_the_publish() -> None:
     def append(self: PartitionLog, encoded: Any, **options: Any) -> list[Appended]:
         while threads:
             threads.pop().join()
-        base, receipts = self.tail().next_offset, []
+        base, receipts = self.tail().log_end_offset, []
         for one in encoded:
             receipts.append(Appended(base, base + one.count, None))
             base += one.count
@@ -118,25 +119,25 @@ def advance_over_a_failed_write() -> None:
 def try_a_failed_flush_again() -> None:
     """The second fsync reports success, while the data is gone."""
 
-    def sync(log: PartitionLog, file: SegmentFile) -> None:
+    def sync(self: PartitionState, file: SegmentFile) -> None:
         try:
             file.sync()
         except StorageError:
             file.sync()
 
-    flush.sync = sync
+    PartitionState.sync = sync  # type: ignore[method-assign]
 
 
 def ignore_a_failed_flush() -> None:
     """An acknowledgement although the flush failed."""
 
-    def sync(log: PartitionLog, file: SegmentFile) -> None:
+    def sync(self: PartitionState, file: SegmentFile) -> None:
         try:
             file.sync()
         except StorageError:
             pass
 
-    flush.sync = sync
+    PartitionState.sync = sync  # type: ignore[method-assign]
 
 
 def use_the_lock_of_the_parent() -> None:

@@ -75,7 +75,7 @@ def test_a_commit_is_seen_although_its_process_died_before_it_said_so(place: Pla
             child = forks.Child(lambda life=life: commit_until_killed(root, life))
             time.sleep(0.005 + dice.random() * 0.003)
             assert child.kill().killed
-            store.settle()
+            store.catch_up()
             before = store.get(b"k")
             store.write(lambda txn: txn.put(b"other", b""))
             assert store.get(b"k") == before, "it came back to life"

@@ -126,23 +126,23 @@ def nothing_flushed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def ends_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever finishes a publication finishes it where he is."""
-    finish = journal.finish
+    finish = journal.finish_publication
 
     def wrong(context: Any, entered: Any) -> None:
         finish(context, entered._replace(partners=entered.partners[:1]))
 
-    monkeypatch.setattr(journal, "finish", wrong)
+    monkeypatch.setattr(journal, "finish_publication", wrong)
 
 
 def marker_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     """The markers are not in the transaction that publishes, but in one before it."""
     carry_out = transaction._carry_out
 
-    def wrong(root: Any, shares: Any, intent: Any, *rest: Any) -> Any:
-        if intent is not None:
-            marker = transaction._marker(intent.publication, shares, 0, 0, 0)
-            root.context.state.write(lambda txn: transaction._put_markers(txn, intent, marker))
-        return carry_out(root, shares, None, *rest)
+    def wrong(context: Any, plans: Any, target: Any, *rest: Any) -> Any:
+        if target is not None:
+            version = transaction._app_version(target.publication, plans, 0, 0, 0)
+            context.state.write(lambda txn: transaction._put_app_versions(txn, target, version))
+        return carry_out(context, plans, None, *rest)
 
     monkeypatch.setattr(transaction, "_carry_out", wrong)
 

@@ -92,7 +92,7 @@ def unlinked_first(monkeypatch):
 
     def wrong(log, now, offset, whole, limit):
         log.refresh()
-        for info in log_start._before(log, min(offset, now.end_offset)):
+        for info in log_start._before(log, min(offset, now.high_watermark)):
             log.context.files.unlink(log.path_of(info), missing_ok=True)
         return trim_locked(log, now, offset, whole, limit)
 

@@ -273,7 +273,7 @@ class PartitionModel(RuleBasedStateMachine):
         for root in self.roots:
             root.close()
         self.followers, self.roots = [], [self._open()]
-        assert self.roots[0].mended == []
+        assert self.roots[0].startup_report == []
         self._all_flushed()
 
     @rule()

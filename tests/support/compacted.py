@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 
 from embedlog import batch
-from embedlog.partition import PartitionLog, replace
+from embedlog.partition import PartitionLog, flush, replace
 
 
 def keep(
@@ -21,8 +21,8 @@ def keep(
 ) -> None:
     """Replace some sealed segments by one that holds these offsets only, in so many batches."""
     log.refresh()
-    replace.flush_up_to(log, log.last.base_offset)
-    with replace.claimed(log) as free:
+    flush.flush_up_to(log, log.active_segment.base_offset)
+    with replace.rewrite_lock(log) as free:
         assert free
         old = [one for one in log.segments.values() if one.sealed][segments]
         first, stop = old[0].base_offset, old[-1].next_offset

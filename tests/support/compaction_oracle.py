@@ -434,7 +434,7 @@ class CompactionModel(RuleBasedStateMachine):
         """What is left is what the oracle says, or what may be where it did not come to its end."""
         oracle, now, retention = self.oracle, self.clock(), self.log.config.delete_retention_ms
         section = inspect(self.log, now)
-        upto = section.first_dirty if done else section.log.tail().next_offset
+        upto = section.first_dirty if done else section.log.tail().log_end_offset
         if done:
             assert section.cleanable_bytes == 0
             # Of what is clean only whole segments were looked at.

@@ -115,7 +115,7 @@ def state(log: Log, directory: Path, topic: str) -> State:
     checkpoint = directory / f"checkpoint of {topic}"
     metadata = checkpoint / "metadata"
     query = json.loads(metadata.read_text())["id"] if metadata.exists() else ""
-    marker = transaction.marker_of(log.root, query)
+    marker = transaction.last_app_version(log.root, query)
     offsets, commits = (killable.newest(checkpoint / name) for name in ("offsets", "commits"))
     return State(offsets, -1 if marker is None else marker.version, commits)
 

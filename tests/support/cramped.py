@@ -184,7 +184,7 @@ class _Life:
         return freed
 
     def append(self) -> None:
-        number, end = len(self.acked), self.part.tail().next_offset
+        number, end = len(self.acked), self.part.tail().log_end_offset
         keys = [b"%d" % ((number * ROWS + row) % KEYS) for row in range(ROWS)]
         values = [b"%d-%d" % (number, row) + RECORD for row in range(ROWS)]
         one = batch.encode_lists(values, keys, START + number)

@@ -205,7 +205,7 @@ def _check_after(world: World) -> None:
     world.forgiving = False
     for key in PARTITIONS:
         log = world.log.partition(*key)
-        end = log.tail().next_offset
+        end = log.tail().log_end_offset
         world.do(("send", *key, 2, "os"))
         world.do(("send", *key, 1, "fsync"))
         assert log.end_offset() == end + 3

@@ -518,7 +518,7 @@ def _compare(root: Path, sent: dict[str, dict[bytes, int | None]]) -> Said:
     done = _check_values(log, sent)
     log.close()
     log = embedlog.open(root, maintenance=False)
-    assert log.root.mended == [], log.root.mended
+    assert log.root.startup_report == [], log.root.startup_report
     assert log.verify() == [], log.verify()
     _check_values(log, sent)
     log.close()

@@ -123,17 +123,17 @@ class KillableWriter(sink.StreamSink):
         from embedlog.partition import journal
 
         at(self.kills, "before publish")
-        reveal = journal.reveal
+        reveal = journal.make_visible
 
         def reveal_or_die(txn: Any, rows: Any) -> None:
             at(self.kills, "within publish")
             reveal(txn, rows)
 
-        journal.reveal = reveal_or_die
+        journal.make_visible = reveal_or_die
         try:
             super().commit(messages, batchId)
         finally:
-            journal.reveal = reveal
+            journal.make_visible = reveal
         at(self.kills, "after publish")
 
 

@@ -183,7 +183,7 @@ def judge(
         oracle.check(log, entries(path))
     if again:
         with embedlog.open(root) as log:
-            assert log.root.mended == [], log.root.mended
+            assert log.root.startup_report == [], log.root.startup_report
             assert log.verify() == []
 
 

@@ -109,7 +109,7 @@ def bad_batches_are_skipped() -> None:
                     return
 
     SegmentFile.scan = scan  # type: ignore[method-assign]
-    Change("embedlog.partition.recovery:_stale", {"return gap": "return False and gap"})()
+    Change("embedlog.partition.recovery:_is_stale", {"return gap": "return False and gap"})()
 
 
 class Mutant(NamedTuple):
@@ -120,8 +120,8 @@ class Mutant(NamedTuple):
     changes: tuple[Callable[[], None], ...]
 
 
-RECOVERY, PARTITION = "embedlog.partition.recovery", "embedlog.partition.partition"
-FLUSHING, MENDING = "embedlog.partition.flushing", "embedlog.partition.mending"
+RECOVERY, APPEND = "embedlog.partition.recovery", "embedlog.partition.append"
+FLUSH, STARTUP = "embedlog.partition.flush", "embedlog.root.startup"
 
 MUTANTS = [
     Mutant(
@@ -134,7 +134,8 @@ MUTANTS = [
         "fsync",
         (
             Change(
-                f"{FLUSHING}:sync_entries", {"log.context.files.sync_directory(directory)": "..."}
+                "embedlog.partition.sync:sync_entries",
+                {"log.context.files.sync_directory(directory)": "..."},
             ),
         ),
     ),
@@ -142,55 +143,65 @@ MUTANTS = [
     Mutant(
         "the recovery point moves without a flush",
         "os",
-        (Change(f"{FLUSHING}:_sync_one", {"sync_data(log, now, _file_of(log, now))": "..."}),),
+        (Change(f"{FLUSH}:_sync_one", {"sync_data(log, tail, _file_of(log, tail))": "..."}),),
     ),
     Mutant("no checksum is checked in memory", "memory", (no_checksums,)),
     Mutant("no checksum is checked after a power cut", "os", (no_checksums,)),
     Mutant(
         "a writer does not trim an unpublished tail",
         "uniform",
-        (Change(f"{PARTITION}:PartitionLog._end_for_append_locked", {"size > now.position": "0"}),),
+        (
+            Change(
+                f"{APPEND}:end_locked",
+                {"size > tail.log_end_position": "0"},
+            ),
+        ),
     ),
     Mutant(
         "recovery does not raise the epoch",
         "recovery",
-        (Change(f"{RECOVERY}:_write_state", {"found.epoch) + 1": "found.epoch)"}),),
+        (Change(f"{RECOVERY}:_write_state", {"result.epoch) + 1": "result.epoch)"}),),
     ),
     Mutant(
         "recovery takes stale batches for new ones",
         "recovery",
-        (Change(f"{RECOVERY}:_stale", {"return True": "return False"}),),
+        (Change(f"{RECOVERY}:_is_stale", {"return True": "return False"}),),
     ),
     Mutant("recovery goes on after a bad batch", "os", (bad_batches_are_skipped,)),
     Mutant(
         "recovery cuts below the recovery point",
         "disk",
-        (Change(f"{RECOVERY}:_scan", {"if found.next_offset < recovery": "if False"}),),
-    ),
-    Mutant(
-        "published before it was flushed",
-        "failed flush",
         (
             Change(
-                f"{PARTITION}:PartitionLog._append_locked", {"publish=not synced": "publish=True"}
+                f"{RECOVERY}:_scan_batches", {"if result.next_offset < recovery_point": "if False"}
             ),
         ),
     ),
     Mutant(
+        "published before it was flushed",
+        "failed flush",
+        (Change(f"{APPEND}:append_locked", {"publish=not synced": "publish=True"}),),
+    ),
+    Mutant(
         "a failed flush is forgotten",
         "failed flush",
-        (Change(f"{FLUSHING}:fail", {"failed=True": "failed=False"}),),
+        (
+            Change(
+                "embedlog.partition.state:PartitionState.mark_flush_failed",
+                {"failed=True": "failed=False"},
+            ),
+        ),
     ),
     Mutant(
         "live is believed after a reboot",
         "os",
         (
             Change(
-                f"{MENDING}:live_is_valid",
+                f"{STARTUP}:live_is_valid",
                 {"== _boot(files)": "!= b''", "return False": "return True"},
             ),
             Change(
-                f"{MENDING}:_live_is_whole",
+                f"{STARTUP}:_live_is_whole",
                 {"return clean": "return 1 or clean", "return not": "return 1 or not"},
             ),
         ),
@@ -208,17 +219,20 @@ MUTANTS = [
     Mutant(
         "files that the manifest does not name are kept",
         "fsync",
-        (Change(f"{MENDING}:_sweep", {"remove_stray(files, path)": "..."}),),
+        (Change(f"{STARTUP}:_sweep", {"remove_stray(files, path)": "..."}),),
     ),
     Mutant(
         "what a truncation leaves is not synced",
         "fsync",
         (
-            Change(f"{RECOVERY}:_rebuild", {"or upto != _NEVER": ""}),
+            Change(f"{RECOVERY}:_rebuild", {"or limit != _NO_LIMIT": ""}),
             Change(
-                f"{RECOVERY}:_keep_copy", {"files.sync(fd)": "...", "files.sync_directory": "str"}
+                f"{RECOVERY}:_copy_active", {"files.sync(fd)": "...", "files.sync_directory": "str"}
             ),
-            Change(f"{RECOVERY}:cut", {"headers, True, gap": "headers, False, gap"}),
+            Change(
+                "embedlog.partition.truncate:_truncate_locked",
+                {"headers, True, gap": "headers, False, gap"},
+            ),
         ),
     ),
 ]

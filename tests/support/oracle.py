@@ -218,7 +218,7 @@ def _check_goes_on(log: Any, topic: str, partition: int, part: Part) -> None:
         [receipt] = here.append([encode(*unsure[:7])])
         bases = sends_of(rows(log, topic, partition))
         assert bases[unsure[2]] == receipt.base_offset
-    due = here.tail().next_offset
+    due = here.tail().log_end_offset
     send = 1_000_000 + due
     receipts = [
         here.append([encode(topic, partition, send + n, 2, 30)], durability=how)[0]

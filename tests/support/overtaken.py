@@ -57,13 +57,13 @@ def _churn(root: Path, stop: Path, seed: int) -> Counter[str]:
         here = log.partition("t", 0)
         for _ in range(dice.randint(2, 12)):
             for _ in range(dice.randint(5, 40)):
-                base = here.tail().next_offset
+                base = here.tail().log_end_offset
                 values = [b"%d" % (base + row) for row in range(dice.randint(1, 4))]
                 here.append([batch.encode_lists(values, None, base, None)])
                 done["appends"] += 1
             if dice.random() < 0.7:
                 # Batches that straddle the place go whole, so the next offset is the place itself.
-                done["cuts"] += here.truncate_to(dice.randrange(here.tail().next_offset))
+                done["cuts"] += here.truncate_to(dice.randrange(here.tail().log_end_offset))
             # Else the readers wait for the lock of a new topic for half of their time.
             time.sleep(dice.random() * 0.004)
         log.delete_topic("t")

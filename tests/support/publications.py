@@ -135,7 +135,11 @@ def jump(root: Root) -> None:
             clock.advance(days * DAY)
             for number in range(2):
                 name = f"other {number}"
-                version = 0 if (last := transaction.marker_of(root, name)) is None else last.version
+                version = (
+                    0
+                    if (last := transaction.last_app_version(root, name)) is None
+                    else last.version
+                )
                 transaction.publish(root, [], Publication(name, version + 1, name))
 
 
@@ -245,7 +249,7 @@ def judge(path: Path, told: set[str], durability: str) -> None:
         check_done(root, durability)
         root.close()
         root = open_root(path)
-        assert root.mended == []
+        assert root.startup_report == []
         assert len(found(root)) == 2 * len(VERSIONS)
         root.close()
 
@@ -355,7 +359,7 @@ def _check_unsynced(path: Path, told: set[str], number: int) -> None:
             there = values(root.partition(*_place(part)))
             assert there == expected(part, everything)[: len(there)], f"{part}: {there}"
         # Nobody repeats what came before the last one.
-        marker = transaction.marker_of(root, "q")
+        marker = transaction.last_app_version(root, "q")
         for version in VERSIONS:
             if marker is None or version >= marker.version:
                 send(root, version, "os")

@@ -108,7 +108,7 @@ def abandon(root: Root) -> None:
         return
     for log in root._partitions.values():
         # One that was killed in the middle holds a lock of this process, for ever.
-        log._lock = threading.Lock()
+        log.thread_lock = threading.Lock()
         log.close()
     root._partitions.clear()
     context.live.close()

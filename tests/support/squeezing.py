@@ -358,7 +358,7 @@ def check_lost_answer(number: int, directory: Path) -> None:
         nonlocal calls
         result = write(store, step)
         # Under the partition's lock: a swap.
-        if store is log.context.state and log._lock.locked():
+        if store is log.context.state and log.thread_lock.locked():
             calls += 1
             if calls == number:
                 raise KeyboardInterrupt
@@ -445,7 +445,7 @@ def _prepared(directory: Path, kind: Any = CruelFiles) -> tuple[Root, PartitionL
     put_back(path, _built(path, os.getpid()))
     root = open_root(path, files=seam(kind=kind), clock=ManualClock())
     log = root.partition("t", 0)
-    assert log.tail().next_offset == EACH * BUILT
+    assert log.tail().log_end_offset == EACH * BUILT
     return root, log
 
 

@@ -118,7 +118,7 @@ def judge(path: Path) -> None:
             assert root.partition(name, 0).append([encoded(b"08")])[0].base_offset == 8
         root.close()
         root = open_root(path)
-        assert root.mended == []
+        assert root.startup_report == []
         root.close()
 
     end = forks.run(look)
@@ -215,7 +215,7 @@ def judge_after(path: Path) -> None:
 
     def look() -> None:
         root = open_root(path)
-        assert root.mended == []
+        assert root.startup_report == []
         check_done(root)
         root.close()
 
@@ -312,7 +312,7 @@ def churn(path: Path, stop: Path) -> int:
     root = open_root(path, files=Files)
     log = root.partition("t", 0)
     while not stop.exists():
-        base = log.tail().next_offset
+        base = log.tail().log_end_offset
         log.append([encoded(*(b"%d" % (base + row) for row in range(3)))])
         if base % 15 == 0:
             retain(root, START)

@@ -132,7 +132,7 @@ class Workload:
         topic, number = where or self._choose()[:2]
         log = self.root.partition(topic, number)
         synced = self._rng.random() < self._synced
-        base, batches = log.tail().next_offset, []
+        base, batches = log.tail().log_end_offset, []
         for _ in range(self._rng.choice((1, 1, 1, 2))):
             batches.append(self._batch(base, topic, number))
             base = batches[-1].next
@@ -163,7 +163,7 @@ class Workload:
         topic, number, _ = self._choose()
         log = self.root.partition(topic, number)
         log.roll()  # Then they go into one file, in one write.
-        batches = self._unpublished(topic, number, log.tail().next_offset)
+        batches = self._unpublished(topic, number, log.tail().log_end_offset)
         encoded, files = [one.encode() for one in batches], log.context.files
         written = self._rng.choice((1, 2, self._rng.random() * 3))
         files.short_at(0, int(written * encoded[0].size))
@@ -187,11 +187,11 @@ class Workload:
         log = self.root.partition(topic, number)
         log.refresh()
         now = log.tail()
-        batches = self._unpublished(topic, number, now.next_offset)
+        batches = self._unpublished(topic, number, now.log_end_offset)
         data: list[Any] = []
         for one in batches:
             data += one.encode().stamp(one.base, now.leader_epoch)
-        log.active_file().write(data, now.position)
+        log.active_file().write(data, now.log_end_position)
         abandon(self.root)
         self.root = self._open()
         self.append((topic, number))

@@ -1,0 +1,636 @@
+"""The operations of a log on its files, directories and locks.
+
+One `Files` serves one log root.  It opens the root directory once and reaches
+every file from there, part by part and without following symbolic links, so
+that a link placed inside the root cannot lead out of it.  Paths are relative
+to the root, with "/" between the parts; "" is the root itself.
+
+Every error of the operating system comes out as a `StorageError` that keeps
+the errno and names the path and the operation.  The tests replace `Files` by a
+subclass that injects faults.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import itertools
+import mmap
+import os
+import resource
+import select
+import stat
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any, Final
+
+from embedlog.errors import (
+    ClosedError,
+    DurabilityError,
+    NotALogError,
+    ReadOnlyError,
+    StorageError,
+)
+from embedlog.files.filesystem import (
+    FILESYSTEMS,
+    OPEN_DIRECTORY,
+    REMOTE_FILESYSTEMS,
+    filesystem_magic,
+    free_blocks,
+    identity_of,
+    lock_timeout,
+    open_root,
+    parts,
+    refuse_unsafe,
+    storage_error,
+    sync_parent,
+    without_first,
+)
+
+IOV_MAX: Final = 1024
+"""The kernel accepts this many buffers in one vectored write; more fail with EINVAL."""
+
+READ_UNCHECKED: Final = 16 << 20
+"""A longer read is first clamped to the file, since Python allocates before it reads."""
+
+MANY_DESCRIPTORS: Final = 1 << 20
+"""Returned where there is no limit."""
+
+FIRST_SLEEP: Final = 20e-6
+LONGEST_SLEEP: Final = 1e-3
+"""Seconds between two attempts to take a lock: doubled from the first to the longest."""
+
+_FILE_MODE: Final = 0o600
+_DIRECTORY_MODE: Final = 0o700
+_OPEN_FILE: Final = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+_EXCLUSIVE: Final = fcntl.LOCK_EX | fcntl.LOCK_NB
+_SHARED: Final = fcntl.LOCK_SH | fcntl.LOCK_NB
+_ABSENT: Final = (errno.ENOENT, errno.ENOTDIR)
+
+
+class Files:
+    """One log root on one file system.
+
+    Args:
+        root: The directory of the log; it must exist (`create_root` makes it).
+        writable: Whether anything may be changed; if not, changes raise `ReadOnlyError`.
+        unsafe_filesystem: Whether to accept a remote file system or a root anyone may write to.
+
+    Raises:
+        NotALogError: `root` is not a directory.
+        UnsupportedFilesystemError: Locks and maps cannot be trusted there (P23).
+        StorageError: The directory cannot be opened.
+    """
+
+    # The subclass in the tests replaces this, to write less than it was asked to.
+    _pwritev = staticmethod(os.pwritev)
+
+    def __init__(
+        self,
+        root: str | os.PathLike[str],
+        *,
+        writable: bool = True,
+        unsafe_filesystem: bool = False,
+    ) -> None:
+        self._root_fd = -1
+        self._paths: dict[int, str] = {}
+        self._kept: set[int] = set()
+        self.root = os.path.realpath(root)
+        self.writable = writable
+        self._root_fd = open_root(self.root)
+        try:
+            if writable and not unsafe_filesystem:
+                refuse_unsafe(self._magic(), self._root_status().st_mode, self.root)
+        except BaseException:
+            self.close_all()
+            raise
+
+    def __del__(self) -> None:
+        # A program that opens logs and closes none must not run out of descriptors.
+        self.close_all()
+
+    @classmethod
+    def create_root(cls, path: str | os.PathLike[str]) -> None:
+        """Make the directory of a log, for its user only, durably; an existing one is kept.
+
+        Raises:
+            NotALogError: The path is a file.
+            StorageError: The directory cannot be made.
+        """
+        real = os.path.realpath(path)
+        try:
+            try:
+                os.makedirs(real, mode=_DIRECTORY_MODE)
+                sync_parent(real)
+            except FileExistsError:
+                if not stat.S_ISDIR(os.stat(real).st_mode):
+                    what = "a log is a directory, and this is a file"
+                    raise NotALogError(what, path=real) from None
+        except OSError as error:
+            raise storage_error(error, "create the root", real) from error
+
+    # Files
+
+    def open(
+        self,
+        path: str,
+        *,
+        write: bool = False,
+        create: bool = False,
+        exclusive: bool = False,
+        counted: bool = False,
+    ) -> int:
+        """Open a regular file and return its descriptor.
+
+        Links, FIFOs and devices are refused (ELOOP, ENOTDIR, EINVAL), and for writing
+        also a file with a second name, which may belong to another program.
+
+        Args:
+            path: Relative to the root.
+            write: Open it for reading and writing.
+            create: Create it (0600) if it is missing; its name is durable only after
+                `sync_directory`.
+            exclusive: The file must be new.
+            counted: Allow writing in a read-only log; for the wake page, where being
+                counted as a waiter changes no log.
+        """
+        if (write and not counted) or create:
+            self._check_writable("open", path)
+        flags = _OPEN_FILE | (os.O_RDWR if write else os.O_RDONLY)
+        if create:
+            flags |= os.O_CREAT | (os.O_EXCL if exclusive else 0)
+        with self._parent(path, "open") as (directory, name):
+            fd = os.open(name, flags, _FILE_MODE, dir_fd=directory)
+            try:
+                status = os.fstat(fd)
+                if not stat.S_ISREG(status.st_mode) or (write and status.st_nlink > 1):
+                    raise OSError(errno.EINVAL, "not a regular file with one name")
+            except OSError:
+                os.close(fd)
+                raise
+        self._paths[fd] = path
+        return fd
+
+    def write(self, fd: int, buffers: Sequence[Any], position: int) -> int:
+        """Write all bytes of `buffers` at `position`; return how many.
+
+        The buffers are bytes, bytearrays, flat memoryviews of bytes or Arrow buffers.
+        After an error some of the bytes may be in the file: the caller must truncate it.
+        """
+        if len(buffers) <= IOV_MAX:
+            try:
+                written = self._pwritev(fd, buffers, position)
+            except OSError as error:
+                raise self._failed(error, "write", fd) from error
+            # A small append has one buffer.
+            if written == (len(buffers[0]) if len(buffers) == 1 else sum(map(len, buffers))):
+                return written
+        else:
+            written = 0
+        # A full disk first shortens a write and refuses only the next one, so
+        # the rest must be tried to get the error.
+        return self._write_rest(fd, buffers, position, written)
+
+    def _write_rest(self, fd: int, buffers: Sequence[Any], position: int, written: int) -> int:
+        rest = [memoryview(buffer).cast("B") for buffer in buffers if len(buffer)]
+        total = sum(map(len, rest))
+        rest = without_first(rest, written)
+        while rest:
+            try:
+                step = self._pwritev(fd, rest[:IOV_MAX], position + written)
+            except OSError as error:
+                raise self._failed(error, "write", fd) from error
+            if step <= 0:
+                raise self._failed(OSError(errno.EIO, "wrote nothing"), "write", fd)
+            written += step
+            rest = without_first(rest, step)
+        assert written == total
+        return written
+
+    def read(self, fd: int, length: int, position: int) -> bytes:
+        """Return the `length` bytes at `position`, or fewer where the file ends."""
+        if length > READ_UNCHECKED:
+            length = max(0, min(length, self.size(fd) - position))
+        try:
+            data = os.pread(fd, length, position)
+            while len(data) < length:
+                more = os.pread(fd, length - len(data), position + len(data))
+                if not more:
+                    break
+                data += more
+        except OSError as error:
+            raise self._failed(error, "read", fd) from error
+        return data
+
+    def read_into(self, fd: int, memory: Any, position: int) -> int:
+        """Fill a buffer from `position`; return how many bytes, fewer at the end of the file."""
+        view = memoryview(memory).cast("B")
+        done = 0
+        try:
+            while done < len(view) and (more := os.preadv(fd, [view[done:]], position + done)):
+                done += more
+        except OSError as error:
+            raise self._failed(error, "read", fd) from error
+        return done
+
+    def map(self, fd: int, length: int, *, write: bool = False) -> mmap.mmap:
+        """Map the first `length` bytes; the file must never shrink again (SIGBUS).
+
+        A map outlives the descriptor.  Only the wake page is ever mapped to `write`.
+        """
+        try:
+            return mmap.mmap(fd, length, access=mmap.ACCESS_WRITE if write else mmap.ACCESS_READ)
+        except OSError as error:
+            raise self._failed(error, "map", fd) from error
+        except ValueError as error:
+            shorter = OSError(errno.EINVAL, f"the file is shorter than {length} bytes")
+            raise self._failed(shorter, "map", fd) from error
+
+    def size(self, fd: int) -> int:
+        """Return how many bytes the file has."""
+        try:
+            # A fifth of the time of fstat; the descriptor's own position is not used.
+            return os.lseek(fd, 0, os.SEEK_END)
+        except OSError as error:
+            raise self._failed(error, "size", fd) from error
+
+    def truncate(self, fd: int, size: int) -> None:
+        """Cut the file to `size` bytes, or extend it with zeros."""
+        try:
+            os.ftruncate(fd, size)
+        except OSError as error:
+            raise self._failed(error, "truncate", fd) from error
+
+    def allocate(self, fd: int, size: int) -> None:
+        """Reserve `size` bytes for the file: what is there stays, the rest is zeros."""
+        try:
+            os.posix_fallocate(fd, 0, size)
+        except OSError as error:
+            raise self._failed(error, "allocate", fd) from error
+
+    def sync(self, fd: int) -> None:
+        """Return once the file's bytes and size are on the disk.
+
+        Raises:
+            DurabilityError: They may be lost, and a retry would only hide it (P9).
+        """
+        try:
+            os.fdatasync(fd)
+        except OSError as error:
+            raise self._failed(error, "sync", fd, DurabilityError) from error
+
+    def drop_cache(self, fd: int) -> None:
+        """Drop the cached pages that are on the disk, so that reads show what is there."""
+        try:
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        except OSError as error:
+            raise self._failed(error, "drop the cache", fd) from error
+
+    def close(self, fd: int) -> None:
+        """Close a descriptor, which frees its lock; ignores one of another object."""
+        path = self._paths.pop(fd, None)
+        if path is None:
+            return
+        self._kept.discard(fd)
+        try:
+            os.close(fd)
+        except OSError as error:
+            raise self._failed(error, "close", path) from error
+
+    def keep(self, fd: int) -> None:
+        """Have `close_all` leave a descriptor open, since its user may be in a read.
+
+        If it was closed during the read, its number could already be that of another file.
+        """
+        self._kept.add(fd)
+
+    def read_file(self, path: str) -> bytes:
+        """Return all bytes of a file."""
+        fd = self.open(path)
+        try:
+            return self.read(fd, self.size(fd), 0)
+        finally:
+            self.close(fd)
+
+    def write_file(self, path: str, data: bytes) -> None:
+        """Replace the contents of a file, durably and atomically: a reader sees old or new.
+
+        A killed process leaves a ``<path>.<n>.tmp`` behind, never half a file.
+        """
+        temporary, fd = self._open_temporary(path)
+        try:
+            try:
+                self.write(fd, [data], 0)
+                # The bytes before the name: a rename may reach the disk first.
+                self.sync(fd)
+            finally:
+                self.close(fd)
+            self.rename(temporary, path)
+        except BaseException:
+            with suppress(StorageError):
+                self.unlink(temporary, missing_ok=True)
+            raise
+        self.sync_directory(path.rpartition("/")[0])
+
+    def _open_temporary(self, path: str) -> tuple[str, int]:
+        """Create a file beside `path` that no other process writes to."""
+        for number in itertools.count():
+            temporary = f"{path}.{number}.tmp"
+            try:
+                return temporary, self.open(temporary, write=True, create=True, exclusive=True)
+            except StorageError as error:
+                if error.errno != errno.EEXIST:
+                    raise
+        raise AssertionError("unreachable")
+
+    # Names
+
+    def make_directory(self, path: str, exist_ok: bool = True) -> None:
+        """Make one directory (0700) in a parent that exists; durable after `sync_directory`."""
+        self._check_writable("make directory", path)
+        with self._parent(path, "make directory") as (directory, name):
+            try:
+                os.mkdir(name, _DIRECTORY_MODE, dir_fd=directory)
+            except FileExistsError:
+                status = os.stat(name, dir_fd=directory, follow_symlinks=False)
+                if not exist_ok or not stat.S_ISDIR(status.st_mode):
+                    raise
+
+    def remove_directory(self, path: str) -> None:
+        """Remove an empty directory."""
+        self._check_writable("remove directory", path)
+        with self._parent(path, "remove directory") as (directory, name):
+            os.rmdir(name, dir_fd=directory)
+
+    def list(self, path: str) -> list[str]:
+        """Return the names in a directory, sorted."""
+        with self._directory(path, "list") as directory:
+            return sorted(os.listdir(directory))
+
+    def exists(self, path: str) -> bool:
+        """Return whether there is a file, directory or link of that name."""
+        if not path:
+            return True
+        try:
+            with self._parent(path, "look up") as (directory, name):
+                os.stat(name, dir_fd=directory, follow_symlinks=False)
+        except StorageError as error:
+            if error.errno in _ABSENT:
+                return False
+            raise
+        return True
+
+    def rename(self, old: str, new: str) -> None:
+        """Rename, replacing a file at `new` at once; durable after `sync_directory` of `new`'s."""
+        self._check_writable("rename", old)
+        with self._parent(old, "rename") as (source, name):
+            # Nested, so that an error names both directories; mostly they are the same.
+            with self._parent(new, "rename") as (target, new_name):
+                os.rename(name, new_name, src_dir_fd=source, dst_dir_fd=target)
+
+    def unlink(self, path: str, missing_ok: bool = False) -> None:
+        """Remove a file's name; processes that have it open or mapped keep its bytes."""
+        self._check_writable("unlink", path)
+        try:
+            with self._parent(path, "unlink") as (directory, name):
+                os.unlink(name, dir_fd=directory)
+        except StorageError as error:
+            if not missing_ok or error.errno not in _ABSENT:
+                raise
+
+    def sync_directory(self, path: str) -> None:
+        """Return once the names in the directory are on the disk.
+
+        Raises:
+            DurabilityError: They may be lost, and a retry would only hide it (P9).
+        """
+        with self._directory(path, "sync directory") as directory:
+            try:
+                os.fsync(directory)
+            except OSError as error:
+                raise self._failed(error, "sync directory", path, DurabilityError) from error
+
+    # Locks
+
+    def lock(self, fd: int, timeout: float, shared: bool = False) -> None:
+        """Take the file's lock (flock); waits up to `timeout` seconds of the monotonic clock.
+
+        A second descriptor of the same file conflicts, in this process too.  A lock ends
+        with `unlock`, `close`, or the process; a forked child shares it, see `after_fork`.
+
+        Raises:
+            LockTimeoutError: Another holder; the error has its process and state (P16).
+        """
+        try:
+            fcntl.flock(fd, _SHARED if shared else _EXCLUSIVE)
+        except BlockingIOError:
+            self._lock_slowly(fd, timeout, shared)
+        except OSError as error:
+            raise self._failed(error, "lock", fd) from error
+
+    def _lock_slowly(self, fd: int, timeout: float, shared: bool) -> None:
+        deadline = time.monotonic() + timeout
+        pause = FIRST_SLEEP
+        while True:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise lock_timeout(fd, timeout, self._absolute(fd))
+            # select, since time.sleep never ends under a faked wall clock.
+            select.select((), (), (), min(pause, left))
+            if self.try_lock(fd, shared):
+                return
+            pause = min(2 * pause, LONGEST_SLEEP)
+
+    def try_lock(self, fd: int, shared: bool = False) -> bool:
+        """Take the file's lock if it is free; return whether it was."""
+        try:
+            fcntl.flock(fd, _SHARED if shared else _EXCLUSIVE)
+        except BlockingIOError:
+            return False
+        except OSError as error:
+            raise self._failed(error, "lock", fd) from error
+        return True
+
+    def unlock(self, fd: int) -> None:
+        """Free the file's lock; never on a descriptor inherited through a fork."""
+        try:
+            fcntl.flock(fd, fcntl.LOCK_UN)
+        except OSError as error:
+            raise self._failed(error, "unlock", fd) from error
+
+    # The root and its file system
+
+    def uptime_ms(self) -> int:
+        """Return milliseconds since the boot, sleep included; no one can set this clock."""
+        return time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1_000_000
+
+    def path(self, relative: str) -> str:
+        """Return the absolute path, for a library that opens files itself (LMDB)."""
+        try:
+            return "/".join([self.root, *parts(relative)])
+        except OSError as error:
+            raise self._failed(error, "name a path for a library", relative) from error
+
+    def identity(self) -> tuple[int, int]:
+        """Return device and inode of the root; those of a copy or another mount differ."""
+        status = self._root_status()
+        return status.st_dev, status.st_ino
+
+    def is_in_place(self) -> bool:
+        """Whether the root's path still leads to it, and not to a directory created since."""
+        return identity_of(self.root) == self.identity()
+
+    def boot_id(self) -> str:
+        """Return the kernel's id of this boot; it changes with every restart."""
+        try:
+            with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+                return file.read().strip()
+        except OSError as error:
+            raise self._failed(error, "read the boot id of", "") from error
+
+    def free_bytes(self) -> int:
+        """Return how many more bytes this process may store, as far as the file system reports.
+
+        Quotas are not counted, so only an allocation shows how many there are.
+        """
+        status = self._disk_status()
+        return free_blocks(status, self._magic()) * status.f_frsize
+
+    def most_descriptors(self) -> int:
+        """Return how many descriptors this process may have open."""
+        soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        return MANY_DESCRIPTORS if soft == resource.RLIM_INFINITY else soft
+
+    def total_bytes(self) -> int:
+        """Return how many bytes the file system of the root can store."""
+        status = self._disk_status()
+        return status.f_blocks * status.f_frsize
+
+    def _disk_status(self) -> os.statvfs_result:
+        try:
+            return os.fstatvfs(self._open_root_fd("statvfs"))
+        except OSError as error:
+            raise self._failed(error, "statvfs", "") from error
+
+    def _root_status(self) -> os.stat_result:
+        try:
+            return os.fstat(self._open_root_fd("stat"))
+        except OSError as error:
+            raise self._failed(error, "stat", "") from error
+
+    def filesystem(self) -> str:
+        """Return the name of the root's file system, or its magic number in hex."""
+        magic = self._magic()
+        return FILESYSTEMS.get(magic) or REMOTE_FILESYSTEMS.get(magic) or hex(magic)
+
+    def _magic(self) -> int:
+        try:
+            return filesystem_magic(self._open_root_fd("get the file system of"))
+        except OSError as error:
+            raise self._failed(error, "statfs", "") from error
+
+    # Closing
+
+    def close_all(self) -> None:
+        """Close every descriptor but those `kept`; later calls raise `ClosedError`."""
+        kept = {fd: self._paths.pop(fd) for fd in list(self._kept) if fd in self._paths}
+        self._close_descriptors()
+        self._paths.update(kept)
+        if self._root_fd >= 0:
+            os.close(self._root_fd)
+            self._root_fd = -1
+
+    def after_fork(self) -> None:
+        """In a forked child: close what was inherited, so that its owner opens it again.
+
+        Closing leaves the parent its locks; unlocking would take them from it (P18).
+        The root stays open: it carries neither lock nor position.
+        """
+        self._close_descriptors()
+
+    def _close_descriptors(self) -> None:
+        self._kept.clear()
+        while self._paths:
+            fd, _ = self._paths.popitem()
+            # The descriptor is gone even if close fails; the others must be closed too.
+            with suppress(OSError):
+                os.close(fd)
+
+    # Paths and errors
+
+    def _open_root_fd(self, operation: str) -> int:
+        if self._root_fd < 0:
+            raise ClosedError(f"the files were closed before: {operation}", path=self.root)
+        return self._root_fd
+
+    @contextmanager
+    def _parent(self, path: str, operation: str) -> Iterator[tuple[int, str]]:
+        """Open the directory that holds `path`; yields it and the name of `path` in it.
+
+        The body must be one operation on `path`: its errors become `StorageError`.
+        """
+        parent, _, name = path.rpartition("/")
+        if name in ("", ".", ".."):
+            raise self._failed(OSError(errno.EINVAL, "not a name"), operation, path)
+        directory = self._walk(parent, operation)
+        try:
+            yield directory, name
+        except OSError as error:
+            raise self._failed(error, operation, path) from error
+        finally:
+            if directory != self._root_fd:
+                os.close(directory)
+
+    @contextmanager
+    def _directory(self, path: str, operation: str) -> Iterator[int]:
+        """Open the directory itself, never the root's shared descriptor, for one operation."""
+        directory = self._walk(path, operation)
+        try:
+            if directory == self._root_fd:
+                directory = os.open(".", OPEN_DIRECTORY, dir_fd=directory)
+            yield directory
+        except OSError as error:
+            raise self._failed(error, operation, path) from error
+        finally:
+            if directory != self._root_fd:
+                os.close(directory)
+
+    def _walk(self, path: str, operation: str) -> int:
+        """Open a directory part by part, since O_NOFOLLOW guards only the last part."""
+        directory = root = self._open_root_fd(operation)
+        try:
+            for part in parts(path):
+                inner = os.open(part, OPEN_DIRECTORY, dir_fd=directory)
+                if directory != root:
+                    os.close(directory)
+                directory = inner
+        except OSError as error:
+            if directory != root:
+                os.close(directory)
+            raise self._failed(error, operation, path) from error
+        return directory
+
+    def _check_writable(self, operation: str, path: str) -> None:
+        if not self.writable:
+            raise ReadOnlyError(
+                f"the log was opened to read: {operation}", path=self._absolute(path)
+            )
+
+    def _absolute(self, where: int | str) -> str:
+        relative = self._paths.get(where) if isinstance(where, int) else where
+        if relative is None:
+            return f"{self.root}, descriptor {where}"
+        return f"{self.root}/{relative}" if relative else self.root
+
+    def _failed(
+        self,
+        error: OSError,
+        operation: str,
+        where: int | str,
+        kind: type[StorageError] | None = None,
+    ) -> StorageError | ClosedError:
+        """Return the error to raise for one of the operating system."""
+        if self._root_fd < 0:
+            return ClosedError(f"the files were closed before: {operation}", path=self.root)
+        return storage_error(error, operation, self._absolute(where), kind)

@@ -1,0 +1,336 @@
+"""What the operations on one partition share: its lock, its snapshot, its cached tail, its files.
+
+Append, roll, flush, recovery and the others are functions over a `PartitionState`, in
+files named after what they do.  `PartitionLog` adds the public methods.
+
+Lock order: thread lock, then the partition's `flock`, then `state` or `live`.
+"""
+
+from __future__ import annotations
+
+import threading
+from functools import cache
+from typing import Any, TypeVar
+
+from sortedcontainers import SortedDict
+
+from embedlog import batch as batches
+from embedlog import catalog, kv
+from embedlog.catalog import SegmentInfo, TopicInfo
+from embedlog.config import TopicConfig
+from embedlog.errors import (
+    ClosedError,
+    DurabilityError,
+    EmbedlogError,
+    LockTimeoutError,
+    StorageError,
+    UnknownTopicOrPartitionError,
+)
+from embedlog.partition import tail as tails
+from embedlog.partition.append_rules import AppendRules, append_rules
+from embedlog.partition.context import Context
+from embedlog.partition.overdue_warning import OverdueWarning
+from embedlog.partition.tail import CachedTail, Tail
+from embedlog.segment import SegmentFile, path_of
+
+T = TypeVar("T")
+
+
+class PartitionState:
+    """The fields that the operations on one partition share, and the primitives on them.
+
+    One per partition and log handle, used by any thread.  A forked child makes a new one.
+    """
+
+    def __init__(self, context: Context, topic: TopicInfo, partition: int) -> None:
+        self.context, self.topic, self.partition = context, topic.name, partition
+        self.topic_id, self.directory = topic.id, topic.directory
+        self.key = topic.key(partition)
+        self.tail_key = tails.TAILS.key(self.key)
+
+        self.thread_lock = threading.Lock()
+        self.flush_lock = threading.Lock()
+        self._lock_path = topic.lock_path(partition)
+        self._lock_fd: int | None = None
+
+        # A snapshot of the manifest and the settings, replaced as a whole when the
+        # catalogue's version changes.  Only the last line of the manifest is read until
+        # `segments` is used: a lookup costs the same with four segments and with 4,000.
+        self._snapshot_lock = threading.Lock()
+        self.snapshot_version = -1
+        self.config: TopicConfig = topic.config
+        self.rules: AppendRules
+        self.active_segment: SegmentInfo
+        self._segments: SortedDict[int, SegmentInfo] | None = None
+
+        self.cached_tail: CachedTail | None = None
+        self.cached_preview: tuple[tuple[int, int], Tail] | None = None
+        """For a handle that may not write: the tail that recovery would write, and when it was
+        computed, by the version of the catalogue and the time of the last publication."""
+        self.open_segment_file: tuple[int, SegmentFile] | None = None
+        """The id and the file of the active segment, while it is open."""
+
+        self.journal_checked_version = -1
+        """The snapshot for which the journal was found to have no unfinished publication."""
+        self.entry_synced_segment_id: int | None = None
+        """The newest segment whose directory entry this handle has flushed."""
+        self.dirty = False
+        """Whether this handle appended something since its last flush."""
+        self.overdue_warning = OverdueWarning(context.root, topic.name, topic.id, partition)
+
+    # The right to append
+
+    def acquire(self, timeout: float | None = None) -> None:
+        """Take the partition's lock, which excludes every other process and thread.
+
+        Waits ``timeout`` seconds, or the ``lock_timeout`` of the log.
+
+        Raises:
+            LockTimeoutError: Another process or thread holds it.
+            ClosedError: The log was closed.
+        """
+        if timeout is None:
+            timeout = self.context.lock_timeout
+        if not self.thread_lock.acquire(False) and not self.thread_lock.acquire(timeout=timeout):
+            raise LockTimeoutError("another thread holds the partition", path=self._lock_path)
+        try:
+            if self._lock_fd is None:
+                if self.context.closed:
+                    raise ClosedError("the log was closed", path=self.context.root)
+                self._lock_fd = self.context.files.open(self._lock_path, write=True, create=True)
+                self.context.open_files.opened(self)
+            self.context.files.lock(self._lock_fd, timeout)
+        except BaseException:
+            self.thread_lock.release()
+            raise
+
+    def release(self) -> None:
+        """Release the partition's lock."""
+        assert self._lock_fd is not None
+        self.context.files.unlock(self._lock_fd)
+        self.thread_lock.release()
+
+    # The snapshot of the manifest and the settings
+
+    def refresh(self) -> None:
+        """Take a new snapshot of the manifest and the settings if anything changed.
+
+        Raises:
+            UnknownTopicOrPartitionError: The topic was deleted, or re-created.
+        """
+        if self.context.catalog.version() != self.snapshot_version:
+            # One thread at a time: an older snapshot must not replace a newer one, because
+            # appends take the active segment from it.
+            with self._snapshot_lock:
+                self._refresh_locked(self.context.catalog.version())
+
+    def _refresh_locked(self, version: int, whole: bool = False) -> None:
+        topic = self.context.catalog.topic(self.topic)
+        if topic.id != self.topic_id:
+            raise UnknownTopicOrPartitionError(
+                "the topic was deleted and created again",
+                topic=self.topic,
+                partition=self.partition,
+                todo="open it again; its offsets begin at 0",
+            )
+        read = self.context.state.read
+        if whole:
+            segments = read(lambda txn: catalog.segments(txn, self.key))
+        else:
+            segments = [self._existing(read(lambda txn: catalog.last_segment(txn, self.key)))]
+        self.active_segment = self._existing(segments[-1] if segments else None)
+        self._segments = (
+            SortedDict({segment.base_offset: segment for segment in segments}) if whole else None
+        )
+        self.config = topic.config
+        self.rules = append_rules(topic.config, self.active_segment)
+        self.overdue_warning.configure(topic.config)
+        self.snapshot_version = version
+
+    def _existing(self, segment: SegmentInfo | None) -> SegmentInfo:
+        if segment is None:
+            raise UnknownTopicOrPartitionError(
+                "the topic was just deleted", topic=self.topic, partition=self.partition
+            )
+        return segment
+
+    @property
+    def segments(self) -> SortedDict[int, SegmentInfo]:
+        """The whole manifest by base offset, read on first use.
+
+        It and `active_segment` are always of one instant: if the manifest changed
+        since `refresh`, this takes a new snapshot.
+        """
+        segments = self._segments
+        while segments is None:
+            with self._snapshot_lock:
+                if self._segments is None:
+                    self._refresh_locked(self.context.catalog.version(), whole=True)
+                segments = self._segments
+        return segments
+
+    def segment_at(self, offset: int) -> SegmentInfo:
+        """Return the segment that holds an offset, or the first one if the offset is below it.
+
+        As of the last `refresh`, or later.
+        """
+        segments, active = self._segments, self.active_segment
+        if segments is not None:
+            info: SegmentInfo = segments.peekitem(max(segments.bisect_right(offset) - 1, 0))[1]
+            return info
+        if active.base_offset <= offset:
+            return active
+        return self._existing(
+            self.context.state.read(lambda txn: catalog.segment_at(txn, self.key, offset))
+        )
+
+    def segment_after(self, info: SegmentInfo) -> SegmentInfo | None:
+        """Return the segment after another one, as of the last `refresh` or later."""
+        segments, base = self._segments, info.base_offset
+        if segments is None:
+            return self.context.state.read(lambda txn: catalog.segment_after(txn, self.key, base))
+        index = segments.bisect_right(base)
+        return None if index == len(segments) else segments.peekitem(index)[1]
+
+    # The tail
+
+    def read_tail(self) -> Tail | None:
+        """Return the tail, from memory if nothing was committed since; None if there is no row."""
+        live = self.context.live
+        cached = self.cached_tail
+        if cached is not None and live.is_current(cached.version):
+            return cached.tail
+        row, version = live.get_at(self.tail_key)
+        if cached is not None and cached.version == version:
+            return cached.tail
+        if row is None:
+            return None
+        tail = tails.unpack(row)
+        self.cached_tail = CachedTail(version, row, tail, {})
+        return tail
+
+    def visible_end(self, tail: Tail) -> int:
+        """Return how far readers of this handle may read, by its ``visibility``."""
+        if self.context.visibility == "durable":
+            return min(tail.durable_offset, tail.high_watermark)
+        return tail.high_watermark
+
+    # Files
+
+    def active_file(self) -> SegmentFile:
+        """Return the active segment's file, open for writing unless the log is read-only."""
+        opened, active = self.open_segment_file, self.active_segment
+        if opened is None or opened[0] != active.id:
+            file = self.open_segment(active, write=self.context.files.writable)
+            opened = self.open_segment_file = active.id, file
+            self.context.open_files.opened(self)
+        return opened[1]
+
+    def open_active(self, segment_id: int) -> SegmentFile | None:
+        """Return the active segment's file if it is open and has this id."""
+        opened = self.open_segment_file
+        return opened[1] if opened is not None and opened[0] == segment_id else None
+
+    def open_segment(self, info: SegmentInfo, *, write: bool = False) -> SegmentFile:
+        """Open one of the partition's segment files."""
+        expected = _columns(info.headers)
+        return SegmentFile(self.context.files, self.path_of(info), write=write, expected=expected)
+
+    def path_of(self, info: SegmentInfo) -> str:
+        """Return the path of a segment, relative to the root."""
+        return path_of(self.directory, self.partition, info.file_name)
+
+    def close(self) -> None:
+        """Close the lock file and the active segment; readers keep the files they have open.
+
+        Waits for an append of another thread, whose lock must not be closed during it.
+        """
+        acquired = self.thread_lock.acquire(timeout=self.context.lock_timeout)
+        try:
+            self._close_files()
+        finally:
+            if acquired:
+                self.thread_lock.release()
+
+    def release_files(self) -> bool:
+        """Close the files for now, unless an operation holds the partition's lock."""
+        if not self.thread_lock.acquire(False):
+            return False
+        try:
+            self._close_files()
+        finally:
+            self.thread_lock.release()
+        return True
+
+    def _close_files(self) -> None:
+        self.open_segment_file = None
+        fd, self._lock_fd = self._lock_fd, None
+        if fd is not None:
+            self.context.files.close(fd)
+
+    # Writing
+
+    def commit_locked(
+        self,
+        file: SegmentFile,
+        buffers: list[Any],
+        position: int,
+        log_end_offset: int,
+        publish: kv.Step[T],
+    ) -> T:
+        """Write bytes that end at an offset, and publish them; after a failure cut them off."""
+        try:
+            file.write(buffers, position)
+            return self.context.live.write(publish)
+        except BaseException:
+            self._cut_back(file, position, log_end_offset)
+            raise
+
+    def _cut_back(self, file: SegmentFile, position: int, log_end_offset: int) -> None:
+        try:
+            # An interrupt can come after the commit: what is published stays.
+            row = self.context.live.get(self.tail_key)
+            if row is None or tails.unpack(row).log_end_offset < log_end_offset:
+                file.truncate(position)
+                # Otherwise a power cut could bring it back, behind what is written next.
+                self.sync(file)
+        except EmbedlogError:
+            pass  # A dead disk may refuse even this: then the next writer cuts it.
+
+    def sync(self, file: SegmentFile) -> None:
+        """Flush one file.
+
+        Raises:
+            DurabilityError: It failed; the partition is read-only from now on (P9).
+        """
+        try:
+            file.sync()
+        except DurabilityError as error:
+            raise self.mark_flush_failed(error) from error
+
+    def mark_flush_failed(self, error: StorageError) -> DurabilityError:
+        """Make the partition read-only for every process, and return the error to raise."""
+
+        def step(txn: kv.Txn) -> None:
+            row = txn.get(self.tail_key)
+            if row is not None:
+                txn.put(self.tail_key, tails.unpack(row)._replace(failed=True).pack())
+
+        self.context.live.write(step)
+        return self.flush_failed(error.errno)
+
+    def flush_failed(self, errno: int | None = None) -> DurabilityError:
+        """Return the error of a partition that a failed flush made read-only."""
+        return DurabilityError(
+            "a flush failed; what was written since the last good one may be lost",
+            topic=self.topic,
+            partition=self.partition,
+            errno=errno,
+            todo="check the disk, then run `embedlog repair`",
+        )
+
+
+@cache
+def _columns(headers: bool) -> tuple[Any, ...]:
+    """Return the schemas, without metadata, that a segment file may have."""
+    return tuple(batches.schema(headers=headers, offsets=offsets) for offsets in (False, True))

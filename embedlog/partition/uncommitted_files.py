@@ -1,0 +1,45 @@
+"""Segment files that the manifest does not name, but a row of `state` does.
+
+A file on its way into the manifest or out of it.  While its row is there no process
+takes it for garbage, and after a crash the next process knows what to remove.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from embedlog import catalog, keyspace, kv
+from embedlog.catalog import SegmentInfo
+from embedlog.partition.state import PartitionState
+
+
+def uncommitted_files(log: PartitionState) -> list[SegmentInfo]:
+    """Return the uncommitted files of a partition, as the disk has them too."""
+
+    def step(txn: kv.Txn) -> list[SegmentInfo]:
+        segments = catalog.uncommitted_files(txn, log.key)
+        for segment in segments:
+            keyspace.UNCOMMITTED_FILES.put(txn, log.key, *segment.key, value=None)
+        return segments
+
+    # A commit, though it changes nothing: after a commit that failed it is unknown what is
+    # on the disk, and a file must not be unlinked if a power cut may bring its name back.
+    return log.context.state.write(step)
+
+
+def discard(log: PartitionState, segments: Sequence[SegmentInfo]) -> None:
+    """Unlink files that were never in the manifest, or that no reader can be looking for."""
+    for segment in segments:
+        log.context.files.unlink(log.path_of(segment), missing_ok=True)
+    forget(log, segments)
+
+
+def forget(log: PartitionState, segments: Sequence[SegmentInfo]) -> None:
+    """Delete the rows of files that are unlinked, or that a row of `live` says to unlink."""
+
+    def step(txn: kv.Txn) -> None:
+        for segment in segments:
+            keyspace.UNCOMMITTED_FILES.delete(txn, log.key, *segment.key)
+
+    # After that, not before: a row that is deleted first would leave garbage behind.
+    log.context.state.write(step)
