@@ -32,7 +32,7 @@ from embedlog.maintenance import (
     owner,
 )
 from embedlog.partition import pending_deletes, tail
-from embedlog.partition.bounded_clock import last_reading
+from embedlog.partition.bounded_clock import CLOCK_READING, last_reading
 from embedlog.partition.producer_expiration import expire_producers
 from embedlog.partition.producer_state import SNAPSHOTS
 from embedlog.record import TopicPartition
@@ -682,10 +682,10 @@ def test_the_systems_clock_is_doubted_and_a_programs_is_not(tmp_path):
     """P17: what a program passes is what it wants to go by."""
     with embedlog.open(tmp_path / "a") as log:
         log.maintain()
-        assert log.root.context.live.get(b"K") is not None
+        assert log.root.context.live.get(CLOCK_READING.key()) is not None
     with embedlog.open(tmp_path / "b", clock=ManualClock()) as log:
         log.maintain()
-        assert log.root.context.live.get(b"K") is None
+        assert log.root.context.live.get(CLOCK_READING.key()) is None
 
 
 def test_what_a_log_offers_to_its_users(tmp_path):

@@ -219,9 +219,10 @@ def by_the_wall_clock(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def without_topics(monkeypatch: pytest.MonkeyPatch) -> None:
     """A name has one marker for all topics, also for those that were created again."""
-    key = app_versions._key
+    get, put, any_topic = app_versions.get, app_versions.put, app_versions.ANY_TOPIC
+    monkeypatch.setattr(app_versions, "get", lambda txn, name, *_: get(txn, name, any_topic))
     monkeypatch.setattr(
-        app_versions, "_key", lambda name, topic_id: key(name, app_versions.ANY_TOPIC)
+        app_versions, "put", lambda txn, name, _, row: put(txn, name, any_topic, row)
     )
 
 
