@@ -1,4 +1,4 @@
-"""Kafka's log as a Python library: a directory, and any number of processes.
+"""Kafka's log as a Python library: one directory, shared by any number of processes.
 
 >>> import embedlog, tempfile
 >>> log = embedlog.open(tempfile.mkdtemp())
@@ -9,13 +9,15 @@
 b'hello'
 >>> log.close()
 
-Importing it loads nothing heavy: pyarrow comes with the first log.
+Importing embedlog loads nothing heavy; opening a log loads pyarrow.
 """
 
 from __future__ import annotations
 
 import importlib
 from typing import TYPE_CHECKING, Any
+
+from embedlog.version import __version__
 
 if TYPE_CHECKING:
     from embedlog import errors
@@ -33,15 +35,13 @@ if TYPE_CHECKING:
         TopicPartition,
     )
 
-__version__ = "0.1.0"
-
-_HOMES = {
-    "open": "engine",
-    "Log": "engine",
-    "run_group": "engine.running",
-    "GroupRun": "engine.running",
-    "Topic": "engine",
-    "ConsumerGroup": "engine.groups",
+_MODULES = {
+    "open": "api",
+    "Log": "api",
+    "run_group": "api.run_group",
+    "GroupRun": "api.run_group",
+    "Topic": "api",
+    "ConsumerGroup": "api.consumer_group",
     "Producer": "producer",
     "Consumer": "consumer",
     "ConsumerRebalanceListener": "consumer",
@@ -77,11 +77,11 @@ def __getattr__(name: str) -> Any:
     """Load a public name when it is first used (PEP 562)."""
     if name in ("errors", "spark"):
         return importlib.import_module(f"embedlog.{name}")
-    if name not in _HOMES:
+    if name not in _MODULES:
         raise AttributeError(f"module 'embedlog' has no attribute {name!r}")
-    found = getattr(importlib.import_module(f"embedlog.{_HOMES[name]}"), name)
-    globals()[name] = found
-    return found
+    value = getattr(importlib.import_module(f"embedlog.{_MODULES[name]}"), name)
+    globals()[name] = value
+    return value
 
 
 def __dir__() -> list[str]:

@@ -24,13 +24,13 @@ from support.roots import (
 from embedlog import batch, catalog, kv
 from embedlog.compaction import (
     Throttle,
-    attempt,
-    choose,
     clean,
     clean_round,
     cleaner,
     explain,
     inspect,
+    select_due,
+    try_clean,
 )
 from embedlog.compaction.key_hash import KeyHasher
 from embedlog.compaction.offset_map import OffsetMap
@@ -118,9 +118,13 @@ def test_a_checkpoint_says_where_the_dirty_part_begins(log):
 
     run(log)
 
-    section = inspect(log, START)
-    assert (section.first_dirty, section.first_uncleanable, section.cleanable_bytes) == (2, 2, 0)
-    assert section.clean_bytes > 0
+    cleanable = inspect(log, START)
+    assert (cleanable.first_dirty, cleanable.first_uncleanable, cleanable.cleanable_bytes) == (
+        2,
+        2,
+        0,
+    )
+    assert cleanable.clean_bytes > 0
 
 
 def test_what_is_deleted_while_it_is_compacted_is_left_out(root):
@@ -161,8 +165,8 @@ def test_what_is_past_the_active_segment_is_not_dirty(log):
     segment(log, (b"a", b"1"), (b"a", b"2"))
     put(log, (b"a", b"3"), (b"a", b"4"))
     cleaned(log, 3)
-    section = inspect(log, START)
-    assert (section.first_dirty, section.cleanable_bytes) == (2, 0)
+    cleanable = inspect(log, START)
+    assert (cleanable.first_dirty, cleanable.cleanable_bytes) == (2, 0)
 
 
 def test_records_younger_than_the_lag_are_left_alone(root, clock):
@@ -176,7 +180,7 @@ def test_records_younger_than_the_lag_are_left_alone(root, clock):
     assert inspect(log, clock()).first_uncleanable == 0
     clock.set(START + 149)
     assert inspect(log, clock()).first_uncleanable == 2
-    assert inspect(log, clock()).lagging > 0
+    assert inspect(log, clock()).too_young_bytes > 0
     run(log)
     assert kept(log) == [(b"a", b"%d" % number) for number in (2, 3, 4, 5, 6)]
     clock.set(START + 150)
@@ -188,13 +192,13 @@ def test_a_partition_is_due_when_enough_of_it_is_dirty(root):
     """D3: strictly more than the ratio, of the bytes that can be cleaned."""
     log = make_log(root, {**COMPACT, "min.cleanable.dirty.ratio": 0.5})
     segment(log, (b"a", b"1"), (b"b", b"2"))
-    assert inspect(log, START).ratio == 1.0
+    assert inspect(log, START).cleanable_ratio == 1.0
     assert inspect(log, START).due
     run(log)
     assert not inspect(log, START).due
     segment(log, (b"a", b"2"))
-    section = inspect(log, START)
-    assert section.due == (section.cleanable_bytes > section.clean_bytes)
+    cleanable = inspect(log, START)
+    assert cleanable.due == (cleanable.cleanable_bytes > cleanable.clean_bytes)
 
 
 def test_one_that_waited_too_long_is_due_whatever_its_ratio(root, clock):
@@ -203,11 +207,11 @@ def test_one_that_waited_too_long_is_due_whatever_its_ratio(root, clock):
     log, other = make_log(root, lax, "late"), make_log(root, COMPACT, "dirty")
     for each in (log, other):
         segment(each, (b"a", b"1"), (b"a", b"2"))
-    assert [one.log for one in choose([log, other], clock(), {})] == [other]
+    assert [one.log for one in select_due([log, other], clock(), {})] == [other]
 
     clock.advance(101)
 
-    assert [one.log for one in choose([other, log], clock(), {})] == [log, other]
+    assert [one.log for one in select_due([other, log], clock(), {})] == [log, other]
     run(log)
     clock.advance(DAY)
     assert not inspect(log, clock()).due
@@ -233,17 +237,17 @@ def test_the_dirtiest_is_next(root):
     run(half)
     segment(half, *[(b"%d" % number, b"x" * 100) for number in range(30)])
     segment(full, (b"a", b"1"))
-    found = choose([half, full], START, {})
+    found = select_due([half, full], START, {})
     assert [one.log for one in found] == [full, half]
-    assert found[0].ratio == 1.0 > found[1].ratio
+    assert found[0].cleanable_ratio == 1.0 > found[1].cleanable_ratio
 
 
 def test_topics_that_are_not_compacted_are_left_out(root):
     """C6: and `clean` refuses them, whoever asks."""
     log = make_log(root)
     segment(log, (b"a", b"1"), (b"a", b"2"))
-    assert choose([log], START, {}) == []
-    with pytest.raises(FencedError, match="not compacted"):
+    assert select_due([log], START, {}) == []
+    with pytest.raises(FencedError, match="no longer compacted"):
         run(log)
 
 
@@ -377,7 +381,7 @@ def only_one_pass(monkeypatch):
         next(looks)
         return inspect(*given)
 
-    monkeypatch.setattr(cleaner, "look", once)
+    monkeypatch.setattr(cleaner, "inspect", once)
 
 
 def test_records_without_a_key_go_when_the_policy_is_changed(root):
@@ -777,7 +781,7 @@ def test_records_that_are_deleted_meanwhile_stay_deleted(log, monkeypatch, goal)
         swap(self, *given, **options)
 
     monkeypatch.setattr(replace.Replacement, "swap", deleted)
-    done = attempt(log, START)
+    done = try_clean(log, START)
     monkeypatch.undo()
 
     assert (done.error is None) == (goal < 2)
@@ -828,7 +832,7 @@ def test_turning_compaction_off_ends_it(root, log):
     def progress(done, total):
         root.alter_topic("t", {"cleanup.policy": "delete"})
 
-    with pytest.raises(FencedError, match="not compacted any more"):
+    with pytest.raises(FencedError, match="no longer compacted"):
         run(log, progress=progress)
     assert kept(log) == [(b"a", b"1"), (b"a", b"2")]
 
@@ -854,8 +858,8 @@ def test_only_one_process_compacts_a_partition(log):
     """D4: others skip it, and say so."""
     segment(log, (b"a", b"1"), (b"a", b"2"))
     with replace.claimed(log):
-        done = attempt(log, START)
-    assert "another process compacts" in done.why
+        done = try_clean(log, START)
+    assert "Another process is compacting" in done.why
     assert isinstance(done.error, FencedError)
 
 
@@ -908,9 +912,9 @@ def test_it_takes_no_more_bytes_a_second_than_it_may():
         waits.append(seconds)
         now[0] += seconds
 
-    pace = Throttle(1000, wait, lambda: now[0])
+    throttle = Throttle(1000, wait, lambda: now[0])
     for _ in range(4):
-        pace.spend(500)
+        throttle.spend(500)
     assert sum(waits) == pytest.approx(2.0)
     Throttle(inf, wait).spend(1 << 40)
     assert sum(waits) == pytest.approx(2.0)

@@ -12,7 +12,7 @@ from support.patience import patient
 from support.roots import encoded, make_log, open_root, rows, segment_files
 
 import embedlog
-from embedlog.compaction import attempt, clean, explain
+from embedlog.compaction import clean, explain, try_clean
 from embedlog.config import MaintenanceConfig
 from embedlog.errors import InvalidConfigError
 from embedlog.maintenance import JobContext, Maintenance, MaintenanceJob, jobs, jobs_of, owner
@@ -192,7 +192,7 @@ def test_what_a_lease_holds_is_not_compacted(root):
     with hold(root, "query", {HERE: 4}, 60):
         clean(log, START)
         assert values(log) == [b"3", b"4", b"5", b"6", b"7"]
-        assert "lease 'query' holds offset 4" in explain(log, START)
+        assert "lease 'query' holds the records from offset 4" in explain(log, START)
     clean(log, START)
     assert values(log) == [b"7"]
 
@@ -207,7 +207,7 @@ def test_a_lease_that_comes_in_the_middle_is_heeded(root):
         if not leases:
             leases.append(hold(root, "query", {HERE: 0}, 60))
 
-    done = attempt(log, START, progress=progress)
+    done = try_clean(log, START, progress=progress)
     assert "lease 'query' holds it" in str(done.error)
     assert len(values(log)) == 6
 

@@ -30,7 +30,7 @@ def compact(
     settings: Mapping[str, object] | None = None,
 ) -> list[CleanResult]:
     """Compact the partitions of a topic here and now; see `Log.compact`."""
-    from embedlog.compaction import attempt, choose
+    from embedlog.compaction import select_due, try_clean
 
     root.context.check_writable()
     info = root.topic(name)
@@ -44,12 +44,12 @@ def compact(
     logs = [root.partition(name, number) for number in range(info.partitions)]
     failed: dict[Any, Any] = {}
     if not force:
-        logs = [section.log for section in choose(logs, root.clock(), failed)]
+        logs = [cleanable.log for cleanable in select_due(logs, root.clock(), failed)]
     done = []
     for place, log in enumerate(logs):
         told = _of_all(progress, place, len(logs))
         # Rolled, so that what was just written is compacted too: the active segment never is.
-        one = attempt(log, root.clock(), settings=parsed, progress=told, roll=force)
+        one = try_clean(log, root.clock(), settings=parsed, progress=told, roll=force)
         done.append(one)
     errors = [*failed.values(), *(one.error for one in done if one.error is not None)]
     # One bad partition does not keep the others from being cleaned; it is told at the end.

@@ -123,7 +123,7 @@ class CompactionJob:
 
     def __init__(self, config: MaintenanceConfig) -> None:
         self._config = config
-        self._pace: Throttle | None = None
+        self._throttle: Throttle | None = None
         self._failed: dict[PartitionLog, EmbedlogError] = {}
         self._forgiven = monotonic()
 
@@ -135,7 +135,9 @@ class CompactionJob:
         # Only now: it loads numpy, which a program without compacted topics may never need.
         from embedlog.compaction import Throttle, clean_round
 
-        self._pace = self._pace or Throttle(self._config.log_cleaner_io_max_bytes_per_second)
+        self._throttle = self._throttle or Throttle(
+            self._config.log_cleaner_io_max_bytes_per_second
+        )
         if monotonic() - self._forgiven > FORGIVING_SECONDS:
             self._failed.clear()
             self._forgiven = monotonic()
@@ -147,7 +149,7 @@ class CompactionJob:
 
         now = turn.clock()
         done = clean_round(
-            logs, now, self._failed, settings=self._config, fence=fence, pace=self._pace
+            logs, now, self._failed, settings=self._config, fence=fence, throttle=self._throttle
         )
         # There may be room again.
         for log, error in list(self._failed.items()):

@@ -17,7 +17,7 @@ from contextlib import ExitStack, suppress
 from functools import partial
 from typing import Any
 
-from embedlog import __version__, kv
+from embedlog import kv
 from embedlog.catalog import ACTIVITY, Catalog, TopicInfo, check_partition
 from embedlog.config import TopicConfig
 from embedlog.errors import (
@@ -38,6 +38,7 @@ from embedlog.partition.context import Context
 from embedlog.partition.open_files import OpenFiles, limit_for
 from embedlog.partition.partition_log import PartitionLog
 from embedlog.root import startup, topic_deletion
+from embedlog.version import __version__
 
 FORMAT_VERSION = 2
 FORMAT_FILE = "embedlog.toml"
