@@ -17,7 +17,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from embedlog.version import __version__
+from embedlog.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from embedlog import errors

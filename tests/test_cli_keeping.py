@@ -70,5 +70,5 @@ def test_explain_says_what_happens_to_each_topic(root, capsys):
     assert "active segment, which is never compacted" in out
     told = json.loads(run(capsys, "explain", "--json")[1])
     assert list(told) == ["fleet", "old"]
-    assert any("with the next round" in line for line in told["old"])
+    assert any("in the next round" in line for line in told["old"])
     assert run(capsys, "explain", "none")[0] == 3

@@ -124,14 +124,14 @@ def test_an_expired_active_segment_is_rolled_and_goes(root):
 def test_what_was_appended_since_the_look_stays(root, monkeypatch):
     """C4: an active segment that got a young record meanwhile is not deleted."""
     log = make(root, count=3, retention_ms=DAY)
-    due = policy.due
+    due = policy.count_due
 
     def slow(parts, config, now_ms):
         found = due(parts, config, now_ms)
         log.append([encoded(b"v9", at=now_ms)])
         return found
 
-    monkeypatch.setattr(policy, "due", slow)
+    monkeypatch.setattr(policy, "count_due", slow)
     retain(root, START + 3 * DAY)
 
     assert offsets(log) == [2, 3]
@@ -172,10 +172,10 @@ def test_what_has_no_time_counts_from_when_it_was_appended(by):
         SegmentInfo(20, 3, 300, 30, **made),
         SegmentInfo(30, 9, 0),
     ]
-    found = policy.parts(segments, end, 1000, by)
+    found = policy.retained_segments(segments, end, 1000, by)
 
     assert [part.timestamp for part in found] == [150, 300, None]
-    assert policy.by_time(found, 0, 10**15) == 2
+    assert policy.count_by_time(found, 0, 10**15) == 2
 
 
 # By which clock
@@ -264,7 +264,7 @@ def test_a_round_deletes_what_a_plain_model_says(root, clock, by, seed):
 def appended_at(log, root):
     """When each segment got its last batch, as retention sees it."""
     log.refresh()
-    found = policy.parts(list(log.segments.values()), log.tail(), root.clock())
+    found = policy.retained_segments(list(log.segments.values()), log.tail(), root.clock())
     return [part.timestamp for part in found]
 
 
@@ -541,7 +541,7 @@ def test_a_log_never_shrinks_below_its_size(most, left):
         RetainedSegment(10, 15, 5, None, active=True),
     ]
 
-    assert 3 - policy.by_size(found, most) == left
+    assert 3 - policy.count_by_size(found, most) == left
 
 
 def test_size_is_per_partition(root):
@@ -567,8 +567,8 @@ def test_size_goes_before_time(root):
     found = [RetainedSegment(n, n + 1, 10, START + n) for n in range(5)]
     settings = log_config(retention_bytes=40, retention_ms=DAY)
 
-    assert policy.due(found, settings, START) == 1
-    assert policy.due(found, settings, START + DAY + 3) == 3
+    assert policy.count_due(found, settings, START) == 1
+    assert policy.count_due(found, settings, START + DAY + 3) == 3
 
 
 def test_a_compacted_topic_ignores_both_but_not_its_start(root):
@@ -636,9 +636,9 @@ def test_budgets_leave_what_somebody_keeps_and_take_more_elsewhere():
     """A floor holds one partition; the room is made in the other."""
     found = {name: [RetainedSegment(n, n + 1, 10, n) for n in range(4)] for name in "ab"}
 
-    assert policy.within(found, {"a": 0, "b": 0}, {"a": 1, "b": 99}, 50) == {"a": 1, "b": 2}
-    assert policy.within(found, {"a": 0, "b": 0}, {"a": 0, "b": 0}, 0) == {"a": 0, "b": 0}
-    assert policy.within(found, {"a": 0, "b": 0}, {"a": 9, "b": 9}, -1) == {"a": 0, "b": 0}
+    assert policy.apply_budget(found, {"a": 0, "b": 0}, {"a": 1, "b": 99}, 50) == {"a": 1, "b": 2}
+    assert policy.apply_budget(found, {"a": 0, "b": 0}, {"a": 0, "b": 0}, 0) == {"a": 0, "b": 0}
+    assert policy.apply_budget(found, {"a": 0, "b": 0}, {"a": 9, "b": 9}, -1) == {"a": 0, "b": 0}
 
 
 # Groups
@@ -743,13 +743,13 @@ def test_a_released_lease_keeps_nothing(root):
 def test_a_lease_that_comes_between_the_look_and_the_delete_holds(root, monkeypatch):
     """P20: it is looked at in the transaction that moves the start."""
     log = make(root, retention_ms=DAY)
-    due = policy.due
+    due = policy.count_due
 
     def slow(*asked):
         hold(root, "late", {HERE: 3}, 60)
         return due(*asked)
 
-    monkeypatch.setattr(policy, "due", slow)
+    monkeypatch.setattr(policy, "count_due", slow)
     retain(root, START + 30 * DAY)
 
     assert log.start_offset() == 2
@@ -939,18 +939,20 @@ def test_it_says_what_goes_when_and_why_something_stays(root):
     commit(root, "slow", 2, log)
     told = describe(root, "t", START + 5 * HOUR + DAY + 1)
 
-    assert told[0].startswith("t: a segment goes 1 day (retention.ms) after the last append to it")
+    assert told[0].startswith(
+        "t: a segment is deleted 1 day (retention.ms) after the last append to it"
+    )
     assert "(retention.clock=append)" in told[0]
     assert "up to 7 days (segment.ms)" in told[0]
-    assert "9.8 KiB stay (retention.bytes)" in told[1]
-    assert told[2] == "t: nothing goes before it is consumed by: slow"
+    assert "9.8 KiB remain (retention.bytes)" in told[1]
+    assert told[2] == "t: nothing is deleted before these groups have consumed it: slow"
     assert told[3].startswith("partition 0: offsets 0 to 1 (1 segment, ")
-    assert told[3].endswith(" go with the next round")
+    assert told[3].endswith(" will be deleted in the next round")
     assert told[4].startswith("partition 0: offsets 2 to 5 (2 segments")
-    assert told[4].endswith("stay although due: group 'slow' has not consumed it")
+    assert told[4].endswith("stay although due: group 'slow' has not consumed them")
     assert told[5] == (
-        "partition 0: offsets 6 to 9 stay: the first segment goes after 2023-11-16 05:13:20 UTC, "
-        "because its youngest record is of 2023-11-15 05:13:20 UTC; those after it later"
+        "partition 0: offsets 6 to 9 stay: the first segment will be deleted after "
+        "2023-11-16 05:13:20 UTC, because its youngest record is from 2023-11-15 05:13:20 UTC; those after it later"
     )
 
 
@@ -959,15 +961,15 @@ def test_it_says_by_which_clock(root, clock):
     log = make_log(root, config(retention_ms=DAY))
     log.append([encoded(b"old", at=EVENT)])
     assert describe(root, "t", START)[1] == (
-        "partition 0: offsets 0 to 0 stay: the first segment goes after 2023-11-15 22:13:20 UTC, "
-        "because the last append to it was at 2023-11-14 22:13:20 UTC; those after it later"
+        "partition 0: offsets 0 to 0 stay: the first segment will be deleted after "
+        "2023-11-15 22:13:20 UTC, because the last append to it was at 2023-11-14 22:13:20 UTC; those after it later"
     )
     root.alter_topic("t", {"retention.clock": "record"})
     told = describe(root, "t", START)
 
     assert "(retention.clock=record)" in told[0]
-    assert "one of long ago goes soon after it was appended" in told[0]
-    assert told[1].endswith("go with the next round")
+    assert "one with an old timestamp is deleted soon after it was appended" in told[0]
+    assert told[1].endswith("will be deleted in the next round")
 
 
 def test_it_tells_of_leases_the_future_and_what_goes_never(root, clock):
@@ -980,18 +982,18 @@ def test_it_tells_of_leases_the_future_and_what_goes_never(root, clock):
     hold(root, "query", {HERE: 1}, 60)
     told = "\n".join(describe(root, "t", START + 3 * DAY))
 
-    assert "lease 'query' holds it for another" in told
+    assert "lease 'query' holds them for another" in told
     assert "beyond 2.0 MiB a partition keeps nothing for leases" in told
-    assert "all topics hold more than 2.0 GiB" in told
+    assert "all topics together hold more than 2.0 GiB" in told
     later = "\n".join(describe(root, "t", START + 1))
-    assert "claims to be of the future" in later
+    assert "has a timestamp in the future" in later
     empty = describe(root, "empty", START)
-    assert "nothing goes by time or size" in empty[0]
-    assert empty[-1] == "partition 0: holds nothing"
+    assert "nothing is deleted by time or size" in empty[0]
+    assert empty[-1] == "partition 0: is empty"
     root.alter_topic("t", {"retention.ms": -1, "retention.topic.bytes": 5})
     told = "\n".join(describe(root, "t", START))
-    assert "nothing goes by time" in told
-    assert "all partitions hold more than 5 bytes" in told
+    assert "nothing is deleted by time" in told
+    assert "all partitions together hold more than 5 bytes" in told
 
 
 @pytest.mark.parametrize("bad", ["a,,b", "all,b", " ", 5])

@@ -261,15 +261,15 @@ def _dump(commands: _Commands) -> None:
 
 def _keeping(commands: _Commands) -> None:
     about = "keep the last record of each key, in topics with cleanup.policy=compact"
-    compact = _command(commands, "compact", "keeping:compact", about)
+    compact = _command(commands, "compact", "housekeeping:compact", about)
     compact.add_argument("topics", metavar="TOPIC", nargs="+")
     compact.add_argument(
         "--force", action="store_true", help="also what is not due, and the active segment"
     )
     about = "do all housekeeping once: retention, compaction, what groups no longer use"
-    _command(commands, "maintain", "keeping:maintain", about)
+    _command(commands, "maintain", "housekeeping:maintain", about)
     about = "say in words what is deleted or compacted when, and what keeps it"
-    explain = _command(commands, "explain", "keeping:explain", about)
+    explain = _command(commands, "explain", "housekeeping:explain", about)
     explain.add_argument("topics", metavar="TOPIC", nargs="*", help="all, if none is named")
 
 
