@@ -134,7 +134,7 @@ def test_what_compaction_did_is_told():
         CleanResult("t", 4, why="not compacted: damaged", error=DiskFullError("damaged")),
         CleanResult(ACTIVITY, 0, passes=1),
     ]
-    found, bad = activity.done(did)
+    found, bad = activity.events_of(did)
 
     assert bad == ("failed", "t-4", bad.facts)
     assert (bad.facts["job"], bad.facts["error"]) == ("compaction", "not compacted: damaged")
@@ -232,7 +232,7 @@ def test_a_job_that_fails_is_told_once(tmp_path):
     """Again if it fails otherwise."""
     errors = iter([ValueError("a"), ValueError("a"), ValueError("b"), None])
 
-    def run(turn):
+    def run(context):
         error = next(errors, None)
         if error is not None:
             raise error
@@ -240,10 +240,10 @@ def test_a_job_that_fails_is_told_once(tmp_path):
     with embedlog.open(tmp_path / "log", maintenance=False) as log:
         job = maintenance.MaintenanceJob("bad", 1.0, run)
         mine = Maintenance(log.root, [job])
-        worker = owner.MaintenanceThread(mine, job, 1)
+        worker = owner.MaintenanceThread(mine, job, 1, log.root.clock)
         for _ in range(4):
             with worker.busy:
-                worker._work()
+                worker._run_job()
         mine.close()
         assert [facts["error"] for _, _, facts in told(log, "failed")] == ["a", "b"]
 
@@ -258,11 +258,11 @@ def test_a_log_to_which_nothing_happens_has_nothing_written(tmp_path):
         mine = Maintenance(root, [LOOK._replace(every_seconds=0.001)])
         mine.maintain()
         before = root.context.state.version(), root.partition(ACTIVITY, 0).end_offset()
-        turn = JobContext(root, 1, root.clock, bool)
-        mine.do(LOOK, turn)  # which sees what it wrote itself
+        context = JobContext(root, 1, root.clock, bool)
+        mine.run_job(LOOK, context)  # which sees what it wrote itself
         live = root.context.live.version()
         for _ in range(10):
-            assert mine.do(LOOK, turn) == []
+            assert mine.run_job(LOOK, context) == []
         assert root.context.live.version() == live
         assert (root.context.state.version(), root.partition(ACTIVITY, 0).end_offset()) == before
         mine.close()
@@ -298,7 +298,7 @@ def test_a_script_that_lives_for_moments_makes_no_topic(tmp_path):
 
 def test_a_process_without_housekeeping_writes_no_events(tmp_path, monkeypatch):
     """maintenance=False, however long it lives; a process that is willing tells for it."""
-    monkeypatch.setattr(owner, "_LEAST_SECONDS", 0.01)
+    monkeypatch.setattr(owner, "_FIRST_SECONDS", 0.01)
     path = tmp_path / "log"
     with embedlog.open(path, maintenance=False) as log:
         log.create_topic("t")
@@ -307,7 +307,7 @@ def test_a_process_without_housekeeping_writes_no_events(tmp_path, monkeypatch):
         assert log.topics(internal=True) == ["t"]
     with closing(open_root(path)) as root:
         mine = Maintenance(root, [LOOK._replace(every_seconds=0.01)])
-        mine.ensure()
+        mine.start()
         wait_for(lambda: ACTIVITY in root.topics())
         mine.close()
 
@@ -334,7 +334,7 @@ def test_an_event_that_cannot_be_written_is_no_failure_of_the_housekeeping(
     with monkeypatch.context() as patched:
         patched.setattr(embedlog.partition.PartitionLog, "append", full)
         assert log.maintain()["retention"]
-    assert "not told" in caplog.text
+    assert "Cannot report" in caplog.text
     log.maintain()
     assert "retained" not in dict(short(log))
 
@@ -383,8 +383,8 @@ MINE, THEIRS = {("retained", "t-0")}, {("created", "u"), ("rolled", "t-0")}
     ("where", "what", "lost"),
     [
         ("_note", None, set()),
-        ("tell", "retained", MINE),
-        ("tell", "created", THEIRS),
+        ("report", "retained", MINE),
+        ("report", "created", THEIRS),
         ("_is_new_owner", None, MINE),
     ],
 )
@@ -443,7 +443,7 @@ def test_of_two_that_look_at_once_one_tells(tmp_path):
 
     def look(number):
         while not over.is_set():
-            done[number] += activity.look(roots[number], lambda _: None)
+            done[number] += activity.detect_changes(roots[number], lambda _: None)
 
     over = threading.Event()
     threads = [threading.Thread(target=look, args=(number,)) for number in (0, 1)]
@@ -454,7 +454,7 @@ def test_of_two_that_look_at_once_one_tells(tmp_path):
     over.set()
     for thread in threads:
         thread.join()
-    done[0] += activity.look(roots[0], lambda _: None)
+    done[0] += activity.detect_changes(roots[0], lambda _: None)
 
     found = [(each.kind, each.key) for each in done[0] + done[1]]
     assert sorted(found) == sorted(("created", f"t{number}") for number in range(30))

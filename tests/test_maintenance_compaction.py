@@ -28,7 +28,7 @@ HERE = TopicPartition("t", 0)
 @pytest.fixture(autouse=True)
 def soon(monkeypatch):
     """Nobody here waits for a second before the first thing is done."""
-    monkeypatch.setattr(owner, "_LEAST_SECONDS", 0.01)
+    monkeypatch.setattr(owner, "_FIRST_SECONDS", 0.01)
 
 
 def often(**settings):
@@ -57,14 +57,14 @@ def values(log):
     return [row[3] for row in rows(log)]
 
 
-def a_turn(root, stopping=bool, epoch=1):
-    return JobContext(root, epoch, root.clock, stopping)
+def job_context(root, should_stop=bool, epoch=1):
+    return JobContext(root, epoch, root.clock, should_stop)
 
 
 def owned(root):
-    """Let this test own the housekeeping, and return its turn."""
+    """Let this test own the housekeeping, and return its context."""
     root.context.live.write(lambda txn: txn.put(b"M", owner.MaintenanceOwner(1, 1 << 60, 1).pack()))
-    return a_turn(root)
+    return job_context(root)
 
 
 @pytest.mark.parametrize("number", [1, 3])
@@ -75,7 +75,7 @@ def test_the_background_compacts_what_is_due(tmp_path, number):
         for log in logs:
             dirty(log)
         with closing(Maintenance(root, often(log_cleaner_threads=number))) as mine:
-            mine.ensure()
+            mine.start()
             eventually(lambda: all(len(values(log)) == 1 for log in logs))
             names = [each.name for each in threading.enumerate()]
             assert names.count("embedlog-compaction") == number
@@ -109,9 +109,9 @@ def test_a_process_that_was_overtaken_swaps_nothing(root):
     owned(root)
     before = values(log)
 
-    (done,) = CompactionJob(MaintenanceConfig())(a_turn(root, epoch=7))
+    (done,) = CompactionJob(MaintenanceConfig())(job_context(root, epoch=7))
 
-    assert "took the housekeeping over" in str(done.error)
+    assert "took over the maintenance" in str(done.error)
     assert values(log) == before
 
 
@@ -122,15 +122,15 @@ def test_what_ends_the_housekeeping_ends_a_long_compaction(root):
     owned(root)
     job, asked = CompactionJob(MaintenanceConfig()), []
 
-    def stopping():
+    def should_stop():
         asked.append(1)
         return len(asked) > 2
 
-    (done,) = job(a_turn(root, stopping))
-    assert "ends here" in str(done.error)
+    (done,) = job(job_context(root, should_stop))
+    assert "Maintenance ends" in str(done.error)
     assert len(values(log)) == 12
     # It did not fail: the next round does it.
-    assert [one.error for one in job(a_turn(root))] == [None]
+    assert [one.error for one in job(job_context(root))] == [None]
     assert values(log) == [b"11"]
 
 
@@ -144,13 +144,13 @@ def test_a_partition_that_fails_is_left_alone_for_a_while_only(root, monkeypatch
     path.write_bytes(good[:700] + bytes([good[700] ^ 255]) + good[701:])
     job = CompactionJob(MaintenanceConfig())
 
-    (done,) = job(a_turn(root))
+    (done,) = job(job_context(root))
     assert done.error is not None
     path.write_bytes(good)
-    assert job(a_turn(root)) == []
+    assert job(job_context(root)) == []
 
-    monkeypatch.setattr(jobs, "FORGIVING_SECONDS", -1)
-    assert [one.error for one in job(a_turn(root))] == [None]
+    monkeypatch.setattr(jobs, "RETRY_SECONDS", -1)
+    assert [one.error for one in job(job_context(root))] == [None]
 
 
 def test_an_idle_segment_is_rolled_to_be_compacted(root):
@@ -158,10 +158,10 @@ def test_an_idle_segment_is_rolled_to_be_compacted(root):
     log = make_log(root, {**COMPACT, "max.compaction.lag.ms": 1000})
     for value in (b"1", b"2"):
         log.append([encoded(value, keys=[b"k"], at=START)])
-    job, turn = CompactionJob(MaintenanceConfig()), owned(root)
-    assert job(turn) == []
+    job, context = CompactionJob(MaintenanceConfig()), owned(root)
+    assert job(context) == []
     root.clock.advance(1001)
-    (done,) = job(turn)
+    (done,) = job(context)
     assert (done.records_kept, values(log)) == (1, [b"2"])
 
 
@@ -235,12 +235,12 @@ def test_a_job_has_as_many_turns_at_a_time_as_threads(root):
     """And `maintain` is one of them."""
     entered, leave = threading.Semaphore(0), threading.Event()
 
-    def run(turn):
+    def run(context):
         entered.release()
         leave.wait(patient(10))
 
     with closing(Maintenance(root, [MaintenanceJob("slow", 60.0, run, threads=2)])) as mine:
-        turns = [threading.Thread(target=mine.do, args=(mine.jobs[0], None)) for _ in range(3)]
+        turns = [threading.Thread(target=mine.run_job, args=(mine.jobs[0], None)) for _ in range(3)]
         for each in turns:
             each.start()
         assert entered.acquire(timeout=patient(5))

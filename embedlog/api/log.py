@@ -73,11 +73,11 @@ class Log:
                 made = Maintenance(
                     self.root,
                     jobs_of(config or MaintenanceConfig()),
-                    doubting=self._options["clock"] is None,
+                    bound_clock=self._options["clock"] is None,
                     background=config is not None,
                 )
                 # A log that its program forgot does none; its threads would keep it open.
-                weakref.finalize(self, made.forsake).atexit = False
+                weakref.finalize(self, made.request_stop).atexit = False
                 self._maintenance = made
             return made
 
@@ -85,7 +85,7 @@ class Log:
         """The log is used: from now on this process may do the housekeeping, if it is willing."""
         root = self.root
         if self._options["maintenance"] is not None and root.mode == "rw" and not root.closed:
-            (self._maintenance or self.maintenance).ensure()
+            (self._maintenance or self.maintenance).start()
 
     # Topics
 

@@ -185,11 +185,11 @@ def _keep_by_hand(root: Path) -> None:
 
 def _keep_by_jobs(root: Path) -> None:
     """The background's threads, which take turns all the time."""
-    owner.BEAT_SECONDS, owner._LEAST_SECONDS = 0.1, 0.02
+    owner.HEARTBEAT_SECONDS, owner._FIRST_SECONDS = 0.1, 0.02
     log = embedlog.open(root, maintenance=False)
     jobs = [job._replace(every_seconds=0.02) for job in JOBS]
     house = Maintenance(log.root, jobs, session_ms=400)
-    house.ensure()
+    house.start()
     while True:
         time.sleep(0.1)
         bad = [one for one in house.failures.values() if not _is_excused(one)]
