@@ -247,7 +247,7 @@ def test_the_light_listing_and_the_catalogue_agree(run, filled):
             log.create_topic(name)
         names = log.topics()
 
-    assert topics_command._ROWS == catalog.TOPIC
+    assert topics_command._TOPIC_ROWS == catalog.TOPIC
     assert run("topics", "list")[1].split() == names
 
 
@@ -281,7 +281,7 @@ def test_topics_are_created_listed_altered_and_deleted(run, root):
     assert found["overrides"] == {"segment.bytes": 4000}
     assert len(found["partitions"]) == 3
     assert run("topics", "alter", "t", "-p", "1")[0] == 2
-    assert run("topics", "delete", "t") == (0, "", "deleted t\n")
+    assert run("topics", "delete", "t") == (0, "", "Deleted t\n")
     assert run("topics", "list") == (0, "", "")
 
 
@@ -302,7 +302,7 @@ def test_a_topic_that_exists_with_other_settings_is_refused(run, root):
 
     code, _, told = run("topics", "create", "t", "--if-not-exists", "-p", "1")
     assert code == 1
-    assert "A topic cannot lose partitions." in told
+    assert "The number of partitions cannot be reduced." in told
     assert "topics alter" not in told
 
 
@@ -389,13 +389,13 @@ def test_json_lines_say_everything_about_a_record(run, filled):
 @pytest.mark.parametrize(
     ("line", "reason"),
     [
-        ("nonsense", "line 2"),
-        ("[1]", "line 2: it is not an object"),
-        ('{"valu": 1}', "line 2: 'valu' is none of"),
-        ('{"value": {"base64": "?"}}', "line 2: base64"),
-        ('{"value": "x", "partition": "0"}', "line 2: partition is a whole number"),
-        ('{"value": "x", "timestamp": true}', "line 2: timestamp is a whole number"),
-        ('{"value": "x", "headers": [1]}', "line 2"),
+        ("nonsense", "Line 2"),
+        ("[1]", "Line 2: must be a JSON object"),
+        ('{"valu": 1}', "Line 2: unknown field 'valu'"),
+        ('{"value": {"base64": "?"}}', "Line 2: base64"),
+        ('{"value": "x", "partition": "0"}', "Line 2: partition must be a whole number"),
+        ('{"value": "x", "timestamp": true}', "Line 2: timestamp must be a whole number"),
+        ('{"value": "x", "headers": [1]}', "Line 2"),
     ],
 )
 def test_a_line_that_is_no_record_is_named(run, root, line, reason):
@@ -761,7 +761,7 @@ def test_doctor_sees_who_is_there_and_what_is_left(run, filled):
         assert json.loads(run("doctor", "--json")[1])["log"]["in_use"] is True
         assert run("verify")[0] == 0
     (filled / "closed").unlink()
-    assert "did not close it" in run("doctor")[1]
+    assert "was not closed cleanly" in run("doctor")[1]
     (filled / "live" / "boot").write_text("another")
     code, out, _ = run("doctor")
     assert code == 1
@@ -772,13 +772,13 @@ def test_doctor_finds_who_reads_for_long(run, filled, monkeypatch):
     """A stopped process in the middle of a read is named, and its state (P21)."""
     monkeypatch.setattr("embedlog.cli.doctor._LONG_READ_SECONDS", 0.05)
     with embedlog.open(filled) as log:
-        assert "reads live" not in run("doctor")[1]
+        assert "has been reading" not in run("doctor")[1]
         with Held(lambda ready: log.root.context.live.read(lambda txn: ready())) as child:
             log.create_topic("new")
             log.partition("new", 0).append([encoded(b"x")])
             child.stop()
             code, out, _ = run("doctor")
-            told = f"process {child.pid} (state T) reads live for more than 0.05 s"
+            told = f"Process {child.pid} (state T) has been reading live for more than 0.05 s"
 
     assert code == 1
     assert told in out

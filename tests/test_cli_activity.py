@@ -62,7 +62,7 @@ def test_events_are_lines_with_when_what_to_what_and_how(run, lively):
     segment = SMALL["segment.bytes"]
     settings = f"segment.bytes={segment}, retention.ms=1000"
     assert told[1] == f"created     t  id 1, 1 partition, {settings}"
-    assert told[2] == "rolled      t-0  2 new segments, the last one begins at 4"
+    assert told[2] == "rolled      t-0  2 new segments, the active one begins at 4"
     assert told[3].startswith("retained    t-0  3 segments with ")
     assert any(line.startswith("altered     t  segment.bytes from ") for line in told)
     assert any(line == "created     u  id 3, 2 partitions" for line in told)
@@ -105,9 +105,9 @@ def test_the_help_names_every_kind(run):
     """And each has its words."""
     assert run("activity", "--help")[0] == 0
     assert all(kind in ACTIVITY for kind in KINDS)
-    assert activity._WORDS.keys() == set(KINDS)
-    assert activity._words("rolled", {"kind": "rolled", "new": 1}) == "new 1"
-    assert activity._words("of a later version", {"kind": "x", "a": 1}) == "a 1"
+    assert activity._DESCRIPTIONS.keys() == set(KINDS)
+    assert activity._describe("rolled", {"kind": "rolled", "new": 1}) == "new 1"
+    assert activity._describe("of a later version", {"kind": "x", "a": 1}) == "a 1"
 
 
 def test_where_nothing_was_told_it_says_so(run, root):
@@ -116,7 +116,7 @@ def test_where_nothing_was_told_it_says_so(run, root):
     embedlog.open(root).close()
     code, out, err = run("activity")
     assert (code, out) == (0, "")
-    assert "nothing was told yet" in err
+    assert "There is no activity yet" in err
 
 
 def test_it_follows_what_comes(root):
@@ -127,7 +127,7 @@ def test_it_follows_what_comes(root):
         words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as child:
         try:
-            assert "nothing was told yet" in child.stderr.readline()
+            assert "There is no activity yet" in child.stderr.readline()
             with embedlog.open(root, maintenance=False) as log:
                 for name in ("a", "b"):
                     log.create_topic(name)

@@ -190,7 +190,7 @@ def test_a_reset_is_told_and_done_with_execute(run, root, words, offsets):
 
     code, told, err = run("reset", "g", *words)
 
-    assert (code, err) == (0, "nothing was changed: repeat it with --execute\n")
+    assert (code, err) == (0, "Dry run, nothing was changed; repeat the command with --execute\n")
     assert [int(row[3]) for row in table(told)] == offsets
     # The ages of records grew meanwhile.
     assert [row[:6] for row in table(run("lag", "g")[1])] == [row[:6] for row in table(before)]
@@ -218,12 +218,12 @@ def test_groups_are_deleted_all_or_none(run, root):
     assert run("delete", "g", "nobody")[0] == 3
     assert run("list")[1] == "g\nh\n"
 
-    assert run("delete", "g", "--topic", "t:0") == (0, "", "deleted offsets of g\n")
+    assert run("delete", "g", "--topic", "t:0") == (0, "", "Deleted offsets of g\n")
     assert [row[2] for row in table(run("lag", "g")[1])] == ["1"]
     assert run("delete", "g", "h", "--json") == (
         0,
         '{"deleted": ["g", "h"]}\n',
-        "deleted g\ndeleted h\n",
+        "Deleted g\ndeleted h\n",
     )
     assert run("list")[1] == ""
 

@@ -37,7 +37,7 @@ def test_compact_does_what_is_due_and_all_with_force(root, capsys):
     """And says which of the two it was."""
     assert run(capsys, "compact", "fleet")[::2] == (
         0,
-        "nothing is due; embedlog explain says why, --force does it all the same\n",
+        "No partition is due; see embedlog explain, or use --force\n",
     )
     code, out, _ = run(capsys, "compact", "fleet", "--force", "--json")
     (done,) = json.loads(out)
@@ -59,7 +59,7 @@ def test_maintain_deletes_what_is_due(root, capsys):
     code, out, _ = run(capsys, "maintain")
     assert (code, out.split(":")[0]) == (0, "old-0")
     assert "begins at 2" in out
-    assert run(capsys, "maintain")[::2] == (0, "nothing was due\n")
+    assert run(capsys, "maintain")[::2] == (0, "Nothing was due\n")
     assert json.loads(run(capsys, "--json", "maintain")[1])["deleted"] == []
 
 

@@ -213,9 +213,9 @@ def test_a_notebook_sees_a_short_view_as_a_whole_and_both_ends_of_a_long_one(top
 
 def test_a_row_has_a_number(topic):
     """Who asks for a key, or a name, is told what gives it."""
-    with pytest.raises(TypeError, match=r"not str: the latest value of a key is get\(key\)"):
+    with pytest.raises(TypeError, match=r"got str; use get\(key\)"):
         topic["k1"]
-    with pytest.raises(TypeError, match=r"a key is bytes, not str: key.encode\(\)"):
+    with pytest.raises(TypeError, match=r"key must be bytes, got str; call key.encode\(\)"):
         topic.get("k1")
 
 

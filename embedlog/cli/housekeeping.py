@@ -1,4 +1,4 @@
-"""`embedlog compact`, `maintain` and `explain`: keeping a log small, and why it is not smaller."""
+"""`embedlog compact`, `maintain` and `explain`."""
 
 from __future__ import annotations
 
@@ -12,69 +12,69 @@ from embedlog.cli.printing import note, say, say_json
 if TYPE_CHECKING:
     from embedlog.compaction import CleanResult
 
-_NUMBERS = ("bytes_before", "bytes_after", "records_read", "records_kept", "tombstones", "why")
+_FIELDS = ("bytes_before", "bytes_after", "records_read", "records_kept", "tombstones", "why")
 
 
 def compact(args: argparse.Namespace) -> int:
-    """Compact topics, and print what each partition lost."""
+    """Compact topics, and print the result for each partition."""
     with to_write(args) as log:
-        done = [one for name in args.topics for one in log.compact(name, force=args.force)]
-    _say_compacted(args, done)
-    if not done:
-        note("nothing is due; embedlog explain says why, --force does it all the same")
+        results = [result for name in args.topics for result in log.compact(name, force=args.force)]
+    if args.json:
+        say_json([_to_dict(result) for result in results])
+    else:
+        say(*map(_line, results))
+    if not results:
+        note("No partition is due; see embedlog explain, or use --force")
     return OK
 
 
-def _say_compacted(args: argparse.Namespace, done: list[CleanResult]) -> None:
-    if args.json:
-        say_json([_numbers(one) for one in done])
-    else:
-        say(*(f"{one.topic}-{one.partition}: {one.why}" for one in done))
+def _line(result: CleanResult) -> str:
+    return f"{result.topic}-{result.partition}: {result.why}"
 
 
-def _numbers(one: CleanResult) -> dict[str, Any]:
-    numbers = {name: getattr(one, name) for name in _NUMBERS}
-    return {"topic": one.topic, "partition": one.partition, **numbers}
+def _to_dict(result: CleanResult) -> dict[str, Any]:
+    fields = {name: getattr(result, name) for name in _FIELDS}
+    return {"topic": result.topic, "partition": result.partition, **fields}
 
 
 def maintain(args: argparse.Namespace) -> int:
-    """Do one round, and print what it deleted and compacted."""
+    """Run all jobs once, and print what was deleted and compacted."""
     with to_write(args) as log:
-        done = log.maintain()
-    deleted, compacted = done["retention"], done["compaction"]
+        results = log.maintain()
+    deleted, compacted = results["retention"], results["compaction"]
     if args.json:
         say_json(
             {
-                "deleted": [one._asdict() for one in deleted],
-                "compacted": [_numbers(one) for one in compacted],
-                "offsets_expired": done["offsets"],
+                "deleted": [result._asdict() for result in deleted],
+                "compacted": [_to_dict(result) for result in compacted],
+                "offsets_expired": results["offsets"],
             }
         )
     else:
         say(
             *(
-                f"{one.topic}-{one.partition}: deleted {one.segments} segments, "
-                f"{one.bytes:,} bytes; begins at {one.start_offset}"
-                for one in deleted
-            )
+                f"{result.topic}-{result.partition}: deleted {result.segments} segments, "
+                f"{result.bytes:,} bytes; the log begins at {result.start_offset}"
+                for result in deleted
+            ),
+            *map(_line, compacted),
         )
-        _say_compacted(args, compacted)
         if not deleted and not compacted:
-            note("nothing was due")
-    return FAILED if any(one.error is not None for one in compacted) else OK
+            note("Nothing was due")
+    return FAILED if any(result.error is not None for result in compacted) else OK
 
 
 def explain(args: argparse.Namespace) -> int:
-    """Print what happens to the records of topics, and why."""
+    """Print what retention and compaction will do with topics, and why."""
     with to_read(args) as log:
-        told = {name: _words(log.topic(name)) for name in args.topics or log.topics()}
+        lines = {name: _explain(log.topic(name)) for name in args.topics or log.topics()}
     if args.json:
-        say_json(told)
+        say_json(lines)
     else:
-        say(*(line for lines in told.values() for line in lines))
+        say(*(line for topic in lines.values() for line in topic))
     return OK
 
 
-def _words(topic: Any) -> list[str]:
-    compacted = "compact" in topic.config["cleanup.policy"]
-    return [*topic.describe_retention(), *(topic.explain_compaction() if compacted else [])]
+def _explain(topic: Any) -> list[str]:
+    compacts = "compact" in topic.config["cleanup.policy"]
+    return [*topic.describe_retention(), *(topic.explain_compaction() if compacts else [])]
