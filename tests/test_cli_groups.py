@@ -223,7 +223,7 @@ def test_groups_are_deleted_all_or_none(run, root):
     assert run("delete", "g", "h", "--json") == (
         0,
         '{"deleted": ["g", "h"]}\n',
-        "Deleted g\ndeleted h\n",
+        "Deleted g\nDeleted h\n",
     )
     assert run("list")[1] == ""
 

@@ -45,7 +45,8 @@ from embedlog.spark import batch_scan, partition_reader
 from embedlog.spark.kafka_columns import KINDS
 from embedlog.spark.source_options import parse
 options = parse({"path": sys.argv[1], "subscribe": "t,keyed,stamped", "includeHeaders": "true"})
-found = [rows for work in batch_scan.works(options) for rows in partition_reader.read(work, tuple(KINDS), True)]
+works = batch_scan.works(options)
+found = [rows for work in works for rows in partition_reader.read(work, tuple(KINDS), True)]
 assert {rows.num_rows for rows in found}
 print("done")
 """

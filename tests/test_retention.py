@@ -952,7 +952,8 @@ def test_it_says_what_goes_when_and_why_something_stays(root):
     assert told[4].endswith("stay although due: group 'slow' has not consumed them")
     assert told[5] == (
         "partition 0: offsets 6 to 9 stay: the first segment will be deleted after "
-        "2023-11-16 05:13:20 UTC, because its youngest record is from 2023-11-15 05:13:20 UTC; those after it later"
+        "2023-11-16 05:13:20 UTC, because its youngest record is from 2023-11-15 05:13:20 UTC; "
+        "those after it later"
     )
 
 
@@ -962,7 +963,8 @@ def test_it_says_by_which_clock(root, clock):
     log.append([encoded(b"old", at=EVENT)])
     assert describe(root, "t", START)[1] == (
         "partition 0: offsets 0 to 0 stay: the first segment will be deleted after "
-        "2023-11-15 22:13:20 UTC, because the last append to it was at 2023-11-14 22:13:20 UTC; those after it later"
+        "2023-11-15 22:13:20 UTC, because the last append to it was at 2023-11-14 22:13:20 UTC; "
+        "those after it later"
     )
     root.alter_topic("t", {"retention.clock": "record"})
     told = describe(root, "t", START)

@@ -76,7 +76,7 @@ def parser() -> argparse.ArgumentParser:
     _groups(commands)
     _activity(commands)
     _dump(commands)
-    _housekeeping(commands)
+    _maintenance(commands)
     _health(commands)
     return top
 
@@ -323,17 +323,17 @@ def _dump(commands: _Commands) -> None:
     dump.add_argument("--columns", action="store_true", help="also print a line per column")
 
 
-def _housekeeping(commands: _Commands) -> None:
+def _maintenance(commands: _Commands) -> None:
     about = "compact topics now: keep the last record of each key"
-    compact = _command(commands, "compact", "housekeeping:compact", about)
+    compact = _command(commands, "compact", "maintenance:compact", about)
     compact.add_argument("topics", metavar="TOPIC", nargs="+")
     compact.add_argument(
         "--force", action="store_true", help="compact what is not due too, and the active segment"
     )
     about = "run all maintenance jobs once, such as retention and compaction"
-    _command(commands, "maintain", "housekeeping:maintain", about)
+    _command(commands, "maintain", "maintenance:maintain", about)
     about = "explain what is deleted or compacted when, and what keeps the rest"
-    explain = _command(commands, "explain", "housekeeping:explain", about)
+    explain = _command(commands, "explain", "maintenance:explain", about)
     explain.add_argument("topics", metavar="TOPIC", nargs="*", help="by default all topics")
 
 

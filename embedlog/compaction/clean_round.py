@@ -1,4 +1,4 @@
-"""One round of compaction: clean the partitions that are due, whichever of them fail."""
+"""One round of compaction: clean all partitions that are due, even if some of them fail."""
 
 from __future__ import annotations
 

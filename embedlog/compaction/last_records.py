@@ -71,7 +71,7 @@ def _map_keys(log: PartitionLog, start: int, stop: int, hasher: KeyHasher) -> Of
     records = sum(batch.count for _, batches in _read(log, start, stop) for batch in batches)
     # Enough to note every replaced offset, unless there are far more offsets than records.
     memory = 16 * SLOT_BYTES * (records + 64)
-    offset_map = OffsetMap(memory, 1.0, start, stop, most=records)
+    offset_map = OffsetMap(memory, 1.0, start, stop, max_keys=records)
     for first, batches in _read(log, start, stop):
         chunk = ScannedBatches(batches, hasher)
         rows = _keyed_rows(chunk, first, stop)

@@ -27,7 +27,7 @@ class OffsetMap:
         load_factor: The fraction of the slots that may be used.
         first: The first offset that may be added.
         stop: The end of the offsets.
-        most: The most keys there can be, if fewer; memory for more is not allocated.
+        max_keys: The most keys there can be, if fewer; memory for more is not allocated.
     """
 
     def __init__(
@@ -36,14 +36,14 @@ class OffsetMap:
         load_factor: float,
         first: int,
         stop: int,
-        most: int | None = None,
+        max_keys: int | None = None,
     ) -> None:
         self._first, self._span = first, max(stop - first, 1)
-        most = self._span if most is None else most
+        max_keys = self._span if max_keys is None else max_keys
         self._replaced: BoolArray = np.zeros(min(self._span, buffer_bytes // _REPLACED_SHARE), bool)
         buffer_bytes -= len(self._replaced)
         # Where memory allows it, at most half full: keys find their slots in half the rounds.
-        wanted = int(most / min(load_factor, 0.5))
+        wanted = int(max_keys / min(load_factor, 0.5))
         # The next prime is at most a sixteenth, or 32, away.
         wanted += wanted // 16 + 32
         # A prime, so that every step size visits every slot.

@@ -20,20 +20,22 @@ _FALSE_TRUE = {"false": False, "true": True}
 
 
 def checked(default: object, check: Callable[[Any], object]) -> Any:
-    """Declare a setting with a check of its own."""
+    """Declare a setting with its check."""
     return field(default=default, metadata={"check": check})
 
 
-def number(default: int | float, least: float, most: float = LONG_MAX) -> Any:
+def number(default: int | float, minimum: float, maximum: float = LONG_MAX) -> Any:
     """Declare a number between two bounds, both included, of the type of the default."""
 
     def check(value: object) -> int | float:
         # kafka-python writes infinity where Java writes its largest number.
-        unlimited = value == inf and most >= INT_MAX
-        parsed = most if unlimited else _parse_number(type(default), value)
-        if not least <= parsed <= most:
-            unbounded = most in (LONG_MAX, inf)
-            raise ValueError(f"at least {least}" if unbounded else f"between {least} and {most}")
+        unlimited = value == inf and maximum >= INT_MAX
+        parsed = maximum if unlimited else _parse_number(type(default), value)
+        if not minimum <= parsed <= maximum:
+            unbounded = maximum in (LONG_MAX, inf)
+            raise ValueError(
+                f"at least {minimum}" if unbounded else f"between {minimum} and {maximum}"
+            )
         return type(default)(parsed)
 
     return checked(default, check)
