@@ -60,7 +60,7 @@ def short(log, *kinds):
 # What is told
 
 
-def test_topics_are_told_of_when_they_are_made_altered_and_deleted(log, clock):
+def test_created_altered_and_deleted_topics_are_reported(log, clock):
     """By whichever process: the housekeeping sees it in the catalogue, with the log's clock."""
     log.create_topic("t", partitions=2, config={"retention.ms": 5})
     log.maintain()
@@ -95,7 +95,7 @@ def made(after=0):
     return {"created_ms": START + after}
 
 
-def test_rolls_are_told_with_where_the_active_segment_begins(log):
+def test_rolls_are_reported_with_the_base_of_the_active_segment(log):
     """Several since the last look are one event, and each of them is counted once."""
     log.create_topic("t", config=SMALL)
     fill(log.partition("t", 0), 7)
@@ -110,7 +110,7 @@ def test_rolls_are_told_with_where_the_active_segment_begins(log):
     ]
 
 
-def test_what_retention_deleted_is_told(log, clock):
+def test_retention_is_reported(log, clock):
     """C2: with where the partition begins since."""
     log.create_topic("t", config=SMALL)
     fill(log.partition("t", 0), 6)
@@ -123,7 +123,7 @@ def test_what_retention_deleted_is_told(log, clock):
     assert {name: found[2][name] for name in wanted} == wanted
 
 
-def test_what_compaction_did_is_told():
+def test_compaction_is_reported():
     """Of partitions that it cleaned; of the others there is nothing to say."""
     from embedlog.compaction.cleaner import CleanResult
 
@@ -142,7 +142,7 @@ def test_what_compaction_did_is_told():
     assert (found.facts["records_read"], found.facts["records_kept"]) == (9, 2)
 
 
-def test_generations_of_groups_are_told(log):
+def test_generations_of_groups_are_reported(log):
     """M2: each with its members, or the newest one if there were several since the last look."""
     log.create_topic("t", partitions=2)
     with log.consumer("t", group_id="g") as consumer:
@@ -163,7 +163,7 @@ def test_generations_of_groups_are_told(log):
     assert len(found) == len(dict(found))
 
 
-def test_offsets_that_expired_are_told(log, clock):
+def test_expired_offsets_are_reported(log, clock):
     """M15: by group."""
     log.create_topic("t")
     fill(log.partition("t", 0), 1)
@@ -174,7 +174,7 @@ def test_offsets_that_expired_are_told(log, clock):
     assert told(log, "expired") == [("expired", "idle", {"group": "idle", "offsets": 1})]
 
 
-def test_a_cut_is_told_with_the_epoch_that_begins_there(log):
+def test_a_truncation_is_reported_with_its_leader_epoch(log):
     """A36: whether it was recovery that cut, or somebody asked for it."""
     log.create_topic("t", config=SMALL)
     part = log.partition("t", 0)
@@ -188,7 +188,7 @@ def test_a_cut_is_told_with_the_epoch_that_begins_there(log):
     assert len(told(log, "rolled")) == 1
 
 
-def test_a_new_live_is_told_and_nothing_again_that_was_told(tmp_path, clock):
+def test_a_rebuilt_live_is_reported_and_nothing_is_repeated(tmp_path, clock):
     """After a reboot: what was told of topics is durable, of groups it begins anew with them."""
     path = tmp_path / "log"
     with embedlog.open(path, clock=clock, maintenance=False) as log:
@@ -210,7 +210,7 @@ def test_a_new_live_is_told_and_nothing_again_that_was_told(tmp_path, clock):
     ]
 
 
-def test_who_does_the_housekeeping_is_told_when_it_is_another(log):
+def test_a_new_owner_is_reported(log):
     """Only with something that it does: to look after an idle log is no event."""
     log.create_topic("a")
     log.maintain()
@@ -228,7 +228,7 @@ def test_who_does_the_housekeeping_is_told_when_it_is_another(log):
     assert pids == [os.getpid(), child]
 
 
-def test_a_job_that_fails_is_told_once(tmp_path):
+def test_a_failure_is_reported_once(tmp_path):
     """Again if it fails otherwise."""
     errors = iter([ValueError("a"), ValueError("a"), ValueError("b"), None])
 
@@ -251,7 +251,7 @@ def test_a_job_that_fails_is_told_once(tmp_path):
 # What is not
 
 
-def test_a_log_to_which_nothing_happens_has_nothing_written(tmp_path):
+def test_nothing_is_written_to_an_idle_log(tmp_path):
     """Not even in `live`, whose every commit has all who append look at it."""
     with closing(open_root(tmp_path / "log")) as root:
         make_log(root)
@@ -268,7 +268,7 @@ def test_a_log_to_which_nothing_happens_has_nothing_written(tmp_path):
         mine.close()
 
 
-def test_nothing_is_told_of_the_topic_itself(log, clock):
+def test_the_activity_topic_itself_is_not_reported(log, clock):
     """That would never end; its size is bounded as that of any topic."""
     log.create_topic("t")
     log.maintain()
@@ -282,7 +282,7 @@ def test_nothing_is_told_of_the_topic_itself(log, clock):
     assert {key for _, key in short(log)} == {"t"}
 
 
-def test_a_script_that_lives_for_moments_makes_no_topic(tmp_path):
+def test_a_short_program_does_not_create_the_activity_topic(tmp_path):
     """It does its own things only: nothing of it is slower than before."""
     script = """
         import embedlog, sys
@@ -296,7 +296,7 @@ def test_a_script_that_lives_for_moments_makes_no_topic(tmp_path):
         assert log.topics(internal=True) == ["t"]
 
 
-def test_a_process_without_housekeeping_writes_no_events(tmp_path, monkeypatch):
+def test_a_process_without_maintenance_reports_nothing(tmp_path, monkeypatch):
     """maintenance=False, however long it lives; a process that is willing tells for it."""
     monkeypatch.setattr(owner, "_FIRST_SECONDS", 0.01)
     path = tmp_path / "log"
@@ -319,9 +319,7 @@ def wait_for(holds, seconds=20):
         time.sleep(0.001)
 
 
-def test_an_event_that_cannot_be_written_is_no_failure_of_the_housekeeping(
-    log, clock, monkeypatch, caplog
-):
+def test_an_event_that_cannot_be_written_fails_no_job(log, clock, monkeypatch, caplog):
     """P10: a full disk takes the event, not the round."""
     log.create_topic("t", config=SMALL)
     fill(log.partition("t", 0), 6)
@@ -339,7 +337,7 @@ def test_an_event_that_cannot_be_written_is_no_failure_of_the_housekeeping(
     assert "retained" not in dict(short(log))
 
 
-def test_a_catalogue_that_cannot_be_written_leaves_the_events_for_later(log, monkeypatch):
+def test_events_that_cannot_be_noted_are_reported_later(log, monkeypatch):
     """They are in it: nothing is lost as long as nothing was noted."""
     log.create_topic("t")
 
@@ -353,7 +351,7 @@ def test_a_catalogue_that_cannot_be_written_leaves_the_events_for_later(log, mon
     assert short(log, "created") == [("created", "t")]
 
 
-def test_a_damaged_note_is_made_anew_and_nothing_is_told_by_it(log):
+def test_a_damaged_note_is_rewritten_without_events(log):
     """What happened before is not known any more, so nothing is said of it."""
     log.create_topic("t", config=SMALL)
     log.maintain()
@@ -388,7 +386,7 @@ MINE, THEIRS = {("retained", "t-0")}, {("created", "u"), ("rolled", "t-0")}
         ("_is_new_owner", None, MINE),
     ],
 )
-def test_an_owner_killed_between_doing_and_telling_tells_less_and_nothing_wrong(
+def test_an_owner_killed_before_its_report_loses_at_most_that_report(
     log, clock, monkeypatch, where, what, lost
 ):
     """What it was about to tell may be left out; all else is told before or after, and once."""
@@ -418,7 +416,7 @@ def test_an_owner_killed_between_doing_and_telling_tells_less_and_nothing_wrong(
     assert sorted(found) == sorted((MINE | THEIRS) - lost)
 
 
-def test_what_a_killed_process_did_is_told_by_another(log):
+def test_the_work_of_a_killed_process_is_reported_by_another(log):
     """It is in the catalogue, so nobody needs to have had the time to tell it."""
     path = log.path
 
@@ -435,7 +433,7 @@ def test_what_a_killed_process_did_is_told_by_another(log):
     assert short(log)[1:] == [("created", "t"), ("rolled", "t-0")]
 
 
-def test_of_two_that_look_at_once_one_tells(tmp_path):
+def test_two_concurrent_rounds_report_a_change_once(tmp_path):
     """One that was overtaken as well as its follower: the note decides."""
     path = tmp_path / "log"
     roots = [open_root(path) for _ in range(3)]
@@ -462,7 +460,7 @@ def test_of_two_that_look_at_once_one_tells(tmp_path):
         root.close()
 
 
-def test_an_owner_that_was_overtaken_notes_nothing(log):
+def test_a_fenced_owner_notes_nothing(log):
     """R3: the other one tells it."""
     log.create_topic("t")
     with pytest.raises(FencedError):
@@ -474,7 +472,7 @@ def test_an_owner_that_was_overtaken_notes_nothing(log):
 # A topic like any other, nearly
 
 
-def test_it_is_internal(log):
+def test_the_activity_topic_is_internal(log):
     """Hidden from lists and patterns; made, written and deleted by nobody else, as in Kafka."""
     log.create_topic("t")
     log.maintain()
@@ -500,7 +498,7 @@ def test_it_is_internal(log):
         assert lease.offsets.keys() == {TopicPartition("t", 0)}
 
 
-def test_a_consumer_reads_it_and_may_be_there_first(log):
+def test_a_consumer_can_subscribe_before_the_topic_exists(log):
     """Who subscribes to it does not make it: it has settings of its own."""
     with log.consumer(ACTIVITY, group_id="g", auto_offset_reset="earliest") as consumer:
         assert consumer.poll(0) == {}

@@ -154,7 +154,7 @@ def test_root_may_stand_before_and_after_the_command(run, filled, monkeypatch):
         ("dump", "nothing.arrows"),
     ],
 )
-def test_what_is_not_there_is_3_and_is_not_made(run, root, words):
+def test_a_missing_log_is_3_and_is_not_created(run, root, words):
     """Only `create` and `produce` make a log."""
     code, out, err = run(*words)
 
@@ -176,7 +176,7 @@ def test_what_is_not_there_is_3_and_is_not_made(run, root, words):
         ("tail", "other"),
     ],
 )
-def test_a_topic_partition_or_offset_that_is_not_there_is_3(run, filled, words):
+def test_a_missing_topic_partition_or_offset_is_3(run, filled, words):
     """And nothing was changed."""
     assert run(*words)[:2] == (3, "")
     assert run("topics", "list")[1] == "t\n"
@@ -230,7 +230,7 @@ def loaded(*words):
 
 
 @pytest.mark.parametrize("words", [("--help",), ("--version",), ("topics", "list")])
-def test_what_needs_no_columns_loads_no_pyarrow(filled, words):
+def test_commands_without_records_do_not_load_pyarrow(filled, words):
     """A shell's completion, or a prompt, calls them often."""
     assert loaded(*words) == "0 []"
 
@@ -240,7 +240,7 @@ def test_reading_records_does_not_load_pandas(filled):
     assert "pandas" not in loaded("consume", "t", "--json")
 
 
-def test_the_light_listing_and_the_catalogue_agree(run, filled):
+def test_the_light_listing_and_the_catalog_agree(run, filled):
     """It reads the catalogue's rows by their own name for them."""
     with embedlog.open(filled) as log:
         for name in ("a", "u", "S", "T"):
@@ -358,7 +358,7 @@ def test_a_partition_may_be_named(run, filled):
         assert values(log.partition("t", 1)) == [b"h", b"x"]
 
 
-def test_json_lines_say_everything_about_a_record(run, filled):
+def test_json_lines_set_all_fields_of_a_record(run, filled):
     """Value, key, headers, partition, timestamp; bytes in base64, other JSON as its text."""
     lines = [
         {"value": "ä", "key": "k", "partition": 0, "timestamp": 17, "headers": {"h": "1"}},
@@ -398,7 +398,7 @@ def test_json_lines_say_everything_about_a_record(run, filled):
         ('{"value": "x", "headers": [1]}', "Line 2"),
     ],
 )
-def test_a_line_that_is_no_record_is_named(run, root, line, reason):
+def test_an_invalid_line_is_named(run, root, line, reason):
     """With its number, counted from 1, and what is wrong with it."""
     code, _, err = run("produce", "t", "--json", stdin=f'{{"value": 1}}\n{line}\n'.encode())
 
@@ -407,7 +407,7 @@ def test_a_line_that_is_no_record_is_named(run, root, line, reason):
     assert err.startswith(f"embedlog: {reason}")
 
 
-def test_what_was_consumed_as_json_can_be_produced(run, filled):
+def test_the_json_of_consume_can_be_produced(run, filled):
     """A topic is copied, or moved to another log, through a pipe."""
     _, lines, _ = run("consume", "t", "--json")
 
@@ -427,7 +427,7 @@ def test_sync_is_durability_fsync(run, root):
         assert values(log.partition("t", 0)) == [b"x"]
 
 
-def test_long_input_goes_through_in_chunks(root):
+def test_long_input_is_sent_in_chunks(root):
     """A hundred thousand lines through a pipe, in order, nothing lost; no bar in a pipe."""
     lines = "".join(f"line {number}\n" for number in range(100_000))
 
@@ -464,14 +464,14 @@ def test_consume_prints_values_from_the_beginning_to_the_end(run, filled):
         (("-m", "0"), ""),
     ],
 )
-def test_consume_begins_and_ends_where_told(run, filled, words, offsets):
+def test_consume_begins_at_the_offset_and_ends_after_max(run, filled, words, offsets):
     """An offset, earliest, latest, or so many before the end of each partition."""
     code, out, _ = run("consume", "t", *words, "-f", "%p:%o ")
 
     assert (code, out.strip()) == (0, offsets)
 
 
-def test_a_format_has_all_of_a_record(run, filled):
+def test_a_format_can_print_all_fields_of_a_record(run, filled):
     """kcat's letters and escapes; a null has length -1."""
     text = r"%t/%p/%o k=%k(%K) v=%s(%S) %T [%h] 100%%\t\x41\n"
 
@@ -487,7 +487,7 @@ def test_a_format_has_all_of_a_record(run, filled):
     ]
 
 
-def test_json_has_all_of_a_record(run, filled):
+def test_json_has_all_fields_of_a_record(run, filled):
     """One object a line; what is not UTF-8 is base64, and null is null."""
     _, out, _ = run("consume", "t", "--json")
 
@@ -572,7 +572,7 @@ def test_tail_follows_until_it_is_interrupted(filled):
         assert (tail.wait(patient(20)), out, err) == (130, "", "")
 
 
-def test_following_begins_where_told_and_stops_at_max(filled):
+def test_follow_begins_at_the_offset_and_ends_after_max(filled):
     """With --max it ends by itself, in the midst of what came."""
     words = ("-m", "7", "-o", "earliest", "-f", "%s\\n")
     with follow("consume", "t", "--follow", *words) as consume:
@@ -586,7 +586,7 @@ def test_following_begins_where_told_and_stops_at_max(filled):
         assert out == "\n\\xff\nv4\nh\n7th\n"
 
 
-def test_a_reader_that_goes_away_ends_it_silently(root):
+def test_a_closed_pipe_ends_the_command_silently(root):
     """`embedlog consume t | head -1`: no traceback, no message."""
     with embedlog.open(root) as log:
         log.create_topic("t")
@@ -668,7 +668,7 @@ def _over(data, place, new):
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_dump_says_where_a_file_is_damaged_and_goes_on(run, filled, damage):
+def test_dump_reports_damage_and_continues(run, filled, damage):
     """Whatever is still whole is shown; the rest by its place; the exit code is 1."""
     spoil, bases, reason = DAMAGES[damage]
     file = next(file for file in segment_files(filled) if "/0/" in str(file))
@@ -696,7 +696,7 @@ def test_dump_of_an_empty_file_is_empty(run, tmp_path):
 # Health
 
 
-def test_verify_and_repair_find_tell_and_mend(run, filled):
+def test_verify_reports_damage_and_repair_removes_it(run, filled):
     """Nothing is changed before --yes; afterwards it is well, without the damaged records."""
     assert run("verify")[0] == 0
     assert run("repair")[:2] == (0, "")
@@ -736,7 +736,7 @@ def test_reading_a_damaged_log_is_4(run, filled):
     assert "topics/t-1/0/" in err
 
 
-def test_doctor_looks_at_the_machine_and_the_log(run, filled):
+def test_doctor_checks_the_machine_and_the_log(run, filled):
     """Versions, speeds, space, slots and state; a healthy log on a good machine has no findings."""
     code, out, _ = run("doctor", "--json")
 
@@ -755,7 +755,7 @@ def test_doctor_looks_at_the_machine_and_the_log(run, filled):
     assert not [name for name in os.listdir(filled) if "doctor" in name]
 
 
-def test_doctor_sees_who_is_there_and_what_is_left(run, filled):
+def test_doctor_reports_processes_and_unclean_ends(run, filled):
     """A log in use, one that a killed process left, and one of another boot."""
     with embedlog.open(filled):
         assert json.loads(run("doctor", "--json")[1])["log"]["in_use"] is True
@@ -768,7 +768,7 @@ def test_doctor_sees_who_is_there_and_what_is_left(run, filled):
     assert "another boot" in out
 
 
-def test_doctor_finds_who_reads_for_long(run, filled, monkeypatch):
+def test_doctor_reports_long_reads(run, filled, monkeypatch):
     """A stopped process in the middle of a read is named, and its state (P21)."""
     monkeypatch.setattr("embedlog.cli.doctor._LONG_READ_SECONDS", 0.05)
     with embedlog.open(filled) as log:

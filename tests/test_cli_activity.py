@@ -51,7 +51,7 @@ def run(capsys):
     return command
 
 
-def test_events_are_lines_with_when_what_to_what_and_how(run, lively):
+def test_an_event_is_a_line_with_time_kind_key_and_description(run, lively):
     """The oldest first, in words."""
     code, out, err = run("activity")
 
@@ -68,7 +68,7 @@ def test_events_are_lines_with_when_what_to_what_and_how(run, lively):
     assert any(line == "created     u  id 3, 2 partitions" for line in told)
 
 
-def test_json_has_all_the_facts(run, lively):
+def test_the_json_of_an_event_has_all_facts(run, lively):
     """One object a line."""
     code, out, _ = run("--json", "activity", "--kind", "rolled", "-n", "1")
 
@@ -79,7 +79,7 @@ def test_json_has_all_the_facts(run, lively):
     assert isinstance(facts["timestamp"], int)
 
 
-def test_some_events_can_be_chosen(run, lively):
+def test_events_can_be_selected(run, lively):
     """By topic and by kind; the last so many, or the first."""
     count = len(run("activity")[1].splitlines())
 
@@ -110,7 +110,7 @@ def test_the_help_names_every_kind(run):
     assert activity._describe("of a later version", {"kind": "x", "a": 1}) == "a 1"
 
 
-def test_where_nothing_was_told_it_says_so(run, root):
+def test_a_log_without_activity_prints_a_note(run, root):
     """And that is no failure; a log that is not there is one."""
     assert run("activity")[0] == 3
     embedlog.open(root).close()
@@ -119,7 +119,7 @@ def test_where_nothing_was_told_it_says_so(run, root):
     assert "There is no activity yet" in err
 
 
-def test_it_follows_what_comes(root):
+def test_follow_prints_new_events(root):
     """Also where the topic is not there yet; --max ends it."""
     embedlog.open(root).close()
     words = [sys.executable, "-m", "embedlog", "activity", "-f", "--kind", "created", "-m", "2"]

@@ -184,7 +184,7 @@ def test_lag_is_watched_until_it_is_interrupted(root):
         (("--by-duration", "1s"), [5, 2]),
     ],
 )
-def test_a_reset_is_told_and_done_with_execute(run, root, words, offsets):
+def test_reset_is_a_dry_run_without_execute(run, root, words, offsets):
     """The same twice; only the second time it happens."""
     before = run("lag", "g")[1]
 
@@ -199,7 +199,7 @@ def test_a_reset_is_told_and_done_with_execute(run, root, words, offsets):
     assert [int(moved[tuple(row[1:3])]) for row in table(told)] == offsets
 
 
-def test_a_reset_is_told_to_programs(run, root):
+def test_reset_prints_json(run, root):
     """And a new group has no offset before."""
     _, out, _ = run("reset", "new", "--to-latest", "--topic", "u", "--json")
 
@@ -228,7 +228,7 @@ def test_groups_are_deleted_all_or_none(run, root):
     assert run("list")[1] == ""
 
 
-def test_an_active_group_is_left_alone(run, root):
+def test_an_active_group_is_not_changed(run, root):
     """The code is 1, and the message names who is in the way."""
     with embedlog.open(root) as log, log.consumer("u", group_id="h", client_id="me") as consumer:
         consumer.poll(timeout_ms=0)
@@ -283,7 +283,7 @@ def test_a_wrong_command_is_2_and_one_message(run, root, words):
         ("reset", "g", "--to-latest", "--topic", "t:7"),
     ],
 )
-def test_what_is_not_there_is_3(run, root, words):
+def test_a_missing_group_is_3(run, root, words):
     """A group, a topic or a partition; no group is made by asking for it."""
     assert run(*words)[:2] == (3, "")
     assert run("list")[1] == "g\nh\n"
@@ -311,7 +311,7 @@ def test_a_duration_is_iso_or_short(text, seconds):
 
 
 @pytest.mark.parametrize("text", ["", "P", "PT", "1", "1M2", "P1M", "P1H", "-1h", "1h 30m", "s"])
-def test_what_is_no_duration_is_refused(text, capsys):
+def test_an_invalid_duration_is_refused(text, capsys):
     """A month has no length, and a number no unit."""
     with pytest.raises(SystemExit):
         parser().parse_args(["groups", "reset", "g", f"--by-duration={text}"])

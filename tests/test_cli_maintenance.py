@@ -33,7 +33,7 @@ def run(capsys, *words):
     return code, told.out, told.err
 
 
-def test_compact_does_what_is_due_and_all_with_force(root, capsys):
+def test_compact_cleans_due_partitions_and_with_force_all(root, capsys):
     """And says which of the two it was."""
     assert run(capsys, "compact", "fleet")[::2] == (
         0,
@@ -54,7 +54,7 @@ def test_a_topic_that_is_not_compacted_is_a_wrong_command(root, capsys):
     assert "cleanup.policy" in err
 
 
-def test_maintain_deletes_what_is_due(root, capsys):
+def test_maintain_deletes_due_segments(root, capsys):
     """Once; the second time nothing is."""
     code, out, _ = run(capsys, "maintain")
     assert (code, out.split(":")[0]) == (0, "old-0")
@@ -63,7 +63,7 @@ def test_maintain_deletes_what_is_due(root, capsys):
     assert json.loads(run(capsys, "--json", "maintain")[1])["deleted"] == []
 
 
-def test_explain_says_what_happens_to_each_topic(root, capsys):
+def test_explain_describes_each_topic(root, capsys):
     """In words; as JSON, by topic."""
     code, out, _ = run(capsys, "explain", "fleet")
     assert code == 0

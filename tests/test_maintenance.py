@@ -84,7 +84,7 @@ def test_a_log_that_is_only_opened_starts_nothing(tmp_path):
     assert threads() == before
 
 
-def test_a_process_can_opt_out_and_still_ask_for_a_round(tmp_path):
+def test_maintain_works_without_background_jobs(tmp_path):
     """maintenance=False: no thread; `maintain` does one round with the log's clock."""
     clock = ManualClock()
     with embedlog.open(tmp_path / "log", clock=clock, maintenance=False) as log:
@@ -98,7 +98,7 @@ def test_a_process_can_opt_out_and_still_ask_for_a_round(tmp_path):
         assert log.partition("t", 0).start_offset() == 6
 
 
-def test_the_background_does_what_maintain_does(tmp_path):
+def test_the_background_runs_the_jobs_of_maintain(tmp_path):
     """Retention, without anybody asking."""
     with closing(open_root(tmp_path / "log")) as root:
         log = make_log(root, OLD)
@@ -128,7 +128,7 @@ def test_a_changed_setting_applies_at_the_next_round(tmp_path):
             eventually(lambda: log.start_offset() == 6)
 
 
-def test_one_of_several_does_it(tmp_path):
+def test_one_of_several_handles_is_the_owner(tmp_path):
     """Two handles, in one process or in two: one owner, and another one once it closes."""
     with closing(open_root(tmp_path / "log")) as first, closing(open_root(tmp_path / "log")) as two:
         done = []
@@ -174,7 +174,7 @@ def test_when_the_owner_is_killed_another_takes_over_at_once(tmp_path):
     assert took < 1
 
 
-def test_a_stopped_owner_is_overtaken_and_deletes_nothing_when_it_wakes(tmp_path):
+def test_a_stopped_owner_is_replaced_and_deletes_nothing_when_it_resumes(tmp_path):
     """P14, R3: past its deadline; its epoch is checked in the transaction that deletes."""
     path = tmp_path / "log"
     with closing(open_root(path)) as root:
@@ -229,7 +229,7 @@ def held_locks(path):
     return ""
 
 
-def test_an_owner_that_was_overtaken_stops_its_jobs(tmp_path, monkeypatch):
+def test_a_fenced_owner_stops_its_jobs(tmp_path, monkeypatch):
     """R3: it hears of it at its next beat, and becomes one of those who wait."""
     monkeypatch.setattr(owner, "HEARTBEAT_SECONDS", 0.05)
     with closing(open_root(tmp_path / "log")) as root:
@@ -247,7 +247,7 @@ def test_an_owner_that_was_overtaken_stops_its_jobs(tmp_path, monkeypatch):
             eventually(lambda: mine.epoch == 8)
 
 
-def test_maintain_overtakes_the_background_of_others_for_a_while(tmp_path, monkeypatch):
+def test_maintain_takes_over_from_the_owner_for_a_while(tmp_path, monkeypatch):
     """One round now, exclusively; then they have it back."""
     monkeypatch.setattr(owner, "HEARTBEAT_SECONDS", 0.05)
     path = tmp_path / "log"
@@ -291,7 +291,7 @@ def test_maintain_uses_the_epoch_of_its_own_background(tmp_path):
         assert max(most) == 1
 
 
-def test_maintain_keeps_the_others_off_while_it_is_long(tmp_path, monkeypatch):
+def test_a_long_maintain_stays_the_owner(tmp_path, monkeypatch):
     """Its deadline moves along, and it takes the lock as soon as that is free."""
     monkeypatch.setattr(owner, "HEARTBEAT_SECONDS", 0.02)
     with closing(open_root(tmp_path / "log")) as root:
@@ -316,7 +316,7 @@ def test_maintain_keeps_the_others_off_while_it_is_long(tmp_path, monkeypatch):
 # Jobs
 
 
-def test_a_failure_is_kept_and_told_and_the_others_go_on(tmp_path, caplog):
+def test_a_failed_job_is_logged_and_the_others_continue(tmp_path, caplog):
     """Nobody would hear of it otherwise; the job is tried again."""
     with closing(open_root(tmp_path / "log")) as root:
         rounds = []
@@ -339,7 +339,7 @@ def test_a_failure_is_kept_and_told_and_the_others_go_on(tmp_path, caplog):
         assert "a bug" in caplog.text
 
 
-def test_maintain_raises_what_failed_after_all_else_is_done(tmp_path):
+def test_maintain_raises_the_first_error_after_all_jobs(tmp_path):
     """To the caller, who asked for it."""
     with closing(open_root(tmp_path / "log")) as root:
         bad, good = make_log(root, OLD, "bad"), make_log(root, OLD, "good")
@@ -355,7 +355,7 @@ def test_maintain_raises_what_failed_after_all_else_is_done(tmp_path):
         root.context.live.write(lambda txn: txn.put(bad.tail_key, row))
 
 
-def test_processes_that_live_for_moments_do_their_share(tmp_path, monkeypatch):
+def test_the_interval_of_a_job_counts_across_processes(tmp_path, monkeypatch):
     """When a job was last done stands in `live`: the time between is that of the log."""
     with closing(open_root(tmp_path / "log")) as root:
         job = MaintenanceJob("hourly", 3600.0, lambda context: None)
@@ -371,7 +371,7 @@ def test_processes_that_live_for_moments_do_their_share(tmp_path, monkeypatch):
         mine.close()
 
 
-def test_what_nobody_appends_to_is_flushed_as_well(tmp_path):
+def test_partitions_without_appends_are_flushed_too(tmp_path):
     """A22: flush.ms counts on when the last append is long ago; the work of the scheduler."""
     clock = ManualClock()
     with embedlog.open(tmp_path / "log", clock=clock, maintenance=False) as log:
@@ -491,7 +491,7 @@ def test_a_producer_is_forgotten_once_the_time_has_really_passed(tmp_path):
             assert producers(log) == []
 
 
-def test_the_clock_is_noted_before_the_first_round(tmp_path):
+def test_the_clock_is_read_before_the_first_round(tmp_path):
     """P17: a clock that is set right soon after the boot is seen to jump."""
     clock = ManualClock()
     with closing(open_root(tmp_path / "log", clock=clock)) as root:
@@ -523,7 +523,7 @@ def test_a_producer_is_forgotten_by_the_owner_alone(tmp_path):
         assert producers(log) == [7]
 
 
-def test_what_groups_committed_that_are_not_used_is_forgotten_after_a_week(tmp_path):
+def test_offsets_of_unused_groups_expire_after_a_week(tmp_path):
     """M15: from when the last member left, or the last commit; not of topics that members read."""
     clock = ManualClock()
     week = MaintenanceConfig().offsets_retention_minutes * 60_000
@@ -554,7 +554,7 @@ def test_what_groups_committed_that_are_not_used_is_forgotten_after_a_week(tmp_p
 # Life
 
 
-def test_closing_waits_for_the_work_in_hand_and_can_be_repeated(tmp_path):
+def test_close_waits_for_running_jobs_and_can_be_repeated(tmp_path):
     """Joined by close(), and no thread uses the log after."""
     with closing(open_root(tmp_path / "log")) as root:
         at_work, done = threading.Event(), []
@@ -576,7 +576,7 @@ def test_closing_waits_for_the_work_in_hand_and_can_be_repeated(tmp_path):
         assert threads() == []
 
 
-def test_a_log_that_was_forgotten_does_nothing_any_more(tmp_path):
+def test_a_log_that_was_garbage_collected_runs_no_jobs(tmp_path):
     """Its thread does not keep it alive."""
     log = embedlog.open(tmp_path / "log")
     log.create_topic("t")
@@ -588,7 +588,7 @@ def test_a_log_that_was_forgotten_does_nothing_any_more(tmp_path):
     root.close()
 
 
-def test_a_forked_child_takes_part_anew(tmp_path):
+def test_a_forked_child_starts_its_own_threads(tmp_path):
     """P18: it has neither the threads nor the locks of its parent."""
     with embedlog.open(tmp_path / "log") as log:
         log.create_topic("t")
@@ -607,7 +607,7 @@ def test_a_forked_child_takes_part_anew(tmp_path):
         assert current_owner(log.root).epoch == log.maintenance.epoch == 1
 
 
-def test_a_fork_comes_between_two_pieces_of_work(tmp_path):
+def test_a_fork_waits_for_a_pause_of_the_jobs(tmp_path):
     """P18: what is copied in the middle of Arrow's work would hang the child."""
     with closing(open_root(tmp_path / "log")) as root:
         inside = []
@@ -627,7 +627,7 @@ def test_a_fork_comes_between_two_pieces_of_work(tmp_path):
 
 
 @pytest.mark.parametrize("what", ["ProcessWatch", "threading.Thread"])
-def test_a_program_does_not_fail_for_want_of_a_thread(tmp_path, monkeypatch, caplog, what):
+def test_a_program_does_not_fail_if_no_thread_can_be_started(tmp_path, monkeypatch, caplog, what):
     """P19: it asked for none; the next use of the log tries again."""
 
     def refuse(*_, **__):
@@ -644,7 +644,7 @@ def test_a_program_does_not_fail_for_want_of_a_thread(tmp_path, monkeypatch, cap
         assert len(threads("embedlog-maintenance")) == 1
 
 
-def test_an_owner_that_can_start_no_thread_leaves_it_to_others(tmp_path, monkeypatch):
+def test_an_owner_that_cannot_start_threads_resigns(tmp_path, monkeypatch):
     """P19: and tries again later."""
     monkeypatch.setattr(owner, "HEARTBEAT_SECONDS", 0.02)
     with closing(open_root(tmp_path / "log")) as root:
@@ -664,7 +664,7 @@ def test_an_owner_that_can_start_no_thread_leaves_it_to_others(tmp_path, monkeyp
             assert mine.epoch == 3
 
 
-def test_a_reader_does_no_housekeeping(tmp_path):
+def test_a_read_only_log_runs_no_jobs(tmp_path):
     """P19."""
     with embedlog.open(tmp_path / "log") as log:
         log.create_topic("t")
@@ -677,7 +677,7 @@ def test_a_reader_does_no_housekeeping(tmp_path):
             log.retention_bytes = 5
 
 
-def test_the_systems_clock_is_doubted_and_a_programs_is_not(tmp_path):
+def test_only_the_systems_clock_is_bounded(tmp_path):
     """P17: what a program passes is what it wants to go by."""
     with embedlog.open(tmp_path / "a") as log:
         log.maintain()

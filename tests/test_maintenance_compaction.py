@@ -102,7 +102,7 @@ def test_compaction_can_be_turned_off_and_settings_are_checked(tmp_path):
         embedlog.open(tmp_path / "log", maintenance={"log.cleaner.thread": 1})
 
 
-def test_a_process_that_was_overtaken_swaps_nothing(root):
+def test_a_fenced_process_swaps_nothing(root):
     """R3: its epoch is read under the partition's lock, before each swap."""
     log = make_log(root, COMPACT)
     dirty(log)
@@ -115,7 +115,7 @@ def test_a_process_that_was_overtaken_swaps_nothing(root):
     assert values(log) == before
 
 
-def test_what_ends_the_housekeeping_ends_a_long_compaction(root):
+def test_stopping_maintenance_ends_a_long_compaction(root):
     """A thread that is to stop does not first read a large partition to its end."""
     log = make_log(root, COMPACT)
     dirty(log)
@@ -134,7 +134,7 @@ def test_what_ends_the_housekeeping_ends_a_long_compaction(root):
     assert values(log) == [b"11"]
 
 
-def test_a_partition_that_fails_is_left_alone_for_a_while_only(root, monkeypatch):
+def test_a_partition_that_failed_is_skipped_for_a_while(root, monkeypatch):
     """D4: and tried again, for somebody may have repaired it."""
     log = make_log(root, COMPACT)
     dirty(log)
@@ -185,7 +185,7 @@ def test_replaced_files_are_unlinked_after_their_delay(root):
     assert not any(path.exists() for path in old)
 
 
-def test_what_a_lease_holds_is_not_compacted(root):
+def test_leased_segments_are_not_compacted(root):
     """Segments below it are, and all once it is released; it is told why."""
     log = make_log(root, {**COMPACT, "file.delete.delay.ms": 0})
     dirty(log, 4)
@@ -197,7 +197,7 @@ def test_what_a_lease_holds_is_not_compacted(root):
     assert values(log) == [b"7"]
 
 
-def test_a_lease_that_comes_in_the_middle_is_heeded(root):
+def test_a_lease_made_during_a_compaction_is_respected(root):
     """It is looked at under the partition's lock, right before the swap."""
     log = make_log(root, COMPACT)
     dirty(log, 3)
@@ -212,7 +212,7 @@ def test_a_lease_that_comes_in_the_middle_is_heeded(root):
     assert len(values(log)) == 6
 
 
-def test_no_file_goes_that_a_lease_covers(root):
+def test_leased_files_are_not_unlinked(root):
     """A lease that came right after the swap: its files were looked up before."""
     log = make_log(root, COMPACT)
     dirty(log, 3)
@@ -222,7 +222,7 @@ def test_no_file_goes_that_a_lease_covers(root):
     assert pending_deletes.sweep(root.context, early=True) == 2
 
 
-def test_a_partition_over_its_hard_limit_heeds_no_lease(root):
+def test_a_partition_over_its_hard_limit_ignores_leases(root):
     """retention.bytes.hard."""
     log = make_log(root, {**COMPACT, "retention.bytes.hard": 1})
     dirty(log, 3)
@@ -231,7 +231,7 @@ def test_a_partition_over_its_hard_limit_heeds_no_lease(root):
     assert values(log) == [b"5"]
 
 
-def test_a_job_has_as_many_turns_at_a_time_as_threads(root):
+def test_a_job_runs_at_most_as_often_at_once_as_it_has_threads(root):
     """And `maintain` is one of them."""
     entered, leave = threading.Semaphore(0), threading.Event()
 

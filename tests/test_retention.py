@@ -84,7 +84,7 @@ def commit(root, group, offset, log):
 # By time
 
 
-def test_a_segment_goes_once_its_youngest_record_is_older_than_asked(root):
+def test_a_segment_is_deleted_once_its_youngest_record_has_expired(root):
     """C2: now − largest timestamp > retention.ms, strictly."""
     log = make(root, retention_ms=DAY)
 
@@ -104,14 +104,14 @@ def test_one_young_record_keeps_its_segment_and_all_after_it(root):
     assert retain(root, START + 3 * DAY + 1)[0].start_offset == 5
 
 
-def test_minus_one_is_for_ever(root):
+def test_minus_one_keeps_everything(root):
     """C2."""
     make(root)
 
     assert retain(root, START + 10_000 * DAY) == []
 
 
-def test_an_expired_active_segment_is_rolled_and_goes(root):
+def test_an_expired_active_segment_is_rolled_and_deleted(root):
     """C4: numbering goes on, one empty segment stays, and that one is never deleted."""
     log = make(root, count=3, retention_ms=DAY)
     retain(root, START + 10 * DAY)
@@ -121,7 +121,7 @@ def test_an_expired_active_segment_is_rolled_and_goes(root):
     assert log.append([encoded(b"x")])[0].base_offset == 3
 
 
-def test_what_was_appended_since_the_look_stays(root, monkeypatch):
+def test_an_append_during_the_round_keeps_the_active_segment(root, monkeypatch):
     """C4: an active segment that got a young record meanwhile is not deleted."""
     log = make(root, count=3, retention_ms=DAY)
     due = policy.count_due
@@ -149,7 +149,7 @@ def test_a_second_round_changes_nothing(root):
 
 
 @each_clock
-def test_a_record_of_the_future_counts_from_when_it_was_appended(root, clock, by):
+def test_a_timestamp_in_the_future_counts_as_the_time_of_the_append(root, clock, by):
     """P17, C2: one wrong clock keeps the rest for a while, but not for ever."""
     log = make_log(root, config(retention_ms=DAY, segment_ms=10_000 * DAY, retention_clock=by))
     for at in (0, 1000 * DAY):
@@ -162,7 +162,7 @@ def test_a_record_of_the_future_counts_from_when_it_was_appended(root, clock, by
 
 
 @each_clock
-def test_what_has_no_time_counts_from_when_it_was_appended(by):
+def test_a_record_without_timestamp_counts_from_its_append(by):
     """B12: or from when it was sealed, if not even that is known; or it stays."""
     end = tail.Tail(9, 30, 30, 0, 30, 0, 0, 0, 0)
     made = {"size": 5, "end_position": 5, "max_timestamp": -1}
@@ -198,7 +198,7 @@ def test_old_events_stay_for_retention_ms_after_their_append(root, clock, caplog
     assert caplog.text == ""
 
 
-def test_by_record_old_events_go_at_once(root, clock):
+def test_with_the_record_clock_old_events_are_deleted_at_once(root, clock):
     """C2: Kafka's rule, to the letter; a setting that applies at the next round (C10)."""
     log = make_log(root, config(retention_ms=7 * DAY))
     for number in range(5):
@@ -242,7 +242,7 @@ class Model:
 
 @each_clock
 @pytest.mark.parametrize("seed", range(10))
-def test_a_round_deletes_what_a_plain_model_says(root, clock, by, seed):
+def test_a_round_deletes_the_same_as_a_simple_model(root, clock, by, seed):
     """C2: any records' times in the past, any pauses, and rounds between the appends."""
     dice = random.Random(seed)
     settings = config(retention_ms=7 * DAY, retention_clock=by, segment_ms=10_000 * DAY)
@@ -297,7 +297,7 @@ def three_segments(root, clock, count=5):
     return log
 
 
-def test_every_append_is_noted(root, clock):
+def test_every_append_updates_the_append_time(root, clock):
     """C2: by the short way and the general one, with a producer, and of several batches."""
     log = make_log(root, config(segment_bytes=1 << 20))
     appends = [
@@ -345,7 +345,7 @@ def test_after_a_kill_the_append_times_are_exact(tmp_path, clock):
     root.close()
 
 
-def test_after_a_power_cut_what_was_not_flushed_counts_from_the_first_recovery(tmp_path, clock):
+def test_after_a_power_cut_unflushed_segments_count_from_the_recovery(tmp_path, clock):
     """P4: not from each of them, or a machine that boots each day would keep it for ever."""
     root = open_root(tmp_path, clock=clock)
     three_segments(root, clock)
@@ -363,7 +363,7 @@ def test_after_a_power_cut_what_was_not_flushed_counts_from_the_first_recovery(t
     root.close()
 
 
-def test_segments_that_a_restored_state_did_not_know_count_from_then(tmp_path, clock):
+def test_segments_unknown_to_a_restored_state_count_from_the_restore(tmp_path, clock):
     """Nothing is deleted earlier than promised, and nothing stays for ever."""
     root = open_root(tmp_path, clock=clock)
     three_segments(root, clock, 1)
@@ -383,7 +383,7 @@ def test_segments_that_a_restored_state_did_not_know_count_from_then(tmp_path, c
     root.close()
 
 
-def test_a_cut_and_a_repair_leave_the_append_times(root, clock):
+def test_truncation_and_repair_keep_the_append_times(root, clock):
     """A34: what is left was appended when it was appended."""
     log = three_segments(root, clock, 6)
     clock.advance(DAY)
@@ -437,7 +437,7 @@ def test_a_mirror_counts_from_its_own_append(root, clock):
 
 
 @pytest.mark.parametrize("roll", [False, True])
-def test_an_append_with_a_clock_of_long_ago_is_not_due_early(root, clock, roll):
+def test_an_append_with_a_slow_clock_does_not_expire_early(root, clock, roll):
     """P17: the clock was lost at boot, and set right a minute after."""
     log = three_segments(root, clock, 5)
     clock.set(1_000)
@@ -457,7 +457,7 @@ def test_an_append_with_a_clock_of_long_ago_is_not_due_early(root, clock, roll):
     assert retain(root, START + 37 * DAY + 1)[0].start_offset == 13
 
 
-def test_an_append_with_a_clock_far_ahead_is_not_kept_for_ever(root, clock):
+def test_an_append_with_a_fast_clock_is_not_kept_for_ever(root, clock):
     """P17: it counts from when a segment is begun by the right clock; until then, describe says."""
     log = make_log(root, config(retention_ms=7 * DAY))
     clock.advance(3650 * DAY)
@@ -475,7 +475,7 @@ def test_an_append_with_a_clock_far_ahead_is_not_kept_for_ever(root, clock):
     assert retain(root, START + 10 * DAY + 1)[0].start_offset == 5
 
 
-def test_a_clock_that_is_corrected_by_seconds_is_believed(root, clock):
+def test_a_small_correction_of_the_clock_has_no_effect(root, clock):
     """P17: a small step back makes no segment's time uncertain."""
     log = make_log(root, config(retention_ms=7 * DAY))
     log.append([encoded(b"v0", at=EVENT)])
@@ -491,7 +491,7 @@ def test_a_clock_that_is_corrected_by_seconds_is_believed(root, clock):
 # A warning
 
 
-def test_records_that_are_due_when_they_arrive_are_warned_of_once(root, clock, caplog):
+def test_a_warning_is_logged_once_for_records_that_expire_at_once(root, clock, caplog):
     """C2: by record; by whichever way they come, once per topic."""
     settings = config(retention_clock="record", retention_ms=DAY)
     first, second = make_log(root, settings, "first"), make_log(root, settings, "second")
@@ -517,7 +517,7 @@ def test_records_that_are_due_when_they_arrive_are_warned_of_once(root, clock, c
         {"message_timestamp_type": "LogAppendTime"},
     ],
 )
-def test_what_is_not_due_is_not_warned_of(root, caplog, more):
+def test_no_warning_is_logged_for_records_that_stay(root, caplog, more):
     """Only what the next round would delete."""
     log = make_log(root, config(**{"retention_clock": "record", "retention_ms": DAY} | more))
     with caplog.at_level(logging.WARNING, "embedlog"):
@@ -562,7 +562,7 @@ def log_config(**more):
     return TopicConfig.parse(config(**more))
 
 
-def test_size_goes_before_time(root):
+def test_size_is_applied_before_time(root):
     """C1: each from the oldest on."""
     found = [RetainedSegment(n, n + 1, 10, START + n) for n in range(5)]
     settings = log_config(retention_bytes=40, retention_ms=DAY)
@@ -571,7 +571,7 @@ def test_size_goes_before_time(root):
     assert policy.count_due(found, settings, START + DAY + 3) == 3
 
 
-def test_a_compacted_topic_ignores_both_but_not_its_start(root):
+def test_a_compacted_topic_deletes_only_below_its_log_start_offset(root):
     """C6: compact alone; compact,delete applies them."""
     log = make_log(root, config(cleanup_policy="compact", retention_ms=1, retention_bytes=0))
     for number in range(6):
@@ -582,7 +582,7 @@ def test_a_compacted_topic_ignores_both_but_not_its_start(root):
     assert retain(root, START + DAY)[0].start_offset == 6
 
 
-def test_settings_apply_at_the_next_round_to_old_segments_too(root):
+def test_changed_settings_apply_to_old_segments_in_the_next_round(root):
     """C10: without a reopen, in another process's handle as well."""
     log = make(root)
     with closing(open_root(root.path)) as other:
@@ -632,7 +632,7 @@ def test_a_budget_of_the_root_covers_all_topics(root):
     assert root.context.catalog.retention_bytes() is None
 
 
-def test_budgets_leave_what_somebody_keeps_and_take_more_elsewhere():
+def test_a_budget_skips_kept_segments_and_deletes_others():
     """A floor holds one partition; the room is made in the other."""
     found = {name: [RetainedSegment(n, n + 1, 10, n) for n in range(4)] for name in "ab"}
 
@@ -644,7 +644,7 @@ def test_budgets_leave_what_somebody_keeps_and_take_more_elsewhere():
 # Groups
 
 
-def test_nothing_goes_that_a_named_group_has_not_consumed(root):
+def test_records_that_a_named_group_has_not_consumed_stay(root):
     """retention.min.consumed: from the segment of its position on, everything stays."""
     log = make(root, retention_ms=DAY, retention_min_consumed="slow, fast")
     commit(root, "fast", 9, log)
@@ -660,7 +660,7 @@ def test_nothing_goes_that_a_named_group_has_not_consumed(root):
     assert retain(root, now)[0].start_offset == 10
 
 
-def test_all_is_every_group_that_committed_here(root):
+def test_all_means_every_group_with_a_commit(root):
     """retention.min.consumed=all; without any group nobody is waited for."""
     log = make(root, retention_ms=DAY, retention_min_consumed="all")
     commit(root, "a", 6, log)
@@ -669,7 +669,7 @@ def test_all_is_every_group_that_committed_here(root):
     assert retain(root, START + 30 * DAY)[0].start_offset == 2
 
 
-def test_a_group_counts_though_only_its_checkpoint_is_left(root):
+def test_a_group_counts_by_its_checkpoint_after_a_reboot(root):
     """P5: after a reboot `live` knows nothing of it until it is used."""
     log = make(root, retention_ms=DAY, retention_min_consumed="all")
     commit(root, "a", 4, log)
@@ -679,7 +679,7 @@ def test_a_group_counts_though_only_its_checkpoint_is_left(root):
     assert retain(root, START + 30 * DAY)[0].start_offset == 4
 
 
-def test_a_hard_cap_frees_what_a_dead_group_keeps(root):
+def test_the_hard_limit_overrides_a_dead_group(root):
     """retention.bytes.hard: no more than that is kept for anybody."""
     log = make(root, retention_ms=DAY, retention_min_consumed="dead")
     sizes = [info.size for info in log.segments.values()]
@@ -690,7 +690,7 @@ def test_a_hard_cap_frees_what_a_dead_group_keeps(root):
     assert retain(root, START + 30 * DAY) == []
 
 
-def test_the_hard_cap_alone_deletes_nothing(root):
+def test_the_hard_limit_alone_deletes_nothing(root):
     """It lifts a protection; what is due is said by the other settings."""
     make(root, retention_bytes_hard=0)
 
@@ -700,7 +700,7 @@ def test_the_hard_cap_alone_deletes_nothing(root):
 # Leases
 
 
-def test_what_a_lease_covers_stays_until_it_ends(tmp_path):
+def test_leased_records_stay_until_the_lease_ends(tmp_path):
     """P20: a running query is not pulled from under; time is that of CLOCK_BOOTTIME."""
     Later.ms = 0
     clock = ManualClock()
@@ -740,7 +740,7 @@ def test_a_released_lease_keeps_nothing(root):
     assert retain(root, START + 30 * DAY)[0].start_offset == 10
 
 
-def test_a_lease_that_comes_between_the_look_and_the_delete_holds(root, monkeypatch):
+def test_a_lease_made_during_the_round_is_respected(root, monkeypatch):
     """P20: it is looked at in the transaction that moves the start."""
     log = make(root, retention_ms=DAY)
     due = policy.count_due
@@ -755,7 +755,7 @@ def test_a_lease_that_comes_between_the_look_and_the_delete_holds(root, monkeypa
     assert log.start_offset() == 2
 
 
-def test_what_is_deleted_cannot_be_held(root):
+def test_deleted_records_cannot_be_leased(root):
     """OffsetOutOfRange is raised when it is asked for, not in the middle of the query."""
     make(root)
     delete_records(root.partition("t", 0), 4)
@@ -772,7 +772,7 @@ def test_what_is_deleted_cannot_be_held(root):
     assert leases(root) == []
 
 
-def test_the_hard_cap_is_above_leases_too(root):
+def test_the_hard_limit_overrides_leases(root):
     """A query that was forgotten does not fill the disk."""
     log = make(root, retention_ms=DAY, retention_bytes_hard=0)
     hold(root, "q", {HERE: 0}, 60)
@@ -798,7 +798,7 @@ def test_delete_records_is_durable_and_exact(root):
     assert delete_records(log, 2) == 10
 
 
-def test_a_round_drops_what_a_killed_trim_left(root, monkeypatch):
+def test_a_round_finishes_an_interrupted_deletion(root, monkeypatch):
     """C1: breaches of the start come first, also where nothing is due."""
     from embedlog.partition import log_start
 
@@ -831,7 +831,7 @@ def test_a_bad_partition_does_not_stop_the_others(root):
     assert (bad.start_offset(), good.start_offset()) == (0, 10)
 
 
-def test_an_owner_that_was_overtaken_deletes_nothing(root):
+def test_a_fenced_owner_deletes_nothing(root):
     """P14: asked in the transaction that would delete."""
     log = make(root, retention_ms=DAY)
 
@@ -843,7 +843,7 @@ def test_an_owner_that_was_overtaken_deletes_nothing(root):
     assert (log.start_offset(), len(segment_files(root.path))) == (0, 5)
 
 
-def test_on_a_full_disk_files_go_at_once(root, monkeypatch):
+def test_on_a_full_disk_files_are_unlinked_at_once(root, monkeypatch):
     """P10: file.delete.delay.ms is for readers that can wait for it."""
     make(root, retention_ms=DAY, file_delete_delay_ms=60_000)
     retain(root, START + 30 * DAY)
@@ -854,14 +854,14 @@ def test_on_a_full_disk_files_go_at_once(root, monkeypatch):
     assert len(segment_files(root.path)) == 1
 
 
-def test_a_round_that_is_stopped_leaves_the_rest(root):
+def test_a_stopped_round_leaves_the_other_partitions(root):
     """close() need not wait for ten thousand partitions."""
     make(root, retention_ms=DAY)
 
     assert retain(root, START + 30 * DAY, stopped=lambda: True) == []
 
 
-def test_a_partition_that_was_never_used_is_left_alone(root):
+def test_an_unused_partition_is_not_opened(root):
     """Files come with first use."""
     root.create_topic("t", 3, log_config(retention_ms=1))
 
@@ -869,7 +869,7 @@ def test_a_partition_that_was_never_used_is_left_alone(root):
     assert segment_files(root.path) == []
 
 
-def test_by_time_alone_a_round_reads_no_manifest(root, monkeypatch):
+def test_a_round_by_time_only_does_not_read_the_manifest(root, monkeypatch):
     """Ten thousand segments: the oldest one tells that nothing is due."""
     log = make(root, retention_ms=DAY)
     monkeypatch.setattr(type(log), "segments", property(lambda _: 1 / 0))
@@ -880,7 +880,7 @@ def test_by_time_alone_a_round_reads_no_manifest(root, monkeypatch):
 # The clock
 
 
-def test_a_jump_ahead_deletes_no_more_than_a_step_of_it(root, caplog):
+def test_a_clock_that_jumps_ahead_deletes_by_one_step(root, caplog):
     """P17: what passed by the wall clock alone is believed an hour a round, and told."""
     log = make(root, count=40, retention_ms=DAY)
     clock, uptime = ManualClock(START + DAY), ManualClock(1_000)
@@ -899,7 +899,7 @@ def test_a_jump_ahead_deletes_no_more_than_a_step_of_it(root, caplog):
     assert log.start_offset() <= 2
 
 
-def test_time_that_passes_by_both_clocks_is_believed(root):
+def test_time_that_passes_by_both_clocks_counts(root):
     """P17: a sleep of a week, an hour of daylight saving, a step back."""
     clock, uptime = ManualClock(), ManualClock(1_000)
     now = BoundedClock(root.context.live, clock, uptime)
@@ -921,7 +921,7 @@ def test_a_damaged_reading_counts_as_none(root):
     assert BoundedClock(root.context.live, root.clock, ManualClock(1))() == root.clock()
 
 
-def test_another_process_goes_on_with_what_was_believed(root):
+def test_the_bounded_clock_continues_in_another_process(root):
     """P17: a new owner is no reason to believe the jump."""
     clock, uptime = ManualClock(), ManualClock(1_000)
     BoundedClock(root.context.live, clock, uptime)()
@@ -933,7 +933,7 @@ def test_another_process_goes_on_with_what_was_believed(root):
 # In words
 
 
-def test_it_says_what_goes_when_and_why_something_stays(root):
+def test_describe_says_what_is_deleted_when_and_what_stays_why(root):
     """C9: because retention.ms is misread as a time after which things are gone."""
     log = make(root, retention_ms=DAY, retention_min_consumed="slow", retention_bytes=10_000)
     commit(root, "slow", 2, log)
@@ -957,7 +957,7 @@ def test_it_says_what_goes_when_and_why_something_stays(root):
     )
 
 
-def test_it_says_by_which_clock(root, clock):
+def test_describe_names_the_clock(root, clock):
     """C9: because the two differ most for what people load first, events of long ago."""
     log = make_log(root, config(retention_ms=DAY))
     log.append([encoded(b"old", at=EVENT)])
@@ -974,7 +974,7 @@ def test_it_says_by_which_clock(root, clock):
     assert told[1].endswith("will be deleted in the next round")
 
 
-def test_it_tells_of_leases_the_future_and_what_goes_never(root, clock):
+def test_describe_mentions_leases_future_timestamps_and_unlimited_retention(root, clock):
     """C9."""
     root.create_topic("empty", 1, log_config(cleanup_policy="compact"))
     log = make(root, count=1, retention_ms=DAY, retention_bytes_hard=1 << 21)
@@ -999,7 +999,7 @@ def test_it_tells_of_leases_the_future_and_what_goes_never(root, clock):
 
 
 @pytest.mark.parametrize("bad", ["a,,b", "all,b", " ", 5])
-def test_groups_are_named_properly(bad):
+def test_invalid_group_lists_are_refused(bad):
     """Settings are checked once, with what was wanted."""
     with pytest.raises(InvalidConfigError, match="names of groups"):
         log_config(retention_min_consumed=bad)
