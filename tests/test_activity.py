@@ -1,4 +1,4 @@
-"""What is told of a log in its topic ``__activity``: each thing once, and nothing that was not."""
+"""The topic ``__activity``: each event is reported once, and none that did not happen."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ def log(tmp_path, clock):
         assert log.verify() == []
 
 
-def told(log, *kinds):
-    """Return what was told: kind, key and facts of each event."""
+def reported(log, *kinds):
+    """Return kind, key and facts of each reported event."""
     if ACTIVITY not in log:
         return []
     found = [(record.key.decode(), json.loads(record.value)) for record in log.topic(ACTIVITY)]
@@ -54,10 +54,10 @@ def told(log, *kinds):
 
 
 def short(log, *kinds):
-    return [each[:2] for each in told(log, *kinds)]
+    return [each[:2] for each in reported(log, *kinds)]
 
 
-# What is told
+# What is reported
 
 
 def test_created_altered_and_deleted_topics_are_reported(log, clock):
@@ -73,7 +73,7 @@ def test_created_altered_and_deleted_topics_are_reported(log, clock):
     log.maintain()
 
     first, second = {"topic": "t", "id": 1}, {"topic": "t", "id": 3}
-    assert told(log)[1:] == [
+    assert reported(log)[1:] == [
         ("created", "t", first | {"partitions": 2, "config": {"retention.ms": 5}, **made()}),
         (
             "altered",
@@ -104,7 +104,7 @@ def test_rolls_are_reported_with_the_base_of_the_active_segment(log):
     log.maintain()
 
     at = {"topic": "t", "partition": 0}
-    assert told(log, "rolled") == [
+    assert reported(log, "rolled") == [
         ("rolled", "t-0", at | {"offset": 6, "segments": 3}),
         ("rolled", "t-0", at | {"offset": 8, "segments": 1}),
     ]
@@ -117,7 +117,7 @@ def test_retention_is_reported(log, clock):
     clock.advance(2 * DAY)
     log.maintain()
 
-    (found,) = told(log, "retained")
+    (found,) = reported(log, "retained")
     wanted = {"topic": "t", "partition": 0, "start_offset": 6, "segments": 3}
     assert found[:2] == ("retained", "t-0")
     assert {name: found[2][name] for name in wanted} == wanted
@@ -157,7 +157,7 @@ def test_generations_of_groups_are_reported(log):
     log.group("g").delete()
     log.maintain()
 
-    found = [(facts["generation"], facts["members"]) for _, _, facts in told(log, "rebalanced")]
+    found = [(facts["generation"], facts["members"]) for _, _, facts in reported(log, "rebalanced")]
     assert found[:2] == [(1, 1), (2, 2)]
     assert found[-1][1] == 0
     assert len(found) == len(dict(found))
@@ -171,7 +171,7 @@ def test_expired_offsets_are_reported(log, clock):
     clock.advance(7 * DAY + 1)
     assert log.maintain()["offsets"] == 1
 
-    assert told(log, "expired") == [("expired", "idle", {"group": "idle", "offsets": 1})]
+    assert reported(log, "expired") == [("expired", "idle", {"group": "idle", "offsets": 1})]
 
 
 def test_a_truncation_is_reported_with_its_leader_epoch(log):
@@ -184,8 +184,10 @@ def test_a_truncation_is_reported_with_its_leader_epoch(log):
     log.maintain()
 
     at = {"topic": "t", "partition": 0}
-    assert told(log, "recovered") == [("recovered", "t-0", at | {"leader_epoch": 1, "offset": 3})]
-    assert len(told(log, "rolled")) == 1
+    assert reported(log, "recovered") == [
+        ("recovered", "t-0", at | {"leader_epoch": 1, "offset": 3})
+    ]
+    assert len(reported(log, "rolled")) == 1
 
 
 def test_a_rebuilt_live_is_reported_and_nothing_is_repeated(tmp_path, clock):
@@ -224,7 +226,7 @@ def test_a_new_owner_is_reported(log):
         return os.getpid()
 
     child = in_child(elsewhere)
-    pids = [facts["pid"] for _, _, facts in told(log, "owner")]
+    pids = [facts["pid"] for _, _, facts in reported(log, "owner")]
     assert pids == [os.getpid(), child]
 
 
@@ -245,7 +247,7 @@ def test_a_failure_is_reported_once(tmp_path):
             with worker.busy:
                 worker._run_job()
         mine.close()
-        assert [facts["error"] for _, _, facts in told(log, "failed")] == ["a", "b"]
+        assert [facts["error"] for _, _, facts in reported(log, "failed")] == ["a", "b"]
 
 
 # What is not
@@ -363,7 +365,7 @@ def test_a_damaged_note_is_rewritten_without_events(log):
     fill(log.partition("t", 0), 2, first=5)
     log.maintain()
 
-    (found,) = told(log, "rolled")
+    (found,) = reported(log, "rolled")
     assert found[2]["segments"] == 1
 
 
@@ -389,11 +391,11 @@ MINE, THEIRS = {("retained", "t-0")}, {("created", "u"), ("rolled", "t-0")}
 def test_an_owner_killed_before_its_report_loses_at_most_that_report(
     log, clock, monkeypatch, where, what, lost
 ):
-    """What it was about to tell may be left out; all else is told before or after, and once."""
+    """Its report may be lost; everything else is reported once, before or after."""
     log.create_topic("t", config=SMALL)
     fill(log.partition("t", 0), 6)
     log.maintain()
-    before = len(told(log))
+    before = len(reported(log))
     log.create_topic("u")
     fill(log.partition("t", 0), 2, first=6)
     clock.advance(2 * DAY)

@@ -292,18 +292,18 @@ def test_a_topic_that_exists_with_other_settings_is_refused(run, root):
     assert run("topics", "create", "t", "--if-not-exists", *same) == (0, "", "")
 
     words = ("-p", "3", "-c", "cleanup.policy=compact", "-c", "retention.ms=5")
-    code, _, told = run("topics", "create", "t", "--if-not-exists", *words)
+    code, _, output = run("topics", "create", "t", "--if-not-exists", *words)
     assert code == 1
-    assert "partitions is 2, not 3; cleanup.policy is 'delete', not 'compact'" in told
+    assert "partitions is 2, not 3; cleanup.policy is 'delete', not 'compact'" in output
     command = "embedlog topics alter t -p 3 -c cleanup.policy=compact"
-    assert told.rstrip().endswith(command)
+    assert output.rstrip().endswith(command)
     assert run(*command.split()[1:])[0] == 0
     assert run("topics", "create", "t", "--if-not-exists", *words) == (0, "", "")
 
-    code, _, told = run("topics", "create", "t", "--if-not-exists", "-p", "1")
+    code, _, output = run("topics", "create", "t", "--if-not-exists", "-p", "1")
     assert code == 1
-    assert "The number of partitions cannot be reduced." in told
-    assert "topics alter" not in told
+    assert "The number of partitions cannot be reduced." in output
+    assert "topics alter" not in output
 
 
 def test_topics_are_described_for_people_and_programs(run, filled):
@@ -778,10 +778,10 @@ def test_doctor_reports_long_reads(run, filled, monkeypatch):
             log.partition("new", 0).append([encoded(b"x")])
             child.stop()
             code, out, _ = run("doctor")
-            told = f"Process {child.pid} (state T) has been reading live for more than 0.05 s"
+            output = f"Process {child.pid} (state T) has been reading live for more than 0.05 s"
 
     assert code == 1
-    assert told in out
+    assert output in out
 
 
 def test_doctor_needs_no_log(run, root):

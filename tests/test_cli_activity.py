@@ -58,14 +58,14 @@ def test_an_event_is_a_line_with_time_kind_key_and_description(run, lively):
     assert (code, err) == (0, "")
     lines = out.splitlines()
     assert all(line.startswith("2023-11-14T22:1") for line in lines)
-    told = [line.split("  ", 1)[1] for line in lines]
+    output = [line.split("  ", 1)[1] for line in lines]
     segment = SMALL["segment.bytes"]
     settings = f"segment.bytes={segment}, retention.ms=1000"
-    assert told[1] == f"created     t  id 1, 1 partition, {settings}"
-    assert told[2] == "rolled      t-0  2 new segments, the active one begins at 4"
-    assert told[3].startswith("retained    t-0  3 segments with ")
-    assert any(line.startswith("altered     t  segment.bytes from ") for line in told)
-    assert any(line == "created     u  id 3, 2 partitions" for line in told)
+    assert output[1] == f"created     t  id 1, 1 partition, {settings}"
+    assert output[2] == "rolled      t-0  2 new segments, the active one begins at 4"
+    assert output[3].startswith("retained    t-0  3 segments with ")
+    assert any(line.startswith("altered     t  segment.bytes from ") for line in output)
+    assert any(line == "created     u  id 3, 2 partitions" for line in output)
 
 
 def test_the_json_of_an_event_has_all_facts(run, lively):

@@ -108,14 +108,14 @@ def test_members_are_described(run, root):
         consumer.poll(timeout_ms=0)
         me = consumer.group_metadata().member_id
         _, out, _ = run("describe", "h")
-        _, told, _ = run("describe", "--json")
+        _, output, _ = run("describe", "--json")
 
     (title, partition, member) = (part.splitlines() for part in out.split("\n\n"))
     assert title[0].startswith("h: Stable, generation 1 by range, 1 member, ")
     assert partition[1].split()[6:9:2] == [me, "me"]
     assert member[1].split()[:2] == ["h", me]
     assert member[1].split()[-2:] == ["1", "u"]
-    found = {each["group"]: each for each in json.loads(told)}
+    found = {each["group"]: each for each in json.loads(output)}
     assert found["g"]["partitions"][0]["lag"] == 3
     assert found["h"]["members"][0]["partitions"] == [{"topic": "u", "partition": 0}]
 
@@ -188,15 +188,15 @@ def test_reset_is_a_dry_run_without_execute(run, root, words, offsets):
     """The same twice; only the second time it happens."""
     before = run("lag", "g")[1]
 
-    code, told, err = run("reset", "g", *words)
+    code, output, err = run("reset", "g", *words)
 
     assert (code, err) == (0, "Dry run, nothing was changed; repeat the command with --execute\n")
-    assert [int(row[3]) for row in table(told)] == offsets
+    assert [int(row[3]) for row in table(output)] == offsets
     # The ages of records grew meanwhile.
     assert [row[:6] for row in table(run("lag", "g")[1])] == [row[:6] for row in table(before)]
-    assert run("reset", "g", *words, "--execute") == (0, told, "")
+    assert run("reset", "g", *words, "--execute") == (0, output, "")
     moved = {tuple(row[1:3]): row[3] for row in table(run("lag", "g")[1])}
-    assert [int(moved[tuple(row[1:3])]) for row in table(told)] == offsets
+    assert [int(moved[tuple(row[1:3])]) for row in table(output)] == offsets
 
 
 def test_reset_prints_json(run, root):

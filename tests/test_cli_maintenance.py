@@ -29,8 +29,8 @@ def root(tmp_path, monkeypatch):
 
 def run(capsys, *words):
     code = main(list(words))
-    told = capsys.readouterr()
-    return code, told.out, told.err
+    output = capsys.readouterr()
+    return code, output.out, output.err
 
 
 def test_compact_cleans_due_partitions_and_with_force_all(root, capsys):
@@ -68,7 +68,7 @@ def test_explain_describes_each_topic(root, capsys):
     code, out, _ = run(capsys, "explain", "fleet")
     assert code == 0
     assert "active segment, which is never compacted" in out
-    told = json.loads(run(capsys, "explain", "--json")[1])
-    assert list(told) == ["fleet", "old"]
-    assert any("in the next round" in line for line in told["old"])
+    output = json.loads(run(capsys, "explain", "--json")[1])
+    assert list(output) == ["fleet", "old"]
+    assert any("in the next round" in line for line in output["old"])
     assert run(capsys, "explain", "none")[0] == 3

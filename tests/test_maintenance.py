@@ -1,4 +1,4 @@
-"""Who does the housekeeping of a log, when another one does, and who may not any more."""
+"""Maintenance: the owner, fencing, the jobs, and clocks that jump."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ OLD = {"segment.bytes": 2 * SIZE, "file.delete.delay.ms": 0, "retention.ms": DAY
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch):
-    """Nobody here waits for a second before the first thing is done."""
+    """Jobs start at once here, not after a second."""
     # Threads are counted here: those of what earlier tests left to the collector go now.
     gc.collect()
     monkeypatch.setattr(owner, "_FIRST_SECONDS", 0.01)

@@ -1,4 +1,4 @@
-"""Compaction as part of the housekeeping: in the background, fenced, and heeding leases."""
+"""Compaction as a maintenance job: in the background, fenced, and respecting leases."""
 
 from __future__ import annotations
 

@@ -448,8 +448,8 @@ def test_an_append_with_a_slow_clock_does_not_expire_early(root, clock, roll):
     clock.set(START + 30 * DAY)
     retain(root, clock())
     assert log.start_offset() == (5 if roll else 4), "what was just appended is gone"
-    told = "\n".join(describe(root, "t", clock()))
-    assert "clock was wrong at the last append" in told
+    lines = "\n".join(describe(root, "t", clock()))
+    assert "clock was wrong at the last append" in lines
     for number in range(7, 13):
         log.append([encoded(b"v%d" % number, at=EVENT)])
     # It counts from when a later segment was begun.
@@ -463,8 +463,8 @@ def test_an_append_with_a_fast_clock_is_not_kept_for_ever(root, clock):
     clock.advance(3650 * DAY)
     log.append([encoded(b"v0", at=EVENT)])
     clock.set(START)
-    told = "\n".join(describe(root, "t", START + 30 * DAY))
-    assert "clock was wrong at the last append to offsets 0 to 0" in told
+    lines = "\n".join(describe(root, "t", START + 30 * DAY))
+    assert "clock was wrong at the last append to offsets 0 to 0" in lines
     assert retain(root, START + 30 * DAY) == []
     for number in range(1, 5):
         log.append([encoded(b"v%d" % number, at=EVENT)])
@@ -937,20 +937,20 @@ def test_describe_says_what_is_deleted_when_and_what_stays_why(root):
     """C9: because retention.ms is misread as a time after which things are gone."""
     log = make(root, retention_ms=DAY, retention_min_consumed="slow", retention_bytes=10_000)
     commit(root, "slow", 2, log)
-    told = describe(root, "t", START + 5 * HOUR + DAY + 1)
+    lines = describe(root, "t", START + 5 * HOUR + DAY + 1)
 
-    assert told[0].startswith(
+    assert lines[0].startswith(
         "t: a segment is deleted 1 day (retention.ms) after the last append to it"
     )
-    assert "(retention.clock=append)" in told[0]
-    assert "up to 7 days (segment.ms)" in told[0]
-    assert "9.8 KiB remain (retention.bytes)" in told[1]
-    assert told[2] == "t: nothing is deleted before these groups have consumed it: slow"
-    assert told[3].startswith("partition 0: offsets 0 to 1 (1 segment, ")
-    assert told[3].endswith(" will be deleted in the next round")
-    assert told[4].startswith("partition 0: offsets 2 to 5 (2 segments")
-    assert told[4].endswith("stay although due: group 'slow' has not consumed them")
-    assert told[5] == (
+    assert "(retention.clock=append)" in lines[0]
+    assert "up to 7 days (segment.ms)" in lines[0]
+    assert "9.8 KiB remain (retention.bytes)" in lines[1]
+    assert lines[2] == "t: nothing is deleted before these groups have consumed it: slow"
+    assert lines[3].startswith("partition 0: offsets 0 to 1 (1 segment, ")
+    assert lines[3].endswith(" will be deleted in the next round")
+    assert lines[4].startswith("partition 0: offsets 2 to 5 (2 segments")
+    assert lines[4].endswith("stay although due: group 'slow' has not consumed them")
+    assert lines[5] == (
         "partition 0: offsets 6 to 9 stay: the first segment will be deleted after "
         "2023-11-16 05:13:20 UTC, because its youngest record is from 2023-11-15 05:13:20 UTC; "
         "those after it later"
@@ -967,11 +967,11 @@ def test_describe_names_the_clock(root, clock):
         "those after it later"
     )
     root.alter_topic("t", {"retention.clock": "record"})
-    told = describe(root, "t", START)
+    lines = describe(root, "t", START)
 
-    assert "(retention.clock=record)" in told[0]
-    assert "one with an old timestamp is deleted soon after it was appended" in told[0]
-    assert told[1].endswith("will be deleted in the next round")
+    assert "(retention.clock=record)" in lines[0]
+    assert "one with an old timestamp is deleted soon after it was appended" in lines[0]
+    assert lines[1].endswith("will be deleted in the next round")
 
 
 def test_describe_mentions_leases_future_timestamps_and_unlimited_retention(root, clock):
@@ -982,20 +982,20 @@ def test_describe_mentions_leases_future_timestamps_and_unlimited_retention(root
     fill(log, 3)
     root.context.catalog.put_retention_bytes(1 << 31)
     hold(root, "query", {HERE: 1}, 60)
-    told = "\n".join(describe(root, "t", START + 3 * DAY))
+    lines = "\n".join(describe(root, "t", START + 3 * DAY))
 
-    assert "lease 'query' holds them for another" in told
-    assert "beyond 2.0 MiB a partition keeps nothing for leases" in told
-    assert "all topics together hold more than 2.0 GiB" in told
+    assert "lease 'query' holds them for another" in lines
+    assert "beyond 2.0 MiB a partition keeps nothing for leases" in lines
+    assert "all topics together hold more than 2.0 GiB" in lines
     later = "\n".join(describe(root, "t", START + 1))
     assert "has a timestamp in the future" in later
     empty = describe(root, "empty", START)
     assert "nothing is deleted by time or size" in empty[0]
     assert empty[-1] == "partition 0: is empty"
     root.alter_topic("t", {"retention.ms": -1, "retention.topic.bytes": 5})
-    told = "\n".join(describe(root, "t", START))
-    assert "nothing is deleted by time" in told
-    assert "all partitions together hold more than 5 bytes" in told
+    lines = "\n".join(describe(root, "t", START))
+    assert "nothing is deleted by time" in lines
+    assert "all partitions together hold more than 5 bytes" in lines
 
 
 @pytest.mark.parametrize("bad", ["a,,b", "all,b", " ", 5])
