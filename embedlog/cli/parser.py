@@ -132,7 +132,7 @@ def _topics(commands: _Commands) -> None:
         *("--partitions", "-p"), type=int, metavar="N", help="the new number of partitions"
     )
     alter.add_argument(
-        *("--reset",),
+        "--reset",
         action="append",
         default=[],
         metavar="NAME",
@@ -174,7 +174,7 @@ def _produce(commands: _Commands) -> None:
         help="the codec of batches, by default none",
     )
     produce.add_argument(
-        *("--sync",),
+        "--sync",
         action="store_true",
         help="flush to the disk before the command ends, to survive a power cut",
     )
@@ -271,13 +271,13 @@ def _reset(reset: argparse.ArgumentParser) -> None:
         help="to the first record at or after this time",
     )
     to.add_argument(
-        *("--by-duration",),
+        "--by-duration",
         type=_duration,
         metavar="DURATION",
         help="to the first record since this long ago, as PT1H30M, 90m or 2d",
     )
     to.add_argument(
-        *("--shift-by",),
+        "--shift-by",
         type=int,
         metavar="N",
         help="N offsets from the committed one, back if negative",
@@ -304,14 +304,14 @@ def _activity(commands: _Commands) -> None:
         help="only the last N events; by default 10 with -f, otherwise all",
     )
     activity.add_argument(
-        *("--topic",),
+        "--topic",
         action="append",
         default=[],
         metavar="TOPIC",
         help="only events of this topic",
     )
     activity.add_argument(
-        *("--kind",), action="append", default=[], metavar="KIND", help="only events of this kind"
+        "--kind", action="append", default=[], metavar="KIND", help="only events of this kind"
     )
     activity.add_argument("--max", "-m", type=_count, metavar="N", help="end after N events")
 

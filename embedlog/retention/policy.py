@@ -160,17 +160,25 @@ def apply_budget(
         max_bytes: The budget; negative means no limit.
     """
     counts = dict(counts)
-    total = sum(segment.size for key, its in segments.items() for segment in its[counts[key] :])
+    total = sum(
+        segment.size
+        for key, candidates in segments.items()
+        for segment in candidates[counts[key] :]
+    )
     if max_bytes < 0:
         return counts
     oldest: list[tuple[int, int, Key]] = []
 
     def push(number: int, key: Key) -> None:
         """Add the oldest segment left of a partition, if it may be deleted."""
-        its, count = segments[key], counts[key]
-        if count < len(its) and not its[count].active and its[count].next_offset <= keep_from[key]:
+        candidates, count = segments[key], counts[key]
+        if (
+            count < len(candidates)
+            and not candidates[count].active
+            and candidates[count].next_offset <= keep_from[key]
+        ):
             # Segments of unknown time are deleted last.
-            timestamp = its[count].timestamp
+            timestamp = candidates[count].timestamp
             heapq.heappush(oldest, (1 << 63 if timestamp is None else timestamp, number, key))
 
     for number, key in enumerate(segments):
