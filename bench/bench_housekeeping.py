@@ -37,24 +37,26 @@ class House:
     def __init__(self, path, going, rounds):
         self.going, self.rounds = going, rounds
         self.log = embedlog.open(path, maintenance=False)
-        owner._LEAST_SECONDS = 0.001
+        owner._FIRST_SECONDS = 0.001
 
     def start(self):
         """Let the background do nothing else; its jobs wait while they are not to go on."""
         jobs = [
-            job._replace(every_seconds=0.001, run=lambda turn, run=job.run: self.run(turn, run))
+            job._replace(
+                every_seconds=0.001, run=lambda context, run=job.run: self.run(context, run)
+            )
             for job in JOBS
             if job.name in ("retention", "compaction")
         ]
         self.house = Maintenance(self.log.root, jobs)
-        self.house.ensure()
+        self.house.start()
 
-    def run(self, turn, run):
+    def run(self, context, run):
         while not self.going():
             time.sleep(0.005)
-            if turn.stopping():
+            if context.should_stop():
                 return
-        run(turn)
+        run(context)
         self.rounds()
 
     def stop(self):

@@ -1,4 +1,4 @@
-"""Kafka's log as a Python library: a directory, and any number of processes.
+"""Kafka's log as a Python library: one directory, shared by any number of processes.
 
 >>> import embedlog, tempfile
 >>> log = embedlog.open(tempfile.mkdtemp())
@@ -9,7 +9,7 @@
 b'hello'
 >>> log.close()
 
-Importing it loads nothing heavy: pyarrow comes with the first log.
+Importing embedlog loads nothing heavy; opening a log loads pyarrow.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
         TopicPartition,
     )
 
-_HOMES = {
+_MODULES = {
     "open": "api",
     "Log": "api",
     "run_group": "api.run_group",
@@ -77,11 +77,11 @@ def __getattr__(name: str) -> Any:
     """Load a public name when it is first used (PEP 562)."""
     if name in ("errors", "spark"):
         return importlib.import_module(f"embedlog.{name}")
-    if name not in _HOMES:
+    if name not in _MODULES:
         raise AttributeError(f"module 'embedlog' has no attribute {name!r}")
-    found = getattr(importlib.import_module(f"embedlog.{_HOMES[name]}"), name)
-    globals()[name] = found
-    return found
+    value = getattr(importlib.import_module(f"embedlog.{_MODULES[name]}"), name)
+    globals()[name] = value
+    return value
 
 
 def __dir__() -> list[str]:

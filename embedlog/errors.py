@@ -1,9 +1,8 @@
-"""Every error embedlog raises: what happened, where, and what to do about it.
+"""All errors of embedlog.
 
-The names are Kafka's (as kafka-python spells them) where Kafka has the error.
-Each error carries the facts it has as fields, survives pickling (a Spark
-worker sends them home), and says through ``retriable`` whether the same call
-may succeed later.
+They have Kafka's names, as kafka-python spells them, where Kafka has the error.  The text of
+an error says what happened, where, and what to do.  Errors carry their facts as attributes,
+survive pickling, as from a Spark worker, and say by ``retriable`` whether a retry may help.
 """
 
 from __future__ import annotations
@@ -14,16 +13,18 @@ from typing import Any, ClassVar
 
 
 class EmbedlogError(Exception):
-    """The root of all errors of embedlog.
+    """The base of all errors of embedlog.
+
+    The text of an error is "What happened [where]. What to do."
 
     Args:
-        what: What happened, as a sentence without the place.
-        todo: What the caller can do about it.
-        facts: Where it happened; unknown facts are left out.
+        what: What happened, as a sentence without the place and without the final period.
+        todo: What the caller can do about it, as one or more sentences.
+        facts: Where it happened, and other facts; they become attributes.
     """
 
     retriable: ClassVar[bool] = False
-    """Whether the same call may succeed later without anything being changed."""
+    """Whether the same call may succeed later without any other change."""
 
     topic: str | None = None
     partition: int | None = None
@@ -43,11 +44,11 @@ class EmbedlogError(Exception):
         return _rebuild, (type(self), self.what, self.todo, self.facts)
 
     def __str__(self) -> str:
-        place = self._place()
-        told = f"{self.what} [{place}]" if place else self.what
-        return f"{told}. {self.todo}" if self.todo else told
+        where = self._where()
+        text = f"{self.what} [{where}]" if where else self.what
+        return f"{text}. {self.todo}" if self.todo else text
 
-    def _place(self) -> str:
+    def _where(self) -> str:
         parts = []
         if self.topic is not None:
             parts.append(self.topic if self.partition is None else f"{self.topic}-{self.partition}")
@@ -65,163 +66,262 @@ class EmbedlogError(Exception):
 
 
 def _rebuild(
-    kind: type[EmbedlogError], what: str, todo: str | None, facts: dict[str, Any]
+    error_class: type[EmbedlogError], what: str, todo: str | None, facts: dict[str, Any]
 ) -> EmbedlogError:
-    return kind(what, todo=todo, **facts)
+    return error_class(what, todo=todo, **facts)
 
 
 # Usage
 
 
 class ClosedError(EmbedlogError):
-    """The log, producer or consumer was closed, perhaps by another thread."""
+    """The log, producer or consumer was closed, perhaps by another thread.
+
+    A retry does not help: open the log, or make the producer or consumer, again.
+    """
 
 
 class IllegalStateError(EmbedlogError):
-    """The call does not fit the state, such as polling without an assignment (E8)."""
+    """The call is not possible in this state, such as polling without an assignment (E8).
+
+    A retry does not help: make the missing call first, which the error names.
+    """
 
 
 class ReadOnlyError(EmbedlogError):
-    """The log was opened with ``mode="r"``."""
+    """A change was requested of a log that was opened with ``mode="r"``.
+
+    A retry does not help: open the log with ``mode="rw"``.
+    """
 
 
 class InvalidTopicError(EmbedlogError, ValueError):
-    """A topic name Kafka would refuse: it must match ``[A-Za-z0-9_][A-Za-z0-9._-]{0,199}``."""
+    """The name of a topic is not valid, or reserved.
+
+    A retry does not help: use a name that matches ``[A-Za-z0-9_][A-Za-z0-9._-]{0,199}`` and
+    does not begin with ``__``.
+    """
 
 
 class InvalidConfigError(EmbedlogError, ValueError):
-    """A setting is unknown, has the wrong type, or contradicts another one."""
+    """A setting is unknown, has an invalid value, or contradicts another one.
+
+    Nothing was changed.  A retry does not help: correct the setting that the error names.
+    """
 
 
 class InvalidPartitionsError(EmbedlogError, ValueError):
-    """A partition count that is not positive, or would shrink a topic."""
+    """The number of partitions is not positive, too large, or less than before.
+
+    Nothing was changed.  A retry does not help: pass a valid number.
+    """
 
 
 class InvalidPartitionError(EmbedlogError, TypeError):
-    """What should be a partition is none, such as a text in place of its number."""
+    """An argument is not a partition: wrong type, or a number that no partition can have.
+
+    A retry does not help: pass a `TopicPartition`, or the number of a partition as an int.
+    """
 
 
 class InvalidRecordError(EmbedlogError, ValueError):
-    """A record the topic refuses, such as one without a key in a compacted topic (A6)."""
+    """A record is not valid for its topic, as one without a key in a compacted topic (A6).
+
+    Nothing was written.  A retry does not help: correct the records, whose ``indices`` the
+    error may have, or the settings of the topic.
+    """
 
 
 class OffsetsOutOfOrderError(EmbedlogError, ValueError):
-    """Batches with offsets of their own are not in the order of these (A8)."""
+    """Batches with given offsets do not have ascending offsets (A8).
+
+    Nothing was written.  A retry does not help: sort the batches.
+    """
 
 
 class UnexpectedAppendOffsetError(EmbedlogError, ValueError):
-    """A batch with an offset of its own lies below the end of the log (A8)."""
+    """A batch with given offsets begins below the log end (A8).
+
+    Nothing was written.  A retry does not help: skip the batches that the log has already.
+    """
 
 
 class SerializationError(EmbedlogError, TypeError):
-    """A key, value or header is not bytes, and no serializer made it so."""
+    """A key, value or header is not bytes, and no serializer converts it.
+
+    The record was not sent.  A retry does not help: pass bytes, or set a serializer.
+    """
 
 
 class RecordTooLargeError(EmbedlogError, ValueError):
     """A batch is larger than ``max.message.bytes``, or a record than ``max_request_size`` (A4).
 
-    Both count the bytes that Kafka would (`embedlog.batch.limits`).
+    Both limits count bytes as Kafka would (`embedlog.batch.limits`).  Nothing was written.  A
+    retry does not help: split the data, or raise the limit.
     """
 
 
 class RecordBatchTooLargeError(RecordTooLargeError):
-    """A batch takes more bytes on the disk than ``segment.bytes`` (A4)."""
+    """A batch takes more bytes on the disk than ``segment.bytes`` (A4).
+
+    Nothing was written.  A retry does not help: append smaller batches, or raise the setting.
+    """
 
 
 class TopicAlreadyExistsError(EmbedlogError):
-    """The topic to create exists already; with ``exist_ok``, it has other settings."""
+    """The topic to create exists; with ``exist_ok``, it exists with other settings.
+
+    Nothing was changed.  A retry does not help: use the topic, or apply the differences.
+    """
 
     differences: dict[str, tuple[object, object]] | None = None
-    """With ``exist_ok``: what differs, "partitions" or a setting; as it is, and as asked for."""
+    """With ``exist_ok``: by setting, or "partitions", the value of the topic and the one given."""
 
 
 class UnknownTopicOrPartitionError(EmbedlogError, LookupError):
-    """There is no such topic, or it has fewer partitions."""
+    """The topic does not exist, or has fewer partitions.
+
+    A retry helps only once the topic was created: check the name, or create it.
+    """
 
 
 class OffsetOutOfRangeError(EmbedlogError, LookupError):
-    """The offset is below the log start or past its end (A17)."""
+    """The offset is below the log start offset or past the log end (A17).
+
+    A retry does not help: seek to an offset between `beginning_offsets` and `end_offsets`.
+    """
 
 
 class NoOffsetForPartitionError(EmbedlogError, LookupError):
-    """There is no position, and ``auto_offset_reset`` is ``"none"`` (E1)."""
+    """There is no committed offset, and ``auto_offset_reset`` is ``"none"`` (E1).
+
+    A retry does not help: seek, reset the offsets of the group, or set
+    ``auto_offset_reset``.
+    """
 
 
 class LogTruncatedError(OffsetOutOfRangeError):
-    """The log was cut below the position since that was read (A36, KIP-320).
+    """The log was truncated below a position that was read already (A36, KIP-320).
 
-    Records before it are gone, in a power cut perhaps; others may have their
-    offsets by now.  ``next_offset`` is where the log was cut: all below it is
-    as it was, and reading goes on there without a gap.
+    Records before the position are lost, perhaps in a power cut, and others may have their
+    offsets now.  A retry does not help: seek to ``next_offset``, where the log was truncated.
+    All records below it are unchanged, and reading continues there without a gap.
     """
 
     next_offset: int | None = None
 
 
 class RecordDeserializationError(EmbedlogError):
-    """A deserializer failed; ``key_bytes`` and ``value_bytes`` hold what it was given (E10)."""
+    """A deserializer failed (E10).
+
+    ``key_bytes`` and ``value_bytes`` hold the stored bytes.  A retry reads the same record:
+    correct the deserializer, or seek past the record.
+    """
 
     key_bytes: bytes | None = None
     value_bytes: bytes | None = None
 
 
 class WakeupError(EmbedlogError):
-    """``wakeup()`` was called while, or before, the consumer blocked (E12)."""
+    """``wakeup()`` was called while, or before, the consumer waited (E12).
+
+    Nothing is wrong: continue or close the consumer.
+    """
 
 
 # Groups
 
 
 class InconsistentGroupProtocolError(EmbedlogError):
-    """The members of a group have no assignor in common (M5)."""
+    """The members of a group have no assignor in common (M5).
+
+    A retry does not help: let all members list at least one assignor in common.
+    """
 
 
 class InvalidGroupIdError(EmbedlogError, ValueError):
-    """A group id is missing, or cannot name a group (E18)."""
+    """A group id is missing or not valid (E18).
+
+    A retry does not help: pass a ``group_id`` of 1 to 200 bytes.
+    """
 
 
 class UnknownMemberIdError(EmbedlogError):
-    """The group does not have this member any more: its session ended, or it was removed (M11)."""
+    """The group does not have this member: its session ended, or it was removed (M11).
+
+    The consumer joins the group again at its next ``poll``.
+    """
 
 
 class FencedInstanceIdError(EmbedlogError):
-    """Another member took over the ``group_instance_id`` (M13)."""
+    """Another member took over the ``group_instance_id`` (M13).
+
+    A retry does not help: close this consumer, or give each member its own id.
+    """
 
 
 class FencedError(EmbedlogError):
-    """Somebody else took this work over while this process was silent: it must not go on (P14)."""
+    """Another process took over this work while this process was silent (P14).
+
+    Nothing was changed by the refused call.  A retry does not help: the work continues in the
+    other process.
+    """
 
 
 class CommitFailedError(EmbedlogError):
-    """The partitions belong to another member by now, so nothing was committed (E23)."""
+    """The partitions belong to another member, so nothing was committed (E23).
+
+    A retry does not help: call ``poll``, and expect the records again in the new owner.
+    """
 
 
 class OffsetMetadataTooLargeError(EmbedlogError, ValueError):
-    """The note of a commit is longer than 4096 bytes."""
+    """The metadata of a commit is longer than 4096 bytes.
+
+    Nothing was committed.  A retry does not help: shorten the metadata.
+    """
 
 
 class NonEmptyGroupError(EmbedlogError):
-    """A group with members cannot be changed from outside."""
+    """A group with members cannot be deleted, and its offsets cannot be reset (M15).
+
+    Nothing was changed.  Stop all consumers of the group first.
+    """
 
 
 class GroupSubscribedToTopicError(EmbedlogError):
-    """Offsets of a topic that a member reads cannot be deleted."""
+    """The committed offsets of a topic that a member reads cannot be deleted (M15).
+
+    Nothing was changed.  Stop the consumers of the topic first.
+    """
 
 
 class GroupIdNotFoundError(EmbedlogError, LookupError):
-    """There is no such group."""
+    """The group does not exist: it has no members and no committed offsets.
+
+    A retry does not help: check the name; `embedlog groups list` prints all of them.
+    """
 
 
 class GroupMaxSizeReachedError(EmbedlogError):
-    """The group has as many members as it may have (M12)."""
+    """The group has its maximum of members (M12).
+
+    Never raised at present: embedlog has no limit for the size of a group.
+    """
 
 
 class ProcessDiedError(EmbedlogError):
-    """Processes of a run were killed too often, or one failed in a way that cannot be sent."""
+    """Processes of a run ended unexpectedly too often, or with an error that cannot be pickled.
+
+    Start the run again: it continues from the committed offsets.
+    """
 
 
 class AssignorError(EmbedlogError):
-    """An assignor failed, or broke its promise; ``problems`` says in what, each as a sentence."""
+    """An assignor failed, or returned an invalid assignment; ``problems`` lists why.
+
+    A retry does not help: correct the assignor.
+    """
 
     assignor: str | None = None
     problems: tuple[str, ...] = ()
@@ -231,17 +331,23 @@ class AssignorError(EmbedlogError):
 
 
 class DataLossError(EmbedlogError):
-    """Records that a query was to read are gone: deleted, cut off, or their topic was made anew."""
+    """Records that a Spark query was to read are gone: deleted, truncated, or of a deleted topic.
+
+    A retry does not help: begin a new query, or set ``failOnDataLoss=false`` to skip them.
+    """
 
 
 class SparkSetupError(EmbedlogError):
-    """Spark, Java, pyarrow or the Python of Spark's workers is missing, or not the right one."""
+    """Spark, Java, pyarrow or the Python of Spark's workers is missing, or has a wrong version.
+
+    A retry does not help: install what the error names.
+    """
 
 
 class SparkQueryError(EmbedlogError):
-    """Spark failed in a query, for a reason of its own; the text is the first line of what it said.
+    """Spark failed in a query; the text is the first line of its error.
 
-    The exception of Spark, pages long, is the ``__cause__``.
+    The ``__cause__`` is the complete exception of Spark, which says whether a retry may help.
     """
 
 
@@ -249,28 +355,41 @@ class SparkQueryError(EmbedlogError):
 
 
 class TimeoutError(EmbedlogError, builtins.TimeoutError):  # noqa: A001 - Kafka's name, and it is one
-    """The call did not finish in the time given; nothing is known to be wrong."""
+    """The call did not finish in its time limit.
+
+    A retry may help, and so may a longer timeout.
+    """
 
     retriable = True
 
 
 class BufferExhaustedError(TimeoutError):
-    """``buffer_memory`` stayed full for ``max_block_ms`` (G8)."""
+    """``buffer_memory`` was full for ``max_block_ms`` (G8).
+
+    The record was not sent.  A retry may help: send more slowly, or raise one of the settings.
+    """
 
 
 class OutOfOrderSequenceError(EmbedlogError):
-    """A producer skipped or repeated sequence numbers in part (G16)."""
+    """A producer skipped sequence numbers, or repeated only a part of a batch (G16).
+
+    Nothing was written.  A retry does not help: make a new producer.
+    """
 
 
 class InvalidProducerEpochError(EmbedlogError):
-    """A newer producer of the same name took over (G17)."""
+    """A newer producer with the same ``producer_name`` has taken over (G17).
+
+    Nothing was written.  A retry does not help: close this producer.
+    """
 
 
 class RestartedApplicationError(EmbedlogError):
-    """An application started over: it would publish again what it has published to a topic.
+    """An application that publishes has started over, and would publish records again.
 
-    ``application`` is its name, ``version`` the version it came with, and
-    ``published`` the last version that it published to ``topic``.
+    ``application`` is its name, ``version`` the version of the refused publication, and
+    ``published`` the last version that it published to ``topic``.  Nothing was written.  A
+    retry does not help: use a new application name, or continue with a higher version.
     """
 
     application: str | None = None
@@ -282,51 +401,81 @@ class RestartedApplicationError(EmbedlogError):
 
 
 class StorageError(EmbedlogError):
-    """The file system refused an operation; ``errno`` is its number."""
+    """The file system refused an ``operation``; ``errno`` says why.
+
+    A retry may help once the cause is gone; ``path`` names the file.
+    """
 
     errno: int | None = None
     operation: str | None = None
 
     @property
     def missing(self) -> bool:
-        """Whether there is no such file, rather than one that cannot be read for now."""
+        """Whether the file does not exist, rather than that it cannot be read."""
         return self.errno in (ENOENT, ENOTDIR)
 
 
 class DiskFullError(StorageError):
-    """No space is left, or a quota is used up; the log is as it was before the call."""
+    """The disk is full, or a quota is exceeded.
+
+    The log is as before the call.  A retry helps once there is space again.
+    """
 
     retriable = True
 
 
 class DurabilityError(StorageError):
-    """A flush failed: the partition is read-only until ``repair`` (a failed fsync is final)."""
+    """A flush failed, so the partition is read-only for all processes (P9, R6).
+
+    A failed fsync is final, so a retry does not help: check the disk, then call
+    `Log.repair`.
+    """
 
 
 class LockTimeoutError(TimeoutError):
-    """Another process holds a lock for too long; ``pid`` and its ``state`` say which."""
+    """Another process held a lock for too long; ``pid`` and ``state`` say which one.
+
+    A retry may help.  If the process is stopped, resume or kill it.
+    """
 
     pid: int | None = None
     state: str | None = None
 
 
 class CorruptionError(EmbedlogError):
-    """Bytes below the recovery point are not those written; nothing was cut."""
+    """Bytes below the recovery point, or metadata, are not those that were written (R7).
+
+    Nothing was changed.  A retry does not help: see `Log.verify` and `Log.repair`.
+    """
 
 
 class CorruptBatchError(CorruptionError):
-    """The bytes of a batch are not those written; reading again will not help."""
+    """The bytes of a batch are not those that were written (A32).
+
+    A retry does not help: seek past the batch, or call `Log.repair`.  ``reason`` says what is
+    wrong with it.
+    """
 
     reason: str | None = None
 
 
 class UnsupportedFilesystemError(EmbedlogError):
-    """A file system on which locks or shared maps cannot be trusted (NFS, SMB, 9p, FUSE)."""
+    """Locks or shared memory maps are not reliable here (NFS, SMB, 9p, FUSE).
+
+    A retry does not help: use a local disk, or accept the risk with
+    ``unsafe_filesystem=True``.
+    """
 
 
 class UnsupportedFormatError(EmbedlogError):
-    """A root or a batch was written by a version of embedlog that has another format."""
+    """Another version of embedlog wrote the log, or a batch, in a format not known here.
+
+    A retry does not help: use the version that wrote it, or a newer one.
+    """
 
 
 class NotALogError(EmbedlogError):
-    """The path is a file, or a directory that holds something else."""
+    """The path is a file, or a directory with other contents.
+
+    A retry does not help: pass the directory of a log, or an empty or new one.
+    """

@@ -1,4 +1,4 @@
-"""What is told of a log in its topic ``__activity``: each thing once, and nothing that was not."""
+"""The topic ``__activity``: each event is reported once, and none that did not happen."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ def log(tmp_path, clock):
         assert log.verify() == []
 
 
-def told(log, *kinds):
-    """Return what was told: kind, key and facts of each event."""
+def reported(log, *kinds):
+    """Return kind, key and facts of each reported event."""
     if ACTIVITY not in log:
         return []
     found = [(record.key.decode(), json.loads(record.value)) for record in log.topic(ACTIVITY)]
@@ -55,13 +55,13 @@ def told(log, *kinds):
 
 
 def short(log, *kinds):
-    return [each[:2] for each in told(log, *kinds)]
+    return [each[:2] for each in reported(log, *kinds)]
 
 
-# What is told
+# What is reported
 
 
-def test_topics_are_told_of_when_they_are_made_altered_and_deleted(log, clock):
+def test_created_altered_and_deleted_topics_are_reported(log, clock):
     """By whichever process: the housekeeping sees it in the catalogue, with the log's clock."""
     log.create_topic("t", partitions=2, config={"retention.ms": 5})
     log.maintain()
@@ -74,7 +74,7 @@ def test_topics_are_told_of_when_they_are_made_altered_and_deleted(log, clock):
     log.maintain()
 
     first, second = {"topic": "t", "id": 1}, {"topic": "t", "id": 3}
-    assert told(log)[1:] == [
+    assert reported(log)[1:] == [
         ("created", "t", first | {"partitions": 2, "config": {"retention.ms": 5}, **made()}),
         (
             "altered",
@@ -96,7 +96,7 @@ def made(after=0):
     return {"created_ms": START + after}
 
 
-def test_rolls_are_told_with_where_the_active_segment_begins(log):
+def test_rolls_are_reported_with_the_base_of_the_active_segment(log):
     """Several since the last look are one event, and each of them is counted once."""
     log.create_topic("t", config=SMALL)
     fill(log.partition("t", 0), 7)
@@ -105,26 +105,26 @@ def test_rolls_are_told_with_where_the_active_segment_begins(log):
     log.maintain()
 
     at = {"topic": "t", "partition": 0}
-    assert told(log, "rolled") == [
+    assert reported(log, "rolled") == [
         ("rolled", "t-0", at | {"offset": 6, "segments": 3}),
         ("rolled", "t-0", at | {"offset": 8, "segments": 1}),
     ]
 
 
-def test_what_retention_deleted_is_told(log, clock):
+def test_retention_is_reported(log, clock):
     """C2: with where the partition begins since."""
     log.create_topic("t", config=SMALL)
     fill(log.partition("t", 0), 6)
     clock.advance(2 * DAY)
     log.maintain()
 
-    (found,) = told(log, "retained")
+    (found,) = reported(log, "retained")
     wanted = {"topic": "t", "partition": 0, "start_offset": 6, "segments": 3}
     assert found[:2] == ("retained", "t-0")
     assert {name: found[2][name] for name in wanted} == wanted
 
 
-def test_what_compaction_did_is_told():
+def test_compaction_is_reported():
     """Of partitions that it cleaned; of the others there is nothing to say."""
     from embedlog.compaction.cleaner import CleanResult
 
@@ -135,7 +135,7 @@ def test_what_compaction_did_is_told():
         CleanResult("t", 4, why="not compacted: damaged", error=DiskFullError("damaged")),
         CleanResult(ACTIVITY, 0, passes=1),
     ]
-    found, bad = activity.done(did)
+    found, bad = activity.events_of(did)
 
     assert bad == ("failed", "t-4", bad.facts)
     assert (bad.facts["job"], bad.facts["error"]) == ("compaction", "not compacted: damaged")
@@ -143,7 +143,7 @@ def test_what_compaction_did_is_told():
     assert (found.facts["records_read"], found.facts["records_kept"]) == (9, 2)
 
 
-def test_generations_of_groups_are_told(log):
+def test_generations_of_groups_are_reported(log):
     """M2: each with its members, or the newest one if there were several since the last look."""
     log.create_topic("t", partitions=2)
     with log.consumer("t", group_id="g") as consumer:
@@ -158,13 +158,13 @@ def test_generations_of_groups_are_told(log):
     log.group("g").delete()
     log.maintain()
 
-    found = [(facts["generation"], facts["members"]) for _, _, facts in told(log, "rebalanced")]
+    found = [(facts["generation"], facts["members"]) for _, _, facts in reported(log, "rebalanced")]
     assert found[:2] == [(1, 1), (2, 2)]
     assert found[-1][1] == 0
     assert len(found) == len(dict(found))
 
 
-def test_offsets_that_expired_are_told(log, clock):
+def test_expired_offsets_are_reported(log, clock):
     """M15: by group."""
     log.create_topic("t")
     fill(log.partition("t", 0), 1)
@@ -172,10 +172,10 @@ def test_offsets_that_expired_are_told(log, clock):
     clock.advance(7 * DAY + 1)
     assert log.maintain()["offsets"] == 1
 
-    assert told(log, "expired") == [("expired", "idle", {"group": "idle", "offsets": 1})]
+    assert reported(log, "expired") == [("expired", "idle", {"group": "idle", "offsets": 1})]
 
 
-def test_a_cut_is_told_with_the_epoch_that_begins_there(log):
+def test_a_truncation_is_reported_with_its_leader_epoch(log):
     """A36: whether it was recovery that cut, or somebody asked for it."""
     log.create_topic("t", config=SMALL)
     part = log.partition("t", 0)
@@ -185,11 +185,13 @@ def test_a_cut_is_told_with_the_epoch_that_begins_there(log):
     log.maintain()
 
     at = {"topic": "t", "partition": 0}
-    assert told(log, "recovered") == [("recovered", "t-0", at | {"leader_epoch": 1, "offset": 3})]
-    assert len(told(log, "rolled")) == 1
+    assert reported(log, "recovered") == [
+        ("recovered", "t-0", at | {"leader_epoch": 1, "offset": 3})
+    ]
+    assert len(reported(log, "rolled")) == 1
 
 
-def test_a_new_live_is_told_and_nothing_again_that_was_told(tmp_path, clock):
+def test_a_rebuilt_live_is_reported_and_nothing_is_repeated(tmp_path, clock):
     """After a reboot: what was told of topics is durable, of groups it begins anew with them."""
     path = tmp_path / "log"
     with embedlog.open(path, clock=clock, maintenance=False) as log:
@@ -211,7 +213,7 @@ def test_a_new_live_is_told_and_nothing_again_that_was_told(tmp_path, clock):
     ]
 
 
-def test_who_does_the_housekeeping_is_told_when_it_is_another(log):
+def test_a_new_owner_is_reported(log):
     """Only with something that it does: to look after an idle log is no event."""
     log.create_topic("a")
     log.maintain()
@@ -225,15 +227,15 @@ def test_who_does_the_housekeeping_is_told_when_it_is_another(log):
         return os.getpid()
 
     child = in_child(elsewhere)
-    pids = [facts["pid"] for _, _, facts in told(log, "owner")]
+    pids = [facts["pid"] for _, _, facts in reported(log, "owner")]
     assert pids == [os.getpid(), child]
 
 
-def test_a_job_that_fails_is_told_once(tmp_path):
+def test_a_failure_is_reported_once(tmp_path):
     """Again if it fails otherwise."""
     errors = iter([ValueError("a"), ValueError("a"), ValueError("b"), None])
 
-    def run(turn):
+    def run(context):
         error = next(errors, None)
         if error is not None:
             raise error
@@ -241,35 +243,35 @@ def test_a_job_that_fails_is_told_once(tmp_path):
     with embedlog.open(tmp_path / "log", maintenance=False) as log:
         job = maintenance.MaintenanceJob("bad", 1.0, run)
         mine = Maintenance(log.root, [job])
-        worker = owner.MaintenanceThread(mine, job, 1)
+        worker = owner.MaintenanceThread(mine, job, 1, log.root.clock)
         for _ in range(4):
             with worker.busy:
-                worker._work()
+                worker._run_job()
         mine.close()
-        assert [facts["error"] for _, _, facts in told(log, "failed")] == ["a", "b"]
+        assert [facts["error"] for _, _, facts in reported(log, "failed")] == ["a", "b"]
 
 
 # What is not
 
 
-def test_a_log_to_which_nothing_happens_has_nothing_written(tmp_path):
+def test_nothing_is_written_to_an_idle_log(tmp_path):
     """Not even in `live`, whose every commit has all who append look at it."""
     with closing(open_root(tmp_path / "log")) as root:
         make_log(root)
         mine = Maintenance(root, [LOOK._replace(every_seconds=0.001)])
         mine.maintain()
         before = root.context.state.version(), root.partition(ACTIVITY, 0).end_offset()
-        turn = JobContext(root, 1, root.clock, bool)
-        mine.do(LOOK, turn)  # which sees what it wrote itself
+        context = JobContext(root, 1, root.clock, bool)
+        mine.run_job(LOOK, context)  # which sees what it wrote itself
         live = root.context.live.version()
         for _ in range(10):
-            assert mine.do(LOOK, turn) == []
+            assert mine.run_job(LOOK, context) == []
         assert root.context.live.version() == live
         assert (root.context.state.version(), root.partition(ACTIVITY, 0).end_offset()) == before
         mine.close()
 
 
-def test_nothing_is_told_of_the_topic_itself(log, clock):
+def test_the_activity_topic_itself_is_not_reported(log, clock):
     """That would never end; its size is bounded as that of any topic."""
     log.create_topic("t")
     log.maintain()
@@ -283,7 +285,7 @@ def test_nothing_is_told_of_the_topic_itself(log, clock):
     assert {key for _, key in short(log)} == {"t"}
 
 
-def test_a_script_that_lives_for_moments_makes_no_topic(tmp_path):
+def test_a_short_program_does_not_create_the_activity_topic(tmp_path):
     """It does its own things only: nothing of it is slower than before."""
     script = """
         import embedlog, sys
@@ -297,9 +299,9 @@ def test_a_script_that_lives_for_moments_makes_no_topic(tmp_path):
         assert log.topics(internal=True) == ["t"]
 
 
-def test_a_process_without_housekeeping_writes_no_events(tmp_path, monkeypatch):
+def test_a_process_without_maintenance_reports_nothing(tmp_path, monkeypatch):
     """maintenance=False, however long it lives; a process that is willing tells for it."""
-    monkeypatch.setattr(owner, "_LEAST_SECONDS", 0.01)
+    monkeypatch.setattr(owner, "_FIRST_SECONDS", 0.01)
     path = tmp_path / "log"
     with embedlog.open(path, maintenance=False) as log:
         log.create_topic("t")
@@ -308,7 +310,7 @@ def test_a_process_without_housekeeping_writes_no_events(tmp_path, monkeypatch):
         assert log.topics(internal=True) == ["t"]
     with closing(open_root(path)) as root:
         mine = Maintenance(root, [LOOK._replace(every_seconds=0.01)])
-        mine.ensure()
+        mine.start()
         wait_for(lambda: ACTIVITY in root.topics())
         mine.close()
 
@@ -320,9 +322,7 @@ def wait_for(holds, seconds=20):
         time.sleep(0.001)
 
 
-def test_an_event_that_cannot_be_written_is_no_failure_of_the_housekeeping(
-    log, clock, monkeypatch, caplog
-):
+def test_an_event_that_cannot_be_written_fails_no_job(log, clock, monkeypatch, caplog):
     """P10: a full disk takes the event, not the round."""
     log.create_topic("t", config=SMALL)
     fill(log.partition("t", 0), 6)
@@ -335,12 +335,12 @@ def test_an_event_that_cannot_be_written_is_no_failure_of_the_housekeeping(
     with monkeypatch.context() as patched:
         patched.setattr(embedlog.partition.PartitionLog, "append", full)
         assert log.maintain()["retention"]
-    assert "not told" in caplog.text
+    assert "Cannot report" in caplog.text
     log.maintain()
     assert "retained" not in dict(short(log))
 
 
-def test_a_catalogue_that_cannot_be_written_leaves_the_events_for_later(log, monkeypatch):
+def test_events_that_cannot_be_noted_are_reported_later(log, monkeypatch):
     """They are in it: nothing is lost as long as nothing was noted."""
     log.create_topic("t")
 
@@ -354,7 +354,7 @@ def test_a_catalogue_that_cannot_be_written_leaves_the_events_for_later(log, mon
     assert short(log, "created") == [("created", "t")]
 
 
-def test_a_damaged_note_is_made_anew_and_nothing_is_told_by_it(log):
+def test_a_damaged_note_is_rewritten_without_events(log):
     """What happened before is not known any more, so nothing is said of it."""
     log.create_topic("t", config=SMALL)
     log.maintain()
@@ -366,7 +366,7 @@ def test_a_damaged_note_is_made_anew_and_nothing_is_told_by_it(log):
     fill(log.partition("t", 0), 2, first=5)
     log.maintain()
 
-    (found,) = told(log, "rolled")
+    (found,) = reported(log, "rolled")
     assert found[2]["segments"] == 1
 
 
@@ -384,19 +384,19 @@ MINE, THEIRS = {("retained", "t-0")}, {("created", "u"), ("rolled", "t-0")}
     ("where", "what", "lost"),
     [
         ("_note", None, set()),
-        ("tell", "retained", MINE),
-        ("tell", "created", THEIRS),
+        ("report", "retained", MINE),
+        ("report", "created", THEIRS),
         ("_is_new_owner", None, MINE),
     ],
 )
-def test_an_owner_killed_between_doing_and_telling_tells_less_and_nothing_wrong(
+def test_an_owner_killed_before_its_report_loses_at_most_that_report(
     log, clock, monkeypatch, where, what, lost
 ):
-    """What it was about to tell may be left out; all else is told before or after, and once."""
+    """Its report may be lost; everything else is reported once, before or after."""
     log.create_topic("t", config=SMALL)
     fill(log.partition("t", 0), 6)
     log.maintain()
-    before = len(told(log))
+    before = len(reported(log))
     log.create_topic("u")
     fill(log.partition("t", 0), 2, first=6)
     clock.advance(2 * DAY)
@@ -419,7 +419,7 @@ def test_an_owner_killed_between_doing_and_telling_tells_less_and_nothing_wrong(
     assert sorted(found) == sorted((MINE | THEIRS) - lost)
 
 
-def test_what_a_killed_process_did_is_told_by_another(log):
+def test_the_work_of_a_killed_process_is_reported_by_another(log):
     """It is in the catalogue, so nobody needs to have had the time to tell it."""
     path = log.path
 
@@ -436,7 +436,7 @@ def test_what_a_killed_process_did_is_told_by_another(log):
     assert short(log)[1:] == [("created", "t"), ("rolled", "t-0")]
 
 
-def test_of_two_that_look_at_once_one_tells(tmp_path):
+def test_two_concurrent_rounds_report_a_change_once(tmp_path):
     """One that was overtaken as well as its follower: the note decides."""
     path = tmp_path / "log"
     roots = [open_root(path) for _ in range(3)]
@@ -444,7 +444,7 @@ def test_of_two_that_look_at_once_one_tells(tmp_path):
 
     def look(number):
         while not over.is_set():
-            done[number] += activity.look(roots[number], lambda _: None)
+            done[number] += activity.detect_changes(roots[number], lambda _: None)
 
     over = threading.Event()
     threads = [threading.Thread(target=look, args=(number,)) for number in (0, 1)]
@@ -455,7 +455,7 @@ def test_of_two_that_look_at_once_one_tells(tmp_path):
     over.set()
     for thread in threads:
         thread.join()
-    done[0] += activity.look(roots[0], lambda _: None)
+    done[0] += activity.detect_changes(roots[0], lambda _: None)
 
     found = [(each.kind, each.key) for each in done[0] + done[1]]
     assert sorted(found) == sorted(("created", f"t{number}") for number in range(30))
@@ -463,7 +463,7 @@ def test_of_two_that_look_at_once_one_tells(tmp_path):
         root.close()
 
 
-def test_an_owner_that_was_overtaken_notes_nothing(log):
+def test_a_fenced_owner_notes_nothing(log):
     """R3: the other one tells it."""
     log.create_topic("t")
     with pytest.raises(FencedError):
@@ -475,7 +475,7 @@ def test_an_owner_that_was_overtaken_notes_nothing(log):
 # A topic like any other, nearly
 
 
-def test_it_is_internal(log):
+def test_the_activity_topic_is_internal(log):
     """Hidden from lists and patterns; made, written and deleted by nobody else, as in Kafka."""
     log.create_topic("t")
     log.maintain()
@@ -501,7 +501,7 @@ def test_it_is_internal(log):
         assert lease.offsets.keys() == {TopicPartition("t", 0)}
 
 
-def test_a_consumer_reads_it_and_may_be_there_first(log):
+def test_a_consumer_can_subscribe_before_the_topic_exists(log):
     """Who subscribes to it does not make it: it has settings of its own."""
     with log.consumer(ACTIVITY, group_id="g", auto_offset_reset="earliest") as consumer:
         assert consumer.poll(0) == {}

@@ -328,7 +328,7 @@ def test_an_altered_setting_holds_from_the_next_call_on(log, clock, setting):
     CHECKS[setting](log, clock)
 
 
-def test_every_setting_of_a_topic_is_looked_at():
+def test_every_setting_of_a_topic_is_covered():
     """One that is added is to be tested here as well."""
     names = {each.name.replace("_", ".") for each in dataclasses.fields(TopicConfig)}
     assert CHECKS.keys() | IGNORED == names

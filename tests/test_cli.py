@@ -152,7 +152,7 @@ def test_root_may_stand_before_and_after_the_command(run, filled, monkeypatch):
         ("dump", "nothing.arrows"),
     ],
 )
-def test_what_is_not_there_is_3_and_is_not_made(run, root, words):
+def test_a_missing_log_is_3_and_is_not_created(run, root, words):
     """Only `create` and `produce` make a log."""
     code, out, err = run(*words)
 
@@ -174,7 +174,7 @@ def test_what_is_not_there_is_3_and_is_not_made(run, root, words):
         ("tail", "other"),
     ],
 )
-def test_a_topic_partition_or_offset_that_is_not_there_is_3(run, filled, words):
+def test_a_missing_topic_partition_or_offset_is_3(run, filled, words):
     """And nothing was changed."""
     assert run(*words)[:2] == (3, "")
     assert run("topics", "list")[1] == "t\n"
@@ -224,7 +224,7 @@ def loaded(*words):
 
 
 @pytest.mark.parametrize("words", [("--help",), ("--version",), ("topics", "list")])
-def test_what_needs_no_columns_loads_no_pyarrow(filled, words):
+def test_commands_without_records_do_not_load_pyarrow(filled, words):
     """A shell's completion, or a prompt, calls them often."""
     assert loaded(*words) == "0 []"
 
@@ -234,7 +234,7 @@ def test_reading_records_does_not_load_pandas(filled):
     assert "pandas" not in loaded("consume", "t", "--json")
 
 
-def test_the_light_listing_and_the_catalogue_agree(run, filled):
+def test_the_light_listing_and_the_catalog_agree(run, filled):
     """It reads the catalogue's rows by their own name for them."""
     with embedlog.open(filled) as log:
         for name in ("a", "u", "S", "T"):
@@ -274,7 +274,7 @@ def test_topics_are_created_listed_altered_and_deleted(run, root):
     assert found["overrides"] == {"segment.bytes": 4000}
     assert len(found["partitions"]) == 3
     assert run("topics", "alter", "t", "-p", "1")[0] == 2
-    assert run("topics", "delete", "t") == (0, "", "deleted t\n")
+    assert run("topics", "delete", "t") == (0, "", "Deleted t\n")
     assert run("topics", "list") == (0, "", "")
 
 
@@ -285,18 +285,18 @@ def test_a_topic_that_exists_with_other_settings_is_refused(run, root):
     assert run("topics", "create", "t", "--if-not-exists", *same) == (0, "", "")
 
     words = ("-p", "3", "-c", "cleanup.policy=compact", "-c", "retention.ms=5")
-    code, _, told = run("topics", "create", "t", "--if-not-exists", *words)
+    code, _, output = run("topics", "create", "t", "--if-not-exists", *words)
     assert code == 1
-    assert "partitions is 2, not 3; cleanup.policy is 'delete', not 'compact'" in told
+    assert "partitions is 2, not 3; cleanup.policy is 'delete', not 'compact'" in output
     command = "embedlog topics alter t -p 3 -c cleanup.policy=compact"
-    assert told.rstrip().endswith(command)
+    assert output.rstrip().endswith(command)
     assert run(*command.split()[1:])[0] == 0
     assert run("topics", "create", "t", "--if-not-exists", *words) == (0, "", "")
 
-    code, _, told = run("topics", "create", "t", "--if-not-exists", "-p", "1")
+    code, _, output = run("topics", "create", "t", "--if-not-exists", "-p", "1")
     assert code == 1
-    assert "A topic cannot lose partitions." in told
-    assert "topics alter" not in told
+    assert "The number of partitions cannot be reduced." in output
+    assert "topics alter" not in output
 
 
 def test_topics_are_described_for_people_and_programs(run, filled):
@@ -351,7 +351,7 @@ def test_a_partition_may_be_named(run, filled):
         assert values(log.partition("t", 1)) == [b"h", b"x"]
 
 
-def test_json_lines_say_everything_about_a_record(run, filled):
+def test_json_lines_set_all_fields_of_a_record(run, filled):
     """Value, key, headers, partition, timestamp; bytes in base64, other JSON as its text."""
     lines = [
         {"value": "ä", "key": "k", "partition": 0, "timestamp": 17, "headers": {"h": "1"}},
@@ -382,16 +382,16 @@ def test_json_lines_say_everything_about_a_record(run, filled):
 @pytest.mark.parametrize(
     ("line", "reason"),
     [
-        ("nonsense", "line 2"),
-        ("[1]", "line 2: it is not an object"),
-        ('{"valu": 1}', "line 2: 'valu' is none of"),
-        ('{"value": {"base64": "?"}}', "line 2: base64"),
-        ('{"value": "x", "partition": "0"}', "line 2: partition is a whole number"),
-        ('{"value": "x", "timestamp": true}', "line 2: timestamp is a whole number"),
-        ('{"value": "x", "headers": [1]}', "line 2"),
+        ("nonsense", "Line 2"),
+        ("[1]", "Line 2: must be a JSON object"),
+        ('{"valu": 1}', "Line 2: unknown field 'valu'"),
+        ('{"value": {"base64": "?"}}', "Line 2: base64"),
+        ('{"value": "x", "partition": "0"}', "Line 2: partition must be a whole number"),
+        ('{"value": "x", "timestamp": true}', "Line 2: timestamp must be a whole number"),
+        ('{"value": "x", "headers": [1]}', "Line 2"),
     ],
 )
-def test_a_line_that_is_no_record_is_named(run, root, line, reason):
+def test_an_invalid_line_is_named(run, root, line, reason):
     """With its number, counted from 1, and what is wrong with it."""
     code, _, err = run("produce", "t", "--json", stdin=f'{{"value": 1}}\n{line}\n'.encode())
 
@@ -400,7 +400,7 @@ def test_a_line_that_is_no_record_is_named(run, root, line, reason):
     assert err.startswith(f"embedlog: {reason}")
 
 
-def test_what_was_consumed_as_json_can_be_produced(run, filled):
+def test_the_json_of_consume_can_be_produced(run, filled):
     """A topic is copied, or moved to another log, through a pipe."""
     _, lines, _ = run("consume", "t", "--json")
 
@@ -420,7 +420,7 @@ def test_sync_is_durability_fsync(run, root):
         assert values(log.partition("t", 0)) == [b"x"]
 
 
-def test_long_input_goes_through_in_chunks(root):
+def test_long_input_is_sent_in_chunks(root):
     """A hundred thousand lines through a pipe, in order, nothing lost; no bar in a pipe."""
     lines = "".join(f"line {number}\n" for number in range(100_000))
 
@@ -457,14 +457,14 @@ def test_consume_prints_values_from_the_beginning_to_the_end(run, filled):
         (("-m", "0"), ""),
     ],
 )
-def test_consume_begins_and_ends_where_told(run, filled, words, offsets):
+def test_consume_begins_at_the_offset_and_ends_after_max(run, filled, words, offsets):
     """An offset, earliest, latest, or so many before the end of each partition."""
     code, out, _ = run("consume", "t", *words, "-f", "%p:%o ")
 
     assert (code, out.strip()) == (0, offsets)
 
 
-def test_a_format_has_all_of_a_record(run, filled):
+def test_a_format_can_print_all_fields_of_a_record(run, filled):
     """kcat's letters and escapes; a null has length -1."""
     text = r"%t/%p/%o k=%k(%K) v=%s(%S) %T [%h] 100%%\t\x41\n"
 
@@ -480,7 +480,7 @@ def test_a_format_has_all_of_a_record(run, filled):
     ]
 
 
-def test_json_has_all_of_a_record(run, filled):
+def test_json_has_all_fields_of_a_record(run, filled):
     """One object a line; what is not UTF-8 is base64, and null is null."""
     _, out, _ = run("consume", "t", "--json")
 
@@ -565,7 +565,7 @@ def test_tail_follows_until_it_is_interrupted(filled):
         assert (tail.wait(patient(20)), out, err) == (130, "", "")
 
 
-def test_following_begins_where_told_and_stops_at_max(filled):
+def test_follow_begins_at_the_offset_and_ends_after_max(filled):
     """With --max it ends by itself, in the midst of what came."""
     words = ("-m", "7", "-o", "earliest", "-f", "%s\\n")
     with follow("consume", "t", "--follow", *words) as consume:
@@ -579,7 +579,7 @@ def test_following_begins_where_told_and_stops_at_max(filled):
         assert out == "\n\\xff\nv4\nh\n7th\n"
 
 
-def test_a_reader_that_goes_away_ends_it_silently(root):
+def test_a_closed_pipe_ends_the_command_silently(root):
     """`embedlog consume t | head -1`: no traceback, no message."""
     with embedlog.open(root) as log:
         log.create_topic("t")
@@ -661,7 +661,7 @@ def _over(data, place, new):
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_dump_says_where_a_file_is_damaged_and_goes_on(run, filled, damage):
+def test_dump_reports_damage_and_continues(run, filled, damage):
     """Whatever is still whole is shown; the rest by its place; the exit code is 1."""
     spoil, bases, reason = DAMAGES[damage]
     file = next(file for file in segment_files(filled) if "/0/" in str(file))
@@ -689,7 +689,7 @@ def test_dump_of_an_empty_file_is_empty(run, tmp_path):
 # Health
 
 
-def test_verify_and_repair_find_tell_and_mend(run, filled):
+def test_verify_reports_damage_and_repair_removes_it(run, filled):
     """Nothing is changed before --yes; afterwards it is well, without the damaged records."""
     assert run("verify")[0] == 0
     assert run("repair")[:2] == (0, "")
@@ -729,7 +729,7 @@ def test_reading_a_damaged_log_is_4(run, filled):
     assert "topics/t-1/0/" in err
 
 
-def test_doctor_looks_at_the_machine_and_the_log(run, filled):
+def test_doctor_checks_the_machine_and_the_log(run, filled):
     """Versions, speeds, space, slots and state; a healthy log on a good machine has no findings."""
     code, out, _ = run("doctor", "--json")
 
@@ -748,33 +748,33 @@ def test_doctor_looks_at_the_machine_and_the_log(run, filled):
     assert not [name for name in os.listdir(filled) if "doctor" in name]
 
 
-def test_doctor_sees_who_is_there_and_what_is_left(run, filled):
+def test_doctor_reports_processes_and_unclean_ends(run, filled):
     """A log in use, one that a killed process left, and one of another boot."""
     with embedlog.open(filled):
         assert json.loads(run("doctor", "--json")[1])["log"]["in_use"] is True
         assert run("verify")[0] == 0
     (filled / "closed").unlink()
-    assert "did not close it" in run("doctor")[1]
+    assert "was not closed cleanly" in run("doctor")[1]
     (filled / "live" / "boot").write_text("another")
     code, out, _ = run("doctor")
     assert code == 1
     assert "another boot" in out
 
 
-def test_doctor_finds_who_reads_for_long(run, filled, monkeypatch):
+def test_doctor_reports_long_reads(run, filled, monkeypatch):
     """A stopped process in the middle of a read is named, and its state (P21)."""
     monkeypatch.setattr("embedlog.cli.doctor._LONG_READ_SECONDS", 0.05)
     with embedlog.open(filled) as log:
-        assert "reads live" not in run("doctor")[1]
+        assert "has been reading" not in run("doctor")[1]
         with Held(lambda ready: log.root.context.live.read(lambda txn: ready())) as child:
             log.create_topic("new")
             log.partition("new", 0).append([encoded(b"x")])
             child.stop()
             code, out, _ = run("doctor")
-            told = f"process {child.pid} (state T) reads live for more than 0.05 s"
+            output = f"Process {child.pid} (state T) has been reading live for more than 0.05 s"
 
     assert code == 1
-    assert told in out
+    assert output in out
 
 
 def test_doctor_needs_no_log(run, root):

@@ -51,24 +51,24 @@ def run(capsys):
     return command
 
 
-def test_events_are_lines_with_when_what_to_what_and_how(run, lively):
+def test_an_event_is_a_line_with_time_kind_key_and_description(run, lively):
     """The oldest first, in words."""
     code, out, err = run("activity")
 
     assert (code, err) == (0, "")
     lines = out.splitlines()
     assert all(line.startswith("2023-11-14T22:1") for line in lines)
-    told = [line.split("  ", 1)[1] for line in lines]
+    output = [line.split("  ", 1)[1] for line in lines]
     segment = SMALL["segment.bytes"]
     settings = f"segment.bytes={segment}, retention.ms=1000"
-    assert told[1] == f"created     t  id 1, 1 partition, {settings}"
-    assert told[2] == "rolled      t-0  2 new segments, the last one begins at 4"
-    assert told[3].startswith("retained    t-0  3 segments with ")
-    assert any(line.startswith("altered     t  segment.bytes from ") for line in told)
-    assert any(line == "created     u  id 3, 2 partitions" for line in told)
+    assert output[1] == f"created     t  id 1, 1 partition, {settings}"
+    assert output[2] == "rolled      t-0  2 new segments, the active one begins at 4"
+    assert output[3].startswith("retained    t-0  3 segments with ")
+    assert any(line.startswith("altered     t  segment.bytes from ") for line in output)
+    assert any(line == "created     u  id 3, 2 partitions" for line in output)
 
 
-def test_json_has_all_the_facts(run, lively):
+def test_the_json_of_an_event_has_all_facts(run, lively):
     """One object a line."""
     code, out, _ = run("--json", "activity", "--kind", "rolled", "-n", "1")
 
@@ -79,7 +79,7 @@ def test_json_has_all_the_facts(run, lively):
     assert isinstance(facts["timestamp"], int)
 
 
-def test_some_events_can_be_chosen(run, lively):
+def test_events_can_be_selected(run, lively):
     """By topic and by kind; the last so many, or the first."""
     count = len(run("activity")[1].splitlines())
 
@@ -105,21 +105,21 @@ def test_the_help_names_every_kind(run):
     """And each has its words."""
     assert run("activity", "--help")[0] == 0
     assert all(kind in ACTIVITY for kind in KINDS)
-    assert activity._WORDS.keys() == set(KINDS)
-    assert activity._words("rolled", {"kind": "rolled", "new": 1}) == "new 1"
-    assert activity._words("of a later version", {"kind": "x", "a": 1}) == "a 1"
+    assert activity._DESCRIPTIONS.keys() == set(KINDS)
+    assert activity._describe("rolled", {"kind": "rolled", "new": 1}) == "new 1"
+    assert activity._describe("of a later version", {"kind": "x", "a": 1}) == "a 1"
 
 
-def test_where_nothing_was_told_it_says_so(run, root):
+def test_a_log_without_activity_prints_a_note(run, root):
     """And that is no failure; a log that is not there is one."""
     assert run("activity")[0] == 3
     embedlog.open(root).close()
     code, out, err = run("activity")
     assert (code, out) == (0, "")
-    assert "nothing was told yet" in err
+    assert "There is no activity yet" in err
 
 
-def test_it_follows_what_comes(root):
+def test_follow_prints_new_events(root):
     """Also where the topic is not there yet; --max ends it."""
     embedlog.open(root).close()
     words = [sys.executable, "-m", "embedlog", "activity", "-f", "--kind", "created", "-m", "2"]
@@ -127,7 +127,7 @@ def test_it_follows_what_comes(root):
         words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as child:
         try:
-            assert "nothing was told yet" in child.stderr.readline()
+            assert "There is no activity yet" in child.stderr.readline()
             with embedlog.open(root, maintenance=False) as log:
                 for name in ("a", "b"):
                     log.create_topic(name)

@@ -108,14 +108,14 @@ def test_members_are_described(run, root):
         consumer.poll(timeout_ms=0)
         me = consumer.group_metadata().member_id
         _, out, _ = run("describe", "h")
-        _, told, _ = run("describe", "--json")
+        _, output, _ = run("describe", "--json")
 
     (title, partition, member) = (part.splitlines() for part in out.split("\n\n"))
     assert title[0].startswith("h: Stable, generation 1 by range, 1 member, ")
     assert partition[1].split()[6:9:2] == [me, "me"]
     assert member[1].split()[:2] == ["h", me]
     assert member[1].split()[-2:] == ["1", "u"]
-    found = {each["group"]: each for each in json.loads(told)}
+    found = {each["group"]: each for each in json.loads(output)}
     assert found["g"]["partitions"][0]["lag"] == 3
     assert found["h"]["members"][0]["partitions"] == [{"topic": "u", "partition": 0}]
 
@@ -184,22 +184,22 @@ def test_lag_is_watched_until_it_is_interrupted(root):
         (("--by-duration", "1s"), [5, 2]),
     ],
 )
-def test_a_reset_is_told_and_done_with_execute(run, root, words, offsets):
+def test_reset_is_a_dry_run_without_execute(run, root, words, offsets):
     """The same twice; only the second time it happens."""
     before = run("lag", "g")[1]
 
-    code, told, err = run("reset", "g", *words)
+    code, output, err = run("reset", "g", *words)
 
-    assert (code, err) == (0, "nothing was changed: repeat it with --execute\n")
-    assert [int(row[3]) for row in table(told)] == offsets
+    assert (code, err) == (0, "Dry run, nothing was changed; repeat the command with --execute\n")
+    assert [int(row[3]) for row in table(output)] == offsets
     # The ages of records grew meanwhile.
     assert [row[:6] for row in table(run("lag", "g")[1])] == [row[:6] for row in table(before)]
-    assert run("reset", "g", *words, "--execute") == (0, told, "")
+    assert run("reset", "g", *words, "--execute") == (0, output, "")
     moved = {tuple(row[1:3]): row[3] for row in table(run("lag", "g")[1])}
-    assert [int(moved[tuple(row[1:3])]) for row in table(told)] == offsets
+    assert [int(moved[tuple(row[1:3])]) for row in table(output)] == offsets
 
 
-def test_a_reset_is_told_to_programs(run, root):
+def test_reset_prints_json(run, root):
     """And a new group has no offset before."""
     _, out, _ = run("reset", "new", "--to-latest", "--topic", "u", "--json")
 
@@ -218,17 +218,17 @@ def test_groups_are_deleted_all_or_none(run, root):
     assert run("delete", "g", "nobody")[0] == 3
     assert run("list")[1] == "g\nh\n"
 
-    assert run("delete", "g", "--topic", "t:0") == (0, "", "deleted offsets of g\n")
+    assert run("delete", "g", "--topic", "t:0") == (0, "", "Deleted offsets of g\n")
     assert [row[2] for row in table(run("lag", "g")[1])] == ["1"]
     assert run("delete", "g", "h", "--json") == (
         0,
         '{"deleted": ["g", "h"]}\n',
-        "deleted g\ndeleted h\n",
+        "Deleted g\nDeleted h\n",
     )
     assert run("list")[1] == ""
 
 
-def test_an_active_group_is_left_alone(run, root):
+def test_an_active_group_is_not_changed(run, root):
     """The code is 1, and the message names who is in the way."""
     with embedlog.open(root) as log, log.consumer("u", group_id="h", client_id="me") as consumer:
         consumer.poll(timeout_ms=0)
@@ -283,7 +283,7 @@ def test_a_wrong_command_is_2_and_one_message(run, root, words):
         ("reset", "g", "--to-latest", "--topic", "t:7"),
     ],
 )
-def test_what_is_not_there_is_3(run, root, words):
+def test_a_missing_group_is_3(run, root, words):
     """A group, a topic or a partition; no group is made by asking for it."""
     assert run(*words)[:2] == (3, "")
     assert run("list")[1] == "g\nh\n"
@@ -311,7 +311,7 @@ def test_a_duration_is_iso_or_short(text, seconds):
 
 
 @pytest.mark.parametrize("text", ["", "P", "PT", "1", "1M2", "P1M", "P1H", "-1h", "1h 30m", "s"])
-def test_what_is_no_duration_is_refused(text, capsys):
+def test_an_invalid_duration_is_refused(text, capsys):
     """A month has no length, and a number no unit."""
     with pytest.raises(SystemExit):
         parser().parse_args(["groups", "reset", "g", f"--by-duration={text}"])

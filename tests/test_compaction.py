@@ -24,13 +24,13 @@ from support.roots import (
 from embedlog import batch, keyspace, kv
 from embedlog.compaction import (
     Throttle,
-    attempt,
-    choose,
     clean,
     clean_round,
     cleaner,
     explain,
     inspect,
+    select_due,
+    try_clean,
 )
 from embedlog.compaction.key_hash import KeyHasher
 from embedlog.compaction.offset_map import OffsetMap
@@ -118,12 +118,16 @@ def test_a_checkpoint_says_where_the_dirty_part_begins(log):
 
     run(log)
 
-    section = inspect(log, START)
-    assert (section.first_dirty, section.first_uncleanable, section.cleanable_bytes) == (2, 2, 0)
-    assert section.clean_bytes > 0
+    cleanable = inspect(log, START)
+    assert (cleanable.first_dirty, cleanable.first_uncleanable, cleanable.cleanable_bytes) == (
+        2,
+        2,
+        0,
+    )
+    assert cleanable.clean_bytes > 0
 
 
-def test_what_is_deleted_while_it_is_compacted_is_left_out(root):
+def test_segments_deleted_during_a_compaction_are_skipped(root):
     """D22: retention may drop what a pass has still to read; it looks again, and goes on."""
     log = make_log(root, {**COMPACT, "cleanup.policy": "compact,delete"})
     for number in range(6):
@@ -156,16 +160,16 @@ def test_a_checkpoint_below_the_start_moves_up_to_it(log):
     assert (inspect(log, START).start, inspect(log, START).first_dirty) == (2, 2)
 
 
-def test_what_is_past_the_active_segment_is_not_dirty(log):
+def test_the_active_segment_is_not_in_the_dirty_part(log):
     """D1: a checkpoint in the active segment leaves nothing to do."""
     segment(log, (b"a", b"1"), (b"a", b"2"))
     put(log, (b"a", b"3"), (b"a", b"4"))
     cleaned(log, 3)
-    section = inspect(log, START)
-    assert (section.first_dirty, section.cleanable_bytes) == (2, 0)
+    cleanable = inspect(log, START)
+    assert (cleanable.first_dirty, cleanable.cleanable_bytes) == (2, 0)
 
 
-def test_records_younger_than_the_lag_are_left_alone(root, clock):
+def test_records_younger_than_the_lag_are_not_compacted(root, clock):
     """D2: from the first segment on whose youngest record is too young."""
     log = make_log(root, {**COMPACT, "min.compaction.lag.ms": 100})
     segment(log, (b"a", b"1"), (b"a", b"2"), at=START)
@@ -176,7 +180,7 @@ def test_records_younger_than_the_lag_are_left_alone(root, clock):
     assert inspect(log, clock()).first_uncleanable == 0
     clock.set(START + 149)
     assert inspect(log, clock()).first_uncleanable == 2
-    assert inspect(log, clock()).lagging > 0
+    assert inspect(log, clock()).too_young_bytes > 0
     run(log)
     assert kept(log) == [(b"a", b"%d" % number) for number in (2, 3, 4, 5, 6)]
     clock.set(START + 150)
@@ -188,26 +192,26 @@ def test_a_partition_is_due_when_enough_of_it_is_dirty(root):
     """D3: strictly more than the ratio, of the bytes that can be cleaned."""
     log = make_log(root, {**COMPACT, "min.cleanable.dirty.ratio": 0.5})
     segment(log, (b"a", b"1"), (b"b", b"2"))
-    assert inspect(log, START).ratio == 1.0
+    assert inspect(log, START).cleanable_ratio == 1.0
     assert inspect(log, START).due
     run(log)
     assert not inspect(log, START).due
     segment(log, (b"a", b"2"))
-    section = inspect(log, START)
-    assert section.due == (section.cleanable_bytes > section.clean_bytes)
+    cleanable = inspect(log, START)
+    assert cleanable.due == (cleanable.cleanable_bytes > cleanable.clean_bytes)
 
 
-def test_one_that_waited_too_long_is_due_whatever_its_ratio(root, clock):
+def test_an_overdue_partition_is_due_whatever_its_ratio(root, clock):
     """D3, D4, D5: overdue ones go first, and only if there is something to clean."""
     lax = {**COMPACT, "min.cleanable.dirty.ratio": 1.0, "max.compaction.lag.ms": 100}
     log, other = make_log(root, lax, "late"), make_log(root, COMPACT, "dirty")
     for each in (log, other):
         segment(each, (b"a", b"1"), (b"a", b"2"))
-    assert [one.log for one in choose([log, other], clock(), {})] == [other]
+    assert [one.log for one in select_due([log, other], clock(), {})] == [other]
 
     clock.advance(101)
 
-    assert [one.log for one in choose([other, log], clock(), {})] == [log, other]
+    assert [one.log for one in select_due([other, log], clock(), {})] == [log, other]
     run(log)
     clock.advance(DAY)
     assert not inspect(log, clock()).due
@@ -233,17 +237,17 @@ def test_the_dirtiest_is_next(root):
     run(half)
     segment(half, *[(b"%d" % number, b"x" * 100) for number in range(30)])
     segment(full, (b"a", b"1"))
-    found = choose([half, full], START, {})
+    found = select_due([half, full], START, {})
     assert [one.log for one in found] == [full, half]
-    assert found[0].ratio == 1.0 > found[1].ratio
+    assert found[0].cleanable_ratio == 1.0 > found[1].cleanable_ratio
 
 
-def test_topics_that_are_not_compacted_are_left_out(root):
+def test_topics_that_are_not_compacted_are_skipped(root):
     """C6: and `clean` refuses them, whoever asks."""
     log = make_log(root)
     segment(log, (b"a", b"1"), (b"a", b"2"))
-    assert choose([log], START, {}) == []
-    with pytest.raises(FencedError, match="not compacted"):
+    assert select_due([log], START, {}) == []
+    with pytest.raises(FencedError, match="no longer compacted"):
         run(log)
 
 
@@ -262,7 +266,7 @@ def test_topics_that_are_not_compacted_are_left_out(root):
         ),
     ],
 )
-def test_it_is_told_in_words_why_nothing_happens(root, config, pairs, words):
+def test_explain_says_why_a_partition_is_compacted_or_not(root, config, pairs, words):
     """Every reason there is for a partition to be cleaned, or not to be."""
     log = make_log(root, {**COMPACT, **config})
     if pairs:
@@ -270,7 +274,7 @@ def test_it_is_told_in_words_why_nothing_happens(root, config, pairs, words):
     assert words in explain(log, START + 6)
 
 
-def test_what_is_in_the_active_segment_is_told_too(log):
+def test_explain_mentions_the_active_segment(log):
     """The reason that surprises most: nothing was rolled yet."""
     put(log, (b"a", b"1"))
     assert "active segment" in explain(log, START)
@@ -279,7 +283,7 @@ def test_what_is_in_the_active_segment_is_told_too(log):
 # What is kept
 
 
-def test_the_last_record_of_each_key_is_kept_with_all_that_it_has(root):
+def test_the_last_record_of_each_key_is_kept_unchanged(root):
     """D8, D10: offsets, order, times, headers and kind of time stay."""
     log = make_log(root, COMPACT)
     put(log, (b"a", b"1"), (b"b", b"2"), (b"a", b"3"), at=[START + 5, START + 3, START + 9])
@@ -332,7 +336,7 @@ def test_times_of_the_log_stay_times_of_the_log(root, clock):
         (3, 2, [(1, 3), (0, 4)], 5),
     ],
 )
-def test_a_map_that_is_full_ends_the_pass(log, slots, first, expected, then, monkeypatch):
+def test_a_full_offset_map_ends_the_pass(log, slots, first, expected, then, monkeypatch):
     """D7: the keys 0, 1, 0, 1, 0; a pass goes as far as its keys have room, and moves on there."""
     segment(log, *[(b"%d" % (number % 2), b"v%d" % number) for number in range(5)])
     cleaned(log, first)
@@ -348,7 +352,7 @@ def test_a_map_that_is_full_ends_the_pass(log, slots, first, expected, then, mon
     assert inspect(log, START).first_dirty == then
 
 
-def test_one_slot_comes_to_the_end_in_several_passes(log, monkeypatch):
+def test_an_offset_map_of_one_slot_needs_several_passes(log, monkeypatch):
     """D7: [1,0,1,0], then [0,1,0], then [1,0]; progress is guaranteed if one key fits."""
     segment(log, *[(b"%d" % (number % 2), b"v%d" % number) for number in range(5)])
     cleaned(log, 2)
@@ -380,7 +384,7 @@ def only_one_pass(monkeypatch):
     monkeypatch.setattr(cleaner, "inspect", once)
 
 
-def test_records_without_a_key_go_when_the_policy_is_changed(root):
+def test_records_without_a_key_are_removed_when_a_topic_becomes_compacted(root):
     """D9, D27: they are refused from then on (A6), and those that are there are removed."""
     log = make_log(root)
     put(log, (None, b"1"), (b"a", b"2"), (None, None))
@@ -396,7 +400,7 @@ def test_records_without_a_key_go_when_the_policy_is_changed(root):
 
 
 @pytest.mark.parametrize("gap", [1, 5, 1000])
-def test_it_passes_over_gaps(log, gap):
+def test_gaps_in_the_offsets_are_compacted_over(log, gap):
     """D14: after a mirror's gap the dirty part begins where the active segment does."""
     segment(log, (b"a", b"1"), (b"a", b"2"))
     one = encoded(b"3", keys=[b"b"])
@@ -478,7 +482,7 @@ def test_a_batch_may_be_larger_than_the_buffer(root, log, compression):
     assert keys_at(log) == [(0, 15), (1, 16), (2, 17)]
 
 
-def test_empty_batches_have_the_epoch_of_what_is_around_them(log, clock):
+def test_empty_batches_have_the_leader_epoch_around_them(log, clock):
     """A37: a recovery takes a lower epoch than the one before for a stale batch, and cuts there."""
     for _ in range(3):
         put(log, (b"a", b"1"), (b"b", b"1"))
@@ -524,7 +528,7 @@ def test_leader_epochs_stay_with_their_records(log):
     assert len(set(found.values())) > 1
 
 
-def test_it_comes_to_rest(root):
+def test_a_clean_partition_is_not_rewritten_again(root):
     """What is clean, and large enough, is not written again; the passes before merge it so far."""
     log = make_log(root, {**COMPACT, "segment.bytes": 4000})
     for number in range(60):
@@ -598,7 +602,7 @@ def reopened(path):
 # Tombstones
 
 
-def test_a_tombstone_goes_in_two_passes(log, clock):
+def test_a_tombstone_is_removed_in_two_passes(log, clock):
     """D16-D18: it deletes at once, and stays for delete.retention.ms after the first clean."""
     segment(log, (b"a", b"1"), (b"b", b"2"), (b"a", None))
     run(log)
@@ -623,7 +627,7 @@ def test_the_record_s_own_time_is_irrelevant(log, clock):
     assert kept(log) == [(b"a", None)]
 
 
-def test_without_retention_it_is_gone_at_the_second_pass(root):
+def test_without_delete_retention_a_tombstone_is_removed_in_the_second_pass(root):
     """D18: never at the first."""
     log = make_log(root, {**COMPACT, "delete.retention.ms": 0})
     segment(log, (b"a", b"1"), (b"a", None))
@@ -633,7 +637,7 @@ def test_without_retention_it_is_gone_at_the_second_pass(root):
     assert kept(log) == []
 
 
-def test_a_horizon_is_stamped_once(log, clock):
+def test_a_delete_horizon_is_set_once(log, clock):
     """D17: later passes do not put it off, though the batch is written again."""
     segment(log, (b"a", None))
     run(log)
@@ -666,7 +670,7 @@ def test_a_new_value_brings_the_key_back(log, clock):
     assert kept(log) == [(b"a", b"2")]
 
 
-def test_past_the_end_of_a_pass_no_tombstone_gets_its_time(log, clock, monkeypatch):
+def test_tombstones_past_the_end_of_a_pass_get_no_delete_horizon(log, clock, monkeypatch):
     """D17, D18: what the pass did not clean over is not told that it did."""
     put(log, (b"a", b"1"), (b"a", None), (b"b", b"1"), (b"b", None))
     log.roll()
@@ -704,7 +708,7 @@ def test_markers_of_transactions_are_kept(log):
     assert [bool(one.flags & batch.CONTROL) for one in batches_of(log)] == [False, True]
 
 
-def test_a_cut_ends_a_compaction(log, monkeypatch):
+def test_a_truncation_ends_a_compaction(log, monkeypatch):
     """D22, D26: the cut stands, and what follows it is dirty."""
     segment(log, (b"a", b"1"), (b"b", b"2"), (b"a", b"3"))
     swap = replace.Replacement.swap
@@ -721,7 +725,7 @@ def test_a_cut_ends_a_compaction(log, monkeypatch):
     assert inspect(log, START).first_dirty == 0
 
 
-def test_a_cut_of_what_replaced_a_record_keeps_the_record(root, monkeypatch):
+def test_a_record_stays_if_the_one_that_replaced_it_is_truncated(root, monkeypatch):
     """D22: its segment is the same, but what it was to be left out for is gone."""
     log = make_log(root, {**COMPACT, "segment.bytes": 3500})
     large = b"x" * 1500
@@ -742,7 +746,7 @@ def test_a_cut_of_what_replaced_a_record_keeps_the_record(root, monkeypatch):
     assert kept(log) == [(b"a", b"1"), (b"b", large)]
 
 
-def test_a_cut_is_not_overwritten_by_what_was_found_before_it(log, monkeypatch):
+def test_the_checkpoint_does_not_move_past_a_truncation(log, monkeypatch):
     """D22, D26: also where nothing had to be rewritten, the checkpoint is not moved past a cut."""
     segment(log, (b"a", b"1"), (b"b", b"1"), (b"c", b"1"))
     run(log)
@@ -777,7 +781,7 @@ def test_records_that_are_deleted_meanwhile_stay_deleted(log, monkeypatch, goal)
         swap(self, *given, **options)
 
     monkeypatch.setattr(replace.Replacement, "swap", deleted)
-    done = attempt(log, START)
+    done = try_clean(log, START)
     monkeypatch.undo()
 
     assert (done.error is None) == (goal < 2)
@@ -786,7 +790,7 @@ def test_records_that_are_deleted_meanwhile_stay_deleted(log, monkeypatch, goal)
     assert log.start_offset() == goal
 
 
-def test_a_topic_that_is_made_again_is_not_clean(root, log):
+def test_a_recreated_topic_is_dirty(root, log):
     """D26: the checkpoint goes with the topic."""
     segment(log, (b"a", b"1"), (b"a", b"2"))
     run(log)
@@ -799,7 +803,7 @@ def test_a_topic_that_is_made_again_is_not_clean(root, log):
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, StorageError])
-def test_a_swap_whose_answer_is_lost_stands(root, log, monkeypatch, error):
+def test_a_swap_stands_if_the_call_is_interrupted_after_the_commit(root, log, monkeypatch, error):
     """P1: Ctrl-C right after the commit must not take the new file for one that was given up."""
     segment(log, (b"a", b"1"), (b"a", b"2"))
     flush.flush_up_to(log, 2)
@@ -828,12 +832,12 @@ def test_turning_compaction_off_ends_it(root, log):
     def progress(done, total):
         root.alter_topic("t", {"cleanup.policy": "delete"})
 
-    with pytest.raises(FencedError, match="not compacted any more"):
+    with pytest.raises(FencedError, match="no longer compacted"):
         run(log, progress=progress)
     assert kept(log) == [(b"a", b"1"), (b"a", b"2")]
 
 
-def test_the_fence_is_asked_all_the_time(log):
+def test_the_fence_is_called_for_each_chunk_and_commit(log):
     """R3: who lost the right to maintain the log stops at the next chunk or commit."""
     segment(log, (b"a", b"1"), (b"a", b"2"))
     calls = []
@@ -854,8 +858,8 @@ def test_only_one_process_compacts_a_partition(log):
     """D4: others skip it, and say so."""
     segment(log, (b"a", b"1"), (b"a", b"2"))
     with replace.rewrite_lock(log):
-        done = attempt(log, START)
-    assert "another process compacts" in done.why
+        done = try_clean(log, START)
+    assert "Another process is compacting" in done.why
     assert isinstance(done.error, FencedError)
 
 
@@ -900,7 +904,7 @@ def test_a_full_disk_leaves_the_log_as_it_was(tmp_path):
     root.close()
 
 
-def test_it_takes_no_more_bytes_a_second_than_it_may():
+def test_the_throttle_limits_bytes_per_second():
     """io.max.bytes.per.second: what was read is paid for by waiting."""
     now, waits = [0.0], []
 
@@ -908,16 +912,16 @@ def test_it_takes_no_more_bytes_a_second_than_it_may():
         waits.append(seconds)
         now[0] += seconds
 
-    pace = Throttle(1000, wait, lambda: now[0])
+    throttle = Throttle(1000, wait, lambda: now[0])
     for _ in range(4):
-        pace.spend(500)
+        throttle.spend(500)
     assert sum(waits) == pytest.approx(2.0)
     Throttle(inf, wait).spend(1 << 40)
     assert sum(waits) == pytest.approx(2.0)
 
 
 @pytest.mark.parametrize("bad", [{"dedupe.buffer.size": 0}, {"load": 1}, {"io.buffer.size": "x"}])
-def test_settings_that_make_no_sense_are_refused(bad):
+def test_invalid_cleaner_settings_are_refused(bad):
     """With the names that there are."""
     with pytest.raises(InvalidConfigError):
         MaintenanceConfig.parse({f"log.cleaner.{name}": value for name, value in bad.items()})
@@ -936,7 +940,7 @@ def test_different_keys_have_different_hashes():
     assert len(set(zip(high.tolist(), low.tolist(), strict=True))) == len(set(keys))
 
 
-def test_a_key_has_one_hash_wherever_it_stands():
+def test_the_hash_of_a_key_does_not_depend_on_its_chunk():
     """Alone, among others of its length, among longer ones, and in a slice."""
     hasher = KeyHasher()
     keys = [b"k%d" % (number * number) for number in range(200)] + [b"x" * 300, None, b""]
@@ -948,7 +952,7 @@ def test_a_key_has_one_hash_wherever_it_stands():
     assert even[0].tolist() == high[4:10].tolist()
 
 
-def test_the_map_takes_what_fits_and_no_more():
+def test_the_offset_map_takes_the_rows_before_the_first_key_that_does_not_fit():
     """D7: of a chunk the first rows, up to the first new key that is one too many."""
     hasher = KeyHasher()
     keys = [b"a", b"b", b"a", b"c", b"a", b"d"]
@@ -969,7 +973,7 @@ def offsets_from(first, count):
     return np.arange(first, first + count)
 
 
-def test_the_topic_s_config_has_what_kafka_has():
+def test_the_defaults_of_compaction_are_kafkas():
     """The defaults are Kafka's."""
     config = TopicConfig()
     assert (config.min_cleanable_dirty_ratio, config.delete_retention_ms) == (0.5, DAY)

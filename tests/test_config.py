@@ -75,43 +75,47 @@ def test_values_become_what_the_code_compares(given, field, expected):
         (TopicConfig, {"retention.mss": 1}, "Did you mean retention.ms?"),
         (TopicConfig, {"segment_byte": 1}, "Did you mean segment_bytes?"),
         (TopicConfig, {"retention.ms": 1, "retention_ms": 1}, "given twice"),
-        (TopicConfig, {"retention.ms": "soon"}, "retention_ms 'soon' is not a whole number"),
-        (TopicConfig, {"retention.ms": 1.5}, "not a whole number"),
-        (TopicConfig, {"retention.ms": True}, "not a whole number"),
-        (TopicConfig, {"retention.ms": -2}, r"-2 is not in -1\.\."),
-        (TopicConfig, {"segment.bytes": 0}, "segment_bytes 0 is not in 1"),
-        (TopicConfig, {"min.cleanable.dirty.ratio": math.nan}, "not in 0..1"),
-        (TopicConfig, {"min.cleanable.dirty.ratio": math.inf}, "not in 0..1"),
-        (TopicConfig, {"preallocate": "maybe"}, "neither true nor false"),
-        (TopicConfig, {"cleanup.policy": "archive"}, "not one of delete, compact"),
-        (TopicConfig, {"cleanup.policy": ""}, "not one of delete, compact"),
+        (TopicConfig, {"retention.ms": "soon"}, "retention_ms must be a whole number, got 'soon'"),
+        (TopicConfig, {"retention.ms": 1.5}, "must be a whole number"),
+        (TopicConfig, {"retention.ms": True}, "must be a whole number"),
+        (TopicConfig, {"retention.ms": -2}, "must be at least -1, got -2"),
+        (TopicConfig, {"segment.bytes": 0}, "segment_bytes must be at least 1, got 0"),
+        (TopicConfig, {"min.cleanable.dirty.ratio": math.nan}, "between 0 and 1"),
+        (TopicConfig, {"min.cleanable.dirty.ratio": math.inf}, "between 0 and 1"),
+        (TopicConfig, {"preallocate": "maybe"}, "must be true or false"),
+        (TopicConfig, {"cleanup.policy": "archive"}, "must be one of delete, compact"),
+        (TopicConfig, {"cleanup.policy": ""}, "must be one of delete, compact"),
         (TopicConfig, {"compression.type": "snappy"}, "none, lz4, zstd"),
         (TopicConfig, {"message.timestamp.type": "createtime"}, "CreateTime, LogAppendTime"),
-        (TopicConfig, {"segment.ms": 5, "segment.jitter.ms": 6}, "6 is more than segment_ms 5"),
+        (
+            TopicConfig,
+            {"segment.ms": 5, "segment.jitter.ms": 6},
+            "6 must not be more than segment_ms 5",
+        ),
         (
             TopicConfig,
             {"min.compaction.lag.ms": 9, "max.compaction.lag.ms": 8},
-            "min_compaction_lag_ms 9 is more than max_compaction_lag_ms 8",
+            "min_compaction_lag_ms 9 must not be more than max_compaction_lag_ms 8",
         ),
-        (ProducerConfig, {"acks": 2}, "acks 2 is not one of 0, 1, all"),
-        (ProducerConfig, {"acks": True}, "not one of 0, 1, all"),
+        (ProducerConfig, {"acks": 2}, "acks must be one of 0, 1, all, got 2"),
+        (ProducerConfig, {"acks": True}, "must be one of 0, 1, all"),
         (ProducerConfig, {"producer_name": ""}, "at least one character"),
-        (ProducerConfig, {"key_serializer": "json"}, "neither callable"),
+        (ProducerConfig, {"key_serializer": "json"}, "must be callable"),
         (ProducerConfig, {"partitioner": "sticky"}, "round_robin"),
-        (ProducerConfig, {"client_id": 5}, "not a text"),
+        (ProducerConfig, {"client_id": 5}, "must be a str, got 5"),
         (
             ProducerConfig,
             {"delivery_timeout_ms": 10, "request_timeout_ms": 9, "linger_ms": 2},
-            "delivery_timeout_ms 10 is less than linger_ms 2 and request_timeout_ms 9",
+            "delivery_timeout_ms 10 must not be less than linger_ms 2 plus request_timeout_ms 9",
         ),
         (ConsumerConfig, {"auto_offset_reset": "smallest"}, "latest, earliest, none"),
-        (ConsumerConfig, {"value_deserializer": 5}, "neither callable"),
-        (ConsumerConfig, {"consumer_timeout_ms": -5}, "not None or at least 0"),
+        (ConsumerConfig, {"value_deserializer": 5}, "must be callable"),
+        (ConsumerConfig, {"consumer_timeout_ms": -5}, "must be None or at least 0"),
         (ConsumerConfig, {"group_instance_id": "a"}, "'a' needs a group"),
         (
             ConsumerConfig,
             {"session_timeout_ms": 3000},
-            "heartbeat_interval_ms 3000 is not less than session_timeout_ms 3000",
+            "heartbeat_interval_ms 3000 must be less than session_timeout_ms 3000",
         ),
     ],
 )
@@ -147,7 +151,7 @@ def test_idempotence_gives_way_unless_it_was_asked_for(conflict):
 def test_a_named_producer_is_idempotent():
     """G17, G20: a name asks for what makes it an identity."""
     assert ProducerConfig(producer_name="sensor").enable_idempotence is True
-    with pytest.raises(InvalidConfigError, match="producer_name 'sensor' does not go with"):
+    with pytest.raises(InvalidConfigError, match="producer_name 'sensor' cannot be combined with"):
         ProducerConfig(producer_name="sensor", enable_idempotence=False)
 
 

@@ -111,7 +111,7 @@ def test_a_group_that_is_not_there_is_dead(log):
     group = log.group("nobody")
 
     assert group.state == "Dead"
-    assert repr(group) == "<ConsumerGroup nobody: Dead, there is no such group yet>"
+    assert repr(group) == "<ConsumerGroup nobody: Dead, the group does not exist yet>"
     assert "nobody" in group._repr_html_()
     for ask in (group.lag, group.members, group.describe, group.delete, group.delete_offsets):
         with pytest.raises(GroupIdNotFoundError, match="nobody"):

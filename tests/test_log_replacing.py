@@ -336,7 +336,7 @@ def test_a_view_counts_the_records_that_are_left(root, log):
 
     assert [one.offset for one in view] == LEFT
     assert [view[row].offset for row in range(len(view))] == LEFT
-    with pytest.raises(IndexError, match=f"row {len(LEFT)} of {len(LEFT)}"):
+    with pytest.raises(IndexError, match=f"Row {len(LEFT)} is out of range"):
         view[len(LEFT)]
     assert [one.offset for one in view[1:3]] == LEFT[1:3]
     assert view.to_arrow(["offset"])["offset"].to_pylist() == LEFT

@@ -1,4 +1,4 @@
-"""Who does the housekeeping of a log, when another one does, and who may not any more."""
+"""Maintenance: the owner, fencing, the jobs, and clocks that jump."""
 
 from __future__ import annotations
 
@@ -29,6 +29,7 @@ from embedlog.maintenance import (
     Maintenance,
     MaintenanceJob,
     MaintenanceOwner,
+    current_owner,
     owner,
 )
 from embedlog.partition import pending_deletes, tail
@@ -46,10 +47,10 @@ OLD = {"segment.bytes": 2 * SIZE, "file.delete.delay.ms": 0, "retention.ms": DAY
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch):
-    """Nobody here waits for a second before the first thing is done."""
+    """Jobs start at once here, not after a second."""
     # Threads are counted here: those of what earlier tests left to the collector go now.
     gc.collect()
-    monkeypatch.setattr(owner, "_LEAST_SECONDS", 0.01)
+    monkeypatch.setattr(owner, "_FIRST_SECONDS", 0.01)
 
 
 def eventually(holds: Callable[[], object], seconds: float = 20) -> float:
@@ -65,7 +66,7 @@ def threads(name="embedlog-"):
     return [each for each in threading.enumerate() if each.name.startswith(name)]
 
 
-def often(run=lambda turn: None, name="often"):
+def often(run=lambda context: None, name="often"):
     return MaintenanceJob(name, 0.01, run)
 
 
@@ -80,19 +81,19 @@ def test_a_log_that_is_only_opened_starts_nothing(tmp_path):
         assert log.topics() == ["t"]
         # `create_topic` returned a view of the topic: from then on it runs.
         assert len(threads("embedlog-maintenance")) == 1
-        eventually(lambda: owner(log.root))
+        eventually(lambda: current_owner(log.root))
     with embedlog.open(tmp_path / "log") as log:
         assert threads() == before
     assert threads() == before
 
 
-def test_a_process_can_opt_out_and_still_ask_for_a_round(tmp_path):
+def test_maintain_works_without_background_jobs(tmp_path):
     """maintenance=False: no thread; `maintain` does one round with the log's clock."""
     clock = ManualClock()
     with embedlog.open(tmp_path / "log", clock=clock, maintenance=False) as log:
         log.create_topic("t", config=OLD)
         fill(log.partition("t", 0), 6)
-        assert (threads(), owner(log.root)) == ([], None)
+        assert (threads(), current_owner(log.root)) == ([], None)
         assert log.maintain()["retention"] == []
         clock.advance(DAY + 1_000)
         done = log.maintain()["retention"]
@@ -100,17 +101,17 @@ def test_a_process_can_opt_out_and_still_ask_for_a_round(tmp_path):
         assert log.partition("t", 0).start_offset() == 6
 
 
-def test_the_background_does_what_maintain_does(tmp_path):
+def test_the_background_runs_the_jobs_of_maintain(tmp_path):
     """Retention, without anybody asking."""
     with closing(open_root(tmp_path / "log")) as root:
         log = make_log(root, OLD)
         fill(log, 6)
         root.clock.advance(2 * DAY)
         with closing(Maintenance(root, [JOBS[0]._replace(every_seconds=0.05)])) as mine:
-            mine.ensure()
+            mine.start()
             eventually(lambda: log.start_offset() == 6)
-            assert owner(root).pid == os.getpid()
-            assert mine.epoch == owner(root).epoch == 1
+            assert current_owner(root).pid == os.getpid()
+            assert mine.epoch == current_owner(root).epoch == 1
     assert threads() == []
 
 
@@ -121,38 +122,38 @@ def test_a_changed_setting_applies_at_the_next_round(tmp_path):
         fill(log, 6)
         root.clock.advance(2 * DAY)
         rounds = []
-        job = often(lambda turn: rounds.append(JOBS[0].run(turn)))
+        job = often(lambda context: rounds.append(JOBS[0].run(context)))
         with closing(Maintenance(root, [job])) as mine:
-            mine.ensure()
+            mine.start()
             eventually(lambda: len(rounds) > 2)
             assert log.start_offset() == 0
             root.alter_topic("t", {"retention.ms": DAY})
             eventually(lambda: log.start_offset() == 6)
 
 
-def test_one_of_several_does_it(tmp_path):
+def test_one_of_several_handles_is_the_owner(tmp_path):
     """Two handles, in one process or in two: one owner, and another one once it closes."""
     with closing(open_root(tmp_path / "log")) as first, closing(open_root(tmp_path / "log")) as two:
         done = []
-        one = Maintenance(first, [often(lambda turn: done.append(1))])
-        other = Maintenance(two, [often(lambda turn: done.append(2))])
-        one.ensure()
+        one = Maintenance(first, [often(lambda context: done.append(1))])
+        other = Maintenance(two, [often(lambda context: done.append(2))])
+        one.start()
         eventually(lambda: done)
-        other.ensure()
+        other.start()
         eventually(lambda: len(done) > 50)
         assert set(done) == {1}
         one.close()
         del done[:]
         eventually(lambda: 2 in done)
         assert 1 not in done
-        assert owner(two).epoch == 2
+        assert current_owner(two).epoch == 2
         other.close()
 
 
 def child_that_owns(path, ready):
     root = open_root(path)
     mine = Maintenance(root, [often()])
-    mine.ensure()
+    mine.start()
     eventually(lambda: mine.epoch)
     ready()
 
@@ -166,17 +167,17 @@ def test_when_the_owner_is_killed_another_takes_over_at_once(tmp_path):
         closing(open_root(path)) as root,
     ):
         mine = Maintenance(root, [often()])
-        mine.ensure()
+        mine.start()
         eventually(lambda: mine._watch._watched)
         assert mine.epoch is None
         os.kill(child.pid, signal.SIGKILL)
         took = eventually(lambda: mine.epoch)
-        assert owner(root).epoch == 2
+        assert current_owner(root).epoch == 2
         mine.close()
     assert took < patient(1)
 
 
-def test_a_stopped_owner_is_overtaken_and_deletes_nothing_when_it_wakes(tmp_path):
+def test_a_stopped_owner_is_replaced_and_deletes_nothing_when_it_resumes(tmp_path):
     """P14, R3: past its deadline; its epoch is checked in the transaction that deletes."""
     path = tmp_path / "log"
     with closing(open_root(path)) as root:
@@ -187,14 +188,14 @@ def test_a_stopped_owner_is_overtaken_and_deletes_nothing_when_it_wakes(tmp_path
     def work(ready):
         other = open_root(path)
         mine = Maintenance(other, [], session_ms=200)
-        mine.ensure()
+        mine.start()
         eventually(lambda: mine.epoch)
-        turn = JobContext(other, mine.epoch, lambda: START + 2 * DAY, bool)
+        context = JobContext(other, mine.epoch, lambda: START + 2 * DAY, bool)
         ready_then_stopped = threading.Thread(target=ready, daemon=True)
         ready_then_stopped.start()
-        eventually(lambda: owner(other).epoch > 1)
+        eventually(lambda: current_owner(other).epoch > 1)
         try:
-            JOBS[0].run(turn)
+            JOBS[0].run(context)
             os.write(say, b"deleted")
         except FencedError:
             os.write(say, b"fenced")
@@ -205,9 +206,9 @@ def test_a_stopped_owner_is_overtaken_and_deletes_nothing_when_it_wakes(tmp_path
     with Held(work) as child, closing(open_root(path)) as root:
         child.stop()
         mine = Maintenance(root, [often()], session_ms=60_000)
-        mine.ensure()
+        mine.start()
         eventually(lambda: mine.epoch)
-        assert owner(root).epoch == 2
+        assert current_owner(root).epoch == 2
         os.kill(child.pid, signal.SIGCONT)
         said = b""
         while not said.endswith(b"out"):
@@ -231,13 +232,13 @@ def held_locks(path):
     return ""
 
 
-def test_an_owner_that_was_overtaken_stops_its_jobs(tmp_path, monkeypatch):
+def test_a_fenced_owner_stops_its_jobs(tmp_path, monkeypatch):
     """R3: it hears of it at its next beat, and becomes one of those who wait."""
-    monkeypatch.setattr(owner, "BEAT_SECONDS", 0.05)
+    monkeypatch.setattr(owner, "HEARTBEAT_SECONDS", 0.05)
     with closing(open_root(tmp_path / "log")) as root:
         done = []
-        with closing(Maintenance(root, [often(lambda turn: done.append(1))])) as mine:
-            mine.ensure()
+        with closing(Maintenance(root, [often(lambda context: done.append(1))])) as mine:
+            mine.start()
             eventually(lambda: done)
             far = root.context.files.uptime_ms() + 10_000_000
             # As if another machine's worth of processes had it: the pid is of nobody.
@@ -249,21 +250,21 @@ def test_an_owner_that_was_overtaken_stops_its_jobs(tmp_path, monkeypatch):
             eventually(lambda: mine.epoch == 8)
 
 
-def test_maintain_overtakes_the_background_of_others_for_a_while(tmp_path, monkeypatch):
+def test_maintain_takes_over_from_the_owner_for_a_while(tmp_path, monkeypatch):
     """One round now, exclusively; then they have it back."""
-    monkeypatch.setattr(owner, "BEAT_SECONDS", 0.05)
+    monkeypatch.setattr(owner, "HEARTBEAT_SECONDS", 0.05)
     path = tmp_path / "log"
     with closing(open_root(path)) as first, closing(open_root(path)) as second:
         background = Maintenance(first, [often()])
-        background.ensure()
+        background.start()
         eventually(lambda: background.epoch == 1)
         seen = []
 
-        def look(turn):
+        def look(context):
             eventually(lambda: background.epoch is None)
-            turn.stopping()
-            seen.append((turn.epoch, owner(second).epoch))
-            second.context.live.read(turn.fence)
+            context.should_stop()
+            seen.append((context.epoch, current_owner(second).epoch))
+            second.context.live.read(context.fence)
             return "looked"
 
         with closing(Maintenance(second, [often(look, "look")], background=False)) as mine:
@@ -278,36 +279,36 @@ def test_maintain_uses_the_epoch_of_its_own_background(tmp_path):
     with closing(open_root(tmp_path / "log")) as root:
         running, most = [], []
 
-        def work(turn):
-            running.append(turn.epoch)
+        def work(context):
+            running.append(context.epoch)
             most.append(len(running))
             time.sleep(0.001)
             running.pop()
 
         with closing(Maintenance(root, [often(work)])) as mine:
-            mine.ensure()
+            mine.start()
             eventually(lambda: most)
             for _ in range(20):
                 mine.maintain()
-            assert owner(root).epoch == 1
+            assert current_owner(root).epoch == 1
         assert max(most) == 1
 
 
-def test_maintain_keeps_the_others_off_while_it_is_long(tmp_path, monkeypatch):
+def test_a_long_maintain_stays_the_owner(tmp_path, monkeypatch):
     """Its deadline moves along, and it takes the lock as soon as that is free."""
-    monkeypatch.setattr(owner, "BEAT_SECONDS", 0.02)
+    monkeypatch.setattr(owner, "HEARTBEAT_SECONDS", 0.02)
     with closing(open_root(tmp_path / "log")) as root:
 
-        def long(turn):
+        def long(context):
             for _ in range(30):
                 time.sleep(0.01)
-                assert not turn.stopping()
-                root.context.live.read(turn.fence)
+                assert not context.should_stop()
+                root.context.live.read(context.fence)
 
         with closing(open_root(root.path)) as other:
             waiting = Maintenance(other, [often()])
             with closing(Maintenance(root, [often(long)], session_ms=100)) as mine:
-                late = threading.Timer(0.05, waiting.ensure)
+                late = threading.Timer(0.05, waiting.start)
                 late.start()
                 mine.maintain()
                 late.join()
@@ -318,12 +319,12 @@ def test_maintain_keeps_the_others_off_while_it_is_long(tmp_path, monkeypatch):
 # Jobs
 
 
-def test_a_failure_is_kept_and_told_and_the_others_go_on(tmp_path, caplog):
+def test_a_failed_job_is_logged_and_the_others_continue(tmp_path, caplog):
     """Nobody would hear of it otherwise; the job is tried again."""
     with closing(open_root(tmp_path / "log")) as root:
         rounds = []
 
-        def bad(turn):
+        def bad(context):
             rounds.append(1)
             if len(rounds) < 3:
                 raise (
@@ -331,9 +332,9 @@ def test_a_failure_is_kept_and_told_and_the_others_go_on(tmp_path, caplog):
                 )
 
         good = []
-        jobs = [often(bad, "bad"), often(lambda turn: good.append(1), "good")]
+        jobs = [often(bad, "bad"), often(lambda context: good.append(1), "good")]
         with caplog.at_level(logging.WARNING), closing(Maintenance(root, jobs)) as mine:
-            mine.ensure()
+            mine.start()
             eventually(lambda: mine.failures or len(rounds) > 3)
             eventually(lambda: len(rounds) > 4 and good)
             assert mine.failures == {}
@@ -341,7 +342,7 @@ def test_a_failure_is_kept_and_told_and_the_others_go_on(tmp_path, caplog):
         assert "a bug" in caplog.text
 
 
-def test_maintain_raises_what_failed_after_all_else_is_done(tmp_path):
+def test_maintain_raises_the_first_error_after_all_jobs(tmp_path):
     """To the caller, who asked for it."""
     with closing(open_root(tmp_path / "log")) as root:
         bad, good = make_log(root, OLD, "bad"), make_log(root, OLD, "good")
@@ -357,22 +358,22 @@ def test_maintain_raises_what_failed_after_all_else_is_done(tmp_path):
         root.context.live.write(lambda txn: txn.put(bad.tail_key, row))
 
 
-def test_processes_that_live_for_moments_do_their_share(tmp_path, monkeypatch):
+def test_the_interval_of_a_job_counts_across_processes(tmp_path, monkeypatch):
     """When a job was last done stands in `live`: the time between is that of the log."""
     with closing(open_root(tmp_path / "log")) as root:
-        job = MaintenanceJob("hourly", 3600.0, lambda turn: None)
+        job = MaintenanceJob("hourly", 3600.0, lambda context: None)
         mine = Maintenance(root, [job])
         assert mine.due_seconds(job) == 3600.0
         assert 3590 < mine.due_seconds(job) <= 3600
         long_ago = max(root.context.files.uptime_ms() - 3_600_000, 0)
         root.context.live.write(lambda txn: JOB_RUNS.put(txn, "hourly", value=long_ago))
         assert mine.due_seconds(job._replace(every_seconds=1e-9)) == 0.01
-        mine.do(job, JobContext(root, 1, root.clock, bool))
+        mine.run_job(job, JobContext(root, 1, root.clock, bool))
         assert mine.due_seconds(job) > 3590
         mine.close()
 
 
-def test_what_nobody_appends_to_is_flushed_as_well(tmp_path):
+def test_partitions_without_appends_are_flushed_too(tmp_path):
     """A22: flush.ms counts on when the last append is long ago; the work of the scheduler."""
     clock = ManualClock()
     with embedlog.open(tmp_path / "log", clock=clock, maintenance=False) as log:
@@ -458,7 +459,7 @@ def test_a_clock_that_jumps_forgets_no_producer_at_once(tmp_path):
     with closing(open_root(tmp_path / "log", clock=clock, files=Moved)) as root:
         log = make_log(root, {"producer.id.expiration.ms": DAY})
         jobs = [job for job in JOBS if job.name == "producers"]
-        with closing(Maintenance(root, jobs, doubting=True, background=False)) as mine:
+        with closing(Maintenance(root, jobs, bound_clock=True, background=False)) as mine:
             for number in range(3):
                 send(log, number)
             assert mine.maintain()["producers"] == 0
@@ -481,7 +482,7 @@ def test_a_producer_is_forgotten_once_the_time_has_really_passed(tmp_path):
     with closing(open_root(tmp_path / "log", clock=clock, files=Moved)) as root:
         log = make_log(root, {"producer.id.expiration.ms": DAY})
         jobs = [job for job in JOBS if job.name == "producers"]
-        with closing(Maintenance(root, jobs, doubting=True, background=False)) as mine:
+        with closing(Maintenance(root, jobs, bound_clock=True, background=False)) as mine:
             send(log, 0)
             assert mine.maintain()["producers"] == 0
             clock.advance(30 * DAY)
@@ -492,15 +493,15 @@ def test_a_producer_is_forgotten_once_the_time_has_really_passed(tmp_path):
             assert producers(log) == []
 
 
-def test_the_clock_is_noted_before_the_first_round(tmp_path):
+def test_the_clock_is_read_before_the_first_round(tmp_path):
     """P17: a clock that is set right soon after the boot is seen to jump."""
     clock = ManualClock()
     with closing(open_root(tmp_path / "log", clock=clock)) as root:
         job = JOBS[0]._replace(every_seconds=3600)
         log = make_log(root, OLD)
         fill(log, 6)
-        with closing(Maintenance(root, [job], doubting=True)) as mine:
-            mine.ensure()
+        with closing(Maintenance(root, [job], bound_clock=True)) as mine:
+            mine.start()
             eventually(lambda: last_reading(root.context.live))
             clock.advance(30 * DAY)
             assert mine.maintain() == {"retention": []}
@@ -524,7 +525,7 @@ def test_a_producer_is_forgotten_by_the_owner_alone(tmp_path):
         assert producers(log) == [7]
 
 
-def test_what_groups_committed_that_are_not_used_is_forgotten_after_a_week(tmp_path):
+def test_offsets_of_unused_groups_expire_after_a_week(tmp_path):
     """M15: from when the last member left, or the last commit; not of topics that members read."""
     clock = ManualClock()
     week = MaintenanceConfig().offsets_retention_minutes * 60_000
@@ -555,41 +556,41 @@ def test_what_groups_committed_that_are_not_used_is_forgotten_after_a_week(tmp_p
 # Life
 
 
-def test_closing_waits_for_the_work_in_hand_and_can_be_repeated(tmp_path):
+def test_close_waits_for_running_jobs_and_can_be_repeated(tmp_path):
     """Joined by close(), and no thread uses the log after."""
     with closing(open_root(tmp_path / "log")) as root:
         at_work, done = threading.Event(), []
 
-        def work(turn):
+        def work(context):
             at_work.set()
-            while not turn.stopping():
+            while not context.should_stop():
                 time.sleep(0.001)
             done.append(root.topics())
 
         mine = Maintenance(root, [often(work)])
-        mine.ensure()
+        mine.start()
         assert at_work.wait(patient(10))
         mine.close()
         mine.close()
         assert done == [{}]
         assert threads() == []
-        mine.ensure()
+        mine.start()
         assert threads() == []
 
 
-def test_a_log_that_was_forgotten_does_nothing_any_more(tmp_path):
+def test_a_log_that_was_garbage_collected_runs_no_jobs(tmp_path):
     """Its thread does not keep it alive."""
     log = embedlog.open(tmp_path / "log")
     log.create_topic("t")
     root = log.root
-    eventually(lambda: owner(root))
+    eventually(lambda: current_owner(root))
     del log
     gc.collect()
     eventually(lambda: not threads())
     root.close()
 
 
-def test_a_forked_child_takes_part_anew(tmp_path):
+def test_a_forked_child_starts_its_own_threads(tmp_path):
     """P18: it has neither the threads nor the locks of its parent."""
     with embedlog.open(tmp_path / "log") as log:
         log.create_topic("t")
@@ -605,30 +606,30 @@ def test_a_forked_child_takes_part_anew(tmp_path):
             return inherited, started, epoch, threads()
 
         assert in_child(work) == ((None, []), 1, None, [])
-        assert owner(log.root).epoch == log.maintenance.epoch == 1
+        assert current_owner(log.root).epoch == log.maintenance.epoch == 1
 
 
-def test_a_fork_comes_between_two_pieces_of_work(tmp_path):
+def test_a_fork_waits_for_a_pause_of_the_jobs(tmp_path):
     """P18: what is copied in the middle of Arrow's work would hang the child."""
     with closing(open_root(tmp_path / "log")) as root:
         inside = []
 
-        def work(turn):
+        def work(context):
             for _ in range(10):
                 inside.append(1)
                 time.sleep(0.002)
                 inside.pop()
-                turn.stopping()
+                context.should_stop()
 
         with closing(Maintenance(root, [often(work)])) as mine:
-            mine.ensure()
+            mine.start()
             eventually(lambda: inside)
             for _ in range(10):
                 assert in_child(lambda: list(inside)) == []
 
 
 @pytest.mark.parametrize("what", ["ProcessWatch", "threading.Thread"])
-def test_a_program_does_not_fail_for_want_of_a_thread(tmp_path, monkeypatch, caplog, what):
+def test_a_program_does_not_fail_if_no_thread_can_be_started(tmp_path, monkeypatch, caplog, what):
     """P19: it asked for none; the next use of the log tries again."""
 
     def refuse(*_, **__):
@@ -638,16 +639,16 @@ def test_a_program_does_not_fail_for_want_of_a_thread(tmp_path, monkeypatch, cap
         monkeypatch.setattr(f"embedlog.maintenance.owner.{what}", refuse)
         with caplog.at_level(logging.WARNING):
             log.create_topic("t")
-        assert "no housekeeping" in caplog.text
+        assert "Cannot start the maintenance" in caplog.text
         assert threads() == []
         monkeypatch.undo()
         log.topic("t")
         assert len(threads("embedlog-maintenance")) == 1
 
 
-def test_an_owner_that_can_start_no_thread_leaves_it_to_others(tmp_path, monkeypatch):
+def test_an_owner_that_cannot_start_threads_resigns(tmp_path, monkeypatch):
     """P19: and tries again later."""
-    monkeypatch.setattr(owner, "BEAT_SECONDS", 0.02)
+    monkeypatch.setattr(owner, "HEARTBEAT_SECONDS", 0.02)
     with closing(open_root(tmp_path / "log")) as root:
         start, tries = owner.MaintenanceThread.start, []
 
@@ -659,13 +660,13 @@ def test_an_owner_that_can_start_no_thread_leaves_it_to_others(tmp_path, monkeyp
 
         monkeypatch.setattr(owner.MaintenanceThread, "start", refuse)
         done = []
-        with closing(Maintenance(root, [often(lambda turn: done.append(1))])) as mine:
-            mine.ensure()
+        with closing(Maintenance(root, [often(lambda context: done.append(1))])) as mine:
+            mine.start()
             eventually(lambda: done)
             assert mine.epoch == 3
 
 
-def test_a_reader_does_no_housekeeping(tmp_path):
+def test_a_read_only_log_runs_no_jobs(tmp_path):
     """P19."""
     with embedlog.open(tmp_path / "log") as log:
         log.create_topic("t")
@@ -678,7 +679,7 @@ def test_a_reader_does_no_housekeeping(tmp_path):
             log.retention_bytes = 5
 
 
-def test_the_systems_clock_is_doubted_and_a_programs_is_not(tmp_path):
+def test_only_the_systems_clock_is_bounded(tmp_path):
     """P17: what a program passes is what it wants to go by."""
     with embedlog.open(tmp_path / "a") as log:
         log.maintain()

@@ -1,4 +1,4 @@
-"""Compaction as part of the housekeeping: in the background, fenced, and heeding leases."""
+"""Compaction as a maintenance job: in the background, fenced, and respecting leases."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from support.patience import patient
 from support.roots import encoded, make_log, open_root, rows, segment_files
 
 import embedlog
-from embedlog.compaction import attempt, clean, explain
+from embedlog.compaction import clean, explain, try_clean
 from embedlog.config import MaintenanceConfig
 from embedlog.errors import InvalidConfigError
 from embedlog.maintenance import JobContext, Maintenance, MaintenanceJob, jobs, jobs_of, owner
@@ -29,7 +29,7 @@ HERE = TopicPartition("t", 0)
 @pytest.fixture(autouse=True)
 def soon(monkeypatch):
     """Nobody here waits for a second before the first thing is done."""
-    monkeypatch.setattr(owner, "_LEAST_SECONDS", 0.01)
+    monkeypatch.setattr(owner, "_FIRST_SECONDS", 0.01)
 
 
 def often(**settings):
@@ -58,14 +58,14 @@ def values(log):
     return [row[3] for row in rows(log)]
 
 
-def a_turn(root, stopping=bool, epoch=1):
-    return JobContext(root, epoch, root.clock, stopping)
+def job_context(root, should_stop=bool, epoch=1):
+    return JobContext(root, epoch, root.clock, should_stop)
 
 
 def owned(root):
-    """Let this test own the housekeeping, and return its turn."""
+    """Let this test own the housekeeping, and return its context."""
     root.context.live.write(lambda txn: OWNER.put(txn, value=MaintenanceOwner(1, 1 << 60, 1)))
-    return a_turn(root)
+    return job_context(root)
 
 
 @pytest.mark.parametrize("number", [1, 3])
@@ -76,7 +76,7 @@ def test_the_background_compacts_what_is_due(tmp_path, number):
         for log in logs:
             dirty(log)
         with closing(Maintenance(root, often(log_cleaner_threads=number))) as mine:
-            mine.ensure()
+            mine.start()
             eventually(lambda: all(len(values(log)) == 1 for log in logs))
             names = [each.name for each in threading.enumerate()]
             assert names.count("embedlog-compaction") == number
@@ -103,39 +103,39 @@ def test_compaction_can_be_turned_off_and_settings_are_checked(tmp_path):
         embedlog.open(tmp_path / "log", maintenance={"log.cleaner.thread": 1})
 
 
-def test_a_process_that_was_overtaken_swaps_nothing(root):
+def test_a_fenced_process_swaps_nothing(root):
     """R3: its epoch is read under the partition's lock, before each swap."""
     log = make_log(root, COMPACT)
     dirty(log)
     owned(root)
     before = values(log)
 
-    (done,) = CompactionJob(MaintenanceConfig())(a_turn(root, epoch=7))
+    (done,) = CompactionJob(MaintenanceConfig())(job_context(root, epoch=7))
 
-    assert "took the housekeeping over" in str(done.error)
+    assert "took over the maintenance" in str(done.error)
     assert values(log) == before
 
 
-def test_what_ends_the_housekeeping_ends_a_long_compaction(root):
+def test_stopping_maintenance_ends_a_long_compaction(root):
     """A thread that is to stop does not first read a large partition to its end."""
     log = make_log(root, COMPACT)
     dirty(log)
     owned(root)
     job, asked = CompactionJob(MaintenanceConfig()), []
 
-    def stopping():
+    def should_stop():
         asked.append(1)
         return len(asked) > 2
 
-    (done,) = job(a_turn(root, stopping))
-    assert "ends here" in str(done.error)
+    (done,) = job(job_context(root, should_stop))
+    assert "Maintenance ends" in str(done.error)
     assert len(values(log)) == 12
     # It did not fail: the next round does it.
-    assert [one.error for one in job(a_turn(root))] == [None]
+    assert [one.error for one in job(job_context(root))] == [None]
     assert values(log) == [b"11"]
 
 
-def test_a_partition_that_fails_is_left_alone_for_a_while_only(root, monkeypatch):
+def test_a_partition_that_failed_is_skipped_for_a_while(root, monkeypatch):
     """D4: and tried again, for somebody may have repaired it."""
     log = make_log(root, COMPACT)
     dirty(log)
@@ -145,13 +145,13 @@ def test_a_partition_that_fails_is_left_alone_for_a_while_only(root, monkeypatch
     path.write_bytes(good[:700] + bytes([good[700] ^ 255]) + good[701:])
     job = CompactionJob(MaintenanceConfig())
 
-    (done,) = job(a_turn(root))
+    (done,) = job(job_context(root))
     assert done.error is not None
     path.write_bytes(good)
-    assert job(a_turn(root)) == []
+    assert job(job_context(root)) == []
 
-    monkeypatch.setattr(jobs, "FORGIVING_SECONDS", -1)
-    assert [one.error for one in job(a_turn(root))] == [None]
+    monkeypatch.setattr(jobs, "RETRY_SECONDS", -1)
+    assert [one.error for one in job(job_context(root))] == [None]
 
 
 def test_an_idle_segment_is_rolled_to_be_compacted(root):
@@ -159,10 +159,10 @@ def test_an_idle_segment_is_rolled_to_be_compacted(root):
     log = make_log(root, {**COMPACT, "max.compaction.lag.ms": 1000})
     for value in (b"1", b"2"):
         log.append([encoded(value, keys=[b"k"], at=START)])
-    job, turn = CompactionJob(MaintenanceConfig()), owned(root)
-    assert job(turn) == []
+    job, context = CompactionJob(MaintenanceConfig()), owned(root)
+    assert job(context) == []
     root.clock.advance(1001)
-    (done,) = job(turn)
+    (done,) = job(context)
     assert (done.records_kept, values(log)) == (1, [b"2"])
 
 
@@ -186,19 +186,19 @@ def test_replaced_files_are_unlinked_after_their_delay(root):
     assert not any(path.exists() for path in old)
 
 
-def test_what_a_lease_holds_is_not_compacted(root):
+def test_leased_segments_are_not_compacted(root):
     """Segments below it are, and all once it is released; it is told why."""
     log = make_log(root, {**COMPACT, "file.delete.delay.ms": 0})
     dirty(log, 4)
     with hold(root, "query", {HERE: 4}, 60):
         clean(log, START)
         assert values(log) == [b"3", b"4", b"5", b"6", b"7"]
-        assert "lease 'query' holds offset 4" in explain(log, START)
+        assert "lease 'query' holds the records from offset 4" in explain(log, START)
     clean(log, START)
     assert values(log) == [b"7"]
 
 
-def test_a_lease_that_comes_in_the_middle_is_heeded(root):
+def test_a_lease_made_during_a_compaction_is_respected(root):
     """It is looked at under the partition's lock, right before the swap."""
     log = make_log(root, COMPACT)
     dirty(log, 3)
@@ -208,12 +208,12 @@ def test_a_lease_that_comes_in_the_middle_is_heeded(root):
         if not leases:
             leases.append(hold(root, "query", {HERE: 0}, 60))
 
-    done = attempt(log, START, progress=progress)
+    done = try_clean(log, START, progress=progress)
     assert "lease 'query' holds it" in str(done.error)
     assert len(values(log)) == 6
 
 
-def test_no_file_goes_that_a_lease_covers(root):
+def test_leased_files_are_not_unlinked(root):
     """A lease that came right after the swap: its files were looked up before."""
     log = make_log(root, COMPACT)
     dirty(log, 3)
@@ -223,7 +223,7 @@ def test_no_file_goes_that_a_lease_covers(root):
     assert pending_deletes.sweep(root.context, early=True) == 2
 
 
-def test_a_partition_over_its_hard_limit_heeds_no_lease(root):
+def test_a_partition_over_its_hard_limit_ignores_leases(root):
     """retention.bytes.hard."""
     log = make_log(root, {**COMPACT, "retention.bytes.hard": 1})
     dirty(log, 3)
@@ -232,16 +232,16 @@ def test_a_partition_over_its_hard_limit_heeds_no_lease(root):
     assert values(log) == [b"5"]
 
 
-def test_a_job_has_as_many_turns_at_a_time_as_threads(root):
+def test_a_job_runs_at_most_as_often_at_once_as_it_has_threads(root):
     """And `maintain` is one of them."""
     entered, leave = threading.Semaphore(0), threading.Event()
 
-    def run(turn):
+    def run(context):
         entered.release()
         leave.wait(patient(10))
 
     with closing(Maintenance(root, [MaintenanceJob("slow", 60.0, run, threads=2)])) as mine:
-        turns = [threading.Thread(target=mine.do, args=(mine.jobs[0], None)) for _ in range(3)]
+        turns = [threading.Thread(target=mine.run_job, args=(mine.jobs[0], None)) for _ in range(3)]
         for each in turns:
             each.start()
         assert entered.acquire(timeout=patient(5))

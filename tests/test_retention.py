@@ -83,7 +83,7 @@ def commit(root, group, offset, log):
 # By time
 
 
-def test_a_segment_goes_once_its_youngest_record_is_older_than_asked(root):
+def test_a_segment_is_deleted_once_its_youngest_record_has_expired(root):
     """C2: now − largest timestamp > retention.ms, strictly."""
     log = make(root, retention_ms=DAY)
 
@@ -103,14 +103,14 @@ def test_one_young_record_keeps_its_segment_and_all_after_it(root):
     assert retain(root, START + 3 * DAY + 1)[0].start_offset == 5
 
 
-def test_minus_one_is_for_ever(root):
+def test_minus_one_keeps_everything(root):
     """C2."""
     make(root)
 
     assert retain(root, START + 10_000 * DAY) == []
 
 
-def test_an_expired_active_segment_is_rolled_and_goes(root):
+def test_an_expired_active_segment_is_rolled_and_deleted(root):
     """C4: numbering goes on, one empty segment stays, and that one is never deleted."""
     log = make(root, count=3, retention_ms=DAY)
     retain(root, START + 10 * DAY)
@@ -120,17 +120,17 @@ def test_an_expired_active_segment_is_rolled_and_goes(root):
     assert log.append([encoded(b"x")])[0].base_offset == 3
 
 
-def test_what_was_appended_since_the_look_stays(root, monkeypatch):
+def test_an_append_during_the_round_keeps_the_active_segment(root, monkeypatch):
     """C4: an active segment that got a young record meanwhile is not deleted."""
     log = make(root, count=3, retention_ms=DAY)
-    due = policy.due
+    due = policy.count_due
 
     def slow(parts, config, now_ms):
         found = due(parts, config, now_ms)
         log.append([encoded(b"v9", at=now_ms)])
         return found
 
-    monkeypatch.setattr(policy, "due", slow)
+    monkeypatch.setattr(policy, "count_due", slow)
     retain(root, START + 3 * DAY)
 
     assert offsets(log) == [2, 3]
@@ -148,7 +148,7 @@ def test_a_second_round_changes_nothing(root):
 
 
 @each_clock
-def test_a_record_of_the_future_counts_from_when_it_was_appended(root, clock, by):
+def test_a_timestamp_in_the_future_counts_as_the_time_of_the_append(root, clock, by):
     """P17, C2: one wrong clock keeps the rest for a while, but not for ever."""
     log = make_log(root, config(retention_ms=DAY, segment_ms=10_000 * DAY, retention_clock=by))
     for at in (0, 1000 * DAY):
@@ -161,7 +161,7 @@ def test_a_record_of_the_future_counts_from_when_it_was_appended(root, clock, by
 
 
 @each_clock
-def test_what_has_no_time_counts_from_when_it_was_appended(by):
+def test_a_record_without_timestamp_counts_from_its_append(by):
     """B12: or from when it was sealed, if not even that is known; or it stays."""
     end = tail.Tail(9, 30, 30, 0, 30, 0, 0, 0, 0)
     made = {"size": 5, "end_position": 5, "max_timestamp": -1}
@@ -171,10 +171,10 @@ def test_what_has_no_time_counts_from_when_it_was_appended(by):
         SegmentInfo(20, 3, 300, 30, **made),
         SegmentInfo(30, 9, 0),
     ]
-    found = policy.parts(segments, end, 1000, by)
+    found = policy.retained_segments(segments, end, 1000, by)
 
     assert [part.timestamp for part in found] == [150, 300, None]
-    assert policy.by_time(found, 0, 10**15) == 2
+    assert policy.count_by_time(found, 0, 10**15) == 2
 
 
 # By which clock
@@ -197,7 +197,7 @@ def test_old_events_stay_for_retention_ms_after_their_append(root, clock, caplog
     assert caplog.text == ""
 
 
-def test_by_record_old_events_go_at_once(root, clock):
+def test_with_the_record_clock_old_events_are_deleted_at_once(root, clock):
     """C2: Kafka's rule, to the letter; a setting that applies at the next round (C10)."""
     log = make_log(root, config(retention_ms=7 * DAY))
     for number in range(5):
@@ -241,7 +241,7 @@ class Model:
 
 @each_clock
 @pytest.mark.parametrize("seed", range(10))
-def test_a_round_deletes_what_a_plain_model_says(root, clock, by, seed):
+def test_a_round_deletes_the_same_as_a_simple_model(root, clock, by, seed):
     """C2: any records' times in the past, any pauses, and rounds between the appends."""
     dice = random.Random(seed)
     settings = config(retention_ms=7 * DAY, retention_clock=by, segment_ms=10_000 * DAY)
@@ -263,7 +263,7 @@ def test_a_round_deletes_what_a_plain_model_says(root, clock, by, seed):
 def appended_at(log, root):
     """When each segment got its last batch, as retention sees it."""
     log.refresh()
-    found = policy.parts(list(log.segments.values()), log.tail(), root.clock())
+    found = policy.retained_segments(list(log.segments.values()), log.tail(), root.clock())
     return [part.timestamp for part in found]
 
 
@@ -296,7 +296,7 @@ def three_segments(root, clock, count=5):
     return log
 
 
-def test_every_append_is_noted(root, clock):
+def test_every_append_updates_the_append_time(root, clock):
     """C2: by the short way and the general one, with a producer, and of several batches."""
     log = make_log(root, config(segment_bytes=1 << 20))
     appends = [
@@ -344,7 +344,7 @@ def test_after_a_kill_the_append_times_are_exact(tmp_path, clock):
     root.close()
 
 
-def test_after_a_power_cut_what_was_not_flushed_counts_from_the_first_recovery(tmp_path, clock):
+def test_after_a_power_cut_unflushed_segments_count_from_the_recovery(tmp_path, clock):
     """P4: not from each of them, or a machine that boots each day would keep it for ever."""
     root = open_root(tmp_path, clock=clock)
     three_segments(root, clock)
@@ -362,7 +362,7 @@ def test_after_a_power_cut_what_was_not_flushed_counts_from_the_first_recovery(t
     root.close()
 
 
-def test_segments_that_a_restored_state_did_not_know_count_from_then(tmp_path, clock):
+def test_segments_unknown_to_a_restored_state_count_from_the_restore(tmp_path, clock):
     """Nothing is deleted earlier than promised, and nothing stays for ever."""
     root = open_root(tmp_path, clock=clock)
     three_segments(root, clock, 1)
@@ -382,7 +382,7 @@ def test_segments_that_a_restored_state_did_not_know_count_from_then(tmp_path, c
     root.close()
 
 
-def test_a_cut_and_a_repair_leave_the_append_times(root, clock):
+def test_truncation_and_repair_keep_the_append_times(root, clock):
     """A34: what is left was appended when it was appended."""
     log = three_segments(root, clock, 6)
     clock.advance(DAY)
@@ -436,7 +436,7 @@ def test_a_mirror_counts_from_its_own_append(root, clock):
 
 
 @pytest.mark.parametrize("roll", [False, True])
-def test_an_append_with_a_clock_of_long_ago_is_not_due_early(root, clock, roll):
+def test_an_append_with_a_slow_clock_does_not_expire_early(root, clock, roll):
     """P17: the clock was lost at boot, and set right a minute after."""
     log = three_segments(root, clock, 5)
     clock.set(1_000)
@@ -447,8 +447,8 @@ def test_an_append_with_a_clock_of_long_ago_is_not_due_early(root, clock, roll):
     clock.set(START + 30 * DAY)
     retain(root, clock())
     assert log.start_offset() == (5 if roll else 4), "what was just appended is gone"
-    told = "\n".join(describe(root, "t", clock()))
-    assert "clock was wrong at the last append" in told
+    lines = "\n".join(describe(root, "t", clock()))
+    assert "clock was wrong at the last append" in lines
     for number in range(7, 13):
         log.append([encoded(b"v%d" % number, at=EVENT)])
     # It counts from when a later segment was begun.
@@ -456,14 +456,14 @@ def test_an_append_with_a_clock_of_long_ago_is_not_due_early(root, clock, roll):
     assert retain(root, START + 37 * DAY + 1)[0].start_offset == 13
 
 
-def test_an_append_with_a_clock_far_ahead_is_not_kept_for_ever(root, clock):
+def test_an_append_with_a_fast_clock_is_not_kept_for_ever(root, clock):
     """P17: it counts from when a segment is begun by the right clock; until then, describe says."""
     log = make_log(root, config(retention_ms=7 * DAY))
     clock.advance(3650 * DAY)
     log.append([encoded(b"v0", at=EVENT)])
     clock.set(START)
-    told = "\n".join(describe(root, "t", START + 30 * DAY))
-    assert "clock was wrong at the last append to offsets 0 to 0" in told
+    lines = "\n".join(describe(root, "t", START + 30 * DAY))
+    assert "clock was wrong at the last append to offsets 0 to 0" in lines
     assert retain(root, START + 30 * DAY) == []
     for number in range(1, 5):
         log.append([encoded(b"v%d" % number, at=EVENT)])
@@ -474,7 +474,7 @@ def test_an_append_with_a_clock_far_ahead_is_not_kept_for_ever(root, clock):
     assert retain(root, START + 10 * DAY + 1)[0].start_offset == 5
 
 
-def test_a_clock_that_is_corrected_by_seconds_is_believed(root, clock):
+def test_a_small_correction_of_the_clock_has_no_effect(root, clock):
     """P17: a small step back makes no segment's time uncertain."""
     log = make_log(root, config(retention_ms=7 * DAY))
     log.append([encoded(b"v0", at=EVENT)])
@@ -490,7 +490,7 @@ def test_a_clock_that_is_corrected_by_seconds_is_believed(root, clock):
 # A warning
 
 
-def test_records_that_are_due_when_they_arrive_are_warned_of_once(root, clock, caplog):
+def test_a_warning_is_logged_once_for_records_that_expire_at_once(root, clock, caplog):
     """C2: by record; by whichever way they come, once per topic."""
     settings = config(retention_clock="record", retention_ms=DAY)
     first, second = make_log(root, settings, "first"), make_log(root, settings, "second")
@@ -516,7 +516,7 @@ def test_records_that_are_due_when_they_arrive_are_warned_of_once(root, clock, c
         {"message_timestamp_type": "LogAppendTime"},
     ],
 )
-def test_what_is_not_due_is_not_warned_of(root, caplog, more):
+def test_no_warning_is_logged_for_records_that_stay(root, caplog, more):
     """Only what the next round would delete."""
     log = make_log(root, config(**{"retention_clock": "record", "retention_ms": DAY} | more))
     with caplog.at_level(logging.WARNING, "embedlog"):
@@ -540,7 +540,7 @@ def test_a_log_never_shrinks_below_its_size(most, left):
         RetainedSegment(10, 15, 5, None, active=True),
     ]
 
-    assert 3 - policy.by_size(found, most) == left
+    assert 3 - policy.count_by_size(found, most) == left
 
 
 def test_size_is_per_partition(root):
@@ -561,16 +561,16 @@ def log_config(**more):
     return TopicConfig.parse(config(**more))
 
 
-def test_size_goes_before_time(root):
+def test_size_is_applied_before_time(root):
     """C1: each from the oldest on."""
     found = [RetainedSegment(n, n + 1, 10, START + n) for n in range(5)]
     settings = log_config(retention_bytes=40, retention_ms=DAY)
 
-    assert policy.due(found, settings, START) == 1
-    assert policy.due(found, settings, START + DAY + 3) == 3
+    assert policy.count_due(found, settings, START) == 1
+    assert policy.count_due(found, settings, START + DAY + 3) == 3
 
 
-def test_a_compacted_topic_ignores_both_but_not_its_start(root):
+def test_a_compacted_topic_deletes_only_below_its_log_start_offset(root):
     """C6: compact alone; compact,delete applies them."""
     log = make_log(root, config(cleanup_policy="compact", retention_ms=1, retention_bytes=0))
     for number in range(6):
@@ -581,7 +581,7 @@ def test_a_compacted_topic_ignores_both_but_not_its_start(root):
     assert retain(root, START + DAY)[0].start_offset == 6
 
 
-def test_settings_apply_at_the_next_round_to_old_segments_too(root):
+def test_changed_settings_apply_to_old_segments_in_the_next_round(root):
     """C10: without a reopen, in another process's handle as well."""
     log = make(root)
     with closing(open_root(root.path)) as other:
@@ -631,19 +631,19 @@ def test_a_budget_of_the_root_covers_all_topics(root):
     assert root.context.catalog.retention_bytes() is None
 
 
-def test_budgets_leave_what_somebody_keeps_and_take_more_elsewhere():
+def test_a_budget_skips_kept_segments_and_deletes_others():
     """A floor holds one partition; the room is made in the other."""
     found = {name: [RetainedSegment(n, n + 1, 10, n) for n in range(4)] for name in "ab"}
 
-    assert policy.within(found, {"a": 0, "b": 0}, {"a": 1, "b": 99}, 50) == {"a": 1, "b": 2}
-    assert policy.within(found, {"a": 0, "b": 0}, {"a": 0, "b": 0}, 0) == {"a": 0, "b": 0}
-    assert policy.within(found, {"a": 0, "b": 0}, {"a": 9, "b": 9}, -1) == {"a": 0, "b": 0}
+    assert policy.apply_budget(found, {"a": 0, "b": 0}, {"a": 1, "b": 99}, 50) == {"a": 1, "b": 2}
+    assert policy.apply_budget(found, {"a": 0, "b": 0}, {"a": 0, "b": 0}, 0) == {"a": 0, "b": 0}
+    assert policy.apply_budget(found, {"a": 0, "b": 0}, {"a": 9, "b": 9}, -1) == {"a": 0, "b": 0}
 
 
 # Groups
 
 
-def test_nothing_goes_that_a_named_group_has_not_consumed(root):
+def test_records_that_a_named_group_has_not_consumed_stay(root):
     """retention.min.consumed: from the segment of its position on, everything stays."""
     log = make(root, retention_ms=DAY, retention_min_consumed="slow, fast")
     commit(root, "fast", 9, log)
@@ -659,7 +659,7 @@ def test_nothing_goes_that_a_named_group_has_not_consumed(root):
     assert retain(root, now)[0].start_offset == 10
 
 
-def test_all_is_every_group_that_committed_here(root):
+def test_all_means_every_group_with_a_commit(root):
     """retention.min.consumed=all; without any group nobody is waited for."""
     log = make(root, retention_ms=DAY, retention_min_consumed="all")
     commit(root, "a", 6, log)
@@ -668,7 +668,7 @@ def test_all_is_every_group_that_committed_here(root):
     assert retain(root, START + 30 * DAY)[0].start_offset == 2
 
 
-def test_a_group_counts_though_only_its_checkpoint_is_left(root):
+def test_a_group_counts_by_its_checkpoint_after_a_reboot(root):
     """P5: after a reboot `live` knows nothing of it until it is used."""
     log = make(root, retention_ms=DAY, retention_min_consumed="all")
     commit(root, "a", 4, log)
@@ -678,7 +678,7 @@ def test_a_group_counts_though_only_its_checkpoint_is_left(root):
     assert retain(root, START + 30 * DAY)[0].start_offset == 4
 
 
-def test_a_hard_cap_frees_what_a_dead_group_keeps(root):
+def test_the_hard_limit_overrides_a_dead_group(root):
     """retention.bytes.hard: no more than that is kept for anybody."""
     log = make(root, retention_ms=DAY, retention_min_consumed="dead")
     sizes = [info.size for info in log.segments.values()]
@@ -689,7 +689,7 @@ def test_a_hard_cap_frees_what_a_dead_group_keeps(root):
     assert retain(root, START + 30 * DAY) == []
 
 
-def test_the_hard_cap_alone_deletes_nothing(root):
+def test_the_hard_limit_alone_deletes_nothing(root):
     """It lifts a protection; what is due is said by the other settings."""
     make(root, retention_bytes_hard=0)
 
@@ -699,7 +699,7 @@ def test_the_hard_cap_alone_deletes_nothing(root):
 # Leases
 
 
-def test_what_a_lease_covers_stays_until_it_ends(tmp_path):
+def test_leased_records_stay_until_the_lease_ends(tmp_path):
     """P20: a running query is not pulled from under; time is that of CLOCK_BOOTTIME."""
     Later.ms = 0
     clock = ManualClock()
@@ -739,22 +739,22 @@ def test_a_released_lease_keeps_nothing(root):
     assert retain(root, START + 30 * DAY)[0].start_offset == 10
 
 
-def test_a_lease_that_comes_between_the_look_and_the_delete_holds(root, monkeypatch):
+def test_a_lease_made_during_the_round_is_respected(root, monkeypatch):
     """P20: it is looked at in the transaction that moves the start."""
     log = make(root, retention_ms=DAY)
-    due = policy.due
+    due = policy.count_due
 
     def slow(*asked):
         hold(root, "late", {HERE: 3}, 60)
         return due(*asked)
 
-    monkeypatch.setattr(policy, "due", slow)
+    monkeypatch.setattr(policy, "count_due", slow)
     retain(root, START + 30 * DAY)
 
     assert log.start_offset() == 2
 
 
-def test_what_is_deleted_cannot_be_held(root):
+def test_deleted_records_cannot_be_leased(root):
     """OffsetOutOfRange is raised when it is asked for, not in the middle of the query."""
     make(root)
     delete_records(root.partition("t", 0), 4)
@@ -771,7 +771,7 @@ def test_what_is_deleted_cannot_be_held(root):
     assert leases(root) == []
 
 
-def test_the_hard_cap_is_above_leases_too(root):
+def test_the_hard_limit_overrides_leases(root):
     """A query that was forgotten does not fill the disk."""
     log = make(root, retention_ms=DAY, retention_bytes_hard=0)
     hold(root, "q", {HERE: 0}, 60)
@@ -797,7 +797,7 @@ def test_delete_records_is_durable_and_exact(root):
     assert delete_records(log, 2) == 10
 
 
-def test_a_round_drops_what_a_killed_trim_left(root, monkeypatch):
+def test_a_round_finishes_an_interrupted_deletion(root, monkeypatch):
     """C1: breaches of the start come first, also where nothing is due."""
     from embedlog.partition import log_start
 
@@ -830,7 +830,7 @@ def test_a_bad_partition_does_not_stop_the_others(root):
     assert (bad.start_offset(), good.start_offset()) == (0, 10)
 
 
-def test_an_owner_that_was_overtaken_deletes_nothing(root):
+def test_a_fenced_owner_deletes_nothing(root):
     """P14: asked in the transaction that would delete."""
     log = make(root, retention_ms=DAY)
 
@@ -842,7 +842,7 @@ def test_an_owner_that_was_overtaken_deletes_nothing(root):
     assert (log.start_offset(), len(segment_files(root.path))) == (0, 5)
 
 
-def test_on_a_full_disk_files_go_at_once(root, monkeypatch):
+def test_on_a_full_disk_files_are_unlinked_at_once(root, monkeypatch):
     """P10: file.delete.delay.ms is for readers that can wait for it."""
     make(root, retention_ms=DAY, file_delete_delay_ms=60_000)
     retain(root, START + 30 * DAY)
@@ -853,14 +853,14 @@ def test_on_a_full_disk_files_go_at_once(root, monkeypatch):
     assert len(segment_files(root.path)) == 1
 
 
-def test_a_round_that_is_stopped_leaves_the_rest(root):
+def test_a_stopped_round_leaves_the_other_partitions(root):
     """close() need not wait for ten thousand partitions."""
     make(root, retention_ms=DAY)
 
     assert retain(root, START + 30 * DAY, stopped=lambda: True) == []
 
 
-def test_a_partition_that_was_never_used_is_left_alone(root):
+def test_an_unused_partition_is_not_opened(root):
     """Files come with first use."""
     root.create_topic("t", 3, log_config(retention_ms=1))
 
@@ -868,7 +868,7 @@ def test_a_partition_that_was_never_used_is_left_alone(root):
     assert segment_files(root.path) == []
 
 
-def test_by_time_alone_a_round_reads_no_manifest(root, monkeypatch):
+def test_a_round_by_time_only_does_not_read_the_manifest(root, monkeypatch):
     """Ten thousand segments: the oldest one tells that nothing is due."""
     log = make(root, retention_ms=DAY)
     monkeypatch.setattr(type(log), "segments", property(lambda _: 1 / 0))
@@ -879,7 +879,7 @@ def test_by_time_alone_a_round_reads_no_manifest(root, monkeypatch):
 # The clock
 
 
-def test_a_jump_ahead_deletes_no_more_than_a_step_of_it(root, caplog):
+def test_a_clock_that_jumps_ahead_deletes_by_one_step(root, caplog):
     """P17: what passed by the wall clock alone is believed an hour a round, and told."""
     log = make(root, count=40, retention_ms=DAY)
     clock, uptime = ManualClock(START + DAY), ManualClock(1_000)
@@ -898,7 +898,7 @@ def test_a_jump_ahead_deletes_no_more_than_a_step_of_it(root, caplog):
     assert log.start_offset() <= 2
 
 
-def test_time_that_passes_by_both_clocks_is_believed(root):
+def test_time_that_passes_by_both_clocks_counts(root):
     """P17: a sleep of a week, an hour of daylight saving, a step back."""
     clock, uptime = ManualClock(), ManualClock(1_000)
     now = BoundedClock(root.context.live, clock, uptime)
@@ -920,7 +920,7 @@ def test_a_damaged_reading_counts_as_none(root):
     assert BoundedClock(root.context.live, root.clock, ManualClock(1))() == root.clock()
 
 
-def test_another_process_goes_on_with_what_was_believed(root):
+def test_the_bounded_clock_continues_in_another_process(root):
     """P17: a new owner is no reason to believe the jump."""
     clock, uptime = ManualClock(), ManualClock(1_000)
     BoundedClock(root.context.live, clock, uptime)()
@@ -932,44 +932,48 @@ def test_another_process_goes_on_with_what_was_believed(root):
 # In words
 
 
-def test_it_says_what_goes_when_and_why_something_stays(root):
+def test_describe_says_what_is_deleted_when_and_what_stays_why(root):
     """C9: because retention.ms is misread as a time after which things are gone."""
     log = make(root, retention_ms=DAY, retention_min_consumed="slow", retention_bytes=10_000)
     commit(root, "slow", 2, log)
-    told = describe(root, "t", START + 5 * HOUR + DAY + 1)
+    lines = describe(root, "t", START + 5 * HOUR + DAY + 1)
 
-    assert told[0].startswith("t: a segment goes 1 day (retention.ms) after the last append to it")
-    assert "(retention.clock=append)" in told[0]
-    assert "up to 7 days (segment.ms)" in told[0]
-    assert "9.8 KiB stay (retention.bytes)" in told[1]
-    assert told[2] == "t: nothing goes before it is consumed by: slow"
-    assert told[3].startswith("partition 0: offsets 0 to 1 (1 segment, ")
-    assert told[3].endswith(" go with the next round")
-    assert told[4].startswith("partition 0: offsets 2 to 5 (2 segments")
-    assert told[4].endswith("stay although due: group 'slow' has not consumed it")
-    assert told[5] == (
-        "partition 0: offsets 6 to 9 stay: the first segment goes after 2023-11-16 05:13:20 UTC, "
-        "because its youngest record is of 2023-11-15 05:13:20 UTC; those after it later"
+    assert lines[0].startswith(
+        "t: a segment is deleted 1 day (retention.ms) after the last append to it"
+    )
+    assert "(retention.clock=append)" in lines[0]
+    assert "up to 7 days (segment.ms)" in lines[0]
+    assert "9.8 KiB remain (retention.bytes)" in lines[1]
+    assert lines[2] == "t: nothing is deleted before these groups have consumed it: slow"
+    assert lines[3].startswith("partition 0: offsets 0 to 1 (1 segment, ")
+    assert lines[3].endswith(" will be deleted in the next round")
+    assert lines[4].startswith("partition 0: offsets 2 to 5 (2 segments")
+    assert lines[4].endswith("stay although due: group 'slow' has not consumed them")
+    assert lines[5] == (
+        "partition 0: offsets 6 to 9 stay: the first segment will be deleted after "
+        "2023-11-16 05:13:20 UTC, because its youngest record is from 2023-11-15 05:13:20 UTC; "
+        "those after it later"
     )
 
 
-def test_it_says_by_which_clock(root, clock):
+def test_describe_names_the_clock(root, clock):
     """C9: because the two differ most for what people load first, events of long ago."""
     log = make_log(root, config(retention_ms=DAY))
     log.append([encoded(b"old", at=EVENT)])
     assert describe(root, "t", START)[1] == (
-        "partition 0: offsets 0 to 0 stay: the first segment goes after 2023-11-15 22:13:20 UTC, "
-        "because the last append to it was at 2023-11-14 22:13:20 UTC; those after it later"
+        "partition 0: offsets 0 to 0 stay: the first segment will be deleted after "
+        "2023-11-15 22:13:20 UTC, because the last append to it was at 2023-11-14 22:13:20 UTC; "
+        "those after it later"
     )
     root.alter_topic("t", {"retention.clock": "record"})
-    told = describe(root, "t", START)
+    lines = describe(root, "t", START)
 
-    assert "(retention.clock=record)" in told[0]
-    assert "one of long ago goes soon after it was appended" in told[0]
-    assert told[1].endswith("go with the next round")
+    assert "(retention.clock=record)" in lines[0]
+    assert "one with an old timestamp is deleted soon after it was appended" in lines[0]
+    assert lines[1].endswith("will be deleted in the next round")
 
 
-def test_it_tells_of_leases_the_future_and_what_goes_never(root, clock):
+def test_describe_mentions_leases_future_timestamps_and_unlimited_retention(root, clock):
     """C9."""
     root.create_topic("empty", 1, log_config(cleanup_policy="compact"))
     log = make(root, count=1, retention_ms=DAY, retention_bytes_hard=1 << 21)
@@ -977,24 +981,24 @@ def test_it_tells_of_leases_the_future_and_what_goes_never(root, clock):
     fill(log, 3)
     root.context.catalog.put_retention_bytes(1 << 31)
     hold(root, "query", {HERE: 1}, 60)
-    told = "\n".join(describe(root, "t", START + 3 * DAY))
+    lines = "\n".join(describe(root, "t", START + 3 * DAY))
 
-    assert "lease 'query' holds it for another" in told
-    assert "beyond 2.0 MiB a partition keeps nothing for leases" in told
-    assert "all topics hold more than 2.0 GiB" in told
+    assert "lease 'query' holds them for another" in lines
+    assert "beyond 2.0 MiB a partition keeps nothing for leases" in lines
+    assert "all topics together hold more than 2.0 GiB" in lines
     later = "\n".join(describe(root, "t", START + 1))
-    assert "claims to be of the future" in later
+    assert "has a timestamp in the future" in later
     empty = describe(root, "empty", START)
-    assert "nothing goes by time or size" in empty[0]
-    assert empty[-1] == "partition 0: holds nothing"
+    assert "nothing is deleted by time or size" in empty[0]
+    assert empty[-1] == "partition 0: is empty"
     root.alter_topic("t", {"retention.ms": -1, "retention.topic.bytes": 5})
-    told = "\n".join(describe(root, "t", START))
-    assert "nothing goes by time" in told
-    assert "all partitions hold more than 5 bytes" in told
+    lines = "\n".join(describe(root, "t", START))
+    assert "nothing is deleted by time" in lines
+    assert "all partitions together hold more than 5 bytes" in lines
 
 
 @pytest.mark.parametrize("bad", ["a,,b", "all,b", " ", 5])
-def test_groups_are_named_properly(bad):
+def test_invalid_group_lists_are_refused(bad):
     """Settings are checked once, with what was wanted."""
     with pytest.raises(InvalidConfigError, match="names of groups"):
         log_config(retention_min_consumed=bad)

@@ -85,7 +85,7 @@ def test_one_row_is_a_record(topic):
         topic[::2]
 
 
-def test_a_view_stays_what_it_was(topic, log):
+def test_a_view_does_not_change(topic, log):
     """A slice names offsets: what comes later does not move it; a topic grows."""
     last = topic[-2:]
 
@@ -128,7 +128,7 @@ def test_a_table_has_the_records_in_columns(topic):
     table.validate(full=True)
 
 
-def test_a_table_has_the_columns_that_are_asked_for(topic):
+def test_a_table_has_the_selected_columns(topic):
     """In the order asked; a wrong name tells the right ones."""
     assert topic[7:9].to_arrow(["value", "offset"]).to_pydict() == {
         "value": [b"v7", b"v8"],
@@ -183,7 +183,7 @@ def test_a_table_outlives_the_deletion_of_its_topic(topic, log):
     assert table.to_pydict() == before
 
 
-def test_a_topic_shows_what_it_is(topic):
+def test_the_repr_of_a_topic(topic):
     """`repr` is one line; a view shows its offsets."""
     assert repr(topic).startswith("<Topic t: 2 partitions, 103 records, 0.0 MB>")
     assert repr(topic[98:101]) == "<View of t: 3 records, 0[98:100], 1[0:1]>"
@@ -199,7 +199,7 @@ def shown_offsets(view):
     return [row.split("<td>")[2].removesuffix("</td>") for row in rows]
 
 
-def test_a_notebook_sees_a_short_view_as_a_whole_and_both_ends_of_a_long_one(topic):
+def test_a_notebook_shows_short_views_as_a_whole_and_both_ends_of_long_ones(topic):
     """As a data frame is shown; of a topic the first partition's beginning, the last one's end."""
     assert shown_offsets(topic[40:50]) == [str(row) for row in range(40, 50)]
     assert shown_offsets(topic[40:51]) == [
@@ -211,15 +211,15 @@ def test_a_notebook_sees_a_short_view_as_a_whole_and_both_ends_of_a_long_one(top
     assert shown_offsets(topic[3:3]) == []
 
 
-def test_a_row_has_a_number(topic):
+def test_the_index_of_a_row_must_be_an_int(topic):
     """Who asks for a key, or a name, is told what gives it."""
-    with pytest.raises(TypeError, match=r"not str: the latest value of a key is get\(key\)"):
+    with pytest.raises(TypeError, match=r"got str; use get\(key\)"):
         topic["k1"]
-    with pytest.raises(TypeError, match=r"a key is bytes, not str: key.encode\(\)"):
+    with pytest.raises(TypeError, match=r"key must be bytes, got str; call key.encode\(\)"):
         topic.get("k1")
 
 
-def test_a_notebook_sees_records_escaped(topic):
+def test_a_notebook_shows_records_escaped(topic):
     """Values are anybody's bytes: none of them is markup."""
     shown = topic._repr_html_()
 
@@ -238,7 +238,7 @@ def test_a_notebook_shows_any_timestamp(log, moment):
     assert "<td>x</td>" in view._repr_html_()
 
 
-def test_a_topic_that_is_gone_says_so(topic, log):
+def test_a_deleted_topic_raises(topic, log):
     """A view does not outlive its topic."""
     log.delete_topic("t")
 

@@ -171,7 +171,7 @@ def test_a_compacted_topic_has_as_many_rows_as_keys(log):
     assert topic._repr_html_().count("<tr>") == 6
 
 
-def test_what_has_no_gaps_is_counted_without_a_look_at_it(log, monkeypatch):
+def test_segments_without_gaps_are_counted_without_reading(log, monkeypatch):
     """The manifest says so: no file is opened, however many there are."""
     log.create_topic("t", config={"segment.bytes": 3000})
     for _ in range(30):
@@ -185,7 +185,7 @@ def test_what_has_no_gaps_is_counted_without_a_look_at_it(log, monkeypatch):
     assert (len(topic), len(topic[100:-50]), len(topic.tail(7))) == (300, 150, 7)
 
 
-def test_what_was_counted_is_not_counted_again(log, monkeypatch):
+def test_counts_are_cached(log, monkeypatch):
     """A segment does not change once it is compacted."""
     topic = fleet(log)
     assert len(topic) == 5
@@ -194,7 +194,7 @@ def test_what_was_counted_is_not_counted_again(log, monkeypatch):
     assert len(topic) == 5
 
 
-def test_head_looks_no_further_than_it_must(log, monkeypatch):
+def test_head_reads_only_the_first_segments(log, monkeypatch):
     """Of many compacted segments the first ones are enough."""
     log.create_topic("t")
     part = log.partition("t", 0)
@@ -215,7 +215,7 @@ def test_head_looks_no_further_than_it_must(log, monkeypatch):
     assert len(seen) == 4
 
 
-def test_a_segment_that_goes_while_it_is_counted_is_looked_for_again(log, monkeypatch):
+def test_a_segment_deleted_during_a_count_is_retried(log, monkeypatch):
     """Compaction replaces files at any time: the count is that of before, or of after."""
     log.create_topic("t", config={"file.delete.delay.ms": 0})
     part = log.partition("t", 0)

@@ -1,4 +1,4 @@
-"""What `embedlog.open` returns: a log, and views of its topics."""
+"""The public API above producers and consumers: logs, topics and consumer groups."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Looking at a consumer group from outside, and moving it while nobody is in it."""
+"""`ConsumerGroup`: describes a consumer group, and changes one without members."""
 
 from __future__ import annotations
 
@@ -7,7 +7,14 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from embedlog.api.display import html_table, moment, need, text_table
-from embedlog.api.reset_offsets import OffsetChange, OffsetResetResult, ResetTarget, To, clamp, rule
+from embedlog.api.reset_offsets import (
+    OffsetChange,
+    OffsetResetResult,
+    PartitionOffsets,
+    To,
+    clamp,
+    reset_target,
+)
 from embedlog.consumer.arguments import to_topic_partition
 from embedlog.consumer.group_client import open_group
 from embedlog.errors import (
@@ -26,52 +33,52 @@ from embedlog.record import OffsetAndMetadata, TopicPartition
 from embedlog.root.root import Root
 
 DEAD = "Dead"
-"""Kafka's state of a group that is not there (M1)."""
+"""Kafka's state of a group that does not exist (M1)."""
 
 Ends = dict[TopicPartition, tuple[int, int]]
 Partitions = Iterable[TopicPartition]
 
 
 class MemberDescription(NamedTuple):
-    """A member of a group, by kafka-python's names."""
+    """A member of a group, with kafka-python's names."""
 
     member_id: str
     group_instance_id: str | None
-    """The name of a static member (M13)."""
+    """The instance id of a static member (M13)."""
     client_id: str
     pid: int
     topics: tuple[str, ...]
-    """What it subscribes to; with a pattern, what that matched."""
+    """The topics that it subscribes to; with a pattern, those that match."""
     partitions: tuple[TopicPartition, ...]
-    """What it owns now."""
+    """The partitions that it owns now."""
     session_timeout_ms: int
     joined_ms: int
     """Milliseconds since 1970."""
 
 
 class PartitionDescription(NamedTuple):
-    """How far a group is in a partition; None is unknown, or not there."""
+    """The progress of a group in a partition; None is unknown."""
 
     topic: str
     partition: int
     current_offset: int | None
-    """The next one to read, as committed; None if the group committed nothing here."""
+    """The committed offset, which is the next one to read; None without a commit."""
     log_start_offset: int
     log_end_offset: int
     lag: int | None
-    """Offsets from the committed one to the end."""
+    """The number of offsets from the committed one to the end."""
     lag_ms: int | None
-    """Age of the first record that is not read; 0 at the end, None if it cannot be read."""
+    """The age of the first record not consumed; 0 at the end, None if it cannot be read."""
     metadata: str | None
     committed_ms: int | None
-    """When it was committed, in milliseconds since 1970."""
+    """The time of the commit, in milliseconds since 1970."""
     member_id: str | None
-    """Who owns it."""
+    """The member that owns the partition."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class GroupDescription:
-    """A group as it was in one instant; see `ConsumerGroup.describe`."""
+    """A group at one moment; see `ConsumerGroup.describe`."""
 
     group: str
     state: str
@@ -82,28 +89,28 @@ class GroupDescription:
 
     @property
     def lag(self) -> int:
-        """Offsets that are not read yet, of all partitions with a commit."""
-        return sum(each.lag or 0 for each in self.partitions)
+        """The number of offsets not consumed yet in all partitions with a commit."""
+        return sum(partition.lag or 0 for partition in self.partitions)
 
     @property
     def title(self) -> str:
-        """The group in a line."""
+        """The group in one line."""
         count = len(self.members)
         members = f"{count} member{'s' * (count != 1)}"
         by = f" by {self.assignor}" if self.assignor else ""
         parts = len(self.partitions)
         lag = f"lag {self.lag:,} in {parts} partition{'s' * (parts != 1)}"
-        # These have no lag, which is not the same as none left to read.
-        if fresh := sum(each.lag is None for each in self.partitions):
-            lag += f" ({fresh} without a commit)"
+        # Their lag is unknown, not 0.
+        if without := sum(partition.lag is None for partition in self.partitions):
+            lag += f" ({without} without a commit)"
         return f"{self.group}: {self.state}, generation {self.generation}{by}, {members}, {lag}"
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain dicts and lists, for JSON."""
         members = []
-        for each in self.members:
-            owned = [one._asdict() for one in each.partitions]
-            members.append({**each._asdict(), "topics": list(each.topics), "partitions": owned})
+        for member in self.members:
+            owned = [partition._asdict() for partition in member.partitions]
+            members.append({**member._asdict(), "topics": list(member.topics), "partitions": owned})
         return {
             "group": self.group,
             "state": self.state,
@@ -111,11 +118,11 @@ class GroupDescription:
             "assignor": self.assignor,
             "lag": self.lag,
             "members": members,
-            "partitions": [each._asdict() for each in self.partitions],
+            "partitions": [partition._asdict() for partition in self.partitions],
         }
 
     def to_pandas(self) -> Any:
-        """Return a pandas DataFrame with a row for each partition."""
+        """Return a pandas DataFrame with one row per partition."""
         frame = need("pandas").DataFrame(self.partitions, columns=PartitionDescription._fields)
         return frame.convert_dtypes()
 
@@ -127,20 +134,21 @@ class GroupDescription:
         return html_table(self.title, _HEADS, self._rows())
 
     def _rows(self) -> Iterator[tuple[object, ...]]:
-        for each in self.partitions:
-            when = None if each.committed_ms is None else moment(each.committed_ms)
-            yield (*each._replace(committed_ms=None)[:8], when, each.member_id)
+        for partition in self.partitions:
+            committed_ms = partition.committed_ms
+            committed = None if committed_ms is None else moment(committed_ms)
+            yield (*partition[:8], committed, partition.member_id)
 
 
 _HEADS = (*PartitionDescription._fields[:8], "committed", "member_id")
 
 
 class ConsumerGroup:
-    """A consumer group of a log, as it is at each call; it need not exist yet.
+    """A consumer group of a log, as of each call; it need not exist yet.
 
-    Looking changes nothing and works in ``mode="r"``.  Members that died are
-    not counted, also before another one removed them (M10).  What changes a
-    group is refused while it has members, for they would not notice (M15).
+    Describing it changes nothing and works with ``mode="r"``.  Members whose process died are
+    not counted, even if no other member has removed them yet (M10).  Changes are refused
+    while the group has members, because these would not notice (M15).
 
     >>> import embedlog, tempfile
     >>> with embedlog.open(tempfile.mkdtemp()) as log:
@@ -153,7 +161,7 @@ class ConsumerGroup:
     <ConsumerGroup delays: Empty, generation 0, 0 members, lag 0 in 1 partition>
 
     Raises:
-        InvalidGroupIdError: It cannot be a name.
+        InvalidGroupIdError: The name is not valid.
     """
 
     def __init__(self, root: Root, name: str) -> None:
@@ -161,21 +169,21 @@ class ConsumerGroup:
         self._root, self.name = root, name
 
     def _group(self) -> Group:
-        """Return the group with what is open now: a forked child has opened it anew."""
+        """Return the group with the currently open databases: a forked child reopens them."""
         return open_group(self._root, self.name)
 
-    # Looking
+    # Describe
 
     @property
     def state(self) -> str:
-        """Empty, PreparingRebalance, CompletingRebalance or Stable; Dead if it is not there."""
+        """Empty, PreparingRebalance, CompletingRebalance or Stable; Dead if it does not exist."""
         try:
             return self._group().snapshot().state
         except GroupIdNotFoundError:
             return DEAD
 
     def members(self) -> list[MemberDescription]:
-        """Return who is in the group, in the order they joined.
+        """Return the members in the order in which they joined.
 
         Raises:
             GroupIdNotFoundError: There is no such group.
@@ -183,22 +191,23 @@ class ConsumerGroup:
         return list(_members(self._group().snapshot()))
 
     def lag(self) -> dict[TopicPartition, int | None]:
-        """Return how many offsets each partition has that the group has not read, as of one read.
+        """Return how many offsets of each partition the group has not consumed, at one moment.
 
-        Counted from the committed offset; None where nothing was committed.
+        Counted from the committed offset; None without a commit.
 
         Raises:
             GroupIdNotFoundError: There is no such group.
         """
-        seen = self._group().snapshot()
+        snapshot = self._group().snapshot()
         return {
-            one: _lag(seen.committed.get(one), end) for one, (_, end) in self._ends(seen).items()
+            partition: _lag(snapshot.committed.get(partition), end)
+            for partition, (_, end) in self._ends(snapshot).items()
         }
 
     def describe(self) -> GroupDescription:
-        """Return members, and for each partition with a commit or an owner how far the group is.
+        """Return the members, and the progress in each partition with a commit or an owner.
 
-        All of one instant, but for `lag_ms`: that reads a batch of each partition.
+        Everything is as of one moment, except `lag_ms`, which reads a batch per partition.
 
         Raises:
             GroupIdNotFoundError: There is no such group.
@@ -206,38 +215,47 @@ class ConsumerGroup:
         return self._describe(ages=True)
 
     def _describe(self, *, ages: bool) -> GroupDescription:
-        seen = self._group().snapshot()
+        snapshot = self._group().snapshot()
         return GroupDescription(
             group=self.name,
-            state=seen.state,
-            generation=seen.generation,
-            assignor=seen.assignor,
-            members=tuple(_members(seen)),
+            state=snapshot.state,
+            generation=snapshot.generation,
+            assignor=snapshot.assignor,
+            members=tuple(_members(snapshot)),
             partitions=tuple(
-                self._partition(one, ends, seen, ages) for one, ends in self._ends(seen).items()
+                self._describe_partition(partition, ends, snapshot, ages)
+                for partition, ends in self._ends(snapshot).items()
             ),
         )
 
-    def _ends(self, seen: GroupSnapshot) -> Ends:
-        """Return where each partition starts and ends: those that nobody used yet are opened."""
-        found: Ends = {}
-        for one in sorted(seen.committed.keys() | seen.owners.keys()):
+    def _ends(self, snapshot: GroupSnapshot) -> Ends:
+        """Return the log start and end offsets, also of partitions not used since the boot."""
+        ends: Ends = {}
+        for partition in sorted(snapshot.committed.keys() | snapshot.owners.keys()):
             try:
-                found[one] = seen.ends.get(one) or _ends(self._root, one)
+                known = snapshot.ends.get(partition)
+                if not known:
+                    offsets = _partition_offsets(self._root, partition, None)
+                    known = offsets.start, offsets.end
+                ends[partition] = known
             except UnknownTopicOrPartitionError:
-                continue  # deleted just now
-        return found
+                continue  # The topic was deleted meanwhile.
+        return ends
 
-    def _partition(
-        self, one: TopicPartition, ends: tuple[int, int], seen: GroupSnapshot, ages: bool
+    def _describe_partition(
+        self,
+        partition: TopicPartition,
+        ends: tuple[int, int],
+        snapshot: GroupSnapshot,
+        ages: bool,
     ) -> PartitionDescription:
-        committed, (start, end) = seen.committed.get(one), ends
+        committed, (start, end) = snapshot.committed.get(partition), ends
         lag = age = _lag(committed, end)
         position = None if committed is None else committed.position
         if position is not None and lag:
-            age = self._age(one, max(position.offset, start)) if ages else None
+            age = self._age(partition, max(position.offset, start)) if ages else None
         return PartitionDescription(
-            *one,
+            *partition,
             current_offset=None if position is None else position.offset,
             log_start_offset=start,
             log_end_offset=end,
@@ -245,18 +263,18 @@ class ConsumerGroup:
             lag_ms=age,
             metadata=None if position is None else position.metadata,
             committed_ms=None if committed is None else committed.committed_ms,
-            member_id=seen.owners.get(one),
+            member_id=snapshot.owners.get(partition),
         )
 
-    def _age(self, one: TopicPartition, offset: int) -> int | None:
+    def _age(self, partition: TopicPartition, offset: int) -> int | None:
         try:
-            found = record_at(self._root.partition(*one), offset)
+            record = record_at(self._root.partition(*partition), offset)
         except (OffsetOutOfRangeError, CorruptionError, UnknownTopicOrPartitionError):
             return None
-        # A producer's clock may be ahead of ours.
-        return None if found is None else max(self._root.clock() - found.timestamp, 0)
+        # The clock of a producer may be ahead of this one.
+        return None if record is None else max(self._root.clock() - record.timestamp, 0)
 
-    # Moving
+    # Change
 
     def reset_offsets(
         self,
@@ -267,115 +285,120 @@ class ConsumerGroup:
         partitions: Partitions | None = None,
         dry_run: bool = True,
     ) -> OffsetResetResult:
-        """Say where the group goes on; with ``dry_run=False`` do it, durably.
+        """Compute new committed offsets; with ``dry_run=False`` commit them, durably.
 
-        What lies outside of the log means its nearer end.  Notes that were
-        committed with the offsets are kept.
+        Targets outside of the log mean its nearer end.  The metadata of the committed offsets
+        is kept.
 
         Args:
-            to: ``"earliest"``, ``"latest"``, ``"current"`` (the end, where nothing was
-                committed), an offset, a `datetime` (the first record at or after it, or
-                the end; UTC without a zone), or a `timedelta` (so long ago).
-            shift: Instead of ``to``: so many offsets from where it is, back if negative.
-            topics: Move it in all partitions of these, and in no others.
-            partitions: Move it in these as well, or in no others.
-            dry_run: Only tell.
+            to: ``"earliest"``, ``"latest"``, ``"current"`` (the log end, without a commit), an
+                offset, a `datetime` (the first record at or after it, or the log end; UTC
+                without a zone), or a `timedelta` (as the time so long ago).
+            shift: Instead of ``to``: how far to move from the committed offset, back if
+                negative.
+            topics: Reset all partitions of these topics, and no others.
+            partitions: Reset these partitions, besides those of ``topics``, and no others.
+            dry_run: Change nothing.
 
         Returns:
-            Partition to `OffsetChange`, the offsets before and after; without ``topics`` and
-            ``partitions`` for each partition it committed for.
+            The offsets before and after, by partition; without ``topics`` and ``partitions``
+            for all partitions with a commit.
 
         Raises:
-            NonEmptyGroupError: It has members, also of a dry run.
+            NonEmptyGroupError: The group has members; also raised for a dry run.
             GroupIdNotFoundError: There is no such group, and no partitions are named.
-            NoOffsetForPartitionError: Nothing was committed that could be shifted.
-            UnknownTopicOrPartitionError: A topic or partition is not there.
-            ValueError, TypeError: ``to`` or ``shift`` names no place.
+            NoOffsetForPartitionError: A partition has no committed offset to shift.
+            UnknownTopicOrPartitionError: A topic or partition does not exist.
+            ValueError, TypeError: ``to`` or ``shift`` is not valid.
             ReadOnlyError: The log was opened with ``mode="r"``; a dry run works.
         """
-        wanted, group = rule(to, shift, self._root.clock()), self._group()
+        target, group = reset_target(to, shift, self._root.clock()), self._group()
         if not dry_run:
             self._root.context.check_writable()
-        chosen = None if topics is None and partitions is None else self._chosen(topics, partitions)
-        committed = self._committed(group, may_be_new=chosen is not None)
-        moves, positions = {}, {}
-        for one in sorted(committed if chosen is None else chosen):
-            before = committed.get(one)
-            place = _place(self._root, one, before)
-            after = clamp(wanted, place)
-            note = "" if before is None else before.metadata
-            moves[one] = OffsetChange(place.committed, after)
-            positions[one] = OffsetAndMetadata(after, note, place.leader_epoch)
+        selected = (
+            None if topics is None and partitions is None else self._select(topics, partitions)
+        )
+        committed = self._committed(group, may_be_new=selected is not None)
+        changes, positions = {}, {}
+        for partition in sorted(committed if selected is None else selected):
+            before = committed.get(partition)
+            offsets = _partition_offsets(self._root, partition, before)
+            after = clamp(target, offsets)
+            metadata = "" if before is None else before.metadata
+            changes[partition] = OffsetChange(offsets.committed, after)
+            positions[partition] = OffsetAndMetadata(after, metadata, offsets.leader_epoch)
         if not dry_run:
             group.reset(positions)
-        return OffsetResetResult(self.name, moves, dry_run)
+        return OffsetResetResult(self.name, changes, dry_run)
 
     def _committed(
         self, group: Group, *, may_be_new: bool
     ) -> Mapping[TopicPartition, OffsetAndMetadata]:
-        """Return what was committed by a group that nobody is in."""
+        """Return the committed offsets of a group, which must have no members."""
         try:
-            seen = group.snapshot()
+            snapshot = group.snapshot()
         except GroupIdNotFoundError:
             if may_be_new:
                 return {}
             raise
-        group.check_empty(seen.members, "reset its offsets")
-        return {one: each.position for one, each in seen.committed.items()}
+        group.check_empty(snapshot.members, "reset its offsets")
+        return {
+            partition: committed.position for partition, committed in snapshot.committed.items()
+        }
 
-    def _chosen(
+    def _select(
         self, topics: str | Iterable[str] | None, partitions: Partitions | None
     ) -> set[TopicPartition]:
-        found = set(map(to_topic_partition, partitions or ()))
+        selected = set(map(to_topic_partition, partitions or ()))
         for topic in (topics,) if isinstance(topics, str) else topics or ():
             count = self._root.partitions(topic)
-            found |= {TopicPartition(topic, number) for number in range(count)}
-        return found
+            selected |= {TopicPartition(topic, number) for number in range(count)}
+        return selected
 
     def delete_offsets(
         self, partitions: Partitions = (), *, topics: str | Iterable[str] | None = None
     ) -> None:
-        """Forget, durably, what was committed for partitions, or all partitions of topics.
+        """Delete, durably, the committed offsets of partitions, or of all partitions of topics.
 
         Raises:
             GroupIdNotFoundError: There is no such group.
             GroupSubscribedToTopicError: A member reads one of the topics (M15).
-            UnknownTopicOrPartitionError: A topic or partition is not there.
+            UnknownTopicOrPartitionError: A topic or partition does not exist.
             ReadOnlyError: The log was opened with ``mode="r"``.
         """
         self._root.context.check_writable()
-        chosen, group = self._chosen(topics, partitions), self._group()
+        selected, group = self._select(topics, partitions), self._group()
         group.snapshot()
-        group.delete_offsets(sorted(chosen))
+        group.delete_offsets(sorted(selected))
 
     def delete(self) -> None:
-        """Forget the group and all that it committed, durably (M15).
+        """Delete the group and its committed offsets, durably (M15).
 
         Raises:
             GroupIdNotFoundError: There is no such group.
-            NonEmptyGroupError: It has members.
+            NonEmptyGroupError: The group has members.
             ReadOnlyError: The log was opened with ``mode="r"``.
         """
         self._root.context.check_writable()
         self._group().delete()
 
     def remove_members(self, *members: str) -> list[str]:
-        """Take members out, by id or ``group_instance_id``; return the ids.
+        """Remove members by member id or ``group_instance_id``; return the member ids.
 
-        Meant for static members that will not come back: a living one joins again
-        with its next poll.
+        Meant for static members that will not come back: a member that is alive joins again
+        at its next poll.
 
         Raises:
             GroupIdNotFoundError: There is no such group.
-            UnknownMemberIdError: One of them is not in it; then none is removed.
+            UnknownMemberIdError: One of them is not a member; then none is removed.
             ReadOnlyError: The log was opened with ``mode="r"``.
         """
         self._root.context.check_writable()
         group = self._group()
-        ids = [_find(group, group.snapshot().members, each) for each in members]
+        ids = [_member_id(group, group.snapshot().members, name) for name in members]
         return group.remove_members(ids)
 
-    # Pictures of it
+    # Display
 
     def __repr__(self) -> str:
         return f"<ConsumerGroup {self._title()}>"
@@ -384,7 +407,7 @@ class ConsumerGroup:
         try:
             return self._describe(ages=False).title
         except GroupIdNotFoundError:
-            return f"{self.name}: {DEAD}, there is no such group yet"
+            return f"{self.name}: {DEAD}, the group does not exist yet"
         except ClosedError:
             return f"{self.name} of a closed log"
 
@@ -401,45 +424,42 @@ def group_names(root: Root) -> list[str]:
     return group_ids(root.context.live, root.context.state)
 
 
-def _place(root: Root, one: TopicPartition, before: OffsetAndMetadata | None) -> ResetTarget:
-    log = root.partition(*one)
+def _partition_offsets(
+    root: Root, partition: TopicPartition, before: OffsetAndMetadata | None
+) -> PartitionOffsets:
+    log = root.partition(*partition)
     log.refresh()
-    now = log.tail()
+    tail = log.tail()
     committed = None if before is None else before.offset
-    return ResetTarget(
-        one, log, now.start_offset, log.visible_end(now), now.leader_epoch, committed
+    return PartitionOffsets(
+        partition, log, tail.start_offset, log.visible_end(tail), tail.leader_epoch, committed
     )
 
 
-def _ends(root: Root, one: TopicPartition) -> tuple[int, int]:
-    place = _place(root, one, None)
-    return place.start, place.end
-
-
 def _lag(committed: CommittedOffset | None, end: int) -> int | None:
-    """Return how many offsets there are from a position to the end; it may lie past it (E21)."""
+    """Return the number of offsets from the committed one, perhaps past the end (E21), to it."""
     return None if committed is None else max(end - committed.position.offset, 0)
 
 
-def _members(seen: GroupSnapshot) -> Iterator[MemberDescription]:
+def _members(snapshot: GroupSnapshot) -> Iterator[MemberDescription]:
     owned: dict[str, list[TopicPartition]] = {}
-    for one, member in seen.owners.items():
-        owned.setdefault(member, []).append(one)
-    for each in seen.members:
+    for partition, member_id in snapshot.owners.items():
+        owned.setdefault(member_id, []).append(partition)
+    for member in snapshot.members:
         yield MemberDescription(
-            member_id=each.id,
-            group_instance_id=each.instance_id,
-            client_id=each.client_id,
-            pid=each.pid,
-            topics=each.topics,
-            partitions=tuple(owned.get(each.id, ())),
-            session_timeout_ms=each.session_ms,
-            joined_ms=each.joined_ms,
+            member_id=member.id,
+            group_instance_id=member.instance_id,
+            client_id=member.client_id,
+            pid=member.pid,
+            topics=member.topics,
+            partitions=tuple(owned.get(member.id, ())),
+            session_timeout_ms=member.session_ms,
+            joined_ms=member.joined_ms,
         )
 
 
-def _find(group: Group, members: Iterable[MemberInfo], name: str) -> str:
-    for each in members:
-        if name in (each.id, each.instance_id):
-            return each.id
-    raise UnknownMemberIdError("the group has no such member", group=group.name, member=name)
+def _member_id(group: Group, members: Iterable[MemberInfo], name: str) -> str:
+    for member in members:
+        if name in (member.id, member.instance_id):
+            return member.id
+    raise UnknownMemberIdError("The group has no such member", group=group.name, member=name)

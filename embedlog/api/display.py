@@ -1,4 +1,4 @@
-"""How views picture themselves: tables for terminals and notebooks."""
+"""Tables and values as text, for terminals and notebooks."""
 
 from __future__ import annotations
 
@@ -11,14 +11,16 @@ from typing import Any
 from embedlog.errors import EmbedlogError
 
 NONE = "-"
-"""What stands where there is nothing, as in the tables of Kafka's own tools."""
+"""The text for a missing value, as in the tables of Kafka's own tools."""
 
 
 def html_table(title: str, heads: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     """Return a title and a table for notebooks."""
     head = "".join(f"<th>{html.escape(name)}</th>" for name in heads)
     body = "".join(
-        "<tr>" + "".join(f"<td>{html.escape(_filled(cell))}</td>" for cell in row) + "</tr>"
+        "<tr>"
+        + "".join(f"<td>{html.escape(NONE if cell is None else str(cell))}</td>" for cell in row)
+        + "</tr>"
         for row in rows
     )
     table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
@@ -26,8 +28,8 @@ def html_table(title: str, heads: Sequence[str], rows: Iterable[Sequence[object]
 
 
 def text_table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
-    """Return a table as lines: columns two blanks apart, nothing after the last."""
-    cells = [list(heads), *([told(cell) for cell in row] for row in rows)]
+    """Return a table as lines: columns are two blanks apart, without trailing blanks."""
+    cells = [list(heads), *([cell_text(cell) for cell in row] for row in rows)]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     return [
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
@@ -35,26 +37,22 @@ def text_table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> list[s
     ]
 
 
-def told(cell: object) -> str:
-    """Return what stands in a table for a value; never nothing, so that columns can be counted."""
-    return NONE if cell is None or cell == "" else str(cell)
-
-
-def _filled(cell: object) -> str:
-    return NONE if cell is None else str(cell)
+def cell_text(value: object) -> str:
+    """Return the text for a value in a table: never empty, so that columns can be counted."""
+    return NONE if value is None or value == "" else str(value)
 
 
 def moment(timestamp: int) -> str:
-    """Return a time as text; a producer may write one that no calendar has."""
+    """Return a timestamp as text; in milliseconds if it is outside of the calendar."""
     try:
-        found = datetime.fromtimestamp(timestamp / 1000, UTC)
+        time = datetime.fromtimestamp(timestamp / 1000, UTC)
     except (ValueError, OverflowError, OSError):
         return f"{timestamp} ms"
-    return found.isoformat(sep=" ", timespec="milliseconds")
+    return time.isoformat(sep=" ", timespec="milliseconds")
 
 
 def short(data: bytes | None) -> str:
-    """Return the beginning of a key or a value as text."""
+    """Return the first 80 bytes of a key or value as text."""
     if data is None:
         return "None"
     text = data[:80].decode("utf-8", "replace")
@@ -62,8 +60,10 @@ def short(data: bytes | None) -> str:
 
 
 def need(package: str) -> Any:
-    """Import what is not always installed."""
+    """Import an optional dependency."""
     try:
         return importlib.import_module(package)
     except ImportError as error:
-        raise EmbedlogError(f"{package} is not installed", todo=f"pip install {package}") from error
+        raise EmbedlogError(
+            f"{package} is not installed", todo=f"Run pip install {package}."
+        ) from error

@@ -1,4 +1,4 @@
-"""One process of a run: it reads as a member of the group, and calls the handler."""
+"""One process of a `GroupRun`: a member of the group that calls the handler."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from embedlog.files import ProcessWatch
 from embedlog.record import OffsetAndMetadata, Record, TopicPartition
 
 COMMIT_SECONDS = 1.0
-"""A handler that is slow has what it did committed so often, without waiting for the next poll."""
+"""How often the work of a slow handler is committed between two polls."""
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
-"""What ends a process after the record in hand; Ctrl-C comes to all processes of a terminal."""
+"""End a process after its current record; Ctrl-C signals all processes of a terminal."""
 _LONG_SECONDS = 3600.0
 
 _log = logging.getLogger(__name__)
 
 
 class GroupJob(NamedTuple):
-    """What all processes of a run do."""
+    """What all processes of a run share."""
 
     reopen: Callable[[], Log]
     topics: tuple[str, ...]
@@ -38,10 +38,10 @@ class GroupJob(NamedTuple):
     handler: Callable[[Any], object]
     batch: bool
     parent: int
-    """The process that started the run: when it is gone, so is the run."""
+    """The process that started the run; its end is the end of the run."""
 
-    def numbered(self, number: int) -> GroupJob:
-        """Return it for one process; a static member's name is for one member only."""
+    def for_process(self, number: int) -> GroupJob:
+        """Return the job for one process, with its own instance id if members are static."""
         name = self.config.group_instance_id
         if name is None:
             return self
@@ -50,47 +50,46 @@ class GroupJob(NamedTuple):
 
 
 class ChildTraceback(Exception):  # noqa: N818 - a cause, to be read and never caught
-    """Where in another process an error was raised, in words."""
+    """The traceback of an error in another process, as text."""
 
     def __str__(self) -> str:
         return f'\n"""\n{self.args[0]}"""'
 
 
 class WorkerFailure(NamedTuple):
-    """What a process says when it fails."""
+    """What a process sends when it fails."""
 
-    what: Exception | None
-    """The error, if it can be sent."""
-    name: str
-    told: str
-    """The traceback."""
+    exception: Exception | None
+    """The error, if it can be pickled."""
+    summary: str
+    traceback: str
 
     @staticmethod
     def of(error: BaseException) -> WorkerFailure:
-        """Make one of the error that was just raised."""
-        told = "".join(traceback.format_exception(error))
-        name = traceback.format_exception_only(error)[-1].strip()
+        """Return the failure for an error."""
+        text = "".join(traceback.format_exception(error))
+        summary = traceback.format_exception_only(error)[-1].strip()
         try:
-            sent = pickle.loads(pickle.dumps(error)) if isinstance(error, Exception) else None
-        except Exception:  # noqa: BLE001 - whatever a class of the user's own raises
-            sent = None
-        return WorkerFailure(sent, name, told)
+            exception = pickle.loads(pickle.dumps(error)) if isinstance(error, Exception) else None
+        except Exception:  # noqa: BLE001 - whatever the user's class raises
+            exception = None
+        return WorkerFailure(exception, summary, text)
 
     def error(self) -> Exception:
         """Return the error to raise in the parent."""
-        error = self.what or ProcessDiedError(f"a handler raised {self.name}")
-        error.__cause__ = ChildTraceback(self.told)
+        error = self.exception or ProcessDiedError(f"A handler raised {self.summary}")
+        error.__cause__ = ChildTraceback(self.traceback)
         return error
 
 
 def work(job: GroupJob, pipe: Connection) -> None:
-    """Be one process of a run: until a signal, the end of the parent, or an error."""
+    """Run one process, until a signal, the end of the parent, or an error."""
     worker = GroupWorker(job)
-    for each in SIGNALS:
-        signal.signal(each, worker.stop)
-    # Whoever started this process held them back until here.
+    for number in SIGNALS:
+        signal.signal(number, worker.stop)
+    # The parent blocked them until here.
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
-    threading.Thread(target=_end_with, args=(job.parent,), daemon=True).start()
+    threading.Thread(target=_terminate_with, args=(job.parent,), daemon=True).start()
     try:
         with job.reopen() as log:
             worker.run(log.consumer(*job.topics, **job.config.overrides()), pipe)
@@ -98,8 +97,8 @@ def work(job: GroupJob, pipe: Connection) -> None:
         worker.fail(error, pipe)
 
 
-def _end_with(parent: int) -> None:
-    """End this process when its parent ends, however that did."""
+def _terminate_with(parent: int) -> None:
+    """Terminate this process when its parent ends, however that happens."""
     watch = ProcessWatch()
     watch.watch({parent})
     while not watch.wait(_LONG_SECONDS):
@@ -113,28 +112,27 @@ def _end_with(parent: int) -> None:
 class GroupWorker:
     """Polls, calls the handler, and commits what was handled.
 
-    The consumer commits by itself, in each poll, what the polls before returned
-    (E20), and all of that was handled by then.  What is left is a poll that is
-    not handled to its end.
+    Auto-commit commits in each poll what the polls before returned (E20), all of which was
+    handled.  This class commits what was handled of a poll that ends early or takes long.
     """
 
     def __init__(self, job: GroupJob) -> None:
         self._handler, self._batch = job.handler, job.batch
-        self._bell = ProcessWatch()
+        self._wakeup = ProcessWatch()
         self._consumer: Consumer | None = None
         self._stopping = False
-        self._whole = True
-        """Whether all was handled that the last poll returned."""
+        self._poll_done = True
+        """Whether all records of the last poll were handled."""
         self._handled: dict[TopicPartition, OffsetAndMetadata] = {}
-        """What of the records in hand is to be committed."""
+        """The positions after the handled records of the last poll."""
         self._committed = False
-        """Whether some of the records in hand were committed before the others were handled."""
-        self._due = 0.0
+        """Whether some records of the last poll were committed before all were handled."""
+        self._commit_at = 0.0
 
     def stop(self, *_: object) -> None:
-        """End after the record in hand; a signal handler."""
+        """End after the current record; a signal handler."""
         self._stopping = True
-        self._bell.ring()
+        self._wakeup.ring()
         if self._consumer is not None:
             self._consumer.wakeup()
 
@@ -144,63 +142,63 @@ class GroupWorker:
         try:
             while not self._stopping:
                 try:
-                    found = consumer.poll(None)
+                    records = consumer.poll(None)
                 except WakeupError:
                     continue
-                self._handle(consumer, found)
+                self._handle(consumer, records)
         except BaseException as error:  # noqa: BLE001 - it is sent to the parent
-            self._whole = False
+            self._poll_done = False
             self.fail(error, pipe)
         finally:
             self._consumer = None
             # The positions may be past records that were not handled.
-            consumer.close(autocommit=self._whole)
+            consumer.close(autocommit=self._poll_done)
 
-    def _handle(self, consumer: Consumer, found: Mapping[TopicPartition, list[Record]]) -> None:
-        self._handled, self._due = {}, monotonic() + COMMIT_SECONDS
-        lists = iter(found.values())
-        turns = lists if self._batch else ([one] for records in lists for one in records)
-        self._whole = self._committed = False
+    def _handle(self, consumer: Consumer, polled: Mapping[TopicPartition, list[Record]]) -> None:
+        self._handled, self._commit_at = {}, monotonic() + COMMIT_SECONDS
+        lists = iter(polled.values())
+        calls = lists if self._batch else ([record] for records in lists for record in records)
+        self._poll_done = self._committed = False
         try:
-            self._whole = all(self._call(consumer, turn) for turn in turns)
+            self._poll_done = all(self._call(consumer, records) for records in calls)
         finally:
-            # Auto-commit leaves what was committed here as it is until more records come.
-            if self._committed or not self._whole:
+            # After a commit here, auto-commit would not commit the rest before more records come.
+            if self._committed or not self._poll_done:
                 self._commit(consumer)
 
     def _call(self, consumer: Consumer, records: list[Record]) -> bool:
-        """Handle some records of a partition; tell whether to go on with those in hand."""
+        """Handle some records of a partition; return whether to go on with those of the poll."""
         last = records[-1]
         self._handler(records if self._batch else last)
-        after = OffsetAndMetadata(last.offset + 1, "", last.leader_epoch)
-        self._handled[TopicPartition(last.topic, last.partition)] = after
-        if monotonic() >= self._due:
-            self._due, self._committed = monotonic() + COMMIT_SECONDS, True
+        position = OffsetAndMetadata(last.offset + 1, "", last.leader_epoch)
+        self._handled[TopicPartition(last.topic, last.partition)] = position
+        if monotonic() >= self._commit_at:
+            self._commit_at, self._committed = monotonic() + COMMIT_SECONDS, True
             return self._commit(consumer) and not self._stopping
         return not self._stopping
 
     def _commit(self, consumer: Consumer) -> bool:
-        """Commit what was handled; tell whether the partitions are still those of this process."""
+        """Commit what was handled; return False if the partitions have another owner now."""
         if self._handled:
             try:
                 consumer.commit(self._handled)
             except CommitFailedError as error:
-                # The next poll joins the group anew, and goes on where that is.
+                # The next poll joins the group again and continues at its committed offsets.
                 _log.warning("%s", error)
                 self._handled = {}
                 return False
             except EmbedlogError as error:
-                _log.warning("a commit failed, and is made up for by the next: %s", error)
+                _log.warning("A commit failed; the next one includes its offsets: %s", error)
         return True
 
     def fail(self, error: BaseException, pipe: Connection) -> None:
-        """Tell the parent, and stay a member until it has ended the others.
+        """Send an error to the parent, and stay a member until the other processes have ended.
 
-        Or one of them would get the record that failed, and go on after it.
+        Otherwise one of them would get the failed record, and continue after it.
         """
         try:
             pipe.send(WorkerFailure.of(error))
         except OSError:
-            return  # nobody listens
+            return  # The parent has ended.
         while not self._stopping:
-            self._bell.wait(_LONG_SECONDS)
+            self._wakeup.wait(_LONG_SECONDS)

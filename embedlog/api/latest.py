@@ -1,87 +1,20 @@
-"""Compaction as a program asks for it, and the latest value of each key (D19)."""
+"""The latest value of each key of a topic, whether or not it was compacted (D19)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
-from embedlog.config import MaintenanceConfig
-from embedlog.errors import FencedError, InvalidConfigError
+from embedlog.api.offset_range import OffsetRange
 from embedlog.root.root import Root
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from embedlog.api.topic import OffsetRange
-    from embedlog.compaction import CleanResult
     from embedlog.compaction.last_records import LastRecord
 
-    Ranges = Callable[[], Sequence[OffsetRange]]
-
-Progress = Callable[[int, int], None]
-
-
-def compact(
-    root: Root,
-    name: str,
-    *,
-    force: bool = False,
-    progress: Progress | None = None,
-    settings: Mapping[str, object] | None = None,
-) -> list[CleanResult]:
-    """Compact the partitions of a topic here and now; see `Log.compact`."""
-    from embedlog.compaction import attempt, choose
-
-    root.context.check_writable()
-    info = root.topic(name)
-    if not info.config.compacts:
-        raise InvalidConfigError(
-            f"the topic is not compacted: cleanup.policy is {info.config.cleanup_policy!r}",
-            topic=name,
-            todo=f'alter_topic("{name}", {{"cleanup.policy": "compact"}})',
-        )
-    parsed = MaintenanceConfig.parse(settings or {})
-    logs = [root.partition(name, number) for number in range(info.partitions)]
-    failed: dict[Any, Any] = {}
-    if not force:
-        logs = [section.log for section in choose(logs, root.clock(), failed)]
-    done = []
-    for place, log in enumerate(logs):
-        told = _of_all(progress, place, len(logs))
-        # Rolled, so that what was just written is compacted too: the active segment never is.
-        one = attempt(log, root.clock(), settings=parsed, progress=told, roll=force)
-        done.append(one)
-    errors = [*failed.values(), *(one.error for one in done if one.error is not None)]
-    # One bad partition does not keep the others from being cleaned; it is told at the end.
-    for error in errors:
-        if not isinstance(error, FencedError):
-            raise error
-    return done
-
-
-def _of_all(progress: Progress | None, place: int, count: int) -> Progress | None:
-    """Make the progress of one partition that of all, which are taken to be of one size."""
-    if progress is None:
-        return None
-    told = progress
-
-    def step(done: int, total: int) -> None:
-        told(place * total + done, count * total)
-
-    return step
-
-
-def explain(root: Root, name: str) -> list[str]:
-    """Say in words what compaction will do with each partition, or why it does nothing."""
-    from embedlog.compaction import explain as explain_one
-
-    now = root.clock()
-    return [
-        explain_one(root.partition(name, number), now) for number in range(root.partitions(name))
-    ]
-
-
-# The latest value of each key
+Ranges = Callable[[], Sequence[OffsetRange]]
+"""Returns the ranges of the view as of now."""
 
 
 def get(root: Root, name: str, ranges: Ranges, key: bytes) -> bytes | None:
@@ -90,71 +23,73 @@ def get(root: Root, name: str, ranges: Ranges, key: bytes) -> bytes | None:
 
     home, version = partition_for_key(key, root.partitions(name)), root.context.catalog.version
     while True:
-        before, parts = version(), _not_empty(ranges)
-        found = _found(root, name, parts, key, home)
-        # Compaction may have removed what was there because of what came after the look began.
-        if found.get(home) or version() == before or _not_empty(ranges) == parts:
+        version_before, parts = version(), _not_empty(ranges)
+        records = _last_records(root, name, parts, key, home)
+        # Otherwise compaction may have removed the record because of one after the ranges.
+        if records.get(home) or version() == version_before or _not_empty(ranges) == parts:
             break
-    if (last := found.get(home)) is not None:
+    if (last := records.get(home)) is not None:
         return last.value
-    # Elsewhere it is only if somebody chose, or the topic has grown since: then by time.
-    newest = max(found, key=lambda number: (found[number].timestamp, number), default=None)
-    return None if newest is None else found[newest].value
+    # It is elsewhere if the program chose the partition, or the topic has grown: the latest wins.
+    newest = max(records, key=lambda number: (records[number].timestamp, number), default=None)
+    return None if newest is None else records[newest].value
 
 
 def _not_empty(ranges: Ranges) -> list[OffsetRange]:
     return [part for part in ranges() if part.start < part.stop]
 
 
-def _found(
+def _last_records(
     root: Root, name: str, parts: list[OffsetRange], key: bytes, home: int
 ) -> dict[int, LastRecord]:
-    """Return the last record of a key in each partition; in no other if it is at home."""
+    """Return the last record of a key by partition; only of its home partition if it is there."""
     from embedlog.compaction.last_records import last_record
 
-    found = {}
-    for part in sorted(parts, key=lambda one: one.partition != home):
+    records = {}
+    for part in sorted(parts, key=lambda part: part.partition != home):
         last = last_record(root.partition(name, part.partition), key, part.start, part.stop)
         if last is not None:
-            found[part.partition] = last
+            records[part.partition] = last
             if part.partition == home:
                 break
-    return found
+    return records
 
 
 def latest(root: Root, name: str, ranges: Ranges, schema: pa.Schema) -> Iterator[pa.Table]:
-    """Yield the last record of each key that was not deleted, with some columns."""
+    """Yield the last record of each key that was not deleted, with the columns of a schema."""
     parts = _not_empty(ranges)
     if len(parts) == 1:
-        for table in _last_of(root, name, parts[0], ranges):
-            yield _chosen(table, schema)
+        for table in _last_of_partition(root, name, parts[0], ranges):
+            yield _select(table, schema)
         return
-    tables = [table for part in parts for table in _last_of(root, name, part, ranges)]
+    tables = [table for part in parts for table in _last_of_partition(root, name, part, ranges)]
     if tables:
         import pyarrow as pa
 
-        whole = pa.concat_tables(tables, promote_options="default")
-        yield _chosen(_one_each(whole, root.partitions(name)), schema)
+        table = pa.concat_tables(tables, promote_options="default")
+        yield _select(_deduplicate(table, root.partitions(name)), schema)
 
 
-def _last_of(root: Root, name: str, part: OffsetRange, ranges: Ranges) -> Iterator[pa.Table]:
+def _last_of_partition(
+    root: Root, name: str, part: OffsetRange, ranges: Ranges
+) -> Iterator[pa.Table]:
     import pyarrow as pa
 
     from embedlog.batch.arrays import repeated
     from embedlog.compaction.last_records import last_records
 
-    def now() -> int:
-        found = [each for each in ranges() if each.partition == part.partition]
-        return max(each.stop for each in found) if len(found) == 1 else part.stop
+    def current_end() -> int:
+        same = [current for current in ranges() if current.partition == part.partition]
+        return same[0].stop if len(same) == 1 else part.stop
 
     log = root.partition(name, part.partition)
-    for table in last_records(log, part.start, part.stop, now):
+    for table in last_records(log, part.start, part.stop, current_end):
         number = repeated(part.partition, pa.int32(), table.num_rows)
         yield table.append_column("partition", number)
 
 
-def _one_each(table: pa.Table, partitions: int) -> pa.Table:
-    """Keep one record a key, also where a key is in several partitions, by the rule of `get`."""
+def _deduplicate(table: pa.Table, partitions: int) -> pa.Table:
+    """Keep one record per key if a key is in several partitions, by the same rule as `get`."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -177,8 +112,8 @@ def _one_each(table: pa.Table, partitions: int) -> pa.Table:
     return kept.sort_by([("partition", "ascending"), ("offset", "ascending")])
 
 
-def _chosen(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Return the records that are no tombstones, with the columns of a schema."""
+def _select(table: pa.Table, schema: pa.Schema) -> pa.Table:
+    """Return the records that are not tombstones, with the columns of a schema."""
     import pyarrow as pa
     import pyarrow.compute as pc
 

@@ -1,4 +1,4 @@
-"""A log root as its user sees it."""
+"""`open` and `Log`: the log root as its users see it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from embedlog.maintenance import Maintenance
 
 Progress = Callable[[int, int], None]
-"""Called with how much of a long work is done, and how much there is, in bytes."""
+"""Called with the number of bytes done, and the number of all bytes."""
 
 _logger = logging.getLogger("embedlog")
 _open_logs: weakref.WeakSet[Log] = weakref.WeakSet()
@@ -37,17 +37,17 @@ def _now_ms() -> int:
 
 
 class Log:
-    """A log root: topics to write to, to read from, and to look at.
+    """An open log root, with its topics and consumer groups; returned by `open`.
 
-    Any thread may use it; a forked child may go on with it; it pickles as its
-    path and options.  Made by `open`.
+    Any thread may use it, and a forked child may continue to use it.  It pickles as its
+    path and options.
     """
 
     def __init__(self, root: Root, options: Mapping[str, Any]) -> None:
         self.root = root
         self._options = dict(options)
         self._maintenance: Maintenance | None = None
-        self._making = threading.Lock()
+        self._maintenance_lock = threading.Lock()
         self._children: weakref.WeakSet[Any] = weakref.WeakSet()
         _open_logs.add(self)
 
@@ -58,34 +58,34 @@ class Log:
 
     @property
     def durability(self) -> str:
-        """What an acknowledged record survives; see `open`."""
+        """``"os"`` or ``"fsync"``; see `open`."""
         return self.root.durability
 
     @property
     def maintenance(self) -> Maintenance:
-        """This handle's part in the housekeeping; made when it is first asked for."""
+        """The background jobs of this handle; created at the first use."""
         from embedlog.maintenance import Maintenance, jobs_of
 
-        with self._making:
-            made = self._maintenance
-            if made is None:
+        with self._maintenance_lock:
+            maintenance = self._maintenance
+            if maintenance is None:
                 config = self._options["maintenance"]
-                made = Maintenance(
+                maintenance = Maintenance(
                     self.root,
                     jobs_of(config or MaintenanceConfig()),
-                    doubting=self._options["clock"] is None,
+                    bound_clock=self._options["clock"] is None,
                     background=config is not None,
                 )
-                # A log that its program forgot does none; its threads would keep it open.
-                weakref.finalize(self, made.forsake).atexit = False
-                self._maintenance = made
-            return made
+                # If the program drops the log without closing it, the threads must end too.
+                weakref.finalize(self, maintenance.request_stop).atexit = False
+                self._maintenance = maintenance
+            return maintenance
 
-    def _keep_house(self) -> None:
-        """The log is used: from now on this process may do the housekeeping, if it is willing."""
+    def _start_maintenance(self) -> None:
+        """Start the background jobs, unless the log was opened without them."""
         root = self.root
         if self._options["maintenance"] is not None and root.mode == "rw" and not root.closed:
-            (self._maintenance or self.maintenance).ensure()
+            (self._maintenance or self.maintenance).start()
 
     # Topics
 
@@ -97,21 +97,21 @@ class Log:
         *,
         exist_ok: bool = False,
     ) -> Any:
-        """Add a topic and return a view of it.
+        """Create a topic and return a view of it.
 
         Args:
-            name: Letters, digits, '.', '_' and '-'; at most 200.
-            partitions: How many, at most 20,000 and by default 1; a topic can grow later, but
-                not shrink.
-            config: Kafka's topic settings, dotted or with underscores.
-            exist_ok: If the topic exists already, return it, unless it differs in what is
-                given: another number of partitions, or another value of a setting (None
-                means the default).  What is not given may be as it is.
+            name: At most 200 letters, digits, '.', '_' and '-'.
+            partitions: The number of partitions, at most 20,000, by default 1; it can grow
+                later, but not shrink.
+            config: Kafka's topic settings, with dots or underscores.
+            exist_ok: If the topic exists already, return it, unless it has another number
+                of partitions or other settings than those given here (None means the
+                default of a setting).
 
         Raises:
-            InvalidTopicError, InvalidPartitionsError, InvalidConfigError: Nothing was made.
-            TopicAlreadyExistsError: It exists; with ``exist_ok``, it differs.  Nothing was
-                changed, and the error names the `differences` and the calls to apply them.
+            InvalidTopicError, InvalidPartitionsError, InvalidConfigError: Nothing was created.
+            TopicAlreadyExistsError: The topic exists; with ``exist_ok``, it differs.  Nothing
+                was changed; the error names the `differences` and the calls to apply them.
         """
         settings = config or {}
         refuse_internal(name)
@@ -125,38 +125,38 @@ class Log:
                 self.root.create_topic(name, count, TopicConfig.parse(settings))
                 return self.topic(name)
             except TopicAlreadyExistsError:
-                # With exist_ok another process made it just now, and it is looked at again.
+                # With exist_ok: another process has just created it, so compare with that.
                 if not exist_ok:
                     raise
 
     def delete_topic(self, name: str) -> None:
-        """Remove a topic, its records, and what groups committed for it (A38).
+        """Delete a topic, its records, and the offsets committed for it (A38).
 
-        Readers finish with the files they hold.
+        Readers can finish with the files they have open.
         """
         refuse_internal(name)
         self.root.delete_topic(name)
 
     def create_partitions(self, name: str, total: int) -> None:
-        """Let a topic have ``total`` partitions; keys may move to other ones (G5)."""
+        """Increase the number of partitions to ``total``; keys may move to other ones (G5)."""
         refuse_internal(name)
         self.root.grow_topic(name, total)
 
     def alter_topic(self, name: str, config: Mapping[str, object]) -> None:
-        """Change settings of a topic; None returns one to its default."""
+        """Change settings of a topic; None sets one back to its default."""
         self.root.alter_topic(name, config)
 
     def topics(self, *, internal: bool = False) -> list[str]:
         """Return the names of all topics, sorted.
 
         Args:
-            internal: With those that begin with ``__``, as ``__activity``.
+            internal: Include those that begin with ``__``, such as ``__activity``.
         """
         names = self.root.topics()
         return [name for name in names if internal or not name.startswith(INTERNAL)]
 
     def describe_topic(self, name: str) -> dict[str, Any]:
-        """Return a topic's id, settings, and per partition its offsets, bytes and segments."""
+        """Return a topic's id and settings, and the offsets, bytes and segments per partition."""
         info = self.root.topic(name)
         return {
             "name": info.name,
@@ -173,12 +173,13 @@ class Log:
         """Return a view of a topic, to slice, count and turn into tables.
 
         Raises:
-            UnknownTopicOrPartitionError: There is none; the nearest name is told.
+            UnknownTopicOrPartitionError: There is no such topic; the error names the most
+                similar one.
         """
         from embedlog.api.topic import Topic
 
         self.root.topic(name)
-        self._keep_house()
+        self._start_maintenance()
         return Topic(self.root, name)
 
     def __getitem__(self, name: str) -> Any:
@@ -190,25 +191,25 @@ class Log:
         return name in self.root.topics()
 
     def partition(self, topic: str, number: int) -> PartitionLog:
-        """Return the log of one partition, the floor below producers and consumers."""
-        self._keep_house()
+        """Return the log of one partition, which producers and consumers use."""
+        self._start_maintenance()
         return self.root.partition(topic, number)
 
     # Groups
 
     def groups(self) -> list[str]:
-        """Return the names of all consumer groups, sorted: of those with members or commits."""
+        """Return the names of all consumer groups with members or commits, sorted."""
         from embedlog.api.consumer_group import group_names
 
         return group_names(self.root)
 
     def group(self, name: str) -> Any:
-        """Return a view of a consumer group, to watch it and to move it; see `ConsumerGroup`.
+        """Return a view of a consumer group, to describe it and reset its offsets.
 
-        It need not exist: `ConsumerGroup.reset_offsets` says where a new one begins.
+        The group need not exist: `ConsumerGroup.reset_offsets` sets where a new one begins.
 
         Raises:
-            InvalidGroupIdError: It cannot be a name.
+            InvalidGroupIdError: The name is not valid.
         """
         from embedlog.api.consumer_group import ConsumerGroup
 
@@ -220,51 +221,56 @@ class Log:
         """Return a producer; see `embedlog.Producer` for its settings (kafka-python's names)."""
         from embedlog.producer import Producer
 
-        self._keep_house()
-        made = Producer(self.root, **config)
-        self._children.add(made)
-        return made
+        self._start_maintenance()
+        producer = Producer(self.root, **config)
+        self._children.add(producer)
+        return producer
 
     def consumer(self, *topics: str, **config: Any) -> Any:
         """Return a consumer; see `embedlog.Consumer` for its settings (kafka-python's names)."""
         from embedlog.consumer import Consumer
 
-        self._keep_house()
-        made = Consumer(self.root, *topics, **config)
-        self._children.add(made)
-        return made
+        self._start_maintenance()
+        consumer = Consumer(self.root, *topics, **config)
+        self._children.add(consumer)
+        return consumer
 
     def flush(self) -> None:
-        """Put everything this handle appended on the disk."""
+        """Write everything appended with this handle to the disk."""
         for child in list(self._children):
             if hasattr(child, "flush"):
                 child.flush()
         self.root.flush()
 
-    # Housekeeping
+    # Maintenance and retention
 
     def maintain(self) -> dict[str, Any]:
-        """Do the housekeeping once, now, by the log's clock; return what was done, by job.
+        """Run every maintenance job once, now, by the log's clock; return the results by job.
 
-        Works with ``maintenance=False`` as well.  A process that does the
-        housekeeping in the background leaves it to this call for so long.
+        Works with ``maintenance=False`` as well.  If another process runs the jobs in the
+        background, it pauses during this call.
 
         Raises:
-            EmbedlogError: Something could not be done; all else was.
+            EmbedlogError: A job failed; all others were run.
         """
         return self.maintenance.maintain()
 
     def delete_records(self, offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
-        """Delete what lies below an offset of each partition; -1 is its end.
+        """Delete the records below an offset of each partition; -1 is the log end.
 
-        At once, durably, and whoever still wants it; returns where each begins then.
+        Takes effect immediately and durably, ignoring leases and consumer groups.  Returns
+        the new log start offsets.
 
         Raises:
-            OffsetOutOfRangeError: An offset is past the end; those before it in order are done.
+            OffsetOutOfRangeError: An offset is past the end; partitions before it in the
+                order of ``offsets`` are done.
         """
         from embedlog.retention import delete_records
 
-        return {one: delete_records(self.root.partition(*one), to) for one, to in offsets.items()}
+        return {
+            partition: delete_records(self.root.partition(*partition), offset)
+            for partition, offset in offsets.items()
+        }
 
     def hold(
         self,
@@ -273,26 +279,27 @@ class Log:
         *,
         seconds: float = 60.0,
     ) -> Any:
-        """Keep records from being deleted for so long: for a query that runs, or as a snapshot.
+        """Keep records from being deleted for some time, for a long query or as a snapshot.
 
-        Returns a `Lease`: `renew` it in time, `release` it, or use it in a
-        ``with``.  It ends with a reboot.  Settings may put a cap on what is
-        kept (``retention.bytes.hard``), and `delete_records` heeds nobody.
+        Returns a `Lease`: `renew` it in time, `release` it, or use it in a ``with`` block.
+        It ends with a reboot.  ``retention.bytes.hard`` limits what leases keep, and
+        `delete_records` ignores them.
 
         Args:
-            name: A lease of that name is replaced.
-            offsets: What is here and after stays; by default everything there is now.
-            seconds: Unless it is renewed.
+            name: The name of the lease; an existing one of that name is replaced.
+            offsets: The first offset to keep in each partition; by default all log start
+                offsets.
+            seconds: How long, unless it is renewed.
 
         Raises:
-            OffsetOutOfRangeError: Some of it is deleted already; nothing is held.
+            OffsetOutOfRangeError: Some of the records are deleted already; no lease was made.
         """
         from embedlog.partition.leases import hold
 
-        held = self._starts() if offsets is None else offsets
-        return hold(self.root, name, held, seconds)
+        start_offsets = self._start_offsets() if offsets is None else offsets
+        return hold(self.root, name, start_offsets, seconds)
 
-    def _starts(self) -> dict[TopicPartition, int]:
+    def _start_offsets(self) -> dict[TopicPartition, int]:
         return {
             TopicPartition(info.name, number): self.root.partition(info.name, number).start_offset()
             for info in self.root.topics().values()
@@ -301,49 +308,52 @@ class Log:
         }
 
     def leases(self) -> list[Any]:
-        """Return who holds what, by name; see `hold`."""
+        """Return the current leases, by name; see `hold`."""
         from embedlog.partition.leases import leases
 
         return list(leases(self.root))
 
     @property
     def retention_bytes(self) -> int | None:
-        """How many bytes all topics together may hold; None is any number.
+        """How many bytes all topics together may hold; None means no limit.
 
-        Above it the oldest sealed segments go, of topics that delete, whichever
-        they are of.  Set it for all processes, durably, from the next round on.
+        Above the limit the oldest sealed segments of all topics with ``cleanup.policy=delete``
+        are deleted.  Setting it applies to all processes, durably, from the next round on.
         """
         return self.root.context.catalog.retention_bytes()
 
     @retention_bytes.setter
-    def retention_bytes(self, most: int | None) -> None:
-        if most is not None and (not isinstance(most, int) or most < 0):
-            raise InvalidConfigError(f"retention_bytes is {most!r}, not None or a number of bytes")
+    def retention_bytes(self, limit: int | None) -> None:
+        if limit is not None and (not isinstance(limit, int) or limit < 0):
+            raise InvalidConfigError(
+                f"retention_bytes must be a number of bytes or None, got {limit!r}"
+            )
         self.root.context.check_writable()
-        self.root.context.catalog.put_retention_bytes(most)
+        self.root.context.catalog.put_retention_bytes(limit)
 
     # Health
 
     def verify(self, *, progress: Progress | None = None) -> list[Finding]:
-        """Read everything and check every checksum; ``[]`` is healthy.  Changes nothing."""
+        """Read everything and check all checksums; ``[]`` means healthy.  Changes nothing."""
         return verify_root(self.root, progress)
 
     def repair(self, *, dry_run: bool = True, progress: Progress | None = None) -> list[str]:
-        """Mend what `verify` finds; returns in words what is dropped, before or after.
+        """Repair what `verify` finds; return in words what is dropped, or would be.
 
-        Damaged records are left out, the files that held them are kept in
-        ``quarantine/``, and the records around them stay at their offsets.
+        Damaged records are dropped; the records around them keep their offsets.  The damaged
+        files are moved to ``quarantine/``.
 
         Args:
-            dry_run: Only tell.
+            dry_run: Change nothing.
+            progress: Called with the bytes done, and all bytes.
         """
         return repair_root(self.root, dry_run, progress)
 
     def rebuild_index(self, topic: str | None = None) -> int:
-        """Make the sparse index anew from the segments; returns how many entries it has."""
+        """Rebuild the sparse index from the segments; return the number of its entries."""
         return rebuild_index(self.root, topic)
 
-    # Keeping it small
+    # Compaction
 
     def compact(
         self,
@@ -353,40 +363,39 @@ class Log:
         progress: Progress | bool = True,
         settings: Mapping[str, object] | None = None,
     ) -> list[Any]:
-        """Compact a topic here and now: of each key the last record is kept, at its offset.
+        """Compact a topic now, in this thread: keep the last record of each key, at its offset.
 
-        Others read and write meanwhile.  Returns for each partition that was
-        looked at what was done, in numbers and, as ``why``, in words.
+        Reading and writing continue meanwhile.  Returns a result for each partition that was
+        due, in numbers and, as ``why``, in words.
 
         Args:
-            topic: Its ``cleanup.policy`` has ``compact``.
-            force: Also what is not dirty enough to be due, what is in the active
-                segment, which is rolled first, and tombstones whose time is over
+            topic: A topic whose ``cleanup.policy`` has ``compact``.
+            force: Compact partitions that are not due too, and the records in the active
+                segment, which is rolled first; also remove tombstones that have expired
                 where nothing is dirty (D19).
-            progress: Called with how many bytes were looked at, and how many there are.
-                By default a bar in terminals and notebooks; False is none.
+            progress: Called with the bytes done, and all bytes.  By default a progress bar
+                in terminals and notebooks; False shows none.
             settings: Kafka's ``log.cleaner.dedupe.buffer.size``, ``.io.buffer.size``,
                 ``.io.buffer.load.factor`` and ``.io.max.bytes.per.second``.
 
         Raises:
             InvalidConfigError: The topic is not compacted, or a setting is unknown.
-            CorruptionError, StorageError: A partition could not be compacted; the
-                others were.
+            CorruptionError, StorageError: A partition could not be compacted; the others were.
         """
-        from embedlog.api.latest import compact
+        from embedlog.api.compact import compact
         from embedlog.progress import ProgressBar
 
         with ProgressBar(f"compact {topic}") as bar:
-            told = (bar if progress else None) if isinstance(progress, bool) else progress
-            return compact(self.root, topic, force=force, progress=told, settings=settings)
+            report = (bar if progress else None) if isinstance(progress, bool) else progress
+            return compact(self.root, topic, force=force, progress=report, settings=settings)
 
-    # Life
+    # Closing
 
     def close(self) -> None:
-        """Flush and close producers and consumers, then the log; later calls raise ClosedError."""
+        """Flush and close producers, consumers and the log; later calls raise `ClosedError`."""
         if self.root.closed:
             return
-        # Each of them is closed, in reverse order, whatever the ones before raised.
+        # All callbacks run, the last one first, even if some raise.
         with ExitStack() as closing:
             closing.callback(_open_logs.discard, self)
             closing.callback(self.root.close)
@@ -410,8 +419,9 @@ class Log:
         names = self.topics()
         shown = ", ".join(names[:5]) + (", …" if len(names) > 5 else "")
         count = f"{len(names)} topic{'s' * (len(names) != 1)}"
-        told = f"{count}: {shown}" if names else "no topics"
-        return f"<Log {self.path}: {told}; durability={self.durability!r}, mode={self.root.mode!r}>"
+        topics = f"{count}: {shown}" if names else "no topics"
+        mode = f"durability={self.durability!r}, mode={self.root.mode!r}"
+        return f"<Log {self.path}: {topics}; {mode}>"
 
 
 def _describe(log: PartitionLog) -> dict[str, int]:
@@ -438,29 +448,30 @@ def open(  # noqa: A001 - as in `embedlog.open`, like `shelve.open` and `lmdb.op
     unsafe_filesystem: bool = False,
     files: Callable[..., Files] = Files,
 ) -> Log:
-    """Open a log, or make one; any number of processes may have it open.
+    """Open a log, or create it; any number of processes may have it open.
 
     Args:
         path: A directory on a local disk.
-        mode: ``"rw"``, or ``"r"`` to read what is there and change nothing.
-        durability: What an acknowledged record survives: ``"os"`` the death of any
-            process at any instant, ``"fsync"`` also a power cut.
-        visibility: When consumers of this handle see a record: ``"append"`` once it
-            is published, ``"durable"`` once it would survive a power cut.
-        clock: Returns milliseconds since 1970; the system's unless given.
-        auto_create_topics: Make a topic with the defaults when it is first written to.
+        mode: ``"rw"``, or ``"r"`` to read only.
+        durability: What an acknowledged record survives: ``"os"`` the death of any process
+            at any instant, ``"fsync"`` also a power cut.
+        visibility: When consumers of this handle see a record: ``"append"`` as soon as it
+            is acknowledged, ``"durable"`` once it would survive a power cut.
+        clock: Returns milliseconds since 1970; by default the system's clock.
+        auto_create_topics: Create a topic with default settings at the first write to it.
         lock_timeout: Seconds to wait for another process before `LockTimeoutError`.
-        maintenance: Whether this process may do the housekeeping; one of those that may does it,
-            by its settings: those of a broker in Kafka, such as ``{"log.cleaner.threads": 2}``.
-        unsafe_filesystem: Write even on NFS, SMB, 9p or FUSE.
-        files: The seam to the file system; for tests.
+        maintenance: Whether this process may run the maintenance jobs: retention, compaction
+            and others.  One of the processes that may runs them, with its settings, which
+            are Kafka's for brokers, such as ``{"log.cleaner.threads": 2}``.
+        unsafe_filesystem: Allow NFS, SMB, 9p and FUSE.
+        files: The file system; for tests.
 
     Raises:
-        NotALogError: The path is a file, or holds something else.
-        UnsupportedFormatError: An embedlog of another format wrote it.
-        UnsupportedFilesystemError: Locks cannot be trusted there.
-        CorruptionError: The catalogue is damaged and has no copy.
-        StorageError: The file system refused; ``errno`` says why.
+        NotALogError: The path is a file, or a directory with other contents.
+        UnsupportedFormatError: Another version of embedlog wrote it, with another format.
+        UnsupportedFilesystemError: Locks do not work reliably on this file system.
+        CorruptionError: The catalog is damaged and has no copy.
+        StorageError: The file system refused an operation; ``errno`` says why.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as directory, open(directory) as log:
@@ -476,11 +487,11 @@ def open(  # noqa: A001 - as in `embedlog.open`, like `shelve.open` and `lmdb.op
         "clock": clock,
         "auto_create_topics": auto_create_topics,
         "lock_timeout": lock_timeout,
-        "maintenance": _housekeeping(maintenance),
+        "maintenance": _maintenance_config(maintenance),
         "unsafe_filesystem": unsafe_filesystem,
         "files": files,
     }
-    return _reopen(_checked_path(path), options)
+    return _reopen(os.path.abspath(os.path.expanduser(os.fspath(path))), options)
 
 
 def _reopen(path: str, options: dict[str, Any]) -> Log:
@@ -498,19 +509,15 @@ def _reopen(path: str, options: dict[str, Any]) -> Log:
     return Log(root, options)
 
 
-def _housekeeping(given: bool | Mapping[str, object]) -> MaintenanceConfig | None:
-    if isinstance(given, bool):
-        return MaintenanceConfig() if given else None
-    return MaintenanceConfig.parse(given)
+def _maintenance_config(option: bool | Mapping[str, object]) -> MaintenanceConfig | None:
+    if isinstance(option, bool):
+        return MaintenanceConfig() if option else None
+    return MaintenanceConfig.parse(option)
 
 
-def _checked_path(path: str | os.PathLike[str]) -> str:
-    return os.path.abspath(os.path.expanduser(os.fspath(path)))
-
-
-def _one_of(name: str, value: str, known: tuple[str, ...]) -> str:
-    if value not in known:
-        raise InvalidConfigError(f"{name} is {value!r}", todo=f"use one of {', '.join(known)}")
+def _one_of(name: str, value: str, choices: tuple[str, ...]) -> str:
+    if value not in choices:
+        raise InvalidConfigError(f"{name} must be one of {', '.join(choices)}, got {value!r}")
     return value
 
 
@@ -520,5 +527,5 @@ def _close_all() -> None:
         try:
             log.close()
         except EmbedlogError as error:
-            # The interpreter is going: there is nobody left to raise to.
-            _logger.error("%s could not be closed: %s", log.path, error)
+            # At the exit of the interpreter there is no caller to raise it to.
+            _logger.error("Cannot close %s: %s", log.path, error)

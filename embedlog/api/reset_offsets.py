@@ -1,4 +1,4 @@
-"""Where a group goes on, when somebody moves it: kafka-consumer-groups' ways to say it."""
+"""The targets of an offset reset, as in kafka-consumer-groups, and its result."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class OffsetChange(NamedTuple):
     """A committed offset that was, or would be, replaced."""
 
     before: int | None
-    """None where the group had committed nothing."""
+    """None if the group had committed nothing."""
     after: int
 
 
@@ -32,14 +32,14 @@ class OffsetResetResult(dict[TopicPartition, OffsetChange]):
     """What `ConsumerGroup.reset_offsets` did, or would do: `OffsetChange` by partition."""
 
     def __init__(
-        self, group: str, moves: Mapping[TopicPartition, OffsetChange], dry_run: bool
+        self, group: str, changes: Mapping[TopicPartition, OffsetChange], dry_run: bool
     ) -> None:
-        super().__init__(moves)
+        super().__init__(changes)
         self.group, self.dry_run = group, dry_run
 
     @property
     def title(self) -> str:
-        """Whose offsets these are, and whether anything was done."""
+        """The group, and whether the offsets were changed."""
         done = "dry run, nothing was changed" if self.dry_run else "done"
         return f"Reset of {self.group}: {done}"
 
@@ -51,17 +51,17 @@ class OffsetResetResult(dict[TopicPartition, OffsetChange]):
         return html_table(self.title, _HEADS, self._rows())
 
     def _rows(self) -> list[tuple[object, ...]]:
-        return [(*one, *move) for one, move in self.items()]
+        return [(*partition, *change) for partition, change in self.items()]
 
 
 _HEADS = ("topic", "partition", "before", "after")
 
 
 @dataclass(frozen=True, slots=True)
-class ResetTarget:
-    """A partition that a group is to go on in."""
+class PartitionOffsets:
+    """The offsets of a partition that a reset chooses from."""
 
-    one: TopicPartition
+    partition: TopicPartition
     log: PartitionLog
     start: int
     end: int
@@ -69,87 +69,86 @@ class ResetTarget:
     committed: int | None
 
 
-Rule = Callable[[ResetTarget], int]
-"""Says where in a partition to go on; what is outside of the log means its nearer end."""
+ResetTarget = Callable[[PartitionOffsets], int]
+"""Returns the target offset in a partition; one outside of the log means its nearer end."""
 
 
-def rule(to: To | None, shift: int | None, now_ms: int) -> Rule:
-    """Return what was asked for.
+def reset_target(to: To | None, shift: int | None, now_ms: int) -> ResetTarget:
+    """Return the target for the arguments of `ConsumerGroup.reset_offsets`.
 
     Raises:
-        ValueError: It names no place.
-        TypeError: It cannot be one.
+        ValueError: Neither or both are given, or the value is not valid.
+        TypeError: The type is not valid.
     """
     if (to is None) == (shift is None):
-        raise ValueError("say where to go on with `to`, or how far from there with `shift`")
+        raise ValueError("Pass either `to` or `shift`")
     if shift is not None:
-        return _shifted(_number(shift, "shift"))
+        return _shift_by(_integer(shift, "shift"))
     if isinstance(to, datetime):
-        return _at(milliseconds(to))
+        return _at_timestamp(milliseconds(to))
     if isinstance(to, timedelta):
         if to < timedelta(0):
-            raise ValueError(f"a duration back from now is not negative, as {to} is")
-        return _at(now_ms - to // _MS)
+            raise ValueError(f"A timedelta must not be negative, got {to}")
+        return _at_timestamp(now_ms - to // _MS)
     if isinstance(to, str):
-        return _word(to)
-    offset = _number(to, "to")
+        return _at_word(to)
+    offset = _integer(to, "to")
     if offset < 0:
-        raise ValueError(f"offset {offset} is negative; `shift` moves backwards")
-    return lambda place: offset
+        raise ValueError(f"An offset must not be negative, got {offset}; use `shift` to move back")
+    return lambda offsets: offset
 
 
-def clamp(rule: Rule, place: ResetTarget) -> int:
-    """Return where a rule leads, or the nearest offset to it that the log has."""
-    return min(max(rule(place), place.start), place.end)
+def clamp(target: ResetTarget, offsets: PartitionOffsets) -> int:
+    """Return the target offset, or the nearest one to it in the log."""
+    return min(max(target(offsets), offsets.start), offsets.end)
 
 
 def milliseconds(moment: datetime) -> int:
-    """Return a time as records have it; without a zone it is UTC, as in Kafka's tools.
+    """Return a time as a timestamp; without a zone it is UTC, as in Kafka's tools.
 
-    Rounded up: no record before ``moment`` is at or after what is returned.
+    Rounds up: no record before ``moment`` has this timestamp or a later one.
     """
     aware = moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment
     return -((_EPOCH - aware) // _MS)
 
 
-def _number(given: object, name: str) -> int:
-    if isinstance(given, bool):
-        raise TypeError(f"{name} is an int, not {given!r}")
+def _integer(value: object, name: str) -> int:
     try:
-        return operator.index(given)  # type: ignore[arg-type]
+        if not isinstance(value, bool):
+            return operator.index(value)  # type: ignore[arg-type]
     except TypeError:
-        kinds = "earliest, latest, current, an int, a datetime or a timedelta"
-        wanted = "an int" if name == "shift" else kinds
-        raise TypeError(f"{name} is {wanted}, not {given!r}") from None
+        pass
+    types = "'earliest', 'latest', 'current', an int, a datetime or a timedelta"
+    raise TypeError(f"{name} must be {'an int' if name == 'shift' else types}, got {value!r}")
 
 
-def _word(word: str) -> Rule:
+def _at_word(word: str) -> ResetTarget:
     if word not in WORDS:
-        raise ValueError(f"{word!r} is none of {', '.join(WORDS)}")
+        raise ValueError(f"to must be one of {', '.join(WORDS)}, got {word!r}")
     if word == "current":
-        return lambda place: place.end if place.committed is None else place.committed
-    return lambda place: place.start if word == "earliest" else place.end
+        return lambda offsets: offsets.end if offsets.committed is None else offsets.committed
+    return lambda offsets: offsets.start if word == "earliest" else offsets.end
 
 
-def _at(timestamp: int) -> Rule:
-    """Go on with the first record at or after a time (B10), or where the next one will be."""
+def _at_timestamp(timestamp: int) -> ResetTarget:
+    """Return the target of the first record at or after a time (B10), or the log end."""
 
-    def find(place: ResetTarget) -> int:
-        found = place.log.offset_for_timestamp(timestamp)
-        return place.end if found is None else found.offset
+    def find(offsets: PartitionOffsets) -> int:
+        record = offsets.log.offset_for_timestamp(timestamp)
+        return offsets.end if record is None else record.offset
 
     return find
 
 
-def _shifted(by: int) -> Rule:
-    def move(place: ResetTarget) -> int:
-        if place.committed is None:
+def _shift_by(count: int) -> ResetTarget:
+    def shift(offsets: PartitionOffsets) -> int:
+        if offsets.committed is None:
             raise NoOffsetForPartitionError(
-                "the group has committed nothing that could be shifted",
-                topic=place.one.topic,
-                partition=place.one.partition,
-                todo="name only partitions that it committed for, or an offset",
+                "The group has no committed offset that could be shifted",
+                topic=offsets.partition.topic,
+                partition=offsets.partition.partition,
+                todo="Name only partitions with a committed offset, or use `to`.",
             )
-        return place.committed + by
+        return offsets.committed + count
 
-    return move
+    return shift

@@ -1,8 +1,7 @@
-"""Running a function over topics in several processes, as one consumer group.
+"""Calls a function for the records of topics in several processes, as one consumer group.
 
-The parent keeps no state of its own about records: what is done is what the
-group committed.  So a process may be killed at any instant and another one
-goes on from there, and the run itself may be started again.
+The parent keeps no state about records: handled is what the group has committed.  So if a
+process is killed, another one continues from there, and the run itself can be repeated.
 """
 
 from __future__ import annotations
@@ -37,16 +36,16 @@ from embedlog.groups.offsets import check_group_id
 from embedlog.record import TopicPartition
 
 CHECK_SECONDS = 0.05
-"""How often to look whether everything was handled, with ``until="end"``."""
+"""How often to check whether everything was handled, with ``until="end"``."""
 STOP_SECONDS = 30.0
-"""How long a handler may go on after it was asked to stop, before its process is killed."""
-LOOK_SECONDS = 1.0
-"""How often to look at the processes where none of them says that it ended."""
-_OURS = ("group_id", "enable_auto_commit", "consumer_timeout_ms")
-_EACH_POLL = {"auto_commit_interval_ms": 0}
+"""How long a handler may continue after a stop before its process is killed."""
+POLL_SECONDS = 1.0
+"""How often to check whether processes are alive that did not report their end."""
+_RESERVED = ("group_id", "enable_auto_commit", "consumer_timeout_ms")
+_COMMIT_EACH_POLL = {"auto_commit_interval_ms": 0}
 
 _log = logging.getLogger(__name__)
-_starting = threading.Lock()
+_start_lock = threading.Lock()
 _runs: weakref.WeakSet[GroupRun] = weakref.WeakSet()
 
 
@@ -63,52 +62,53 @@ def run_group(
     start_method: str | None = None,
     **config: Any,
 ) -> GroupRun:
-    """Call a function with every record of topics, in several processes that share them.
+    """Call a function for every record of topics, in several processes that share them.
 
-    At least once: an offset is committed only after the handler returned.  What
-    a handler sends elsewhere must be safe by then, so wait for its future.  A
-    record whose handler raises ends the run, uncommitted, and so does whatever
-    ends a process more than ``restarts`` times.
+    Each record is handled at least once: its offset is committed only after the handler
+    returned.  If the handler sends records elsewhere, it must wait for their futures.  A
+    handler that raises ends the run, without a commit of its record; so does a process that
+    ends unexpectedly after ``restarts`` others.
 
-    Returns at once; the run ends with `GroupRun.wait`, `GroupRun.stop`, its
-    ``with`` block, the log, or this process, however that ends.
+    Returns at once.  The run ends with `GroupRun.wait`, `GroupRun.stop`, its ``with`` block,
+    `Log.close`, or the end of this process, however that comes.
 
     Args:
-        log: The processes open it anew, by its path and options.
-        topics: Whose records.
-        group_id: Which group reads them; what it committed before is not handled again.
+        log: The log; the processes open it again, with the same path and options.
+        topics: The topics.
+        group_id: The consumer group; records before its committed offsets are not handled.
         handler: Called with a `Record`, or with a list of them.
-        processes: How many.
-        batch: Give the handler a list, of records of one partition in their order.
-        until: ``"end"`` ends the run when everything that is there now was handled.
-        restarts: How many processes that were killed are replaced, in all.
-        start_method: Of `multiprocessing`.  ``"fork"``, where nothing else is said, lets a
-            handler be anything, as one from a notebook; the others need one that pickles.
-        config: Settings of the consumers; see `embedlog.Consumer`.  ``max_poll_records`` is
-            how many at most are handled between two commits.
+        processes: How many processes.
+        batch: Pass lists to the handler, with records of one partition in their order.
+        until: ``"end"`` ends the run once every record that exists now was handled.
+        restarts: How many processes that ended unexpectedly are replaced, in total.
+        start_method: Of `multiprocessing`.  With ``"fork"``, the default where available, the
+            handler can be any function, also of a notebook; otherwise it must pickle.
+        config: Settings of the consumers; see `embedlog.Consumer`.  At most
+            ``max_poll_records`` records are handled between two commits.
 
     Raises:
-        InvalidConfigError: A setting is wrong, or not for the caller to choose.
-        InvalidGroupIdError: The group cannot have that name.
-        ValueError, TypeError: As `multiprocessing` refuses to start a process.
+        InvalidConfigError: A setting is wrong, or reserved for `run_group`.
+        InvalidGroupIdError: The group id is not valid.
+        ValueError, TypeError: An argument is wrong, or `multiprocessing` cannot start a process.
     """
     job = _job(log, topics, group_id, handler, batch, config)
     if isinstance(processes, bool) or not isinstance(processes, int) or processes < 1:
-        raise ValueError(f"{processes!r} processes: there is at least one")
+        raise ValueError(f"processes must be at least 1, got {processes!r}")
     if until not in (None, "end"):
-        raise ValueError(f"until is 'end' or None, not {until!r}")
-    left = None if until is None else UncommittedRecords(log, group_id, job.topics, job.config)
-    run = GroupRun(job, multiprocessing.get_context(start_method or _usual()), restarts, left)
+        raise ValueError(f"until must be 'end' or None, got {until!r}")
+    backlog = None if until is None else UncommittedRecords(log, group_id, job.topics, job.config)
+    context = multiprocessing.get_context(start_method or _default_start_method())
+    run = GroupRun(job, context, restarts, backlog)
     run._start(processes)
-    # Closing the log ends the run, as does the exit of this process.
+    # Closing the log ends the run, and so does the exit of this process.
     log._children.add(run)
     _runs.add(run)
     return run
 
 
 def _after_fork_in_child() -> None:
-    global _starting
-    _starting = threading.Lock()
+    global _start_lock
+    _start_lock = threading.Lock()
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)
@@ -116,12 +116,12 @@ os.register_at_fork(after_in_child=_after_fork_in_child)
 
 @atexit.register
 def _close_all() -> None:
-    # Before multiprocessing waits for processes that nobody would end.
+    # Before multiprocessing waits for the processes at exit: nothing else would end them.
     for run in list(_runs):
         run.close()
 
 
-def _usual() -> str:
+def _default_start_method() -> str:
     return "fork" if "fork" in multiprocessing.get_all_start_methods() else "spawn"
 
 
@@ -133,26 +133,27 @@ def _job(
     batch: bool,
     config: Mapping[str, Any],
 ) -> GroupJob:
-    given = {name.replace(".", "_"): value for name, value in config.items()}
-    for name in set(_OURS) & given.keys():
-        raise InvalidConfigError(f"{name} is set by run_group", setting=name)
+    settings = {name.replace(".", "_"): value for name, value in config.items()}
+    for name in set(_RESERVED) & settings.keys():
+        raise InvalidConfigError(f"run_group sets {name} itself", setting=name)
     check_group_id(group_id)
-    parsed = ConsumerConfig.parse(_EACH_POLL | given | {"group_id": group_id})
+    parsed = ConsumerConfig.parse(_COMMIT_EACH_POLL | settings | {"group_id": group_id})
     if not callable(handler):
-        raise TypeError(f"a handler is a function, not {handler!r}")
+        raise TypeError(f"handler must be callable, got {handler!r}")
     names = (topics,) if isinstance(topics, str) else tuple(topics)
     reopen, arguments = log.__reduce__()
     return GroupJob(partial(reopen, *arguments), names, parsed, handler, batch, os.getpid())
 
 
 class UncommittedRecords:
-    """What of the topics, as they are now, the group has not committed yet.
+    """The records that exist now and that a group has not committed yet.
 
     Args:
-        log: Where they are.
-        group_id: Whose commits count.
-        topics: Their names.
-        config: Of the consumers: without a commit, ``"latest"`` leaves nothing to handle.
+        log: The log.
+        group_id: The consumer group.
+        topics: The names of the topics.
+        config: Of the consumers: with ``auto_offset_reset="latest"``, partitions without a
+            commit have nothing to handle.
     """
 
     def __init__(
@@ -160,86 +161,92 @@ class UncommittedRecords:
     ) -> None:
         self._root, self._group = log.root, open_group(log.root, group_id)
         self._ends: dict[TopicPartition, int] = {}
-        known = log.root.topics()
-        parts = [
+        infos = log.root.topics()
+        partitions = [
             TopicPartition(name, number)
             for name in topics
-            if name in known
-            for number in range(known[name].partitions)
+            if name in infos
+            for number in range(infos[name].partitions)
         ]
-        for one, committed in self._group.committed(parts).items():
+        for partition, committed in self._group.committed(partitions).items():
             if committed is not None or config.auto_offset_reset == "earliest":
-                self._ends[one] = log.root.partition(*one).end_offset()
+                self._ends[partition] = log.root.partition(*partition).end_offset()
 
     def done(self) -> bool:
-        """Whether nothing is left."""
+        """Whether everything was committed."""
         while self._ends:
-            one = next(iter(self._ends))
-            if not self._is_handled(one):
+            partition = next(iter(self._ends))
+            if not self._is_done(partition):
                 return False
-            del self._ends[one]
+            del self._ends[partition]
         return True
 
-    def _is_handled(self, one: TopicPartition) -> bool:
+    def _is_done(self, partition: TopicPartition) -> bool:
         try:
-            log = self._root.partition(*one)
-            committed = self._group.committed([one])[one]
+            log = self._root.partition(*partition)
+            committed = self._group.committed([partition])[partition]
         except UnknownTopicOrPartitionError:
-            return True  # deleted
-        at = log.start_offset() if committed is None else committed.position.offset
-        # It may have been cut meanwhile.
-        return max(at, log.start_offset()) >= min(self._ends[one], log.end_offset())
+            return True  # The topic was deleted.
+        position = log.start_offset() if committed is None else committed.position.offset
+        # The log may have been truncated, or its start moved, meanwhile.
+        return max(position, log.start_offset()) >= min(self._ends[partition], log.end_offset())
 
 
 class WorkerProcess(NamedTuple):
-    """One process, and what it says when it fails."""
+    """One process of a run."""
 
     number: int
     process: Any
     pipe: Connection
-    """Closed once it said something, or ended."""
+    """Carries the error if the process fails; closed after that, or after its end."""
 
 
 class GroupRun:
-    """Processes that handle records until they are stopped; made by `run_group`.
+    """Processes that handle records until they are stopped; returned by `run_group`.
 
     Any thread may use it.  Leaving its ``with`` block stops it.
     """
 
     def __init__(
-        self, job: GroupJob, context: BaseContext, restarts: int, left: UncommittedRecords | None
+        self,
+        job: GroupJob,
+        context: BaseContext,
+        restarts: int,
+        backlog: UncommittedRecords | None,
     ) -> None:
-        self._job, self._context, self._left = job, context, left
-        self._restarts = restarts
-        self._running: list[WorkerProcess] = []
+        self._job, self._context, self._backlog = job, context, backlog
+        self._restarts_left = restarts
+        self._workers: list[WorkerProcess] = []
         self._error: BaseException | None = None
-        self._stop_by = inf
-        """When a process that still runs is killed; endless while nobody asked to stop."""
-        self._bell, self._ring = context.Pipe(duplex=False)
+        self._kill_at = inf
+        """When processes that still run are killed; infinite until a stop is requested."""
+        self._wakeup_receiver, self._wakeup_sender = context.Pipe(duplex=False)
         self._ended = threading.Event()
         self._watcher = threading.Thread(target=self._watch, name="embedlog-run", daemon=True)
 
     @property
     def pids(self) -> list[int]:
-        """The processes that run now."""
-        return [each.process.pid for each in list(self._running)]
+        """The ids of the processes that run now."""
+        return [worker.process.pid for worker in list(self._workers)]
 
     @property
     def running(self) -> bool:
-        """Whether it has not ended yet."""
+        """Whether the run has not ended yet."""
         return not self._ended.is_set()
 
-    # Ending
+    # Stop
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait for the end, and tell whether it came; Ctrl-C and SIGTERM stop the run first.
+        """Wait for the end of the run, and return whether it has ended.
+
+        Ctrl-C and SIGTERM stop the run first.
 
         Args:
-            timeout: Seconds; None waits for ever.
+            timeout: Seconds; None waits without a limit.
 
         Raises:
-            Exception: What a handler raised, caused by its traceback in words.
-            ProcessDiedError: Processes were killed too often.
+            Exception: The error of a handler; its ``__cause__`` is the traceback, as text.
+            ProcessDiedError: Too many processes ended unexpectedly.
         """
         with SigtermHandler(self):
             try:
@@ -252,10 +259,10 @@ class GroupRun:
         return ended
 
     def stop(self, timeout: float = STOP_SECONDS) -> None:
-        """Let each process end with the record in hand, commit and leave; wait for them.
+        """Let each process finish its current record, commit and leave the group; wait for that.
 
         Args:
-            timeout: Seconds, after which a process is killed: its records come again.
+            timeout: Seconds after which a process is killed; its records are handled again.
 
         Raises:
             Exception: As `wait`.
@@ -264,18 +271,18 @@ class GroupRun:
         self._raise()
 
     def close(self) -> None:
-        """As `stop`, but say nothing of errors that were raised before, or by others."""
+        """Stop the run, without raising the errors of handlers."""
         if os.getpid() == self._job.parent:
             self._finish(STOP_SECONDS)
 
     def _finish(self, timeout: float) -> None:
-        self._ask(timeout)
+        self._request_stop(timeout)
         self._ended.wait()
 
-    def _ask(self, timeout: float) -> None:
-        self._stop_by = min(self._stop_by, monotonic() + timeout)
+    def _request_stop(self, timeout: float) -> None:
+        self._kill_at = min(self._kill_at, monotonic() + timeout)
         if not self._ended.is_set():
-            self._ring.send_bytes(b".")
+            self._wakeup_sender.send_bytes(b".")
 
     def _raise(self) -> None:
         error, self._error = self._error, None
@@ -289,152 +296,153 @@ class GroupRun:
         if kind is None:
             self.stop()
         else:
-            self.close()  # the error that is on its way counts
+            self.close()  # The exception of the block is the one to raise.
 
     def __reduce__(self) -> tuple[Any, ...]:
-        raise IllegalStateError("a run belongs to the process that started it")
+        raise IllegalStateError("A GroupRun cannot be pickled: it belongs to its process")
 
     def __repr__(self) -> str:
-        told = f"processes {', '.join(map(str, self.pids))}" if self.running else "ended"
-        return f"<GroupRun of {', '.join(self._job.topics)}: {told}>"
+        state = f"processes {', '.join(map(str, self.pids))}" if self.running else "ended"
+        return f"<GroupRun of {', '.join(self._job.topics)}: {state}>"
 
-    # The thread that watches over the processes
+    # The thread that watches the processes
 
     def _start(self, count: int) -> None:
         try:
             for number in range(count):
-                self._begin(number)
+                self._start_worker(number)
         except BaseException:
-            self._kill(self._running)
+            self._kill(self._workers)
             raise
         self._watcher.start()
 
-    def _begin(self, number: int) -> None:
+    def _start_worker(self, number: int) -> None:
         name = f"embedlog-{self._job.config.group_id}-{number}"
-        # One at a time: another run's process must not inherit this one's end of the pipe,
-        # or it would not be seen to end.
-        with _starting:
+        # One at a time: if another process inherited this one's end of the pipe, the pipe
+        # would stay open after the end of this one.
+        with _start_lock:
             pipe, end = self._context.Pipe(duplex=False)
             process = self._context.Process(  # type: ignore[attr-defined]
-                target=work, args=(self._job.numbered(number), end), name=name
+                target=work, args=(self._job.for_process(number), end), name=name
             )
-            # A signal waits until the new process knows what to do about it.
-            before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+            # Signals wait until the new process has its handlers.
+            mask = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
             try:
                 process.start()
             finally:
-                signal.pthread_sigmask(signal.SIG_SETMASK, before)
+                signal.pthread_sigmask(signal.SIG_SETMASK, mask)
                 end.close()
-        self._running.append(WorkerProcess(number, process, pipe))
+        self._workers.append(WorkerProcess(number, process, pipe))
 
     def _watch(self) -> None:
         try:
-            while self._running and self._stop_by == inf:
-                self._turn()
-            self._end_all()
+            while self._workers and self._kill_at == inf:
+                self._wait_for_events()
+            self._stop_workers()
         except BaseException as error:  # noqa: BLE001 - kept, and raised by `wait`
             self._error = self._error or error
-            self._kill(self._running)
+            self._kill(self._workers)
         finally:
             self._ended.set()
 
-    def _turn(self) -> None:
-        """Sleep until something happens, and see to it."""
-        told = [each.pipe for each in self._running]
-        ready = wait([self._bell, *told], LOOK_SECONDS if self._left is None else CHECK_SECONDS)
-        for each in list(self._running):
-            # A pipe ends with its process, if that left it to no child of its own.
-            if each.pipe in ready or not each.process.is_alive():
-                self._see(each)
-        if self._left is not None and self._left.done():
-            self._stop_by = min(self._stop_by, monotonic() + STOP_SECONDS)
+    def _wait_for_events(self) -> None:
+        """Wait for a stop, a failure or the end of a process, and handle it."""
+        pipes = [worker.pipe for worker in self._workers]
+        seconds = POLL_SECONDS if self._backlog is None else CHECK_SECONDS
+        ready = wait([self._wakeup_receiver, *pipes], seconds)
+        for worker in list(self._workers):
+            # A pipe ends with its process, unless a child of the process has inherited it.
+            if worker.pipe in ready or not worker.process.is_alive():
+                self._handle_event(worker)
+        if self._backlog is not None and self._backlog.done():
+            self._kill_at = min(self._kill_at, monotonic() + STOP_SECONDS)
 
-    def _see(self, each: WorkerProcess) -> None:
-        if self._hear(each):
-            # It is a member still: it leaves last, so that no other gets that record.
-            self._stop_by = monotonic() + STOP_SECONDS
+    def _handle_event(self, worker: WorkerProcess) -> None:
+        if self._receive_error(worker):
+            # It stays a member and leaves last, so that no other process gets its record.
+            self._kill_at = monotonic() + STOP_SECONDS
             return
-        each.process.join()
-        code = each.process.exitcode
-        self._running.remove(each)
-        if code == 0 or self._stop_by < inf:
-            return  # it was asked to end, by somebody else perhaps
-        if self._restarts <= 0:
-            self._error = self._error or _died(code, each.process.pid, self._job)
-            self._stop_by = monotonic() + STOP_SECONDS
+        worker.process.join()
+        code = worker.process.exitcode
+        self._workers.remove(worker)
+        if code == 0 or self._kill_at < inf:
+            return  # It ended after a signal, perhaps from another program.
+        if self._restarts_left <= 0:
+            self._error = self._error or _died(code, worker.process.pid, self._job)
+            self._kill_at = monotonic() + STOP_SECONDS
             return
-        self._restarts -= 1
-        _log.warning("%s ended with %s; starting another", each.process.name, code)
-        self._begin(each.number)
+        self._restarts_left -= 1
+        _log.warning("%s ended with %s; starting another process", worker.process.name, code)
+        self._start_worker(worker.number)
 
-    def _hear(self, each: WorkerProcess) -> bool:
-        """Keep the error that a process tells of; False if it ended without a word."""
+    def _receive_error(self, worker: WorkerProcess) -> bool:
+        """Keep the error that a process sends; return False if it ended without one."""
         try:
-            failure: WorkerFailure = each.pipe.recv()
+            failure: WorkerFailure = worker.pipe.recv()
         except (EOFError, OSError):
             return False
         finally:
-            each.pipe.close()
+            worker.pipe.close()
         self._error = self._error or failure.error()
         return True
 
-    def _end_all(self) -> None:
-        """Ask all to end: first those that did not fail, then whoever waits for that."""
-        failed = [each for each in self._running if each.pipe.closed]
-        for some in ([each for each in self._running if each not in failed], failed):
-            for each in some:
-                each.process.terminate()
-            while alive := [each for each in some if each.process.is_alive()]:
-                left = self._stop_by - monotonic()
-                if left <= 0:
+    def _stop_workers(self) -> None:
+        """Stop all processes: first those that did not fail, then those that wait for that."""
+        failed = [worker for worker in self._workers if worker.pipe.closed]
+        for workers in ([worker for worker in self._workers if worker not in failed], failed):
+            for worker in workers:
+                worker.process.terminate()
+            while alive := [worker for worker in workers if worker.process.is_alive()]:
+                seconds = self._kill_at - monotonic()
+                if seconds <= 0:
                     break
-                self._listen(alive, min(left, CHECK_SECONDS))
-            self._kill(some)
-        self._running.clear()
+                self._wait_for_end(alive, min(seconds, CHECK_SECONDS))
+            self._kill(workers)
+        self._workers.clear()
 
-    def _listen(self, some: list[WorkerProcess], seconds: float) -> None:
-        """Wait for one of these to end; a handler may have failed just now."""
-        pipes = {each.pipe: each for each in some if not each.pipe.closed}
-        for pipe in wait([*pipes, *(each.process.sentinel for each in some)], seconds):
+    def _wait_for_end(self, workers: list[WorkerProcess], seconds: float) -> None:
+        """Wait for the end of one of these; its handler may have failed just now."""
+        pipes = {worker.pipe: worker for worker in workers if not worker.pipe.closed}
+        for pipe in wait([*pipes, *(worker.process.sentinel for worker in workers)], seconds):
             if pipe in pipes:
-                self._hear(pipes[pipe])
+                self._receive_error(pipes[pipe])
 
-    def _kill(self, some: Iterable[WorkerProcess]) -> None:
-        for each in some:
-            if each.process.is_alive():
-                _log.warning("%s did not end; killing it", each.process.name)
-                each.process.kill()
-            each.process.join()
+    def _kill(self, workers: Iterable[WorkerProcess]) -> None:
+        for worker in workers:
+            if worker.process.is_alive():
+                _log.warning("%s did not end in time; killing it", worker.process.name)
+                worker.process.kill()
+            worker.process.join()
 
 
 def _died(code: int, pid: int, job: GroupJob) -> ProcessDiedError:
-    how = f"exit code {code}" if code > 0 else signal.Signals(-code).name
+    cause = f"exit code {code}" if code > 0 else signal.Signals(-code).name
     return ProcessDiedError(
-        f"process {pid} ended by {how}, as others did before",
+        f"Process {pid} ended with {cause}, and no restarts are left",
         group=job.config.group_id,
-        todo="start the run again: it goes on from what was committed",
+        todo="Start the run again: it continues from the committed offsets.",
     )
 
 
 class SigtermHandler:
-    """Has SIGTERM stop a run before it ends this process, if nobody else sees to that."""
+    """Lets SIGTERM stop a run before it ends this process, unless the program handles SIGTERM."""
 
     def __init__(self, run: GroupRun) -> None:
         self._run = run
-        self._installed = self._came = False
+        self._installed = self._received = False
 
     def _terminate(self, _signal: int, _frame: FrameType | None) -> None:
-        self._came = True
-        self._run._ask(STOP_SECONDS)
+        self._received = True
+        self._run._request_stop(STOP_SECONDS)
 
     def __enter__(self) -> None:
-        ours = threading.current_thread() is threading.main_thread()
-        if ours and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
+        is_main = threading.current_thread() is threading.main_thread()
+        if is_main and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
             signal.signal(signal.SIGTERM, self._terminate)
             self._installed = True
 
     def __exit__(self, *_: object) -> None:
         if self._installed:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        if self._came:
+        if self._received:
             signal.raise_signal(signal.SIGTERM)

@@ -1,12 +1,13 @@
-"""Looking at a topic: slices, counts and tables, as one would with a data frame."""
+"""`Topic` and `TopicView`: the records of a topic as rows, slices and tables."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import repeat
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from embedlog.api.display import html_table, moment, need, short
+from embedlog.api.offset_range import OffsetRange
 from embedlog.partition import PartitionLog
 from embedlog.record import Record
 from embedlog.root.root import Root
@@ -18,29 +19,21 @@ _READ_BYTES = 4 << 20
 _SHOWN = 5
 
 
-class OffsetRange(NamedTuple):
-    """Offsets ``[start, stop)`` of one partition."""
-
-    partition: int
-    start: int
-    stop: int
-
-
 class TopicView:
-    """Some records of a topic, not read yet; rows are in order of (partition, offset).
+    """Some records of a topic, read on demand; rows are ordered by partition and offset.
 
-    ``len`` counts records, ``[100:200]`` and ``[-10:]`` select rows as in a
-    list, ``[7]`` is one record.  Every read stops at the end as of the call.
-    A view names offsets: compaction may remove records of it later.
+    ``len`` counts records, ``[100:200]`` and ``[-10:]`` select rows as in a list, and ``[7]``
+    is one record.  Every read stops at the log end as of the call.  A view holds offsets, not
+    records: compaction may remove some of them later.
     """
 
     def __init__(self, root: Root, name: str, ranges: Sequence[OffsetRange]) -> None:
         self._root, self.name = root, name
-        self._fixed = list(ranges)
+        self._ranges = list(ranges)
 
     def ranges(self) -> list[OffsetRange]:
-        """Return what the view covers now."""
-        return self._fixed
+        """Return the offsets that the view covers now."""
+        return self._ranges
 
     def __len__(self) -> int:
         return sum(map(self._count, self.ranges()))
@@ -52,38 +45,40 @@ class TopicView:
         if isinstance(rows, slice):
             start, stop, step = rows.indices(len(self))
             if step != 1:
-                raise ValueError("a view is sliced without a step; use to_arrow() for that")
+                raise ValueError(
+                    f"The step of a slice must be 1, got {step}; use to_arrow() for other steps"
+                )
             return TopicView(self._root, self.name, self._cut(start, stop))
         if not hasattr(rows, "__index__"):
             raise TypeError(
-                f"a row is a number or a slice, not {type(rows).__name__}: "
-                "the latest value of a key is get(key), a partition is partition(number)"
+                f"A row must be an int or a slice, got {type(rows).__name__}; use get(key) for the "
+                "latest value of a key, and partition(number) for a partition"
             )
         count = len(self)
-        place = rows + count if rows < 0 else rows
-        if not 0 <= place < count:
-            raise IndexError(f"row {rows} of {count}")
-        for record in TopicView(self._root, self.name, self._cut(place, place + 1)):
+        index = rows + count if rows < 0 else rows
+        if not 0 <= index < count:
+            raise IndexError(f"Row {rows} is out of range: the view has {count} rows")
+        for record in TopicView(self._root, self.name, self._cut(index, index + 1)):
             return record
-        raise IndexError(f"row {rows} of {count} was deleted or compacted away meanwhile")
+        raise IndexError(f"Row {rows} of {count} was deleted or compacted meanwhile")
 
     def _cut(self, start: int, stop: int) -> list[OffsetRange]:
-        """Return rows ``[start, stop)`` as offsets."""
-        found, before = [], 0
+        """Return the offsets of the rows ``[start, stop)``."""
+        ranges, before = [], 0
         for part in self.ranges():
             if before >= stop or start >= stop:
                 break
             count = self._count(part)
             if before + count > start:
-                end_of = self._log(part.partition).record_counts.after
-                first = end_of(part.start, part.stop, max(start - before, 0))
-                last = end_of(part.start, part.stop, stop - before)
-                found.append(OffsetRange(part.partition, first, last))
+                offset_after = self._log(part.partition).record_counts.after
+                first = offset_after(part.start, part.stop, max(start - before, 0))
+                end = offset_after(part.start, part.stop, stop - before)
+                ranges.append(OffsetRange(part.partition, first, end))
             before += count
-        return found
+        return ranges
 
     def __iter__(self) -> Iterator[Record]:
-        """Yield every record as an object."""
+        """Yield every record as a `Record`."""
         for batch, part, first, last in self._batches():
             times, keys, values, headers = batch.lists()
             rows = zip(
@@ -103,9 +98,9 @@ class TopicView:
     # Tables
 
     def batches(self, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
-        """Yield Arrow batches without copies, with the columns of `schema`, or just some of them.
+        """Yield Arrow batches without copies, with all or some columns of `schema`.
 
-        Memory stays that of a few batches, whatever the size of the topic.
+        Needs the memory of a few batches, whatever the size of the topic.
         """
         for table in self._tables(self.schema(columns)):
             yield from table.to_batches()
@@ -113,33 +108,33 @@ class TopicView:
     def _tables(self, schema: pa.Schema) -> Iterator[pa.Table]:
         from embedlog.batch.tables import table
 
-        for part, found in self._reads():
-            # What is compressed may grow a hundredfold: then one batch at a time.
-            packed = any(batch.is_compressed for batch, _, _ in found)
-            for some in ([row] for row in found) if packed else (found,):
-                yield table(some, part.partition, schema)
+        for part, batches in self._reads():
+            # Compressed batches may be a hundred times larger decoded: one at a time.
+            compressed = any(batch.is_compressed for batch, _, _ in batches)
+            for chunk in ([batch] for batch in batches) if compressed else (batches,):
+                yield table(chunk, part.partition, schema)
 
     def schema(self, columns: Sequence[str] | None = None) -> pa.Schema:
-        """Return the columns: offset, partition, timestamp, key, value, and headers if any."""
+        """Return the schema: offset, partition, timestamp, key, value, and headers if any."""
         import pyarrow as pa
 
         from embedlog.batch import schema
 
         stored = schema(headers=self._has_headers())
         fields = [pa.field("offset", pa.int64()), pa.field("partition", pa.int32()), *stored]
-        wanted = [field.name for field in fields] if columns is None else list(columns)
-        known = {field.name: field for field in fields}
-        unknown = [name for name in wanted if name not in known]
+        by_name = {field.name: field for field in fields}
+        names = list(by_name if columns is None else columns)
+        unknown = [name for name in names if name not in by_name]
         if unknown:
-            raise KeyError(f"no column {unknown[0]!r}; there are {', '.join(known)}")
-        return pa.schema([known[name].with_nullable(True) for name in wanted])
+            raise KeyError(f"There is no column {unknown[0]!r}, only {', '.join(by_name)}")
+        return pa.schema([by_name[name].with_nullable(True) for name in names])
 
     def to_arrow(self, columns: Sequence[str] | None = None, *, latest: bool = False) -> pa.Table:
-        """Return a table over the segments' own memory: nothing is copied unless compressed.
+        """Return a table that refers to the mapped segments: only compressed data is copied.
 
         Args:
-            columns: Some of those of `schema`.
-            latest: Only the last record of each key, if that has a value: the
+            columns: Names of columns of `schema`; by default all.
+            latest: Only the last record of each key, without tombstones; the result is the
                 same whether or not compaction has run.
         """
         import pyarrow as pa
@@ -156,44 +151,44 @@ class TopicView:
         return latest(self._root, self.name, self.ranges, schema)
 
     def to_pandas(self, columns: Sequence[str] | None = None, *, latest: bool = False) -> Any:
-        """Return a pandas DataFrame; as `to_arrow`."""
+        """Return a pandas DataFrame; see `to_arrow`."""
         need("pandas")
         return self.to_arrow(columns, latest=latest).to_pandas()
 
     def to_polars(self, columns: Sequence[str] | None = None, *, latest: bool = False) -> Any:
-        """Return a Polars DataFrame; as `to_arrow`."""
+        """Return a Polars DataFrame; see `to_arrow`."""
         return need("polars").from_arrow(self.to_arrow(columns, latest=latest))
 
-    # As a table: of each key the latest value
+    # The latest value of each key
 
     def get(self, key: bytes, default: bytes | None = None) -> bytes | None:
         """Return the latest value of a key, whether or not compaction has run.
 
-        ``default`` if there is none, or a tombstone.  Keys are looked at from the
-        newest segment backwards, in the partition that the key belongs to; in the
+        Returns ``default`` if there is none, or if it was deleted.  Reads the keys from the
+        newest segment backwards, first in the partition that the key hashes to, and in the
         others only if it is not there.
         """
         from embedlog.api.latest import get
 
         if isinstance(key, str):
-            raise TypeError("a key is bytes, not str: key.encode()")
-        found = get(self._root, self.name, self.ranges, key)
-        return default if found is None else found
+            raise TypeError("key must be bytes, got str; call key.encode()")
+        value = get(self._root, self.name, self.ranges, key)
+        return default if value is None else value
 
     def items(self) -> Iterator[tuple[bytes, bytes]]:
-        """Yield each key with its latest value, those that were deleted left out."""
+        """Yield each key with its latest value, without keys that were deleted."""
         for table in self._latest(self.schema(["key", "value"])):
-            for some in table.to_batches():
-                yield from zip(*(column.to_pylist() for column in some.columns), strict=True)
+            for batch in table.to_batches():
+                yield from zip(*(column.to_pylist() for column in batch.columns), strict=True)
 
     def __arrow_c_stream__(self, requested_schema: object = None) -> object:
-        """The Arrow PyCapsule stream: DuckDB, Polars, pandas and others take the view as it is."""
+        """The Arrow PyCapsule stream, by which DuckDB, Polars, pandas and others read the view."""
         import pyarrow as pa
 
         reader = pa.RecordBatchReader.from_batches(self.schema(), self.batches())
         return reader.__arrow_c_stream__(requested_schema)
 
-    # Pictures of it
+    # Display
 
     def __repr__(self) -> str:
         return f"<{self._title()}>"
@@ -203,7 +198,7 @@ class TopicView:
         return f"View of {self.name}: {len(self):,} records, {parts or 'nothing'}"
 
     def _repr_html_(self) -> str:
-        """For notebooks: the title and the records, of many the first and the last ones."""
+        """For notebooks: the title and the records; of many only the first and the last ones."""
         heads = ("partition", "offset", "timestamp", "key", "value")
         if len(self) <= 2 * _SHOWN:
             return html_table(self._title(), heads, map(_cells, self))
@@ -216,7 +211,7 @@ class TopicView:
         for number in {part.partition for part in self.ranges()}:
             log = self._log(number)
             log.refresh()
-            # The last segment first: it is known, the others are to be read.
+            # The last segment first: it is in memory, the others may have to be read.
             if log.active_segment.headers or any(info.headers for info in log.segments.values()):
                 return True
         return False
@@ -226,12 +221,12 @@ class TopicView:
 
     def _batches(self) -> Iterator[tuple[Any, OffsetRange, int, int]]:
         """Yield batches with the rows of them that the view covers."""
-        for part, found in self._reads():
-            for batch, first, last in found:
+        for part, batches in self._reads():
+            for batch, first, last in batches:
                 yield batch, part, first, last
 
     def _reads(self) -> Iterator[tuple[OffsetRange, list[tuple[Any, int, int]]]]:
-        """Yield what one read found: batches of one segment, and which rows of them are covered."""
+        """Yield the batches of each read, with the rows of them that the view covers."""
         from embedlog.batch.tables import rows_in_range
 
         for part in self.ranges():
@@ -239,24 +234,24 @@ class TopicView:
                 continue
             reader = self._log(part.partition).reader(part.start)
             while reader.offset < part.stop:
-                # A batch may begin below it: compaction merged some while this goes on.
-                left = part._replace(start=reader.offset)
-                found = reader.read(_READ_BYTES)
-                if not found:
+                # A batch may begin below this offset if compaction has merged it meanwhile.
+                start = reader.offset
+                batches = reader.read(_READ_BYTES)
+                if not batches:
                     break
-                rows = rows_in_range(found, left.start, left.stop)
+                rows = rows_in_range(batches, start, part.stop)
                 if rows:
                     yield part, rows
 
 
 class Topic(TopicView):
-    """A whole topic, as it is at each call."""
+    """All records of a topic, as of each call."""
 
     def __init__(self, root: Root, name: str) -> None:
         super().__init__(root, name, ())
 
     def ranges(self) -> list[OffsetRange]:
-        """Return every partition with its offsets now."""
+        """Return the offsets of every partition now."""
         return [self._range(number) for number in range(self._root.partitions(self.name))]
 
     def _range(self, number: int) -> OffsetRange:
@@ -265,53 +260,53 @@ class Topic(TopicView):
 
     @property
     def partitions(self) -> int:
-        """How many partitions it has."""
+        """The number of partitions."""
         return self._root.partitions(self.name)
 
     def partition(self, number: int) -> TopicView:
-        """Return one partition, as of now."""
+        """Return a view of one partition, as of now."""
         return TopicView(self._root, self.name, [self._range(number)])
 
     def head(self, count: int = _SHOWN) -> TopicView:
         """Return the first ``count`` records of each partition."""
-        return self._ends(count, first=True)
+        return self._count_ends(count, first=True)
 
     def tail(self, count: int = _SHOWN) -> TopicView:
         """Return the last ``count`` records of each partition."""
-        return self._ends(count, first=False)
+        return self._count_ends(count, first=False)
 
-    def _ends(self, count: int, first: bool) -> TopicView:
+    def _count_ends(self, count: int, first: bool) -> TopicView:
         if count < 0:
             raise ValueError(f"count must be at least 0, got {count}")
-        parts = []
+        ranges = []
         for part in self.ranges():
             records = self._log(part.partition).record_counts
             if first:
                 part = part._replace(stop=records.after(part.start, part.stop, count))
             else:
                 part = part._replace(start=records.before(part.start, part.stop, count))
-            parts.append(part)
-        return TopicView(self._root, self.name, parts)
+            ranges.append(part)
+        return TopicView(self._root, self.name, ranges)
 
     @property
     def config(self) -> dict[str, object]:
-        """Its settings, by Kafka's names."""
+        """The settings of the topic, by Kafka's names."""
         return self._root.topic(self.name).config.to_dict()
 
     def describe_retention(self) -> list[str]:
-        """Return in words what is deleted when, by which clock, and why something stays."""
+        """Return in words what is deleted when, by which clock, and what keeps the rest."""
         from embedlog.retention import describe
 
         return describe(self._root, self.name, self._root.clock())
 
     def explain_compaction(self) -> list[str]:
-        """Return in words what compaction will do with each partition, or why it does nothing."""
-        from embedlog.api.latest import explain
+        """Return in words whether compaction will clean each partition, and why or why not."""
+        from embedlog.api.compact import explain_topic
 
-        return explain(self._root, self.name)
+        return explain_topic(self._root, self.name)
 
     def size_bytes(self) -> int:
-        """Bytes of its segment files."""
+        """Return the size of the segment files in bytes."""
         return sum(self._log(number).size_bytes() for number in range(self.partitions))
 
     def _title(self) -> str:

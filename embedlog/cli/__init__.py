@@ -1,9 +1,9 @@
 """The command line: `embedlog topics|produce|consume|tail|groups|activity|compact|maintain|explain|
 dump|verify|repair|doctor`.
 
-Records go to stdout, all else to stderr; an error is one line, never a
-traceback; the exit codes are in `embedlog --help`.  A command's module is
-imported when it runs, so that those which need no columns load no pyarrow.
+Results go to stdout, everything else to stderr; an error is one line, never a traceback; the
+exit codes are in `embedlog --help`.  The module of a command is imported when it runs, so
+that commands which read no records do not load pyarrow.
 """
 
 from __future__ import annotations
@@ -67,12 +67,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         code = _run(make_parser().parse_args(argv))
         sys.stdout.flush()
         return code
-    except SystemExit as stop:  # argparse: 0 after --help, 2 after a wrong word
-        return stop.code if isinstance(stop.code, int) else 0
+    except SystemExit as end:  # argparse: 0 after --help, 2 after a wrong argument
+        return end.code if isinstance(end.code, int) else 0
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
-        _forget_output()
+        _discard_output()
         return PIPE_CLOSED
     except (errors.EmbedlogError, OSError) as error:
         sys.stderr.write(f"embedlog: {error}\n")
@@ -85,13 +85,13 @@ def code_of(error: Exception) -> int:
 
 
 def _run(args: argparse.Namespace) -> int:
-    room, _, name = args.run.partition(":")
-    code: int = getattr(importlib.import_module(f"embedlog.cli.{room}"), name)(args)
+    module, _, function = args.run.partition(":")
+    code: int = getattr(importlib.import_module(f"embedlog.cli.{module}"), function)(args)
     return code
 
 
-def _forget_output() -> None:
-    """Let the last flush of stdout, at exit, go nowhere: its reader is gone (`| head`)."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, 1)
-    os.close(nowhere)
+def _discard_output() -> None:
+    """Discard what is flushed to stdout at exit: its reader has ended (`| head`)."""
+    devnull = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(devnull, 1)
+    os.close(devnull)

@@ -1,4 +1,4 @@
-"""`embedlog activity`: what the housekeeping did, and saw others do."""
+"""`embedlog activity`: print the events of the topic ``__activity``."""
 
 from __future__ import annotations
 
@@ -25,7 +25,9 @@ from embedlog.record import Record
 _WAIT_SECONDS = 60.0
 
 
-class PrintedEvents(NamedTuple):
+class PrintedEvent(NamedTuple):
+    """An event as it is printed."""
+
     timestamp: int
     key: str
     facts: dict[str, Any]
@@ -36,30 +38,30 @@ def show(args: argparse.Namespace) -> int:
     unknown = [kind for kind in args.kind if kind not in KINDS]
     if unknown:
         raise InvalidConfigError(
-            f"there are no {unknown[0]!r} events", todo=f"the kinds are {', '.join(KINDS)}"
+            f"There is no event kind {unknown[0]!r}", todo=f"The kinds are {', '.join(KINDS)}."
         )
     with to_follow(args) if args.follow else to_read(args) as log:
         if ACTIVITY not in log:
-            note("nothing was told yet: no process has done the housekeeping of this log")
-        for told in islice(_wanted(log, args), args.max):
-            _say(told, args.json)
+            note("There is no activity yet: no process has done the maintenance of this log")
+        for event in islice(_events(log, args), args.max):
+            _print(event, args.json)
             if args.follow:
                 sys.stdout.flush()
     return OK
 
 
-def _wanted(log: Log, args: argparse.Namespace) -> Iterator[PrintedEvents]:
-    """Yield the events that were asked for: the last ones so far, then those that come."""
+def _events(log: Log, args: argparse.Namespace) -> Iterator[PrintedEvent]:
+    """Yield the selected events: the last ones until now, then new ones."""
     rounds = _rounds(log, follow=args.follow)
-    so_far = _chosen(next(rounds), args)
+    until_now = _select(next(rounds), args)
     last = args.last if args.last is not None or not args.follow else 10
-    yield from so_far if last is None else deque(so_far, maxlen=last)
+    yield from until_now if last is None else deque(until_now, maxlen=last)
     for records in rounds:
-        yield from _chosen(records, args)
+        yield from _select(records, args)
 
 
 def _rounds(log: Log, *, follow: bool) -> Iterator[Iterable[Record]]:
-    """Yield what there is, and for a follower for ever what has come since."""
+    """Yield the records until now, and with ``follow`` new ones without an end."""
     start = 0
     if follow:
         log.root.wake.join()
@@ -76,28 +78,28 @@ def _rounds(log: Log, *, follow: bool) -> Iterator[Iterable[Record]]:
         log.root.wake.wait(seen, _WAIT_SECONDS)
 
 
-def _chosen(records: Iterable[Record], args: argparse.Namespace) -> Iterator[PrintedEvents]:
+def _select(records: Iterable[Record], args: argparse.Namespace) -> Iterator[PrintedEvent]:
     for record in records:
         facts = json.loads(record.value or b"{}")
-        told = PrintedEvents(record.timestamp, (record.key or b"").decode(errors="replace"), facts)
+        key = (record.key or b"").decode(errors="replace")
         of_topic = not args.topic or facts.get("topic") in args.topic
         if of_topic and (not args.kind or facts.get("kind") in args.kind):
-            yield told
+            yield PrintedEvent(record.timestamp, key, facts)
 
 
-def _say(told: PrintedEvents, as_json: bool) -> None:
+def _print(event: PrintedEvent, as_json: bool) -> None:
     if as_json:
-        say_json({"timestamp": told.timestamp, "key": told.key, **told.facts})
+        say_json({"timestamp": event.timestamp, "key": event.key, **event.facts})
         return
-    kind = str(told.facts.get("kind"))
-    at = moment(told.timestamp).replace(" ", "T")
-    say(f"{at}  {kind:<10}  {told.key}  {_words(kind, told.facts)}".rstrip())
+    kind = str(event.facts.get("kind"))
+    time = moment(event.timestamp).replace(" ", "T")
+    say(f"{time}  {kind:<10}  {event.key}  {_describe(kind, event.facts)}".rstrip())
 
 
-def _words(kind: str, facts: dict[str, Any]) -> str:
-    """Return what there is to say of an event; of one of a later version, its facts."""
+def _describe(kind: str, facts: dict[str, Any]) -> str:
+    """Return an event in words; of an event of a later version, its facts."""
     try:
-        return _WORDS[kind](facts)
+        return _DESCRIPTIONS[kind](facts)
     except (KeyError, TypeError, ValueError):
         return ", ".join(f"{name} {value}" for name, value in facts.items() if name != "kind")
 
@@ -109,43 +111,45 @@ def _settings(config: dict[str, Any]) -> str:
 def _altered(facts: dict[str, Any]) -> str:
     changes = {"partitions": facts["partitions"]} if "partitions" in facts else {}
     changes |= facts["config"]
-    usual = "the default"
+    default = "the default"
     return ", ".join(
-        f"{name} from {usual if old is None else old} to {usual if new is None else new}"
+        f"{name} from {default if old is None else old} to {default if new is None else new}"
         for name, (old, new) in changes.items()
     )
 
 
-def _many(count: int, what: str) -> str:
-    return f"{count} {what}{'s' * (count != 1)}"
+def _count(count: int, noun: str) -> str:
+    return f"{count} {noun}{'s' * (count != 1)}"
 
 
-_WORDS: dict[str, Callable[[dict[str, Any]], str]] = {
-    "created": lambda it: (
-        f"id {it['id']}, {_many(it['partitions'], 'partition')}{_settings(it['config'])}"
+_DESCRIPTIONS: dict[str, Callable[[dict[str, Any]], str]] = {
+    "created": lambda facts: (
+        f"id {facts['id']}, {_count(facts['partitions'], 'partition')}{_settings(facts['config'])}"
     ),
     "altered": _altered,
-    "deleted": lambda it: f"id {it['id']}",
-    "rolled": lambda it: (
-        f"{_many(it['segments'], 'new segment')}, the last one begins at {it['offset']}"
+    "deleted": lambda facts: f"id {facts['id']}",
+    "rolled": lambda facts: (
+        f"{_count(facts['segments'], 'new segment')}, the active one begins at {facts['offset']}"
     ),
-    "recovered": lambda it: (
-        it.get("reason") or f"cut at {it['offset']}, where leader epoch {it['leader_epoch']} begins"
+    "recovered": lambda facts: (
+        facts.get("reason")
+        or f"truncated to {facts['offset']}, where leader epoch {facts['leader_epoch']} begins"
     ),
-    "retained": lambda it: (
-        f"{_many(it['segments'], 'segment')} with {format_bytes(it['bytes'])} deleted, "
-        f"it begins at {it['start_offset']} now"
+    "retained": lambda facts: (
+        f"{_count(facts['segments'], 'segment')} with {format_bytes(facts['bytes'])} deleted, "
+        f"the log begins at {facts['start_offset']}"
     ),
-    "compacted": lambda it: (
-        f"{it['records_read'] - it['records_kept']} of {it['records_read']} records left out, "
-        f"{format_bytes(it['bytes_before'])} became {format_bytes(it['bytes_after'])}, "
-        f"dirty from {it['first_dirty']} on"
+    "compacted": lambda facts: (
+        f"{facts['records_read'] - facts['records_kept']} of {facts['records_read']} "
+        f"records removed, "
+        f"{format_bytes(facts['bytes_before'])} became {format_bytes(facts['bytes_after'])}, "
+        f"dirty from {facts['first_dirty']} on"
     ),
-    "rebalanced": lambda it: (
-        f"generation {it['generation']}, {_many(it['members'], 'member')}, "
-        f"{_many(it['partitions'], 'partition')}"
+    "rebalanced": lambda facts: (
+        f"generation {facts['generation']}, {_count(facts['members'], 'member')}, "
+        f"{_count(facts['partitions'], 'partition')}"
     ),
-    "expired": lambda it: f"{_many(it['offsets'], 'committed offset')} forgotten",
-    "owner": lambda it: f"process {it['pid']} does it",
-    "failed": lambda it: str(it["error"]),
+    "expired": lambda facts: f"{_count(facts['offsets'], 'committed offset')} deleted",
+    "owner": lambda facts: f"process {facts['pid']}",
+    "failed": lambda facts: str(facts["error"]),
 }

@@ -1,4 +1,4 @@
-"""Words of the command line that stand for something: times, durations, partitions."""
+"""Types of arguments of the command line: times, durations, partitions."""
 
 from __future__ import annotations
 
@@ -16,42 +16,45 @@ _SHORT = re.compile(
 
 
 def seconds(text: str) -> float:
-    """Return how long to wait."""
+    """Parse a number of seconds to wait."""
     try:
         number = float(text)
     except ValueError:
         number = 0.0
     if not 0 < number < threading.TIMEOUT_MAX:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds to wait")
+        raise argparse.ArgumentTypeError(f"must be a positive number of seconds, got {text!r}")
     return number
 
 
 def topic(text: str) -> tuple[str, list[int]]:
-    """Return a topic, and the partitions that are named: none stand for all."""
-    name, colon, rest = text.partition(":")
-    numbers = rest.split(",") if colon else []
+    """Parse TOPIC or TOPIC:0,1; no partitions mean all."""
+    name, colon, partitions = text.partition(":")
+    numbers = partitions.split(",") if colon else []
     if not all(map(str.isdecimal, numbers)):
-        raise argparse.ArgumentTypeError(f"{text!r} is not TOPIC or TOPIC:0,1")
+        raise argparse.ArgumentTypeError(f"must be TOPIC or TOPIC:0,1, got {text!r}")
     return name, list(map(int, numbers))
 
 
 def moment(text: str) -> datetime:
-    """Return a time, with or without a zone."""
+    """Parse a time, with or without a zone."""
     try:
         return datetime.fromisoformat(text)
     except ValueError:
-        todo = "like 2024-01-31T12:00:00Z"
-        raise argparse.ArgumentTypeError(f"{text!r} is no date and time {todo}") from None
+        raise argparse.ArgumentTypeError(
+            f"must be a date and time like 2024-01-31T12:00:00Z, got {text!r}"
+        ) from None
 
 
 def duration(text: str) -> timedelta:
-    """Return a duration, as ISO 8601 or in short; months and years have no length."""
-    found = _ISO.fullmatch(text) or _SHORT.fullmatch(text)
-    if found is None or not any(found.groups()):
-        raise argparse.ArgumentTypeError(f"{text!r} is no duration like PT1H30M, 90m or 2d")
+    """Parse a duration in ISO 8601 or in short form, without months and years."""
+    match = _ISO.fullmatch(text) or _SHORT.fullmatch(text)
+    if match is None or not any(match.groups()):
+        raise argparse.ArgumentTypeError(
+            f"must be a duration like PT1H30M, 90m or 2d, got {text!r}"
+        )
     units = ("weeks", "days", "hours", "minutes", "seconds")
-    pairs = zip(units, found.groups(default="0"), strict=True)
+    pairs = zip(units, match.groups(default="0"), strict=True)
     try:
         return timedelta(**{unit: float(number) for unit, number in pairs})
     except OverflowError:
-        raise argparse.ArgumentTypeError(f"{text} is longer than there is time") from None
+        raise argparse.ArgumentTypeError(f"is too long: {text}") from None

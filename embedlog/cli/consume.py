@@ -1,4 +1,4 @@
-"""`embedlog consume` and `embedlog tail`: records to stdout."""
+"""`embedlog consume` and `embedlog tail`: print records to stdout."""
 
 from __future__ import annotations
 
@@ -9,106 +9,105 @@ from functools import partial
 from itertools import islice
 
 from embedlog.api import Log, TopicView
-from embedlog.api.topic import OffsetRange
+from embedlog.api.offset_range import OffsetRange
 from embedlog.cli.formats import writer
 from embedlog.cli.open_log import to_follow, to_read
 from embedlog.cli.parser import OK
 from embedlog.errors import InvalidConfigError, OffsetOutOfRangeError
 
-_PRINT_AT_ONCE = 1000
+_CHUNK_RECORDS = 1000
 _WAIT_SECONDS = 60.0
 
-Place = Callable[[Log, OffsetRange], OffsetRange]
-"""Where in a partition to begin, of what it holds."""
+Start = Callable[[Log, OffsetRange], OffsetRange]
+"""Returns the part of a partition to print first, of all its offsets."""
 
 
 def consume(args: argparse.Namespace) -> int:
-    """Print records from a place on."""
-    return _run(args, _place(args), args.max)
+    """Print records from an offset on."""
+    return _run(args, _start(args), args.max)
 
 
 def tail(args: argparse.Namespace) -> int:
-    """Print the last records, and those that come."""
+    """Print the last records, and with --follow new ones."""
     return _run(args, _before_end(args.topic, args.last), None)
 
 
-def _place(args: argparse.Namespace) -> Place:
+def _start(args: argparse.Namespace) -> Start:
     word = args.offset or ("latest" if args.follow and not args.from_beginning else "earliest")
     if word in ("earliest", "latest"):
-        return _whole if word == "earliest" else _before_end(args.topic, 0)
+        return _from_beginning if word == "earliest" else _before_end(args.topic, 0)
     try:
         number = int(word)
     except ValueError:
-        todo = "Use a number, -number, earliest or latest"
-        raise InvalidConfigError(f"{word!r} is no offset", todo=todo) from None
+        raise InvalidConfigError(
+            f"--offset must be a number, -number, earliest or latest, got {word!r}"
+        ) from None
     if number < 0 or word.startswith("-"):
         return _before_end(args.topic, -number)
     if args.partition is not None:
         return partial(_exactly, args.topic, number)
-    # One number for many partitions: those that do not have it begin as near as they can.
+    # One offset for many partitions: those without it begin with the nearest one.
     return lambda _, part: part._replace(start=min(max(number, part.start), part.stop))
 
 
-def _whole(_: Log, part: OffsetRange) -> OffsetRange:
+def _from_beginning(_: Log, part: OffsetRange) -> OffsetRange:
     return part
 
 
-def _before_end(topic: str, count: int) -> Place:
-    """Return where so many records are left; compaction may have removed others between them."""
+def _before_end(topic: str, count: int) -> Start:
+    """Start with the last ``count`` records; compaction may have left gaps between them."""
 
-    def place(log: Log, part: OffsetRange) -> OffsetRange:
+    def start(log: Log, part: OffsetRange) -> OffsetRange:
         records = log.partition(topic, part.partition).record_counts
         return part._replace(start=records.before(part.start, part.stop, count))
 
-    return place
+    return start
 
 
 def _exactly(topic: str, number: int, _: Log, part: OffsetRange) -> OffsetRange:
     if not part.start <= number <= part.stop:
-        what = f"the log holds offsets {part.start} to {part.stop}"
+        what = f"The log holds offsets {part.start} to {part.stop}"
         raise OffsetOutOfRangeError(what, topic=topic, partition=part.partition, offset=number)
     return part._replace(start=number)
 
 
-def _run(args: argparse.Namespace, place: Place, most: int | None) -> int:
+def _run(args: argparse.Namespace, start: Start, max_records: int | None) -> int:
     write, out, printed = writer(args.format, args.json), sys.stdout.buffer, 0
     with to_follow(args) if args.follow else to_read(args) as log:
-        for view in _views(log, args, place):
-            records = islice(view, None if most is None else most - printed)
-            while chunk := list(islice(records, _PRINT_AT_ONCE)):
+        for view in _views(log, args, start):
+            records = islice(view, None if max_records is None else max_records - printed)
+            while chunk := list(islice(records, _CHUNK_RECORDS)):
                 out.write(write(chunk))
                 printed += len(chunk)
             out.flush()
-            if printed == most:
+            if printed == max_records:
                 break
     return OK
 
 
-def _views(log: Log, args: argparse.Namespace, place: Place) -> Iterator[TopicView]:
-    """Yield what is there, and with ``--follow`` for ever what has come since."""
+def _views(log: Log, args: argparse.Namespace, start: Start) -> Iterator[TopicView]:
+    """Yield the records up to the end, and with ``--follow`` new ones without an end."""
     done: dict[int, int] = {}
     if args.follow:
         log.root.wake.join()
     while True:
         seen = log.root.wake.value()
-        parts = [_next(log, part, done, place) for part in _ranges(log, args)]
+        parts = [_next(log, part, done, start) for part in _ranges(log, args)]
         yield TopicView(log.root, args.topic, parts)
         if not args.follow:
             return
         done = {part.partition: part.stop for part in parts}
-        # A partition that is added from now on is shown from its beginning.
-        place = _whole
+        # Partitions that are added from now on are printed from their beginning.
+        start = _from_beginning
         log.root.wake.wait(seen, _WAIT_SECONDS)
 
 
 def _ranges(log: Log, args: argparse.Namespace) -> list[OffsetRange]:
     topic = log.topic(args.topic)
-    found: list[OffsetRange] = (
-        topic.ranges() if args.partition is None else topic.partition(args.partition).ranges()
-    )
-    return found
+    view: TopicView = topic if args.partition is None else topic.partition(args.partition)
+    return view.ranges()
 
 
-def _next(log: Log, part: OffsetRange, done: dict[int, int], place: Place) -> OffsetRange:
-    start = done.get(part.partition)
-    return place(log, part) if start is None else part._replace(start=max(start, part.start))
+def _next(log: Log, part: OffsetRange, done: dict[int, int], start: Start) -> OffsetRange:
+    printed = done.get(part.partition)
+    return start(log, part) if printed is None else part._replace(start=max(printed, part.start))

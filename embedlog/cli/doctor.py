@@ -1,4 +1,4 @@
-"""`embedlog doctor`: the machine below the log, and the state the log is in."""
+"""`embedlog doctor`: checks the machine, and the state of the log."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ _SLOW_FSYNC_US = 50_000
 _LITTLE_SPACE = 1 << 30
 _LOCK_SECONDS = 1.0
 _LONG_READ_SECONDS = 1.0
-"""A read of embedlog's own takes microseconds."""
+"""Reads by embedlog take microseconds."""
 _PROBES = 9
 
 Report = dict[str, Any]
 
 
 def doctor(args: argparse.Namespace) -> int:
-    """Print what was measured, and what is not as it should be."""
+    """Print measurements and findings."""
     report: Report = {"versions": _versions(), "checksum": _checksum()}
     root = root_of(args)
     if os.path.isdir(root):
@@ -51,27 +51,27 @@ def doctor(args: argparse.Namespace) -> int:
         finally:
             files.close_all()
     elif os.path.exists(root):
-        raise NotALogError("the path is a file", path=root)
+        raise NotALogError("The path is a file", path=root)
     findings = _findings(report)
     if args.json:
         say_json({**report, "findings": findings})
     else:
-        _say(report, findings)
+        _print(report, findings)
     return FAILED if findings else OK
 
 
 def _versions() -> Report:
-    found = {"embedlog": __version__, "python": platform.python_version()}
+    versions = {"embedlog": __version__, "python": platform.python_version()}
     for library in _LIBRARIES:
         try:
-            found[library] = metadata.version(library)
+            versions[library] = metadata.version(library)
         except metadata.PackageNotFoundError:
-            found[library] = "not installed"
-    return {**found, "kernel": f"{platform.system()} {platform.release()} {platform.machine()}"}
+            versions[library] = "not installed"
+    return {**versions, "kernel": f"{platform.system()} {platform.release()} {platform.machine()}"}
 
 
 def _checksum() -> Report:
-    """How fast CRC-32C is: the best of some runs over a mebibyte."""
+    """Return the speed of CRC-32C: the best of several runs over a mebibyte."""
     data = bytes(1 << 20)
     seconds = min(_timed(lambda: checksum.crc32c(data)) for _ in range(_PROBES))
     return {"backend": checksum.BACKEND, "mb_per_second": round(len(data) / 1e6 / seconds)}
@@ -96,9 +96,9 @@ def _storage(files: Files) -> Report:
 
 
 def _fsync_us(root: str) -> int:
-    """Return the median time of a flush of 4 KiB, in a file that is gone afterwards."""
+    """Return the median time of a flush of 4 KiB, in a temporary file."""
     files = Files(root, unsafe_filesystem=True)
-    # With a dot before it, nobody takes it for a part of a log.
+    # Files that begin with a dot are not part of a log.
     name = f".doctor-{os.getpid()}.tmp"
     fd = files.open(name, write=True, create=True)
     try:
@@ -113,22 +113,22 @@ def _fsync_us(root: str) -> int:
 
 
 def _log(files: Files) -> Report:
-    current = startup.live_is_valid(files)
+    live_is_valid = startup.live_is_valid(files)
     return {
         "format": _format(files),
         "in_use": _in_use(files),
         "closed_cleanly": files.exists(startup.CLEAN_FILE),
-        "live_is_of_this_boot": current,
+        "live_is_of_this_boot": live_is_valid,
         "boot_id": files.boot_id(),
-        **_staged(files),
-        **{name: _database(files, name) for name in ("state", "live")[: 1 + current]},
+        **_staged_jobs(files),
+        **{name: _database(files, name) for name in ("state", "live")[: 1 + live_is_valid]},
     }
 
 
-def _staged(files: Files) -> Report:
-    """How many jobs have staged something, and how many of them nobody will publish."""
+def _staged_jobs(files: Files) -> Report:
+    """Return the number of jobs with staged files, and of those that will not be published."""
     jobs, now_ms = staging.job_directories(files), time.time_ns() // 1_000_000
-    orphans = sum(staging.is_orphaned(each, now_ms) for each in jobs)
+    orphans = sum(staging.is_orphaned(job, now_ms) for job in jobs)
     return {"staged_jobs": len(jobs), "orphaned_jobs": orphans}
 
 
@@ -136,19 +136,19 @@ def _format(files: Files) -> int | None:
     import tomllib
 
     try:
-        found = tomllib.loads(files.read_file(FORMAT_FILE).decode()).get("format")
+        version = tomllib.loads(files.read_file(FORMAT_FILE).decode()).get("format")
     except ValueError:
         return None
-    return found if isinstance(found, int) else None
+    return version if isinstance(version, int) else None
 
 
 def _in_use(files: Files) -> bool | None:
-    """Whether some process has the log open to write; asked as a newcomer does, at the door."""
+    """Whether a process has the log open for writing, found as by a process that opens it."""
     if not files.exists("locks/root") or not files.exists("locks/attached"):
         return False
-    door, attached = files.open("locks/root"), files.open("locks/attached")
+    root, attached = files.open("locks/root"), files.open("locks/attached")
     try:
-        files.lock(door, _LOCK_SECONDS)
+        files.lock(root, _LOCK_SECONDS)
         if not files.try_lock(attached):
             return True
         files.unlock(attached)
@@ -157,7 +157,7 @@ def _in_use(files: Files) -> bool | None:
         return None
     finally:
         files.close(attached)
-        files.close(door)
+        files.close(root)
 
 
 def _database(files: Files, name: str) -> Report:
@@ -166,10 +166,10 @@ def _database(files: Files, name: str) -> Report:
     except EmbedlogError as error:
         return {"error": str(error)}
     try:
-        used, most = store.readers()
+        used, slots = store.readers()
         rows = store.read(lambda txn: int(txn.stat()["entries"]))
         old = _old_readers(store)
-        return {"rows": rows, "reader_slots_used": used, "reader_slots": most, "old_readers": old}
+        return {"rows": rows, "reader_slots_used": used, "reader_slots": slots, "old_readers": old}
     except EmbedlogError as error:
         return {"error": str(error)}
     finally:
@@ -177,88 +177,88 @@ def _database(files: Files, name: str) -> Report:
 
 
 def _old_readers(store: kv.Store) -> list[int]:
-    """Return the processes that are in one read for long; sleeps only if one may be."""
+    """Return the processes with a long read; sleeps only if there may be one."""
     before = store.lagging()
     if not before:
         return []
     threading.Event().wait(_LONG_READ_SECONDS)
-    # One that began meanwhile would read something newer, so these are the same ones.
+    # A read that began meanwhile would have a newer snapshot, so these are the same reads.
     return sorted({pid for pid, _, _ in before & store.lagging()})
 
 
 def _findings(report: Report) -> list[str]:
-    """What somebody should do something about."""
-    found = []
+    """Return the problems that the user should solve."""
+    findings = []
     speed = report["checksum"]["mb_per_second"]
     if speed < _SLOW_CHECKSUM:
-        found.append(f"checksums run at {speed} MB/s: install google-crc32c")
-    found += [f"{name} is not installed" for name in _LIBRARIES[:4] if _absent(report, name)]
+        findings.append(f"Checksums run at {speed} MB/s only; install google-crc32c")
+    findings += [f"{name} is not installed" for name in _LIBRARIES[:4] if _is_absent(report, name)]
     storage, log = report.get("storage"), report.get("log")
     if storage is not None:
-        found += _storage_findings(storage)
+        findings += _storage_findings(storage)
     if log is not None:
-        found += _log_findings(log)
-    return found
+        findings += _log_findings(log)
+    return findings
 
 
-def _absent(report: Report, library: str) -> bool:
+def _is_absent(report: Report, library: str) -> bool:
     return bool(report["versions"][library] == "not installed")
 
 
 def _storage_findings(storage: Report) -> list[str]:
-    found = []
+    findings = []
     if storage["filesystem"] in REMOTE_FILESYSTEMS.values():
-        found.append(f"locks cannot be trusted on {storage['filesystem']}: move to a local disk")
+        findings.append(f"Locks are not reliable on {storage['filesystem']}; use a local disk")
     if storage["free_bytes"] < _LITTLE_SPACE:
-        found.append(f"only {format_bytes(storage['free_bytes'])} are free")
+        findings.append(f"Only {format_bytes(storage['free_bytes'])} are free")
     if not storage["writable"]:
-        found.append("this user may not write here")
+        findings.append("This user has no permission to write to the directory")
     if (storage["fsync_us"] or 0) > _SLOW_FSYNC_US:
-        found.append(f"a flush takes {storage['fsync_us']} µs")
-    return found
+        findings.append(f"A flush takes {storage['fsync_us']} µs")
+    return findings
 
 
 def _log_findings(log: Report) -> list[str]:
-    found = []
+    findings = []
     if log["format"] != FORMAT_VERSION:
         older = log["format"] is not None and log["format"] < FORMAT_VERSION
-        what = "the one that wrote it" if older else "a newer embedlog"
-        found.append(f"the log has format {log['format']}: use {what}")
+        version = "the version of embedlog that wrote it" if older else "a newer embedlog"
+        findings.append(f"The log has format {log['format']}; use {version}")
     if log["in_use"] is None:
-        found.append("the door is locked: another process has been opening the log for long")
+        findings.append("Another process has been opening the log for a long time")
     if not log["live_is_of_this_boot"]:
-        found.append("live is of another boot: the next process to open the log builds it anew")
+        findings.append("live is from another boot; the next process to open the log rebuilds it")
     elif not log["in_use"] and not log["closed_cleanly"]:
-        found.append("the last process did not close it: the next one to open it looks it over")
+        findings.append("The log was not closed cleanly; the next process to open it recovers it")
     if log["orphaned_jobs"]:
-        found.append(
-            f"{log['orphaned_jobs']} jobs have left staged files that nobody will publish: "
-            "the next publication, or `embedlog repair`, removes them"
+        findings.append(
+            f"{log['orphaned_jobs']} jobs have left staged files that will not be published; "
+            "the next publication, or embedlog repair, removes them"
         )
     for name in ("state", "live"):
         database = log.get(name, {})
         if "error" in database:
-            found.append(f"{name} cannot be read: {database['error']}")
+            findings.append(f"{name} cannot be read: {database['error']}")
         elif database and database["reader_slots_used"] > 0.9 * database["reader_slots"]:
-            found.append(f"{name} has almost no reader slots left")
+            findings.append(f"{name} has almost no reader slots left")
         for pid in database.get("old_readers", ()):
-            found.append(
-                f"process {pid} (state {process_state(pid) or 'unknown'}) reads {name} for more "
-                f"than {_LONG_READ_SECONDS:g} s: its file grows until that ends"
+            findings.append(
+                f"Process {pid} (state {process_state(pid) or 'unknown'}) has been reading {name} "
+                f"for more than {_LONG_READ_SECONDS:g} s; the file grows until the read ends"
             )
-    return found
+    return findings
 
 
-def _say(report: Report, findings: list[str]) -> None:
-    for section, facts in report.items():
-        say(f"{section}:")
+def _print(report: Report, findings: list[str]) -> None:
+    for title, facts in report.items():
+        say(f"{title}:")
         for name, fact in facts.items():
-            say(f"  {name.replace('_', ' ')}: {_shown(name, fact)}")
+            say(f"  {name.replace('_', ' ')}: {_format_fact(name, fact)}")
     say("findings:" if findings else "findings: none")
-    say(*(f"  {one}" for one in findings))
+    say(*(f"  {finding}" for finding in findings))
 
 
-def _shown(name: str, fact: Any) -> str:
+def _format_fact(name: str, fact: Any) -> str:
     if isinstance(fact, dict):
         return ", ".join(f"{key.replace('_', ' ')} {value}" for key, value in fact.items())
     if isinstance(fact, bool) or fact is None:

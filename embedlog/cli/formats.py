@@ -1,4 +1,4 @@
-"""How a record looks on a line: kcat's format, or JSON."""
+"""The formats of printed records: kcat's, or JSON."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from embedlog.errors import InvalidConfigError
 from embedlog.record import Record
 
 Writer = Callable[[Sequence[Record]], bytes]
-"""Makes the bytes to print of some records."""
+"""Returns the bytes to print for some records."""
 
 _TOKENS = re.compile(r"%(.?)|\\x([0-9A-Fa-f]{2})|\\(.?)|([^%\\]+)", re.DOTALL)
 _ESCAPES = {"n": b"\n", "t": b"\t", "r": b"\r", "0": b"\0", "\\": b"\\"}
@@ -36,17 +36,17 @@ def _length(data: bytes | None) -> int:
 
 
 def writer(text: str, as_json: bool) -> Writer:
-    """Return what prints records.
+    """Return the function that formats records.
 
     Raises:
-        InvalidConfigError: The format has a letter that stands for nothing.
+        InvalidConfigError: The format has an unknown letter.
     """
     if as_json:
         return lambda records: b"".join([_json_line(record) for record in records])
     if text == "%s\\n":
-        return lambda records: b"".join([(one.value or b"") + b"\n" for one in records])
+        return lambda records: b"".join([(record.value or b"") + b"\n" for record in records])
     parts = list(_parts(text))
-    return lambda records: b"".join([part(one) for one in records for part in parts])
+    return lambda records: b"".join([part(record) for record in records for part in parts])
 
 
 def _parts(text: str) -> Iterable[Callable[[Record], bytes]]:
@@ -62,8 +62,11 @@ def _parts(text: str) -> Iterable[Callable[[Record], bytes]]:
         elif plain:
             yield _constant(plain.encode("utf-8", "surrogateescape"))
         else:
-            wrong = f"\\{escape}" if escape else f"%{field}"
-            raise InvalidConfigError(f"the format has {wrong!r}, which stands for nothing")
+            unknown = f"\\{escape}" if escape else f"%{field}"
+            raise InvalidConfigError(
+                f"The format has {unknown!r}, which has no meaning",
+                todo="See embedlog consume --help.",
+            )
 
 
 def _constant(data: bytes) -> Callable[[Record], bytes]:
@@ -71,7 +74,7 @@ def _constant(data: bytes) -> Callable[[Record], bytes]:
 
 
 def _json_line(record: Record) -> bytes:
-    # By hand: to set up an encoder for each record takes four times as long.
+    # By hand: creating an encoder for each record takes four times as long.
     text = (
         f'{{"topic": {_quoted(record.topic)}, "partition": {record.partition}, '
         f'"offset": {record.offset}, "timestamp": {record.timestamp}, '
@@ -82,8 +85,8 @@ def _json_line(record: Record) -> bytes:
 
 
 def _json(data: bytes | None) -> str:
-    found = readable(data)
-    return _quoted(found) if isinstance(found, str) else json.dumps(found)
+    value = readable(data)
+    return _quoted(value) if isinstance(value, str) else json.dumps(value)
 
 
 def _json_headers(record: Record) -> str:

@@ -1,7 +1,7 @@
-"""`embedlog groups`: who reads, how far they are, and where they go on.
+"""`embedlog groups`: list, describe, lag, reset and delete.
 
-The first columns are those of kafka-consumer-groups.sh, in its order, so that
-scripts which count them still fit.
+The first columns are those of kafka-consumer-groups.sh, in the same order, for scripts that
+count columns.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _CLEAR = "\x1b[H\x1b[J"
 
 
 def show_names(args: argparse.Namespace) -> int:
-    """Print the names of all groups, with --state what they are doing."""
+    """Print the names of all groups; with --state also state and number of members."""
     with to_read(args) as log:
         names = log.groups()
         states = [_state(log.group(name)) for name in names] if args.state else []
@@ -39,97 +39,102 @@ def show_names(args: argparse.Namespace) -> int:
         say_json(states if args.state else names)
     elif args.state:
         heads = ("GROUP", "STATE", "#MEMBERS")
-        say(*text_table(heads, [tuple(each.values()) for each in states]))
+        say(*text_table(heads, [tuple(state.values()) for state in states]))
     else:
         say(*names)
     return OK
 
 
 def _state(group: ConsumerGroup) -> dict[str, Any]:
-    found = group.describe()
-    return {"group": found.group, "state": found.state, "members": len(found.members)}
+    group_now = group.describe()
+    return {
+        "group": group_now.group,
+        "state": group_now.state,
+        "members": len(group_now.members),
+    }
 
 
 def describe(args: argparse.Namespace) -> int:
     """Print state, partitions and members."""
     with to_read(args) as log:
-        found = [log.group(name).describe() for name in args.groups or log.groups()]
+        groups = [log.group(name).describe() for name in args.groups or log.groups()]
     if args.json:
-        say_json([each.to_dict() for each in found])
+        say_json([group.to_dict() for group in groups])
         return OK
-    for number, each in enumerate(found):
-        say(*([""] if number else []), each.title)
-        if each.partitions:
-            say("", *text_table((*_LAG, *_OWNERS), _partitions(each)))
-        if each.members:
-            say("", *text_table(_MEMBERS, _members(each)))
+    for number, group in enumerate(groups):
+        say(*([""] if number else []), group.title)
+        if group.partitions:
+            say("", *text_table((*_LAG, *_OWNERS), _partition_rows(group)))
+        if group.members:
+            say("", *text_table(_MEMBERS, _member_rows(group)))
     return OK
 
 
-def _partitions(found: GroupDescription) -> list[tuple[object, ...]]:
-    owners = {each.member_id: (each.pid, each.client_id) for each in found.members}
+def _partition_rows(group: GroupDescription) -> list[tuple[object, ...]]:
+    owners = {member.member_id: (member.pid, member.client_id) for member in group.members}
     return [
         (
-            *(found.group, each.topic, each.partition),
-            *(each.current_offset, each.log_end_offset, each.lag),
-            each.member_id,
-            *owners.get(each.member_id or "", (None, None)),
-            each.lag_ms,
-            None if each.committed_ms is None else moment(each.committed_ms).replace(" ", "T"),
-            each.metadata,
+            *(group.group, part.topic, part.partition),
+            *(part.current_offset, part.log_end_offset, part.lag),
+            part.member_id,
+            *owners.get(part.member_id or "", (None, None)),
+            part.lag_ms,
+            None if part.committed_ms is None else moment(part.committed_ms).replace(" ", "T"),
+            part.metadata,
         )
-        for each in found.partitions
+        for part in group.partitions
     ]
 
 
-def _members(found: GroupDescription) -> list[tuple[object, ...]]:
+def _member_rows(group: GroupDescription) -> list[tuple[object, ...]]:
     return [
         (
-            *(found.group, each.member_id, each.group_instance_id, each.pid, each.client_id),
-            len(each.partitions),
-            ",".join(each.topics),
+            *(group.group, member.member_id, member.group_instance_id),
+            *(member.pid, member.client_id),
+            len(member.partitions),
+            ",".join(member.topics),
         )
-        for each in found.members
+        for member in group.members
     ]
 
 
 def lag(args: argparse.Namespace) -> int:
-    """Print how far groups are behind, with --watch again and again."""
+    """Print the lag of groups; with --watch repeatedly."""
     if args.watch is None:
         with to_read(args) as log:
-            _say_lag(args, log)
+            _print_lag(args, log)
         return OK
-    nobody = threading.Event()
-    # Attached: a reader from outside would not see a log that is used again after a reboot.
+    timer = threading.Event()
+    # Attached: a read-only reader would not notice a log that is used again after a reboot.
     with to_follow(args) as log:
         while True:
-            _say_lag(args, log)
+            _print_lag(args, log)
             sys.stdout.flush()
-            nobody.wait(args.watch)
+            timer.wait(args.watch)
 
 
-def _say_lag(args: argparse.Namespace, log: Log) -> None:
+def _print_lag(args: argparse.Namespace, log: Log) -> None:
     rows = []
     for name in args.groups or log.groups():
         try:
-            found = log.group(name).describe()
+            group = log.group(name).describe()
         except GroupIdNotFoundError:
             if args.groups and args.watch is None:
                 raise
-            continue  # it may come yet, or come back
-        rows += [(name, each) for each in found.partitions]
+            continue  # It may be created later.
+        rows += [(name, part) for part in group.partitions]
     if args.json:
-        wanted = ("topic", "partition", "current_offset", "log_end_offset", "lag", "lag_ms")
-        say_json([{"group": name, **{k: getattr(each, k) for k in wanted}} for name, each in rows])
+        fields = ("topic", "partition", "current_offset", "log_end_offset", "lag", "lag_ms")
+        say_json([{"group": name, **{f: getattr(part, f) for f in fields}} for name, part in rows])
         return
     lines = text_table(
         (*_LAG, "LAG-MS"),
         [
             (
-                *(name, each.topic, each.partition),
-                *(each.current_offset, each.log_end_offset, each.lag, each.lag_ms),
+                *(name, part.topic, part.partition),
+                *(part.current_offset, part.log_end_offset, part.lag, part.lag_ms),
             )
-            for name, each in rows
+            for name, part in rows
         ],
     )
     if args.watch is not None and sys.stdout.isatty():
@@ -138,55 +143,57 @@ def _say_lag(args: argparse.Namespace, log: Log) -> None:
 
 
 def reset(args: argparse.Namespace) -> int:
-    """Print where a group would go on; with --execute it does."""
+    """Print the new offsets of a group; with --execute commit them."""
     with to_write(args) if args.execute else to_read(args) as log:
         group = log.group(args.group)
-        topics, partitions = _named(args.topic)
-        done = group.reset_offsets(
-            _to(args),
+        topics, partitions = _split(args.topic)
+        changes = group.reset_offsets(
+            _target(args),
             shift=args.shift_by,
             topics=topics if args.topic else None,
             partitions=partitions if args.topic else None,
             dry_run=not args.execute,
         )
-    rows = [(args.group, *one, move.after, move.before) for one, move in done.items()]
     if args.json:
-        moves = [{**one._asdict(), **move._asdict()} for one, move in done.items()]
-        say_json({"group": args.group, "dry_run": not args.execute, "partitions": moves})
+        moved = [{**part._asdict(), **change._asdict()} for part, change in changes.items()]
+        say_json({"group": args.group, "dry_run": not args.execute, "partitions": moved})
     else:
+        rows = [
+            (args.group, *part, change.after, change.before) for part, change in changes.items()
+        ]
         say(*text_table(_RESET, rows))
     if not args.execute:
-        note("nothing was changed: repeat it with --execute")
+        note("Dry run, nothing was changed; repeat the command with --execute")
     return OK
 
 
-def _to(args: argparse.Namespace) -> str | int | datetime | timedelta | None:
-    for found in (args.to, args.to_offset, args.to_datetime, args.by_duration):
-        if found is not None:
-            to: str | int | datetime | timedelta = found
-            return to
+def _target(args: argparse.Namespace) -> str | int | datetime | timedelta | None:
+    for option in (args.to, args.to_offset, args.to_datetime, args.by_duration):
+        if option is not None:
+            target: str | int | datetime | timedelta = option
+            return target
     return None
 
 
-def _named(given: list[tuple[str, list[int]]]) -> tuple[list[str], list[TopicPartition]]:
-    """Return the whole topics, and the partitions, that were named."""
-    topics = [name for name, numbers in given if not numbers]
-    return topics, [TopicPartition(name, number) for name, numbers in given for number in numbers]
+def _split(options: list[tuple[str, list[int]]]) -> tuple[list[str], list[TopicPartition]]:
+    """Return the topics without partitions, and the partitions."""
+    topics = [name for name, numbers in options if not numbers]
+    return topics, [TopicPartition(name, number) for name, numbers in options for number in numbers]
 
 
 def delete(args: argparse.Namespace) -> int:
-    """Remove groups; with --topic only what they committed for it."""
-    topics, partitions = _named(args.topic)
+    """Delete groups; with --topic only their committed offsets for it."""
+    topics, partitions = _split(args.topic)
     with to_write(args) as log:
         groups = [log.group(name) for name in args.groups]
         for group in groups:
-            group.members()  # none of them, if one is not there
+            group.members()  # Raises before any is deleted if one does not exist.
         for group in groups:
             if args.topic:
                 group.delete_offsets(partitions, topics=topics)
             else:
                 group.delete()
-            note(f"deleted {'offsets of ' if args.topic else ''}{group.name}")
+            note(f"Deleted {'offsets of ' if args.topic else ''}{group.name}")
     if args.json:
         say_json({"deleted": args.groups})
     return OK

@@ -1,4 +1,4 @@
-"""`embedlog verify`, `repair` and `doctor`: is it well, and if not, what then."""
+"""`embedlog verify` and `embedlog repair`."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ from embedlog.progress import ProgressBar
 
 
 def verify(args: argparse.Namespace) -> int:
-    """Print what is wrong; change nothing."""
+    """Print the findings; change nothing."""
     with to_read(args) as log, ProgressBar("verify") as bar:
-        found = log.verify(progress=bar)
+        findings = log.verify(progress=bar)
         topics = len(log.topics())
     if args.json:
-        say_json({"findings": [one._asdict() for one in found]})
-        return FAILED if found else OK
-    say(*map(str, found))
-    note(f"findings: {len(found)}" if found else f"healthy; topics: {topics}")
-    return FAILED if found else OK
+        say_json({"findings": [finding._asdict() for finding in findings]})
+        return FAILED if findings else OK
+    say(*map(str, findings))
+    note(f"findings: {len(findings)}" if findings else f"healthy; topics: {topics}")
+    return FAILED if findings else OK
 
 
 def repair(args: argparse.Namespace) -> int:
-    """Print what is, or would be, left out."""
+    """Print what is dropped, or would be."""
     with to_write(args) as log, ProgressBar("repair") as bar:
         mended = log.root.startup_report
-        told = log.repair(dry_run=not args.yes, progress=bar)
+        repaired = log.repair(dry_run=not args.yes, progress=bar)
     if args.json:
-        say_json({"mended": mended, "repaired": told, "dry_run": not args.yes})
+        say_json({"mended": mended, "repaired": repaired, "dry_run": not args.yes})
     else:
-        say(*mended, *told)
-        if not told:
-            note("nothing to repair")
+        say(*mended, *repaired)
+        if not repaired:
+            note("Nothing to repair")
         elif not args.yes:
-            note("nothing was changed: repeat it with --yes")
-    return FAILED if told and not args.yes else OK
+            note("Dry run, nothing was changed; repeat the command with --yes")
+    return FAILED if repaired and not args.yes else OK

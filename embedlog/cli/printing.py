@@ -1,4 +1,4 @@
-"""What the commands print: lines and JSON."""
+"""The output of the commands: lines and JSON."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ def say(*lines: str) -> None:
 
 
 def note(*lines: str) -> None:
-    """Print lines to stderr: what is not the answer."""
+    """Print lines to stderr, which are not part of the result."""
     sys.stderr.write("".join(f"{line}\n" for line in lines))
 
 
-def say_json(answer: Any) -> None:
+def say_json(result: Any) -> None:
     """Print one JSON document on one line."""
-    import json  # the commands that print none start without it
+    import json  # Imported here: commands without JSON start faster.
 
-    say(json.dumps(answer, ensure_ascii=False))
+    say(json.dumps(result, ensure_ascii=False))
 
 
 def readable(data: bytes | None) -> Any:
-    """Return bytes for JSON: text where they are UTF-8, else ``{"base64": …}``."""
+    """Return bytes for JSON: text if they are UTF-8, else ``{"base64": …}``."""
     if data is None:
         return None
     try:

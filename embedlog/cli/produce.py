@@ -1,4 +1,4 @@
-"""`embedlog produce`: lines of stdin to records."""
+"""`embedlog produce`: appends the lines of stdin as records."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _CHUNK_BYTES = 4 << 20
 _FIELDS = {"value", "key", "headers", "partition", "timestamp"}
-# What `consume --json` adds is no mistake, but says nothing here.
+# Fields of `consume --json` that have no meaning here.
 _IGNORED = {"topic", "offset", "timestamp_type"}
 
 
@@ -39,7 +39,7 @@ class InputRecord(NamedTuple):
 
 
 class InputBatch(NamedTuple):
-    """Records for one partition, or for any, all with a time or none."""
+    """Records for one partition, or for any; either all or none have a timestamp."""
 
     partition: int | None
     values: list[bytes | None]
@@ -49,16 +49,16 @@ class InputBatch(NamedTuple):
 
 
 def produce(args: argparse.Namespace) -> int:
-    """Send the lines, a chunk at a time; of a chunk with a line that is no record, none."""
+    """Send the lines, a chunk at a time; a chunk with an invalid line is not sent at all."""
     durability = "fsync" if args.sync else "os"
-    total, done, lines_before, count = _size_of_input(), 0, 0, 0
+    total, done, lines_before, count = _input_size(), 0, 0, 0
     with to_write(args, create=True, durability=durability) as log, ProgressBar("produce") as bar:
         log.root.ensure_topic(args.topic)
         with log.producer(compression_type=args.compression) as producer:
             for lines in _chunks():
-                # A list, so that the last line is looked at before the first is sent.
-                ready = list(_rows(args, lines, lines_before))
-                count += sum([_send(producer, args.topic, rows) for rows in ready])
+                # A list, so that the last line is parsed before the first is sent.
+                batches = list(_batches(args, lines, lines_before))
+                count += sum([_send(producer, args.topic, batch) for batch in batches])
                 lines_before += len(lines)
                 done += sum(map(len, lines)) + len(lines)
                 bar(done, total)
@@ -69,20 +69,20 @@ def produce(args: argparse.Namespace) -> int:
     return OK
 
 
-def _send(producer: Producer, topic: str, rows: InputBatch) -> int:
+def _send(producer: Producer, topic: str, batch: InputBatch) -> int:
     future = producer.send_batch(
         topic,
-        rows.values,
-        keys=rows.keys,
-        headers=rows.headers,
-        timestamps=rows.timestamps,
-        partition=rows.partition,
+        batch.values,
+        keys=batch.keys,
+        headers=batch.headers,
+        timestamps=batch.timestamps,
+        partition=batch.partition,
     )
     future.result()
-    return len(rows.values)
+    return len(batch.values)
 
 
-def _size_of_input() -> int:
+def _input_size() -> int:
     try:
         status = os.fstat(sys.stdin.fileno())
     except (OSError, ValueError):
@@ -94,7 +94,7 @@ def _chunks() -> Iterator[list[bytes]]:
     """Yield lines without their ends, as many as arrive at once."""
     rest = b""
     source: io.BufferedReader = sys.stdin.buffer  # type: ignore[assignment]
-    # read1 returns what is there: whoever types a line has it sent.
+    # read1 returns what is available, so that a line that is typed is sent at once.
     while data := source.read1(_CHUNK_BYTES):
         *lines, rest = (rest + data).split(b"\n")
         if lines:
@@ -103,9 +103,11 @@ def _chunks() -> Iterator[list[bytes]]:
         yield [rest]
 
 
-def _rows(args: argparse.Namespace, lines: list[bytes], before: int) -> Iterable[InputBatch]:
+def _batches(
+    args: argparse.Namespace, lines: list[bytes], lines_before: int
+) -> Iterable[InputBatch]:
     if args.json:
-        return _of_objects(lines, before, args.partition)
+        return _json_batches(lines, lines_before, args.partition)
     if args.key_separator is None:
         return [InputBatch(args.partition, list(lines))]
     separator = args.key_separator.encode("utf-8", "surrogateescape")
@@ -116,71 +118,72 @@ def _rows(args: argparse.Namespace, lines: list[bytes], before: int) -> Iterable
     return [InputBatch(args.partition, values, keys)]
 
 
-def _of_objects(lines: list[bytes], before: int, partition: int | None) -> Iterable[InputBatch]:
-    """Parse a JSON object a line, and put those that go alike together, in order."""
+def _json_batches(
+    lines: list[bytes], lines_before: int, partition: int | None
+) -> Iterable[InputBatch]:
+    """Parse a JSON object per line, and group records that can be sent together, in order."""
     groups: dict[tuple[int | None, bool], list[InputRecord]] = {}
-    for number, line in enumerate(lines, before + 1):
+    for number, line in enumerate(lines, lines_before + 1):
         if line.strip():
-            row = _parsed(line, number)
-            where = row.partition if row.partition is not None else partition
-            groups.setdefault((where, row.timestamp is None), []).append(row)
-    for (where, now), rows in groups.items():
-        headers = [row.headers for row in rows]
+            record = _parse(line, number)
+            target = record.partition if record.partition is not None else partition
+            groups.setdefault((target, record.timestamp is None), []).append(record)
+    for (target, without_timestamp), records in groups.items():
+        headers = [record.headers for record in records]
         yield InputBatch(
-            where,
-            [row.value for row in rows],
-            [row.key for row in rows],
+            target,
+            [record.value for record in records],
+            [record.key for record in records],
             headers if any(headers) else None,
-            None if now else [row.timestamp or 0 for row in rows],
+            None if without_timestamp else [record.timestamp or 0 for record in records],
         )
 
 
-def _parsed(line: bytes, number: int) -> InputRecord:
+def _parse(line: bytes, number: int) -> InputRecord:
     try:
-        found = json.loads(line)
-        if not isinstance(found, dict):
-            raise ValueError("it is not an object")
-        unknown = found.keys() - _FIELDS - _IGNORED
+        fields = json.loads(line)
+        if not isinstance(fields, dict):
+            raise ValueError("must be a JSON object")
+        unknown = fields.keys() - _FIELDS - _IGNORED
         if unknown:
-            raise ValueError(f"{min(unknown)!r} is none of {', '.join(sorted(_FIELDS))}")
+            raise ValueError(f"unknown field {min(unknown)!r}, not in {', '.join(sorted(_FIELDS))}")
         return InputRecord(
-            _bytes(found.get("value")),
-            _bytes(found.get("key")),
-            _headers(found.get("headers")),
-            _integer(found, "partition"),
-            _integer(found, "timestamp"),
+            _bytes(fields.get("value")),
+            _bytes(fields.get("key")),
+            _headers(fields.get("headers")),
+            _integer(fields, "partition"),
+            _integer(fields, "timestamp"),
         )
     except (ValueError, TypeError) as error:
-        raise InvalidRecordError(f"line {number}: {error}") from None
+        raise InvalidRecordError(f"Line {number}: {error}") from None
 
 
-def _bytes(given: Any) -> bytes | None:
-    """Return text as UTF-8, ``{"base64": …}`` as what it stands for, other JSON as its text."""
-    if given is None:
+def _bytes(value: Any) -> bytes | None:
+    """Return text as UTF-8, ``{"base64": …}`` decoded, and other JSON as its text."""
+    if value is None:
         return None
-    if isinstance(given, str):
-        return given.encode()
-    if isinstance(given, dict) and given.keys() == {"base64"}:
+    if isinstance(value, str):
+        return value.encode()
+    if isinstance(value, dict) and value.keys() == {"base64"}:
         try:
-            return base64.b64decode(given["base64"], validate=True)
+            return base64.b64decode(value["base64"], validate=True)
         except (binascii.Error, TypeError) as error:
             raise ValueError(f"base64: {error}") from None
-    return json.dumps(given, ensure_ascii=False, separators=(",", ":")).encode()
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
 
 
-def _headers(given: Any) -> list[tuple[str, bytes | None]]:
-    pairs = given.items() if isinstance(given, dict) else given or ()
-    found = []
-    for pair in pairs:
-        name, value = pair
+def _headers(value: Any) -> list[tuple[str, bytes | None]]:
+    pairs = value.items() if isinstance(value, dict) else value or ()
+    headers = []
+    for name, content in pairs:
         if not isinstance(name, str):
-            raise ValueError("a header's name is text")
-        found.append((name, _bytes(value)))
-    return found
+            raise ValueError(f"the name of a header must be a string, got {name!r}")
+        headers.append((name, _bytes(content)))
+    return headers
 
 
-def _integer(found: dict[str, Any], name: str) -> int | None:
-    value = found.get(name)
+def _integer(fields: dict[str, Any], name: str) -> int | None:
+    value = fields.get(name)
     if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
-        raise ValueError(f"{name} is a whole number, not {value!r}")
+        raise ValueError(f"{name} must be a whole number, got {value!r}")
     return value

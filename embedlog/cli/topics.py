@@ -1,4 +1,4 @@
-"""`embedlog topics`: what there is, and what it is set to."""
+"""`embedlog topics`: create, list, describe, alter and delete."""
 
 from __future__ import annotations
 
@@ -18,52 +18,56 @@ from embedlog.keyspace import FORMAT_FILE, FORMAT_VERSION
 from embedlog.progress import format_bytes
 
 _INTERNAL = "__"
-"""As in `catalog`, which takes longer to load than everything else that listing needs."""
+"""The prefix of the names of internal topics, as in `catalog`, which takes longer to load than
+everything else that listing needs."""
 
 
 def create(args: argparse.Namespace) -> int:
-    """Add a topic, and the log if need be."""
+    """Create a topic, and the log if there is none."""
     with to_write(args, create=True) as log:
         try:
             log.create_topic(
-                args.topic, args.partitions, _settings(args.config), exist_ok=args.if_not_exists
+                args.topic,
+                args.partitions,
+                _parse_settings(args.config),
+                exist_ok=args.if_not_exists,
             )
         except TopicAlreadyExistsError as error:
             if error.differences:
-                error.todo = _to_apply(args.topic, error.differences)
+                error.todo = _command_to_apply(args.topic, error.differences)
             raise
         if args.json:
             say_json(log.describe_topic(args.topic))
     return OK
 
 
-def _to_apply(topic: str, differences: Mapping[str, tuple[object, object]]) -> str:
-    """Return how to give an existing topic the settings that were asked for."""
+def _command_to_apply(topic: str, differences: Mapping[str, tuple[object, object]]) -> str:
+    """Return the command that gives an existing topic these settings."""
     words, sentences = [], []
-    for name, (before, asked) in differences.items():
+    for name, (before, after) in differences.items():
         if name != "partitions":
-            words += ["-c", shlex.quote(f"{name}={asked}")]
-        elif isinstance(before, int) and isinstance(asked, int) and asked < before:
-            sentences.append("A topic cannot lose partitions.")
+            words += ["-c", shlex.quote(f"{name}={after}")]
+        elif isinstance(before, int) and isinstance(after, int) and after < before:
+            sentences.append("The number of partitions cannot be reduced.")
         else:
-            words += ["-p", str(asked)]
+            words += ["-p", str(after)]
     if words:
         sentences.append(f"To apply: embedlog topics alter {shlex.quote(topic)} {' '.join(words)}")
     return " ".join(sentences)
 
 
-def _settings(given: list[str]) -> dict[str, str]:
-    found = {}
-    for each in given:
-        name, separator, value = each.partition("=")
+def _parse_settings(options: list[str]) -> dict[str, str]:
+    settings = {}
+    for option in options:
+        name, separator, value = option.partition("=")
         if not separator:
-            raise InvalidConfigError(f"{each!r} is not NAME=VALUE")
-        found[name.strip()] = value.strip()
-    return found
+            raise InvalidConfigError(f"--config must be NAME=VALUE, got {option!r}")
+        settings[name.strip()] = value.strip()
+    return settings
 
 
 def show_names(args: argparse.Namespace) -> int:
-    """Print the names of all topics; needs no columns, so it loads no pyarrow."""
+    """Print the names of all topics, without loading pyarrow."""
     names = [name for name in _names(args) if args.internal or not name.startswith(_INTERNAL)]
     if args.json:
         say_json(names)
@@ -75,7 +79,7 @@ def show_names(args: argparse.Namespace) -> int:
 def _names(args: argparse.Namespace) -> list[str]:
     root = root_of(args)
     if not _is_ordinary(root):
-        with to_read(args) as log:  # which says what is wrong with it
+        with to_read(args) as log:  # Raises an error that says what is wrong.
             return log.topics(internal=True)
     files = Files(root, writable=False)
     try:
@@ -89,7 +93,7 @@ def _names(args: argparse.Namespace) -> list[str]:
 
 
 def _is_ordinary(root: str) -> bool:
-    """Whether this is a log in the format that the catalogue's room knows."""
+    """Whether this is a log in the current format."""
     try:
         with open(os.path.join(root, FORMAT_FILE), encoding="utf-8", errors="replace") as file:
             known = f"format = {FORMAT_VERSION}\n" in file
@@ -99,23 +103,23 @@ def _is_ordinary(root: str) -> bool:
 
 
 def describe(args: argparse.Namespace) -> int:
-    """Print settings that are not the defaults, and the partitions."""
+    """Print the settings that differ from the defaults, and the partitions."""
     with to_read(args) as log:
-        found = [log.describe_topic(name) for name in args.topics or log.topics()]
+        topics = [log.describe_topic(name) for name in args.topics or log.topics()]
     if args.json:
-        say_json(found)
+        say_json(topics)
     else:
-        for topic in found:
-            _say_topic(topic)
+        for topic in topics:
+            _print_topic(topic)
     return OK
 
 
-def _say_topic(topic: dict[str, Any]) -> None:
+def _print_topic(topic: dict[str, Any]) -> None:
     parts = topic["partitions"]
     records = sum(part["end_offset"] - part["start_offset"] for part in parts)
     size = format_bytes(sum(part["bytes"] for part in parts))
-    of = "offsets" if "compact" in topic["config"]["cleanup.policy"] else "records"
-    say(f"{topic['name']}  id {topic['id']}, {len(parts)} partitions, {records} {of}, {size}")
+    unit = "offsets" if "compact" in topic["config"]["cleanup.policy"] else "records"
+    say(f"{topic['name']}  id {topic['id']}, {len(parts)} partitions, {records} {unit}, {size}")
     say(*(f"  {name}={value}" for name, value in topic["overrides"].items()))
     for part in parts:
         say(
@@ -126,10 +130,12 @@ def _say_topic(topic: dict[str, Any]) -> None:
 
 
 def alter(args: argparse.Namespace) -> int:
-    """Change settings, then grow."""
-    changes: dict[str, Any] = {**_settings(args.config), **dict.fromkeys(args.reset)}
+    """Change settings, then the number of partitions."""
+    changes: dict[str, Any] = {**_parse_settings(args.config), **dict.fromkeys(args.reset)}
     if not changes and args.partitions is None:
-        raise InvalidConfigError("nothing to alter", todo="Use --config, --reset or --partitions")
+        raise InvalidConfigError(
+            "Nothing to alter was given", todo="Use --config, --reset or --partitions."
+        )
     with to_write(args) as log:
         if changes:
             log.alter_topic(args.topic, changes)
@@ -141,13 +147,13 @@ def alter(args: argparse.Namespace) -> int:
 
 
 def delete(args: argparse.Namespace) -> int:
-    """Remove topics; none of them if one is not there."""
+    """Delete topics; none of them if one does not exist."""
     with to_write(args) as log:
         for name in args.topics:
             log.topic(name)
         for name in args.topics:
             log.delete_topic(name)
-            note(f"deleted {name}")
+            note(f"Deleted {name}")
         if args.json:
             say_json({"deleted": args.topics})
     return OK

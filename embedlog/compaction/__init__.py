@@ -1,19 +1,18 @@
-"""Log compaction: of each key the last record is kept, at its offset (D1-D27).
+"""Log compaction keeps the last record of each key, at its offset (D1-D27).
 
-`selecting` says what can be cleaned and what is due, `cleaning` cleans one
-partition, `offsetmap` knows the last offset of each key, by the hashes of
-`hashing`, and `rewriting` makes few large batches of what is left.  All of it
-works on columns: nothing is done record by record.
+`cleanable` finds what can be cleaned and which partitions are due, and `cleaner` cleans
+one partition with the help of `offset_map` (the last offset of each key), `key_hash`,
+`scanner` (reads segments) and `rewriter` (writes them).  Everything works on columns;
+nothing is done record by record.
 
-Each step is a plain function that takes the time; whoever has threads calls
-`clean_round`, or `choose` and then `attempt`.  `latest` is what readers see of
-a topic as a table, whether or not it was compacted.
+The functions take the time and start no threads: maintenance calls `clean_round`.
+`last_records` reads a topic as a table, whether or not it was compacted.
 """
 
 from __future__ import annotations
 
-from embedlog.compaction.clean_round import attempt, clean_round
-from embedlog.compaction.cleanable import CleanableRange, choose, explain, inspect
+from embedlog.compaction.clean_round import clean_round, try_clean
+from embedlog.compaction.cleanable import CleanableRange, explain, inspect, select_due
 from embedlog.compaction.cleaner import CleanResult, clean
 from embedlog.compaction.throttle import Throttle
 
@@ -21,10 +20,10 @@ __all__ = [
     "CleanResult",
     "CleanableRange",
     "Throttle",
-    "attempt",
-    "choose",
     "clean",
     "clean_round",
     "explain",
     "inspect",
+    "select_due",
+    "try_clean",
 ]

@@ -1,11 +1,11 @@
-"""One look at many partitions: those that are due are cleaned, and what fails holds up nobody."""
+"""One round of compaction: clean all partitions that are due, even if some of them fail."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
 
-from embedlog.compaction.cleanable import choose
+from embedlog.compaction.cleanable import select_due
 from embedlog.compaction.cleaner import CleanResult, Progress, clean
 from embedlog.compaction.throttle import Throttle
 from embedlog.config import MaintenanceConfig
@@ -23,44 +23,45 @@ def clean_round(
     *,
     settings: MaintenanceConfig | None = None,
     fence: Fence = no_fence,
-    pace: Throttle | None = None,
+    throttle: Throttle | None = None,
 ) -> list[CleanResult]:
     """Clean the partitions that are due, the most urgent first (D3, D4).
 
     Args:
-        logs: All there are; those whose topics are not compacted are left out.
+        logs: All partitions; those of topics that are not compacted are skipped.
         now_ms: The time.
-        failed: Partitions that could not be cleaned, and why: left out from then
-            on, until the caller forgets them.  Those that fail now are added.
+        failed: Partitions to skip, with the error of their last compaction.  Those that
+            fail in this round are added; the caller removes them.
         settings: As in `clean`.
-        fence: As in `clean`; where it raises `FencedError` the round goes on with the
-            next partition, which asks it again.
-        pace: As in `clean`.
+        fence: As in `clean`; after a `FencedError` the round goes on with the next
+            partition, which calls the fence again.
+        throttle: As in `clean`.
 
     Raises:
         ClosedError: The log was closed meanwhile.
     """
-    done = []
+    results = []
     logs = [log for log in logs if log not in failed]
     for log in logs:
         _roll_idle(log, now_ms, failed)
-    for section in choose(logs, now_ms, failed):
-        one = attempt(section.log, now_ms, settings=settings, fence=fence, pace=pace)
-        if one.error is not None and not isinstance(one.error, FencedError):
-            failed[section.log] = one.error
-        done.append(one)
-    return done
+    for cleanable in select_due(logs, now_ms, failed):
+        log = cleanable.log
+        result = try_clean(log, now_ms, settings=settings, fence=fence, throttle=throttle)
+        if result.error is not None and not isinstance(result.error, FencedError):
+            failed[log] = result.error
+        results.append(result)
+    return results
 
 
 def _roll_idle(log: PartitionLog, now_ms: int, failed: dict[PartitionLog, EmbedlogError]) -> None:
-    """Roll what no append will roll: an active segment is never compacted (D6)."""
+    """Roll an expired active segment that gets no appends, so that it can be compacted (D6)."""
     try:
         log.refresh()
-        now = log.tail()
+        tail = log.tail()
         if (
             log.config.compacts
-            and not now.empty
-            and now_ms - now.created_ms > log.rules.max_segment_ms
+            and not tail.empty
+            and now_ms - tail.created_ms > log.rules.max_segment_ms
         ):
             log.roll()
     except ClosedError:
@@ -69,31 +70,36 @@ def _roll_idle(log: PartitionLog, now_ms: int, failed: dict[PartitionLog, Embedl
         failed[log] = error
 
 
-def attempt(
+def try_clean(
     log: PartitionLog,
     now_ms: int,
     *,
     settings: MaintenanceConfig | None = None,
     fence: Fence = no_fence,
     progress: Progress | None = None,
-    pace: Throttle | None = None,
+    throttle: Throttle | None = None,
     roll: bool = False,
 ) -> CleanResult:
-    """Clean one partition as `clean` does, but return what went wrong instead of raising it.
+    """Clean one partition as `clean` does, but return errors in the result.
 
-    With ``roll`` the active segment is rolled first, so that what it holds can be cleaned.
+    With ``roll``, roll the active segment first, so that its records are cleaned too.
+
+    Raises:
+        ClosedError: The log was closed meanwhile.
     """
     try:
         if roll:
             log.context.reserve.used_by(log.roll)
         return log.context.reserve.used_by(
-            lambda: clean(log, now_ms, settings=settings, fence=fence, progress=progress, pace=pace)
+            lambda: clean(
+                log, now_ms, settings=settings, fence=fence, progress=progress, throttle=throttle
+            )
         )
     except ClosedError:
         raise
     except EmbedlogError as error:
         if not isinstance(error, FencedError):
-            _logger.warning("%s-%d is not compacted: %s", log.topic, log.partition, error)
+            _logger.warning("Cannot compact %s-%d: %s", log.topic, log.partition, error)
         return CleanResult(
             log.topic, log.partition, why=f"not compacted: {error.what}", error=error
         )

@@ -1,4 +1,4 @@
-"""Which part of a partition can be compacted, and which partition is next (D1-D6, D14)."""
+"""Which part of a partition can be compacted, and which partitions are due (D1-D6, D14)."""
 
 from __future__ import annotations
 
@@ -14,194 +14,196 @@ from embedlog.partition.leases import LeaseHold
 
 
 class CleanableRange(NamedTuple):
-    """What compaction sees of a partition: ``[start, first_dirty)`` clean, then the dirty part.
+    """A partition as compaction sees it.
 
-    Of that ``[first_dirty, first_uncleanable)`` can be cleaned now; the active
-    segment never is, nor what a lease holds.
+    Offsets ``[start, first_dirty)`` are clean, the rest is dirty.  Of the dirty part,
+    ``[first_dirty, first_uncleanable)`` can be cleaned now: never the active segment,
+    nor what a lease holds.
     """
 
     log: PartitionLog
     segments: list[SegmentInfo]
-    """Those that can be rewritten: clean ones, then those that can be cleaned."""
+    """The segments that can be rewritten: clean ones, then cleanable ones."""
     start: int
     first_dirty: int
     first_uncleanable: int
     clean_bytes: int
     cleanable_bytes: int
-    lagging: int
-    """Dirty bytes that are younger than ``min.compaction.lag.ms``."""
+    too_young_bytes: int
+    """Bytes of dirty segments held back by ``min.compaction.lag.ms``."""
     overdue: bool
-    """A dirty record is older than ``max.compaction.lag.ms``."""
+    """Whether a dirty record is older than ``max.compaction.lag.ms``."""
     lease: LeaseHold | None
-    """Whose segments are left alone, from its offset on."""
+    """The lease with the lowest offset; segments from its offset on are not rewritten."""
     leader_epoch: int
-    """A cut raises it: what was found of the log before is not to be believed then."""
+    """A truncation raises it and invalidates this object."""
 
     @property
-    def ratio(self) -> float:
-        """Cleanable bytes, as a share of them and the clean ones (D3)."""
+    def cleanable_ratio(self) -> float:
+        """The cleanable bytes as a fraction of the clean and cleanable ones (D3)."""
         total = self.clean_bytes + self.cleanable_bytes
         return self.cleanable_bytes / total if total else 0.0
 
     @property
     def due(self) -> bool:
-        """Whether the partition wants to be cleaned (D3, D5)."""
+        """Whether the partition should be cleaned (D3, D5)."""
         if not self.log.config.compacts or not self.cleanable_bytes:
             return False
-        return self.overdue or self.ratio > self.log.config.min_cleanable_dirty_ratio
+        return self.overdue or self.cleanable_ratio > self.log.config.min_cleanable_dirty_ratio
 
 
 def inspect(log: PartitionLog, now_ms: int) -> CleanableRange:
-    """Return what could be compacted of a partition at a time; reads no records.
+    """Return what can be compacted of a partition at a time; reads no records.
 
     Raises:
         CorruptionError: The manifest, or the beginning of a dirty segment, is damaged.
     """
-    start, now = log.start_offset(), log.tail()
+    start, tail = log.start_offset(), log.tail()
     sealed = [
-        info
-        for info in log.segments.values()
-        if info.next_offset is not None and start < info.next_offset <= now.high_watermark
+        segment
+        for segment in log.segments.values()
+        if segment.next_offset is not None and start < segment.next_offset <= tail.high_watermark
     ]
-    stop = max((info.next_offset or 0 for info in sealed), default=start)
-    first_dirty = _first_dirty(log, start, stop, now.log_end_offset)
-    dirty = [info for info in sealed if (info.next_offset or 0) > first_dirty]
+    sealed_end = max((segment.next_offset or 0 for segment in sealed), default=start)
+    first_dirty = _first_dirty(log, start, sealed_end, tail.log_end_offset)
+    dirty = [segment for segment in sealed if (segment.next_offset or 0) > first_dirty]
     lease = leases.held_from(log)
-    most = LONG_MAX if lease is None else lease.offset
-    ripe = _ripe(dirty, now_ms - log.config.min_compaction_lag_ms, log)
-    cleanable = [info for info in ripe if (info.next_offset or 0) <= most]
+    held_from = LONG_MAX if lease is None else lease.offset
+    old_enough = _before_young(dirty, now_ms - log.config.min_compaction_lag_ms, log)
+    cleanable = [segment for segment in old_enough if (segment.next_offset or 0) <= held_from]
     end = (cleanable[-1].next_offset if cleanable else None) or first_dirty
     return CleanableRange(
         log,
-        [info for info in sealed if (info.next_offset or 0) <= min(end, most)],
+        [segment for segment in sealed if (segment.next_offset or 0) <= min(end, held_from)],
         start,
         first_dirty,
         end,
-        sum(info.size for info in sealed[: len(sealed) - len(dirty)]),
-        sum(info.size for info in cleanable),
-        sum(info.size for info in dirty[len(ripe) :]),
-        _overdue(log, dirty, now_ms),
+        sum(segment.size for segment in sealed[: len(sealed) - len(dirty)]),
+        sum(segment.size for segment in cleanable),
+        sum(segment.size for segment in dirty[len(old_enough) :]),
+        _is_overdue(log, dirty, now_ms),
         lease,
-        now.leader_epoch,
+        tail.leader_epoch,
     )
 
 
-def _first_dirty(log: PartitionLog, start: int, stop: int, end: int) -> int:
-    """Return the checkpoint, or the start of the log where it cannot be right (D1)."""
-    found = log.context.state.read(lambda txn: keyspace.CLEANED_OFFSETS.get(txn, log.key))
-    if found is None or not start <= found <= end:
+def _first_dirty(log: PartitionLog, start: int, sealed_end: int, log_end: int) -> int:
+    """Return the cleaner's checkpoint, or the log start offset if that is invalid (D1)."""
+    checkpoint = log.context.state.read(lambda txn: keyspace.CLEANED_OFFSETS.get(txn, log.key))
+    if checkpoint is None or not start <= checkpoint <= log_end:
         return start
-    return min(found, stop)
+    return min(checkpoint, sealed_end)
 
 
-def _ripe(dirty: list[SegmentInfo], latest: int, log: PartitionLog) -> list[SegmentInfo]:
-    """Return the dirty segments before the first one with a record that is too young (D2)."""
+def _before_young(
+    dirty: list[SegmentInfo], max_timestamp: int, log: PartitionLog
+) -> list[SegmentInfo]:
+    """Return the dirty segments before the first one with a younger record (D2)."""
     if not log.config.min_compaction_lag_ms:
         return dirty
     young = (
-        place
-        for place, info in enumerate(dirty)
-        if info.max_timestamp is not None and info.max_timestamp > latest
+        index
+        for index, segment in enumerate(dirty)
+        if segment.max_timestamp is not None and segment.max_timestamp > max_timestamp
     )
     return dirty[: next(young, len(dirty))]
 
 
-def _overdue(log: PartitionLog, dirty: list[SegmentInfo], now_ms: int) -> bool:
-    """Whether the oldest dirty record, by the first batch of each segment, waited too long."""
-    most = log.config.max_compaction_lag_ms
-    if most == LONG_MAX:
+def _is_overdue(log: PartitionLog, dirty: list[SegmentInfo], now_ms: int) -> bool:
+    """Whether the first batch of a dirty segment is older than ``max.compaction.lag.ms``."""
+    max_lag_ms = log.config.max_compaction_lag_ms
+    if max_lag_ms == LONG_MAX:
         return False
-    return any(_first_time(log, info) < now_ms - most for info in dirty)
+    return any(_first_timestamp(log, segment) < now_ms - max_lag_ms for segment in dirty)
 
 
-def _first_time(log: PartitionLog, info: SegmentInfo) -> int:
+def _first_timestamp(log: PartitionLog, segment: SegmentInfo) -> int:
     try:
-        file = log.open_segment(info)
+        file = log.open_segment(segment)
     except StorageError as error:
         if not error.missing:
             raise
-        return LONG_MAX  # replaced since the look
-    for one in file.scan(file.start, info.end_position):
-        if one.count:
-            return one.min_timestamp
+        return LONG_MAX  # The segment was replaced meanwhile.
+    for batch in file.scan(file.start, segment.end_position):
+        if batch.count:
+            return batch.min_timestamp
     return LONG_MAX
 
 
-def choose(
+def select_due(
     logs: Iterable[PartitionLog], now_ms: int, failed: dict[PartitionLog, EmbedlogError]
 ) -> list[CleanableRange]:
-    """Return the partitions that are to be cleaned, in the order in which to do it (D3, D4).
+    """Return the partitions to clean, in the order to clean them (D3, D4).
 
-    Overdue ones first, for a busy partition must not keep them waiting for ever;
-    then the dirtiest.
+    Overdue ones come first, so that a busy partition cannot starve them; then those with
+    the highest cleanable ratio.
 
     Args:
-        logs: Of topics that are compacted, and others, which are left out.
+        logs: The partitions; those of topics that are not compacted are skipped.
         now_ms: The time.
-        failed: Partitions to leave out; those that cannot be looked at are added.
+        failed: Partitions to skip; those that cannot be inspected are added.
     """
-    found = []
+    due = []
     for log in logs:
         if log in failed:
             continue
         try:
             log.refresh()
-            if log.config.compacts and (section := inspect(log, now_ms)).due:
-                found.append(section)
+            if log.config.compacts and (cleanable := inspect(log, now_ms)).due:
+                due.append(cleanable)
         except EmbedlogError as error:
             failed[log] = error
-    return sorted(found, key=lambda one: (not one.overdue, -one.ratio))
+    return sorted(due, key=lambda cleanable: (not cleanable.overdue, -cleanable.cleanable_ratio))
 
 
 def explain(log: PartitionLog, now_ms: int) -> str:
-    """Say in words what compaction will do with a partition, or why it does nothing."""
+    """Say in words whether compaction will clean a partition, and why or why not."""
     log.refresh()
     name, config = f"{log.topic}-{log.partition}", log.config
     if not config.compacts:
         return f"{name}: not compacted: cleanup.policy is {config.cleanup_policy!r}."
-    section = inspect(log, now_ms)
-    return f"{name}: {_verdict(section)} {_state(section)}"
+    cleanable = inspect(log, now_ms)
+    return f"{name}: {_verdict(cleanable)} {_offset_ranges(cleanable)}"
 
 
-def _verdict(section: CleanableRange) -> str:
-    config = section.log.config
-    if section.overdue and section.due:
+def _verdict(cleanable: CleanableRange) -> str:
+    config = cleanable.log.config
+    ratio = (
+        f"{cleanable.cleanable_ratio:.0%} of its bytes are dirty, {{}} than "
+        f"min.cleanable.dirty.ratio {config.min_cleanable_dirty_ratio:.0%}."
+    )
+    if cleanable.overdue and cleanable.due:
         return "will be compacted: a record is older than max.compaction.lag.ms."
-    if section.due:
+    if cleanable.due:
+        return f"will be compacted: {ratio.format('more')}"
+    if cleanable.cleanable_bytes:
+        return f"waits: {ratio.format('not more')}"
+    lease = cleanable.lease
+    if lease is not None and lease.offset < cleanable.log.segments.keys()[-1]:
         return (
-            f"will be compacted: {section.ratio:.0%} of its bytes are dirty, "
-            f"more than min.cleanable.dirty.ratio {config.min_cleanable_dirty_ratio:.0%}."
-        )
-    if section.cleanable_bytes:
-        return (
-            f"waits: {section.ratio:.0%} of its bytes are dirty, not more than "
-            f"min.cleanable.dirty.ratio {config.min_cleanable_dirty_ratio:.0%}."
-        )
-    lease = section.lease
-    if lease is not None and lease.offset < section.log.segments.keys()[-1]:
-        return (
-            f"waits: lease {lease.name!r} holds offset {lease.offset} and all after it "
+            f"waits: lease {lease.name!r} holds the records from offset {lease.offset} on "
             f"for another {lease.ms_left // 1000} s."
         )
-    if section.lagging:
+    if cleanable.too_young_bytes:
         return (
             f"waits: its dirty segments have records that are younger than "
             f"min.compaction.lag.ms {config.min_compaction_lag_ms}."
         )
-    if section.log.end_offset() > section.first_dirty:
+    if cleanable.log.end_offset() > cleanable.first_dirty:
         return (
-            "waits: what is dirty is in the active segment, which is never compacted; "
+            "waits: all dirty records are in the active segment, which is never compacted; "
             f"it is rolled at segment.bytes {config.segment_bytes} or "
             f"segment.ms {config.segment_ms}, or by compact(force=True)."
         )
-    return "nothing to do: all of it is compacted."
+    return "nothing to do: everything is compacted."
 
 
-def _state(section: CleanableRange) -> str:
-    active = max(section.log.size_bytes() - section.clean_bytes - section.cleanable_bytes, 0)
+def _offset_ranges(cleanable: CleanableRange) -> str:
+    known_bytes = cleanable.clean_bytes + cleanable.cleanable_bytes
+    rest = max(cleanable.log.size_bytes() - known_bytes, 0)
     return (
-        f"Offsets {section.start} to {section.first_dirty} are clean "
-        f"({section.clean_bytes:,} bytes), up to {section.first_uncleanable} can be cleaned "
-        f"({section.cleanable_bytes:,} bytes), up to {section.log.end_offset()} cannot yet "
-        f"({max(active, section.lagging):,} bytes)."
+        f"Offsets {cleanable.start} to {cleanable.first_dirty} are clean "
+        f"({cleanable.clean_bytes:,} bytes), up to {cleanable.first_uncleanable} can be cleaned "
+        f"({cleanable.cleanable_bytes:,} bytes), up to {cleanable.log.end_offset()} cannot yet "
+        f"({max(rest, cleanable.too_young_bytes):,} bytes)."
     )

@@ -1,11 +1,10 @@
-"""Keeping the last record of each key: one partition, pass by pass (D7-D21).
+"""The log cleaner: keeps the last record of each key of one partition, in passes (D7-D21).
 
-A pass reads the keys of the dirty part into the map of last offsets, until that
-is full or the part is over.  Then it goes through the log from its start to
-where the map ends, segment by segment, and leaves out what a later record of
-the same key replaces.  In this order, from low offsets to high ones, and each
-run of segments swapped in before the next is begun: a tombstone is only ever
-removed once all that it deletes is gone from the log.
+A pass reads the keys of the dirty part into the offset map, until the map is full or the
+part ends.  Then it goes from the log start offset to the end of the map, segment by
+segment, and drops every record that a later one of the same key replaces.  It goes from
+low offsets to high ones, and swaps each group of segments in before it begins the next:
+so a tombstone is only removed once everything that it deletes is gone from the log.
 """
 
 from __future__ import annotations
@@ -20,6 +19,7 @@ import numpy as np
 from embedlog.batch import CONTROL, Batch
 from embedlog.catalog import SegmentInfo
 from embedlog.compaction.cleanable import CleanableRange, inspect
+from embedlog.compaction.key_hash import BoolArray, Int64Array
 from embedlog.compaction.offset_map import OffsetMap
 from embedlog.compaction.rewriter import UNSTAMPED, ProducerBatchRange, Rewriter, kind_of
 from embedlog.compaction.scanner import ScannedBatches, SegmentScanner, data_rows, nulls, where_last
@@ -30,12 +30,11 @@ from embedlog.partition import PartitionLog, flush, pending_deletes, replace
 from embedlog.partition.remembered_producers import remembered_producers
 from embedlog.partition.replace import Fence, Replacement, no_fence
 
-Words = Any
 Progress = Callable[[int, int], None]
 
-_INPUT_SEGMENTS = 8
-"""Swap in what there is once so many segments' bytes were read: each swap frees disk space."""
-_MUCH = 0.9
+_MAX_INPUT_SEGMENTS = 8
+"""Swap a group in once this many times ``segment.bytes`` were read: each swap frees disk space."""
+_MOSTLY_KEPT = 0.9
 _COUNTS = ("records_read", "records_kept", "keyless", "tombstones")
 
 
@@ -46,85 +45,86 @@ class CleanResult:
     topic: str
     partition: int
     first_dirty: int = 0
-    """Where the dirty part begins now."""
+    """The first dirty offset after the compaction."""
     passes: int = 0
     bytes_before: int = 0
     bytes_after: int = 0
     records_read: int = 0
-    """In the segments that were rewritten."""
+    """Records in the segments that were rewritten."""
     records_kept: int = 0
     keyless: int = 0
-    """Removed because they had no key (D9)."""
+    """Records removed because they had no key (D9)."""
     tombstones: int = 0
-    """Removed because their time was over (D17)."""
+    """Tombstones removed because their delete horizon had passed (D17)."""
     segments_before: int = 0
     segments_after: int = 0
     why: str = ""
-    """In words: what was done, or why nothing was."""
+    """In words: what was done, or why nothing was done."""
     error: EmbedlogError | None = field(default=None, repr=False)
-    """What went wrong; other partitions were cleaned nevertheless (D4)."""
+    """The error that ended it; other partitions were cleaned nevertheless (D4)."""
 
 
 class CleanPass:
-    """One pass over a partition."""
+    """One pass over a partition: `read_keys`, then `rewrite`."""
 
     def __init__(
         self,
-        section: CleanableRange,
+        cleanable: CleanableRange,
         now_ms: int,
         settings: MaintenanceConfig,
         scanner: SegmentScanner,
         fence: Fence,
-        pace: Throttle,
-        done: CleanResult,
-        trusting: bool,
+        throttle: Throttle,
+        result: CleanResult,
+        trust_free_space: bool,
     ) -> None:
-        self._section, self._log, self._now_ms = section, section.log, now_ms
-        self._epoch = section.leader_epoch
-        self._pace = pace
-        self._settings, self._scanner, self._fence, self._done = settings, scanner, fence, done
+        self._cleanable, self._log, self._now_ms = cleanable, cleanable.log, now_ms
+        self._scanner, self._fence, self._throttle = scanner, fence, throttle
+        self._result = result
         self._map = OffsetMap(
             settings.log_cleaner_dedupe_buffer_size,
             settings.log_cleaner_io_buffer_load_factor,
-            section.first_dirty,
-            section.first_uncleanable,
+            cleanable.first_dirty,
+            cleanable.first_uncleanable,
         )
-        self.end = section.first_uncleanable
-        """The pass looks at the records below; what comes after is kept as it is."""
+        self.end = cleanable.first_uncleanable
+        """The pass cleans the records below this offset and keeps all others."""
         self.left_out: list[SegmentInfo] = []
-        """Segments that the disk had no room to rewrite.  From then on no tombstone goes, for
-        what it deletes may be in them; and the checkpoint stays, so they are tried again."""
-        self.trusting = trusting
-        """Whether to believe the free space that the file system reports: not once a run was
-        planned by it, and the disk got full all the same."""
-        self._run: SegmentGroup | None = None
+        """Segments that the disk had no room to rewrite.  From the first one on, no tombstone
+        is removed, since these may hold what it deletes; and the checkpoint does not move, so
+        that they are tried again."""
+        self.trust_free_space = trust_free_space
+        """Whether to plan by the free space that the file system reports: False once the disk
+        was full although it should not have been."""
+        self._group: SegmentGroup | None = None
         self._room = 0
-        self._noted = False
-        self._last_sent = {
-            number: known.batches[-1].base_offset
-            for number, known in remembered_producers(self._log).items()
-            if known.batches
+        """The largest segment that the current group may become."""
+        self._checkpointed = False
+        self._last_batch_of_producer = {
+            producer_id: state.batches[-1].base_offset
+            for producer_id, state in remembered_producers(self._log).items()
+            if state.batches
         }
 
     # First: the last offset of each key
 
     def read_keys(self) -> None:
-        """Fill the map; it ends at the first key that does not fit."""
-        first = self._section.first_dirty
-        for info in self._section.segments:
-            if info.next_offset is None or info.next_offset <= first:
+        """Fill the map; the pass ends at the first key that does not fit."""
+        first_dirty = self._cleanable.first_dirty
+        for segment in self._cleanable.segments:
+            if segment.next_offset is None or segment.next_offset <= first_dirty:
                 continue
-            for chunk in self._scanner.chunks(info, first):
-                if not self._take(chunk, first):
+            for chunk in self._scanner.chunks(segment, first_dirty):
+                if not self._add_keys(chunk, first_dirty):
                     return
 
-    def _take(self, chunk: ScannedBatches, first: int) -> bool:
+    def _add_keys(self, chunk: ScannedBatches, first_dirty: int) -> bool:
         rows = chunk.valid
         records = data_rows(chunk)
         if records is not None:
             rows = records if rows is None else rows & records
-        if len(chunk.offsets) and chunk.offsets[0] < first:
-            dirty = chunk.offsets >= first
+        if len(chunk.offsets) and chunk.offsets[0] < first_dirty:
+            dirty = chunk.offsets >= first_dirty
             rows = dirty if rows is None else rows & dirty
         (high, low), offsets = chunk.hashes, chunk.offsets
         if rows is not None:
@@ -135,117 +135,129 @@ class CleanPass:
             return False
         return True
 
-    # Then: leave out what was replaced
+    # Then: drop what was replaced
 
     def rewrite(self) -> None:
-        """Go through the log up to the end of the map, run by run."""
-        sources = [info for info in self._section.segments if info.base_offset < self.end]
+        """Rewrite the log up to the end of the pass, group by group."""
+        sources = [
+            segment for segment in self._cleanable.segments if segment.base_offset < self.end
+        ]
         limit = self._log.config.segment_bytes
         try:
-            for place, info in enumerate(sources):
-                left = self._bytes_left(info)
-                if self._run is not None and not self._run.takes(info, left, self._room):
-                    self._close()
-                if self._run is None:
-                    reserve = self._log.context.reserve
-                    room = reserve.room(_with_more(left), trusting=self.trusting)
+            for index, segment in enumerate(sources):
+                kept_bytes = self._estimate_kept_bytes(segment)
+                if self._group is not None and not self._group.fits(
+                    segment, kept_bytes, self._room
+                ):
+                    self._close_group()
+                if self._group is None:
+                    room = self._log.context.reserve.room(
+                        _max_rewritten_size(kept_bytes), trusting=self.trust_free_space
+                    )
                     self._room = min(limit, room)
-                following = sources[place + 1] if place + 1 < len(sources) else None
-                alone = following is None or info.size + following.size > limit
-                alone = alone and self._run is None
-                if self._has_no_room(info, left) or self._is_clean(info, alone, limit):
-                    self._close()
+                following = sources[index + 1] if index + 1 < len(sources) else None
+                alone = following is None or segment.size + following.size > limit
+                alone = alone and self._group is None
+                if self._has_no_room(segment, kept_bytes) or self._is_clean(segment, alone, limit):
+                    self._close_group()
                 else:
-                    self._try(partial(self._add, info))
+                    self._try(partial(self._add_to_group, segment))
             self._finish(sources)
         finally:
-            if self._run is not None:
-                self._run.new.abandon()
+            if self._group is not None:
+                self._group.new.abandon()
 
-    def _add(self, info: SegmentInfo) -> None:
-        if self._run is None:
-            self._run = SegmentGroup(self._log, info, self._done)
-        self._rewrite_segment(self._run, info)
+    def _add_to_group(self, segment: SegmentInfo) -> None:
+        if self._group is None:
+            self._group = SegmentGroup(self._log, segment, self._result)
+        self._rewrite_segment(self._group, segment)
 
     def _finish(self, sources: list[SegmentInfo]) -> None:
-        if self._run is not None and not self.left_out:
-            self._close(self.end)
-        self._close()
-        if not self.left_out and not self._noted:
-            last, epoch = sources[-1:], self._epoch
+        if self._group is not None and not self.left_out:
+            self._close_group(self.end)
+        self._close_group()
+        if not self.left_out and not self._checkpointed:
+            last, epoch = sources[-1:], self._cleanable.leader_epoch
             replace.note_cleaned(self._log, self.end, last, fence=self._fence, epoch=epoch)
 
-    def _has_no_room(self, info: SegmentInfo, left: int) -> bool:
-        """Whether the disk is too full to rewrite a segment, or to do so for little."""
-        if self._run is None and _with_more(left) > self._room < self._log.config.segment_bytes:
-            self.left_out.append(info)
+    def _has_no_room(self, segment: SegmentInfo, kept_bytes: int) -> bool:
+        """Whether the disk is too full to rewrite a segment, or to do so for a small gain."""
+        max_size = _max_rewritten_size(kept_bytes)
+        if self._group is None and max_size > self._room < self._log.config.segment_bytes:
+            self.left_out.append(segment)
             return True
-        # Where some were left out all this is done again: not where nothing is to be gained.
-        return bool(self.left_out) and left > _MUCH * info.size
+        # After a segment was left out, all this is done again: not worth it for a small gain.
+        return bool(self.left_out) and kept_bytes > _MOSTLY_KEPT * segment.size
 
     def _try(self, step: Callable[[], object]) -> bool:
-        """Go on with a run; if the disk gets full, its segments stay as they are."""
+        """Run a step of a group; if the disk is full, leave the segments of the group out."""
         try:
             step()
             return True
         except DiskFullError:
-            run, self._run = self._run, None
-            if run is None:
+            group, self._group = self._group, None
+            if group is None:
                 raise
-            run.new.abandon()
-            run.take_back(self._done)
-            self.left_out += run.sources
-            self.trusting = False
+            group.new.abandon()
+            group.restore_counts(self._result)
+            self.left_out += group.sources
+            self.trust_free_space = False
             self._log.context.reserve.mark_full()
             return False
 
-    def _bytes_left(self, info: SegmentInfo) -> int:
-        """About how much of a segment is left: known where the notes cover it, else all of it."""
-        assert info.next_offset is not None
-        replaced = self._map.replaced(info.base_offset, info.next_offset)
-        return info.size if replaced is None else int(info.size * (1 - replaced.mean()))
+    def _estimate_kept_bytes(self, segment: SegmentInfo) -> int:
+        """About how much of a segment is kept: its size, unless the map has notes on it."""
+        assert segment.next_offset is not None
+        replaced = self._map.replaced(segment.base_offset, segment.next_offset)
+        return segment.size if replaced is None else int(segment.size * (1 - replaced.mean()))
 
-    def _close(self, cleaned: int | None = None) -> None:
-        """Swap in what was gathered, if there is something."""
-        if self._run is not None and self._try(lambda: self._swap(cleaned)):
-            self._run, self._noted = None, cleaned is not None
+    def _close_group(self, cleaned: int | None = None) -> None:
+        """Swap the group in, if there is one."""
+        if self._group is not None and self._try(lambda: self._swap(cleaned)):
+            self._group, self._checkpointed = None, cleaned is not None
 
     def _swap(self, cleaned: int | None) -> None:
-        run, done = self._run, self._done
-        assert run is not None
-        end = run.sources[-1].next_offset
+        group, result = self._group, self._result
+        assert group is not None
+        end = group.sources[-1].next_offset
         assert end is not None
-        run.rewriter.finish(end)
-        self._pace.spend(run.new.size, self._fence)
-        run.new.swap(run.sources, fence=self._fence, cleaned=cleaned, epoch=self._epoch)
-        done.segments_before += len(run.sources)
-        done.segments_after += 1
-        done.bytes_before += sum(info.size for info in run.sources)
-        done.bytes_after += run.new.info.size
+        group.rewriter.finish(end)
+        self._throttle.spend(group.new.size, self._fence)
+        group.new.swap(
+            group.sources,
+            fence=self._fence,
+            cleaned=cleaned,
+            epoch=self._cleanable.leader_epoch,
+        )
+        result.segments_before += len(group.sources)
+        result.segments_after += 1
+        result.bytes_before += sum(segment.size for segment in group.sources)
+        result.bytes_after += group.new.info.size
 
-    def _is_clean(self, info: SegmentInfo, alone: bool, limit: int) -> bool:
-        """Whether a segment may stay as it is: nothing to leave out, and too large to merge."""
-        clean = (info.next_offset or 0) <= min(self._section.first_dirty, self.end)
-        if not clean or not (alone or info.size > limit // 2):
+    def _is_clean(self, segment: SegmentInfo, alone: bool, limit: int) -> bool:
+        """Whether a segment stays as it is: nothing to drop, and too large to merge."""
+        clean = (segment.next_offset or 0) <= min(self._cleanable.first_dirty, self.end)
+        if not clean or not (alone or segment.size > limit // 2):
             return False
-        if not self._log.open_segment(info).has_offsets:
+        if not self._log.open_segment(segment).has_offsets:
             return False
-        for chunk in self._scanner.chunks(info):
-            kept = self._kept(chunk)
-            if not kept.all() or any(self._tombstone_is_due(one) for one in chunk.batches):
+        for chunk in self._scanner.chunks(segment):
+            kept = self._kept_rows(chunk)
+            if not kept.all() or any(self._needs_tombstone_work(batch) for batch in chunk.batches):
                 return False
         return True
 
-    def _tombstone_is_due(self, one: Batch) -> bool:
-        if not one.null_count("value") or one.flags & CONTROL:
+    def _needs_tombstone_work(self, batch: Batch) -> bool:
+        """Whether a batch has tombstones to remove, or without a delete horizon."""
+        if not batch.null_count("value") or batch.flags & CONTROL:
             return False
-        return one.delete_horizon is None or self._is_over(one.delete_horizon)
+        return batch.delete_horizon is None or self._has_passed(batch.delete_horizon)
 
-    def _is_over(self, horizon: int) -> bool:
-        return horizon <= self._now_ms and not self.left_out
+    def _has_passed(self, delete_horizon: int) -> bool:
+        return delete_horizon <= self._now_ms and not self.left_out
 
-    def _kept(self, chunk: ScannedBatches) -> Words:
-        """Return which rows stay, but for tombstones: no later one has their key (D8, D9)."""
+    def _kept_rows(self, chunk: ScannedBatches) -> BoolArray:
+        """Return which rows have no later one of their key, tombstones included (D8, D9)."""
         kept = where_last(chunk, self._map)
         if chunk.valid is not None:
             kept &= chunk.valid
@@ -254,130 +266,133 @@ class CleanPass:
         records = data_rows(chunk)
         return kept if records is None else kept | ~records
 
-    def _rewrite_segment(self, run: SegmentGroup, info: SegmentInfo) -> None:
-        run.sources.append(info)
-        for chunk in self._scanner.chunks(info, whole=True):
-            kept = self._kept(chunk)
-            run.rewriter.come_to(chunk.batches[0].leader_epoch)
-            self._done.records_read += len(kept)
+    def _rewrite_segment(self, group: SegmentGroup, segment: SegmentInfo) -> None:
+        group.sources.append(segment)
+        for chunk in self._scanner.chunks(segment, whole=True):
+            kept = self._kept_rows(chunk)
+            group.rewriter.note_epoch(chunk.batches[0].leader_epoch)
+            self._result.records_read += len(kept)
             if chunk.valid is not None:
-                self._done.keyless += int(np.count_nonzero(~chunk.valid & ~kept))
-            self._rewrite_chunk(run, chunk, kept)
+                self._result.keyless += int(np.count_nonzero(~chunk.valid & ~kept))
+            self._rewrite_chunk(group, chunk, kept)
 
-    def _rewrite_chunk(self, run: SegmentGroup, chunk: ScannedBatches, kept: Words) -> None:
-        """Hand on what is left, batches of one kind and with one horizon together."""
+    def _rewrite_chunk(self, group: SegmentGroup, chunk: ScannedBatches, kept: BoolArray) -> None:
+        """Write the rows that are kept; batches of one kind and one horizon together."""
         ends = chunk.ends
-        left = np.diff(np.append(0, np.cumsum(kept))[ends], prepend=0)
-        together: list[tuple[int, Words]] = []
+        counts = np.diff(np.append(0, np.cumsum(kept))[ends], prepend=0)
+        together: list[tuple[int, BoolArray]] = []
         state: tuple[Any, ...] | None = None
-        for place in self._interesting(chunk, left):
-            one = chunk.batches[place]
-            rows = kept[chunk.start(place) : ends[place]]
-            for part, horizon in self._parts(chunk, place, rows):
-                exact = self._exact(one)
-                now = kind_of(one), horizon, one.has_headers
-                if exact is not None or now != state:
-                    self._hand_on(run, chunk, together, state)
-                    together, state = [], now
+        for index in self._batches_to_write(chunk, counts):
+            batch = chunk.batches[index]
+            rows = kept[chunk.start(index) : ends[index]]
+            for part, horizon in self._split_by_horizon(chunk, index, rows):
+                exact = self._exact_range(batch)
+                batch_state = kind_of(batch), horizon, batch.has_headers
+                if exact is not None or batch_state != state:
+                    self._write(group, chunk, together, state)
+                    together, state = [], batch_state
                 if exact is None:
-                    together.append((place, part))
+                    together.append((index, part))
                 else:
-                    table = chunk.table([(place, part)])
-                    run.rewriter.add_exact(table, now[0], horizon, exact)
-                    self._done.records_kept += table.num_rows
+                    table = chunk.table([(index, part)])
+                    group.rewriter.add_exact(table, batch_state[0], horizon, exact)
+                    self._result.records_kept += table.num_rows
                     state = None
-        self._hand_on(run, chunk, together, state)
+        self._write(group, chunk, together, state)
 
-    def _interesting(self, chunk: ScannedBatches, left: Words) -> Any:
-        """Return the batches that have rows left, or that a producer is known by."""
-        found = set(np.flatnonzero(left).tolist())
-        if self._last_sent:
+    def _batches_to_write(self, chunk: ScannedBatches, counts: Int64Array) -> list[int]:
+        """Return the batches that keep rows, or are the last ones of a producer."""
+        indices = set(np.flatnonzero(counts).tolist())
+        if self._last_batch_of_producer:
             batches = enumerate(chunk.batches)
-            found.update(place for place, one in batches if self._is_last(one))
-        return sorted(found)
+            indices.update(index for index, batch in batches if self._is_last_of_producer(batch))
+        return sorted(indices)
 
-    def _is_last(self, one: Batch) -> bool:
-        number = one.producer_id
-        return number is not None and self._last_sent.get(number) == one.base_offset
-
-    def _exact(self, one: Batch) -> ProducerBatchRange | None:
-        if not self._is_last(one):
-            return None
-        assert one.producer_id is not None
-        assert one.producer_epoch is not None
-        assert one.base_sequence is not None
-        return ProducerBatchRange(
-            one.base_offset,
-            one.next_offset,
-            one.producer_id,
-            one.producer_epoch,
-            one.base_sequence,
+    def _is_last_of_producer(self, batch: Batch) -> bool:
+        producer_id = batch.producer_id
+        return (
+            producer_id is not None
+            and self._last_batch_of_producer.get(producer_id) == batch.base_offset
         )
 
-    def _parts(
-        self, chunk: ScannedBatches, place: int, rows: Words
-    ) -> list[tuple[Words, int | None]]:
-        """Return rows of a batch, each with the horizon of the tombstones among them (D17)."""
-        one = chunk.batches[place]
-        if not one.null_count("value") or one.flags & CONTROL:
+    def _exact_range(self, batch: Batch) -> ProducerBatchRange | None:
+        if not self._is_last_of_producer(batch):
+            return None
+        assert batch.producer_id is not None
+        assert batch.producer_epoch is not None
+        assert batch.base_sequence is not None
+        return ProducerBatchRange(
+            batch.base_offset,
+            batch.next_offset,
+            batch.producer_id,
+            batch.producer_epoch,
+            batch.base_sequence,
+        )
+
+    def _split_by_horizon(
+        self, chunk: ScannedBatches, index: int, rows: BoolArray
+    ) -> list[tuple[BoolArray, int | None]]:
+        """Return the rows of a batch, with the delete horizon of the tombstones in them (D17)."""
+        batch = chunk.batches[index]
+        if not batch.null_count("value") or batch.flags & CONTROL:
             return [(rows, None)]
-        tombstones = nulls(one.columns(("value",)).column(0))
-        reached = chunk.offsets[chunk.start(place) : chunk.ends[place]] < self.end
-        horizon = one.delete_horizon
-        if horizon is not None and self._is_over(horizon):
-            # All that they deleted went before them, in this pass or in an earlier one.
-            gone = rows & tombstones & reached
-            self._done.tombstones += int(np.count_nonzero(gone))
-            rows = rows & ~gone
+        tombstones = nulls(batch.columns(("value",)).column(0))
+        cleaned = chunk.offsets[chunk.start(index) : chunk.ends[index]] < self.end
+        horizon = batch.delete_horizon
+        if horizon is not None and self._has_passed(horizon):
+            # What they deleted was removed before them, in this pass or in an earlier one.
+            removed = rows & tombstones & cleaned
+            self._result.tombstones += int(np.count_nonzero(removed))
+            rows = rows & ~removed
         if horizon is None:
             horizon = min(self._now_ms + self._log.config.delete_retention_ms, LONG_MAX)
-        if reached.all() or self._is_last(one):
-            return [(rows, horizon if (rows & tombstones & reached).any() else None)]
-        # Past the end of the pass nothing was cleaned: the time of these begins later.
-        below, above = rows & reached, rows & ~reached
-        first = horizon if (below & tombstones).any() else None
-        later = UNSTAMPED if one.delete_horizon is None else one.delete_horizon
-        then = later if (above & tombstones).any() else None
-        return [(below, first), (above, then)]
+        if cleaned.all() or self._is_last_of_producer(batch):
+            return [(rows, horizon if (rows & tombstones & cleaned).any() else None)]
+        # Nothing was cleaned past the end of the pass: the time of those tombstones begins later.
+        below, above = rows & cleaned, rows & ~cleaned
+        below_horizon = horizon if (below & tombstones).any() else None
+        later = UNSTAMPED if batch.delete_horizon is None else batch.delete_horizon
+        above_horizon = later if (above & tombstones).any() else None
+        return [(below, below_horizon), (above, above_horizon)]
 
-    def _hand_on(
+    def _write(
         self,
-        run: SegmentGroup,
+        group: SegmentGroup,
         chunk: ScannedBatches,
-        together: list[tuple[int, Words]],
+        together: list[tuple[int, BoolArray]],
         state: tuple[Any, ...] | None,
     ) -> None:
         if together and state is not None:
             table = chunk.table(together)
-            self._done.records_kept += table.num_rows
-            run.rewriter.add(table, state[0], state[1])
+            self._result.records_kept += table.num_rows
+            group.rewriter.add(table, state[0], state[1])
 
 
 class SegmentGroup:
     """Segments that become one (D12)."""
 
-    def __init__(self, log: PartitionLog, first: SegmentInfo, done: CleanResult) -> None:
-        self._before = [getattr(done, name) for name in _COUNTS]
+    def __init__(self, log: PartitionLog, first: SegmentInfo, result: CleanResult) -> None:
+        self._counts_before = [getattr(result, name) for name in _COUNTS]
         self.sources: list[SegmentInfo] = []
         self.new = Replacement(log, first.base_offset, headers=first.headers)
-        self._most_span = log.config.segment_max_offset_span
-        most = log.config.max_message_bytes
-        self.rewriter = Rewriter(self.new, first.base_offset, first.headers, most)
+        self._max_span = log.config.segment_max_offset_span
+        max_bytes = log.config.max_message_bytes
+        self.rewriter = Rewriter(self.new, first.base_offset, first.headers, max_bytes)
 
-    def take_back(self, done: CleanResult) -> None:
-        """Count nothing of it."""
-        for name, value in zip(_COUNTS, self._before, strict=True):
-            setattr(done, name, value)
+    def restore_counts(self, result: CleanResult) -> None:
+        """Set the counts of the result back to what they were before the group."""
+        for name, value in zip(_COUNTS, self._counts_before, strict=True):
+            setattr(result, name, value)
 
-    def takes(self, info: SegmentInfo, size: int, limit: int) -> bool:
-        """Whether another segment, of which so much is left, fits in."""
-        span = (info.next_offset or 0) - self.new.info.base_offset
-        read = sum(one.size for one in self.sources)
+    def fits(self, segment: SegmentInfo, kept_bytes: int, limit: int) -> bool:
+        """Whether another segment, of which ``kept_bytes`` are kept, fits in."""
+        span = (segment.next_offset or 0) - self.new.info.base_offset
+        read = sum(source.size for source in self.sources)
         return (
-            self.rewriter.size + size <= limit
-            and span <= self._most_span
-            and read < _INPUT_SEGMENTS * limit
-            and self.new.info.headers >= info.headers
+            self.rewriter.size + kept_bytes <= limit
+            and span <= self._max_span
+            and read < _MAX_INPUT_SEGMENTS * limit
+            and self.new.info.headers >= segment.headers
         )
 
 
@@ -388,128 +403,137 @@ def clean(
     settings: MaintenanceConfig | None = None,
     fence: Fence = no_fence,
     progress: Progress | None = None,
-    pace: Throttle | None = None,
+    throttle: Throttle | None = None,
 ) -> CleanResult:
-    """Compact a partition as far as it can be now, whether or not it is due.
+    """Compact a partition as far as possible now, whether or not it is due.
 
-    In as many passes as the map of offsets makes necessary.  Readers and
-    writers go on meanwhile; each run of segments is swapped in as it is done.
+    Makes as many passes as the size of the offset map requires.  Readers and writers go on
+    meanwhile; each group of segments is swapped in as soon as it is done.
 
     Args:
-        log: Of a topic that is compacted.
+        log: A partition of a compacted topic.
         now_ms: The time, for lags and tombstones.
-        settings: Memory and bytes a second.
-        fence: Called before each chunk of bytes, and under the partition's lock
-            right before each commit; what it raises ends the compaction.
-        progress: Called with how many bytes were looked at, and about how many there are.
-        pace: Shared by several cleaners that have one budget of bytes a second.
+        settings: Memory and bytes per second.
+        fence: Called before each chunk of bytes, and under the partition's lock right
+            before each commit; its exception ends the compaction.
+        progress: Called with the bytes that were read, and about how many there are.
+        throttle: To share a limit of bytes per second among several cleaners.
 
     Raises:
-        FencedError: The fence's; or another process changed, or cleans, the partition.
+        FencedError: Raised by the fence, or because another process changed the partition
+            or compacts it.
         CorruptionError: A batch is damaged; what was swapped in before stays.
         DiskFullError, StorageError: The same.
     """
     settings = settings or MaintenanceConfig()
-    pace = pace or Throttle(settings.log_cleaner_io_max_bytes_per_second)
-    done = CleanResult(log.topic, log.partition)
+    throttle = throttle or Throttle(settings.log_cleaner_io_max_bytes_per_second)
+    result = CleanResult(log.topic, log.partition)
     guard = _guard(log, fence)
-    trusting = True
+    trust_free_space = True
     with replace.rewrite_lock(log) as free:
         if not free:
             raise FencedError(
-                "another process compacts the partition",
+                "Another process is compacting the partition",
                 topic=log.topic,
                 partition=log.partition,
-                todo="nothing was changed",
+                todo="Nothing was changed; try again later.",
             )
         while True:
             guard()
-            section = inspect(log, now_ms)
-            done.first_dirty = section.first_dirty
-            if not section.segments or (done.passes and not section.cleanable_bytes):
+            cleanable = inspect(log, now_ms)
+            result.first_dirty = cleanable.first_dirty
+            if not cleanable.segments or (result.passes and not cleanable.cleanable_bytes):
                 break
-            # After the look: what was sealed before it must be on the disk.
-            flush.flush_up_to(log, section.first_uncleanable)
-            counter = CleanProgress(guard, pace, progress, section)
-            scanner = SegmentScanner(log, settings.log_cleaner_io_buffer_size, counter.spend)
-            one = CleanPass(section, now_ms, settings, scanner, guard, pace, done, trusting)
+            # After the inspection: what it found sealed must be on the disk.
+            flush.flush_up_to(log, cleanable.first_uncleanable)
+            reads = CleanProgress(guard, throttle, progress, cleanable)
+            scanner = SegmentScanner(log, settings.log_cleaner_io_buffer_size, reads.spend)
+            one_pass = CleanPass(
+                cleanable, now_ms, settings, scanner, guard, throttle, result, trust_free_space
+            )
             try:
-                one.read_keys()
-                one.rewrite()
+                one_pass.read_keys()
+                one_pass.rewrite()
             except StorageError as error:
-                if not error.missing or not _overtaken(section):
+                if not error.missing or not _segments_changed(cleanable):
                     raise
                 continue
-            done.passes += 1
-            if one.left_out:
-                if trusting and not one.trusting:
-                    # The disk was fuller than reported.  Again, with runs that are sure to fit.
-                    trusting = False
+            result.passes += 1
+            if one_pass.left_out:
+                if trust_free_space and not one_pass.trust_free_space:
+                    # The disk was fuller than reported.  Retry with groups that surely fit.
+                    trust_free_space = False
                     pending_deletes.sweep_soon(log)
                     continue
-                done.why = _told_of_room(one.left_out, log)
-                return done
-    done.why = _told(done)
-    return done
+                result.why = _explain_left_out(one_pass.left_out, log)
+                return result
+    result.why = _summarize(result)
+    return result
 
 
 class CleanProgress:
-    """What is to happen with each chunk that is read."""
+    """Checks, throttles and reports each chunk that is read."""
 
     def __init__(
-        self, guard: Fence, pace: Throttle, progress: Progress | None, section: CleanableRange
+        self,
+        guard: Fence,
+        throttle: Throttle,
+        progress: Progress | None,
+        cleanable: CleanableRange,
     ) -> None:
-        self._guard, self._pace, self._progress = guard, pace, progress
-        self._done, self._total = 0, section.clean_bytes + 2 * section.cleanable_bytes
+        self._guard, self._throttle, self._progress = guard, throttle, progress
+        # The cleanable part is read twice.
+        self._done, self._total = 0, cleanable.clean_bytes + 2 * cleanable.cleanable_bytes
 
     def spend(self, size: int) -> None:
+        """Note bytes that were read; raises what the guard raises."""
         self._guard()
-        self._pace.spend(size, self._guard)
+        self._throttle.spend(size, self._guard)
         self._done += size
         if self._progress is not None:
             self._progress(min(self._done, self._total), self._total)
 
 
-def _overtaken(section: CleanableRange) -> bool:
-    """Whether retention dropped meanwhile what was to be read: then the next look sees less."""
-    section.log.refresh()
-    now = section.log.segments
-    return any(now.get(info.base_offset) != info for info in section.segments)
+def _segments_changed(cleanable: CleanableRange) -> bool:
+    """Whether retention has deleted segments since the inspection, so that it must be repeated."""
+    cleanable.log.refresh()
+    segments = cleanable.log.segments
+    return any(segments.get(segment.base_offset) != segment for segment in cleanable.segments)
 
 
 def _guard(log: PartitionLog, fence: Fence) -> Fence:
     def guard() -> None:
         fence()
         log.refresh()
-        # D27: whoever turned compaction off, or closed the log, wants it to end now.
+        # D27: turning compaction off, or closing the log, ends a compaction that is under way.
         if not log.config.compacts:
             raise FencedError(
-                "the topic is not compacted any more", topic=log.topic, partition=log.partition
+                "The topic is no longer compacted", topic=log.topic, partition=log.partition
             )
 
     return guard
 
 
-def _with_more(size: int) -> int:
-    """Return what a segment may take at most when it is rewritten: offsets are added."""
+def _max_rewritten_size(size: int) -> int:
+    """Return the most bytes that a segment may take when rewritten: offsets are added."""
     return size + size // 8
 
 
-def _told_of_room(left_out: Sequence[SegmentInfo], log: PartitionLog) -> str:
-    bases = ", ".join(str(info.base_offset) for info in left_out[:5])
+def _explain_left_out(left_out: Sequence[SegmentInfo], log: PartitionLog) -> str:
+    bases = ", ".join(str(segment.base_offset) for segment in left_out[:5])
     more = ", …" if len(left_out) > 5 else ""
     return (
-        f"the disk is too full: {len(left_out)} segments (at {bases}{more}) stay as they are, "
-        f"the largest of {max(info.size for info in left_out):,} bytes, "
+        f"the disk is too full: {len(left_out)} segments (at {bases}{more}) were not compacted, "
+        f"the largest of {max(segment.size for segment in left_out):,} bytes, "
         f"with {log.context.files.free_bytes():,} bytes free; the next round tries again"
     )
 
 
-def _told(done: CleanResult) -> str:
-    if not done.segments_before:
-        return "nothing to do: all that can be compacted is"
+def _summarize(result: CleanResult) -> str:
+    if not result.segments_before:
+        return "nothing to do: everything that can be compacted is compacted"
     return (
-        f"{done.records_read - done.records_kept:,} of {done.records_read:,} records left out, "
-        f"{done.bytes_before:,} bytes became {done.bytes_after:,}, "
-        f"segments: {done.segments_before} before, {done.segments_after} after"
+        f"{result.records_read - result.records_kept:,} of {result.records_read:,} records "
+        f"removed, {result.bytes_before:,} bytes became {result.bytes_after:,}, "
+        f"segments: {result.segments_before} before, {result.segments_after} after"
     )

@@ -11,12 +11,12 @@ import pyarrow.compute as pc
 
 from embedlog.batch import CONTROL, Batch
 from embedlog.batch.arrays import data
-from embedlog.compaction.key_hash import KeyHasher
+from embedlog.compaction.key_hash import BoolArray, KeyHasher, UInt64Array
 from embedlog.compaction.offset_map import SLOT_BYTES, OffsetMap
 from embedlog.compaction.scanner import (
     ScannedBatches,
-    Words,
     data_rows,
+    filter_rows,
     nulls,
     offsets_of,
     where_last,
@@ -27,91 +27,92 @@ _READ_BYTES = 4 << 20
 
 
 def last_records(
-    log: PartitionLog, start: int, stop: int, now: Callable[[], int] | None = None
+    log: PartitionLog, start: int, stop: int, end: Callable[[], int] | None = None
 ) -> Iterator[Any]:
     """Yield the last record of each key in ``[start, stop)``, tombstones too, as tables.
 
-    In order of offset; the columns are those that are stored, and ``offset``.
-    Records without a key are left out.  Takes up to 60 bytes of memory for each
-    record there is, and reads the keys once and of the rest what is returned.
+    They come in the order of their offsets, with the stored columns and ``offset``.  Records
+    without a key are left out.  Takes up to 60 bytes of memory per record in the range, and
+    reads all keys once, and the other columns of the records that it yields.
 
     Args:
         log: The partition.
-        start: From here on.
-        stop: The end, as far as it is known.
-        now: Returns where it is by now: a compaction in the meantime may remove a record
-            because of one that came after ``stop``, which is then yielded in its place.
+        start: The first offset.
+        stop: The end of the offsets, or what ``end`` returned last.
+        end: Returns the current end.  A compaction meanwhile may remove a record because of
+            one at or after ``stop``; with ``end`` that one is yielded in its place.
 
     Raises:
         OffsetOutOfRangeError, CorruptBatchError: As when reading.
     """
     version = log.context.catalog.version
     while True:
-        stop, before = stop if now is None else now(), version()
+        stop, version_before = stop if end is None else end(), version()
         hasher = KeyHasher()
-        known = _last_offsets(log, start, stop, hasher)
-        if now is None or version() == before or now() == stop:
-            break  # Nothing was replaced while the keys were read.
-    seen = [np.empty(0, np.int64)]
-    for first, found in _reads(log, start, stop):
-        chunk = ScannedBatches(found, hasher, whole=True)
-        rows = _records(chunk, first, stop) & where_last(chunk, known)
-        parts = [(at, rows[chunk.start(at) : chunk.ends[at]]) for at in range(len(found))]
-        if wanted := [(at, part) for at, part in parts if part.any()]:
-            seen.append(chunk.offsets[rows] + 1)
+        offset_map = _map_keys(log, start, stop, hasher)
+        if end is None or version() == version_before or end() == stop:
+            break  # No segment was replaced while the keys were read.
+    yielded = [np.empty(0, np.int64)]
+    for first, batches in _read(log, start, stop):
+        chunk = ScannedBatches(batches, hasher, whole=True)
+        rows = _keyed_rows(chunk, first, stop) & where_last(chunk, offset_map)
+        parts = [(i, rows[chunk.start(i) : chunk.ends[i]]) for i in range(len(batches))]
+        if wanted := [(index, part) for index, part in parts if part.any()]:
+            yielded.append(chunk.offsets[rows] + 1)
             yield chunk.table(wanted)
-    gone = np.setdiff1d(known.all_ends(), np.concatenate(seen))
-    if len(gone) and now is not None and now() > stop:
-        yield from _replacing(log, stop, now, lambda keys: np.isin(known.ends(*keys), gone), hasher)
+    missing = np.setdiff1d(offset_map.all_ends(), np.concatenate(yielded))
+    if len(missing) and end is not None and end() > stop:
+        yield from _replacements(
+            log, stop, end, lambda keys: np.isin(offset_map.ends(*keys), missing), hasher
+        )
 
 
-def _last_offsets(log: PartitionLog, start: int, stop: int, hasher: KeyHasher) -> OffsetMap:
-    records = sum(one.count for _, found in _reads(log, start, stop) for one in found)
-    # Room to note every offset, unless there are far more of them than records.
-    room = 16 * SLOT_BYTES * (records + 64)
-    known = OffsetMap(room, 1.0, start, stop, most=records)
-    for first, found in _reads(log, start, stop):
-        chunk = ScannedBatches(found, hasher)
-        rows = _records(chunk, first, stop)
+def _map_keys(log: PartitionLog, start: int, stop: int, hasher: KeyHasher) -> OffsetMap:
+    records = sum(batch.count for _, batches in _read(log, start, stop) for batch in batches)
+    # Enough to note every replaced offset, unless there are far more offsets than records.
+    memory = 16 * SLOT_BYTES * (records + 64)
+    offset_map = OffsetMap(memory, 1.0, start, stop, max_keys=records)
+    for first, batches in _read(log, start, stop):
+        chunk = ScannedBatches(batches, hasher)
+        rows = _keyed_rows(chunk, first, stop)
         high, low = chunk.hashes
-        known.add(high[rows], low[rows], chunk.offsets[rows])
-    return known
+        offset_map.add(high[rows], low[rows], chunk.offsets[rows])
+    return offset_map
 
 
-def _replacing(
+def _replacements(
     log: PartitionLog,
     start: int,
-    now: Callable[[], int],
-    wanted: Callable[[tuple[Words, Words]], Words],
+    end: Callable[[], int],
+    wanted: Callable[[tuple[UInt64Array, UInt64Array]], BoolArray],
     hasher: KeyHasher,
 ) -> Iterator[Any]:
-    """Yield the last records of some keys that lie past what was read."""
-    for table in last_records(log, start, now(), now):
+    """Yield the last records of the wanted keys at or after ``start``."""
+    for table in last_records(log, start, end(), end):
         mask = wanted(hasher.keys(table["key"].combine_chunks()))
-        bits = pa.py_buffer(np.packbits(mask, bitorder="little"))
         if mask.any():
-            yield table.filter(pa.Array.from_buffers(pa.bool_(), len(mask), [None, bits], 0))
+            yield filter_rows(table, mask)
 
 
-def _reads(log: PartitionLog, start: int, stop: int) -> Iterator[tuple[int, list[Batch]]]:
-    """Yield batches of one segment at a time, and from which offset on they were not seen yet."""
+def _read(log: PartitionLog, start: int, stop: int) -> Iterator[tuple[int, list[Batch]]]:
+    """Yield batches of one segment at a time, and the first offset not yielded before."""
     reader = log.reader(start)
     while (first := reader.offset) < stop:
-        found = reader.read(_READ_BYTES)
-        if not found:
+        batches = reader.read(_READ_BYTES)
+        if not batches:
             return
-        some = [one for one in found if one.count and one.base_offset < stop]
-        if some:
-            yield first, some
+        batches = [batch for batch in batches if batch.count and batch.base_offset < stop]
+        if batches:
+            yield first, batches
 
 
-def _records(chunk: ScannedBatches, start: int, stop: int) -> Words:
-    """Return which rows are records with a key, within some offsets."""
+def _keyed_rows(chunk: ScannedBatches, start: int, stop: int) -> BoolArray:
+    """Return which rows are records with a key and an offset in ``[start, stop)``."""
     rows = (chunk.offsets >= start) & (chunk.offsets < stop)
     if chunk.valid is not None:
         rows &= chunk.valid
-    data = data_rows(chunk)
-    return rows if data is None else rows & data
+    records = data_rows(chunk)
+    return rows if records is None else rows & records
 
 
 class LastRecord(NamedTuple):
@@ -123,39 +124,39 @@ class LastRecord(NamedTuple):
 
 
 def last_record(log: PartitionLog, key: bytes, start: int, stop: int) -> LastRecord | None:
-    """Return the last record of one key in ``[start, stop)``; None if it has none.
+    """Return the last record of one key in ``[start, stop)``, or None.
 
-    Looks at the keys of the newest segment first, and at no others if it is there.
+    Reads the keys of the newest segment first, and goes on only until it finds the key.
     """
     log.refresh()
-    wanted = data(key, pa.binary())
-    for info in reversed(log.segments.values()):
-        first = max(info.base_offset, start)
-        end = stop if info.next_offset is None else min(info.next_offset, stop)
-        found = None
-        for since, some in _reads(log, first, end) if first < end else ():
-            found = _last_in(some, wanted, since, end) or found
-        if found is not None:
-            return found
+    key_scalar = data(key, pa.binary())
+    for segment in reversed(log.segments.values()):
+        first = max(segment.base_offset, start)
+        end = stop if segment.next_offset is None else min(segment.next_offset, stop)
+        record = None
+        for read_from, batches in _read(log, first, end) if first < end else ():
+            record = _last_in(batches, key_scalar, read_from, end) or record
+        if record is not None:
+            return record
     return None
 
 
-def _last_in(found: Sequence[Batch], key: Any, start: int, stop: int) -> LastRecord | None:
-    for one in reversed(found):
-        rows = np.flatnonzero(_equal(one, key))
-        if not len(rows) or one.flags & CONTROL:
+def _last_in(batches: Sequence[Batch], key: Any, start: int, stop: int) -> LastRecord | None:
+    for batch in reversed(batches):
+        rows = np.flatnonzero(_has_key(batch, key))
+        if not len(rows) or batch.flags & CONTROL:
             continue
-        offsets = offsets_of(one)[rows]
+        offsets = offsets_of(batch)[rows]
         within = np.flatnonzero((offsets >= start) & (offsets < stop))
         if len(within):
-            place = int(within[-1])
-            times, values = one.columns(("timestamp", "value")).columns
-            row = int(rows[place])
-            return LastRecord(int(offsets[place]), times[row].value, values[row].as_py())
+            index = int(within[-1])
+            timestamps, values = batch.columns(("timestamp", "value")).columns
+            row = int(rows[index])
+            return LastRecord(int(offsets[index]), timestamps[row].value, values[row].as_py())
     return None
 
 
-def _equal(one: Batch, key: Any) -> Words:
-    same = pc.equal(one.columns(("key",)).column(0), key)
+def _has_key(batch: Batch, key: Any) -> BoolArray:
+    same = pc.equal(batch.columns(("key",)).column(0), key)
     bits = np.unpackbits(np.frombuffer(same.buffers()[1], np.uint8), bitorder="little")
     return (bits[same.offset : same.offset + len(same)] == 1) & ~nulls(same)

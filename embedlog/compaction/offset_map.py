@@ -1,34 +1,33 @@
-"""Which offset each key was last seen at, in a memory that is fixed beforehand (D7).
+"""The last offset of each key, in an amount of memory that is fixed in advance (D7).
 
-An open hash table in one array of 24 bytes a slot, Kafka's number: 128 bits of
-hash and an offset.  Keys are looked up and entered thousands at a time: every
-round of the loop moves all those that have not found their slot yet on to the
-next one, so a round is a handful of passes over arrays and no step is per key.
+An open hash table in one array with 24 bytes per slot, as in Kafka: 128 bits of hash and
+an offset.  Keys are looked up and entered by the thousands: each round of the loop moves
+all keys that have not found their slot yet on to their next one.  So a round is a few
+passes over arrays, and no step is per key.
 """
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
-Words = Any
+from embedlog.compaction.key_hash import BoolArray, Int64Array, UInt64Array
+
 SLOT_BYTES = 24
 _WORDS = np.uint64(3)
 _HALF = np.uint64(32)
-_NOTED_SHARE = 8
-"""One part in so many of the memory is for noting which offsets were replaced."""
+_REPLACED_SHARE = 8
+"""One part in this many of the memory is for the notes on which offsets were replaced."""
 
 
 class OffsetMap:
     """Maps hashes of keys to the last offset of each.
 
     Args:
-        buffer_bytes: The memory it may take; at least that of one key.
-        load_factor: How full it may become.
-        first: The first offset there can be.
-        stop: Where they end.
-        most: How many keys there can be, if fewer; no more memory is taken than they need.
+        buffer_bytes: The memory it may use; at least that of one key.
+        load_factor: The fraction of the slots that may be used.
+        first: The first offset that may be added.
+        stop: The end of the offsets.
+        max_keys: The most keys there can be, if fewer; memory for more is not allocated.
     """
 
     def __init__(
@@ -37,56 +36,55 @@ class OffsetMap:
         load_factor: float,
         first: int,
         stop: int,
-        most: int | None = None,
+        max_keys: int | None = None,
     ) -> None:
         self._first, self._span = first, max(stop - first, 1)
-        most = self._span if most is None else most
-        self._dead: Words = np.zeros(min(self._span, buffer_bytes // _NOTED_SHARE), bool)
-        buffer_bytes -= len(self._dead)
-        # Half full at most where there is memory: keys find their slots in half of the rounds.
-        wanted = int(most / min(load_factor, 0.5))
-        # There is a prime within a sixteenth, or 32.
+        max_keys = self._span if max_keys is None else max_keys
+        self._replaced: BoolArray = np.zeros(min(self._span, buffer_bytes // _REPLACED_SHARE), bool)
+        buffer_bytes -= len(self._replaced)
+        # Where memory allows it, at most half full: keys find their slots in half the rounds.
+        wanted = int(max_keys / min(load_factor, 0.5))
+        # The next prime is at most a sixteenth, or 32, away.
         wanted += wanted // 16 + 32
-        # Prime, so that any step comes past every slot.
+        # A prime, so that every step size visits every slot.
         self._slots = _prime_up_to(min(buffer_bytes // SLOT_BYTES, wanted))
         self.capacity = max(int(self._slots * load_factor), 1)
         """How many keys fit."""
         self.count = 0
-        self._table: Words = np.zeros(3 * self._slots, np.uint64)
+        self._table: UInt64Array = np.zeros(3 * self._slots, np.uint64)
 
-    def add(self, high: Words, low: Words, offsets: Words) -> int:
-        """Enter keys with their offsets, ascending; return how many of them, the first ones, fit.
+    def add(self, high: UInt64Array, low: UInt64Array, offsets: Int64Array) -> int:
+        """Enter keys with their ascending offsets; return how many of them, from the first, fit.
 
-        All of a chunk in which no new key is one too many, else those before that.
+        That is all of them, or those before the first new key that has no room.
         """
         count = len(offsets)
         if self.count + count > self.capacity:
-            count = self._fitting(high, low)
+            count = self._count_fitting(high, low)
         if count:
             self._enter(high[:count], low[:count], offsets[:count] + 1)
         return count
 
-    def all_ends(self) -> Words:
-        """Return for each key that is known the offset after the last one it was seen at."""
-        found = self._table[2::3]
-        return found[found != 0].view(np.int64)
+    def all_ends(self) -> Int64Array:
+        """Return the last offset + 1 of each key in the map."""
+        ends = self._table[2::3]
+        return ends[ends != 0].view(np.int64)
 
-    def replaced(self, start: int, stop: int) -> Words | None:
+    def replaced(self, start: int, stop: int) -> BoolArray | None:
         """Return which of the offsets ``[start, stop)`` have a later one of the same key.
 
-        None where that was not noted for all of them: then `ends` tells, for the
-        price of their hashes.
+        None if that was not noted for all of them; then `ends` tells, but needs their hashes.
         """
         first, last = start - self._first, stop - self._first
-        return self._dead[first:last] if first >= 0 and last <= len(self._dead) else None
+        return self._replaced[first:last] if first >= 0 and last <= len(self._replaced) else None
 
-    def _note(self, ends: Words) -> None:
-        places = ends - (self._first + 1)
-        if len(self._dead) < self._span:
-            places = places[places < len(self._dead)]
-        self._dead[places] = True
+    def _note_replaced(self, ends: Int64Array) -> None:
+        indices = ends - (self._first + 1)
+        if len(self._replaced) < self._span:
+            indices = indices[indices < len(self._replaced)]
+        self._replaced[indices] = True
 
-    def _fitting(self, high: Words, low: Words) -> int:
+    def _count_fitting(self, high: UInt64Array, low: UInt64Array) -> int:
         new = np.flatnonzero(self.ends(high, low) == 0)
         order = np.lexsort((new, low[new], high[new]))
         new = new[order]
@@ -96,87 +94,89 @@ class OffsetMap:
         room = self.capacity - self.count
         return len(high) if len(firsts) <= room else int(firsts[room])
 
-    def ends(self, high: Words, low: Words) -> Words:
-        """Return for each key the offset after the last one it was seen at; 0 for unknown ones."""
-        found = np.zeros(len(high), np.int64)
+    def ends(self, high: UInt64Array, low: UInt64Array) -> Int64Array:
+        """Return the last offset + 1 of each of these keys; 0 for a key not in the map."""
+        result = np.zeros(len(high), np.int64)
         slots, steps = self._first_slots(high, low)
         rows = None
         for _ in range(self._slots):
-            same, ends = self._look(slots, high, low)
+            same, ends = self._compare(slots, high, low)
             if rows is None:
-                np.multiply(ends, same, out=found)
+                np.multiply(ends, same, out=result)
             else:
-                found[rows] = ends * same
+                result[rows] = ends * same
             on = np.flatnonzero((ends != 0) > same)
             if not len(on):
                 break
             rows = on if rows is None else rows[on]
             high, low, steps = high[on], low[on], steps[on]
             slots = self._next_slots(slots[on], steps)
-        return found
+        return result
 
-    def _look(self, slots: Words, high: Words, low: Words) -> tuple[Words, Words]:
-        """Return which slots have these keys, and what all of them have for an end, 0 if free."""
+    def _compare(
+        self, slots: Int64Array, high: UInt64Array, low: UInt64Array
+    ) -> tuple[BoolArray, Int64Array]:
+        """Return which slots hold these keys, and the end in each slot: 0 if it is free."""
         table = self._table
         same = table.take(slots) == high
         same &= table.take(slots + 1) == low
         ends = table.take(slots + 2).view(np.int64)
-        # A free slot has no key, though a key's hash may be 0.
+        # A free slot holds no key, though the hash of a key may be 0.
         same &= ends != 0
         return same, ends
 
-    def _enter(self, high: Words, low: Words, ends: Words) -> None:
+    def _enter(self, high: UInt64Array, low: UInt64Array, ends: Int64Array) -> None:
         table = self._table
-        known = table.view(np.int64)
+        table_ends = table.view(np.int64)
         slots, steps = self._first_slots(high, low)
         while True:
-            same, there = self._look(slots, high, low)
-            # Ascending, so where a key comes several times its last offset is written last.
-            older = there > ends
+            same, old_ends = self._compare(slots, high, low)
+            # Ends ascend, so of a key that occurs several times the last one is written last.
+            older = old_ends > ends
             newer = np.flatnonzero(same & ~older)
-            mine = ends[newer]
+            new_ends = ends[newer]
             places = slots[newer] + 2
-            self._note(there[newer])
-            known[places] = mine
-            self._note(mine[known[places] != mine])
-            self._note(ends[same & older])
+            self._note_replaced(old_ends[newer])
+            table_ends[places] = new_ends
+            self._note_replaced(new_ends[table_ends[places] != new_ends])
+            self._note_replaced(ends[same & older])
             left = np.flatnonzero(~same)
             if not len(left):
                 return
-            high, low, ends, there = high[left], low[left], ends[left], there[left]
+            high, low, ends, old_ends = high[left], low[left], ends[left], old_ends[left]
             slots, steps = slots[left], steps[left]
-            free = there == 0
+            free = old_ends == 0
             claims = np.flatnonzero(free)
             places = slots[claims]
-            known[places + 2] = ends[claims]
-            # Of those that want one slot the last one has it: no two have the same offset.
-            won = known[places + 2] == ends[claims]
-            mine, places = claims[won], places[won]
-            table[places], table[places + 1] = high[mine], low[mine]
-            self.count += len(mine)
-            # Who lost looks at the slot again, where its own key may be by now.
+            table_ends[places + 2] = ends[claims]
+            # Of several keys for one slot the last one wins: no two have the same offset.
+            won = table_ends[places + 2] == ends[claims]
+            entered, places = claims[won], places[won]
+            table[places], table[places + 1] = high[entered], low[entered]
+            self.count += len(entered)
+            # The others try the same slot again: it may hold their own key now.
             slots = np.where(free, slots, self._next_slots(slots, steps))
             on = np.ones(len(ends), bool)
-            on[mine] = False
+            on[entered] = False
             high, low, ends = high[on], low[on], ends[on]
             slots, steps = slots[on], steps[on]
 
-    def _first_slots(self, high: Words, low: Words) -> tuple[Words, Words]:
-        """Return where to look first, and how far on then, in words of the table."""
-        # A product's upper half spreads as evenly as a remainder, at a third of its price.
+    def _first_slots(self, high: UInt64Array, low: UInt64Array) -> tuple[Int64Array, Int64Array]:
+        """Return the first slot of each key and the step to the next one, in words of the table."""
+        # The upper half of a product spreads as evenly as a remainder, at a third of the cost.
         slots = (high >> _HALF) * np.uint64(self._slots) >> _HALF
         steps = (low >> _HALF) * np.uint64(max(self._slots - 1, 1)) >> _HALF
         return (slots * _WORDS).view(np.int64), (steps * _WORDS + _WORDS).view(np.int64)
 
-    def _next_slots(self, slots: Words, steps: Words) -> Words:
+    def _next_slots(self, slots: Int64Array, steps: Int64Array) -> Int64Array:
         moved = slots + steps
         moved[moved >= len(self._table)] -= len(self._table)
         return moved
 
 
 def _prime_up_to(number: int) -> int:
-    """Return the largest prime that is not above a number; 1 where there is none."""
-    for one in range(number, 1, -1):
-        if all(one % divisor for divisor in range(2, int(one**0.5) + 1)):
-            return one
+    """Return the largest prime that is at most ``number``, or 1."""
+    for candidate in range(number, 1, -1):
+        if all(candidate % divisor for divisor in range(2, int(candidate**0.5) + 1)):
+            return candidate
     return 1

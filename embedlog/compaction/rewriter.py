@@ -1,4 +1,4 @@
-"""From the rows that are left to the batches of a new segment: few large ones (D11, D12)."""
+"""Writes the rows that are kept as a few large batches of a new segment (D11, D12)."""
 
 from __future__ import annotations
 
@@ -12,29 +12,28 @@ from embedlog.batch.arrays import empty
 from embedlog.partition.replace import Replacement
 
 TARGET_BYTES = 512 << 10
-"""About what a merged batch takes, uncompressed: larger ones make a lookup read more."""
-_MOST_ROWS = 1 << 16
-
+"""The uncompressed size to aim at for a batch: larger ones make a lookup read more."""
+_MAX_ROWS = 1 << 16
 
 UNSTAMPED = -1
-"""The horizon of tombstones that no pass has cleaned over yet; as it is stored."""
+"""The delete horizon, as stored, of tombstones that lie past the end of every pass so far."""
 
 
 class BatchKind(NamedTuple):
-    """What all records of a batch have in common: only batches of one kind are merged."""
+    """The properties that all records of a batch share: only batches of one kind are merged."""
 
     leader_epoch: int
     flags: int
     codec: str
 
 
-def kind_of(one: Batch) -> BatchKind:
+def kind_of(batch: Batch) -> BatchKind:
     """Return the kind of a batch."""
-    return BatchKind(one.leader_epoch, one.flags & (LOG_APPEND_TIME | CONTROL), one.codec)
+    return BatchKind(batch.leader_epoch, batch.flags & (LOG_APPEND_TIME | CONTROL), batch.codec)
 
 
 class ProducerBatchRange(NamedTuple):
-    """The batch that a producer is known by: it keeps its offsets and numbers (D11)."""
+    """The last batch of a producer, which keeps its offsets and sequence numbers (D11)."""
 
     base_offset: int
     next_offset: int
@@ -44,7 +43,7 @@ class ProducerBatchRange(NamedTuple):
 
 
 class PendingBatch(NamedTuple):
-    """An encoded batch whose end is known once its successor is."""
+    """An encoded batch whose end depends on the batch after it."""
 
     encoded: EncodedBatch
     next_offset: int
@@ -53,57 +52,56 @@ class PendingBatch(NamedTuple):
 
 
 class Rewriter:
-    """Gathers rows, and writes them as batches that cover the new segment without a gap.
+    """Collects rows and writes them as batches that cover the new segment without a gap.
 
     Args:
         new: The segment.
         start: Its first offset.
         headers: Whether its batches have the headers column.
-        most_bytes: The topic's largest batch.
+        max_bytes: The largest batch of the topic.
     """
 
-    def __init__(self, new: Replacement, start: int, headers: bool, most_bytes: int) -> None:
-        self._new, self._at = new, start
+    def __init__(self, new: Replacement, start: int, headers: bool, max_bytes: int) -> None:
+        self._new, self._offset = new, start
         self._schema = batches.schema(headers=headers, offsets=True)
-        self._target = min(TARGET_BYTES, most_bytes)
+        self._target = min(TARGET_BYTES, max_bytes)
         self._rows: list[Any] = []
         self._bytes = 0
         self._kind: BatchKind | None = None
         self._horizon: int | None = None
-        self._held: PendingBatch | None = None
+        self._pending: PendingBatch | None = None
         self._epoch = 0
-        self.bytes = 0
-        """What was handed to the new segment, as encoded."""
 
     @property
     def size(self) -> int:
-        """About how large the new segment is, with what is still gathered."""
-        return self._new.size + self._bytes + (self._held.encoded.size if self._held else 0)
+        """About the size of the new segment, including the rows not written yet."""
+        return self._new.size + self._bytes + (self._pending.encoded.size if self._pending else 0)
 
-    def come_to(self, epoch: int) -> None:
-        """Note the leader epoch of a batch that is read, whether or not anything of it is left.
+    def note_epoch(self, epoch: int) -> None:
+        """Note the leader epoch of a batch that was read, even if none of its rows is kept.
 
-        An empty batch is of the epoch around it: recovery takes a lower one for stale (A37).
+        An empty batch gets the epoch around it: recovery takes a lower one for stale (A37).
         """
         self._epoch = max(self._epoch, epoch)
 
     def add(self, rows: Any, kind: BatchKind, horizon: int | None) -> None:
-        """Take rows, a `pyarrow.Table` with an offset column and perhaps headers.
+        """Add rows, a `pyarrow.Table` with an offset column and perhaps headers.
 
         Args:
-            kind: Of the batches they are from.
-            horizon: When their tombstones may go, or `UNSTAMPED`; None if they have none.
+            rows: The rows.
+            kind: The kind of the batches that they come from.
+            horizon: The delete horizon of their tombstones, or `UNSTAMPED`; None without any.
         """
         mixed = None not in (horizon, self._horizon) and horizon != self._horizon
         if kind != self._kind or mixed:
             self._flush()
         self._kind, self._horizon = kind, self._horizon if horizon is None else horizon
         size = rows.nbytes
-        # One large piece as several batches; rows are of about one size.
-        pieces = max(-(-size // self._target), -(-rows.num_rows // _MOST_ROWS))
+        # Split what is too large for one batch, assuming rows of about the same size.
+        pieces = max(-(-size // self._target), -(-rows.num_rows // _MAX_ROWS))
         step = -(-rows.num_rows // pieces) if pieces else 0
-        for place in range(0, rows.num_rows, step or 1):
-            piece = rows.slice(place, step)
+        for start in range(0, rows.num_rows, step or 1):
+            piece = rows.slice(start, step)
             if self._bytes and self._bytes + size // pieces > self._target:
                 self._flush()
                 self._kind, self._horizon = kind, horizon
@@ -111,18 +109,18 @@ class Rewriter:
             self._bytes += size // pieces
 
     def add_exact(
-        self, rows: Any, kind: BatchKind, horizon: int | None, who: ProducerBatchRange
+        self, rows: Any, kind: BatchKind, horizon: int | None, batch: ProducerBatchRange
     ) -> None:
-        """Take the rows of a batch, perhaps none, that must stay what its producer sent."""
+        """Add the rows, perhaps none, of a batch that keeps its offsets and sequence numbers."""
         self._flush()
         encoded = self._encode(rows, kind, horizon)
-        encoded.set_producer(who.producer_id, who.producer_epoch, who.base_sequence)
-        self._fill_up_to(who.base_offset)
-        self._held = PendingBatch(encoded, who.next_offset, kind.leader_epoch, True)
-        self.come_to(kind.leader_epoch)
+        encoded.set_producer(batch.producer_id, batch.producer_epoch, batch.base_sequence)
+        self._fill_up_to(batch.base_offset)
+        self._pending = PendingBatch(encoded, batch.next_offset, kind.leader_epoch, True)
+        self.note_epoch(kind.leader_epoch)
 
     def finish(self, end: int) -> None:
-        """Write what is left; the segment ends at an offset (D11: also where no record is left)."""
+        """Write the rest; the segment ends at ``end``, with or without a record before it (D11)."""
         self._flush()
         self._fill_up_to(end)
 
@@ -135,42 +133,41 @@ class Rewriter:
         table = rows[0] if len(rows) == 1 else pa.concat_tables(rows, promote_options="default")
         last = table["offset"][-1].as_py()
         encoded = self._encode(table, self._kind, horizon)
-        if self._held is not None:
-            self._write(self._held.next_offset)
-        self._held = PendingBatch(encoded, last + 1, self._kind.leader_epoch, False)
-        self.come_to(self._kind.leader_epoch)
+        if self._pending is not None:
+            self._write(self._pending.next_offset)
+        self._pending = PendingBatch(encoded, last + 1, self._kind.leader_epoch, False)
+        self.note_epoch(self._kind.leader_epoch)
 
     def _encode(self, table: Any, kind: BatchKind, horizon: int | None) -> EncodedBatch:
         missing = [name for name in self._schema.names if name not in table.schema.names]
-        for name in missing:  # headers, which only some of the merged segments have
+        for name in missing:  # The headers, which only some of the merged segments have.
             nulls = pa.nulls(table.num_rows, self._schema.field(name).type)
             table = table.append_column(name, nulls)
         if not table.schema.equals(self._schema):
             table = table.select(self._schema.names).cast(self._schema)
-        found = table.combine_chunks().to_batches()
-        columns = found[0] if found else pa.RecordBatch.from_pylist([], schema=self._schema)
+        chunks = table.combine_chunks().to_batches()
+        columns = chunks[0] if chunks else pa.RecordBatch.from_pylist([], schema=self._schema)
         encoded = batches.encode(columns, kind.codec, offsets=True)
         encoded.flags |= kind.flags
         encoded.delete_horizon = horizon
         return encoded
 
     def _fill_up_to(self, offset: int) -> None:
-        """Let the batch in hand end there, or put an empty one in between."""
-        held = self._held
-        if held is not None and held.exact and held.next_offset < offset:
-            self._write(held.next_offset)
-        if self._held is None and self._at < offset:
-            nothing = self._encode(empty(self._schema), BatchKind(self._epoch, 0, "none"), None)
-            self._held = PendingBatch(nothing, offset, self._epoch, False)
-        if self._held is not None and offset > self._held.next_offset:
-            self._held = self._held._replace(next_offset=offset)
-        if self._held is not None and offset == self._held.next_offset:
+        """Let the pending batch end at ``offset``, or put an empty batch in between."""
+        pending = self._pending
+        if pending is not None and pending.exact and pending.next_offset < offset:
+            self._write(pending.next_offset)
+        if self._pending is None and self._offset < offset:
+            encoded = self._encode(empty(self._schema), BatchKind(self._epoch, 0, "none"), None)
+            self._pending = PendingBatch(encoded, offset, self._epoch, False)
+        if self._pending is not None and offset > self._pending.next_offset:
+            self._pending = self._pending._replace(next_offset=offset)
+        if self._pending is not None and offset == self._pending.next_offset:
             self._write(offset)
 
-    def _write(self, end: int) -> None:
-        held, self._held = self._held, None
-        if held is None:
+    def _write(self, next_offset: int) -> None:
+        pending, self._pending = self._pending, None
+        if pending is None:
             return
-        self._new.write(held.encoded, self._at, end, held.epoch)
-        self.bytes += held.encoded.size
-        self._at = end
+        self._new.write(pending.encoded, self._offset, next_offset, pending.epoch)
+        self._offset = next_offset

@@ -1,4 +1,4 @@
-"""Holding compaction back to so many bytes a second."""
+"""Limits the bytes that compaction reads and writes per second."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ import time
 from collections.abc import Callable
 from math import inf
 
-_SLICE_SECONDS = 0.1
-"""How long to wait before asking again whether to go on."""
+_MAX_WAIT_SECONDS = 0.1
+"""How long to wait at most before the guard is called again."""
 
 
 class Throttle:
-    """Holds its callers, from any thread, back to so many bytes a second.
+    """Limits the bytes per second of all threads that share it.
 
     Args:
-        bytes_per_second: How many.
-        wait: Waits for so many seconds.
-        monotonic: The clock.
+        bytes_per_second: The limit.
+        wait: Waits for this many seconds.
+        monotonic: The clock, in seconds.
     """
 
     def __init__(
@@ -26,21 +26,21 @@ class Throttle:
         wait: Callable[[float], object] | None = None,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._rate, self._monotonic = bytes_per_second, monotonic
-        self._wait, self._paying = wait or threading.Event().wait, threading.Lock()
-        self._free = monotonic()
-        """When what was done so far is paid for."""
+        self._bytes_per_second, self._monotonic = bytes_per_second, monotonic
+        self._wait, self._lock = wait or threading.Event().wait, threading.Lock()
+        self._free_at = monotonic()
+        """When the bytes noted so far fit into the limit."""
 
     def spend(self, size: int, guard: Callable[[], object] = bool) -> None:
-        """Note that so many bytes were read or written, and wait until they are paid for.
+        """Note ``size`` bytes read or written, and wait until they fit into the limit.
 
-        ``guard`` is called now and then meanwhile; what it raises ends the wait.
+        ``guard`` is called before each wait of at most 0.1 s; its exception ends the wait.
         """
-        if self._rate == inf:
+        if self._bytes_per_second == inf:
             return
-        with self._paying:
-            self._free = max(self._free, self._monotonic()) + size / self._rate
-            paid = self._free
-        while (left := paid - self._monotonic()) > 0:
+        with self._lock:
+            start = max(self._free_at, self._monotonic())
+            self._free_at = free_at = start + size / self._bytes_per_second
+        while (seconds := free_at - self._monotonic()) > 0:
             guard()
-            self._wait(min(left, _SLICE_SECONDS))
+            self._wait(min(seconds, _MAX_WAIT_SECONDS))

@@ -1,4 +1,4 @@
-"""What all configs do: parse, show, and change by making a new one."""
+"""`Settings`, the base of all configs: parse, compare with the defaults, and change."""
 
 from __future__ import annotations
 
@@ -20,97 +20,97 @@ _NETWORK_PREFIXES = ("sasl_", "security_", "ssl_")
 
 
 class Settings:
-    """What all three configs do: parse, show, and change by making a new one."""
+    """The base of all configs: immutable, and checked when they are made."""
 
     __slots__ = ()
 
     @classmethod
     def parse(cls, settings: Mapping[str, object]) -> Self:
-        """Make a config from names in either spelling and values typed or as text.
+        """Make a config from names in either spelling, and values of their type or as text.
 
-        None means the default, except for settings that can be None.
+        None means the default.
 
         Raises:
-            InvalidConfigError: A setting is unknown (the nearest known one is
-                named), given twice, of the wrong type, or contradicts another.
+            InvalidConfigError: A setting is unknown (the error names the most similar one),
+                given twice, of the wrong type, or contradicts another one.
         """
-        given: dict[str, object] = {}
+        values: dict[str, object] = {}
         for spelling, value in settings.items():
             name = str(spelling).replace(".", "_")
             if name not in cls._fields():
                 cls._refuse(str(spelling), name)
-            if name in given:
-                raise InvalidConfigError(f"{name} is given twice, as {spelling} too", setting=name)
+            if name in values:
+                raise InvalidConfigError(f"{name} is given twice, also as {spelling}", setting=name)
             if value is not None:
-                given[name] = value
-        return cls(**given)
+                values[name] = value
+        return cls(**values)
 
     def changed(self, settings: Mapping[str, object]) -> Self:
-        """Return a copy with some settings changed; a value of None resets to the default.
+        """Return a copy with some settings changed; None sets one back to its default.
 
         Raises:
             InvalidConfigError: As `parse`.
         """
         changes = {str(name).replace(".", "_"): value for name, value in settings.items()}
         if len(changes) < len(settings):
-            self.parse(settings)  # which says what is given twice
+            self.parse(settings)  # Raises, since a setting is given twice.
         kept = {name.replace(".", "_"): value for name, value in self.overrides().items()}
         return self.parse(kept | changes)
 
     def overrides(self) -> dict[str, object]:
         """Return the settings that differ from their defaults, by their dotted names."""
-        usual = type(self)().to_dict()
-        return {name: value for name, value in self.to_dict().items() if value != usual[name]}
+        defaults = type(self)().to_dict()
+        return {name: value for name, value in self.to_dict().items() if value != defaults[name]}
 
     def to_dict(self) -> dict[str, object]:
-        """Return all settings by their dotted names."""
+        """Return all settings, by their dotted names."""
         return {name.replace("_", "."): getattr(self, name) for name in self._fields()}
 
     @classmethod
     def _fields(cls) -> dict[str, Field[Any]]:
-        known: dict[str, Field[Any]] = cls.__dataclass_fields__  # type: ignore[attr-defined]
-        return known
+        by_name: dict[str, Field[Any]] = cls.__dataclass_fields__  # type: ignore[attr-defined]
+        return by_name
 
     @classmethod
     def _refuse(cls, spelling: str, name: str) -> NoReturn:
-        """Say why there is no such setting, and which one was perhaps meant."""
+        """Raise for an unknown setting, with the most similar one or the reason."""
         if name in _NETWORK or name.startswith(_NETWORK_PREFIXES):
             raise InvalidConfigError(
-                f"{spelling} is about connecting to brokers, and a log root has no brokers",
-                todo="Leave it out: embedlog.open(path) says where the log is.",
+                f"{spelling} is a setting for connections to brokers, and embedlog has no brokers",
+                todo="Leave it out; the path of the log is an argument of embedlog.open.",
                 setting=name,
             )
         from difflib import get_close_matches
 
-        near = get_close_matches(name, cls._fields(), n=1)
-        style = "." if "." in spelling else "_"
+        similar = get_close_matches(name, cls._fields(), n=1)
+        separator = "." if "." in spelling else "_"
         raise InvalidConfigError(
             f"{cls.__name__} has no setting {spelling}",
-            todo=f"Did you mean {near[0].replace('_', style)}?" if near else None,
+            todo=f"Did you mean {similar[0].replace('_', separator)}?" if similar else None,
             setting=name,
         )
 
     def _check_each(self) -> None:
-        """Put every field into its type and range; called once, from ``__post_init__``."""
-        for each in fields(self):  # type: ignore[arg-type]
-            value = getattr(self, each.name)
-            # A default needs no check, and may be one that no user can give.
-            if value is each.default:
+        """Check every field and convert its value; called once, from ``__post_init__``."""
+        for field in fields(self):  # type: ignore[arg-type]
+            value = getattr(self, field.name)
+            # A default needs no check, and may be a value that users cannot pass.
+            if value is field.default:
                 continue
             try:
-                self._settle(each.name, each.metadata["check"](value))
+                self._set(field.name, field.metadata["check"](value))
             except ValueError as error:
                 raise InvalidConfigError(
-                    f"{each.name} {value!r} is {error}", setting=each.name, value=value
+                    f"{field.name} must be {error}, got {value!r}", setting=field.name, value=value
                 ) from None
 
-    def _settle(self, name: str, value: object) -> None:
+    def _set(self, name: str, value: object) -> None:
         object.__setattr__(self, name, value)
 
-    def _require(self, fits: bool, first: str, why: str, second: str) -> None:
-        """Refuse two settings that contradict each other, with both values."""
-        if not fits:
-            here, there = getattr(self, first), getattr(self, second)
+    def _require(self, condition: bool, first: str, why: str, second: str) -> None:
+        """Raise, with the values of two settings, unless a condition between them holds."""
+        if not condition:
             raise InvalidConfigError(
-                f"{first} {here!r} {why} {second} {there!r}", settings=(first, second)
+                f"{first} {getattr(self, first)!r} {why} {second} {getattr(self, second)!r}",
+                settings=(first, second),
             )

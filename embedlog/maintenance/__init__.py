@@ -1,6 +1,7 @@
-"""The only room that starts threads for the housekeeping: of all processes one does it.
+"""Maintenance: the background jobs of a log, done by one of its attached processes.
 
-`owning` settles who, `turns` is by which right, and `jobs` are what there is to do.
+`owner` decides which process that is and runs the threads; `jobs` lists the jobs;
+`job_context` is what a job gets; `activity` records what happened.
 """
 
 from embedlog.maintenance.job_context import (
@@ -8,7 +9,7 @@ from embedlog.maintenance.job_context import (
     JobContext,
     MaintenanceJob,
     MaintenanceOwner,
-    owner,
+    current_owner,
 )
 from embedlog.maintenance.jobs import JOBS, jobs_of
 from embedlog.maintenance.owner import Maintenance
@@ -20,6 +21,6 @@ __all__ = [
     "Maintenance",
     "MaintenanceJob",
     "MaintenanceOwner",
+    "current_owner",
     "jobs_of",
-    "owner",
 ]

@@ -1,15 +1,13 @@
-"""What the housekeeping did and saw, as records of the topic ``__activity``.
+"""Records in the topic ``__activity`` what happened to a log.
 
-Nobody who appends, creates or joins has anything to do with it.  The process
-that does the housekeeping compares the catalogue and the groups with what was
-told of them before, and tells the difference; what it does itself it tells
-when it is done.  So a process that is killed takes nothing with it that others
-could not see, and the path of an append is as it was.
+The maintenance owner writes it, so appending, creating a topic or joining a group costs
+nothing for it.  The owner compares the catalog and the groups with what was reported
+before and reports the differences; its own work it reports when that is done.  So no event
+is lost because the process that caused it was killed.
 
-What was told is noted first and written second: whoever is killed in between
-leaves an event out, but none is told twice, and none that was not.  Several
-rolls or rebalances since the last look are one event.  A log to which nothing
-happens has nothing written, not even the topic.
+An event is noted as reported first and written second: a crash in between loses an event,
+but none is reported twice, and none that did not happen.  Several rolls or rebalances
+between two rounds are one event.  An idle log gets no events, and not even the topic.
 """
 
 from __future__ import annotations
@@ -58,15 +56,15 @@ SETTINGS: Final[Mapping[str, object]] = {
     "retention.ms": 7 * 86_400_000,
     "retention.bytes": 16 << 20,
 }
-"""Of the topic, when it is made; they can be altered like any other's."""
+"""Settings of the new topic; they can be altered like those of any other."""
 
-_PATIENCE_SECONDS = 1.0
+_LOCK_SECONDS = 1.0
 _NEW: Final[Mapping[str, Any]] = {"config": {}, "places": []}
-"""What was told of a topic of which nothing was."""
-_MOST_AT_ONCE = 1_000
-"""Events a batch, so that none is over ``max.message.bytes``."""
-_LEAST_BYTES = 1 << 20
-"""On a disk with less nothing is told: what there is, the housekeeping needs."""
+"""What was reported of a topic that is new."""
+_MAX_BATCH = 1_000
+"""Events per batch, so that no batch is larger than ``max.message.bytes``."""
+_MIN_FREE_BYTES = 1 << 20
+"""With less free space nothing is reported: the jobs need what is left."""
 _log = logging.getLogger("embedlog")
 
 Fence = Callable[[kv.Txn], None]
@@ -80,48 +78,46 @@ class Event(NamedTuple):
     key: str
     """What it happened to: ``topic-partition``, a topic, a group, or a job."""
     facts: dict[str, Any]
-    """Everything else there is to say, for JSON."""
+    """The details, for JSON."""
 
     def value(self) -> bytes:
-        """Return the record's value."""
+        """Return the value of the record."""
         return json.dumps({"kind": self.kind, **self.facts}, ensure_ascii=False).encode()
 
 
-# Telling
+# Reporting
 
 
-def tell(root: Root, events: Iterable[Event], pid: int | None = None) -> None:
-    """Append events to the topic, which is made if need be.
+def report(root: Root, events: Iterable[Event], pid: int | None = None) -> None:
+    """Append events to the topic, which is created if necessary.
 
-    Whatever is in the way of that is logged and forgotten: it is no reason for the
-    housekeeping to fail.
+    Errors are only logged: no job should fail because of them.
 
     Args:
         root: The open log.
-        events: What to tell; nothing is done if there are none.
-        pid: The process that does the housekeeping: told if the last one was another.
+        events: What to report; does nothing if there are none.
+        pid: The process that does the maintenance; reported if it is a new one.
 
     Raises:
         ClosedError: The log was closed meanwhile.
     """
-    found = list(events)
-    if not found:
+    events = list(events)
+    if not events:
         return
     try:
-        if root.context.files.free_bytes() < _LEAST_BYTES:
-            raise DiskFullError("the disk is full", path=root.path)
+        if root.context.files.free_bytes() < _MIN_FREE_BYTES:
+            raise DiskFullError("The disk is full", path=root.path)
         if pid is not None and _is_new_owner(root, pid):
-            found.insert(0, Event("owner", "maintenance", {"pid": pid}))
-        log, now = _topic(root), root.clock()
-        for first in range(0, len(found), _MOST_AT_ONCE):
-            some = found[first : first + _MOST_AT_ONCE]
-            values, keys = [one.value() for one in some], [one.key.encode() for one in some]
-            encoded = batch.encode_lists(values, keys, now)
-            log.append([encoded], timeout=_PATIENCE_SECONDS)
+            events.insert(0, Event("owner", "maintenance", {"pid": pid}))
+        log, now_ms = _topic(root), root.clock()
+        for first in range(0, len(events), _MAX_BATCH):
+            part = events[first : first + _MAX_BATCH]
+            values, keys = [event.value() for event in part], [event.key.encode() for event in part]
+            log.append([batch.encode_lists(values, keys, now_ms)], timeout=_LOCK_SECONDS)
     except ClosedError:
         raise
-    except Exception as error:  # noqa: BLE001 - the housekeeping itself was done
-        _log.warning("%d events of %s are not told: %s", len(found), root.path, error)
+    except Exception as error:  # noqa: BLE001 - the job itself was done
+        _log.warning("Cannot report %d events of %s: %s", len(events), root.path, error)
 
 
 def _topic(root: Root) -> PartitionLog:
@@ -144,46 +140,52 @@ def _is_new_owner(root: Root, pid: int) -> bool:
 # What jobs did
 
 
-def done(result: object) -> list[Event]:
-    """Return the events of what a job of the housekeeping returned: a list of what it did."""
-    return [one for each in result for one in _done(each)] if isinstance(result, list) else []
+def events_of(result: object) -> list[Event]:
+    """Return the events for the result of a job."""
+    if not isinstance(result, list):
+        return []
+    return [event for item in result for event in _events_of_item(item)]
 
 
 def expired(group_id: str, count: int) -> Event:
-    """Return the event of committed offsets that were forgotten."""
+    """Return the event of committed offsets that expired."""
     return Event("expired", group_id, {"group": group_id, "offsets": count})
 
 
-def _done(one: object) -> Iterator[Event]:
-    if isinstance(one, Event):
-        yield one
-    elif isinstance(one, RetentionResult):
-        yield from _of(one.topic, one.partition, "retained", one._asdict())
+def _events_of_item(item: object) -> Iterator[Event]:
+    if isinstance(item, Event):
+        yield item
+    elif isinstance(item, RetentionResult):
+        yield from _partition_event(item.topic, item.partition, "retained", item._asdict())
     else:
-        # Only now: it loads numpy, and is there already if this is what compaction did.
+        # Imported here: it loads numpy, unless the compaction job has done that already.
         from embedlog.compaction import CleanResult
 
-        if isinstance(one, CleanResult):
-            yield from _cleaned(one)
+        if isinstance(item, CleanResult):
+            yield from _compaction_event(item)
 
 
-def _cleaned(one: CleanResult) -> Iterator[Event]:
-    if one.error is not None and not isinstance(one.error, FencedError):
-        yield from _of(one.topic, one.partition, "failed", {"error": one.why, "job": "compaction"})
-    elif one.passes:
-        wanted = (
+def _compaction_event(result: CleanResult) -> Iterator[Event]:
+    topic, partition = result.topic, result.partition
+    if result.error is not None and not isinstance(result.error, FencedError):
+        facts: dict[str, Any] = {"error": result.why, "job": "compaction"}
+        yield from _partition_event(topic, partition, "failed", facts)
+    elif result.passes:
+        names = (
             *("first_dirty", "passes", "bytes_before", "bytes_after", "records_read"),
             *("records_kept", "tombstones", "segments_before", "segments_after"),
         )
-        facts = {name: getattr(one, name) for name in wanted}
-        yield from _of(one.topic, one.partition, "compacted", facts)
+        facts = {name: getattr(result, name) for name in names}
+        yield from _partition_event(topic, partition, "compacted", facts)
 
 
-def _of(topic: str, partition: int, kind: str, facts: Mapping[str, Any]) -> Iterator[Event]:
-    # Of the topic itself nothing is told: that would never end.
+def _partition_event(
+    topic: str, partition: int, kind: str, facts: Mapping[str, Any]
+) -> Iterator[Event]:
+    # Nothing is reported of the activity topic itself: that would never end.
     if topic != ACTIVITY:
-        at = {"topic": topic, "partition": partition}
-        yield Event(kind, f"{topic}-{partition}", at | dict(facts))
+        where = {"topic": topic, "partition": partition}
+        yield Event(kind, f"{topic}-{partition}", where | dict(facts))
 
 
 def failed(job: str, error: Exception) -> Event:
@@ -191,34 +193,34 @@ def failed(job: str, error: Exception) -> Event:
     return Event("failed", job, {"job": job, "error": str(error)})
 
 
-# What others did
+# What other processes did
 
 
-def look(root: Root, fence: Fence) -> list[Event]:
-    """Return what happened to the topics and groups of a log since the last look, and note it.
+def detect_changes(root: Root, fence: Fence) -> list[Event]:
+    """Return what changed in the topics and groups of a log since the last call, and note it.
 
     Args:
         root: The open log.
-        fence: Raises if another process does the housekeeping now, which tells it then.
+        fence: Raises if another process is the maintenance owner now.
 
     Raises:
-        FencedError: It does.
+        FencedError: Raised by the fence; the new owner reports the changes.
         ClosedError: The log was closed meanwhile.
     """
     events: list[Event] = []
-    for each in (_look_at_live, _look_at_topics, _look_at_groups):
+    for detect in (_detect_new_live, _detect_topic_changes, _detect_rebalances):
         try:
-            events += each(root, fence)
+            events += detect(root, fence)
         except (ClosedError, FencedError):
             raise
         except EmbedlogError as error:
-            # A full disk, or damage that whoever needs the row is told of.
-            _log.warning("what happened to %s is not told: %s", root.path, error)
+            # A full disk, or damage that is reported by the code that needs the row.
+            _log.warning("Cannot report what happened to %s: %s", root.path, error)
     return events
 
 
-def _look_at_live(root: Root, fence: Fence) -> list[Event]:
-    """Return whether `live` is another one than that of the last look: it lasts for one boot."""
+def _detect_new_live(root: Root, fence: Fence) -> list[Event]:
+    """Report that `live` is new, as after each reboot."""
     live = root.context.live
     if REPORTED_LIVE.exists(live):
         return []
@@ -232,64 +234,66 @@ def _look_at_live(root: Root, fence: Fence) -> list[Event]:
     known = root.context.state.read(REPORTED_TOPICS.any)
     if not live.write(step) or not known:
         return []
-    reason = "after a reboot, or because it was damaged, live was built anew"
+    reason = "live was rebuilt after a reboot, or because it was damaged"
     return [Event("recovered", "live", {"reason": reason})]
 
 
-def _look_at_topics(root: Root, fence: Fence) -> list[Event]:
+def _detect_topic_changes(root: Root, fence: Fence) -> list[Event]:
     state, live = root.context.state, root.context.live
     if REPORTED_VERSION.get(live) == state.version():
         return []
-    found, version = state.read(lambda txn: (_compare(txn), txn.id()))
-    if found.rows:
+    changes, version = state.read(lambda txn: (_compare(txn), txn.id()))
+    if changes.rows:
         live.read(fence)
-        # Compared again where it is noted: so of two that look, one tells.
-        found, number = state.write(partial(_note, found.rows.keys()))
-        # What others changed in between is for the next look.
+        # Compared again in the transaction that notes it: of two processes only one reports it.
+        changes, number = state.write(partial(_note, changes.rows.keys()))
+        # What others changed in between is reported in the next round.
         version = number if number == version + 1 else version
     live.write(lambda txn: REPORTED_VERSION.put(txn, value=version))
-    return found.events
+    return changes.events
 
 
-class ActivityChange(NamedTuple):
+class TopicChanges(NamedTuple):
+    """Events, and the rows of `state` that note them as reported."""
+
     events: list[Event]
     rows: dict[bytes, dict[str, Any] | None]
-    """What will say that they were told, by key."""
+    """By key."""
 
 
-def _note(wanted: Collection[bytes], txn: kv.Txn) -> tuple[ActivityChange, int]:
-    found = _compare(txn, wanted)
-    for key, row in found.rows.items():
+def _note(wanted: Collection[bytes], txn: kv.Txn) -> tuple[TopicChanges, int]:
+    changes = _compare(txn, wanted)
+    for key, row in changes.rows.items():
         if row is None:
             txn.delete(key)
         else:
             txn.put(key, REPORTED_TOPICS.dump(key, row))
-    # Without a change this transaction is none, and its number another one's.
-    return found, txn.id() if found.rows else -1
+    # A transaction that writes nothing does not exist, and its number is that of another.
+    return changes, txn.id() if changes.rows else -1
 
 
-def _compare(txn: kv.Txn, wanted: Collection[bytes] | None = None) -> ActivityChange:
-    """Return what is different from what was told of all topics, or of some, by their rows."""
-    told = dict(kv.rows(txn, REPORTED_TOPICS.prefix()))
+def _compare(txn: kv.Txn, wanted: Collection[bytes] | None = None) -> TopicChanges:
+    """Return the differences to what was reported of all topics, or of those wanted."""
+    reported = dict(kv.rows(txn, REPORTED_TOPICS.prefix()))
     if wanted is not None:
-        told = {key: row for key, row in told.items() if key in wanted}
-    found = ActivityChange([], {})
+        reported = {key: row for key, row in reported.items() if key in wanted}
+    changes = TopicChanges([], {})
     for info in catalog.topics(txn):
         key = REPORTED_TOPICS.key(info.id)
         if info.name == ACTIVITY or (wanted is not None and key not in wanted):
             continue
-        before, places = told.pop(key, None), _places(txn, info)
-        row = _told_row(info, places)
+        before, positions = reported.pop(key, None), _positions(txn, info)
+        row = _reported_row(info, positions)
         if before != REPORTED_TOPICS.dump(key, row):
-            found.rows[key] = row
+            changes.rows[key] = row
             known = _NEW if before is None else _unpack(key, before)
             if known is not None:
-                found.events.extend(_changes(info, known))
-                found.events.extend(_moves(txn, info, known, places))
-    found.rows.update(dict.fromkeys(told))
-    # First, for one that is made anew has the name of one that is gone.
-    found.events[:0] = [event for each in told.items() for event in _deleted(*each)]
-    return found
+                changes.events.extend(_topic_events(info, known))
+                changes.events.extend(_segment_events(txn, info, known, positions))
+    changes.rows.update(dict.fromkeys(reported))
+    # First, since a topic that was created again has the name of one that was deleted.
+    changes.events[:0] = [event for item in reported.items() for event in _deleted(*item)]
+    return changes
 
 
 def _deleted(key: bytes, row: bytes) -> Iterator[Event]:
@@ -298,32 +302,33 @@ def _deleted(key: bytes, row: bytes) -> Iterator[Event]:
         yield Event("deleted", known["name"], {"topic": known["name"], "id": known["id"]})
 
 
-def _told_row(info: TopicInfo, places: list[list[int]]) -> dict[str, Any]:
-    return {"name": info.name, "id": info.id, "config": info.config.overrides(), "places": places}
+def _reported_row(info: TopicInfo, positions: list[list[int]]) -> dict[str, Any]:
+    config = info.config.overrides()
+    return {"name": info.name, "id": info.id, "config": config, "places": positions}
 
 
 def _unpack(key: bytes, row: bytes) -> dict[str, Any] | None:
-    """Return what was told of a topic; None if that is damaged: then it begins anew from now."""
+    """Return what was reported of a topic; None if that is damaged: events begin with now then."""
     try:
         known: dict[str, Any] = REPORTED_TOPICS.load(key, row)
     except CorruptionError as error:
-        _log.warning("%s; what happened since is not told", error)
+        _log.warning("%s; what happened to the topic since then is not reported", error)
         return None
     return known
 
 
-def _places(txn: kv.Txn, info: TopicInfo) -> list[list[int]]:
-    """Return of each partition where its active segment begins, and its leader epoch."""
-    places = []
+def _positions(txn: kv.Txn, info: TopicInfo) -> list[list[int]]:
+    """Return the base offset of the active segment and the leader epoch of each partition."""
+    positions = []
     for number in range(info.partitions):
         key = info.key(number)
         last, durable = catalog.last_segment(txn, key), catalog.PARTITIONS.get(txn, key)
         if last is not None and durable is not None:
-            places.append([last.base_offset, durable.leader_epoch])
-    return places
+            positions.append([last.base_offset, durable.leader_epoch])
+    return positions
 
 
-def _changes(info: TopicInfo, known: Mapping[str, Any]) -> Iterator[Event]:
+def _topic_events(info: TopicInfo, known: Mapping[str, Any]) -> Iterator[Event]:
     config = info.config.overrides()
     facts: dict[str, Any] = {"topic": info.name, "id": info.id}
     if known is _NEW:
@@ -343,63 +348,66 @@ def _changes(info: TopicInfo, known: Mapping[str, Any]) -> Iterator[Event]:
         yield Event("altered", info.name, facts)
 
 
-def _moves(
-    txn: kv.Txn, info: TopicInfo, known: Mapping[str, Any], places: list[list[int]]
+def _segment_events(
+    txn: kv.Txn, info: TopicInfo, known: Mapping[str, Any], positions: list[list[int]]
 ) -> Iterator[Event]:
-    """Yield what happened in the partitions: new segments, and epochs, which begin with a cut."""
+    """Yield the new segments and the new leader epochs, each of which begins at a truncation."""
     before = known["places"]
-    for number, (base, epoch) in enumerate(places):
+    for number, (base, epoch) in enumerate(positions):
         old_base, old_epoch = before[number] if number < len(before) else (0, 0)
         if epoch > old_epoch:
-            for each, start in catalog.epochs(txn, info.key(number)):
-                if each > old_epoch:
-                    facts = {"leader_epoch": each, "offset": start}
-                    yield from _of(info.name, number, "recovered", facts)
+            for new_epoch, start in catalog.epochs(txn, info.key(number)):
+                if new_epoch > old_epoch:
+                    facts = {"leader_epoch": new_epoch, "offset": start}
+                    yield from _partition_event(info.name, number, "recovered", facts)
         if base > old_base:
-            # Each of them begins at a roll, also if compaction has rewritten it since.
+            # Segments begin at rolls, even if compaction has rewritten them since.
             count = catalog.count_after(txn, info.key(number), old_base)
-            yield from _of(info.name, number, "rolled", {"offset": base, "segments": count})
+            facts = {"offset": base, "segments": count}
+            yield from _partition_event(info.name, number, "rolled", facts)
 
 
-def _look_at_groups(root: Root, fence: Fence) -> list[Event]:
+def _detect_rebalances(root: Root, fence: Fence) -> list[Event]:
     live = root.context.live
-    if not live.read(_unseen):
+    if not live.read(_changed_groups):
         return []
 
     def step(txn: kv.Txn) -> list[Event]:
         fence(txn)
         events = []
-        for name, version in _unseen(txn).items():
-            found = GROUPS.get(txn, name)
-            if found is None or version is None:
+        for name, version in _changed_groups(txn).items():
+            group = GROUPS.get(txn, name)
+            if group is None or version is None:
                 REPORTED_GROUPS.delete(txn, name)
                 continue
-            before = REPORTED_GROUPS.get(txn, name)
-            generation = 0 if before is None else before.generation
-            if found.settled and found.generation != generation:
-                events.append(_rebalanced(name, found))
-                generation = found.generation
+            reported = REPORTED_GROUPS.get(txn, name)
+            generation = 0 if reported is None else reported.generation
+            if group.settled and group.generation != generation:
+                events.append(_rebalanced(name, group))
+                generation = group.generation
             REPORTED_GROUPS.put(txn, name, value=(version, generation))
         return events
 
     return live.write(step)
 
 
-def _unseen(txn: kv.Txn) -> dict[str, int | None]:
-    """Return the versions of the groups that changed since the last look; None: it is gone."""
+def _changed_groups(txn: kv.Txn) -> dict[str, int | None]:
+    """Return the versions of the groups that changed; None for a group that was deleted."""
     versions = {name: version for (name,), version in GROUP_VERSIONS.scan(txn)}
-    told = {name: before.version for (name,), before in REPORTED_GROUPS.scan(txn)}
-    gone = dict.fromkeys(told.keys() - versions.keys())
-    return gone | {name: seen for name, seen in versions.items() if told.get(name) != seen}
+    reported = {name: row.version for (name,), row in REPORTED_GROUPS.scan(txn)}
+    deleted = dict.fromkeys(reported.keys() - versions.keys())
+    return deleted | {
+        name: version for name, version in versions.items() if reported.get(name) != version
+    }
 
 
-def _rebalanced(name: str, found: Membership) -> Event:
+def _rebalanced(name: str, group: Membership) -> Event:
     facts = {
         "group": name,
-        "generation": found.generation,
-        "assignor": found.assignor,
-        "topics": sorted(found.topics),
-        "members": len(found.members),
-        "partitions": sum(map(len, found.target.values())),
+        "generation": group.generation,
+        "assignor": group.assignor,
+        "topics": sorted(group.topics),
+        "members": len(group.members),
+        "partitions": sum(map(len, group.target.values())),
     }
     return Event("rebalanced", name, facts)

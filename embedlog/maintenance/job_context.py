@@ -1,4 +1,4 @@
-"""What a job of the housekeeping gets, and by which right it changes anything."""
+"""The row of the maintenance owner, and what a job gets to run with."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from embedlog.root.root import Root
 
 
 class MaintenanceOwner(NamedTuple):
-    """Who owns the housekeeping."""
+    """The process that does the maintenance of a log."""
 
     epoch: int
-    """Grows with each owner."""
-    until: int
-    """Its deadline, in milliseconds since boot."""
+    """Grows with each change of the owner."""
+    deadline_ms: int
+    """In milliseconds since boot; after it another process may take over."""
     pid: int
 
 
@@ -26,24 +26,24 @@ OWNER = keyspace.MAINTENANCE_OWNER.typed(MaintenanceOwner)
 
 
 def owner_in(txn: kv.Txn | kv.Store) -> MaintenanceOwner:
-    """Return who owns the housekeeping; with epoch 0 and deadline 0 if nobody ever did."""
+    """Return the owner in a transaction of `live`; without one, epoch 0 with a deadline of 0."""
     return OWNER.get(txn) or MaintenanceOwner(0, 0, 0)
 
 
-def owner(root: Root) -> MaintenanceOwner | None:
-    """Return who owns the housekeeping of a log; None if nobody ever did since the boot."""
+def current_owner(root: Root) -> MaintenanceOwner | None:
+    """Return the maintenance owner of a log; None if there was none since the boot."""
     return OWNER.get(root.context.live)
 
 
 class JobContext:
-    """What a job gets: the log, the time, and how to ask whether to go on.
+    """What a job gets: the log, the time, and whether to continue.
 
     Args:
         root: The open log.
-        epoch: By which the process owns the housekeeping.
-        clock: Milliseconds since 1970, as far as they are believed: one call for one round.
-        stopping: Whether to end; also a moment in which a fork may happen.
-        timeout: Seconds to wait for a partition; as long as for any lock by default.
+        epoch: The epoch of this owner.
+        clock: Returns milliseconds since 1970; called once per round.
+        should_stop: Whether the job must end; a fork may happen during this call.
+        timeout: Seconds to wait for the lock of a partition; by default as for any lock.
     """
 
     def __init__(
@@ -51,36 +51,36 @@ class JobContext:
         root: Root,
         epoch: int,
         clock: Callable[[], int],
-        stopping: Callable[[], bool],
+        should_stop: Callable[[], bool],
         timeout: float | None = None,
     ) -> None:
         self.root, self.epoch, self.clock = root, epoch, clock
-        self.stopping, self.timeout = stopping, timeout
+        self.should_stop, self.timeout = should_stop, timeout
 
-    def tell(self, events: Sequence[activity.Event]) -> None:
-        """Write what was done to the log's activity, as far as that is possible."""
-        activity.tell(self.root, events, os.getpid())
+    def report(self, events: Sequence[activity.Event]) -> None:
+        """Append events to the activity topic of the log; failures are only logged."""
+        activity.report(self.root, events, os.getpid())
 
     def fence(self, txn: kv.Txn) -> None:
-        """Raise unless this process owns the housekeeping, in a transaction of `live`.
+        """Check in a transaction of `live` that this process still is the owner.
 
         Raises:
-            FencedError: Another one does.
+            FencedError: Another process took over.
         """
         if owner_in(txn).epoch != self.epoch:
             raise FencedError(
-                "another process took the housekeeping over",
+                "Another process took over the maintenance of the log",
                 path=self.root.path,
-                todo="nothing: it goes on there",
+                todo="Nothing to do: it continues there.",
             )
 
 
 class MaintenanceJob(NamedTuple):
-    """Something to be done every so often by one process."""
+    """A job that one process does at regular intervals."""
 
     name: str
     every_seconds: float
     run: Callable[[JobContext], object]
-    """Asks `JobContext.stopping` between short pieces, and `JobContext.fence` in what deletes."""
+    """Must call `JobContext.should_stop` often, and `JobContext.fence` wherever it deletes."""
     threads: int = 1
-    """How many may do it at a time."""
+    """How many threads may run it at the same time."""

@@ -1,4 +1,4 @@
-"""What there is to do: plain functions of a `JobContext`."""
+"""The maintenance jobs: plain functions of a `JobContext`."""
 
 from __future__ import annotations
 
@@ -29,146 +29,150 @@ if TYPE_CHECKING:
 CHECKPOINT_SECONDS = 5.0
 ACTIVITY_SECONDS = 2.0
 FLUSH_SECONDS = 1.0
-FORGIVING_SECONDS = 600.0
-"""A partition that could not be compacted is left alone for so long."""
+RETRY_SECONDS = 600.0
+"""How long a partition that could not be compacted is skipped."""
 
 
 def jobs_of(config: MaintenanceConfig) -> tuple[MaintenanceJob, ...]:
-    """Return the jobs, as often as a config says."""
-    found = [
+    """Return the jobs with the intervals of a config."""
+    jobs = [
         MaintenanceJob("retention", config.log_retention_check_interval_ms / 1000, _retention),
         MaintenanceJob("flush", FLUSH_SECONDS, _flush),
         MaintenanceJob("checkpoint", CHECKPOINT_SECONDS, _checkpoint),
         MaintenanceJob(
             "offsets",
             config.offsets_retention_check_interval_ms / 1000,
-            lambda turn: _expire_offsets(turn, config.offsets_retention_minutes * 60_000),
+            lambda job: _expire_offsets(job, config.offsets_retention_minutes * 60_000),
         ),
         MaintenanceJob(
             "producers", config.producer_id_expiration_check_interval_ms / 1000, _expire_producers
         ),
     ]
     if config.log_cleaner_enable:
-        pause, threads = config.log_cleaner_backoff_ms / 1000, config.log_cleaner_threads
-        found.append(MaintenanceJob("compaction", pause, CompactionJob(config), threads))
-    # The last one, so that a round by hand tells also what it changed.
-    found.append(MaintenanceJob("activity", ACTIVITY_SECONDS, _activity))
-    return tuple(found)
+        backoff, threads = config.log_cleaner_backoff_ms / 1000, config.log_cleaner_threads
+        jobs.append(MaintenanceJob("compaction", backoff, CompactionJob(config), threads))
+    # The last one, so that `maintain` also reports what the other jobs changed.
+    jobs.append(MaintenanceJob("activity", ACTIVITY_SECONDS, _activity))
+    return tuple(jobs)
 
 
-def _retention(turn: JobContext) -> list[RetentionResult]:
+def _retention(job: JobContext) -> list[RetentionResult]:
     return retain(
-        turn.root,
-        turn.clock(),
-        fence=turn.fence,
-        stopped=turn.stopping,
-        timeout=turn.timeout,
+        job.root, job.clock(), fence=job.fence, stopped=job.should_stop, timeout=job.timeout
     )
 
 
-def _flush(turn: JobContext) -> list[PartitionLog]:
-    """Flush what flush.ms asks for where nothing is appended any more, so nobody notices (A22)."""
-    late = [log for log in _used(turn, has_flush_interval) if flush.is_overdue(log)]
+def _flush(job: JobContext) -> list[PartitionLog]:
+    """Flush partitions for which flush.ms has passed without another append (A22)."""
+    late = [log for log in _used_partitions(job, has_flush_interval) if flush.is_overdue(log)]
     if late:
         flush.flush(late)
     return late
 
 
-def _checkpoint(turn: JobContext) -> int:
-    return offsets.checkpoint(turn.root.context.live, turn.root.context.state)
+def _checkpoint(job: JobContext) -> int:
+    return offsets.checkpoint(job.root.context.live, job.root.context.state)
 
 
-def _expire_offsets(turn: JobContext, retention_ms: int) -> int:
-    """Forget what groups committed that were not used for so long (M15)."""
-    context, now = turn.root.context, turn.clock()
+def _expire_offsets(job: JobContext, retention_ms: int) -> int:
+    """Delete committed offsets of groups that were not used for ``retention_ms`` (M15)."""
+    context, now_ms = job.root.context, job.clock()
     expired = {}
     for name in group_ids(context.live, context.state):
-        if turn.stopping():
+        if job.should_stop():
             break
-        expired[name] = Group(context, name, tail.ends).expire_offsets(now, retention_ms)
-    turn.tell([activity.expired(name, count) for name, count in expired.items() if count])
+        expired[name] = Group(context, name, tail.ends).expire_offsets(now_ms, retention_ms)
+    job.report([activity.expired(name, count) for name, count in expired.items() if count])
     return sum(expired.values())
 
 
-def _expire_producers(turn: JobContext) -> int:
+def _expire_producers(job: JobContext) -> int:
     """Forget the producers that were idle for `producer.id.expiration.ms` (G19)."""
-    now_ms, forgotten = turn.clock(), 0
+    now_ms, expired = job.clock(), 0
     failures: list[EmbedlogError] = []
-    for log in _used(turn, lambda config: True):
-        if turn.stopping():
+    for log in _used_partitions(job, lambda config: True):
+        if job.should_stop():
             break
         try:
-            forgotten += expire_producers(log, now_ms, fence=turn.fence, timeout=turn.timeout)
+            expired += expire_producers(log, now_ms, fence=job.fence, timeout=job.timeout)
         except (ClosedError, FencedError):
             raise
         except UnknownTopicOrPartitionError:
-            continue  # deleted meanwhile
+            continue  # The topic was deleted meanwhile.
         except EmbedlogError as error:
             failures.append(error)
     if failures:
         raise failures[0]
-    return forgotten
+    return expired
 
 
-def _activity(turn: JobContext) -> list[activity.Event]:
-    """Tell what others did since the last look."""
-    return activity.look(turn.root, turn.fence)
+def _activity(job: JobContext) -> list[activity.Event]:
+    """Return the changes that other processes made since the last round."""
+    return activity.detect_changes(job.root, job.fence)
 
 
 class CompactionJob:
-    """Compacts what is due; its threads share one budget of bytes, and what failed (D3, D4).
+    """Compacts what is due; its threads share a throttle and the list of failures (D3, D4).
 
-    Several threads look for themselves; of a partition that one of them has the
-    others are told that it is not free, and go on with the next.
+    Each thread selects partitions by itself; if another thread is compacting one, the
+    thread gets an error and continues with the next.
     """
 
     def __init__(self, config: MaintenanceConfig) -> None:
         self._config = config
-        self._pace: Throttle | None = None
+        self._throttle: Throttle | None = None
         self._failed: dict[PartitionLog, EmbedlogError] = {}
-        self._forgiven = monotonic()
+        self._failed_since = monotonic()
 
-    def __call__(self, turn: JobContext) -> list[CleanResult]:
-        """Do one round; what went wrong with a partition is in its `CleanResult`."""
-        logs = list(_used(turn, lambda config: config.compacts))
+    def __call__(self, job: JobContext) -> list[CleanResult]:
+        """Do one round; errors of a partition are in its `CleanResult`."""
+        logs = list(_used_partitions(job, lambda config: config.compacts))
         if not logs:
             return []
-        # Only now: it loads numpy, which a program without compacted topics may never need.
+        # Imported here: it loads numpy, which programs without compacted topics may not need.
         from embedlog.compaction import Throttle, clean_round
 
-        self._pace = self._pace or Throttle(self._config.log_cleaner_io_max_bytes_per_second)
-        if monotonic() - self._forgiven > FORGIVING_SECONDS:
+        self._throttle = self._throttle or Throttle(
+            self._config.log_cleaner_io_max_bytes_per_second
+        )
+        if monotonic() - self._failed_since > RETRY_SECONDS:
             self._failed.clear()
-            self._forgiven = monotonic()
+            self._failed_since = monotonic()
 
         def fence() -> None:
-            if turn.stopping():
-                raise FencedError("the housekeeping ends here", path=turn.root.path)
-            turn.root.context.live.read(turn.fence)
+            if job.should_stop():
+                raise FencedError("Maintenance ends in this process", path=job.root.path)
+            job.root.context.live.read(job.fence)
 
-        now = turn.clock()
-        done = clean_round(
-            logs, now, self._failed, settings=self._config, fence=fence, pace=self._pace
+        results = clean_round(
+            logs,
+            job.clock(),
+            self._failed,
+            settings=self._config,
+            fence=fence,
+            throttle=self._throttle,
         )
-        # There may be room again.
+        # There may be space again in the next round.
         for log, error in list(self._failed.items()):
             if isinstance(error, DiskFullError):
                 self._failed.pop(log, None)
-        if done:
-            # Compaction may have given the reserve up, and made room for it since.
-            turn.root.context.reserve.keep()
-        return done
+        if results:
+            # Compaction may have given up the reserve, and freed the space for it since.
+            job.root.context.reserve.keep()
+        return results
 
 
-def _used(turn: JobContext, wanted: Callable[[TopicConfig], bool]) -> Iterator[PartitionLog]:
-    """Yield the partitions used since the boot, of topics with such a config."""
-    for info in turn.root.topics().values():
+def _used_partitions(
+    job: JobContext, wanted: Callable[[TopicConfig], bool]
+) -> Iterator[PartitionLog]:
+    """Yield the partitions used since the boot whose topics have such a config."""
+    for info in job.root.topics().values():
         for number in range(info.partitions if wanted(info.config) else 0):
             try:
-                log = turn.root.partition(info.name, number)
+                log = job.root.partition(info.name, number)
             except UnknownTopicOrPartitionError:
-                break  # deleted meanwhile
-            # To look at one that was not would make its files.
+                break  # The topic was deleted meanwhile.
+            # Using one that was not used since the boot would create its files.
             if log.context.live.get(log.tail_key) is not None:
                 yield log
 

@@ -1,16 +1,14 @@
-"""Who does the housekeeping of a log, and when.
+"""Decides which process does the maintenance of a log, and runs its threads.
 
-Of all attached processes one owns it: it holds the lock ``locks/maintenance``,
-and its *epoch* stands in `live`.  The lock is free the moment its process
-dies, and a thread of each other process waits for that death.  A process that
-was stopped keeps the lock, so its deadline counts (by the clock that goes on
-while a machine sleeps): past it another one raises the epoch.  Every
-transaction that deletes checks the epoch, so that one that wakes deletes
-nothing (R3, P14).
+One of all attached processes is the owner: it holds the lock ``locks/maintenance``, and
+its *epoch* is in `live`.  The lock is free the moment the owner dies, and a thread of each
+other process waits for that death.  A process that was stopped keeps the lock, so its
+deadline counts, by a clock that goes on while the machine sleeps: after it, another
+process raises the epoch.  Every transaction that deletes checks the epoch, so a former
+owner that wakes up deletes nothing (R3, P14).
 
-When a job was last done stands in `live` too, so that processes that live for
-seconds only do their share.  Nothing starts before a program does something
-with its log.
+The time when a job was last done is in `live` too, so that processes that live for a few
+seconds do their share only.  Nothing starts before a program uses its log.
 """
 
 from __future__ import annotations
@@ -41,36 +39,37 @@ from embedlog.retention import BoundedClock
 from embedlog.root.root import Root
 
 SESSION_MS = 15_000
-"""An owner that is silent for so long is overtaken."""
-BEAT_SECONDS = 3.0
-"""How often an owner shows that it lives, and the others look whether it left."""
-PATIENCE_SECONDS = 1.0
-"""How long the background waits for a partition: the next round tries again."""
-_SOON_SECONDS = 0.01
-"""A process that ends is told a moment before its locks are free."""
-_MOST_BLIND = 100
-"""Looks at a lock whose process is gone; after that it is one that cannot be seen from here."""
-_LEAST_SECONDS = 1.0
-"""A program does its own things first; one that ends before this does no housekeeping."""
+"""An owner without a heartbeat for so long is replaced."""
+HEARTBEAT_SECONDS = 3.0
+"""The interval of the owner's heartbeats, and of the checks of other processes."""
+LOCK_SECONDS = 1.0
+"""How long the threads wait for the lock of a partition: the next round tries again."""
+_RETRY_SECONDS = 0.01
+"""The death of a process is reported a moment before its locks are free."""
+_MAX_BLIND_TRIES = 100
+"""Tries while the owner's process is gone; after that it may be one not visible from here."""
+_FIRST_SECONDS = 1.0
+"""A program does its own work first; one that ends before this does no maintenance."""
 _FORK_SECONDS = 1.0
-_TRIES = 3
+_MAX_TRIES = 3
 
 T = TypeVar("T")
 
 _LOCK = "locks/maintenance"
 _log = logging.getLogger("embedlog")
-_all: weakref.WeakSet[Maintenance] = weakref.WeakSet()
+_instances: weakref.WeakSet[Maintenance] = weakref.WeakSet()
 
 
 class Maintenance:
-    """One process's part in the housekeeping of one log.
+    """The part of one process in the maintenance of one log.
 
     Args:
         root: The open log.
-        doubting: Whether to doubt the root's clock when it jumps: not one that a program passed.
-        jobs: What there is to do.
-        background: Whether this process may own it; if not, only `maintain` does anything.
-        session_ms: How long the owner may be silent.
+        jobs: The jobs.
+        bound_clock: Whether to bound jumps of the root's clock; not for a clock that the
+            program passed.
+        background: Whether this process may become the owner; if not, only `maintain` runs jobs.
+        session_ms: How long the owner may be without a heartbeat.
     """
 
     def __init__(
@@ -78,167 +77,170 @@ class Maintenance:
         root: Root,
         jobs: Sequence[MaintenanceJob] = JOBS,
         *,
-        doubting: bool = False,
+        bound_clock: bool = False,
         background: bool = True,
         session_ms: int = SESSION_MS,
     ) -> None:
         self.root, self.jobs, self.session_ms = root, tuple(jobs), session_ms
         self.background = background and root.mode == "rw"
-        self._doubting = doubting
+        self._bound_clock = bound_clock
         self.failures: dict[str, Exception] = {}
-        """By job, why it failed the last time; it is logged too, and tried again."""
+        """By job, the error of its last run; it is logged too, and the job is tried again."""
         self._closed = False
-        self._renew()
-        _all.add(self)
+        self._reset()
+        _instances.add(self)
 
-    def _renew(self) -> None:
-        """Begin without threads and locks: new, or in a forked child, whose parent has them."""
+    def _reset(self) -> None:
+        """Begin without threads and locks: when new, or in a forked child."""
         self.epoch: int | None = None
-        """By which this process owns the housekeeping now; None if it does not."""
-        self._fd: int | None = None
-        self._starting = threading.Lock()
-        self._claims = threading.Lock()
-        self._keeper: threading.Thread | None = None
+        """The epoch of this process as owner; None if it is not the owner."""
+        self._lock_fd: int | None = None
+        self._start_lock = threading.Lock()
+        self._owner_lock = threading.Lock()
+        """Held while this process becomes the owner, gives that up, or sends a heartbeat."""
+        self._thread: threading.Thread | None = None
         self._watch: ProcessWatch | None = None
         self._workers: list[MaintenanceThread] = []
-        self._blind = 0
+        self._blind_tries = 0
         self._running = {job.name: threading.Semaphore(job.threads) for job in self.jobs}
 
-    # The life of it
+    # Start and stop
 
-    def ensure(self) -> None:
-        """Start the thread, if it may and none runs; it does nothing in its first second."""
-        if self._keeper is not None or not self.background or self._closed:
+    def start(self) -> None:
+        """Start the thread unless it runs already; it does nothing in its first second."""
+        if self._thread is not None or not self.background or self._closed:
             return
-        with self._starting:
-            if self._keeper is None and not self._closed:
+        with self._start_lock:
+            if self._thread is None and not self._closed:
                 try:
                     self._watch = ProcessWatch()
-                    keeper = threading.Thread(
-                        target=self._keep, name="embedlog-maintenance", daemon=True
+                    thread = threading.Thread(
+                        target=self._run, name="embedlog-maintenance", daemon=True
                     )
-                    keeper.start()
-                    self._keeper = keeper
+                    thread.start()
+                    self._thread = thread
                 except (OSError, RuntimeError) as error:
-                    # Not for want of a descriptor or a thread does a program fail that asked
-                    # for none; the next use of the log tries again.
-                    _log.warning("no housekeeping of %s from here: %s", self.root.path, error)
+                    # A program that only reads or writes must not fail because there is no
+                    # descriptor or thread left; the next use of the log tries again.
+                    _log.warning("Cannot start the maintenance of %s: %s", self.root.path, error)
 
-    def forsake(self) -> None:
-        """End soon: nobody has the log any more."""
+    def request_stop(self) -> None:
+        """Let the threads end soon, without waiting: the log is no longer used."""
         self._closed = True
         if self._watch is not None:
             self._watch.ring()
 
     def close(self) -> None:
-        """End the threads, and wait for them; what they do ends after the piece in hand."""
-        with self._starting:
-            self.forsake()
-        keeper = self._keeper
-        if keeper is not None and keeper is not threading.current_thread():
-            keeper.join()
+        """End the threads and wait for them; a job ends at its next `should_stop`."""
+        with self._start_lock:
+            self.request_stop()
+        thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
+            thread.join()
 
-    # Owning it
+    # Ownership
 
-    def _keep(self) -> None:
+    def _run(self) -> None:
         assert self._watch is not None
-        watch, nap = self._watch, _LEAST_SECONDS
+        watch, wait_seconds = self._watch, _FIRST_SECONDS
         try:
             while not self._closed:
-                watch.wait(nap)
+                watch.wait(wait_seconds)
                 if not self._closed:
-                    nap = self._look()
+                    wait_seconds = self._step()
         except ClosedError:
-            pass  # the log was closed under it
+            pass  # The log was closed meanwhile.
         finally:
-            self._give_up(release=True)
+            self._resign(release=True)
             watch.close()
 
-    def _look(self) -> float:
-        """Take the housekeeping over, or show that this process has it; return how long to wait."""
-        if not self._claims.acquire(blocking=False):
-            return BEAT_SECONDS  # `maintain` has it
+    def _step(self) -> float:
+        """Try to become the owner, or send a heartbeat; return how many seconds to wait."""
+        if not self._owner_lock.acquire(blocking=False):
+            return HEARTBEAT_SECONDS  # `maintain` runs.
         try:
             if self.epoch is not None:
-                self._beat()
-                return BEAT_SECONDS
-            return self._try()
+                self._heartbeat()
+                return HEARTBEAT_SECONDS
+            return self._try_own()
         except FencedError as error:
             _log.info("%s", error)
-            self._give_up(release=False)
-            return BEAT_SECONDS
+            self._resign(release=False)
+            return HEARTBEAT_SECONDS
         except ClosedError:
             raise
         except EmbedlogError as error:
-            _log.warning("housekeeping of %s: %s", self.root.path, error)
-            return BEAT_SECONDS
+            _log.warning("Maintenance of %s: %s", self.root.path, error)
+            return HEARTBEAT_SECONDS
         except RuntimeError as error:
-            # No thread can be started: somebody else may have more luck.
-            _log.warning("housekeeping of %s: %s", self.root.path, error)
-            self._give_up(release=True)
-            return BEAT_SECONDS
+            # No thread can be started here; another process may be able to.
+            _log.warning("Maintenance of %s: %s", self.root.path, error)
+            self._resign(release=True)
+            return HEARTBEAT_SECONDS
         finally:
-            self._claims.release()
+            self._owner_lock.release()
 
-    def _try(self) -> float:
-        """Own it if nobody does; else wait for the end of who does."""
+    def _try_own(self) -> float:
+        """Become the owner if there is none; otherwise watch for the end of its process."""
         assert self._watch is not None
-        epoch = self._claim(free=self._lock())
+        epoch = self._claim(force=self._lock())
         if epoch is not None:
             self.epoch = epoch
             self._watch.watch(())
             self._start_workers(epoch)
-            return BEAT_SECONDS
+            return HEARTBEAT_SECONDS
         owner = owner_in(self.root.context.live)
         self._watch.watch({owner.pid} if owner.pid else ())
-        self._blind = self._blind + 1 if self._watch.blind else 0
-        if 0 < self._blind <= _MOST_BLIND:
-            return _SOON_SECONDS
-        left = (owner.until - self._uptime()) / 1000
-        return max(min(left, BEAT_SECONDS), _SOON_SECONDS)
+        self._blind_tries = self._blind_tries + 1 if self._watch.blind else 0
+        if 0 < self._blind_tries <= _MAX_BLIND_TRIES:
+            return _RETRY_SECONDS
+        seconds_left = (owner.deadline_ms - self._uptime_ms()) / 1000
+        return max(min(seconds_left, HEARTBEAT_SECONDS), _RETRY_SECONDS)
 
     def _lock(self) -> bool:
         files = self.root.context.files
-        if self._fd is None:
-            self._fd = files.open(_LOCK, write=True, create=True)
-        return files.try_lock(self._fd)
+        if self._lock_fd is None:
+            self._lock_fd = files.open(_LOCK, write=True, create=True)
+        return files.try_lock(self._lock_fd)
 
     def _unlock(self) -> None:
-        if self._fd is not None:
-            self.root.context.files.unlock(self._fd)
+        if self._lock_fd is not None:
+            self.root.context.files.unlock(self._lock_fd)
 
-    def _claim(self, *, free: bool) -> int | None:
-        """Raise the epoch, if the lock is free or its holder silent; None if it is neither."""
-        now = self._uptime()
+    def _claim(self, *, force: bool) -> int | None:
+        """Raise the epoch and return it; without ``force`` only past the deadline, else None."""
+        now_ms = self._uptime_ms()
 
         def step(txn: kv.Txn) -> int | None:
             owner = owner_in(txn)
-            if not free and owner.until > now:
+            if not force and owner.deadline_ms > now_ms:
                 return None
-            claim = MaintenanceOwner(owner.epoch + 1, now + self.session_ms, os.getpid())
-            OWNER.put(txn, value=claim)
-            return owner.epoch + 1
+            epoch = owner.epoch + 1
+            OWNER.put(txn, value=MaintenanceOwner(epoch, now_ms + self.session_ms, os.getpid()))
+            return epoch
 
-        if not free and owner_in(self.root.context.live).until > now:
+        # First without a write transaction, since all other processes come here again and again.
+        if not force and owner_in(self.root.context.live).deadline_ms > now_ms:
             return None
         return self._write(step)
 
-    def _beat(self) -> None:
-        """Show that this process lives, and take the lock of one that it overtook."""
+    def _heartbeat(self) -> None:
+        """Move the deadline, and take the lock if a former owner has released it since."""
         assert self.epoch is not None
         self._lock()
-        self._extend(self.epoch, self._uptime() + self.session_ms)
+        self._set_deadline(self.epoch, self._uptime_ms() + self.session_ms)
 
-    def _extend(self, epoch: int, until: int) -> None:
-        turn = JobContext(self.root, epoch, self.root.clock, bool)
+    def _set_deadline(self, epoch: int, deadline_ms: int) -> None:
+        context = JobContext(self.root, epoch, self.root.clock, bool)
 
         def step(txn: kv.Txn) -> None:
-            turn.fence(txn)
-            OWNER.put(txn, value=MaintenanceOwner(epoch, until, os.getpid()))
+            context.fence(txn)
+            OWNER.put(txn, value=MaintenanceOwner(epoch, deadline_ms, os.getpid()))
 
         self._write(step)
 
-    def _give_up(self, *, release: bool) -> None:
+    def _resign(self, *, release: bool) -> None:
+        """Stop the workers; with ``release``, let others take over at once."""
         epoch, self.epoch = self.epoch, None
         for worker in self._workers:
             worker.stop()
@@ -248,209 +250,205 @@ class Maintenance:
         self._workers = []
         try:
             if epoch is not None and release:
-                # So that the others need not wait for the end of the session.
-                self._extend(epoch, 0)
+                self._set_deadline(epoch, 0)
         except EmbedlogError:
-            pass  # it is another's, or the log is closed: by the lock they see it too
+            pass  # There is a new owner, or the log is closed; the lock shows that too.
         finally:
             if not self.root.closed:
                 self._unlock()
 
     def _write(self, step: kv.Step[T]) -> T:
-        """Run a step on `live`, on a full disk without the reserve."""
+        """Run a step on `live`, with the help of the reserve if the disk is full."""
         context = self.root.context
         return context.reserve.used_by(lambda: context.live.write(step))
 
-    def _uptime(self) -> int:
+    def _uptime_ms(self) -> int:
         return self.root.context.files.uptime_ms()
 
-    def _clock(self) -> Callable[[], int]:
-        return self._believed_clock() if self._doubting else self.root.clock
+    def _job_clock(self) -> Callable[[], int]:
+        return self._bounded_clock() if self._bound_clock else self.root.clock
 
-    def _believed_clock(self) -> BoundedClock:
+    def _bounded_clock(self) -> BoundedClock:
         context = self.root.context
         return BoundedClock(context.live, self.root.clock, context.files.uptime_ms)
 
-    # The jobs
+    # Jobs
 
     def _start_workers(self, epoch: int) -> None:
-        if self._doubting:
-            # Before the first round: a clock that is set meanwhile is seen to jump.
-            self._believed_clock().begin()
+        if self._bound_clock:
+            # Before the first round, so that a jump meanwhile is noticed.
+            self._bounded_clock().begin()
         self._workers = [
-            MaintenanceThread(self, job, epoch) for job in self.jobs for _ in range(job.threads)
+            MaintenanceThread(self, job, epoch, self._job_clock())
+            for job in self.jobs
+            for _ in range(job.threads)
         ]
         for worker in self._workers:
             worker.start()
 
     def due_seconds(self, job: MaintenanceJob) -> float:
-        """Return when a job is to be done next: so long after it was last, by whichever process."""
-        now, before = self._uptime(), JOB_RUNS.get(self.root.context.live, job.name)
-        if before is None:
-            # The first time counts from when somebody was first there to do it.
-            self._note(job)
+        """Return in how many seconds a job is due, whichever process did it last."""
+        last_ms = JOB_RUNS.get(self.root.context.live, job.name)
+        if last_ms is None:
+            # The first interval begins now.
+            self._note_done(job)
             return job.every_seconds
-        return max(job.every_seconds - (now - before) / 1000, _LEAST_SECONDS)
+        return max(job.every_seconds - (self._uptime_ms() - last_ms) / 1000, _FIRST_SECONDS)
 
-    def _note(self, job: MaintenanceJob) -> None:
-        if job.every_seconds < BEAT_SECONDS:
-            return  # it need not be known, and nothing is written where nothing happens
-        now = self._uptime()
-        self._write(lambda txn: JOB_RUNS.put(txn, job.name, value=now))
+    def _note_done(self, job: MaintenanceJob) -> None:
+        if job.every_seconds < HEARTBEAT_SECONDS:
+            return  # Not worth it; and an idle log gets no writes.
+        now_ms = self._uptime_ms()
+        self._write(lambda txn: JOB_RUNS.put(txn, job.name, value=now_ms))
 
-    def do(self, job: MaintenanceJob, turn: JobContext) -> object:
-        """Do a job once; never more of them at a time in one process than its ``threads``."""
+    def run_job(self, job: MaintenanceJob, context: JobContext) -> object:
+        """Run a job once; a process runs at most ``job.threads`` of them at the same time."""
         with self._running[job.name]:
-            done = self.root.context.reserve.used_by(lambda: job.run(turn))
-            self._note(job)
-        if events := activity.done(done):
-            turn.tell(events)
-        return done
+            result = self.root.context.reserve.used_by(lambda: job.run(context))
+            self._note_done(job)
+        if events := activity.events_of(result):
+            context.report(events)
+        return result
+
+    def note_failure(self, job: MaintenanceJob, context: JobContext, error: Exception) -> None:
+        """Keep the error of a job, and report it unless it is the same as before."""
+        before, self.failures[job.name] = self.failures.get(job.name), error
+        if str(before) != str(error):
+            context.report([activity.failed(job.name, error)])
 
     def maintain(self) -> dict[str, object]:
-        """Do every job once, now and in this thread, and return what each of them did, by name.
+        """Run every job once, in this thread, and return their results by name.
 
-        Another process that owns the housekeeping is overtaken for so long.
+        If another process is the owner, this one takes over for that time.
 
         Raises:
-            FencedError: Others came in between, again and again.
-            EmbedlogError: A job failed; the others were done.  The first error is raised.
+            FencedError: Other processes took over in the meantime, again and again.
+            EmbedlogError: The first error of a job; all other jobs were run.
         """
         self.root.context.check_writable()
-        for attempt in range(_TRIES):
+        for attempt in range(_MAX_TRIES):
             try:
-                with self._owning() as turn:
-                    return self._do_all(turn)
+                with self._owned() as context:
+                    return self._run_all(context)
             except FencedError:
-                if attempt == _TRIES - 1:
+                if attempt == _MAX_TRIES - 1:
                     raise
         raise AssertionError("unreachable")
 
-    def _note_failure(self, job: MaintenanceJob, turn: JobContext, error: Exception) -> None:
-        before, self.failures[job.name] = self.failures.get(job.name), error
-        if str(before) != str(error):
-            turn.tell([activity.failed(job.name, error)])
-
-    def _do_all(self, turn: JobContext) -> dict[str, object]:
+    def _run_all(self, context: JobContext) -> dict[str, object]:
         failures: list[EmbedlogError] = []
-        done: dict[str, object] = {}
+        results: dict[str, object] = {}
         for job in self.jobs:
             try:
-                done[job.name] = self.do(job, turn)
+                results[job.name] = self.run_job(job, context)
                 self.failures.pop(job.name, None)
             except (ClosedError, FencedError):
                 raise
             except EmbedlogError as error:
                 failures.append(error)
-                self._note_failure(job, turn, error)
+                self.note_failure(job, context, error)
         if failures:
             raise failures[0]
-        return done
+        return results
 
     @contextmanager
-    def _owning(self) -> Iterator[JobContext]:
-        """Own it for a while: by the background's epoch, or by one that is taken from whoever."""
-        with self._claims:
+    def _owned(self) -> Iterator[JobContext]:
+        """Be the owner for a while: with the epoch of the background thread, or a new one."""
+        with self._owner_lock:
             epoch = self.epoch
             if epoch is None:
-                yield from self._taking()
+                yield from self._take_over()
                 return
-        yield JobContext(self.root, epoch, self._clock(), bool)
+        yield JobContext(self.root, epoch, self._job_clock(), bool)
 
-    def _taking(self) -> Iterator[JobContext]:
-        """Raise the epoch: who has it is fenced, lets go of the lock, and has it again after."""
-        locked, beaten = self._lock(), monotonic()
-        epoch = self._take()
+    def _take_over(self) -> Iterator[JobContext]:
+        """Raise the epoch: the owner is fenced, releases the lock, and may own it again later."""
+        locked, last_heartbeat = self._lock(), monotonic()
+        epoch = self._claim(force=True)
+        assert epoch is not None
 
-        def stopping() -> bool:
-            nonlocal locked, beaten
+        def should_stop() -> bool:
+            nonlocal locked, last_heartbeat
             locked = locked or self._lock()
-            if monotonic() - beaten > BEAT_SECONDS:
-                beaten = monotonic()
-                self._extend(epoch, self._uptime() + self.session_ms)
+            if monotonic() - last_heartbeat > HEARTBEAT_SECONDS:
+                last_heartbeat = monotonic()
+                self._set_deadline(epoch, self._uptime_ms() + self.session_ms)
             return False
 
         try:
-            yield JobContext(self.root, epoch, self._clock(), stopping)
+            yield JobContext(self.root, epoch, self._job_clock(), should_stop)
         finally:
             if not self.root.closed:
                 if owner_in(self.root.context.live).epoch == epoch:
-                    self._extend(epoch, 0)
+                    self._set_deadline(epoch, 0)
                 self._unlock()
-
-    def _take(self) -> int:
-        until = self._uptime() + self.session_ms
-
-        def step(txn: kv.Txn) -> int:
-            epoch = owner_in(txn).epoch + 1
-            OWNER.put(txn, value=MaintenanceOwner(epoch, until, os.getpid()))
-            return epoch
-
-        return self._write(step)
 
 
 class MaintenanceThread(threading.Thread):
-    """Does one job, as long as this process owns the housekeeping."""
+    """Runs one job as long as this process is the owner."""
 
-    def __init__(self, maintenance: Maintenance, job: MaintenanceJob, epoch: int) -> None:
+    def __init__(
+        self, maintenance: Maintenance, job: MaintenanceJob, epoch: int, clock: Callable[[], int]
+    ) -> None:
         super().__init__(name=f"embedlog-{job.name}", daemon=True)
-        self._of, self._job = maintenance, job
+        self._maintenance, self._job = maintenance, job
         self._stopped = threading.Event()
-        # Held while it works.  A fork waits for it: what is copied in the middle of a piece
-        # of work, as Arrow's own locks, would hang the child.
+        # Held while the job runs.  A fork waits for it: a child copied in the middle of a job
+        # would hang, for example in Arrow's own locks.
         self.busy = threading.Lock()
-        self._turn = JobContext(
-            maintenance.root, epoch, maintenance._clock(), self._stopping, PATIENCE_SECONDS
-        )
+        self._context = JobContext(maintenance.root, epoch, clock, self._should_stop, LOCK_SECONDS)
 
     def stop(self) -> None:
+        """Let the thread end at the job's next `should_stop`."""
         self._stopped.set()
 
-    def _stopping(self) -> bool:
+    def _should_stop(self) -> bool:
         self.busy.release()
         self.busy.acquire()
         return self._stopped.is_set()
 
     def run(self) -> None:
+        """Run the job whenever it is due."""
         try:
-            due = self._of.due_seconds(self._job)
+            due = self._maintenance.due_seconds(self._job)
             while not self._stopped.wait(due):
                 with self.busy:
-                    self._work()
+                    self._run_job()
                 due = self._job.every_seconds
         except (ClosedError, FencedError):
-            pass  # the thread that beats sees it as well, and ends this one
+            pass  # The thread with the heartbeat notices it as well, and ends this one.
 
-    def _work(self) -> None:
+    def _run_job(self) -> None:
+        maintenance, job = self._maintenance, self._job
         try:
-            self._of.do(self._job, self._turn)
-            self._of.failures.pop(self._job.name, None)
+            maintenance.run_job(job, self._context)
+            maintenance.failures.pop(job.name, None)
         except (ClosedError, FencedError):
             raise
-        except Exception as error:  # noqa: BLE001 - nobody else would hear of it
-            self._of._note_failure(self._job, self._turn, error)
+        except Exception as error:  # noqa: BLE001 - there is no caller to raise it to
+            maintenance.note_failure(job, self._context, error)
             trace = None if isinstance(error, EmbedlogError) else error
-            _log.warning("%s of %s: %s", self._job.name, self._of.root.path, error, exc_info=trace)
+            _log.warning("Job %s of %s: %s", job.name, maintenance.root.path, error, exc_info=trace)
 
 
 def _before_fork() -> None:
-    for each in list(_all):
-        for worker in each._workers:
-            _held.extend([worker.busy] if worker.busy.acquire(timeout=_FORK_SECONDS) else [])
+    for maintenance in list(_instances):
+        for worker in maintenance._workers:
+            _locked.extend([worker.busy] if worker.busy.acquire(timeout=_FORK_SECONDS) else [])
 
 
 def _after_fork_in_parent() -> None:
-    while _held:
-        _held.pop().release()
+    while _locked:
+        _locked.pop().release()
 
 
 def _after_fork_in_child() -> None:
-    _held.clear()
-    for each in list(_all):
-        each._renew()
+    _locked.clear()
+    for maintenance in list(_instances):
+        maintenance._reset()
 
 
-_held: list[threading.Lock] = []
+_locked: list[threading.Lock] = []
 os.register_at_fork(
     before=_before_fork,
     after_in_parent=_after_fork_in_parent,

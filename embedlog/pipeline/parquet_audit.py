@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from embedlog.api.topic import OffsetRange, TopicView
+from embedlog.api.offset_range import OffsetRange
+from embedlog.api.topic import TopicView
 from embedlog.errors import OffsetOutOfRangeError, UnknownTopicOrPartitionError
 from embedlog.pipeline.audit_progress import NOT_AUDITED, AuditedTopic, current_state
 from embedlog.record import TopicPartition

@@ -1,9 +1,8 @@
-"""What is deleted, when, and who may keep it: plain functions over an open log and a clock.
+"""Retention: what is deleted, when, and what may keep it; functions of an open log and a time.
 
-`deciding` says what the settings ask for; `keeping` who may not be overtaken
-(leases, and groups that have not consumed); `rounds` does it, partition by
-partition, through `partition.log_start`; `telling` says it in words; `believing`
-doubts a clock that jumped.
+`policy` says what the settings ask for; `constraints` what must be kept nevertheless, for
+leases and groups; `retain` deletes, partition by partition, by `partition.log_start`;
+`explain` says it in words; `clock` bounds a clock that jumped.
 """
 
 from embedlog.retention.clock import BoundedClock

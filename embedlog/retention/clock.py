@@ -1,7 +1,7 @@
-"""The clock of the housekeeping: each call is one step of a clock that is doubted (P17).
+"""The clock of the maintenance owner: follows a jump ahead of the wall clock in steps (P17).
 
-A round deletes at most what is an hour older than the machine's uptime says, so
-that an administrator who notices a wrong clock in time loses little.
+A round deletes at most what is an hour older than the machine's uptime suggests, so that
+an administrator who notices a wrong clock in time loses little.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ _log = logging.getLogger("embedlog")
 
 
 class BoundedClock:
-    """Milliseconds since 1970, as far as they are believed; one per log, in `live`.
+    """Milliseconds since 1970, bounded by the uptime; one per log, in `live`.
 
     Args:
-        live: Where it is kept what was seen last, by whichever process.
+        live: Where all processes keep the last reading.
         clock: The wall clock.
         uptime: Milliseconds since boot.
     """
@@ -35,22 +35,22 @@ class BoundedClock:
         self._live, self._clock, self._uptime = live, clock, uptime
 
     def __call__(self) -> int:
-        """Return the time to go by in one round; each call is one step."""
+        """Return the time for one round; each call moves the clock by one step."""
         wall_ms, uptime_ms = self._clock(), self._uptime()
-        before = last_reading(self._live)
-        believed = wall_ms if before is None else before.bound(wall_ms, uptime_ms)
-        if believed < wall_ms:
+        reading = last_reading(self._live)
+        bounded_ms = wall_ms if reading is None else reading.bound(wall_ms, uptime_ms)
+        if bounded_ms < wall_ms:
             _log.warning(
-                "the clock jumped %.1f hours ahead; retention goes after it in small steps",
-                (wall_ms - believed) / 3_600_000,
+                "The clock jumped %.1f hours ahead; retention follows it in steps of an hour",
+                (wall_ms - bounded_ms) / 3_600_000,
             )
-        self._keep(ClockReading(believed, uptime_ms))
-        return believed
+        self._save(ClockReading(bounded_ms, uptime_ms))
+        return bounded_ms
 
     def begin(self) -> None:
-        """Keep a first reading, if there is none: a jump is seen by comparing with one."""
+        """Save a first reading, if there is none: jumps are detected by comparing with one."""
         if last_reading(self._live) is None:
-            self._keep(ClockReading(self._clock(), self._uptime()))
+            self._save(ClockReading(self._clock(), self._uptime()))
 
-    def _keep(self, reading: ClockReading) -> None:
+    def _save(self, reading: ClockReading) -> None:
         self._live.write(lambda txn: CLOCK_READING.put(txn, value=reading))

@@ -1,4 +1,4 @@
-"""Who may not be overtaken: queries and snapshots with a lease, groups that must consume first."""
+"""What retention must keep: records held by leases, or not yet consumed by groups."""
 
 from __future__ import annotations
 
@@ -9,50 +9,56 @@ from embedlog import kv
 from embedlog.groups.offsets import CHECKPOINTS, COMMITTED, in_partition
 from embedlog.partition import PartitionLog, leases
 
-ANY = (1 << 63) - 1
-"""A limit that limits nothing."""
+NO_LIMIT = (1 << 63) - 1
 
 
 class RetentionConstraint(NamedTuple):
-    """Somebody for whose sake records stay, and from which offset on."""
+    """Records from ``offset`` on must be kept."""
 
     offset: int
     why: str
 
 
-def keepers(
-    log: PartitionLog, txn: kv.Txn, saved: Mapping[bytes, int]
+def find_constraints(
+    log: PartitionLog, txn: kv.Txn, checkpointed: Mapping[bytes, int]
 ) -> Iterator[RetentionConstraint]:
-    """Yield who may not be overtaken in a partition, in a transaction of `live`.
+    """Yield the constraints of a partition, in a transaction of `live`.
 
     Args:
         log: The partition.
         txn: The transaction.
-        saved: What `saved_positions` returned.
+        checkpointed: The result of `checkpointed_positions`.
     """
-    for name, offset, left in leases.held_in(txn, log.key, log.context.files.uptime_ms()):
-        yield RetentionConstraint(offset, f"lease {name!r} holds it for another {left // 1000} s")
-    wanted = log.config.retention_min_consumed
-    if not wanted:
+    for name, offset, ms_left in leases.held_in(txn, log.key, log.context.files.uptime_ms()):
+        yield RetentionConstraint(
+            offset, f"lease {name!r} holds them for another {ms_left // 1000} s"
+        )
+    required = log.config.retention_min_consumed
+    if not required:
         return
-    positions = dict(saved) | {
+    positions = dict(checkpointed) | {
         group: 0 if row is None else row.position.offset
         for group, row in in_partition(COMMITTED, txn, log.key).items()
     }
-    groups = positions if wanted == "all" else [name.encode() for name in wanted.split(",")]
+    groups = positions if required == "all" else [name.encode() for name in required.split(",")]
     for group in groups:
         if group in positions:
             yield RetentionConstraint(
-                positions[group], f"group {group.decode()!r} has not consumed it"
+                positions[group], f"group {group.decode()!r} has not consumed them"
             )
         else:
-            yield RetentionConstraint(0, f"group {group.decode()!r} has consumed nothing here")
+            yield RetentionConstraint(
+                0, f"group {group.decode()!r} has consumed nothing of this partition"
+            )
 
 
-def saved_positions(log: PartitionLog) -> dict[bytes, int]:
-    """Return what groups committed as of the last checkpoint: nobody used them since the boot."""
+def checkpointed_positions(log: PartitionLog) -> dict[bytes, int]:
+    """Return the committed offsets by group as of the last checkpoint.
+
+    They count for groups that were not used since the boot.
+    """
     if not log.config.retention_min_consumed:
         return {}
     rows = log.context.state.read(lambda txn: in_partition(CHECKPOINTS, txn, log.key))
-    # Of a damaged row nobody knows what the group consumed: nothing, then.
+    # What the group of a damaged row consumed is unknown, so assume nothing.
     return {group: 0 if row is None else row.position.offset for group, row in rows.items()}

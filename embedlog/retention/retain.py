@@ -1,4 +1,4 @@
-"""One round of retention over a log: look, decide, trim; and deletes that are asked for."""
+"""One round of retention over a log: inspect, decide, delete; and `delete_records`."""
 
 from __future__ import annotations
 
@@ -17,14 +17,19 @@ from embedlog.errors import (
 )
 from embedlog.partition import PartitionLog, leases, log_start, pending_deletes
 from embedlog.partition.tail import Tail
-from embedlog.retention import constraints, policy
-from embedlog.retention.constraints import ANY, RetentionConstraint
+from embedlog.retention import policy
+from embedlog.retention.constraints import (
+    NO_LIMIT,
+    RetentionConstraint,
+    checkpointed_positions,
+    find_constraints,
+)
 from embedlog.retention.policy import RetainedSegment
 from embedlog.root import topic_deletion
 from embedlog.root.root import Root
 
 Fence = Callable[[kv.Txn], None]
-"""Raises, in a transaction of `live`, if this process may not do housekeeping any more."""
+"""Raises, in a transaction of `live`, if this process may not do maintenance any more."""
 
 _log = logging.getLogger("embedlog")
 
@@ -40,28 +45,29 @@ class RetentionResult(NamedTuple):
 
 
 class PartitionView(NamedTuple):
-    """A partition as of one look."""
+    """A partition as retention sees it at one moment."""
 
     log: PartitionLog
-    now: Tail
-    parts: list[RetainedSegment]
-    saved: dict[bytes, int]
-    keepers: list[RetentionConstraint]
+    tail: Tail
+    segments: list[RetainedSegment]
+    checkpointed: dict[bytes, int]
+    constraints: list[RetentionConstraint]
 
     @property
-    def hard(self) -> int:
-        """Up to where nobody keeps anything: it holds more than ``retention.bytes.hard``."""
-        count = policy.over(self.parts, self.log.config.retention_bytes_hard)
-        return policy.offset_after(self.parts, count)
+    def hard_limit(self) -> int:
+        """The offset below which ``retention.bytes.hard`` overrides all constraints."""
+        count = policy.count_above(self.segments, self.log.config.retention_bytes_hard)
+        return policy.start_after(self.segments, count)
 
     @property
-    def floor(self) -> int:
-        """From where on nothing is deleted."""
-        return max(min((each.offset for each in self.keepers), default=ANY), self.hard)
+    def keep_from(self) -> int:
+        """The offset from which on nothing may be deleted."""
+        lowest = min((constraint.offset for constraint in self.constraints), default=NO_LIMIT)
+        return max(lowest, self.hard_limit)
 
-    def free(self, due: int) -> int:
-        """Return how many of the first so many segments nobody keeps."""
-        return sum(part.next_offset <= self.floor for part in self.parts[:due])
+    def count_deletable(self, due: int) -> int:
+        """Return how many of the first ``due`` segments no constraint keeps."""
+        return sum(segment.next_offset <= self.keep_from for segment in self.segments[:due])
 
 
 def retain(
@@ -72,39 +78,40 @@ def retain(
     stopped: Callable[[], bool] = bool,
     timeout: float | None = None,
 ) -> list[RetentionResult]:
-    """Delete what the settings ask for, in every partition, and sweep the files that are due.
+    """Delete what the settings ask for in every partition, and unlink the files that are due.
 
-    Looks at the settings as they are now (C10).  A partition that fails does
-    not stop the others; the first error is raised at the end.
+    Uses the settings as they are now (C10).  A partition that fails does not stop the
+    others; the first error is raised at the end.
 
     Args:
         root: The open log.
         now_ms: The time, in milliseconds since 1970.
-        fence: Asked in every transaction that deletes.
-        stopped: Asked between partitions: whether to leave the rest to another round.
-        timeout: Seconds to wait for a partition; as long as for any lock by default.
+        fence: Called in every transaction that deletes.
+        stopped: Called between partitions: True leaves the others to the next round.
+        timeout: Seconds to wait for the lock of a partition; by default as for any lock.
 
     Raises:
-        FencedError: Another process does the housekeeping now.
-        EmbedlogError: Some partition could not be looked at, or trimmed.
+        FencedError: Another process does the maintenance now.
+        EmbedlogError: Some partition could not be inspected, or its segments not deleted.
     """
     root.context.check_writable()
     failures: list[EmbedlogError] = []
-    done = []
-    for one, goal in _goals(root, now_ms, failures, stopped):
+    results = []
+    for view, goal in _goals(root, now_ms, failures, stopped):
         if stopped():
             break
         try:
-            done += _trim_somehow(one, goal, fence, timeout)
+            results += _trim_even_if_full(view, goal, fence, timeout)
         except (ClosedError, FencedError):
             raise
         except UnknownTopicOrPartitionError:
-            continue  # deleted meanwhile
+            continue  # The topic was deleted meanwhile.
         except EmbedlogError as error:
-            _note(one.log, error, failures)
+            failures.append(error)
+            _log.warning("Retention of %s-%d: %s", view.log.topic, view.log.partition, error)
     if fence is not None:
         root.context.live.read(fence)
-    # First what makes room, for the rest needs some.
+    # First what frees space, since the rest needs some.
     for step in (pending_deletes.sweep_due, topic_deletion.finish_all, leases.forget_ended):
         try:
             step(root.context)
@@ -115,174 +122,176 @@ def retain(
     root.context.reserve.keep()
     if failures:
         raise failures[0]
-    return done
+    return results
 
 
 def _goals(
     root: Root, now_ms: int, failures: list[EmbedlogError], stopped: Callable[[], bool]
 ) -> list[tuple[PartitionView, int]]:
-    """Return the partitions that have something to delete, and where they are to begin."""
+    """Return the partitions that have something to delete, and their new log start offsets."""
     budget = root.context.catalog.retention_bytes()
-    found: dict[PartitionLog, PartitionView] = {}
+    views: dict[PartitionLog, PartitionView] = {}
     counts: dict[PartitionLog, int] = {}
     for info in root.topics().values():
-        its: dict[PartitionLog, PartitionView] = {}
+        topic_views: dict[PartitionLog, PartitionView] = {}
         for number in range(info.partitions):
             if stopped():
                 break
-            one = _try_look(root, info.name, number, now_ms, budget is not None, failures)
-            if one is not None:
-                its[one.log] = one
-        found |= its
-        counts |= _counts(its, info.config.retention_topic_bytes, now_ms)
+            view = _try_inspect(root, info.name, number, now_ms, budget is not None, failures)
+            if view is not None:
+                topic_views[view.log] = view
+        views |= topic_views
+        topic_counts = {
+            log: view.count_deletable(policy.count_due(view.segments, log.config, now_ms))
+            for log, view in topic_views.items()
+        }
+        counts |= _apply_budget(topic_views, topic_counts, info.config.retention_topic_bytes)
     if budget is not None:
-        counts = _within(found, counts, budget)
+        counts = _apply_budget(views, counts, budget)
     return [
-        (one, goal)
-        for log, one in found.items()
-        if (goal := policy.offset_after(one.parts, counts[log])) or _leftover(one)
+        (view, goal)
+        for log, view in views.items()
+        if (goal := policy.start_after(view.segments, counts[log])) or _has_leftovers(view)
     ]
 
 
-def _counts(
-    its: Mapping[PartitionLog, PartitionView], most: int, now_ms: int
+def _apply_budget(
+    views: Mapping[PartitionLog, PartitionView],
+    counts: Mapping[PartitionLog, int],
+    max_bytes: int,
 ) -> dict[PartitionLog, int]:
-    counts = {log: one.free(policy.due(one.parts, log.config, now_ms)) for log, one in its.items()}
-    return _within(its, counts, most)
-
-
-def _within(
-    its: Mapping[PartitionLog, PartitionView], counts: Mapping[PartitionLog, int], most: int
-) -> dict[PartitionLog, int]:
-    """Raise the counts to what a budget asks for; only what may be deleted can make room."""
+    """Raise the counts to what a budget asks for; only what may be deleted frees space."""
     # A compacted topic counts, but only compaction makes it smaller (C6).
-    floors = {log: one.floor if log.config.deletes else 0 for log, one in its.items()}
-    return policy.within({log: one.parts for log, one in its.items()}, counts, floors, most)
+    keep_from = {log: view.keep_from if log.config.deletes else 0 for log, view in views.items()}
+    segments = {log: view.segments for log, view in views.items()}
+    return policy.apply_budget(segments, counts, keep_from, max_bytes)
 
 
-def _leftover(one: PartitionView) -> bool:
-    """Whether segments lie wholly below the start, whoever moved that (C1, C6)."""
-    return bool(one.parts) and one.parts[0].next_offset <= one.now.start_offset
+def _has_leftovers(view: PartitionView) -> bool:
+    """Whether whole segments lie below the log start offset, whatever moved it (C1, C6)."""
+    return bool(view.segments) and view.segments[0].next_offset <= view.tail.start_offset
 
 
-def _try_look(
+def _try_inspect(
     root: Root,
     topic: str,
     number: int,
     now_ms: int,
-    whole: bool,
+    always: bool,
     failures: list[EmbedlogError],
 ) -> PartitionView | None:
     try:
         log = root.partition(topic, number)
-        # Never used since the boot: to look would make its files.
+        # Not used since the boot; inspecting it would create its files.
         if log.context.live.get(log.tail_key) is None:
             return None
         log.refresh()
-        return look(log, now_ms) if whole or _worth_a_look(log, now_ms) else None
+        return inspect(log, now_ms) if always or _may_be_due(log, now_ms) else None
     except ClosedError:
         raise
     except UnknownTopicOrPartitionError:
         return None
     except EmbedlogError as error:
         failures.append(error)
-        _log.warning("retention of %s-%d: %s", topic, number, error)
+        _log.warning("Retention of %s-%d: %s", topic, number, error)
         return None
 
 
-def _worth_a_look(log: PartitionLog, now_ms: int) -> bool:
-    """Whether to read the whole manifest: by time alone, the oldest segment tells; by one seek."""
+def _may_be_due(log: PartitionLog, now_ms: int) -> bool:
+    """Whether to read the whole manifest: if only time counts, the oldest segment decides."""
     config = log.config
     if max(config.retention_bytes, config.retention_topic_bytes) >= 0:
         return True
-    now = log.tail()
-    first = log.segment_at(0)
-    if first.next_offset is not None and first.next_offset <= now.start_offset:
+    tail = log.tail()
+    oldest = log.segment_at(0)
+    if oldest.next_offset is not None and oldest.next_offset <= tail.start_offset:
         return True
     if not config.deletes or config.retention_ms < 0:
         return False
-    latest = first.max_timestamp if first.sealed else now.timestamp
-    appended_ms = first.appended_ms if first.sealed else now.appended_ms
-    part = RetainedSegment(first.base_offset, first.base_offset, 0, None)
-    part = policy.dated(part, latest, appended_ms, None, now_ms, config.retention_clock)
-    return part.timestamp is None or now_ms - part.timestamp > config.retention_ms
+    max_timestamp = oldest.max_timestamp if oldest.sealed else tail.timestamp
+    appended_ms = oldest.appended_ms if oldest.sealed else tail.appended_ms
+    segment = policy.with_timestamp(
+        RetainedSegment(oldest.base_offset, oldest.base_offset, 0, None),
+        max_timestamp,
+        appended_ms,
+        None,
+        now_ms,
+        config.retention_clock,
+    )
+    return segment.timestamp is None or now_ms - segment.timestamp > config.retention_ms
 
 
-def look(log: PartitionLog, now_ms: int) -> PartitionView:
-    """Return a partition as it is now, and who keeps what in it."""
-    # The tail first: a segment that is rolled after it is looked at as sealed.
-    now = log.tail()
+def inspect(log: PartitionLog, now_ms: int) -> PartitionView:
+    """Return a partition as it is now, and what must be kept of it."""
+    # The tail first: a segment that is rolled after it counts as sealed.
+    tail = log.tail()
     log.refresh()
-    found = policy.parts(list(log.segments.values()), now, now_ms, log.config.retention_clock)
-    saved = constraints.saved_positions(log)
-    keepers = log.context.live.read(lambda txn: list(constraints.keepers(log, txn, saved)))
-    return PartitionView(log, now, found, saved, keepers)
+    segments = policy.retained_segments(
+        list(log.segments.values()), tail, now_ms, log.config.retention_clock
+    )
+    checkpointed = checkpointed_positions(log)
+    constraints = log.context.live.read(lambda txn: list(find_constraints(log, txn, checkpointed)))
+    return PartitionView(log, tail, segments, checkpointed, constraints)
 
 
-def _trim_somehow(
-    one: PartitionView, goal: int, fence: Fence | None, timeout: float | None
+def _trim_even_if_full(
+    view: PartitionView, goal: int, fence: Fence | None, timeout: float | None
 ) -> list[RetentionResult]:
-    """Trim; where the disk is too full for that, make room first, and be content with less."""
-    context, parts = one.log.context, one.parts
-    count = sum(part.next_offset <= goal for part in parts)
+    """Trim; if the disk is too full for that, free space first, then try with fewer segments."""
+    context, segments = view.log.context, view.segments
+    count = sum(segment.next_offset <= goal for segment in segments)
     try:
-        return _trim(one, goal, fence, timeout)
+        return _trim(view, goal, fence, timeout)
     except DiskFullError:
-        # What is doomed already, before the reserve: it would go anyway, later.
+        # First the files that wait for their deletion anyway, then the reserve.
         with suppress(DiskFullError):
             pending_deletes.sweep(context, early=True)
         context.reserve.give_up()
     while True:
         try:
-            return _trim(one, goal, fence, timeout)
+            return _trim(view, goal, fence, timeout)
         except DiskFullError:
             count //= 2
             if not count:
                 raise
-            goal = policy.offset_after(parts, count)
+            goal = policy.start_after(segments, count)
 
 
 def _trim(
-    one: PartitionView, goal: int, fence: Fence | None, timeout: float | None
+    view: PartitionView, goal: int, fence: Fence | None, timeout: float | None
 ) -> list[RetentionResult]:
-    log, saved, hard = one.log, one.saved, one.hard
+    log, hard_limit = view.log, view.hard_limit
 
     def limit(txn: kv.Txn) -> int:
-        # Again, where it counts: a lease may have come since the look, a process been overtaken.
+        # Checked again in the transaction: there may be a new lease, or a new owner.
         if fence is not None:
             fence(txn)
-        kept = constraints.keepers(log, txn, saved)
-        return max(min((each.offset for each in kept), default=ANY), hard)
+        constraints = find_constraints(log, txn, view.checkpointed)
+        lowest = min((constraint.offset for constraint in constraints), default=NO_LIMIT)
+        return max(lowest, hard_limit)
 
-    epoch = one.now.leader_epoch
+    goal, epoch = min(goal, view.tail.high_watermark), view.tail.leader_epoch
     start, segments, size = log_start.trim(
-        log,
-        min(goal, one.now.high_watermark),
-        whole=True,
-        epoch=epoch,
-        limit=limit,
-        timeout=timeout,
+        log, goal, whole=True, epoch=epoch, limit=limit, timeout=timeout
     )
     if not segments:
         return []
-    _log.info("%s-%d: deleted %d segments below %d", log.topic, log.partition, segments, start)
+    _log.info(
+        "%s-%d: deleted %d segments below offset %d", log.topic, log.partition, segments, start
+    )
     return [RetentionResult(log.topic, log.partition, start, segments, size)]
 
 
-def _note(log: PartitionLog, error: EmbedlogError, failures: list[EmbedlogError]) -> None:
-    failures.append(error)
-    _log.warning("retention of %s-%d: %s", log.topic, log.partition, error)
-
-
 def delete_records(log: PartitionLog, offset: int) -> int:
-    """Make everything below ``offset`` unreadable, and return where the log begins then.
+    """Make all records below ``offset`` unreadable, and return the new log start offset.
 
-    As Kafka's: -1 is the end; it is durable, at once, and nobody keeps anything
-    from it.  Whole segments below go, the active one too if all of it does.
+    As in Kafka, -1 is the end of the log.  Takes effect immediately and durably, ignoring
+    leases and consumer groups.  Whole segments below the offset are deleted, the active one
+    too if all of its records are.
 
     Raises:
         OffsetOutOfRangeError: The offset is past the end (A30).
-        Exception: As `trimming.trim`.
+        Exception: As `log_start.trim`.
     """
     log.refresh()
     goal = log.tail().high_watermark if offset == -1 else offset

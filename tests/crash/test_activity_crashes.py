@@ -28,7 +28,7 @@ def anybody(_: object) -> None:
 
 
 def look(root: Root) -> None:
-    activity.tell(root, activity.look(root, anybody), 1)
+    activity.report(root, activity.detect_changes(root, anybody), 1)
 
 
 def work(root: Root) -> None:

@@ -14,7 +14,7 @@ from support.forks import tell
 from support.mutants import Change
 from support.tiers import runs
 
-CLEANING, REPLACING = "embedlog.compaction.cleaner", "embedlog.partition.replace"
+CLEANER, REPLACE = "embedlog.compaction.cleaner", "embedlog.partition.replace"
 Check = Callable[[Path], object]
 
 
@@ -62,49 +62,49 @@ class Mutant(NamedTuple):
     besides: tuple[Change, ...] = ()
 
 
-NO_EPOCH = Change(f"{REPLACING}:_check_epoch", {"epoch not in (None, tail.leader_epoch)": "False"})
+NO_EPOCH = Change(f"{REPLACE}:_check_epoch", {"epoch not in (None, now.leader_epoch)": "False"})
 MUTANTS = [
     Mutant(
         "swapped in before it is on the disk",
         by_power_cuts,
-        f"{REPLACING}:Replacement._seal",
+        f"{REPLACE}:Replacement._seal",
         {"self._file.sync()": "..."},
     ),
     Mutant(
         "its name is not on the disk",
         by_power_cuts,
-        f"{REPLACING}:Replacement._sync_names",
+        f"{REPLACE}:Replacement._sync_names",
         {"log.context.files.sync_directory(": "str("},
     ),
     Mutant(
         "what is replaced is unlinked first",
         by_kills,
-        f"{REPLACING}:Replacement.swap",
+        f"{REPLACE}:Replacement.swap",
         {"self._sync_names()": "[log.context.files.unlink(log.path_of(one)) for one in old]"},
     ),
     Mutant(
         "what is given up is not asked of the manifest",
         by_lost_answers,
-        f"{REPLACING}:Replacement.abandon",
-        {"[file for file in files if file.id in ids]": "[self.info]"},
+        f"{REPLACE}:Replacement.abandon",
+        {"[each for each in _passing(self._log) if each.id in mine]": "[self.info]"},
     ),
     Mutant(
         "the checkpoint moves before the swap",
         by_kills,
-        f"{CLEANING}:CleanPass.rewrite",
+        f"{CLEANER}:CleanPass.rewrite",
         {"limit = ": "replace.note_cleaned(self._log, self.end, sources[-1:])\n    limit = "},
     ),
     Mutant(
         "what is not flushed is replaced",
         by_power_cuts,
-        f"{REPLACING}:_check_segments",
+        f"{REPLACE}:_check",
         {"end > info.recovery_offset": "False"},
-        (Change("embedlog.partition.flush:flush_up_to", {"flush([log])": "..."}),),
+        (Change(f"{REPLACE}:flush_up_to", {"flush.flush([log])": "..."}),),
     ),
     Mutant(
         "what is replaced is not doomed",
         by_kills,
-        f"{REPLACING}:_retire",
+        f"{REPLACE}:_retire",
         {"log.context.live.write(step)": "..."},
     ),
     Mutant(
@@ -116,31 +116,31 @@ MUTANTS = [
     Mutant(
         "a tombstone goes in the first pass",
         by_the_oracle,
-        f"{CLEANING}:CleanPass._parts",
-        {"horizon is not None and self._is_over(horizon)": "self._is_over(horizon or 0)"},
+        f"{CLEANER}:CleanPass._split_by_horizon",
+        {"horizon is not None and self._has_passed(horizon)": "self._has_passed(horizon or 0)"},
     ),
     Mutant(
         "the last offset of a key is the wrong one",
         by_the_oracle,
         "embedlog.compaction.offset_map:OffsetMap._enter",
-        {"known[places] = mine": "known[places] = mine[::-1]"},
+        {"table_ends[places] = new_ends": "table_ends[places] = new_ends[::-1]"},
     ),
     Mutant(
         "the last batch of a producer is dropped",
         by_kills,
-        f"{CLEANING}:CleanPass._is_last",
-        {"return number is not None and": "return False and"},
+        f"{CLEANER}:CleanPass._is_last_of_producer",
+        {"producer_id is not None\n": "False\n"},
     ),
     Mutant(
         "what lies past a full map counts as seen",
         by_the_oracle,
-        f"{CLEANING}:CleanPass._take",
+        f"{CLEANER}:CleanPass._add_keys",
         {"self.end = int(offsets[fitting])": "..."},
     ),
     Mutant(
         "a cut of what is rewritten is not seen",
         by_a_cut,
-        f"{REPLACING}:_check_segments",
+        f"{REPLACE}:_check",
         # A cut takes the recovery point with it, and raises the epoch: each look would see it.
         {
             "current.get(segment.base_offset) != segment": "False",
@@ -151,8 +151,8 @@ MUTANTS = [
     Mutant(
         "a cut of what replaced something is not seen",
         by_many_cuts,
-        f"{REPLACING}:_check_epoch",
-        {"epoch not in (None, tail.leader_epoch)": "False"},
+        f"{REPLACE}:_check_epoch",
+        {"epoch not in (None, now.leader_epoch)": "False"},
     ),
 ]
 

@@ -433,10 +433,10 @@ class CompactionModel(RuleBasedStateMachine):
     def _compacted(self, done: bool) -> None:
         """What is left is what the oracle says, or what may be where it did not come to its end."""
         oracle, now, retention = self.oracle, self.clock(), self.log.config.delete_retention_ms
-        section = inspect(self.log, now)
-        upto = section.first_dirty if done else section.log.tail().log_end_offset
+        cleanable = inspect(self.log, now)
+        upto = cleanable.first_dirty if done else cleanable.log.tail().log_end_offset
         if done:
-            assert section.cleanable_bytes == 0
+            assert cleanable.cleanable_bytes == 0
             # Of what is clean only whole segments were looked at.
             ends = [info.next_offset or 0 for info in self.log.segments.values()]
             upto = max((end for end in ends if end <= upto), default=oracle.start)
@@ -452,7 +452,7 @@ class CompactionModel(RuleBasedStateMachine):
         assert must <= there <= may, f"lost {must - there}, kept {there - may}"
         oracle.left = {one for one in most.left if one < oracle.start} | there
         self._adopt_horizons(most.horizons if done else oracle.horizons, now + retention)
-        self._check_producers(section.first_dirty if done else 0)
+        self._check_producers(cleanable.first_dirty if done else 0)
         self.check()
 
     def _is_due(self, offset: int, now: int, retention: int) -> bool:

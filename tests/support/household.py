@@ -2,7 +2,7 @@
 
 Writers have keys of their own and number what they send, so that of each key it
 is known what was acknowledged last, and an older value after a newer one is seen
-at once.  Who keeps house is killed and stopped at random, and replaced.
+at once.  The processes that do maintenance are killed and stopped at random, and replaced.
 """
 
 from __future__ import annotations
@@ -62,14 +62,14 @@ Said = Counter[str]
 
 
 class Household(NamedTuple):
-    """How long, and how often somebody who keeps house is hurt."""
+    """How long to run, and how often a process that does maintenance is killed or stopped."""
 
     seconds: float = 60.0
     pause: float = 0.25
     """Seconds from one kill or stop to the next."""
     stops: tuple[float, ...] = (0.05, 0.3, 1.2)
-    """Seconds somebody is stopped."""
-    keepers: int = 3
+    """Seconds for which a maintainer is stopped."""
+    maintainers: int = 3
     delay_ms: int = 50
     """The topics' file.delete.delay.ms."""
     seed: int = 1
@@ -82,7 +82,7 @@ def check_household(case: Household, directory: Path) -> Said:
         for name, config in TOPICS.items():
             usual = _SMALL | {"file.delete.delay.ms": case.delay_ms}
             log.create_topic(name, PARTITIONS, usual | config)
-    keepers = [_Keeper(root, case, number) for number in range(case.keepers)]
+    maintainers = [_Maintainer(root, case, number) for number in range(case.maintainers)]
     writers = [
         forks.Child(lambda work=work, n=n: work(root, stop, n)) for n, work in enumerate(WRITERS)
     ]
@@ -90,11 +90,11 @@ def check_household(case: Household, directory: Path) -> Said:
         forks.Child(lambda work=work, n=n: work(root, stop, n)) for n, work in enumerate(READERS)
     ]
     try:
-        done = _hurt(case, keepers, [*writers, *readers])
+        done = _hurt(case, maintainers, [*writers, *readers])
     finally:
         stop.touch()
         # Before the others are waited for: one that is stopped may have a lock.
-        found = [keeper.kill() for keeper in keepers]
+        found = [maintainer.kill() for maintainer in maintainers]
         ends = [one.end() for one in (*writers, *readers)]
     assert not any(found), found
     for work, end in zip((*WRITERS, *READERS), ends, strict=True):
@@ -112,13 +112,13 @@ def check_household(case: Household, directory: Path) -> Said:
     return done + end.value
 
 
-def _hurt(case: Household, keepers: list[_Keeper], others: list[forks.Child]) -> Said:
-    """Kill and stop those who keep house; ends early if somebody else died."""
+def _hurt(case: Household, maintainers: list[_Maintainer], others: list[forks.Child]) -> Said:
+    """Kill and stop the maintainers; end early if a writer or reader has died."""
     done, dice, until = Said(), random.Random(case.seed), time.monotonic() + case.seconds
     while (now := time.monotonic()) < until and not any(map(_is_over, others)):
-        if any(keeper.is_over() for keeper in keepers):
+        if any(maintainer.is_over() for maintainer in maintainers):
             break
-        victim = dice.choice(keepers)
+        victim = dice.choice(maintainers)
         if victim.go_on_at(now):
             if dice.random() < 0.5:
                 victim.replace()
@@ -134,8 +134,8 @@ def _is_over(child: forks.Child) -> bool:
     return os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is not None
 
 
-class _Keeper:
-    """A place that is always taken by some process that keeps house."""
+class _Maintainer:
+    """A process that does maintenance, started again whenever it was killed."""
 
     def __init__(self, root: Path, case: Household, number: int) -> None:
         self._root, self._number = root, number
@@ -143,7 +143,7 @@ class _Keeper:
         self._start()
 
     def _start(self) -> None:
-        work = _keep_by_jobs if self._number % 3 else _keep_by_hand
+        work = _maintain_by_jobs if self._number % 3 else _maintain_by_calls
         self._child = forks.Child(lambda: work(self._root))
 
     def replace(self) -> None:
@@ -172,7 +172,7 @@ class _Keeper:
         return self._until is None
 
 
-def _keep_by_hand(root: Path) -> None:
+def _maintain_by_calls(root: Path) -> None:
     """Retention and compaction, one after the other, as a program may call them."""
     log = embedlog.open(root, maintenance=False)
     while True:
@@ -184,16 +184,16 @@ def _keep_by_hand(root: Path) -> None:
                     log.compact(name, force=True, settings={"log.cleaner.io.buffer.size": 4096})
 
 
-def _keep_by_jobs(root: Path) -> None:
+def _maintain_by_jobs(root: Path) -> None:
     """The background's threads, which take turns all the time."""
-    owner.BEAT_SECONDS, owner._LEAST_SECONDS = 0.1, 0.02
+    owner.HEARTBEAT_SECONDS, owner._FIRST_SECONDS = 0.1, 0.02
     log = embedlog.open(root, maintenance=False)
     jobs = [job._replace(every_seconds=0.02) for job in JOBS]
-    house = Maintenance(log.root, jobs, session_ms=400)
-    house.ensure()
+    maintenance = Maintenance(log.root, jobs, session_ms=400)
+    maintenance.start()
     while True:
         time.sleep(0.1)
-        bad = [one for one in house.failures.values() if not _is_excused(one)]
+        bad = [one for one in maintenance.failures.values() if not _is_excused(one)]
         assert not bad, bad
 
 

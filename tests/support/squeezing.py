@@ -157,8 +157,8 @@ def go_on(root: Root, end: int, thorough: bool) -> None:
     for now in (START + 120, START + 500):
         clean(log, now, settings=SMALL if thorough else None)
     judge(root, (0, end))
-    section = inspect(log, START + 500)
-    assert (section.cleanable_bytes, section.first_dirty) == (0, end)
+    cleanable = inspect(log, START + 500)
+    assert (cleanable.cleanable_bytes, cleanable.first_dirty) == (0, end)
     keys = [row[2] for row in rows(log)]
     assert len(set(keys)) == len(keys)
     assert len(keys) == len(state_of(rows(log))), "a tombstone that nobody needs any more"

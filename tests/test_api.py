@@ -198,7 +198,9 @@ def test_a_network_file_system_is_refused(path):
 )
 def test_a_word_that_is_not_known_is_refused(path, setting, value):
     """The known ones are told."""
-    with pytest.raises(errors.InvalidConfigError, match=f"{setting} is '{value}'.*use one of"):
+    with pytest.raises(
+        errors.InvalidConfigError, match=f"{setting} must be one of .* got '{value}'"
+    ):
         embedlog.open(path, **{setting: value})
     assert not path.exists()
 

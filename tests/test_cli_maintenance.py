@@ -29,15 +29,15 @@ def root(tmp_path, monkeypatch):
 
 def run(capsys, *words):
     code = main(list(words))
-    told = capsys.readouterr()
-    return code, told.out, told.err
+    output = capsys.readouterr()
+    return code, output.out, output.err
 
 
-def test_compact_does_what_is_due_and_all_with_force(root, capsys):
+def test_compact_cleans_due_partitions_and_with_force_all(root, capsys):
     """And says which of the two it was."""
     assert run(capsys, "compact", "fleet")[::2] == (
         0,
-        "nothing is due; embedlog explain says why, --force does it all the same\n",
+        "No partition is due; see embedlog explain, or use --force\n",
     )
     code, out, _ = run(capsys, "compact", "fleet", "--force", "--json")
     (done,) = json.loads(out)
@@ -54,21 +54,21 @@ def test_a_topic_that_is_not_compacted_is_a_wrong_command(root, capsys):
     assert "cleanup.policy" in err
 
 
-def test_maintain_deletes_what_is_due(root, capsys):
+def test_maintain_deletes_due_segments(root, capsys):
     """Once; the second time nothing is."""
     code, out, _ = run(capsys, "maintain")
     assert (code, out.split(":")[0]) == (0, "old-0")
     assert "begins at 2" in out
-    assert run(capsys, "maintain")[::2] == (0, "nothing was due\n")
+    assert run(capsys, "maintain")[::2] == (0, "Nothing was due\n")
     assert json.loads(run(capsys, "--json", "maintain")[1])["deleted"] == []
 
 
-def test_explain_says_what_happens_to_each_topic(root, capsys):
+def test_explain_describes_each_topic(root, capsys):
     """In words; as JSON, by topic."""
     code, out, _ = run(capsys, "explain", "fleet")
     assert code == 0
     assert "active segment, which is never compacted" in out
-    told = json.loads(run(capsys, "explain", "--json")[1])
-    assert list(told) == ["fleet", "old"]
-    assert any("with the next round" in line for line in told["old"])
+    output = json.loads(run(capsys, "explain", "--json")[1])
+    assert list(output) == ["fleet", "old"]
+    assert any("in the next round" in line for line in output["old"])
     assert run(capsys, "explain", "none")[0] == 3

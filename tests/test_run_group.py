@@ -120,7 +120,7 @@ def test_a_handler_of_batches_gets_lists_of_one_partition_in_order(log, seen):
     assert {partitions for _, partitions in seen.read()} == {"1"}
 
 
-def test_a_second_run_goes_on_where_the_first_ended(log, seen):
+def test_a_second_run_continues_where_the_first_ended(log, seen):
     """What is committed is not handled again; with nothing left it ends at once."""
     embedlog.run_group(log, "t", "g", seen.note, until="end", **EARLIEST).wait(patient(60))
     embedlog.run_group(log, "t", "g", seen.note, until="end", **EARLIEST).wait(patient(60))
@@ -130,7 +130,7 @@ def test_a_second_run_goes_on_where_the_first_ended(log, seen):
     assert seen.numbers == Counter(range(RECORDS + 40))
 
 
-def test_it_follows_what_comes_until_it_is_stopped(log, seen):
+def test_a_run_handles_new_records_until_it_is_stopped(log, seen):
     """Without `until`; stopping commits what was handled."""
     with embedlog.run_group(log, "t", "g", seen.note, **EARLIEST) as run:
         until(lambda: len(seen.numbers) == RECORDS)
@@ -144,7 +144,7 @@ def test_it_follows_what_comes_until_it_is_stopped(log, seen):
     assert committed(log) == RECORDS + 40
 
 
-def test_a_stop_lets_the_record_in_hand_be_handled_and_no_other(log, seen):
+def test_a_stop_finishes_the_current_record_only(log, seen):
     """What was polled but not handled is not committed."""
 
     def slow(record):
@@ -190,7 +190,7 @@ def test_nothing_after_a_record_that_failed_is_committed(log):
         assert consumer.committed(("t", 1)) == 3
 
 
-def test_the_batch_that_failed_comes_again_whole(log, seen):
+def test_a_failed_batch_is_handled_again_as_a_whole(log, seen):
     """A handler of batches says yes or no to all of one."""
 
     def handle(records):
@@ -208,7 +208,7 @@ def test_the_batch_that_failed_comes_again_whole(log, seen):
 
 
 @pytest.mark.parametrize("error", [UnluckyError(13), SystemExit(3), KeyboardInterrupt()], ids=repr)
-def test_an_error_that_cannot_be_sent_is_told(log, error):
+def test_an_error_that_does_not_pickle_is_reported(log, error):
     """One that does not unpickle, or that would end the parent."""
 
     def handle(record):
@@ -249,7 +249,7 @@ def test_a_killed_process_is_replaced_and_nothing_is_lost(log, seen):
     assert sum(seen.numbers.values()) <= RECORDS + 20
 
 
-def test_what_kills_every_process_ends_the_run(log, seen):
+def test_too_many_killed_processes_end_the_run(log, seen):
     """After so many restarts it is an error."""
 
     def deadly(record):
@@ -265,7 +265,7 @@ def test_what_kills_every_process_ends_the_run(log, seen):
     assert not run.running
 
 
-def test_a_process_that_was_asked_to_end_by_somebody_else_is_not_replaced(log):
+def test_a_process_terminated_by_another_program_is_not_replaced(log):
     """SIGTERM is a way to say that it should."""
     run = embedlog.run_group(log, "t", "g", lambda record: None, processes=2, **EARLIEST)
     until(lambda: len(members(log)) == 2)
@@ -292,7 +292,7 @@ def test_a_handler_that_does_not_end_is_killed(log, seen):
     assert committed(log) == 0
 
 
-def test_stopping_at_once_is_heard(log):
+def test_a_stop_right_after_the_start_works(log):
     """Before a process has come to its first record, or to anything."""
     for _ in range(5):
         begun = time.monotonic()
@@ -310,7 +310,7 @@ def test_closing_the_log_stops_its_runs(tmp_path):
     assert not run.running
 
 
-def test_a_static_member_has_a_name_in_each_process(log):
+def test_each_process_has_its_own_instance_id(log):
     """A group_instance_id is for one member only."""
     with embedlog.run_group(log, "t", "g", print, group_instance_id="host"):
         until(lambda: len(members(log)) == 2)
@@ -335,7 +335,7 @@ def test_a_handler_that_does_not_pickle_is_refused_at_once(log):
         embedlog.run_group(log, "t", "g", lambda record: None, start_method="spawn")
 
 
-def test_what_makes_no_sense_is_refused(log):
+def test_invalid_arguments_are_refused(log):
     """Before any process is started."""
     with pytest.raises(InvalidConfigError, match="enable_auto_commit"):
         embedlog.run_group(log, "t", "g", print, enable_auto_commit=True)

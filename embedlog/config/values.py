@@ -1,0 +1,110 @@
+"""Kinds of values: how settings are declared, and what values they take.
+
+Each check takes the user's value and returns what the field holds, or raises a `ValueError`
+that says what the value must be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import field
+from math import inf
+from typing import Any
+
+LONG_MAX = (1 << 63) - 1
+"""Kafka's "never" and "no limit"."""
+
+INT_MAX = (1 << 31) - 1
+
+_FALSE_TRUE = {"false": False, "true": True}
+
+
+def checked(default: object, check: Callable[[Any], object]) -> Any:
+    """Declare a setting with its check."""
+    return field(default=default, metadata={"check": check})
+
+
+def number(default: int | float, minimum: float, maximum: float = LONG_MAX) -> Any:
+    """Declare a number between two bounds, both included, of the type of the default."""
+
+    def check(value: object) -> int | float:
+        # kafka-python writes infinity where Java writes its largest number.
+        unlimited = value == inf and maximum >= INT_MAX
+        parsed = maximum if unlimited else _parse_number(type(default), value)
+        if not minimum <= parsed <= maximum:
+            unbounded = maximum in (LONG_MAX, inf)
+            raise ValueError(
+                f"at least {minimum}" if unbounded else f"between {minimum} and {maximum}"
+            )
+        return type(default)(parsed)
+
+    return checked(default, check)
+
+
+def _parse_number(kind: type, value: object) -> int | float:
+    wanted = "a whole number" if kind is int else "a number"
+    if isinstance(value, bool) or (kind is int and isinstance(value, float) and value % 1):
+        raise ValueError(wanted)
+    try:
+        parsed: int | float = kind(value)
+    except (TypeError, ValueError, OverflowError):
+        raise ValueError(wanted) from None
+    return parsed
+
+
+def switch(default: bool | None) -> Any:
+    """Declare a boolean; if the default is None, other settings decide."""
+
+    def check(value: object) -> bool | None:
+        if value is None and default is None:
+            return None
+        parsed = _FALSE_TRUE.get(str(value).lower())
+        if parsed is None:
+            raise ValueError("true or false")
+        return parsed
+
+    return checked(default, check)
+
+
+def choice(default: str, *others: str) -> Any:
+    """Declare one of some words."""
+    words = (default, *others)
+
+    def check(value: object) -> str:
+        if str(value) not in words:
+            raise ValueError(f"one of {', '.join(words)}")
+        return str(value)
+
+    return checked(default, check)
+
+
+def optional_text(value: object) -> str | None:
+    """Accept a str that is not empty, or None."""
+    if value is None or (isinstance(value, str) and value):
+        return value
+    raise ValueError("a str of at least one character")
+
+
+def label(value: object) -> str:
+    """Accept a str."""
+    if isinstance(value, str):
+        return value
+    raise ValueError("a str")
+
+
+def compression(value: object) -> str:
+    """Accept the name of a codec; None and "uncompressed" are "none"."""
+    codecs = {"None": "none", "none": "none", "uncompressed": "none", "lz4": "lz4", "zstd": "zstd"}
+    if str(value) not in codecs:
+        raise ValueError("one of none, lz4, zstd (Arrow has no other)")
+    return codecs[str(value)]
+
+
+def optional_ms(value: object) -> int | None:
+    """Accept milliseconds; None, infinity and -1 (Kafka 0.8) mean without a limit."""
+    if value is None or value in (inf, -1, "-1"):
+        return None
+    parsed = _parse_number(int, value)
+    if parsed < 0:
+        raise ValueError("None or at least 0")
+    return int(parsed)
