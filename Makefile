@@ -6,7 +6,7 @@ PYTEST ?= .venv/bin/python -m pytest
 SPREAD ?= -n auto --maxprocesses 4 --dist loadgroup
 ARGS ?=
 
-.PHONY: test check lint wheel bench demo nightly clean
+.PHONY: test check lint wheel bench docs demo nightly clean
 
 test: .venv/.dev
 	$(PYTEST) $(SPREAD) $(ARGS)
@@ -25,12 +25,16 @@ wheel: .venv/.dev
 	.venv/bin/python -m build --wheel --outdir .wheel/dist
 	$(PYTHON) -m venv .wheel/venv
 	.wheel/venv/bin/pip install --quiet "$$(ls .wheel/dist/*.whl)[dev]"
-	for each in tests bench docs examples README.md CHANGELOG.md Makefile pyproject.toml; do \
+	for each in tests bench docs examples README.md CHANGELOG.md Makefile mkdocs.yml pyproject.toml; do \
 		if [ -e $$each ]; then cp -r $$each .wheel/run/; fi; done
 	cd .wheel/run && ../venv/bin/python -m pytest $(SPREAD) $(ARGS)
 
 bench: .venv/.dev
 	$(PYTEST) bench --benchmark-only $(ARGS)
+
+# The site, into site/; a warning or a broken link fails it.
+docs: .venv/.docs
+	.venv/bin/mkdocs build --strict $(ARGS)
 
 nightly: .venv/.dev
 	$(PYTEST) $(SPREAD) -m "" $(ARGS)
@@ -39,7 +43,7 @@ demo: .venv/.demo
 	.venv/bin/python examples/flights.py $(ARGS)
 
 clean:
-	rm -rf .venv .wheel build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache .benchmarks
+	rm -rf .venv .wheel site build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache .benchmarks
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 .venv/bin/python:
@@ -51,4 +55,8 @@ clean:
 
 .venv/.demo: pyproject.toml | .venv/bin/python
 	.venv/bin/python -m pip install --quiet --editable '.[demo]'
+	touch $@
+
+.venv/.docs: pyproject.toml | .venv/bin/python
+	.venv/bin/python -m pip install --quiet --editable '.[docs]'
 	touch $@
