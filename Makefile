@@ -34,7 +34,7 @@ bench: .venv/.dev
 
 # The site, into site/; a warning or a broken link fails it.
 docs: .venv/.docs
-	.venv/bin/mkdocs build --strict $(ARGS)
+	NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs build --strict $(ARGS)
 
 nightly: .venv/.dev
 	$(PYTEST) $(SPREAD) -m "" $(ARGS)

@@ -18,7 +18,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import embedlog
 from embedlog import errors
 from embedlog.config import ConsumerConfig, MaintenanceConfig, ProducerConfig, TopicConfig
 
@@ -209,7 +208,7 @@ def shown(name: str, value: Any) -> str:
     """Return a default as a reader wants it: as it is typed, and in a larger unit.
 
     >>> shown("segment_bytes", 1 << 30)
-    '`1073741824` (1 GiB)'
+    '`1073741824` (1\\xa0GiB)'
     """
     if isinstance(value, tuple):
         return "`" + ",".join(map(str, value)) + "`"
@@ -222,7 +221,7 @@ def shown(name: str, value: Any) -> str:
     unit = "bytes" if name.endswith(("_size", "_memory")) else name.rpartition("_")[2]
     for size, word in _UNITS.get(unit, ()):
         if isinstance(value, int) and value >= size and value % size == 0:
-            return f"`{value}` ({value // size} {word})"
+            return f"`{value}` ({value // size}\N{NO-BREAK SPACE}{word})"
     return f"`{value}`"
 
 
@@ -468,9 +467,11 @@ def pages() -> dict[str, str]:
 # Hooks of mkdocs
 
 _RULE = re.compile(r"<li>(<p>)?<strong>([A-Z]\d+[a-z]?)</strong>")
-_CITED = re.compile(r"\(([A-Z]\d+[a-z]?(?:(?:, | to | and )[A-Z]\d+[a-z]?)*)\)")
-_CODE = re.compile(r"[A-Z]\d+[a-z]?")
-_OUTSIDE = re.compile(r"\.\./(?:\.\./)?((?:examples|bench|tests|embedlog)/[\w./-]+)")
+_CITED = re.compile(r"\(([^()]*\b[A-Z]\d+[a-z]?)\)")
+_CODE = re.compile(r"\b[A-Z]\d+[a-z]?\b")
+_OUTSIDE = re.compile(
+    r"\[([^\]]+)\]\(\.\./(?:\.\./)?((?:examples|bench|tests|embedlog)/[\w./-]+|[A-Z]+\.md)\)"
+)
 
 
 def on_files(files: Any, config: Any, **_: Any) -> Any:
@@ -484,7 +485,10 @@ def on_files(files: Any, config: Any, **_: Any) -> Any:
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """Name files outside of the docs instead of linking to them; list what the reference has."""
-    markdown = re.sub(rf"\[([^\]]+)\]\({_OUTSIDE.pattern}\)", r"\1 (`\2`)", markdown)
+    markdown = _OUTSIDE.sub(
+        lambda found: f"`{found[2]}`" if found[1] == found[2] else f"{found[1]} (`{found[2]}`)",
+        markdown,
+    )
     if page.file.src_uri != "reference/index.md":
         return markdown
     entries = [(f"{name}.md", title) for name, (title, _) in API.items()]
@@ -515,4 +519,12 @@ def on_page_content(html: str, page: Any, **_: Any) -> str:
     return "".join(linked)
 
 
-assert embedlog.__all__, "the package must be importable"
+def on_post_page(output: str, page: Any, **_: Any) -> str:
+    """Load the one script that the theme takes from elsewhere from beside the page."""
+    up = "../" * page.file.src_uri.count("/")
+    return output.replace("https://unpkg.com/iframe-worker/shim", f"{up}assets/iframe-worker.js")
+
+
+def on_post_template(output_content: str, **_: Any) -> str:
+    """Do the same for pages without a source, such as the one for wrong addresses."""
+    return output_content.replace("https://unpkg.com/iframe-worker", "/assets/iframe-worker.js?")

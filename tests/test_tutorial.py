@@ -20,9 +20,8 @@ def script(blocks: list[tuple[str, str, str]]) -> str:
     parts = ["import subprocess as shell"]
     for kind, code, _ in blocks:
         if kind == "sh":
-            code = f"print(shell.run({code!r}, shell=True, check=True, text=True, " + (
-                "stdout=shell.PIPE).stdout, end='')"
-            )
+            options = "shell=True, check=True, text=True, stdout=shell.PIPE"
+            code = f"print(shell.run({code!r}, {options}).stdout, end='')"
         parts += [code, f"print({MARK!r}, flush=True)"]
     return "\n".join(parts)
 

@@ -166,9 +166,17 @@ def root() -> Picture:
         860,
         78 + 40 * len(rows),
         "The root directory and who writes what",
-        "; ".join(f"{name}: {what}; written by {who}; survives {till}" for name, what, who, till, _ in rows),
+        "; ".join(
+            f"{name}: {what}; written by {who}; survives {till}"
+            for name, what, who, till, _ in rows
+        ),
     )
-    for x, words in ((24, "in the root"), (212, "what it holds"), (462, "who writes it"), (672, "what it survives")):
+    for x, words in (
+        (24, "in the root"),
+        (212, "what it holds"),
+        (462, "who writes it"),
+        (672, "what it survives"),
+    ):
         picture.text(x, 34, words, bold=True, colour=SOFT)
     for number, (name, what, who, till, fill) in enumerate(rows):
         y = 48 + 40 * number
@@ -226,7 +234,16 @@ def ends() -> Picture:
     picture.text(24, 28, "offsets grow to the right", size=12, colour=SOFT)
     for first, stop, words in ((30, 60, "sealed"), (60, 85, "sealed"), (85, 100, "active")):
         left, right = 60 + (first - 30) * 10.3, 60 + (stop - 30) * 10.3
-        picture.box(left + 2, top, right - left - 4, 54, f"{words} segment", f"from {first}", fill=GREY, bold=False)
+        picture.box(
+            left + 2,
+            top,
+            right - left - 4,
+            54,
+            f"{words} segment",
+            f"from {first}",
+            fill=GREY,
+            bold=False,
+        )
     marks = [
         ("start", "log start offset", "40", "middle", 196),
         ("recovery", "recovery point", "75", "middle", 196),
@@ -323,7 +340,9 @@ def publication() -> Picture:
             (675, GREEN, False, 869),
         ):
             picture.box(x + 8, y, 92, 28, "the log", fill=GREY, bold=False, size=12)
-            picture.box(x + 102, y, 84, 28, "batches", fill=fill, bold=False, size=12, dashed=dashed)
+            picture.box(
+                x + 102, y, 84, 28, "batches", fill=fill, bold=False, size=12, dashed=dashed
+            )
             place = min(end + 1, x + 187)
             picture.line((place, y - 10), (place, y + 38), tip=False)
             picture.text(place, y + 52, "end", anchor="middle", size=11, colour=SOFT)
@@ -373,8 +392,12 @@ def compaction() -> Picture:
             if after and offset < 10 and offset not in kept:
                 continue
             fill = BLUE if offset > 9 else GREEN if offset in kept else GREY
-            picture.box(x + 8, y, width - 16, 36, f"{key}={value}", fill=fill, bold=False, mono=True)
-            picture.text(x + width / 2, y + 56, str(offset), anchor="middle", size=12, colour=SOFT, mono=True)
+            picture.box(
+                x + 8, y, width - 16, 36, f"{key}={value}", fill=fill, bold=False, mono=True
+            )
+            picture.text(
+                x + width / 2, y + 56, str(offset), anchor="middle", size=12, colour=SOFT, mono=True
+            )
     picture.text(60, 348, "Records keep their offsets: reading at 0 returns the record at 3. "
                  "Green records are the last of their key", size=12.5, colour=SOFT)  # fmt: skip
     picture.text(60, 368, "in the sealed segments. D=- is a tombstone: it stays for "
