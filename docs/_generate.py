@@ -527,4 +527,6 @@ def on_post_page(output: str, page: Any, **_: Any) -> str:
 
 def on_post_template(output_content: str, **_: Any) -> str:
     """Do the same for pages without a source, such as the one for wrong addresses."""
-    return output_content.replace("https://unpkg.com/iframe-worker", "/assets/iframe-worker.js?")
+    return output_content.replace(
+        "https://unpkg.com/iframe-worker/shim", "/assets/iframe-worker.js"
+    )
