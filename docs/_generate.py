@@ -491,13 +491,9 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     )
     if page.file.src_uri != "reference/index.md":
         return markdown
-    entries = [(f"{name}.md", title) for name, (title, _) in API.items()]
-    entries += [
-        ("settings.md", "Settings"),
-        ("errors.md", "Errors"),
-        ("command-line.md", "Command line"),
-    ]
-    return markdown + "\n" + "\n".join(f"- [{title}]({path})" for path, title in entries) + "\n"
+    entries = [(name, title) for name, (title, _) in API.items()]
+    entries += [("settings", "Settings"), ("errors", "Errors"), ("command-line", "Command line")]
+    return markdown + "\n" + "\n".join(f"- [{title}]({name}.md)" for name, title in entries) + "\n"
 
 
 def on_page_content(html: str, page: Any, **_: Any) -> str:

@@ -1,5 +1,6 @@
 """Draws the pictures of the docs: `python docs/pictures/draw.py` writes them beside this file.
 
+embedlog must be importable, since its packages are drawn, too.
 They are SVG on a light card, so they can be read on any background.  A text that
 does not fit its box is an error.
 """
@@ -7,6 +8,7 @@ does not fit its box is an error.
 from __future__ import annotations
 
 import ast
+import importlib.util
 from pathlib import Path
 from xml.sax.saxutils import escape
 
@@ -143,7 +145,9 @@ def house() -> list[list[str]]:
             break
     else:
         raise ValueError("tests/test_house.py has no FLOORS")
-    home = REPOSITORY / "embedlog"
+    spec = importlib.util.find_spec("embedlog")
+    assert spec is not None
+    home = Path(next(iter(spec.submodule_search_locations or ())))
     there = {path.stem for path in home.iterdir() if path.is_dir() or path.suffix == ".py"}
     return [sorted(floor & there) for floor in floors]
 
