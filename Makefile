@@ -25,7 +25,7 @@ wheel: .venv/.dev
 	.venv/bin/python -m build --wheel --outdir .wheel/dist
 	$(PYTHON) -m venv .wheel/venv
 	.wheel/venv/bin/pip install --quiet "$$(ls .wheel/dist/*.whl)[dev]"
-	for each in tests bench docs examples README.md CHANGELOG.md Makefile mkdocs.yml pyproject.toml; do \
+	for each in tests bench docs examples README.md CHANGELOG.md CONTRIBUTING.md Makefile mkdocs.yml pyproject.toml; do \
 		if [ -e $$each ]; then cp -r $$each .wheel/run/; fi; done
 	cd .wheel/run && ../venv/bin/python -m pytest $(SPREAD) $(ARGS)
 

@@ -87,7 +87,7 @@ def test_settings_without_an_effect_are_not_used():
     every = {name for _, names in settings() for name in names}
 
     assert {key for key in made.NO_EFFECT if key[1] not in dict(settings())[key[0]]} == set()
-    assert every - used - without == only_checked
+    assert every - used - without <= only_checked
 
 
 def test_every_error_is_in_the_reference():
