@@ -187,7 +187,7 @@ def settings_page() -> str:
 
 
 def _settings_table(kind: str, config: type) -> str:
-    rows = ["| setting | type | default | Kafka's default | effect |", "|---|---|---|---|---|"]
+    rows = ["| setting | default | Kafka's default | effect |", "|---|---|---|---|"]
     effects = field_docstrings(config)
     defaults = config()
     for field in dataclasses.fields(config):
@@ -199,8 +199,8 @@ def _settings_table(kind: str, config: type) -> str:
         takes = VALUES.get((kind, name)) or str(field.type).replace(" | None", " or `None`")
         default = shown(name, getattr(defaults, name))
         known = KAFKA_DEFAULTS[kind][name]
-        rows.append(f'| <span id="{kind}.{name}"></span>`{spelling}` | {takes} | {default} '
-                    f"| {known} | {cell(effect)} |")  # fmt: skip
+        first = f'<span id="{kind}.{name}"></span>`{spelling}`<br>{takes}'
+        rows.append(f"| {first} | {default} | {known} | {cell(effect)} |")
     return "\n".join(rows)
 
 
@@ -469,6 +469,7 @@ def pages() -> dict[str, str]:
 _RULE = re.compile(r"<li>(<p>)?<strong>([A-Z]\d+[a-z]?)</strong>")
 _CITED = re.compile(r"\(([^()]*\b[A-Z]\d+[a-z]?)\)")
 _CODE = re.compile(r"\b[A-Z]\d+[a-z]?\b")
+_ERROR = re.compile(r"<code>(\w+Error)</code>(?!</a>)")
 _OUTSIDE = re.compile(
     r"\[([^\]]+)\]\(\.\./(?:\.\./)?((?:examples|bench|tests|embedlog)/[\w./-]+|[A-Z]+\.md)\)"
 )
@@ -507,12 +508,18 @@ def on_page_content(html: str, page: Any, **_: Any) -> str:
             return code[0]
         return f'<a href="{up}semantics.html#{code[0]}">{code[0]}</a>'
 
+    def error_link(error: re.Match[str]) -> str:
+        if error[1] not in error_classes():
+            return error[0]
+        return f'<a href="{up}reference/errors.html#{error[1]}">{error[0]}</a>'
+
     parts = re.split(r"(<pre.*?</pre>|<code.*?</code>|<[^>]+>)", html, flags=re.DOTALL)
     linked = [
         part if index % 2 else _CITED.sub(lambda found: f"({_CODE.sub(link, found[1])})", part)
         for index, part in enumerate(parts)
     ]
-    return "".join(linked)
+    html = "".join(linked)
+    return html if page.file.src_uri == "reference/errors.md" else _ERROR.sub(error_link, html)
 
 
 def on_post_page(output: str, page: Any, **_: Any) -> str:
