@@ -155,15 +155,15 @@ def house() -> list[list[str]]:
 def root() -> Picture:
     """Draw the root directory, and who writes what."""
     rows = [
-        ("topics/…/*.arrows", "the records, in segments", "whoever appends", "power cut, once flushed", BLUE),
+        ("topics/…/*.arrows", "the records, in segments", "processes that append", "power cut, once flushed", BLUE),
         ("state/", "topics, manifest, recovery points", "rolls, flushes, topic changes", "power cut", GREEN),
         ("live/", "ends of partitions, groups, leases", "every append and commit", "kill -9", AMBER),
-        ("locks/", "flocks; their bytes mean nothing", "nobody: they are held", "nothing", GREY),
+        ("locks/", "flocks; their bytes mean nothing", "none: they are only held", "nothing", GREY),
         ("wake", "a counter that readers sleep on", "every append and commit", "nothing", GREY),
         ("staging/", "batches not published yet", "tasks of Spark", "nothing: staged again", GREY),
         ("state.copy, closed", "a copy of state; checksums", "the last process to close", "power cut", GREEN),
         ("reserve", "4 MiB, given up on a full disk", "the maintenance owner", "nothing", GREY),
-        ("embedlog.toml", "format version and root id", "whoever created the root", "power cut", GREEN),
+        ("embedlog.toml", "format version and root id", "the process that created it", "power cut", GREEN),
     ]  # fmt: skip
     picture = Picture(
         "root",
