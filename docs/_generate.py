@@ -519,7 +519,7 @@ def on_page_content(html: str, page: Any, **_: Any) -> str:
         for index, part in enumerate(parts)
     ]
     html = "".join(linked)
-    return html if page.file.src_uri == "reference/errors.md" else _ERROR.sub(error_link, html)
+    return html if page.file.name == "errors" else _ERROR.sub(error_link, html)
 
 
 def on_post_page(output: str, page: Any, **_: Any) -> str:

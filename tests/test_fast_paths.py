@@ -13,7 +13,7 @@ from support.patience import patient
 from support.roots import abandon, open_root, rows
 
 from embedlog.config import TopicConfig
-from embedlog.producer import Producer, send_fast
+from embedlog.producer import Producer
 
 REPOSITORY = Path(__file__).parent.parent
 PAGE = REPOSITORY / "docs" / "fast-paths.md"
@@ -43,22 +43,29 @@ def sent_and_stored(path, records, **config):
     return told, stored
 
 
+@pytest.fixture(scope="module")
+def script():
+    """The benchmark of the pairs, as a module."""
+    if not SCRIPT.exists():
+        pytest.skip("a source distribution has no benchmarks")
+    spec = importlib.util.spec_from_file_location("bench_fast_paths", SCRIPT)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
 @pytest.mark.parametrize("name", SENT)
 @pytest.mark.parametrize("idempotent", [True, False])
-def test_a_record_alone_is_sent_as_one_of_many(tmp_path, monkeypatch, name, idempotent):
-    """`producer/send_fast` leaves the same receipts and records behind as the general way."""
+def test_a_record_alone_is_sent_as_one_of_many(tmp_path, monkeypatch, script, name, idempotent):
+    """`producer/topic_queue` leaves the same receipts and records behind as for many records."""
     # Records without a key go to a partition by chance: one partition of them all.
     records = [
         record if {"key", "partition"} & {*record} else {**record, "key": b"fixed"}
         for record in SENT[name]
     ]
-    (fast,) = [
-        name
-        for name, value in vars(send_fast).items()
-        if getattr(value, "__module__", "") == send_fast.__name__ and not name.startswith("_")
-    ]
     found = [sent_and_stored(tmp_path / "fast", records, enable_idempotence=idempotent)]
-    monkeypatch.setattr(send_fast, fast, lambda *_: False)
+    monkeypatch.setattr(*script.owner_of("send"), lambda *_, **__: False)
     found.append(sent_and_stored(tmp_path / "general", records, enable_idempotence=idempotent))
 
     assert found[0] == found[1]
@@ -74,18 +81,6 @@ def test_a_plain_send_is_one_with_everything_spelled_out(tmp_path):
     ]
 
     assert sent_and_stored(tmp_path / "spelled", spelled) == (told, stored)
-
-
-@pytest.fixture(scope="module")
-def script():
-    """The benchmark of the pairs, as a module."""
-    if not SCRIPT.exists():
-        pytest.skip("a source distribution has no benchmarks")
-    spec = importlib.util.spec_from_file_location("bench_fast_paths", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
 
 
 def test_the_page_lists_every_pair_that_is_measured(script):
