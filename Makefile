@@ -6,7 +6,7 @@ PYTEST ?= .venv/bin/python -m pytest
 SPREAD ?= -n auto --maxprocesses 4 --dist loadgroup
 ARGS ?=
 
-.PHONY: quick test test-all nightly check lint wheel bench demo docs-tables clean
+.PHONY: quick test test-all nightly check lint wheel bench demo docs docs-tables clean
 
 # Four tiers, each with all of the one before: tests/support/tiers.py says how.
 quick: .venv/.dev
@@ -35,7 +35,7 @@ wheel: .venv/.dev
 	.venv/bin/python -m build --wheel --outdir .wheel/dist
 	$(PYTHON) -m venv .wheel/venv
 	.wheel/venv/bin/pip install --quiet "$$(ls .wheel/dist/*.whl)[dev]"
-	for each in tests bench docs examples README.md CHANGELOG.md Makefile pyproject.toml; do \
+	for each in tests bench docs examples README.md CHANGELOG.md CONTRIBUTING.md Makefile mkdocs.yml pyproject.toml; do \
 		if [ -e $$each ]; then cp -r $$each .wheel/run/; fi; done
 	cd .wheel/run && ../venv/bin/python -m pytest $(SPREAD) $(ARGS)
 
@@ -46,11 +46,15 @@ bench: .venv/.dev
 docs-tables: .venv/.dev
 	PYTHONPATH=. .venv/bin/python tests/support/format_tables.py
 
+# The site, into site/; a warning or a broken link fails it.
+docs: .venv/.docs
+	NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs build --strict $(ARGS)
+
 demo: .venv/.demo
 	.venv/bin/python examples/flights.py $(ARGS)
 
 clean:
-	rm -rf .venv .wheel build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache .benchmarks
+	rm -rf .venv .wheel site build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache .benchmarks
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 .venv/bin/python:
@@ -62,4 +66,8 @@ clean:
 
 .venv/.demo: pyproject.toml | .venv/bin/python
 	.venv/bin/python -m pip install --quiet --editable '.[demo]'
+	touch $@
+
+.venv/.docs: pyproject.toml | .venv/bin/python
+	.venv/bin/python -m pip install --quiet --editable '.[docs]'
 	touch $@

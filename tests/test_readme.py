@@ -65,7 +65,9 @@ def test_the_group_in_the_readme_handles_each_record_once(tmp_path):
     assert second == [handled[1], "left: 0"]
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/index.md", "docs/spark.md"])
+@pytest.mark.parametrize(
+    "page", ["README.md", "docs/index.md", "docs/tutorial.md", "docs/spark.md"]
+)
 def test_what_is_shown_can_be_typed_line_by_line(page):
     """In `python -i` a block ends with an empty line; without one, what follows is an error."""
     for block in BLOCK.findall((REPOSITORY / page).read_text()):

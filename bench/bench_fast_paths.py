@@ -1,0 +1,238 @@
+"""What does each fast path gain over its general twin?  docs/fast-paths.md lists the pairs.
+
+    python bench/bench_fast_paths.py          # the table of the page
+    python bench/bench_fast_paths.py --quick  # a few rounds: whether it still runs
+
+The two of a pair take turns, so that a slow second of the machine hits both, and
+what counts is the processor time of the calling thread.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+
+import embedlog
+from embedlog import batch, checksum
+from embedlog.partitioner import partition_for_key, partitions_for_keys
+
+NOW = int(time.time() * 1000)
+VALUE, KEY = b"v" * 100, b"k%09d" % 7
+KEYS = [b"k%09d" % number for number in range(1000)]
+
+Work = Callable[[], object]
+
+
+class On:
+    """Work that runs as it is."""
+
+    def __init__(self, work: Work) -> None:
+        self.work = work
+
+    def __enter__(self) -> Work:
+        return self.work
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+class Pair(NamedTuple):
+    """A general function and its fast twin, with the work that shows the difference."""
+
+    general: str
+    fast: str
+    work: str
+    both: Callable[[embedlog.Log], tuple[Any, Work]]
+
+
+FAST = {
+    "append": (
+        "embedlog.partition.append:append_fast",
+        "embedlog.partition.append_fast:append_fast",
+    ),
+    "send": (
+        "embedlog.producer.topic_queue:TopicQueue._send_one_fast",
+        "embedlog.producer.send_fast:ship",
+    ),
+    "decode": (
+        "embedlog.batch.decode_small:lists_fast",
+        "embedlog.batch.decode_small:lists",
+    ),
+}
+"""Where a fast path is called by its name: the first place that exists."""
+
+
+def owner_of(path: str) -> tuple[Any, str]:
+    """Return the module or class that a fast path is looked up in, and its name there."""
+    for place in FAST[path]:
+        module, _, names = place.partition(":")
+        *outer, name = names.split(".")
+        with suppress(ImportError):
+            owner = importlib.import_module(module)
+            for part in outer:
+                owner = getattr(owner, part, None)
+            if hasattr(owner, name):
+                return owner, name
+    raise LookupError(f"{path} is at none of {', '.join(FAST[path])}")
+
+
+class Off:
+    """Work that runs without a fast path, which answers "not mine" instead."""
+
+    def __init__(self, path: str, answer: object, work: Work) -> None:
+        self.owner, self.name = owner_of(path)
+        self.answer, self.work, self.calls = answer, work, 0
+        self.function = getattr(self.owner, self.name)
+
+    def __enter__(self) -> Work:
+        def not_mine(*_: object, **__: object) -> object:
+            self.calls += 1
+            return self.answer
+
+        setattr(self.owner, self.name, not_mine)
+        return self.work
+
+    def __exit__(self, *_: object) -> None:
+        setattr(self.owner, self.name, self.function)
+        if not self.calls:
+            raise LookupError(f"the work does not call {self.name} of {self.owner.__name__}")
+
+
+def append(log: embedlog.Log) -> tuple[Any, Work]:
+    """Append one encoded record."""
+    log.create_topic("append")
+    part, one = log.partition("append", 0), [batch.encode_lists([VALUE], [KEY], NOW)]
+    part.append(one)
+
+    def fast() -> object:
+        return part.append(one)
+
+    return Off("append", None, fast), fast
+
+
+def send_and_wait(log: embedlog.Log) -> tuple[Any, Work]:
+    """Send one record and wait for it."""
+    log.create_topic("wait")
+    producer = log.producer()
+    producer.send("wait", VALUE, KEY).result()
+
+    def fast() -> object:
+        return producer.send("wait", VALUE, KEY).result()
+
+    return Off("send", False, fast), fast
+
+
+def send(log: embedlog.Log) -> tuple[Any, Work]:
+    """Send records without waiting; one with a timestamp takes the general way."""
+    log.create_topic("send")
+    producer = log.producer(linger_ms=60_000, batch_size=1 << 30, buffer_memory=1 << 30)
+
+    def fast() -> object:
+        return producer.send("send", VALUE, KEY)
+
+    def general() -> object:
+        return producer.send("send", VALUE, KEY, timestamp_ms=NOW)
+
+    return general, fast
+
+
+def encode_one(log: embedlog.Log) -> tuple[Any, Work]:
+    """Encode one record."""
+    return (
+        lambda: batch.encode_lists([VALUE], [KEY], NOW),
+        lambda: batch.encode_one(VALUE, KEY, NOW),
+    )
+
+
+def encode_lists(log: embedlog.Log) -> tuple[Any, Work]:
+    """Encode 1,000 records of lists."""
+    values = [VALUE] * 1000
+    return (
+        lambda: batch.encode(batch.from_lists(values, KEYS, NOW)),
+        lambda: batch.encode_lists(values, KEYS, NOW),
+    )
+
+
+def decode(log: embedlog.Log) -> tuple[Any, Work]:
+    """Decode a batch of one record to rows."""
+    encoded = batch.encode_one(VALUE, KEY, NOW)
+    data = pa.py_buffer(b"".join(bytes(part) for part in encoded.stamp(0, 0)))
+
+    def fast() -> object:
+        found = batch.parse(data, 0, data.size, path="", position=0, schema=batch.schema())
+        return found.lists()
+
+    return Off("decode", None, fast), fast
+
+
+def hash_keys(log: embedlog.Log) -> tuple[Any, Work]:
+    """Choose the partitions of 1,000 keys."""
+    column = pa.array(KEYS, pa.binary())
+    return (
+        lambda: [partition_for_key(key, 12) for key in KEYS],
+        lambda: partitions_for_keys(column, 12),
+    )
+
+
+def crc(log: embedlog.Log) -> tuple[Any, Work]:
+    """Checksum 64 KiB."""
+    backends, data = checksum.backends(), bytes(64 << 10)
+    return lambda: backends["crcmod"](data), lambda: backends[checksum.BACKEND](data)
+
+
+PAIRS = (
+    Pair("partition/append", "partition/append_fast", "append one encoded record", append),
+    Pair("producer/topic_queue", "producer/topic_queue", "`send(...).result()`", send_and_wait),
+    Pair("producer", "producer", "`send(...)`, not waiting", send),
+    Pair("batch/encode", "batch/encode_one", "encode one record", encode_one),
+    Pair("batch/encode", "batch/encode", "encode lists of 1,000 records", encode_lists),
+    Pair("batch/decode", "batch/decode_small", "decode a batch of one record", decode),
+    Pair("partitioner", "partitioner", "choose partitions of 1,000 keys", hash_keys),
+    Pair("checksum", "checksum", "CRC-32C of 64 KiB", crc),
+)
+
+
+def measure(general: Work | Off, fast: Work, rounds: int, calls: int) -> tuple[float, float]:
+    """Return the median times of one call of both, in microseconds of this thread's CPU."""
+    times: tuple[list[float], list[float]] = ([], [])
+    both = (general if isinstance(general, Off) else On(general), On(fast))
+    for _ in range(rounds):
+        for one, found in zip(both, times, strict=True):
+            with one as work:
+                start = time.thread_time()
+                for _ in range(calls):
+                    work()
+                found.append((time.thread_time() - start) / calls * 1e6)
+    return statistics.median(times[0]), statistics.median(times[1])
+
+
+def main(words: list[str] | None = None) -> None:
+    """Measure all pairs and print a table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="few rounds, for a test")
+    quick = parser.parse_args(words).quick
+    rounds, calls = (2, 3) if quick else (200, 50)
+    print("| general | fast | work | general, µs | fast, µs | gain |")
+    print("|---|---|---|--:|--:|--:|")
+    with (
+        tempfile.TemporaryDirectory() as directory,
+        embedlog.open(directory, maintenance=False) as log,
+    ):
+        for pair in PAIRS:
+            slow, quick_time = measure(*pair.both(log), rounds, calls)
+            print(
+                f"| `{pair.general}` | `{pair.fast}` | {pair.work} "
+                f"| {slow:.1f} | {quick_time:.1f} | {slow / quick_time:.1f} × |"
+            )
+
+
+if __name__ == "__main__":
+    main()

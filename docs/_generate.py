@@ -1,0 +1,535 @@
+"""Makes the pages of the reference from the code, when the site is built.
+
+mkdocs runs this file as a hook (see mkdocs.yml).  The tables below hold what the
+code does not say; tests/test_docs.py checks that each of them is complete.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import dataclasses
+import inspect
+import os
+import re
+import textwrap
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from embedlog import errors
+from embedlog.config import ConsumerConfig, MaintenanceConfig, ProducerConfig, TopicConfig
+
+DOCS = Path(__file__).parent
+OWN = "embedlog only"
+SAME = "the same"
+
+# Settings
+
+CONFIGS = {
+    "topic": (
+        TopicConfig,
+        "Topic settings",
+        "Given to `log.create_topic(name, config={...})`, `log.alter_topic` and "
+        "`embedlog topics create -c NAME=VALUE`.",
+    ),
+    "producer": (
+        ProducerConfig,
+        "Producer settings",
+        "Given to `log.producer(...)` as keyword arguments.",
+    ),
+    "consumer": (
+        ConsumerConfig,
+        "Consumer settings",
+        "Given to `log.consumer(...)` as keyword arguments.",
+    ),
+    "maintenance": (
+        MaintenanceConfig,
+        "Maintenance settings",
+        "Given to `embedlog.open(path, maintenance={...})`. In Kafka they belong to the broker.",
+    ),
+}
+
+KAFKA_DEFAULTS: dict[str, dict[str, str]] = {
+    "topic": {
+        "index_interval_bytes": "`4096`",
+        "message_timestamp_after_max_ms": "`3600000` (1 h)",
+        "producer_id_expiration_ms": "the same (of the broker)",
+        "retention_bytes_hard": OWN,
+        "retention_clock": OWN,
+        "retention_min_consumed": OWN,
+        "retention_topic_bytes": OWN,
+        "segment_max_offset_span": OWN,
+        **dict.fromkeys(
+            [
+                *("cleanup_policy", "compression_type", "delete_retention_ms"),
+                *("file_delete_delay_ms", "flush_messages", "flush_ms", "max_compaction_lag_ms"),
+                *("max_message_bytes", "message_timestamp_before_max_ms"),
+                *("message_timestamp_type", "min_cleanable_dirty_ratio", "min_compaction_lag_ms"),
+                *("min_insync_replicas", "preallocate", "retention_bytes", "retention_ms"),
+                *("segment_bytes", "segment_index_bytes", "segment_jitter_ms", "segment_ms"),
+                "unclean_leader_election_enable",
+            ],
+            SAME,
+        ),
+    },
+    "producer": {
+        "batch_size": "`16384` (16 KiB)",
+        "linger_ms": "`5`; `0` before Kafka 4.0",
+        "partitioner_sticky_bytes": OWN,
+        "partitioner_sticky_ms": OWN,
+        "producer_name": OWN,
+        **dict.fromkeys(
+            [
+                *("acks", "buffer_memory", "client_id", "compression_type", "delivery_timeout_ms"),
+                *("enable_idempotence", "key_serializer", "max_block_ms"),
+                *("max_in_flight_requests_per_connection", "max_request_size"),
+                *("metadata_max_age_ms", "partitioner", "partitioner_adaptive_partitioning_enable"),
+                *("partitioner_ignore_keys", "request_timeout_ms", "retries", "retry_backoff_ms"),
+                "value_serializer",
+            ],
+            SAME,
+        ),
+    },
+    "consumer": {
+        "consumer_timeout_ms": "the same (kafka-python)",
+        "metadata_max_age_ms": "`300000` (5 min)",
+        **dict.fromkeys(
+            [
+                *("allow_auto_create_topics", "auto_commit_interval_ms", "auto_offset_reset"),
+                *("check_crcs", "client_id", "default_api_timeout_ms", "enable_auto_commit"),
+                *("exclude_internal_topics", "fetch_max_bytes", "fetch_max_wait_ms"),
+                *("fetch_min_bytes", "group_id", "group_instance_id", "heartbeat_interval_ms"),
+                *("isolation_level", "key_deserializer", "max_partition_fetch_bytes"),
+                *("max_poll_interval_ms", "max_poll_records", "partition_assignment_strategy"),
+                *("request_timeout_ms", "retry_backoff_ms", "session_timeout_ms"),
+                "value_deserializer",
+            ],
+            SAME,
+        ),
+    },
+    "maintenance": {
+        "log_cleaner_io_buffer_size": "`524288` (512 KiB)",
+        "log_retention_check_interval_ms": "`300000` (5 min)",
+        **dict.fromkeys(
+            [
+                *("log_cleaner_backoff_ms", "log_cleaner_dedupe_buffer_size", "log_cleaner_enable"),
+                *("log_cleaner_io_buffer_load_factor", "log_cleaner_io_max_bytes_per_second"),
+                *("log_cleaner_threads", "offsets_retention_check_interval_ms"),
+                *("offsets_retention_minutes", "producer_id_expiration_check_interval_ms"),
+            ],
+            SAME,
+        ),
+    },
+}
+"""What Kafka 4 has as the default of each setting."""
+
+VALUES = {
+    ("topic", "cleanup_policy"): "`delete`, `compact` or `compact,delete`",
+    ("topic", "compression_type"): "`producer`, `none`, `lz4` or `zstd`",
+    ("topic", "message_timestamp_type"): "`CreateTime` or `LogAppendTime`",
+    ("topic", "retention_clock"): "`append` or `record`",
+    ("topic", "retention_min_consumed"): "names of groups, separated by commas, or `all`",
+    ("producer", "acks"): "`0`, `1` or `all`",
+    ("producer", "client_id"): "str",
+    ("producer", "compression_type"): "`none`, `lz4` or `zstd`",
+    ("producer", "key_serializer"): "callable or object with `serialize`",
+    ("producer", "partitioner"): "`None`, `round_robin` or callable",
+    ("producer", "producer_name"): "str or `None`",
+    ("producer", "value_serializer"): "callable or object with `serialize`",
+    ("consumer", "auto_offset_reset"): "`latest`, `earliest` or `none`",
+    ("consumer", "client_id"): "str",
+    ("consumer", "group_id"): "str or `None`",
+    ("consumer", "group_instance_id"): "str or `None`",
+    ("consumer", "isolation_level"): "`read_uncommitted` or `read_committed`",
+    ("consumer", "key_deserializer"): "callable or object with `deserialize`",
+    ("consumer", "partition_assignment_strategy"): "names of assignors, or assignors",
+    ("consumer", "value_deserializer"): "callable or object with `deserialize`",
+}
+"""What a setting takes where its type alone does not say so."""
+
+NO_EFFECT = {
+    ("topic", "min_insync_replicas"): "There are no replicas.",
+    ("topic", "preallocate"): "Segments are never allocated in advance.",
+    ("topic", "segment_index_bytes"): "The index is in LMDB and is never full.",
+    ("topic", "unclean_leader_election_enable"): "There are no replicas.",
+    ("producer", "metadata_max_age_ms"): "Topics are read from the log root, so nothing gets old.",
+    ("consumer", "default_api_timeout_ms"): (
+        "A call waits as long as its own `timeout_ms`, or as the log's `lock_timeout`."
+    ),
+    ("consumer", "isolation_level"): "No reader sees records that were not published.",
+    ("consumer", "request_timeout_ms"): "A call waits as long as the log's `lock_timeout`.",
+}
+"""Settings that are accepted and checked, and change nothing."""
+
+_UNITS = {
+    "bytes": [(1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")],
+    "ms": [(86_400_000, "d"), (3_600_000, "h"), (60_000, "min"), (1000, "s")],
+    "minutes": [(1440, "d")],
+}
+_NEVER = {(1 << 63) - 1, float("inf")}
+
+
+def settings_page() -> str:
+    """Return the page of all settings."""
+    parts = [
+        "# Settings",
+        "Every setting has two spellings, `retention.ms` and `retention_ms`, and both are accepted "
+        "everywhere. An unknown name is refused, and the error names the nearest known one. "
+        "Settings about connecting to brokers are refused too: a log root has none.",
+        "*Kafka's default* is that of Kafka 4. *No effect* means that the setting is accepted and "
+        "checked, so that a program need not be changed, and that nothing depends on it.",
+    ]
+    for kind, (config, title, use) in CONFIGS.items():
+        parts += [f"## {title}", use, _settings_table(kind, config)]
+    return "\n\n".join(parts) + "\n"
+
+
+def _settings_table(kind: str, config: type) -> str:
+    rows = ["| setting | default | Kafka's default | effect |", "|---|---|---|---|"]
+    effects = field_docstrings(config)
+    defaults = config()
+    for field in dataclasses.fields(config):
+        name = field.name
+        spelling = name if kind in ("producer", "consumer") else name.replace("_", ".")
+        effect = effects.get(name, "")
+        if reason := NO_EFFECT.get((kind, name)):
+            effect = f"**No effect.** {reason}"
+        takes = VALUES.get((kind, name)) or str(field.type).replace(" | None", " or `None`")
+        default = shown(name, getattr(defaults, name))
+        known = KAFKA_DEFAULTS[kind][name]
+        first = f'<span id="{kind}.{name}"></span>`{spelling}`<br>{takes}'
+        rows.append(f"| {first} | {default} | {known} | {cell(effect)} |")
+    return "\n".join(rows)
+
+
+def shown(name: str, value: Any) -> str:
+    """Return a default as a reader wants it: as it is typed, and in a larger unit.
+
+    >>> shown("segment_bytes", 1 << 30)
+    '`1073741824` (1\\xa0GiB)'
+    """
+    if isinstance(value, tuple):
+        return "`" + ",".join(map(str, value)) + "`"
+    if isinstance(value, bool):
+        return f"`{str(value).lower()}`"
+    if value in _NEVER:
+        return "no limit"
+    if value == "":
+        return "empty"
+    unit = "bytes" if name.endswith(("_size", "_memory")) else name.rpartition("_")[2]
+    for size, word in _UNITS.get(unit, ()):
+        if isinstance(value, int) and value >= size and value % size == 0:
+            return f"`{value}` ({value // size}\N{NO-BREAK SPACE}{word})"
+    return f"`{value}`"
+
+
+@cache
+def field_docstrings(cls: type) -> dict[str, str]:
+    """Return the strings below the fields of a class, by the name of the field."""
+    body = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0]
+    assert isinstance(body, ast.ClassDef)
+    found = {}
+    for statement, following in zip(body.body, body.body[1:], strict=False):
+        if isinstance(statement, ast.AnnAssign) and isinstance(following, ast.Expr):
+            assert isinstance(statement.target, ast.Name)
+            found[statement.target.id] = inspect.cleandoc(ast.literal_eval(following.value))
+    return found
+
+
+# Errors
+
+ERRORS: dict[str, dict[str, str]] = {
+    "Usage": {
+        "ClosedError": "Open the log again, or make a new producer or consumer.",
+        "IllegalStateError": "Follow the error's text: it names the call that has to come first.",
+        "ReadOnlyError": 'Open the log with `mode="rw"`.',
+        "InvalidTopicError": "Choose another name.",
+        "InvalidConfigError": "Correct the setting that the error names; see the settings.",
+        "InvalidPartitionsError": "Ask for at least as many partitions as the topic has.",
+        "InvalidPartitionError": "Pass an int, or a `TopicPartition`.",
+        "InvalidRecordError": "Correct the records in `indices`, and send them again.",
+        "OffsetsOutOfOrderError": "Sort the batches by offset before the call.",
+        "UnexpectedAppendOffsetError": "Continue at the end of the log.",
+        "SerializationError": "Encode to bytes, or give the producer a serializer.",
+        "RecordTooLargeError": "Send less in one record, or raise the limit that is named.",
+        "RecordBatchTooLargeError": "Send fewer records in one call, or raise `segment.bytes`.",
+        "TopicAlreadyExistsError": "Apply the `differences` with the calls that the error names, "
+        "or leave them out of `create_topic`.",
+        "UnknownTopicOrPartitionError": "Create the topic, or add partitions; check the spelling.",
+        "OffsetOutOfRangeError": "Seek to an offset between the start and the end of the log.",
+        "NoOffsetForPartitionError": "`seek`, or set `auto_offset_reset`.",
+        "LogTruncatedError": "Go on at `next_offset`, and undo what came from records past it.",
+        "RecordDeserializationError": "Handle the bytes in the error; `seek` past the record.",
+        "WakeupError": "Nothing: this is how `wakeup` ends a call that waits.",
+    },
+    "Groups": {
+        "InconsistentGroupProtocolError": "Give all members a common assignor in "
+        "`partition_assignment_strategy`.",
+        "InvalidGroupIdError": "Set `group_id` to 1 to 200 bytes.",
+        "UnknownMemberIdError": "`poll`: the consumer joins again as a new member.",
+        "FencedInstanceIdError": "Close this consumer; give each process its own "
+        "`group_instance_id`.",
+        "FencedError": "Stop the work: another process does it now.",
+        "CommitFailedError": "`poll` to get the new assignment; records since the last commit are "
+        "delivered to their new owner.",
+        "OffsetMetadataTooLargeError": "Commit shorter metadata.",
+        "NonEmptyGroupError": "Close the members that the error names, or use `remove_members`.",
+        "GroupSubscribedToTopicError": "Wait until no member subscribes to the topic.",
+        "GroupIdNotFoundError": "Check the name: `log.groups()` lists all groups.",
+        "GroupMaxSizeReachedError": "Close another member first.",
+        "ProcessDiedError": "Look for what kills the processes, such as a lack of memory; then run "
+        "again: it continues at the last commit.",
+        "AssignorError": "Correct the assignor; `problems` says what is wrong.",
+    },
+    "Spark": {
+        "DataLossError": "Decide whether the loss is acceptable; then set `failOnDataLoss` to "
+        "`false`, or start again with a new checkpoint.",
+        "SparkSetupError": "Install or set what the error names.",
+        "SparkQueryError": "Read the first line; Spark's own exception is the `__cause__`.",
+    },
+    "Producing": {
+        "TimeoutError": "Try again, or allow more time.",
+        "BufferExhaustedError": "Send more slowly, or raise `buffer_memory` or `max_block_ms`.",
+        "OutOfOrderSequenceError": "Ask `last_sequence` where to continue.",
+        "InvalidProducerEpochError": "Close this producer: a newer one has its name.",
+        "RestartedApplicationError": "Use another name, or allow the restart "
+        '(`.option("allowRestart", "true")` in Spark).',
+    },
+    "Storage": {
+        "StorageError": "Look up `errno`; the log is as it was before the call.",
+        "DiskFullError": "Make room: delete records, or lower the retention. Appends continue by "
+        "themselves.",
+        "DurabilityError": "Check the disk, then run `embedlog repair --yes`.",
+        "LockTimeoutError": "Look at the process `pid`: continue or end it. Or raise "
+        "`lock_timeout`.",
+        "CorruptionError": "Run `embedlog verify`, then `embedlog repair`; restore the file from a "
+        "backup if there is one.",
+        "CorruptBatchError": "As for `CorruptionError`; a consumer may seek past the batch.",
+        "UnsupportedFilesystemError": "Put the log on a local disk, or pass "
+        "`unsafe_filesystem=True` if only one machine mounts it.",
+        "UnsupportedFormatError": "Use the version of embedlog that wrote the log.",
+        "NotALogError": "Check the path; an empty or a new directory becomes a log.",
+    },
+}
+"""What to do about each error."""
+
+
+def error_classes() -> dict[str, type[errors.EmbedlogError]]:
+    """Return all errors but their root, by name."""
+    members = vars(errors).values()
+    kinds = [each for each in members if inspect.isclass(each)]
+    kinds = [each for each in kinds if issubclass(each, errors.EmbedlogError)]
+    return {each.__name__: each for each in kinds if each is not errors.EmbedlogError}
+
+
+def errors_page() -> str:
+    """Return the page of all errors."""
+    parts = [
+        "# Errors",
+        "All of them are in `embedlog.errors` and derive from `EmbedlogError`. Their text says "
+        "what happened, where, and what to do; `topic`, `partition`, `offset`, `path`, `position`, "
+        "`group` and `member` say where as fields, and are `None` if unknown. They survive "
+        "pickling, so they can cross processes.",
+        "*Retry* says whether the same call may succeed later without any change: "
+        "`error.retriable`.",
+    ]
+    classes = error_classes()
+    for title, kinds in ERRORS.items():
+        rows = ["| error | raised when | retry | what to do |", "|---|---|---|---|"]
+        for name, todo in kinds.items():
+            kind = classes[name]
+            bases = [f"`{base.__name__}`" for base in kind.__bases__]
+            bases = [base for base in bases if base != "`EmbedlogError`"]
+            also = f"<br>a {', '.join(bases)}" if bases else ""
+            retry = "yes" if kind.retriable else "no"
+            when = cell(inspect.getdoc(kind) or "")
+            rows.append(f'| <span id="{name}"></span>`{name}`{also} | {when} | {retry} | {todo} |')
+        parts += [f"## {title}", "\n".join(rows)]
+    return "\n\n".join(parts) + "\n"
+
+
+# The command line
+
+
+def commands() -> Iterator[tuple[str, argparse.ArgumentParser]]:
+    """Yield each command that can be run, with its parser."""
+    from embedlog.cli.parser import parser
+
+    yield from _leaves("embedlog", parser())
+
+
+def _leaves(
+    name: str, parser: argparse.ArgumentParser
+) -> Iterator[tuple[str, argparse.ArgumentParser]]:
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for word, below in action.choices.items():
+                yield from _leaves(f"{name} {word}", below)
+            return
+    yield name, parser
+
+
+def command_line_page() -> str:
+    """Return the page of all commands with their help."""
+    from embedlog.cli.parser import parser
+    from embedlog.pipeline.command import parser as pipeline
+
+    parts = [
+        "# Command line",
+        "Records go to standard output, everything else to standard error. The directory of the "
+        "log is `--root DIR`, before or after the command, or the environment variable "
+        "`EMBEDLOG_ROOT`.",
+        "## embedlog",
+        _help(parser()),
+        *(part for name, one in commands() for part in (f"## {name}", _help(one))),
+        "## python -m embedlog.pipeline",
+        _help(pipeline()),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _help(parser: argparse.ArgumentParser) -> str:
+    before = {name: os.environ.get(name) for name in ("COLUMNS", "NO_COLOR")}
+    os.environ.update(COLUMNS="92", NO_COLOR="1")
+    try:
+        return f"```text\n{parser.format_help().rstrip()}\n```"
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+# The API
+
+API = {
+    "log": ("Log and topics", ["embedlog.open", "embedlog.Log", "embedlog.Topic"]),
+    "producer": ("Producer", ["embedlog.Producer"]),
+    "consumer": ("Consumer", ["embedlog.Consumer", "embedlog.ConsumerRebalanceListener"]),
+    "groups": ("Groups", ["embedlog.ConsumerGroup", "embedlog.run_group", "embedlog.GroupRun"]),
+    "records": (
+        "Records",
+        [
+            *("embedlog.Record", "embedlog.RecordMetadata", "embedlog.TopicPartition"),
+            *("embedlog.OffsetAndMetadata", "embedlog.OffsetAndTimestamp", "embedlog.TopicConfig"),
+        ],
+    ),
+    "spark": (
+        "Spark and Parquet",
+        [
+            *("embedlog.spark.session", "embedlog.spark.register"),
+            *("embedlog.spark.recommended_conf", "embedlog.spark.offsets_behind_latest"),
+            *("embedlog.pipeline.load", "embedlog.pipeline.audit", "embedlog.pipeline.AuditReport"),
+        ],
+    ),
+}
+"""Pages of the API: their title, and what is on them."""
+
+
+def api_page(title: str, names: list[str]) -> str:
+    """Return a page whose text mkdocstrings takes from the docstrings."""
+    return f"# {title}\n\n" + "\n\n".join(f"::: {name}" for name in names) + "\n"
+
+
+# Shared
+
+
+def cell(text: str) -> str:
+    """Return a docstring as the content of a cell of a table."""
+    text = re.sub(r"``(.+?)``", r"`\1`", text)
+    text = re.sub(r"`embedlog\.[\w.]+`", lambda found: found[0], text)
+    return re.sub(r"\s+", " ", text).replace("|", "\\|").strip()
+
+
+@cache
+def rule_codes() -> frozenset[str]:
+    """Return the codes that the page of rules defines."""
+    text = (DOCS / "semantics.md").read_text(encoding="utf-8")
+    return frozenset(re.findall(r"^- \*\*([A-Z][0-9]+[a-z]?)\*\* ", text, re.MULTILINE))
+
+
+def pages() -> dict[str, str]:
+    """Return all pages that are made: path without its ending, and text."""
+    made = {f"reference/{name}": api_page(*page) for name, page in API.items()}
+    changes = (DOCS.parent / "CHANGELOG.md").read_text(encoding="utf-8")
+    return {
+        **made,
+        "reference/settings": settings_page(),
+        "reference/errors": errors_page(),
+        "reference/command-line": command_line_page(),
+        "changes": re.sub(r"\]\(docs/", "](", changes),
+    }
+
+
+# Hooks of mkdocs
+
+_RULE = re.compile(r"<li>(<p>)?<strong>([A-Z]\d+[a-z]?)</strong>")
+_CITED = re.compile(r"\(([^()]*\b[A-Z]\d+[a-z]?)\)")
+_CODE = re.compile(r"\b[A-Z]\d+[a-z]?\b")
+_ERROR = re.compile(r"<code>(\w+Error)</code>(?!</a>)")
+_OUTSIDE = re.compile(
+    r"\[([^\]]+)\]\(\.\./(?:\.\./)?((?:examples|bench|tests|embedlog)/[\w./-]+|[A-Z]+\.md)\)"
+)
+
+
+def on_files(files: Any, config: Any, **_: Any) -> Any:
+    """Add the pages that are made from the code."""
+    from mkdocs.structure.files import File
+
+    for name, text in pages().items():
+        files.append(File.generated(config, f"{name}.md", content=text))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+    """Name files outside of the docs instead of linking to them; list what the reference has."""
+    markdown = _OUTSIDE.sub(
+        lambda found: f"`{found[2]}`" if found[1] == found[2] else f"{found[1]} (`{found[2]}`)",
+        markdown,
+    )
+    if page.file.src_uri != "reference/index.md":
+        return markdown
+    entries = [(name, title) for name, (title, _) in API.items()]
+    entries += [("settings", "Settings"), ("errors", "Errors"), ("command-line", "Command line")]
+    return markdown + "\n" + "\n".join(f"- [{title}]({name}.md)" for name, title in entries) + "\n"
+
+
+def on_page_content(html: str, page: Any, **_: Any) -> str:
+    """Give each rule an anchor, and link the codes that are cited to it."""
+    if page.file.src_uri == "semantics.md":
+        return _RULE.sub(r'<li id="\2">\1<strong>\2</strong>', html)
+    up = "../" * page.file.src_uri.count("/")
+
+    def link(code: re.Match[str]) -> str:
+        if code[0] not in rule_codes():
+            return code[0]
+        return f'<a href="{up}semantics.html#{code[0]}">{code[0]}</a>'
+
+    def error_link(error: re.Match[str]) -> str:
+        if error[1] not in error_classes():
+            return error[0]
+        return f'<a href="{up}reference/errors.html#{error[1]}">{error[0]}</a>'
+
+    parts = re.split(r"(<pre.*?</pre>|<code.*?</code>|<[^>]+>)", html, flags=re.DOTALL)
+    linked = [
+        part if index % 2 else _CITED.sub(lambda found: f"({_CODE.sub(link, found[1])})", part)
+        for index, part in enumerate(parts)
+    ]
+    html = "".join(linked)
+    return html if page.file.name == "errors" else _ERROR.sub(error_link, html)
+
+
+def on_post_page(output: str, page: Any, **_: Any) -> str:
+    """Load the one script that the theme takes from elsewhere from beside the page."""
+    up = "../" * page.file.src_uri.count("/")
+    return output.replace("https://unpkg.com/iframe-worker/shim", f"{up}assets/iframe-worker.js")
+
+
+def on_post_template(output_content: str, **_: Any) -> str:
+    """Do the same for pages without a source, such as the one for wrong addresses."""
+    return output_content.replace(
+        "https://unpkg.com/iframe-worker/shim", "/assets/iframe-worker.js"
+    )

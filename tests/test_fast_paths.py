@@ -1,0 +1,108 @@
+"""Each fast path does what its general twin does, and docs/fast-paths.md lists them all."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support.patience import patient
+from support.roots import abandon, open_root, rows
+
+from embedlog.config import TopicConfig
+from embedlog.producer import Producer
+
+REPOSITORY = Path(__file__).parent.parent
+PAGE = REPOSITORY / "docs" / "fast-paths.md"
+SCRIPT = REPOSITORY / "bench" / "bench_fast_paths.py"
+
+SENT = {
+    "keys": [{"key": b"k%d" % (n % 5)} for n in range(12)],
+    "no keys": [{}] * 12,
+    "empty": [{"key": b""}, {"value": b""}, {"value": None, "key": b"k"}],
+    "headers": [{}, {"headers": [("h", b"1")]}, {}, {"key": b"k"}],
+    "a chosen partition": [{"partition": 2}, {}, {"partition": 0, "key": b"k"}],
+    "a timestamp": [{"timestamp_ms": 7}, {}, {"timestamp_ms": 9}],
+}
+"""What is sent, each record waited for before the next one."""
+
+
+def sent_and_stored(path, records, **config):
+    """Send records one by one; return what the futures and the partitions say."""
+    root = open_root(path)
+    root.create_topic("t", 3, TopicConfig.parse({}))
+    with Producer(root, **{"partitioner_sticky_bytes": 1 << 20, **config}) as producer:
+        told = []
+        for number, record in enumerate(records):
+            told.append(producer.send("t", **{"value": b"v%d" % number, **record}).result())
+    stored = [rows(root.partition("t", number)) for number in range(3)]
+    abandon(root)
+    return told, stored
+
+
+@pytest.fixture(scope="module")
+def script():
+    """The benchmark of the pairs, as a module."""
+    if not SCRIPT.exists():
+        pytest.skip("a source distribution has no benchmarks")
+    spec = importlib.util.spec_from_file_location("bench_fast_paths", SCRIPT)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("name", SENT)
+@pytest.mark.parametrize("idempotent", [True, False])
+def test_a_record_alone_is_sent_as_one_of_many(tmp_path, monkeypatch, script, name, idempotent):
+    """`producer/topic_queue` leaves the same receipts and records behind as for many records."""
+    # Records without a key go to a partition by chance: one partition of them all.
+    records = [
+        record if {"key", "partition"} & {*record} else {**record, "key": b"fixed"}
+        for record in SENT[name]
+    ]
+    found = [sent_and_stored(tmp_path / "fast", records, enable_idempotence=idempotent)]
+    monkeypatch.setattr(*script.owner_of("send"), lambda *_, **__: False)
+    found.append(sent_and_stored(tmp_path / "general", records, enable_idempotence=idempotent))
+
+    assert found[0] == found[1]
+
+
+def test_a_plain_send_is_one_with_everything_spelled_out(tmp_path):
+    """`send` of bytes in line, and with a partition given, store the same records."""
+    plain = [{"key": b"k%d" % (n % 5)} for n in range(12)]
+    told, stored = sent_and_stored(tmp_path / "plain", plain)
+    spelled = [
+        {**record, "partition": one.partition, "timestamp_ms": one.timestamp, "headers": None}
+        for record, one in zip(plain, told, strict=True)
+    ]
+
+    assert sent_and_stored(tmp_path / "spelled", spelled) == (told, stored)
+
+
+def test_the_page_lists_every_pair_that_is_measured(script):
+    """And every test that it names is there."""
+    text = PAGE.read_text(encoding="utf-8")
+    listed = [line.split("|")[1:3] for line in text.splitlines() if line.startswith("| `")]
+
+    for pair in script.PAIRS:
+        assert any(f"`{pair.general}`" in one[0] and f"`{pair.fast}`" in one[1] for one in listed)
+    for name in re.findall(r"`(tests/[\w/]+\.py)`", text):
+        assert (REPOSITORY / name).is_file(), name
+
+
+def test_every_pair_can_be_measured(script):
+    """A few rounds of each, in a process of its own."""
+    done = subprocess.run(
+        [sys.executable, str(SCRIPT), "--quick"],
+        capture_output=True,
+        text=True,
+        timeout=patient(60),
+        check=False,
+    )
+
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("\n") == 2 + len(script.PAIRS)
