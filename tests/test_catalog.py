@@ -398,6 +398,6 @@ def test_settings_that_change_while_a_topic_is_looked_up_are_not_forgotten(root)
         pair = Pair(lambda: topics.topic("t"), alter_and_look, "embedlog.catalog", line)
         pair.run()
         assert pair.errors == [None, None]
-        assert topics.topic("t").config.segment_ms == wanted, pair.where
-        stopped, line = pair.where != "after the end", line + 1
+        assert topics.topic("t").config.segment_ms == wanted, pair.stopped_at
+        stopped, line = pair.stopped_at != "after the end", line + 1
     assert line > 5

@@ -27,6 +27,7 @@ from support.patience import patient
 from support.roots import fill, open_root
 
 from embedlog.assignor import RebalanceStep
+from embedlog.consumer.group_member import GroupMember
 from embedlog.errors import (
     CommitFailedError,
     FencedInstanceIdError,
@@ -35,7 +36,6 @@ from embedlog.errors import (
     UnknownMemberIdError,
     UnknownTopicOrPartitionError,
 )
-from embedlog.groups.member import GroupMember
 from embedlog.record import OffsetAndMetadata, TopicPartition
 
 T0, T1 = TopicPartition("t", 0), TopicPartition("t", 1)

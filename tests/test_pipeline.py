@@ -417,7 +417,7 @@ def test_the_command_reports_invalid_usage(tmp_path, capsys):
     assert "exactly" in capsys.readouterr().out
     for wrong in (["--max-records-per-trigger", "0"], ["--every", "-1"], ["--every", "x"]):
         assert command.main(["t", *options, *wrong]) == 2
-        assert f"{wrong[1]!r} is no" in capsys.readouterr().err
+        assert f", got {wrong[1]!r}" in capsys.readouterr().err
     assert command.main(options) == 2
     assert command.main([*options, "--pattern", "["]) == 2
     assert "'[' is not a regular expression" in capsys.readouterr().err

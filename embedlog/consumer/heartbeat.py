@@ -14,6 +14,7 @@ from time import monotonic
 from typing import Protocol
 
 from embedlog.config import ConsumerConfig
+from embedlog.consumer.group_member import GroupMember
 from embedlog.errors import (
     ClosedError,
     EmbedlogError,
@@ -23,7 +24,6 @@ from embedlog.errors import (
 )
 from embedlog.files import ProcessWatch
 from embedlog.groups import offsets
-from embedlog.groups.member import GroupMember
 
 CHECKPOINT_SECONDS = 1.0
 """How long a commit may wait for its checkpoint."""

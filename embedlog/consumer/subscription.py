@@ -17,8 +17,10 @@ from time import monotonic
 from embedlog.assignor import Assignor, RebalanceStep
 from embedlog.catalog import INTERNAL
 from embedlog.config import ConsumerConfig
+from embedlog.consumer import group_member as members
 from embedlog.consumer.assignment import Assignment
 from embedlog.consumer.committer import Committer, Positions
+from embedlog.consumer.group_member import GroupMember, MemberAssignment, StartPosition
 from embedlog.consumer.heartbeat import HeartbeatThread
 from embedlog.consumer.rebalance_notifier import RebalanceNotifier
 from embedlog.errors import (
@@ -31,8 +33,6 @@ from embedlog.errors import (
     UnknownTopicOrPartitionError,
 )
 from embedlog.group import Group
-from embedlog.groups import member as members
-from embedlog.groups.member import GroupMember, MemberAssignment, StartPosition
 from embedlog.record import TopicPartition
 from embedlog.root.root import Root
 

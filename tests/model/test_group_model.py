@@ -27,6 +27,7 @@ from support.groups import crash as let_go
 from support.roots import healthy, open_root
 
 from embedlog.assignor import configured
+from embedlog.consumer.group_member import GroupMember
 from embedlog.errors import (
     CommitFailedError,
     FencedInstanceIdError,
@@ -38,7 +39,6 @@ from embedlog.errors import (
     UnknownTopicOrPartitionError,
 )
 from embedlog.groups import ownership
-from embedlog.groups.member import GroupMember
 from embedlog.groups.ownership import NOBODY
 from embedlog.record import OffsetAndMetadata, TopicPartition
 

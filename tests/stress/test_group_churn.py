@@ -11,7 +11,7 @@ from support.roots import fill
 from support.sharing import Crowd, Remote, partitions
 
 import embedlog
-from embedlog.groups.member import GroupMember
+from embedlog.consumer.group_member import GroupMember
 
 pytestmark = pytest.mark.stress
 

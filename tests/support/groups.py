@@ -7,10 +7,10 @@ from typing import Any
 
 from embedlog.assignor import Assignor, configured
 from embedlog.config import TopicConfig
+from embedlog.consumer import group_member as members
+from embedlog.consumer.group_member import GroupMember, StartPosition
 from embedlog.group import Group
-from embedlog.groups import member as members
 from embedlog.groups import offsets, ownership
-from embedlog.groups.member import GroupMember, StartPosition
 from embedlog.groups.ownership import NOBODY, PartitionOwner
 from embedlog.partition import tail
 from embedlog.record import OffsetAndMetadata, TopicPartition
