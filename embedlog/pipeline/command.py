@@ -115,7 +115,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _positive(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of records, at least 1")
+        raise argparse.ArgumentTypeError(f"must be a number of records of at least 1, got {text!r}")
     return int(text)
 
 

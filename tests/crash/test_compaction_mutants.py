@@ -62,7 +62,7 @@ class Mutant(NamedTuple):
     besides: tuple[Change, ...] = ()
 
 
-NO_EPOCH = Change(f"{REPLACE}:_check_epoch", {"epoch not in (None, now.leader_epoch)": "False"})
+NO_EPOCH = Change(f"{REPLACE}:_check_epoch", {"epoch not in (None, tail.leader_epoch)": "False"})
 MUTANTS = [
     Mutant(
         "swapped in before it is on the disk",
@@ -86,7 +86,7 @@ MUTANTS = [
         "what is given up is not asked of the manifest",
         by_lost_answers,
         f"{REPLACE}:Replacement.abandon",
-        {"[each for each in _passing(self._log) if each.id in mine]": "[self.info]"},
+        {"[file for file in files if file.id in ids]": "[self.info]"},
     ),
     Mutant(
         "the checkpoint moves before the swap",
@@ -97,9 +97,9 @@ MUTANTS = [
     Mutant(
         "what is not flushed is replaced",
         by_power_cuts,
-        f"{REPLACE}:_check",
+        f"{REPLACE}:_check_segments",
         {"end > info.recovery_offset": "False"},
-        (Change(f"{REPLACE}:flush_up_to", {"flush.flush([log])": "..."}),),
+        (Change("embedlog.partition.flush:flush_up_to", {"flush([log])": "..."}),),
     ),
     Mutant(
         "what is replaced is not doomed",
@@ -140,7 +140,7 @@ MUTANTS = [
     Mutant(
         "a cut of what is rewritten is not seen",
         by_a_cut,
-        f"{REPLACE}:_check",
+        f"{REPLACE}:_check_segments",
         # A cut takes the recovery point with it, and raises the epoch: each look would see it.
         {
             "current.get(segment.base_offset) != segment": "False",
@@ -152,7 +152,7 @@ MUTANTS = [
         "a cut of what replaced something is not seen",
         by_many_cuts,
         f"{REPLACE}:_check_epoch",
-        {"epoch not in (None, now.leader_epoch)": "False"},
+        {"epoch not in (None, tail.leader_epoch)": "False"},
     ),
 ]
 
