@@ -1332,3 +1332,23 @@ def test_a_new_epoch_is_answered_with_its_own_batches_only(root):
         log.append([encoded(b"c", producer=(9, 0, 1))])
     with pytest.raises(OutOfOrderSequenceError):
         log.append([encoded(b"c", producer=(9, 2, 5))])
+
+
+def test_a_record_that_is_written_but_not_flushed_in_time_fails_as_that(tmp_path, monkeypatch):
+    """G11: it is in the log, so a program that sends it again would have it twice."""
+    root = open_root(tmp_path / "log", durability="fsync")
+    root.create_topic("t", 1, TopicConfig())
+
+    def busy(*_):
+        raise LockTimeoutError("another process holds the lock", path="locks/live")
+
+    with Producer(root, request_timeout_ms=100, delivery_timeout_ms=300) as producer:
+        with monkeypatch.context() as patched:
+            patched.setattr("embedlog.partition.flush.flush_to", busy)
+            with pytest.raises(TimeoutError, match=r"not flushed after .* is in the log"):
+                producer.send("t", b"1").result()
+        root.flush()
+        producer.send("t", b"2").result()
+
+    assert values(root.partition("t", 0)) == [b"1", b"2"]
+    root.close()

@@ -228,18 +228,22 @@ class PartitionWriter:
         self._expire(expired or group, error, attempts)
 
     def _expire(self, expired: list[ProducerBatch], error: Exception, attempts: int) -> None:
-        """Fail the batches that are not in the log, so that they never will be (G11)."""
+        """Fail the batches that are not in the log, so that they never will be (G11).
+
+        With "fsync" a batch in the log fails, too, unless it was flushed; its error says so.
+        """
         written = self._find_written(list(self.waiting)) if self._idempotent else {}
         for batch in expired:
             sent = written.get(-1 if batch.sequence is None else batch.sequence)
-            # With "fsync" a batch in the log may still not be flushed.
             if sent is not None and not self._context.synced:
                 batch.receipt = Appended(sent.base_offset, sent.next_offset, None, True)
                 self._remove_first()
             else:
-                self._fail([batch], self._final_error(batch, error, attempts))
+                self._fail([batch], self._final_error(batch, error, attempts, sent is not None))
 
-    def _final_error(self, batch: ProducerBatch, error: Exception, attempts: int) -> EmbedlogError:
+    def _final_error(
+        self, batch: ProducerBatch, error: Exception, attempts: int, written: bool
+    ) -> EmbedlogError:
         """Return the error of a batch that is not retried any more, as Kafka's producer does.
 
         That is the error of the last attempt if ``retries`` are used up, and a `TimeoutError` if
@@ -258,16 +262,19 @@ class PartitionWriter:
             f"{attempts} {'attempt' if attempts == 1 else 'attempts'} in {seconds:.3f} s ({limit})"
         )
         todo = "The record will not appear later; send it again"
+        if written:
+            todo = "The record is in the log: call flush() of the log instead of sending it again"
+        missing = "flushed" if written else "written"
         failed: EmbedlogError
         if timed_out and not isinstance(error, DiskFullError):
             failed = TimeoutError(
-                f"The record was not written after {after}: {error}",
+                f"The record was not {missing} after {after}: {error}",
                 todo=todo,
                 topic=self.log.topic,
                 partition=self.log.partition,
             )
         else:
-            what = f"{error.what}; the record was not written after {after}"
+            what = f"{error.what}; the record was not {missing} after {after}"
             todo = f"{error.todo.rstrip('.')}. {todo}" if error.todo else todo
             failed = type(error)(what, todo=todo, **error.facts)
         failed.__cause__ = error
