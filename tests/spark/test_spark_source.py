@@ -174,7 +174,7 @@ def test_a_wrong_option_is_an_error_of_load(load):
 
 def test_an_error_that_needs_the_log_is_one_of_the_action(load, tmp_path):
     """`load` does not open the log."""
-    assert "there is no such topic" in error_of(load(subscribe="nothing").count)
+    assert "There is no such topic" in error_of(load(subscribe="nothing").count)
     assert "cannot start at the latest" in error_of(load(startingOffsets="latest").count)
     assert "There is no log here" in error_of(load(path=tmp_path / "no").count)
 
