@@ -317,6 +317,16 @@ def cycles(graph):
     return sorted(map(sorted, groups))
 
 
+def test_a_class_name_is_defined_once():
+    """Two packages that need the same name use different names."""
+    homes = {}
+    for name in FILES:
+        for node in ast.walk(parsed(name)):
+            if isinstance(node, ast.ClassDef):
+                homes.setdefault(node.name, []).append(name)
+    assert_none([f"{name}: {', '.join(files)}" for name, files in homes.items() if len(files) > 1])
+
+
 def test_modules_do_not_import_each_other_in_circles():
     """Not even for types: each module can be understood after those that it imports."""
     assert cycles(import_graph()) == []

@@ -10,7 +10,7 @@ from embedlog.api.display import html_table, moment, need, text_table
 from embedlog.api.reset_offsets import (
     OffsetChange,
     OffsetResetResult,
-    PartitionOffsets,
+    PartitionToReset,
     To,
     clamp,
     reset_target,
@@ -426,12 +426,12 @@ def group_names(root: Root) -> list[str]:
 
 def _partition_offsets(
     root: Root, partition: TopicPartition, before: OffsetAndMetadata | None
-) -> PartitionOffsets:
+) -> PartitionToReset:
     log = root.partition(*partition)
     log.refresh()
     tail = log.tail()
     committed = None if before is None else before.offset
-    return PartitionOffsets(
+    return PartitionToReset(
         partition, log, tail.start_offset, log.visible_end(tail), tail.leader_epoch, committed
     )
 

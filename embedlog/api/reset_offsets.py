@@ -58,7 +58,7 @@ _HEADS = ("topic", "partition", "before", "after")
 
 
 @dataclass(frozen=True, slots=True)
-class PartitionOffsets:
+class PartitionToReset:
     """The offsets of a partition that a reset chooses from."""
 
     partition: TopicPartition
@@ -69,7 +69,7 @@ class PartitionOffsets:
     committed: int | None
 
 
-ResetTarget = Callable[[PartitionOffsets], int]
+ResetTarget = Callable[[PartitionToReset], int]
 """Returns the target offset in a partition; one outside of the log means its nearer end."""
 
 
@@ -98,7 +98,7 @@ def reset_target(to: To | None, shift: int | None, now_ms: int) -> ResetTarget:
     return lambda offsets: offset
 
 
-def clamp(target: ResetTarget, offsets: PartitionOffsets) -> int:
+def clamp(target: ResetTarget, offsets: PartitionToReset) -> int:
     """Return the target offset, or the nearest one to it in the log."""
     return min(max(target(offsets), offsets.start), offsets.end)
 
@@ -133,7 +133,7 @@ def _at_word(word: str) -> ResetTarget:
 def _at_timestamp(timestamp: int) -> ResetTarget:
     """Return the target of the first record at or after a time (B10), or the log end."""
 
-    def find(offsets: PartitionOffsets) -> int:
+    def find(offsets: PartitionToReset) -> int:
         record = offsets.log.offset_for_timestamp(timestamp)
         return offsets.end if record is None else record.offset
 
@@ -141,7 +141,7 @@ def _at_timestamp(timestamp: int) -> ResetTarget:
 
 
 def _shift_by(count: int) -> ResetTarget:
-    def shift(offsets: PartitionOffsets) -> int:
+    def shift(offsets: PartitionToReset) -> int:
         if offsets.committed is None:
             raise NoOffsetForPartitionError(
                 "The group has no committed offset that could be shifted",

@@ -31,7 +31,7 @@ _FLAGS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Damage:
+class DamagedRange:
     """Bytes ``[start, stop)`` that are not a batch; ``what`` says why."""
 
     start: int
@@ -47,7 +47,7 @@ class DumpedSegment:
         self._file = SegmentFile(files, name)
         self.size, self.sealed = self._file.size(), False
         self._start = 0
-        self._damage: Damage | None = None
+        self._damage: DamagedRange | None = None
         try:
             self._start = self._file.start
         except CorruptionError as error:
@@ -63,7 +63,7 @@ class DumpedSegment:
         self._start, headers, offsets = min(guesses)
         schema = batches.schema(headers=headers, offsets=offsets)
         self._file = SegmentFile(self._files, self._name, schema=schema)
-        self._damage = Damage(0, self._start, what)
+        self._damage = DamagedRange(0, self._start, what)
 
     @property
     def columns(self) -> list[str]:
@@ -75,7 +75,7 @@ class DumpedSegment:
         assert self._file.fd is not None
         return self._files.read(self._file.fd, length, position)
 
-    def items(self) -> Iterator[Batch | Damage]:
+    def items(self) -> Iterator[Batch | DamagedRange]:
         """Yield the batches and the damage between them, in order, to the end of the file."""
         if self._damage is not None:
             yield self._damage
@@ -84,7 +84,9 @@ class DumpedSegment:
             if self.bytes_at(position, 8) == END_OF_STREAM:
                 self.sealed = position + 8 == self.size
                 if not self.sealed:
-                    yield Damage(position, position + 8, "an end mark before the end of the file")
+                    yield DamagedRange(
+                        position, position + 8, "an end mark before the end of the file"
+                    )
                 position += 8
                 continue
             try:
@@ -93,7 +95,7 @@ class DumpedSegment:
                 position = read[-1].position + read[-1].size
             except CorruptBatchError as error:
                 following = self._find_batch(position + 1)
-                yield Damage(position, following, error.reason or error.what)
+                yield DamagedRange(position, following, error.reason or error.what)
                 position = following
 
     def _find_batch(self, position: int) -> int:
@@ -140,8 +142,8 @@ def dump(args: argparse.Namespace) -> int:
     return FAILED if damaged else OK
 
 
-def _facts(segment: DumpedSegment, item: Batch | Damage) -> dict[str, Any]:
-    if isinstance(item, Damage):
+def _facts(segment: DumpedSegment, item: Batch | DamagedRange) -> dict[str, Any]:
+    if isinstance(item, DamagedRange):
         size = item.stop - item.start
         return {"position": item.start, "size": size, "damage": item.what}
     facts: dict[str, Any] = {
