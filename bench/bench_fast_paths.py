@@ -15,7 +15,6 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -54,34 +53,21 @@ class Pair(NamedTuple):
 
 
 FAST = {
-    "append": (
-        "embedlog.partition.append:append_fast",
-        "embedlog.partition.append_fast:append_fast",
-    ),
-    "send": (
-        "embedlog.producer.topic_queue:TopicQueue._send_one_fast",
-        "embedlog.producer.send_fast:ship",
-    ),
-    "decode": (
-        "embedlog.batch.decode_small:lists_fast",
-        "embedlog.batch.decode_small:lists",
-    ),
+    "append": "embedlog.partition.append:append_fast",
+    "send": "embedlog.producer.topic_queue:TopicQueue._send_one_fast",
+    "decode": "embedlog.batch.decode_small:lists_fast",
 }
-"""Where a fast path is called by its name: the first place that exists."""
+"""Where a fast path is called by its name."""
 
 
 def owner_of(path: str) -> tuple[Any, str]:
     """Return the module or class that a fast path is looked up in, and its name there."""
-    for place in FAST[path]:
-        module, _, names = place.partition(":")
-        *outer, name = names.split(".")
-        with suppress(ImportError):
-            owner = importlib.import_module(module)
-            for part in outer:
-                owner = getattr(owner, part, None)
-            if hasattr(owner, name):
-                return owner, name
-    raise LookupError(f"{path} is at none of {', '.join(FAST[path])}")
+    module, _, names = FAST[path].partition(":")
+    *outer, name = names.split(".")
+    owner: Any = importlib.import_module(module)
+    for part in outer:
+        owner = getattr(owner, part)
+    return owner, name
 
 
 class Off:
