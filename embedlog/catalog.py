@@ -155,7 +155,7 @@ def check_topic_name(name: object) -> str:
     if not NAME.fullmatch(name) or name.endswith(FORBIDDEN_ENDS):
         raise InvalidTopicError(
             f"{name!r} is not a valid topic name",
-            todo="Use 1 to 200 letters, digits, '.', '_' or '-', not starting with '.' or '-'",
+            todo="Use 1 to 200 letters, digits, '.', '_' or '-', not starting with '.' or '-'.",
         )
     return name
 
@@ -169,7 +169,7 @@ def refuse_internal(name: str) -> None:
     if name == ACTIVITY:
         raise InvalidTopicError(
             f"Only housekeeping creates, writes to and deletes {name}",
-            todo="You can read it and change its settings",
+            todo="You can read it and change its settings.",
             topic=name,
         )
 
@@ -184,7 +184,7 @@ def check_partition(topic: str, number: object) -> None:
         raise InvalidPartitionError(
             f"partition must be an int, got {number!r}",
             topic=topic,
-            todo="Partitions are numbered from 0",
+            todo="Partitions are numbered from 0.",
         )
 
 
@@ -226,9 +226,9 @@ class Catalog:
 
     def _unknown(self, name: str) -> UnknownTopicOrPartitionError:
         near = difflib.get_close_matches(name, self.topics(), n=1)
-        todo = f"Did you mean {near[0]!r}?" if near else "Create it with create_topic"
+        todo = f"Did you mean {near[0]!r}?" if near else "Create it with create_topic."
         if name == ACTIVITY:
-            todo = "Housekeeping creates it with the first event"
+            todo = "Housekeeping creates it with the first event."
         return UnknownTopicOrPartitionError("There is no such topic", topic=name, todo=todo)
 
     def create_topic(
@@ -258,7 +258,7 @@ class Catalog:
                 raise InvalidPartitionsError(
                     f"A topic of {topic.partitions} partitions cannot shrink to {partitions}",
                     topic=name,
-                    todo="The number of partitions can only grow",
+                    todo="The number of partitions can only grow.",
                 )
             for partition in range(topic.partitions, partitions):
                 _new_partition(txn, topic.key(partition), now_ms)
@@ -387,10 +387,10 @@ def refuse_differences(
         calls.append(f"alter_topic({info.name!r}, {changes!r})")
     if not differences:
         return
-    todo = f"To apply what was asked for, call {' and '.join(calls)}"
+    todo = f"To apply what was asked for, call {' and '.join(calls)}."
     if partitions is not None and partitions < info.partitions:
         rest = f"; to apply the rest, call {calls[-1]}" if changes else ""
-        todo = f"A topic cannot lose partitions{rest}"
+        todo = f"A topic cannot lose partitions{rest}."
     found = (f"{name} is {its!r}, not {asked!r}" for name, (its, asked) in differences.items())
     raise TopicAlreadyExistsError(
         f"The topic exists with other settings: {'; '.join(found)}",

@@ -290,7 +290,7 @@ class Table(Generic[V]):
         if not is_sealed(row, key):
             raise CorruptionError(
                 f"A row of {self.name} in {self.database} is damaged, under the key {key!r}",
-                todo="Run `embedlog repair`; it reports what it finds before it changes anything",
+                todo="Run `embedlog repair`; it reports what it finds before it changes anything.",
             )
         return self.unpack(row[_CHECKSUM_BYTES:])
 

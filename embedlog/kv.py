@@ -90,7 +90,7 @@ def _failure(
     files: Files, error: Exception, operation: str, path: str, todo: str = ""
 ) -> StorageError | CorruptionError:
     """Return the error to raise for one of LMDB, with the errno of the system call that failed."""
-    what = f"the database refused to {operation}: {error}"
+    what = f"The database refused to {operation}: {error}"
     if isinstance(error, DAMAGED):
         return _damaged(what, path)
     number = error.errno if isinstance(error, OSError) else getattr(error, "code", None)
@@ -103,7 +103,7 @@ def _failure(
         errno=number,
         path=path,
         operation=operation,
-        todo=todo or "Nothing was changed; see `embedlog doctor`",
+        todo=todo or "Nothing was changed; see `embedlog doctor`.",
     )
 
 
@@ -111,7 +111,7 @@ def _damaged(what: str, path: str) -> CorruptionError:
     return CorruptionError(
         what,
         path=path,
-        todo="Close the log in every process: the next one to open it checks and restores it",
+        todo="Close the log in every process: the next one to open it checks and restores it.",
     )
 
 
@@ -171,7 +171,7 @@ class _Environment:
         with self.writing, self.reading:
             size = self.handle.info()["map_size"] * 2
             if size > LARGEST_MAP_BYTES:
-                raise StorageError(f"the map would grow past {LARGEST_MAP_BYTES}", path=self.path)
+                raise StorageError(f"The map would grow past {LARGEST_MAP_BYTES}", path=self.path)
             self._resize(size)
 
     def adopt_growth(self) -> None:
@@ -298,7 +298,7 @@ class Store:
                         return step(txn)
             except lmdb.Error as error:
                 self._prepare_retry(shared, error, "read")
-        raise StorageError("the map kept changing under a reader", path=self.path)
+        raise StorageError("The map kept changing under a reader", path=self.path)
 
     def _check_length(self) -> None:
         """Raise if the file became shorter: to touch its map would be a SIGBUS.
@@ -311,7 +311,7 @@ class Store:
             before, length = self._length, self._files.size(data)
             if length < before:
                 # From now on `_attach` raises, so `get` and `version` do not touch the map.
-                self._damage = f"the database was cut from {before} to {length} bytes"
+                self._damage = f"The database was cut from {before} to {length} bytes"
                 self._shared, self._pages = None, None
                 raise self._damaged()
             if length > self._length:
@@ -381,7 +381,7 @@ class Store:
             CorruptionError: The file was damaged since this process opened it.
         """
         if not self._queue.acquire(False) and not self._queue.acquire(timeout=self._timeout):
-            raise LockTimeoutError("another thread holds the lock", path=self._lock_path)
+            raise LockTimeoutError("Another thread holds the lock", path=self._lock_path)
         try:
             lock = self._lock if self._lock is not None else self._open_lock()
             self._files.lock(lock, self._timeout)
@@ -427,7 +427,7 @@ class Store:
         turn out to be there once the environment was opened again.  No other process can have
         committed under that number: the lock file is still held.
         """
-        todo = "It is not known whether the change was made; see `embedlog doctor`"
+        todo = "It is not known whether the change was made; see `embedlog doctor`."
         with suppress(EmbedlogError):
             if self.read(_number) < number:
                 todo = ""  # nothing was changed
@@ -458,7 +458,7 @@ class Store:
     def _failure(self, error: Exception, operation: str, todo: str = "") -> EmbedlogError:
         if self._closed:
             # By another thread, while this one was using it.
-            return ClosedError("the log was closed", path=self.path)
+            return ClosedError("The log was closed", path=self.path)
         return _failure(self._files, error, operation, self.path, todo)
 
     # Life
@@ -474,14 +474,14 @@ class Store:
 
     def _open_lock(self) -> int:
         if self._closed:
-            raise ClosedError("the log was closed", path=self.path)
+            raise ClosedError("The log was closed", path=self.path)
         self._lock = self._files.open(self._lock_path, write=True, create=True)
         return self._lock
 
     def _attach(self) -> _Environment:
         """Join this process's environment of the root, or open it."""
         if self._closed:
-            raise ClosedError("the log was closed", path=self.path)
+            raise ClosedError("The log was closed", path=self.path)
         if self._damage is not None:
             raise self._damaged()
         key = (self._name, *self._files.identity())
@@ -511,7 +511,7 @@ class Store:
         self._length = self._files.size(data)
         if self._length < META_BYTES:
             self._files.close(data)
-            what = f"the database has {self._length} bytes"
+            what = f"The database has {self._length} bytes"
             raise _damaged(what, f"{self.path}/data.mdb")
         return data
 
@@ -529,7 +529,7 @@ class Store:
                 problems = findings(self.path)
                 if not problems:
                     return
-            self._damage = f"the database was cut to {self._length} bytes ({problems[0]})"
+            self._damage = f"The database was cut to {self._length} bytes ({problems[0]})"
             raise self._damaged()
 
     def _meta_pages(self, shared: _Environment, data: int) -> memoryview | None:
@@ -757,8 +757,8 @@ def check_size(files: Files, name: str) -> None:
         files.close(data)
     if size > LARGEST_CHECKED_BYTES:
         raise StorageError(
-            f"a database of {size} bytes is too large to be checked",
-            todo="No log grows to this size: put the right file in its place",
+            f"A database of {size} bytes is too large to be checked",
+            todo="No log grows to this size: put the right file in its place.",
             path=files.path(f"{name}/data.mdb"),
             operation="verify",
         )
@@ -778,7 +778,7 @@ def findings(path: str) -> list[str]:
     except FileNotFoundError as error:
         return [str(error)]
     except OSError as error:
-        what = f"the database cannot be checked: {error.strerror}"
+        what = f"The database cannot be checked: {error.strerror}"
         kind = DiskFullError if error.errno in FULL else StorageError
         raise kind(what, errno=error.errno, operation="verify", path=path) from error
     except (lmdb.verify.VerifyError, struct.error) as error:

@@ -112,10 +112,10 @@ class SegmentFile:
 
     def _foreign(self, what: str) -> CorruptionError:
         return CorruptionError(
-            f"not a segment of this log: {what}",
+            f"Not a segment of this log: {what}",
             path=self.path,
             position=0,
-            todo="Run `embedlog verify`",
+            todo="Run `embedlog verify`.",
         )
 
     def _open_fd(self) -> int:
@@ -196,8 +196,8 @@ class SegmentFile:
     def _ended(self, position: int) -> CorruptBatchError:
         """Return the error for an end mark before the end, which must not hide records."""
         return CorruptBatchError(
-            "this is not the batch that was written: the stream ends here",
-            todo="Run verify, then repair, on the log",
+            "This is not the batch that was written: the stream ends here",
+            todo="Run verify, then repair, on the log.",
             path=self.path,
             position=position,
             reason="an end mark before the end",
@@ -222,7 +222,7 @@ class SegmentFile:
         size = self.size() if self._map is None else len(self._map.view)
         if stop > size:
             raise CorruptionError(
-                f"the file ends at byte {size}, {stop} were published",
+                f"The file ends at byte {size}, {stop} were published",
                 path=self.path,
                 position=size,
             )

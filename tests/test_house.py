@@ -6,6 +6,7 @@ One test for each rule; it lists all that breaks it.
 import ast
 import functools
 import importlib.util
+import re
 import statistics
 import subprocess
 import sys
@@ -13,6 +14,8 @@ from itertools import chain
 from pathlib import Path
 
 import pytest
+
+from embedlog import errors
 
 # In one process, which reads the package once for all of them.
 pytestmark = pytest.mark.xdist_group("house")
@@ -227,6 +230,38 @@ def test_chance_comes_from_a_generator_that_can_be_seeded():
         }
 
     assert_none(uses(shared))
+
+
+def error_texts():
+    """Yield what happened and what to do, wherever they are written out for an error.
+
+    As file and line, argument, first literal and last one; "" where a value stands.
+    """
+    kinds = {kind for kind in vars(errors) if kind.endswith("Error")}
+    for name in FILES:
+        for node in ast.walk(parsed(name)):
+            if not isinstance(node, ast.Call):
+                continue
+            texts = [("todo", each.value) for each in node.keywords if each.arg == "todo"]
+            if node.args and (texts or getattr(node.func, "id", None) in kinds):
+                texts.append(("what", node.args[0]))
+            for argument, text in texts:
+                parts = text.values if isinstance(text, ast.JoinedStr) else [text]
+                literals = [part.value if isinstance(part, ast.Constant) else "" for part in parts]
+                first, last = str(literals[0]), str(literals[-1])
+                yield f"{name}:{node.lineno}", argument, first, last
+
+
+def test_the_text_of_an_error_is_made_of_sentences():
+    """What happened, whose period follows the place; then what to do, as whole sentences."""
+    offenders = [
+        f"{where}: {argument} is {first!r} … {last!r}"
+        for where, argument, first, last in error_texts()
+        if (argument == "what" and last.endswith((".", "!")))
+        or (argument == "todo" and last and not last.endswith((".", "?")))
+        or (argument == "todo" and re.match("[a-z]+ ", first))
+    ]
+    assert_none(offenders)
 
 
 def test_a_library_does_not_configure_logging():

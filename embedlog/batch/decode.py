@@ -157,7 +157,7 @@ def _is_plain(head: bytes, layout: BufferLayout) -> bool:
 def _corrupt(reason: str, path: str, position: int) -> CorruptBatchError:
     return CorruptBatchError(
         f"The batch is damaged: {reason}",
-        todo="Run verify, then repair, on the log",
+        todo="Run verify, then repair, on the log.",
         path=path,
         position=position,
         reason=reason,
@@ -285,7 +285,7 @@ class Batch:
         if version > VERSION:
             raise UnsupportedFormatError(
                 f"A batch has format version {version}, which is too new",
-                todo="Use a newer embedlog",
+                todo="Use a newer embedlog.",
                 path=source.path,
             )
         if columns != len(source.layout.names):

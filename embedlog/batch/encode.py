@@ -230,7 +230,7 @@ def _ipc_options(compression: str) -> Any:
 
 def _too_large(size: int) -> RecordTooLargeError:
     return RecordTooLargeError(
-        f"A batch of {size} bytes is larger than {MAX_BATCH_BYTES}", todo="Send smaller batches"
+        f"A batch of {size} bytes is larger than {MAX_BATCH_BYTES}", todo="Send smaller batches."
     )
 
 
@@ -377,7 +377,7 @@ def _not_bytes(values: Sequence[Any]) -> SerializationError:
     wrong = next((value for value in values if not isinstance(value, bytes | None)), None)
     return SerializationError(
         f"Keys and values must be bytes or None, got {type(wrong).__name__}",
-        todo="Serialize them, or pass a serializer",
+        todo="Serialize them, or pass a serializer.",
     )
 
 
@@ -543,5 +543,5 @@ def _pairs_array(pairs: Sequence[tuple[str, bytes | None]]) -> Any:
     except (AttributeError, TypeError, ValueError) as error:
         raise SerializationError(f"Headers must be pairs of str and bytes: {error}") from error
     if names.null_count:
-        raise SerializationError("The key of a header must not be None", todo="Pass a str")
+        raise SerializationError("The key of a header must not be None", todo="Pass a str.")
     return pa.StructArray.from_arrays([names, values], fields=list(HEADERS_TYPE.value_type))

@@ -125,7 +125,7 @@ class Files:
                 sync_parent(real)
             except FileExistsError:
                 if not stat.S_ISDIR(os.stat(real).st_mode):
-                    what = "a log is a directory, and this is a file"
+                    what = "A log is a directory, and this is a file"
                     raise NotALogError(what, path=real) from None
         except OSError as error:
             raise storage_error(error, "create the root", real) from error
@@ -561,7 +561,7 @@ class Files:
 
     def _open_root_fd(self, operation: str) -> int:
         if self._root_fd < 0:
-            raise ClosedError(f"the files were closed before: {operation}", path=self.root)
+            raise ClosedError(f"The files were closed before: {operation}", path=self.root)
         return self._root_fd
 
     @contextmanager
@@ -614,7 +614,7 @@ class Files:
     def _check_writable(self, operation: str, path: str) -> None:
         if not self.writable:
             raise ReadOnlyError(
-                f"the log was opened to read: {operation}", path=self._absolute(path)
+                f"The log was opened to read: {operation}", path=self._absolute(path)
             )
 
     def _absolute(self, where: int | str) -> str:
@@ -632,5 +632,5 @@ class Files:
     ) -> StorageError | ClosedError:
         """Return the error to raise for one of the operating system."""
         if self._root_fd < 0:
-            return ClosedError(f"the files were closed before: {operation}", path=self.root)
+            return ClosedError(f"The files were closed before: {operation}", path=self.root)
         return storage_error(error, operation, self._absolute(where), kind)

@@ -70,14 +70,14 @@ def refuse_unsafe(magic: int, mode: int, path: str) -> None:
     """
     if magic in REMOTE_FILESYSTEMS:
         raise UnsupportedFilesystemError(
-            f"locks and shared maps are not reliable on {REMOTE_FILESYSTEMS[magic]}",
-            todo="Move the log to a local disk, or pass unsafe_filesystem=True",
+            f"Locks and shared maps are not reliable on {REMOTE_FILESYSTEMS[magic]}",
+            todo="Move the log to a local disk, or pass unsafe_filesystem=True.",
             path=path,
         )
     if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
         raise UnsupportedFilesystemError(
-            "anyone may replace the files of this directory",
-            todo="chmod o-w it, or pass unsafe_filesystem=True",
+            "Anyone may replace the files of this directory",
+            todo="Run chmod o-w on it, or pass unsafe_filesystem=True.",
             path=path,
         )
 
@@ -87,7 +87,7 @@ def open_root(root: str) -> int:
     try:
         return os.open(root, OPEN_DIRECTORY)
     except NotADirectoryError as error:
-        raise NotALogError("a log is a directory, and this is a file", path=root) from error
+        raise NotALogError("A log is a directory, and this is a file", path=root) from error
     except OSError as error:
         raise storage_error(error, "open the root", root) from error
 
@@ -155,7 +155,7 @@ def lock_timeout(fd: int, timeout: float, path: str) -> LockTimeoutError:
     holder = "another process" if pid is None else f"process {pid} (state {state or 'unknown'})"
     return LockTimeoutError(
         f"{holder} held the lock for {timeout:g} s",
-        todo="A process in state T is stopped: continue it, or end it",
+        todo="A process in state T is stopped: continue it, or end it.",
         path=path,
         pid=pid,
         state=state,

@@ -122,11 +122,11 @@ class Reserve:
             self.short = False
             return
         raise DiskFullError(
-            "the disk is full, and what is left is reserved for housekeeping",
+            "The disk is full, and what is left is reserved for housekeeping",
             errno=errno.ENOSPC,
             operation="append",
             path=self._files.root,
-            todo="free some space, or wait for retention to do so: appends then work again",
+            todo="Free some space, or wait for retention to do so: appends then work again.",
         )
 
     def _try_to_keep(self) -> bool:

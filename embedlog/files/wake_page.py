@@ -116,14 +116,14 @@ class WakePage:
         try:
             return self._stamp[0] if self._polls else self._counter[0]
         except ValueError as error:
-            raise ClosedError("the wake page was closed before") from error
+            raise ClosedError("The wake page was closed before") from error
 
     def published(self) -> int:
         """Return when something was last published; needs no `join`."""
         try:
             return self._stamp[0]
         except ValueError as error:
-            raise ClosedError("the wake page was closed before") from error
+            raise ClosedError("The wake page was closed before") from error
 
     def advance(self) -> None:
         """Wake all waiters, in all processes; call it after the commit that they wait for.
@@ -137,7 +137,7 @@ class WakePage:
             if self._may_skip and not self._waiters[0]:
                 return
         except ValueError as error:
-            raise ClosedError("the wake page was closed before") from error
+            raise ClosedError("The wake page was closed before") from error
         calls = self._calls
         if calls:
             _add_and_wake(*calls.wake)

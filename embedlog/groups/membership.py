@@ -216,13 +216,13 @@ class Membership:
                 f"{instance_id!r}",
                 group=group,
                 member=member,
-                todo="Give each running member a group_instance_id of its own",
+                todo="Give each running member a group_instance_id of its own.",
             )
         raise UnknownMemberIdError(
             "This member was removed from the group",
             group=group,
             member=member,
-            todo="Poll to join the group again, as a new member",
+            todo="Poll to join the group again, as a new member.",
         )
 
     # As stored

@@ -66,7 +66,7 @@ def check_group_id(group: object) -> bytes:
     if not name or len(name) > LONGEST_GROUP_ID or b"\0" in name:
         raise InvalidGroupIdError(
             f"{group!r} is not a valid group id",
-            todo=f"Use 1 to {LONGEST_GROUP_ID} bytes of text without NUL",
+            todo=f"Use 1 to {LONGEST_GROUP_ID} bytes of text without NUL.",
         )
     return name
 
@@ -87,7 +87,7 @@ def check(position: OffsetAndMetadata) -> None:
         raise OffsetMetadataTooLargeError(
             f"The metadata of a commit may have at most {MOST_METADATA_BYTES} bytes",
             offset=position.offset,
-            todo="Store the data elsewhere, and commit its name",
+            todo="Store the data elsewhere, and commit its name.",
         )
 
 

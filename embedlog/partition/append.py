@@ -97,12 +97,12 @@ def end_locked(log: PartitionState) -> tuple[SegmentFile, Tail]:
         log.sync(file)
     elif size < tail.log_end_position:
         raise CorruptionError(
-            f"the file ends at byte {size}, {tail.log_end_position} were written",
+            f"The file ends at byte {size}, {tail.log_end_position} were written",
             topic=log.topic,
             partition=log.partition,
             path=file.path,
             position=size,
-            todo="run `embedlog repair`, which first reports what it would drop",
+            todo="Run `embedlog repair`, which first reports what it would drop.",
         )
     return file, tail
 

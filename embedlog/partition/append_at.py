@@ -66,7 +66,7 @@ def _runs_of(log: PartitionState, placed: Sequence[tuple[int, EncodedBatch]]) ->
     for offset, batch in placed:
         if not expected <= offset <= _MAX_OFFSET - batch.count:
             raise OffsetsOutOfOrderError(
-                f"a batch of {batch.count} at offset {offset}, which is not in "
+                f"A batch of {batch.count} at offset {offset}, which is not in "
                 f"{expected}..{_MAX_OFFSET}",
                 topic=log.topic,
                 partition=log.partition,
@@ -83,11 +83,11 @@ def _check_first(log: PartitionState, tail: Tail, offset: int) -> None:
     """Raise if the log has used an offset already."""
     if offset < tail.log_end_offset:
         raise UnexpectedAppendOffsetError(
-            f"the log goes on at offset {tail.log_end_offset}",
+            f"The log goes on at offset {tail.log_end_offset}",
             topic=log.topic,
             partition=log.partition,
             offset=offset,
-            todo="append from there on",
+            todo="Append from there on.",
         )
 
 

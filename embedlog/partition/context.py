@@ -38,7 +38,7 @@ class Context:
     def check_writable(self) -> None:
         """Raise unless the log may be changed."""
         if not self.files.writable:
-            raise ReadOnlyError("the log was opened with mode='r'", path=self.root)
+            raise ReadOnlyError("The log was opened with mode='r'", path=self.root)
 
     def check_appendable(self) -> None:
         """Raise unless records may be added: also while the disk is known to be full."""

@@ -37,10 +37,10 @@ def fence_producer(
         producer = _read(log, producer_id)
         if producer is not None and producer.epoch > epoch:
             raise InvalidProducerEpochError(
-                f"epoch {epoch} was fenced by epoch {producer.epoch}",
+                f"Epoch {epoch} was fenced by epoch {producer.epoch}",
                 topic=log.topic,
                 partition=log.partition,
-                todo="a newer producer has this name; close this one",
+                todo="A newer producer has this name; close this one.",
             )
         if producer is None or producer.epoch < epoch:
             batches = () if producer is None else producer.batches

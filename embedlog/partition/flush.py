@@ -252,7 +252,7 @@ def _file_of(log: PartitionState, tail: Tail) -> SegmentFile:
             # and any file serves.
             return log.active_file()
         raise OffsetOutOfRangeError(
-            "the log was cut while it was flushed", topic=log.topic, partition=log.partition
+            "The log was cut while it was flushed", topic=log.topic, partition=log.partition
         )
     return log.open_segment(info, write=True)
 

@@ -186,11 +186,11 @@ def _check(txn: kv.Txn, key: bytes, partition: TopicPartition, offset: int) -> N
     start, end = tail.ends(txn, key) or (0, None)
     if offset < start or offset < 0 or (end is not None and offset > end):
         raise OffsetOutOfRangeError(
-            f"the log holds offsets {start} to {end}",
+            f"The log holds offsets {start} to {end}",
             topic=partition.topic,
             partition=partition.partition,
             offset=offset,
-            todo="Nothing is held; pass an offset that the log has",
+            todo="Nothing is held; pass an offset that the log has.",
         )
 
 

@@ -101,11 +101,11 @@ def trim(
 def _check(log: PartitionState, tail: Tail, offset: int) -> None:
     if not 0 <= offset <= tail.high_watermark:
         raise OffsetOutOfRangeError(
-            f"the log ends at offset {tail.high_watermark}",
+            f"The log ends at offset {tail.high_watermark}",
             topic=log.topic,
             partition=log.partition,
             offset=offset,
-            todo="nothing was deleted",
+            todo="Nothing was deleted.",
         )
 
 

@@ -85,20 +85,20 @@ def check(known: ProducerState | None, epoch: int, sequence: int, count: int) ->
         return None
     if epoch < known.epoch:
         raise InvalidProducerEpochError(
-            f"epoch {epoch} was fenced by epoch {known.epoch}",
-            todo="A newer producer has this name; close this one",
+            f"Epoch {epoch} was fenced by epoch {known.epoch}",
+            todo="A newer producer has this name; close this one.",
         )
     if epoch > known.epoch:
         if sequence != 0:
-            raise OutOfOrderSequenceError(f"epoch {epoch} begins at sequence {sequence}, not 0")
+            raise OutOfOrderSequenceError(f"Epoch {epoch} begins at sequence {sequence}, not 0")
         return None
     last = after(sequence, count - 1)
     for sent in known.batches:
         if (sent.first_sequence, sent.last_sequence) == (sequence, last):
             return sent
     raise OutOfOrderSequenceError(
-        f"sequence {sequence} where {known.due} is next",
-        todo="Records before it failed or were sent too long ago; create a new producer",
+        f"Sequence {sequence} where {known.due} is next",
+        todo="Records before it failed or were sent too long ago; create a new producer.",
     )
 
 

@@ -53,11 +53,11 @@ class PartitionReader:
         if tail.start_offset <= self.offset <= end:
             return end
         raise OffsetOutOfRangeError(
-            f"the log holds offsets {tail.start_offset} to {end}",
+            f"The log holds offsets {tail.start_offset} to {end}",
             topic=self._log.topic,
             partition=self._log.partition,
             offset=self.offset,
-            todo="seek to one of them",
+            todo="Seek to one of them.",
         )
 
     def _check_epoch(self, tail: Tail) -> None:
@@ -68,12 +68,12 @@ class PartitionReader:
             cut = min((start for epoch, start in epochs if epoch > own_epoch), default=self.offset)
             if cut < self.offset:
                 raise LogTruncatedError(
-                    f"the log was cut at offset {cut} after the position was read",
+                    f"The log was cut at offset {cut} after the position was read",
                     topic=log.topic,
                     partition=log.partition,
                     offset=self.offset,
                     next_offset=cut,
-                    todo=f"seek to {cut}",
+                    todo=f"Seek to {cut}.",
                 )
         self.leader_epoch = tail.leader_epoch
 
@@ -241,7 +241,7 @@ class PartitionReader:
             "offset": self.offset,
             "next_offset": next_good,
         }
-        todo = f"seek to {next_good}, which can be read again, and run `embedlog verify`"
+        todo = f"Seek to {next_good}, which can be read again, and run `embedlog verify`."
         return CorruptBatchError(error.what, todo=todo, **facts)
 
     def _next_readable(self, position: int) -> int:

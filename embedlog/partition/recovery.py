@@ -240,8 +240,8 @@ def _rows_missing(log: PartitionState) -> EmbedlogError:
     where: dict[str, Any] = {"topic": log.topic, "partition": log.partition}
     topic = log.context.catalog.topics().get(log.topic)
     if topic is None or topic.id != log.topic_id:
-        return UnknownTopicOrPartitionError("the partition is gone", **where)
-    return CorruptionError("state has lost the rows of the partition", **where)
+        return UnknownTopicOrPartitionError("The partition is gone", **where)
+    return CorruptionError("The database state has lost the rows of the partition", **where)
 
 
 def _merged(
@@ -313,7 +313,7 @@ def _scan_batches(
                 return False
             if _is_stale(result, batch):
                 raise CorruptBatchError(
-                    "a stale batch", reason="stale", path=file.path, position=batch.position
+                    "A stale batch", reason="stale", path=file.path, position=batch.position
                 )
             if batch.next_offset > recovery_point:
                 batch.verify()
@@ -373,13 +373,13 @@ def _damaged(
     log: PartitionState, segment: SegmentInfo, position: int, reason: str
 ) -> CorruptionError:
     return CorruptionError(
-        f"a segment is damaged below the recovery point: {reason}",
+        f"A segment is damaged below the recovery point: {reason}",
         topic=log.topic,
         partition=log.partition,
         offset=segment.base_offset,
         path=log.path_of(segment),
         position=position,
-        todo="nothing was cut; run `embedlog repair`, which first reports what it would drop",
+        todo="Nothing was cut; run `embedlog repair`, which first reports what it would drop.",
     )
 
 

@@ -271,10 +271,10 @@ def _check_segments(log: PartitionState, txn: kv.Txn, old: Sequence[SegmentInfo]
 
 def _fenced(log: PartitionState, reason: str) -> FencedError:
     return FencedError(
-        f"the partition was not rewritten: {reason}",
+        f"The partition was not rewritten: {reason}",
         topic=log.topic,
         partition=log.partition,
-        todo="nothing was changed; the next round tries again",
+        todo="Nothing was changed; the next round tries again.",
     )
 
 

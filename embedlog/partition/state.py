@@ -92,11 +92,11 @@ class PartitionState:
         if timeout is None:
             timeout = self.context.lock_timeout
         if not self.thread_lock.acquire(False) and not self.thread_lock.acquire(timeout=timeout):
-            raise LockTimeoutError("another thread holds the partition", path=self._lock_path)
+            raise LockTimeoutError("Another thread holds the partition", path=self._lock_path)
         try:
             if self._lock_fd is None:
                 if self.context.closed:
-                    raise ClosedError("the log was closed", path=self.context.root)
+                    raise ClosedError("The log was closed", path=self.context.root)
                 self._lock_fd = self.context.files.open(self._lock_path, write=True, create=True)
                 self.context.open_files.opened(self)
             self.context.files.lock(self._lock_fd, timeout)
@@ -128,10 +128,10 @@ class PartitionState:
         topic = self.context.catalog.topic(self.topic)
         if topic.id != self.topic_id:
             raise UnknownTopicOrPartitionError(
-                "the topic was deleted and created again",
+                "The topic was deleted and created again",
                 topic=self.topic,
                 partition=self.partition,
-                todo="open it again; its offsets begin at 0",
+                todo="Open it again; its offsets begin at 0.",
             )
         read = self.context.state.read
         if whole:
@@ -150,7 +150,7 @@ class PartitionState:
     def _existing(self, segment: SegmentInfo | None) -> SegmentInfo:
         if segment is None:
             raise UnknownTopicOrPartitionError(
-                "the topic was just deleted", topic=self.topic, partition=self.partition
+                "The topic was just deleted", topic=self.topic, partition=self.partition
             )
         return segment
 
@@ -322,11 +322,11 @@ class PartitionState:
     def flush_failed(self, errno: int | None = None) -> DurabilityError:
         """Return the error of a partition that a failed flush made read-only."""
         return DurabilityError(
-            "a flush failed; what was written since the last good one may be lost",
+            "A flush failed; what was written since the last good one may be lost",
             topic=self.topic,
             partition=self.partition,
             errno=errno,
-            todo="check the disk, then run `embedlog repair`",
+            todo="Check the disk, then run `embedlog repair`.",
         )
 
 

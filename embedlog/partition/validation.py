@@ -29,19 +29,19 @@ def _check_batch(log: PartitionState, batch: EncodedBatch) -> None:
     size, config = batch.size, log.config
     if batches.is_over(batch, config.max_message_bytes):
         raise RecordTooLargeError(
-            f"a batch of {batches.kafka_size(batch)} bytes, as Kafka counts them, is over "
+            f"A batch of {batches.kafka_size(batch)} bytes, as Kafka counts them, is over "
             f"max.message.bytes {config.max_message_bytes}",
             topic=log.topic,
             partition=log.partition,
-            todo="send fewer records at once, or raise max.message.bytes of the topic",
+            todo="Send fewer records at once, or raise max.message.bytes of the topic.",
         )
     if size > config.segment_bytes:
         raise RecordBatchTooLargeError(
-            f"a batch that takes {size} bytes on the disk is over segment.bytes "
+            f"A batch that takes {size} bytes on the disk is over segment.bytes "
             f"{config.segment_bytes}",
             topic=log.topic,
             partition=log.partition,
-            todo="send fewer records at once, or raise segment.bytes of the topic",
+            todo="Send fewer records at once, or raise segment.bytes of the topic.",
         )
     if log.rules.checks_timestamps:
         _check_timestamps(log, batch)
@@ -53,11 +53,11 @@ def _check_timestamps(log: PartitionState, batch: EncodedBatch) -> None:
     newest = now_ms + config.message_timestamp_after_max_ms
     if batch.min_timestamp < oldest or batch.max_timestamp > newest:
         raise InvalidRecordError(
-            f"timestamps {batch.min_timestamp} to {batch.max_timestamp} are not within "
+            f"Timestamps {batch.min_timestamp} to {batch.max_timestamp} are not within "
             f"{oldest} to {newest}",
             topic=log.topic,
             partition=log.partition,
-            todo="see message.timestamp.before.max.ms and .after.max.ms",
+            todo="See message.timestamp.before.max.ms and .after.max.ms.",
         )
 
 
@@ -70,10 +70,10 @@ def _keys_missing(log: PartitionState, encoded: Sequence[EncodedBatch]) -> Inval
         for row in batches.rows_without_key(batch)
     ]
     return InvalidRecordError(
-        f"records {rows[:20]}{'…' if len(rows) > 20 else ''} have no key, "
+        f"Records {rows[:20]}{'…' if len(rows) > 20 else ''} have no key, "
         "and the topic keeps the last record of each key",
         topic=log.topic,
         partition=log.partition,
         indices=rows,
-        todo="give them keys",
+        todo="Give them keys.",
     )

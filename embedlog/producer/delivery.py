@@ -189,7 +189,7 @@ class Delivery:
                 raise TimeoutError(
                     f"The record was not written within {timeout} s",
                     topic=self.queue.topic,
-                    todo="It may still be written; wait again",
+                    todo="It may still be written; wait again.",
                 )
             self.queue.wait_for_progress(deadline)
 

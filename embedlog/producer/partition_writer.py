@@ -261,9 +261,9 @@ class PartitionWriter:
         after = (
             f"{attempts} {'attempt' if attempts == 1 else 'attempts'} in {seconds:.3f} s ({limit})"
         )
-        todo = "The record will not appear later; send it again"
+        todo = "The record will not appear later; send it again."
         if written:
-            todo = "The record is in the log: call flush() of the log instead of sending it again"
+            todo = "The record is in the log: call flush() of the log instead of sending it again."
         missing = "flushed" if written else "written"
         failed: EmbedlogError
         if timed_out and not isinstance(error, DiskFullError):
@@ -275,7 +275,7 @@ class PartitionWriter:
             )
         else:
             what = f"{error.what}; the record was not {missing} after {after}"
-            todo = f"{error.todo.rstrip('.')}. {todo}" if error.todo else todo
+            todo = f"{error.todo} {todo}" if error.todo else todo
             failed = type(error)(what, todo=todo, **error.facts)
         failed.__cause__ = error
         return failed

@@ -365,7 +365,7 @@ class Producer:
             raise IllegalStateError(
                 "Records with a sequence must go to one partition",
                 topic=queue.topic,
-                todo="Pass the partition",
+                todo="Pass the partition.",
             )
         if type(sequence) is not int or not 0 <= sequence <= LAST_SEQUENCE:
             raise InvalidRecordError(

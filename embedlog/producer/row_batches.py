@@ -126,7 +126,7 @@ def _measure(items: Sequence[Any], lengths: Lengths) -> list[int]:
         wrong = next(item for item in items if item is not None and not hasattr(item, "__len__"))
         raise SerializationError(
             f"A key or a value must be bytes or None, got {type(wrong).__name__}",
-            todo="Serialize it, or pass a data frame to append_table",
+            todo="Serialize it, or pass a data frame to append_table.",
         ) from error
 
 
@@ -242,7 +242,7 @@ def table_rows(
     if columns[2] is None:
         raise SerializationError(
             f"There is no column value, only {', '.join(table.column_names)}",
-            todo="Name the column: append_table(..., value='…')",
+            todo="Name the column: append_table(..., value='…').",
         )
     has_timestamps = columns[0] is not None
     if not has_timestamps:
@@ -265,7 +265,7 @@ def _arrow_table(source: Any) -> Any:
         return pa.table(source)
     raise SerializationError(
         f"A {type(source).__name__} is not a table",
-        todo="Pass a pyarrow Table or RecordBatch, or a pandas or Polars DataFrame",
+        todo="Pass a pyarrow Table or RecordBatch, or a pandas or Polars DataFrame.",
     )
 
 
@@ -309,7 +309,7 @@ def _cast(column: Any, target: Any, name: str) -> Any:
             or types.is_null(column_type)
         ):
             raise SerializationError(
-                f"Column {name} must be binary or text, got {column_type}", todo="Cast it first"
+                f"Column {name} must be binary or text, got {column_type}", todo="Cast it first."
             )
     try:
         # Nanoseconds are cut to milliseconds, the unit of a record's timestamp.

@@ -142,7 +142,7 @@ class TopicQueue:
                 f"{pool.buffered} of {pool.memory} bytes of buffer_memory are unwritten "
                 f"after max_block_ms {context.config.max_block_ms}",
                 topic=self.topic,
-                todo="Flush, raise buffer_memory, or find out what holds the partition",
+                todo="Flush, raise buffer_memory, or find out what holds the partition.",
             )
         before = pool.buffered
         self._drain_unlocked(list(context.queues.values()), min(seconds_left, SHORT_WAIT))
@@ -492,7 +492,7 @@ class TopicQueue:
                 raise TimeoutError(
                     "Not everything was written in time",
                     topic=self.topic,
-                    todo="The rest may still be written; flush again",
+                    todo="The rest may still be written; flush again.",
                 )
             self.wait_for_progress(deadline)
             drained = self.drain(deadline)
@@ -517,7 +517,7 @@ class TopicQueue:
     def after_fork(self) -> None:
         """Fail, in a forked child, the records that the parent writes."""
         error = IllegalStateError(
-            "The record was sent before the fork", topic=self.topic, todo="The parent writes it"
+            "The record was sent before the fork", topic=self.topic, todo="The parent writes it."
         )
         for open_batch in (*self.encoding, *self.full, self.open_batch):
             open_batch.error = error
@@ -558,7 +558,7 @@ def no_key(topic: str, indices: list[int]) -> InvalidRecordError:
     return InvalidRecordError(
         f"Records {indices[:20]}{'…' if len(indices) > 20 else ''} have no key, "
         "but the topic is compacted",
-        todo="Give each record a key",
+        todo="Give each record a key.",
         topic=topic,
         indices=indices,
     )
@@ -569,7 +569,7 @@ def _deleted(topic: str, partition: int) -> UnknownTopicOrPartitionError:
         "The topic was deleted before the record was written",
         topic=topic,
         partition=partition,
-        todo="Send the record again to write it to the topic that has the name now",
+        todo="Send the record again to write it to the topic that has the name now.",
     )
 
 

@@ -34,9 +34,9 @@ def to_bytes(item: Any, what: str) -> bytes | None:
         return item
     if isinstance(item, bytes | bytearray | memoryview):
         return bytes(item)
-    todo = f"Pass bytes, or set {what}_serializer"
+    todo = f"Pass bytes, or set {what}_serializer."
     if isinstance(item, str):
-        todo = f"Encode it: {what}.encode(), or set {what}_serializer=str.encode"
+        todo = f"Encode it: {what}.encode(), or set {what}_serializer=str.encode."
     raise SerializationError(
         f"A {what} must be bytes or None, got {type(item).__name__}", todo=todo
     )
@@ -106,12 +106,12 @@ def check_size(
         raise RecordTooLargeError(
             f"A record of {kafka_bytes} bytes, as Kafka's producer counts them, is over "
             f"max_request_size {max_request_size}",
-            todo="Raise max_request_size, and max.message.bytes of the topic",
+            todo="Raise max_request_size, and max.message.bytes of the topic.",
             topic=topic,
         )
     if size > MAX_RECORD_BYTES:
         raise RecordTooLargeError(
             f"A record of {size} bytes is larger than {MAX_RECORD_BYTES}",
-            todo="Send smaller records",
+            todo="Send smaller records.",
             topic=topic,
         )

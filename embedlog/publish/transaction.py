@@ -195,10 +195,10 @@ def _partition(root: Partitions, topic: str, topic_id: int, partition: int) -> P
     log = root.partition(topic, partition)
     if log.topic_id != topic_id:
         raise UnknownTopicOrPartitionError(
-            "the topic was deleted and created again since this was staged",
+            "The topic was deleted and created again since this was staged",
             topic=topic,
             partition=partition,
-            todo="nothing was published",
+            todo="Nothing was published.",
         )
     return log
 
@@ -293,7 +293,7 @@ def _restarted(
         published=before.version,
         todo="Put the checkpoint back, or publish to another topic. To publish to this one, which "
         'may then have the same records twice, set .option("allowRestart", "true") on the writer '
-        "in Spark, or pass restart=True to publish()",
+        "in Spark, or pass restart=True to publish().",
     )
 
 

@@ -194,10 +194,10 @@ class Root:
             return log
         if not 0 <= number < info.partitions:
             raise UnknownTopicOrPartitionError(
-                f"the topic has partitions 0 to {info.partitions - 1}",
+                f"The topic has partitions 0 to {info.partitions - 1}",
                 topic=topic,
                 partition=number,
-                todo="add partitions with create_partitions",
+                todo="Add partitions with create_partitions.",
             )
         with self._lock:
             log = self._partitions.get((topic, number))
@@ -220,7 +220,7 @@ class Root:
     def _attach(self) -> Context:
         with self._lock:
             if self.closed:
-                raise ClosedError("the log was closed", path=self.path)
+                raise ClosedError("The log was closed", path=self.path)
             if self._context is not None:
                 return self._context
             writable = self.mode == "rw"
@@ -392,21 +392,21 @@ def _check_format(files: Files) -> None:
         if format_version != FORMAT_VERSION:
             newer = not isinstance(format_version, int) or format_version > FORMAT_VERSION
             raise UnsupportedFormatError(
-                f"the root has format {format_version}, this embedlog {__version__} knows "
+                f"The root has format {format_version}, this embedlog {__version__} knows "
                 f"{FORMAT_VERSION}",
                 path=files.root,
-                todo="use a newer embedlog"
+                todo="Use a newer embedlog."
                 if newer
-                else "an embedlog before the first release wrote it; create a new root and write "
-                "the records again",
+                else "An embedlog before the first release wrote it; create a new root and write "
+                "the records again.",
             )
         return
     foreign = [name for name in files.list("") if not name.startswith(("embedlog.toml", "."))]
     if foreign or not files.writable:
         raise NotALogError(
-            "the directory holds other files" if foreign else "there is no log here",
+            "The directory holds other files" if foreign else "There is no log here",
             path=files.root,
-            todo="name a new or empty directory",
+            todo="Name a new or empty directory.",
         )
     text = (
         f"# A log root of embedlog: read docs/format.md before you touch anything here.\n"

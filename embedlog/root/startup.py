@@ -78,9 +78,9 @@ def copy_state(files: Files, state: kv.Store) -> None:
     problems = _problems_at_close(files, "state")
     if problems:
         raise CorruptionError(
-            f"state was damaged while it was open ({problems[0]})",
+            f"State was damaged while it was open ({problems[0]})",
             path=files.path("state"),
-            todo="The next process to open the log restores it from its last copy",
+            todo="The next process to open the log restores it from its last copy.",
         )
     version = str(state.version()).encode()
     if files.exists(f"{COPY}/of") and files.read_file(f"{COPY}/of") == version:
@@ -213,9 +213,9 @@ def _restore_state(files: Files, reason: str) -> list[str]:
     path = files.path("state")
     if not _copy_is_good(files):
         raise CorruptionError(
-            f"state is damaged ({reason}), and there is no good copy of it",
+            f"State is damaged ({reason}), and there is no good copy of it",
             path=path,
-            todo="restore the directory `state` from a backup",
+            todo="Restore the directory `state` from a backup.",
         )
     data = files.read_file(f"{COPY}/data.mdb")
     if files.exists("state"):

@@ -149,7 +149,7 @@ class TaskPartitioner:
         column = table.column("topic")
         if column.null_count:
             raise InvalidRecordError(
-                "null topic present in the data. Use the topic option for setting a topic"
+                "Null topic present in the data. Use the topic option for setting a topic"
             )
         topics = pc.unique(column).to_pylist()
         if len(topics) == 1:

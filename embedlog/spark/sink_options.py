@@ -68,7 +68,7 @@ def parse(options: Mapping[str, str]) -> SinkOptions:
     reader = OptionReader(options)
     for name, reason in SERIALIZERS.items():
         if name in reader:
-            raise InvalidConfigError(f"Kafka option '{name[6:]}' is not supported as {reason}.")
+            raise InvalidConfigError(f"Kafka option '{name[6:]}' is not supported as {reason}")
     if ignored := reader.check_names("writer", KNOWN):
         _logger.warning(
             "These options are about brokers and have no effect: %s", ", ".join(ignored)

@@ -153,7 +153,7 @@ def check_driver() -> None:
         if importlib.util.find_spec(name) is None:
             raise SparkSetupError(
                 f"{name} is not installed for {sys.executable}",
-                todo=f"Run: pip install '{package}'",
+                todo=f"Run: pip install '{package}'.",
             )
     version = java_version(find_java())
     if version < MIN_JAVA_VERSION:
