@@ -14,15 +14,13 @@ from embedlog.api import Log
 from embedlog.api.display import moment
 from embedlog.api.topic import TopicView
 from embedlog.catalog import ACTIVITY
-from embedlog.cli.open_log import to_follow, to_read
+from embedlog.cli.open_log import rounds, to_follow, to_read
 from embedlog.cli.parser import OK
 from embedlog.cli.printing import note, say, say_json
 from embedlog.errors import InvalidConfigError
 from embedlog.maintenance.activity import KINDS
 from embedlog.progress import format_bytes
 from embedlog.record import Record
-
-_WAIT_SECONDS = 60.0
 
 
 class PrintedEvent(NamedTuple):
@@ -52,30 +50,24 @@ def show(args: argparse.Namespace) -> int:
 
 def _events(log: Log, args: argparse.Namespace) -> Iterator[PrintedEvent]:
     """Yield the selected events: the last ones until now, then new ones."""
-    rounds = _rounds(log, follow=args.follow)
-    until_now = _select(next(rounds), args)
+    batches = _batches(log, follow=args.follow)
+    until_now = _select(next(batches), args)
     last = args.last if args.last is not None or not args.follow else 10
     yield from until_now if last is None else deque(until_now, maxlen=last)
-    for records in rounds:
+    for records in batches:
         yield from _select(records, args)
 
 
-def _rounds(log: Log, *, follow: bool) -> Iterator[Iterable[Record]]:
+def _batches(log: Log, *, follow: bool) -> Iterator[Iterable[Record]]:
     """Yield the records until now, and with ``follow`` new ones without an end."""
     start = 0
-    if follow:
-        log.root.wake.join()
-    while True:
-        seen = log.root.wake.value()
+    for _ in rounds(log, follow=follow):
         if ACTIVITY in log:
             part = log.topic(ACTIVITY).ranges()[0]
             yield TopicView(log.root, ACTIVITY, [part._replace(start=max(start, part.start))])
             start = part.stop
         else:
             yield ()
-        if not follow:
-            return
-        log.root.wake.wait(seen, _WAIT_SECONDS)
 
 
 def _select(records: Iterable[Record], args: argparse.Namespace) -> Iterator[PrintedEvent]:

@@ -8,14 +8,15 @@ import platform
 import statistics
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import closing
 from importlib import metadata
 from typing import Any
 
 from embedlog import checksum, kv
 from embedlog.cli.open_log import is_log, root_of
 from embedlog.cli.parser import FAILED, OK
-from embedlog.cli.printing import say, say_json
+from embedlog.cli.printing import say_result
 from embedlog.errors import EmbedlogError, NotALogError
 from embedlog.files import Files
 from embedlog.files.filesystem import REMOTE_FILESYSTEMS, process_state
@@ -27,6 +28,7 @@ from embedlog.root import startup
 from embedlog.version import __version__
 
 _LIBRARIES = ("pyarrow", "lmdb", "numpy", "sortedcontainers", "google-crc32c", "crcmod")
+_ABSENT = "not installed"
 _SLOW_CHECKSUM = 500
 _SLOW_FSYNC_US = 50_000
 _LITTLE_SPACE = 1 << 30
@@ -53,10 +55,7 @@ def doctor(args: argparse.Namespace) -> int:
     elif os.path.exists(root):
         raise NotALogError("The path is a file", path=root)
     findings = _findings(report)
-    if args.json:
-        say_json({**report, "findings": findings})
-    else:
-        _print(report, findings)
+    say_result(args, {**report, "findings": findings}, _lines(report, findings))
     return FAILED if findings else OK
 
 
@@ -66,7 +65,7 @@ def _versions() -> Report:
         try:
             versions[library] = metadata.version(library)
         except metadata.PackageNotFoundError:
-            versions[library] = "not installed"
+            versions[library] = _ABSENT
     return {**versions, "kernel": f"{platform.system()} {platform.release()} {platform.machine()}"}
 
 
@@ -114,22 +113,17 @@ def _fsync_us(root: str) -> int:
 
 def _log(files: Files) -> Report:
     live_is_valid = startup.live_is_valid(files)
+    jobs, now_ms = staging.job_directories(files), time.time_ns() // 1_000_000
     return {
         "format": _format(files),
         "in_use": _in_use(files),
         "closed_cleanly": files.exists(startup.CLEAN_FILE),
         "live_is_of_this_boot": live_is_valid,
         "boot_id": files.boot_id(),
-        **_staged_jobs(files),
+        "staged_jobs": len(jobs),
+        "orphaned_jobs": sum(staging.is_orphaned(job, now_ms) for job in jobs),
         **{name: _database(files, name) for name in ("state", "live")[: 1 + live_is_valid]},
     }
-
-
-def _staged_jobs(files: Files) -> Report:
-    """Return the number of jobs with staged files, and of those that will not be published."""
-    jobs, now_ms = staging.job_directories(files), time.time_ns() // 1_000_000
-    orphans = sum(staging.is_orphaned(job, now_ms) for job in jobs)
-    return {"staged_jobs": len(jobs), "orphaned_jobs": orphans}
 
 
 def _format(files: Files) -> int | None:
@@ -161,19 +155,18 @@ def _in_use(files: Files) -> bool | None:
 
 
 def _database(files: Files, name: str) -> Report:
+    durable = name == "state"
     try:
-        store = kv.Store(files, name, durable=name == "state", timeout=_LOCK_SECONDS)
+        with closing(kv.Store(files, name, durable=durable, timeout=_LOCK_SECONDS)) as store:
+            used, slots = store.readers()
+            return {
+                "rows": store.read(lambda txn: int(txn.stat()["entries"])),
+                "reader_slots_used": used,
+                "reader_slots": slots,
+                "old_readers": _old_readers(store),
+            }
     except EmbedlogError as error:
         return {"error": str(error)}
-    try:
-        used, slots = store.readers()
-        rows = store.read(lambda txn: int(txn.stat()["entries"]))
-        old = _old_readers(store)
-        return {"rows": rows, "reader_slots_used": used, "reader_slots": slots, "old_readers": old}
-    except EmbedlogError as error:
-        return {"error": str(error)}
-    finally:
-        store.close()
 
 
 def _old_readers(store: kv.Store) -> list[int]:
@@ -192,17 +185,13 @@ def _findings(report: Report) -> list[str]:
     speed = report["checksum"]["mb_per_second"]
     if speed < _SLOW_CHECKSUM:
         findings.append(f"Checksums run at {speed} MB/s only; install google-crc32c")
-    findings += [f"{name} is not installed" for name in _LIBRARIES[:4] if _is_absent(report, name)]
-    storage, log = report.get("storage"), report.get("log")
-    if storage is not None:
-        findings += _storage_findings(storage)
-    if log is not None:
-        findings += _log_findings(log)
+    absent = [name for name in _LIBRARIES[:4] if report["versions"][name] == _ABSENT]
+    findings += [f"{name} is not installed" for name in absent]
+    if "storage" in report:
+        findings += _storage_findings(report["storage"])
+    if "log" in report:
+        findings += _log_findings(report["log"])
     return findings
-
-
-def _is_absent(report: Report, library: str) -> bool:
-    return bool(report["versions"][library] == "not installed")
 
 
 def _storage_findings(storage: Report) -> list[str]:
@@ -249,13 +238,13 @@ def _log_findings(log: Report) -> list[str]:
     return findings
 
 
-def _print(report: Report, findings: list[str]) -> None:
+def _lines(report: Report, findings: list[str]) -> Iterator[str]:
     for title, facts in report.items():
-        say(f"{title}:")
+        yield f"{title}:"
         for name, fact in facts.items():
-            say(f"  {name.replace('_', ' ')}: {_format_fact(name, fact)}")
-    say("findings:" if findings else "findings: none")
-    say(*(f"  {finding}" for finding in findings))
+            yield f"  {name.replace('_', ' ')}: {_format_fact(name, fact)}"
+    yield "findings:" if findings else "findings: none"
+    yield from (f"  {finding}" for finding in findings)
 
 
 def _format_fact(name: str, fact: Any) -> str:

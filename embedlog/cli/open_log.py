@@ -1,10 +1,11 @@
-"""Opens the log of a command."""
+"""Opens the log of a command, and waits for changes of it."""
 
 from __future__ import annotations
 
 import argparse
 import errno
 import os
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from embedlog.errors import InvalidConfigError, NotALogError, StorageError
@@ -13,6 +14,7 @@ from embedlog.keyspace import FORMAT_FILE
 if TYPE_CHECKING:
     from embedlog.api import Log
 
+_WAIT_SECONDS = 60.0
 _NO_PERMISSION = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
@@ -63,3 +65,17 @@ def to_follow(args: argparse.Namespace) -> Log:
         if error.errno not in _NO_PERMISSION:
             raise
         return to_read(args)
+
+
+def rounds(log: Log, *, follow: bool) -> Iterator[None]:
+    """Yield once; with ``follow`` also after each change of the log, without an end."""
+    wake = log.root.wake
+    if follow:
+        wake.join()
+    while True:
+        # Read before the records: a change during the round ends the wait at once.
+        seen = wake.value()
+        yield
+        if not follow:
+            return
+        wake.wait(seen, _WAIT_SECONDS)

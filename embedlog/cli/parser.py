@@ -270,8 +270,8 @@ def _maintenance(commands: _Parser) -> None:
 
 
 def _health(commands: _Parser) -> None:
-    _command(commands, "verify", "health:verify", "read everything and check all checksums")
+    _command(commands, "verify", "maintenance:verify", "read everything and check all checksums")
     about = "drop damaged records; a dry run without --yes"
-    repair = _command(commands, "repair", "health:repair", about)
+    repair = _command(commands, "repair", "maintenance:repair", about)
     _flag(repair, "--yes", "repair the log")
     _command(commands, "doctor", "doctor:doctor", "check versions, speeds, space and locks")
