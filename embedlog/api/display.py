@@ -51,6 +51,11 @@ def moment(timestamp: int) -> str:
     return time.isoformat(sep=" ", timespec="milliseconds")
 
 
+def plural(count: int, noun: str) -> str:
+    """Return a number with a noun, such as ``2 topics``."""
+    return f"{count} {noun}{'s' * (count != 1)}"
+
+
 def short(data: bytes | None) -> str:
     """Return the first 80 bytes of a key or value as text."""
     if data is None:

@@ -11,7 +11,7 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 from embedlog.api import Log
-from embedlog.api.display import moment
+from embedlog.api.display import moment, plural
 from embedlog.api.topic import TopicView
 from embedlog.catalog import ACTIVITY
 from embedlog.cli.open_log import rounds, to_follow, to_read
@@ -110,25 +110,21 @@ def _altered(facts: dict[str, Any]) -> str:
     )
 
 
-def _count(count: int, noun: str) -> str:
-    return f"{count} {noun}{'s' * (count != 1)}"
-
-
 _DESCRIPTIONS: dict[str, Callable[[dict[str, Any]], str]] = {
     "created": lambda facts: (
-        f"id {facts['id']}, {_count(facts['partitions'], 'partition')}{_settings(facts['config'])}"
+        f"id {facts['id']}, {plural(facts['partitions'], 'partition')}{_settings(facts['config'])}"
     ),
     "altered": _altered,
     "deleted": lambda facts: f"id {facts['id']}",
     "rolled": lambda facts: (
-        f"{_count(facts['segments'], 'new segment')}, the active one begins at {facts['offset']}"
+        f"{plural(facts['segments'], 'new segment')}, the active one begins at {facts['offset']}"
     ),
     "recovered": lambda facts: (
         facts.get("reason")
         or f"truncated to {facts['offset']}, where leader epoch {facts['leader_epoch']} begins"
     ),
     "retained": lambda facts: (
-        f"{_count(facts['segments'], 'segment')} with {format_bytes(facts['bytes'])} deleted, "
+        f"{plural(facts['segments'], 'segment')} with {format_bytes(facts['bytes'])} deleted, "
         f"the log begins at {facts['start_offset']}"
     ),
     "compacted": lambda facts: (
@@ -138,10 +134,10 @@ _DESCRIPTIONS: dict[str, Callable[[dict[str, Any]], str]] = {
         f"dirty from {facts['first_dirty']} on"
     ),
     "rebalanced": lambda facts: (
-        f"generation {facts['generation']}, {_count(facts['members'], 'member')}, "
-        f"{_count(facts['partitions'], 'partition')}"
+        f"generation {facts['generation']}, {plural(facts['members'], 'member')}, "
+        f"{plural(facts['partitions'], 'partition')}"
     ),
-    "expired": lambda facts: f"{_count(facts['offsets'], 'committed offset')} deleted",
+    "expired": lambda facts: f"{plural(facts['offsets'], 'committed offset')} deleted",
     "owner": lambda facts: f"process {facts['pid']}",
     "failed": lambda facts: str(facts["error"]),
 }

@@ -92,9 +92,8 @@ def _views(log: Log, args: argparse.Namespace, start: Start) -> Iterator[TopicVi
     """Yield the records up to the end, and with ``--follow`` new ones without an end."""
     ends: dict[int, int] = {}
     for _ in rounds(log, follow=args.follow):
-        view = log.topic(args.topic)
-        if args.partition is not None:
-            view = view.partition(args.partition)
+        topic = log.topic(args.topic)
+        view = topic if args.partition is None else topic.partition(args.partition)
         parts = [
             part._replace(start=max(ends[part.partition], part.start))
             if part.partition in ends
