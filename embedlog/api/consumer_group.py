@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from embedlog.api.display import html_table, moment, need, text_table
+from embedlog.api.display import html_table, moment, need, plural, text_table
 from embedlog.api.reset_offsets import (
     OffsetChange,
     OffsetResetResult,
     PartitionToReset,
     To,
-    clamp,
     reset_target,
 )
 from embedlog.consumer.arguments import to_topic_partition
@@ -25,7 +25,7 @@ from embedlog.errors import (
     UnknownMemberIdError,
     UnknownTopicOrPartitionError,
 )
-from embedlog.group import Group, GroupSnapshot, group_ids
+from embedlog.group import Group, GroupSnapshot
 from embedlog.groups.membership import MemberInfo
 from embedlog.groups.offsets import CommittedOffset, check_group_id
 from embedlog.partition.reader import record_at
@@ -95,11 +95,9 @@ class GroupDescription:
     @property
     def title(self) -> str:
         """The group in one line."""
-        count = len(self.members)
-        members = f"{count} member{'s' * (count != 1)}"
+        members = plural(len(self.members), "member")
         by = f" by {self.assignor}" if self.assignor else ""
-        parts = len(self.partitions)
-        lag = f"lag {self.lag:,} in {parts} partition{'s' * (parts != 1)}"
+        lag = f"lag {self.lag:,} in {plural(len(self.partitions), 'partition')}"
         # Their lag is unknown, not 0.
         if without := sum(partition.lag is None for partition in self.partitions):
             lag += f" ({without} without a commit)"
@@ -107,10 +105,10 @@ class GroupDescription:
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain dicts and lists, for JSON."""
-        members = []
-        for member in self.members:
-            owned = [partition._asdict() for partition in member.partitions]
-            members.append({**member._asdict(), "topics": list(member.topics), "partitions": owned})
+        members = [member._asdict() for member in self.members]
+        for member in members:
+            member["topics"] = list(member["topics"])
+            member["partitions"] = [partition._asdict() for partition in member["partitions"]]
         return {
             "group": self.group,
             "state": self.state,
@@ -232,14 +230,13 @@ class ConsumerGroup:
         """Return the log start and end offsets, also of partitions not used since the boot."""
         ends: Ends = {}
         for partition in sorted(snapshot.committed.keys() | snapshot.owners.keys()):
-            try:
-                known = snapshot.ends.get(partition)
-                if not known:
-                    offsets = _partition_offsets(self._root, partition, None)
-                    known = offsets.start, offsets.end
-                ends[partition] = known
-            except UnknownTopicOrPartitionError:
-                continue  # The topic was deleted meanwhile.
+            if partition in snapshot.ends:
+                ends[partition] = snapshot.ends[partition]
+                continue
+            # Without an entry if the topic was deleted meanwhile.
+            with suppress(UnknownTopicOrPartitionError):
+                offsets = _partition_offsets(self._root, partition, None)
+                ends[partition] = offsets.start, offsets.end
         return ends
 
     def _describe_partition(
@@ -315,36 +312,27 @@ class ConsumerGroup:
         target, group = reset_target(to, shift, self._root.clock()), self._group()
         if not dry_run:
             self._root.context.check_writable()
-        selected = (
-            None if topics is None and partitions is None else self._select(topics, partitions)
-        )
-        committed = self._committed(group, may_be_new=selected is not None)
+        all_committed = topics is None and partitions is None
+        selected = self._select(topics, partitions)
+        committed: dict[TopicPartition, CommittedOffset] = {}
+        try:
+            snapshot = group.snapshot()
+            group.check_empty(snapshot.members, "reset its offsets")
+            committed = snapshot.committed
+        except GroupIdNotFoundError:
+            if all_committed:
+                raise
         changes, positions = {}, {}
-        for partition in sorted(committed if selected is None else selected):
-            before = committed.get(partition)
-            offsets = _partition_offsets(self._root, partition, before)
-            after = clamp(target, offsets)
-            metadata = "" if before is None else before.metadata
+        for partition in sorted(committed if all_committed else selected):
+            offsets = _partition_offsets(self._root, partition, committed.get(partition))
+            # A target outside of the log means its nearer end.
+            after = min(max(target(offsets), offsets.start), offsets.end)
+            metadata = committed[partition].position.metadata if partition in committed else ""
             changes[partition] = OffsetChange(offsets.committed, after)
             positions[partition] = OffsetAndMetadata(after, metadata, offsets.leader_epoch)
         if not dry_run:
             group.reset(positions)
         return OffsetResetResult(self.name, changes, dry_run)
-
-    def _committed(
-        self, group: Group, *, may_be_new: bool
-    ) -> Mapping[TopicPartition, OffsetAndMetadata]:
-        """Return the committed offsets of a group, which must have no members."""
-        try:
-            snapshot = group.snapshot()
-        except GroupIdNotFoundError:
-            if may_be_new:
-                return {}
-            raise
-        group.check_empty(snapshot.members, "reset its offsets")
-        return {
-            partition: committed.position for partition, committed in snapshot.committed.items()
-        }
 
     def _select(
         self, topics: str | Iterable[str] | None, partitions: Partitions | None
@@ -419,20 +407,15 @@ class ConsumerGroup:
             return html_table(self._title(), (), ())
 
 
-def group_names(root: Root) -> list[str]:
-    """Return the names of all groups of a log, sorted."""
-    return group_ids(root.context.live, root.context.state)
-
-
 def _partition_offsets(
-    root: Root, partition: TopicPartition, before: OffsetAndMetadata | None
+    root: Root, partition: TopicPartition, committed: CommittedOffset | None
 ) -> PartitionToReset:
     log = root.partition(*partition)
     log.refresh()
     tail = log.tail()
-    committed = None if before is None else before.offset
+    offset = None if committed is None else committed.position.offset
     return PartitionToReset(
-        partition, log, tail.start_offset, log.visible_end(tail), tail.leader_epoch, committed
+        log, tail.start_offset, log.visible_end(tail), tail.leader_epoch, offset
     )
 
 

@@ -13,13 +13,13 @@ import os
 import signal
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from math import inf
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import BaseContext
 from time import monotonic
-from types import FrameType
 from typing import Any, Literal, NamedTuple, Self
 
 from embedlog.api.group_worker import SIGNALS, GroupJob, WorkerFailure, work
@@ -42,7 +42,6 @@ STOP_SECONDS = 30.0
 POLL_SECONDS = 1.0
 """How often to check whether processes are alive that did not report their end."""
 _RESERVED = ("group_id", "enable_auto_commit", "consumer_timeout_ms")
-_COMMIT_EACH_POLL = {"auto_commit_interval_ms": 0}
 
 _log = logging.getLogger(__name__)
 _start_lock = threading.Lock()
@@ -91,13 +90,26 @@ def run_group(
         InvalidGroupIdError: The group id is not valid.
         ValueError, TypeError: An argument is wrong, or `multiprocessing` cannot start a process.
     """
-    job = _job(log, topics, group_id, handler, batch, config)
+    settings = {name.replace(".", "_"): value for name, value in config.items()}
+    for name in set(_RESERVED) & settings.keys():
+        raise InvalidConfigError(f"run_group sets {name} itself", setting=name)
+    check_group_id(group_id)
+    # Each poll commits what the polls before it returned.
+    settings = {"auto_commit_interval_ms": 0, **settings, "group_id": group_id}
+    parsed = ConsumerConfig.parse(settings)
+    if not callable(handler):
+        raise TypeError(f"handler must be callable, got {handler!r}")
+    names = (topics,) if isinstance(topics, str) else tuple(topics)
     if isinstance(processes, bool) or not isinstance(processes, int) or processes < 1:
         raise ValueError(f"processes must be at least 1, got {processes!r}")
     if until not in (None, "end"):
         raise ValueError(f"until must be 'end' or None, got {until!r}")
-    backlog = None if until is None else UncommittedRecords(log, group_id, job.topics, job.config)
-    context = multiprocessing.get_context(start_method or _default_start_method())
+    backlog = None if until is None else UncommittedRecords(log, names, parsed)
+    if start_method is None:
+        start_method = "fork" if "fork" in multiprocessing.get_all_start_methods() else "spawn"
+    context = multiprocessing.get_context(start_method)
+    reopen, arguments = log.__reduce__()
+    job = GroupJob(partial(reopen, *arguments), names, parsed, handler, batch, os.getpid())
     run = GroupRun(job, context, restarts, backlog)
     run._start(processes)
     # Closing the log ends the run, and so does the exit of this process.
@@ -121,45 +133,19 @@ def _close_all() -> None:
         run.close()
 
 
-def _default_start_method() -> str:
-    return "fork" if "fork" in multiprocessing.get_all_start_methods() else "spawn"
-
-
-def _job(
-    log: Log,
-    topics: str | Iterable[str],
-    group_id: str,
-    handler: Callable[[Any], object],
-    batch: bool,
-    config: Mapping[str, Any],
-) -> GroupJob:
-    settings = {name.replace(".", "_"): value for name, value in config.items()}
-    for name in set(_RESERVED) & settings.keys():
-        raise InvalidConfigError(f"run_group sets {name} itself", setting=name)
-    check_group_id(group_id)
-    parsed = ConsumerConfig.parse(_COMMIT_EACH_POLL | settings | {"group_id": group_id})
-    if not callable(handler):
-        raise TypeError(f"handler must be callable, got {handler!r}")
-    names = (topics,) if isinstance(topics, str) else tuple(topics)
-    reopen, arguments = log.__reduce__()
-    return GroupJob(partial(reopen, *arguments), names, parsed, handler, batch, os.getpid())
-
-
 class UncommittedRecords:
     """The records that exist now and that a group has not committed yet.
 
     Args:
         log: The log.
-        group_id: The consumer group.
         topics: The names of the topics.
         config: Of the consumers: with ``auto_offset_reset="latest"``, partitions without a
             commit have nothing to handle.
     """
 
-    def __init__(
-        self, log: Log, group_id: str, topics: Iterable[str], config: ConsumerConfig
-    ) -> None:
-        self._root, self._group = log.root, open_group(log.root, group_id)
+    def __init__(self, log: Log, topics: Iterable[str], config: ConsumerConfig) -> None:
+        assert config.group_id is not None
+        self._root, self._group = log.root, open_group(log.root, config.group_id)
         self._ends: dict[TopicPartition, int] = {}
         infos = log.root.topics()
         partitions = [
@@ -248,7 +234,7 @@ class GroupRun:
             Exception: The error of a handler; its ``__cause__`` is the traceback, as text.
             ProcessDiedError: Too many processes ended unexpectedly.
         """
-        with SigtermHandler(self):
+        with self._stop_on_sigterm():
             try:
                 ended = self._ended.wait(timeout)
             except BaseException:
@@ -257,6 +243,28 @@ class GroupRun:
         if ended:
             self._raise()
         return ended
+
+    @contextmanager
+    def _stop_on_sigterm(self) -> Iterator[None]:
+        """Let SIGTERM stop the run before this process, unless the program handles SIGTERM."""
+        received = False
+
+        def stop(*_: object) -> None:
+            nonlocal received
+            received = True
+            self._request_stop(STOP_SECONDS)
+
+        is_main = threading.current_thread() is threading.main_thread()
+        replaced = is_main and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+        if replaced:
+            signal.signal(signal.SIGTERM, stop)
+        try:
+            yield
+        finally:
+            if replaced:
+                signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            if received:
+                signal.raise_signal(signal.SIGTERM)
 
     def stop(self, timeout: float = STOP_SECONDS) -> None:
         """Let each process finish its current record, commit and leave the group; wait for that.
@@ -362,18 +370,24 @@ class GroupRun:
             # It stays a member and leaves last, so that no other process gets its record.
             self._kill_at = monotonic() + STOP_SECONDS
             return
-        worker.process.join()
-        code = worker.process.exitcode
+        process = worker.process
+        process.join()
         self._workers.remove(worker)
+        code = process.exitcode
         if code == 0 or self._kill_at < inf:
             return  # It ended after a signal, perhaps from another program.
-        if self._restarts_left <= 0:
-            self._error = self._error or _died(code, worker.process.pid, self._job)
-            self._kill_at = monotonic() + STOP_SECONDS
+        if self._restarts_left > 0:
+            self._restarts_left -= 1
+            _log.warning("%s ended with %s; starting another process", process.name, code)
+            self._start_worker(worker.number)
             return
-        self._restarts_left -= 1
-        _log.warning("%s ended with %s; starting another process", worker.process.name, code)
-        self._start_worker(worker.number)
+        self._kill_at = monotonic() + STOP_SECONDS
+        cause = f"exit code {code}" if code > 0 else signal.Signals(-code).name
+        self._error = self._error or ProcessDiedError(
+            f"Process {process.pid} ended with {cause}, and no restarts are left",
+            group=self._job.config.group_id,
+            todo="Start the run again: it continues from the committed offsets.",
+        )
 
     def _receive_error(self, worker: WorkerProcess) -> bool:
         """Keep the error that a process sends; return False if it ended without one."""
@@ -413,36 +427,3 @@ class GroupRun:
                 _log.warning("%s did not end in time; killing it", worker.process.name)
                 worker.process.kill()
             worker.process.join()
-
-
-def _died(code: int, pid: int, job: GroupJob) -> ProcessDiedError:
-    cause = f"exit code {code}" if code > 0 else signal.Signals(-code).name
-    return ProcessDiedError(
-        f"Process {pid} ended with {cause}, and no restarts are left",
-        group=job.config.group_id,
-        todo="Start the run again: it continues from the committed offsets.",
-    )
-
-
-class SigtermHandler:
-    """Lets SIGTERM stop a run before it ends this process, unless the program handles SIGTERM."""
-
-    def __init__(self, run: GroupRun) -> None:
-        self._run = run
-        self._installed = self._received = False
-
-    def _terminate(self, _signal: int, _frame: FrameType | None) -> None:
-        self._received = True
-        self._run._request_stop(STOP_SECONDS)
-
-    def __enter__(self) -> None:
-        is_main = threading.current_thread() is threading.main_thread()
-        if is_main and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
-            signal.signal(signal.SIGTERM, self._terminate)
-            self._installed = True
-
-    def __exit__(self, *_: object) -> None:
-        if self._installed:
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        if self._received:
-            signal.raise_signal(signal.SIGTERM)
