@@ -26,7 +26,6 @@ from embedlog.errors import (
     UnknownTopicOrPartitionError,
 )
 from embedlog.group import Group, GroupSnapshot
-from embedlog.groups.membership import MemberInfo
 from embedlog.groups.offsets import CommittedOffset, check_group_id
 from embedlog.partition.reader import record_at
 from embedlog.record import OffsetAndMetadata, TopicPartition
@@ -35,7 +34,6 @@ from embedlog.root.root import Root
 DEAD = "Dead"
 """Kafka's state of a group that does not exist (M1)."""
 
-Ends = dict[TopicPartition, tuple[int, int]]
 Partitions = Iterable[TopicPartition]
 
 
@@ -146,7 +144,7 @@ class ConsumerGroup:
 
     Describing it changes nothing and works with ``mode="r"``.  Members whose process died are
     not counted, even if no other member has removed them yet (M10).  Changes are refused
-    while the group has members, because these would not notice (M15).
+    while the group has members, because the members would not notice them (M15).
 
     >>> import embedlog, tempfile
     >>> with embedlog.open(tempfile.mkdtemp()) as log:
@@ -186,7 +184,7 @@ class ConsumerGroup:
         Raises:
             GroupIdNotFoundError: There is no such group.
         """
-        return list(_members(self._group().snapshot()))
+        return _members(self._group().snapshot())
 
     def lag(self) -> dict[TopicPartition, int | None]:
         """Return how many offsets of each partition the group has not consumed, at one moment.
@@ -196,11 +194,8 @@ class ConsumerGroup:
         Raises:
             GroupIdNotFoundError: There is no such group.
         """
-        snapshot = self._group().snapshot()
-        return {
-            partition: _lag(snapshot.committed.get(partition), end)
-            for partition, (_, end) in self._ends(snapshot).items()
-        }
+        partitions = self._describe(ages=False).partitions
+        return {TopicPartition(part.topic, part.partition): part.lag for part in partitions}
 
     def describe(self) -> GroupDescription:
         """Return the members, and the progress in each partition with a commit or an owner.
@@ -214,53 +209,37 @@ class ConsumerGroup:
 
     def _describe(self, *, ages: bool) -> GroupDescription:
         snapshot = self._group().snapshot()
+        partitions = []
+        for partition in sorted(snapshot.committed.keys() | snapshot.owners.keys()):
+            # It is left out if its topic was deleted meanwhile.
+            with suppress(UnknownTopicOrPartitionError):
+                partitions.append(self._describe_partition(partition, snapshot, ages))
         return GroupDescription(
             group=self.name,
             state=snapshot.state,
             generation=snapshot.generation,
             assignor=snapshot.assignor,
             members=tuple(_members(snapshot)),
-            partitions=tuple(
-                self._describe_partition(partition, ends, snapshot, ages)
-                for partition, ends in self._ends(snapshot).items()
-            ),
+            partitions=tuple(partitions),
         )
 
-    def _ends(self, snapshot: GroupSnapshot) -> Ends:
-        """Return the log start and end offsets, also of partitions not used since the boot."""
-        ends: Ends = {}
-        for partition in sorted(snapshot.committed.keys() | snapshot.owners.keys()):
-            if partition in snapshot.ends:
-                ends[partition] = snapshot.ends[partition]
-                continue
-            # Without an entry if the topic was deleted meanwhile.
-            with suppress(UnknownTopicOrPartitionError):
-                offsets = _partition_offsets(self._root, partition, None)
-                ends[partition] = offsets.start, offsets.end
-        return ends
-
     def _describe_partition(
-        self,
-        partition: TopicPartition,
-        ends: tuple[int, int],
-        snapshot: GroupSnapshot,
-        ages: bool,
+        self, partition: TopicPartition, snapshot: GroupSnapshot, ages: bool
     ) -> PartitionDescription:
-        committed, (start, end) = snapshot.committed.get(partition), ends
-        lag = age = _lag(committed, end)
-        position = None if committed is None else committed.position
-        if position is not None and lag:
-            age = self._age(partition, max(position.offset, start)) if ages else None
+        ends, committed = snapshot.ends.get(partition), snapshot.committed.get(partition)
+        if ends is None:  # It was not used since the boot.
+            offsets = _partition_offsets(self._root, partition, None)
+            ends = offsets.start, offsets.end
+        offset = lag = lag_ms = metadata = committed_ms = None
+        if committed is not None:
+            (offset, metadata, _), committed_ms = committed
+            # The offset may be past the end (E21).
+            lag = lag_ms = max(ends[1] - offset, 0)
+            if lag:
+                lag_ms = self._age(partition, max(offset, ends[0])) if ages else None
+        owner = snapshot.owners.get(partition)
         return PartitionDescription(
-            *partition,
-            current_offset=None if position is None else position.offset,
-            log_start_offset=start,
-            log_end_offset=end,
-            lag=lag,
-            lag_ms=age,
-            metadata=None if position is None else position.metadata,
-            committed_ms=None if committed is None else committed.committed_ms,
-            member_id=snapshot.owners.get(partition),
+            *partition, offset, *ends, lag, lag_ms, metadata, committed_ms, owner
         )
 
     def _age(self, partition: TopicPartition, offset: int) -> int | None:
@@ -383,7 +362,13 @@ class ConsumerGroup:
         """
         self._root.context.check_writable()
         group = self._group()
-        ids = [_member_id(group, group.snapshot().members, name) for name in members]
+        infos, ids = group.snapshot().members, []
+        for name in members:
+            matching = [info.id for info in infos if name in (info.id, info.instance_id)]
+            if not matching:
+                what = "The group has no such member"
+                raise UnknownMemberIdError(what, group=self.name, member=name)
+            ids.append(matching[0])
         return group.remove_members(ids)
 
     # Display
@@ -419,30 +404,18 @@ def _partition_offsets(
     )
 
 
-def _lag(committed: CommittedOffset | None, end: int) -> int | None:
-    """Return the number of offsets from the committed one, perhaps past the end (E21), to it."""
-    return None if committed is None else max(end - committed.position.offset, 0)
-
-
-def _members(snapshot: GroupSnapshot) -> Iterator[MemberDescription]:
-    owned: dict[str, list[TopicPartition]] = {}
-    for partition, member_id in snapshot.owners.items():
-        owned.setdefault(member_id, []).append(partition)
-    for member in snapshot.members:
-        yield MemberDescription(
+def _members(snapshot: GroupSnapshot) -> list[MemberDescription]:
+    owners = snapshot.owners
+    return [
+        MemberDescription(
             member_id=member.id,
             group_instance_id=member.instance_id,
             client_id=member.client_id,
             pid=member.pid,
             topics=member.topics,
-            partitions=tuple(owned.get(member.id, ())),
+            partitions=tuple(part for part, owner in owners.items() if owner == member.id),
             session_timeout_ms=member.session_ms,
             joined_ms=member.joined_ms,
         )
-
-
-def _member_id(group: Group, members: Iterable[MemberInfo], name: str) -> str:
-    for member in members:
-        if name in (member.id, member.instance_id):
-            return member.id
-    raise UnknownMemberIdError("The group has no such member", group=group.name, member=name)
+        for member in snapshot.members
+    ]

@@ -29,17 +29,14 @@ def html_table(title: str, heads: Sequence[str], rows: Iterable[Sequence[object]
 
 def text_table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
     """Return a table as lines: columns are two blanks apart, without trailing blanks."""
-    cells = [list(heads), *([cell_text(cell) for cell in row] for row in rows)]
+    # No cell is empty, so that columns can be counted.
+    texts = ([NONE if cell in (None, "") else str(cell) for cell in row] for row in rows)
+    cells = [list(heads), *texts]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     return [
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
         for row in cells
     ]
-
-
-def cell_text(value: object) -> str:
-    """Return the text for a value in a table: never empty, so that columns can be counted."""
-    return NONE if value is None or value == "" else str(value)
 
 
 def moment(timestamp: int) -> str:

@@ -106,10 +106,7 @@ def _select(table: pa.Table, schema: pa.Schema) -> pa.Table:
     """Return the records that are not tombstones, with the columns of a schema."""
     if table["value"].null_count:
         table = table.filter(pc.is_valid(table["value"]))
-    columns = [
-        table[field.name]
-        if field.name in table.schema.names
-        else pa.nulls(table.num_rows, field.type)
-        for field in schema
-    ]
-    return pa.Table.from_arrays(columns, schema=schema)
+    for field in schema:
+        if field.name not in table.schema.names:
+            table = table.append_column(field, pa.nulls(table.num_rows, field.type))
+    return pa.Table.from_arrays(table.select(schema.names).columns, schema=schema)

@@ -10,7 +10,6 @@ import time
 import weakref
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from embedlog.api.display import plural
@@ -166,6 +165,7 @@ class Log:
     def describe_topic(self, name: str) -> dict[str, Any]:
         """Return a topic's id and settings, and the offsets, bytes and segments per partition."""
         info = self.root.topic(name)
+        logs = [self.root.partition(name, number) for number in range(info.partitions)]
         return {
             "name": info.name,
             "id": info.id,
@@ -173,7 +173,15 @@ class Log:
             "config": info.config.to_dict(),
             "overrides": info.config.overrides(),
             "partitions": [
-                _describe(self.root.partition(name, number)) for number in range(info.partitions)
+                {
+                    "partition": log.partition,
+                    "start_offset": log.start_offset(),
+                    "end_offset": log.end_offset(),
+                    "bytes": log.size_bytes(),
+                    "segments": len(log.segments),
+                    "leader_epoch": log.tail().leader_epoch,
+                }
+                for log in logs
             ],
         }
 
@@ -295,7 +303,7 @@ class Log:
             name: The name of the lease; an existing one of that name is replaced.
             offsets: The first offset to keep in each partition; by default all log start
                 offsets.
-            seconds: How long, unless it is renewed.
+            seconds: How long the lease lasts unless it is renewed.
 
         Raises:
             OffsetOutOfRangeError: Some of the records are deleted already; no lease was made.
@@ -382,7 +390,7 @@ class Log:
             InvalidConfigError: The topic is not compacted, or a setting is unknown.
             CorruptionError, StorageError: A partition could not be compacted; the others were.
         """
-        from embedlog.compaction import select_due, try_clean
+        from embedlog.compaction import CleanResult, select_due, try_clean
 
         root = self.root
         root.context.check_writable()
@@ -398,15 +406,19 @@ class Log:
         failed: dict[PartitionLog, EmbedlogError] = {}
         if not force:
             logs = [cleanable.log for cleanable in select_due(logs, root.clock(), failed)]
-        results = []
+        results: list[CleanResult] = []
+
+        def report(done: int, total: int) -> None:
+            # As if all partitions had the same size.
+            shown(len(results) * total + done, len(logs) * total)
+
         with ProgressBar(f"compact {topic}") as bar:
-            report = (bar if progress else None) if isinstance(progress, bool) else progress
-            for index, log in enumerate(logs):
-                scaled = report and partial(_report_all, report, index, len(logs))
-                # With force, roll first: the active segment, with the latest records, is
-                # never cleaned.
+            shown = bar if isinstance(progress, bool) else progress
+            track = report if progress else None
+            for log in logs:
+                # With force, roll first: the active segment is never cleaned.
                 results.append(
-                    try_clean(log, root.clock(), settings=config, progress=scaled, roll=force)
+                    try_clean(log, root.clock(), settings=config, progress=track, roll=force)
                 )
         # All partitions were tried before the first error is raised.
         for error in (*failed.values(), *(result.error for result in results)):
@@ -453,22 +465,6 @@ def _reopen(open_root: Callable[[], Root], maintenance_config: MaintenanceConfig
     return Log(open_root(), maintenance_config)
 
 
-def _report_all(report: Progress, index: int, count: int, done: int, total: int) -> None:
-    """Report the progress of all partitions, assuming that they have the same size."""
-    report(index * total + done, count * total)
-
-
-def _describe(log: PartitionLog) -> dict[str, int]:
-    return {
-        "partition": log.partition,
-        "start_offset": log.start_offset(),
-        "end_offset": log.end_offset(),
-        "bytes": log.size_bytes(),
-        "segments": len(log.segments),
-        "leader_epoch": log.tail().leader_epoch,
-    }
-
-
 def open(  # noqa: A001 - as in `embedlog.open`, like `shelve.open` and `lmdb.open`
     path: str | os.PathLike[str],
     *,
@@ -495,8 +491,8 @@ def open(  # noqa: A001 - as in `embedlog.open`, like `shelve.open` and `lmdb.op
         auto_create_topics: Create a topic with default settings at the first write to it.
         lock_timeout: Seconds to wait for another process before `LockTimeoutError`.
         maintenance: Whether this process may run the maintenance jobs: retention, compaction
-            and others.  One of the processes that may runs them, with its settings, which
-            are Kafka's for brokers, such as ``{"log.cleaner.threads": 2}``.
+            and others.  One process at a time runs them, with its own settings, which are
+            Kafka's for brokers, such as ``{"log.cleaner.threads": 2}``.
         unsafe_filesystem: Allow NFS, SMB, 9p and FUSE.
         files: The file system; for tests.
 

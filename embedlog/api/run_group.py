@@ -22,7 +22,7 @@ from multiprocessing.context import BaseContext
 from time import monotonic
 from typing import Any, Literal, NamedTuple, Self
 
-from embedlog.api.group_worker import SIGNALS, GroupJob, WorkerFailure, work
+from embedlog.api.group_worker import SIGNALS, GroupJob, receive_error, work
 from embedlog.api.log import Log
 from embedlog.config import ConsumerConfig
 from embedlog.consumer.group_client import open_group
@@ -392,12 +392,12 @@ class GroupRun:
     def _receive_error(self, worker: WorkerProcess) -> bool:
         """Keep the error that a process sends; return False if it ended without one."""
         try:
-            failure: WorkerFailure = worker.pipe.recv()
+            error = receive_error(worker.pipe)
         except (EOFError, OSError):
             return False
         finally:
             worker.pipe.close()
-        self._error = self._error or failure.error()
+        self._error = self._error or error
         return True
 
     def _stop_workers(self) -> None:

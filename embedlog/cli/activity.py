@@ -8,7 +8,7 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any
 
 from embedlog.api import Log
 from embedlog.api.display import moment, plural
@@ -22,13 +22,8 @@ from embedlog.maintenance.activity import KINDS
 from embedlog.progress import format_bytes
 from embedlog.record import Record
 
-
-class PrintedEvent(NamedTuple):
-    """An event as it is printed."""
-
-    timestamp: int
-    key: str
-    facts: dict[str, Any]
+Event = tuple[Record, dict[str, Any]]
+"""The record of an event, and the facts in it."""
 
 
 def show(args: argparse.Namespace) -> int:
@@ -42,13 +37,13 @@ def show(args: argparse.Namespace) -> int:
         if ACTIVITY not in log:
             note("There is no activity yet: no process has done the maintenance of this log")
         for event in islice(_events(log, args), args.max):
-            _print(event, args.json)
+            _print(*event, args.json)
             if args.follow:
                 sys.stdout.flush()
     return OK
 
 
-def _events(log: Log, args: argparse.Namespace) -> Iterator[PrintedEvent]:
+def _events(log: Log, args: argparse.Namespace) -> Iterator[Event]:
     """Yield the selected events: the last ones until now, then new ones."""
     batches = _batches(log, follow=args.follow)
     until_now = _select(next(batches), args)
@@ -70,22 +65,22 @@ def _batches(log: Log, *, follow: bool) -> Iterator[Iterable[Record]]:
             yield ()
 
 
-def _select(records: Iterable[Record], args: argparse.Namespace) -> Iterator[PrintedEvent]:
+def _select(records: Iterable[Record], args: argparse.Namespace) -> Iterator[Event]:
     for record in records:
         facts = json.loads(record.value or b"{}")
-        key = (record.key or b"").decode(errors="replace")
         of_topic = not args.topic or facts.get("topic") in args.topic
         if of_topic and (not args.kind or facts.get("kind") in args.kind):
-            yield PrintedEvent(record.timestamp, key, facts)
+            yield record, facts
 
 
-def _print(event: PrintedEvent, as_json: bool) -> None:
+def _print(record: Record, facts: dict[str, Any], as_json: bool) -> None:
+    key = (record.key or b"").decode(errors="replace")
     if as_json:
-        say_json({"timestamp": event.timestamp, "key": event.key, **event.facts})
+        say_json({"timestamp": record.timestamp, "key": key, **facts})
         return
-    kind = str(event.facts.get("kind"))
-    time = moment(event.timestamp).replace(" ", "T")
-    say(f"{time}  {kind:<10}  {event.key}  {_describe(kind, event.facts)}".rstrip())
+    kind = str(facts.get("kind"))
+    time = moment(record.timestamp).replace(" ", "T")
+    say(f"{time}  {kind:<10}  {key}  {_describe(kind, facts)}".rstrip())
 
 
 def _describe(kind: str, facts: dict[str, Any]) -> str:

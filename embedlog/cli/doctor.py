@@ -54,7 +54,7 @@ def doctor(args: argparse.Namespace) -> int:
             files.close_all()
     elif os.path.exists(root):
         raise NotALogError("The path is a file", path=root)
-    findings = _findings(report)
+    findings = list(_findings(report))
     say_result(args, {**report, "findings": findings}, _lines(report, findings))
     return FAILED if findings else OK
 
@@ -179,63 +179,58 @@ def _old_readers(store: kv.Store) -> list[int]:
     return sorted({pid for pid, _, _ in before & store.lagging()})
 
 
-def _findings(report: Report) -> list[str]:
-    """Return the problems that the user should solve."""
-    findings = []
+def _findings(report: Report) -> Iterator[str]:
+    """Yield the problems that the user should solve."""
     speed = report["checksum"]["mb_per_second"]
     if speed < _SLOW_CHECKSUM:
-        findings.append(f"Checksums run at {speed} MB/s only; install google-crc32c")
-    absent = [name for name in _LIBRARIES[:4] if report["versions"][name] == _ABSENT]
-    findings += [f"{name} is not installed" for name in absent]
+        yield f"Checksums run at {speed} MB/s only; install google-crc32c"
+    for name in _LIBRARIES[:4]:
+        if report["versions"][name] == _ABSENT:
+            yield f"{name} is not installed"
     if "storage" in report:
-        findings += _storage_findings(report["storage"])
+        yield from _storage_findings(report["storage"])
     if "log" in report:
-        findings += _log_findings(report["log"])
-    return findings
+        yield from _log_findings(report["log"])
 
 
-def _storage_findings(storage: Report) -> list[str]:
-    findings = []
+def _storage_findings(storage: Report) -> Iterator[str]:
     if storage["filesystem"] in REMOTE_FILESYSTEMS.values():
-        findings.append(f"Locks are not reliable on {storage['filesystem']}; use a local disk")
+        yield f"Locks are not reliable on {storage['filesystem']}; use a local disk"
     if storage["free_bytes"] < _LITTLE_SPACE:
-        findings.append(f"Only {format_bytes(storage['free_bytes'])} are free")
+        yield f"Only {format_bytes(storage['free_bytes'])} are free"
     if not storage["writable"]:
-        findings.append("This user has no permission to write to the directory")
+        yield "This user has no permission to write to the directory"
     if (storage["fsync_us"] or 0) > _SLOW_FSYNC_US:
-        findings.append(f"A flush takes {storage['fsync_us']} µs")
-    return findings
+        yield f"A flush takes {storage['fsync_us']} µs"
 
 
-def _log_findings(log: Report) -> list[str]:
-    findings = []
+def _log_findings(log: Report) -> Iterator[str]:
     if log["format"] != FORMAT_VERSION:
         older = log["format"] is not None and log["format"] < FORMAT_VERSION
         version = "the version of embedlog that wrote it" if older else "a newer embedlog"
-        findings.append(f"The log has format {log['format']}; use {version}")
+        yield f"The log has format {log['format']}; use {version}"
     if log["in_use"] is None:
-        findings.append("Another process has been opening the log for a long time")
+        yield "Another process has been opening the log for a long time"
     if not log["live_is_of_this_boot"]:
-        findings.append("live is from another boot; the next process to open the log rebuilds it")
+        yield "live is from another boot; the next process to open the log rebuilds it"
     elif not log["in_use"] and not log["closed_cleanly"]:
-        findings.append("The log was not closed cleanly; the next process to open it recovers it")
+        yield "The log was not closed cleanly; the next process to open it recovers it"
     if log["orphaned_jobs"]:
-        findings.append(
+        yield (
             f"{log['orphaned_jobs']} jobs have left staged files that will not be published; "
             "the next publication, or embedlog repair, removes them"
         )
     for name in ("state", "live"):
         database = log.get(name, {})
         if "error" in database:
-            findings.append(f"{name} cannot be read: {database['error']}")
+            yield f"{name} cannot be read: {database['error']}"
         elif database and database["reader_slots_used"] > 0.9 * database["reader_slots"]:
-            findings.append(f"{name} has almost no reader slots left")
+            yield f"{name} has almost no reader slots left"
         for pid in database.get("old_readers", ()):
-            findings.append(
+            yield (
                 f"Process {pid} (state {process_state(pid) or 'unknown'}) has been reading {name} "
                 f"for more than {_LONG_READ_SECONDS:g} s; the file grows until the read ends"
             )
-    return findings
 
 
 def _lines(report: Report, findings: list[str]) -> Iterator[str]:

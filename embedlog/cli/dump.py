@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import partial
 from itertools import product
 from typing import Any
@@ -35,27 +34,17 @@ _FLAGS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class DamagedRange:
-    """Bytes ``[start, stop)`` that are not a batch; ``what`` says why."""
-
-    start: int
-    stop: int
-    what: str
-
-
 class DumpedSegment:
     """A segment file, read without its log."""
 
     def __init__(self, files: Files, name: str) -> None:
         self.file = SegmentFile(files, name)
         self.size, self.sealed = self.file.size(), False
-        self._damage: DamagedRange | None = None
+        self._schema_damage = ""
         try:
             self._start = self.file.start
         except CorruptionError as error:
-            self._start = self._guess_schema(files, name)
-            self._damage = DamagedRange(0, self._start, error.what)
+            self._start, self._schema_damage = self._guess_schema(files, name), error.what
 
     def _guess_schema(self, files: Files, name: str) -> int:
         """Choose the schema with which a batch is found first; return where it begins."""
@@ -67,27 +56,28 @@ class DumpedSegment:
         self.file = min(starts, key=starts.__getitem__)
         return starts[self.file]
 
-    def items(self) -> Iterator[Batch | DamagedRange]:
-        """Yield the batches and the damage between them, in order, to the end of the file."""
-        if self._damage is not None:
-            yield self._damage
+    def items(self) -> Iterator[dict[str, Any]]:
+        """Yield facts about the batches and the damage between them, in order, to the end."""
+        if self._schema_damage:
+            yield _damage(0, self._start, self._schema_damage)
         position = self._start
         while position < self.size:
             if self.file.bytes(position, 8) == END_OF_STREAM:
                 end = position + 8
                 self.sealed = end == self.size
                 if not self.sealed:
-                    yield DamagedRange(position, end, "an end mark before the end of the file")
+                    yield _damage(position, end, "an end mark before the end of the file")
                 position = end
                 continue
             try:
                 read = self.file.read(position, self.size)
-                yield from read
-                position = read[-1].position + read[-1].size
             except CorruptBatchError as error:
-                following = self._find_batch(position + 1)
-                yield DamagedRange(position, following, error.reason or error.what)
-                position = following
+                end = self._find_batch(position + 1)
+                yield _damage(position, end, error.reason or error.what)
+                position = end
+            else:
+                yield from (_facts(self.file, batch) for batch in read)
+                position = read[-1].position + read[-1].size
 
     def _find_batch(self, position: int) -> int:
         """Return the position of the next complete batch, of the end mark, or of the end."""
@@ -121,8 +111,7 @@ def dump(args: argparse.Namespace) -> int:
         segment = DumpedSegment(files, os.path.basename(path))
         show = say_json if args.json else partial(_print, args.columns)
         damaged = 0
-        for item in segment.items():
-            facts = _facts(segment.file, item)
+        for facts in segment.items():
             damaged += "damage" in facts
             show(facts)
     finally:
@@ -133,15 +122,16 @@ def dump(args: argparse.Namespace) -> int:
     return FAILED if damaged else OK
 
 
-def _facts(segment: SegmentFile, item: Batch | DamagedRange) -> dict[str, Any]:
-    if isinstance(item, DamagedRange):
-        size = item.stop - item.start
-        return {"position": item.start, "size": size, "damage": item.what}
-    facts: dict[str, Any] = {name: getattr(item, name) for name in _FIELDS}
-    facts["flags"] = [name for bit, name in _FLAGS.items() if item.flags & bit]
-    facts |= _block(segment, item)
+def _damage(start: int, stop: int, what: str) -> dict[str, Any]:
+    return {"position": start, "size": stop - start, "damage": what}
+
+
+def _facts(segment: SegmentFile, batch: Batch) -> dict[str, Any]:
+    facts: dict[str, Any] = {name: getattr(batch, name) for name in _FIELDS}
+    facts["flags"] = [name for bit, name in _FLAGS.items() if batch.flags & bit]
+    facts |= _block(segment, batch)
     try:
-        item.verify()
+        batch.verify()
     except CorruptBatchError as error:
         facts["damage"] = error.reason or error.what
     return facts

@@ -8,6 +8,7 @@ import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+import embedlog
 from embedlog.errors import InvalidConfigError, NotALogError, StorageError
 from embedlog.keyspace import FORMAT_FILE
 
@@ -34,15 +35,11 @@ def is_log(root: str) -> bool:
 
 def to_read(args: argparse.Namespace) -> Log:
     """Open an existing log read-only."""
-    import embedlog
-
     return embedlog.open(_existing(args), mode="r")
 
 
 def to_write(args: argparse.Namespace, *, create: bool = False, durability: str = "os") -> Log:
     """Open a log for writing; create it only with ``create``."""
-    import embedlog
-
     root = root_of(args) if create else _existing(args)
     # Without maintenance, so that a command deletes nothing on its own.
     return embedlog.open(root, durability=durability, maintenance=False)

@@ -115,13 +115,10 @@ def _json_batches(
             target = record.partition if record.partition is not None else partition
             groups.setdefault((target, record.timestamp is None), []).append(record)
     for (target, without_timestamp), records in groups.items():
-        headers = [record.headers for record in records]
+        values, keys, headers, _, timestamps = map(list, zip(*records, strict=True))
         yield InputBatch(
-            target,
-            [record.value for record in records],
-            [record.key for record in records],
-            headers if any(headers) else None,
-            None if without_timestamp else [record.timestamp or 0 for record in records],
+            *(target, values, keys, headers if any(headers) else None),
+            timestamps=None if without_timestamp else timestamps,
         )
 
 
