@@ -38,7 +38,7 @@ class GroupJob(NamedTuple):
     handler: Callable[[Any], object]
     batch: bool
     parent: int
-    """The process that started the run; its end is the end of the run."""
+    """The id of the process that started the run; the run ends when that process does."""
 
     def for_process(self, number: int) -> GroupJob:
         """Return the job for one process, with its own instance id if members are static."""
@@ -115,8 +115,8 @@ def _terminate_with(parent: int) -> None:
 class GroupWorker:
     """Polls, calls the handler, and commits what was handled.
 
-    Auto-commit commits in each poll what the polls before returned (E20), all of which was
-    handled.  This class commits what was handled of a poll that ends early or takes long.
+    Each poll auto-commits the records of the polls before it (E20), which were all handled.
+    If a poll ends early or its records take long, this class commits those that were handled.
     """
 
     def __init__(self, job: GroupJob) -> None:

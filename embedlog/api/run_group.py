@@ -1,7 +1,7 @@
 """Calls a function for the records of topics in several processes, as one consumer group.
 
-The parent keeps no state about records: handled is what the group has committed.  So if a
-process is killed, another one continues from there, and the run itself can be repeated.
+The parent keeps no state about records: the committed offsets say which ones were handled.
+So if a process is killed, another one continues from there, and the run can be repeated.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import signal
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from math import inf
 from multiprocessing.connection import Connection, wait
@@ -40,7 +40,7 @@ CHECK_SECONDS = 0.05
 STOP_SECONDS = 30.0
 """How long a handler may continue after a stop before its process is killed."""
 POLL_SECONDS = 1.0
-"""How often to check whether processes are alive that did not report their end."""
+"""How often to check whether processes that reported nothing are still alive."""
 _RESERVED = ("group_id", "enable_auto_commit", "consumer_timeout_ms")
 
 _log = logging.getLogger(__name__)
@@ -69,19 +69,20 @@ def run_group(
     ends unexpectedly after ``restarts`` others.
 
     Returns at once.  The run ends with `GroupRun.wait`, `GroupRun.stop`, its ``with`` block,
-    `Log.close`, or the end of this process, however that comes.
+    `Log.close`, or the end of this process, whatever its cause.
 
     Args:
         log: The log; the processes open it again, with the same path and options.
         topics: The topics.
         group_id: The consumer group; records before its committed offsets are not handled.
         handler: Called with a `Record`, or with a list of them.
-        processes: How many processes.
+        processes: The number of processes.
         batch: Pass lists to the handler, with records of one partition in their order.
         until: ``"end"`` ends the run once every record that exists now was handled.
         restarts: How many processes that ended unexpectedly are replaced, in total.
-        start_method: Of `multiprocessing`.  With ``"fork"``, the default where available, the
-            handler can be any function, also of a notebook; otherwise it must pickle.
+        start_method: A start method of `multiprocessing`.  With ``"fork"``, the default where
+            available, the handler can be any function, also one of a notebook; otherwise it
+            must pickle.
         config: Settings of the consumers; see `embedlog.Consumer`.  At most
             ``max_poll_records`` records are handled between two commits.
 
@@ -128,7 +129,7 @@ os.register_at_fork(after_in_child=_after_fork_in_child)
 
 @atexit.register
 def _close_all() -> None:
-    # Before multiprocessing waits for the processes at exit: nothing else would end them.
+    # Runs before multiprocessing waits for the processes at exit: nothing else ends them.
     for run in list(_runs):
         run.close()
 
@@ -159,23 +160,18 @@ class UncommittedRecords:
                 self._ends[partition] = log.root.partition(*partition).end_offset()
 
     def done(self) -> bool:
-        """Whether everything was committed."""
+        """Whether everything was committed, apart from topics that were deleted."""
         while self._ends:
-            partition = next(iter(self._ends))
-            if not self._is_done(partition):
-                return False
+            partition, end = next(iter(self._ends.items()))
+            with suppress(UnknownTopicOrPartitionError):
+                log = self._root.partition(*partition)
+                committed = self._group.committed([partition])[partition]
+                position = 0 if committed is None else committed.position.offset
+                # The log may have been truncated, or its start moved, meanwhile.
+                if max(position, log.start_offset()) < min(end, log.end_offset()):
+                    return False
             del self._ends[partition]
         return True
-
-    def _is_done(self, partition: TopicPartition) -> bool:
-        try:
-            log = self._root.partition(*partition)
-            committed = self._group.committed([partition])[partition]
-        except UnknownTopicOrPartitionError:
-            return True  # The topic was deleted.
-        position = log.start_offset() if committed is None else committed.position.offset
-        # The log may have been truncated, or its start moved, meanwhile.
-        return max(position, log.start_offset()) >= min(self._ends[partition], log.end_offset())
 
 
 class WorkerProcess(NamedTuple):

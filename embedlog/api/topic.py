@@ -111,7 +111,7 @@ class TopicView:
 
     def _tables(self, schema: pa.Schema) -> Iterator[pa.Table]:
         for part, batches in self._reads():
-            # Compressed batches may be a hundred times larger decoded: one at a time.
+            # Compressed batches may be a hundred times larger when decoded: one at a time.
             compressed = any(batch.is_compressed for batch, _, _ in batches)
             for chunk in ([batch] for batch in batches) if compressed else (batches,):
                 yield tables.table(chunk, part.partition, schema)
@@ -122,9 +122,9 @@ class TopicView:
         fields = [pa.field("offset", pa.int64()), pa.field("partition", pa.int32()), *stored]
         by_name = {field.name: field for field in fields}
         names = list(by_name if columns is None else columns)
-        unknown = [name for name in names if name not in by_name]
-        if unknown:
-            raise KeyError(f"There is no column {unknown[0]!r}, only {', '.join(by_name)}")
+        for name in names:
+            if name not in by_name:
+                raise KeyError(f"There is no column {name!r}, only {', '.join(by_name)}")
         return pa.schema([by_name[name].with_nullable(True) for name in names])
 
     def to_arrow(self, columns: Sequence[str] | None = None, *, latest: bool = False) -> pa.Table:
@@ -132,8 +132,8 @@ class TopicView:
 
         Args:
             columns: Names of columns of `schema`; by default all.
-            latest: Only the last record of each key, without tombstones; the result is the
-                same whether or not compaction has run.
+            latest: Return only the last record of each key, without tombstones; the result
+                is the same whether or not compaction has run.
         """
         schema = self.schema(columns)
         parts = self._latest(schema) if latest else self._tables(schema)
@@ -297,11 +297,6 @@ class Topic(TopicView):
         return f"Topic {self.name}: {partitions}, {records:,} records{size}"
 
 
-def _cells(record: Record) -> tuple[str, ...]:
-    return (
-        str(record.partition),
-        str(record.offset),
-        moment(record.timestamp),
-        short(record.key),
-        short(record.value),
-    )
+def _cells(record: Record) -> tuple[object, ...]:
+    key, value = short(record.key), short(record.value)
+    return record.partition, record.offset, moment(record.timestamp), key, value
