@@ -211,7 +211,7 @@ class ConsumerGroup:
         snapshot = self._group().snapshot()
         partitions = []
         for partition in sorted(snapshot.committed.keys() | snapshot.owners.keys()):
-            # It is left out if its topic was deleted meanwhile.
+            # A partition is left out if its topic was deleted meanwhile.
             with suppress(UnknownTopicOrPartitionError):
                 partitions.append(self._describe_partition(partition, snapshot, ages))
         return GroupDescription(
@@ -227,7 +227,7 @@ class ConsumerGroup:
         self, partition: TopicPartition, snapshot: GroupSnapshot, ages: bool
     ) -> PartitionDescription:
         ends, committed = snapshot.ends.get(partition), snapshot.committed.get(partition)
-        if ends is None:  # It was not used since the boot.
+        if ends is None:  # The partition was not used since the boot.
             offsets = _partition_offsets(self._root, partition, None)
             ends = offsets.start, offsets.end
         offset = lag = lag_ms = metadata = committed_ms = None
@@ -269,7 +269,7 @@ class ConsumerGroup:
         Args:
             to: ``"earliest"``, ``"latest"``, ``"current"`` (the log end, without a commit), an
                 offset, a `datetime` (the first record at or after it, or the log end; UTC
-                without a zone), or a `timedelta` (as the time so long ago).
+                without a zone), or a `timedelta` (the same for the time that long ago).
             shift: Instead of ``to``: how far to move from the committed offset, back if
                 negative.
             topics: Reset all partitions of these topics, and no others.
@@ -304,7 +304,6 @@ class ConsumerGroup:
         changes, positions = {}, {}
         for partition in sorted(committed if all_committed else selected):
             offsets = _partition_offsets(self._root, partition, committed.get(partition))
-            # A target outside of the log means its nearer end.
             after = min(max(target(offsets), offsets.start), offsets.end)
             metadata = committed[partition].position.metadata if partition in committed else ""
             changes[partition] = OffsetChange(offsets.committed, after)
@@ -357,7 +356,7 @@ class ConsumerGroup:
 
         Raises:
             GroupIdNotFoundError: There is no such group.
-            UnknownMemberIdError: One of them is not a member; then none is removed.
+            UnknownMemberIdError: One of them is not a member; none was removed.
             ReadOnlyError: The log was opened with ``mode="r"``.
         """
         self._root.context.check_writable()

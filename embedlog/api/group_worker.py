@@ -57,7 +57,7 @@ class ChildTraceback(Exception):  # noqa: N818 - a cause, to be read and never c
 
 
 def send_error(error: BaseException, pipe: Connection) -> None:
-    """Send an error to the parent; one that cannot be pickled as a `ProcessDiedError`.
+    """Send an error to the parent, as a `ProcessDiedError` if it cannot be pickled.
 
     Raises:
         OSError: The parent has ended.
@@ -101,7 +101,7 @@ def work(job: GroupJob, pipe: Connection) -> None:
 
 
 def _terminate_with(parent: int) -> None:
-    """Terminate this process when its parent ends, however that happens."""
+    """Terminate this process when its parent ends, for whatever reason."""
     watch = ProcessWatch()
     watch.watch({parent})
     while not watch.wait(_LONG_SECONDS):

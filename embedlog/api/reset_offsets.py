@@ -23,7 +23,7 @@ class OffsetChange(NamedTuple):
     """A committed offset that was, or would be, replaced."""
 
     before: int | None
-    """None if the group had committed nothing."""
+    """None if the group had no committed offset."""
     after: int
 
 
@@ -79,7 +79,7 @@ def reset_target(to: To | None, shift: int | None, now_ms: int) -> ResetTarget:
     """Return the target for the arguments of `ConsumerGroup.reset_offsets`.
 
     Raises:
-        ValueError: Neither or both are given, or the value is not valid.
+        ValueError: Neither or both were passed, or the value is not valid.
         TypeError: The type is not valid.
     """
     if (to is None) == (shift is None):

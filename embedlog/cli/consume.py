@@ -17,7 +17,7 @@ from embedlog.errors import InvalidConfigError, OffsetOutOfRangeError
 _CHUNK_RECORDS = 1000
 
 Start = Callable[[Log, OffsetRange], OffsetRange]
-"""Returns the part of a partition to print first, of all its offsets."""
+"""Takes the offsets of a partition, and returns those to print first."""
 
 
 def consume(args: argparse.Namespace) -> int:
@@ -46,7 +46,7 @@ def _start(args: argparse.Namespace) -> Start:
         return _before_end(args.topic, -number)
     if args.partition is not None:
         return _exactly(args.topic, number)
-    # One offset for many partitions: those without it begin with the nearest one.
+    # Partitions without this offset begin at the nearest one.
     return lambda _, part: part._replace(start=min(max(number, part.start), part.stop))
 
 

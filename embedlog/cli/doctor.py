@@ -137,7 +137,7 @@ def _format(files: Files) -> int | None:
 
 
 def _in_use(files: Files) -> bool | None:
-    """Whether a process has the log open for writing, found as by a process that opens it."""
+    """Whether a process has the log open for writing; None if the lock stays taken."""
     if not files.exists("locks/root") or not files.exists("locks/attached"):
         return False
     root, attached = files.open("locks/root"), files.open("locks/attached")
@@ -170,7 +170,7 @@ def _database(files: Files, name: str) -> Report:
 
 
 def _old_readers(store: kv.Store) -> list[int]:
-    """Return the processes with a long read; sleeps only if there may be one."""
+    """Return the processes with a long read; waits only if there may be one."""
     before = store.lagging()
     if not before:
         return []

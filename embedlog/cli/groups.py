@@ -27,9 +27,9 @@ _LAG = ("GROUP", "TOPIC", "PARTITION", "CURRENT-OFFSET", "LOG-END-OFFSET", "LAG"
 _OWNERS = ("CONSUMER-ID", "PID", "CLIENT-ID", "LAG-MS", "COMMITTED", "METADATA")
 _MEMBERS = ("GROUP", "CONSUMER-ID", "INSTANCE-ID", "PID", "CLIENT-ID", "#PARTITIONS", "TOPICS")
 _RESET = ("GROUP", "TOPIC", "PARTITION", "NEW-OFFSET", "OLD-OFFSET")
-_PROGRESS = ("topic", "partition", "current_offset", "log_end_offset", "lag")
+_PROGRESS_FIELDS = ("topic", "partition", "current_offset", "log_end_offset", "lag")
 """The fields of a `PartitionDescription` under the heads `_LAG`."""
-_progress = attrgetter(*_PROGRESS)
+_progress = attrgetter(*_PROGRESS_FIELDS)
 _CLEAR = "\x1b[H\x1b[J"
 
 
@@ -114,7 +114,7 @@ def _print_lag(args: argparse.Namespace, log: Log) -> None:
         rows += [(name, *_progress(part), part.lag_ms) for part in group.partitions]
     if args.watch is not None and not args.json and sys.stdout.isatty():
         sys.stdout.write(_CLEAR)
-    fields = ("group", *_PROGRESS, "lag_ms")
+    fields = ("group", *_PROGRESS_FIELDS, "lag_ms")
     documents = [dict(zip(fields, row, strict=True)) for row in rows]
     say_result(args, documents, text_table((*_LAG, "LAG-MS"), rows))
 

@@ -32,8 +32,7 @@ def _line(result: CleanResult) -> str:
 
 
 def _to_dict(result: CleanResult) -> dict[str, Any]:
-    fields = {name: getattr(result, name) for name in _FIELDS}
-    return {"topic": result.topic, "partition": result.partition, **fields}
+    return {name: getattr(result, name) for name in ("topic", "partition", *_FIELDS)}
 
 
 def maintain(args: argparse.Namespace) -> int:

@@ -99,8 +99,8 @@ def _batches(
     separator = args.key_separator.encode("utf-8", "surrogateescape")
     pairs = [line.partition(separator) for line in lines]
     # A line without the separator is a value without a key, as for kcat.
-    keys = [key if found else None for key, found, _ in pairs]
-    values: list[bytes | None] = [value if found else line for line, found, value in pairs]
+    keys = [key if mark else None for key, mark, _ in pairs]
+    values: list[bytes | None] = [value if mark else line for line, mark, value in pairs]
     return [InputBatch(args.partition, values, keys)]
 
 
@@ -117,8 +117,11 @@ def _json_batches(
     for (target, without_timestamp), records in groups.items():
         values, keys, headers, _, timestamps = map(list, zip(*records, strict=True))
         yield InputBatch(
-            *(target, values, keys, headers if any(headers) else None),
-            timestamps=None if without_timestamp else timestamps,
+            target,
+            values,
+            keys,
+            headers if any(headers) else None,
+            None if without_timestamp else timestamps,
         )
 
 

@@ -93,8 +93,8 @@ def _is_ordinary(root: str) -> bool:
     """Whether this is a log in the current format."""
     try:
         with open(os.path.join(root, FORMAT_FILE), encoding="utf-8", errors="replace") as file:
-            known = f"format = {FORMAT_VERSION}\n" in file
-        return known and os.path.isdir(os.path.join(root, "state"))
+            is_current = f"format = {FORMAT_VERSION}\n" in file
+        return is_current and os.path.isdir(os.path.join(root, "state"))
     except OSError:
         return False
 
