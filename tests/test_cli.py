@@ -379,6 +379,9 @@ def test_json_lines_set_all_fields_of_a_record(run, filled):
     assert abs(one[0].timestamp - time.time() * 1000) < 60_000
 
 
+HEADERS = "headers must be {name: value} or [[name, value], ...]"
+
+
 @pytest.mark.parametrize(
     ("line", "reason"),
     [
@@ -388,7 +391,11 @@ def test_json_lines_set_all_fields_of_a_record(run, filled):
         ('{"value": {"base64": "?"}}', "Line 2: base64"),
         ('{"value": "x", "partition": "0"}', "Line 2: partition must be a whole number"),
         ('{"value": "x", "timestamp": true}', "Line 2: timestamp must be a whole number"),
-        ('{"value": "x", "headers": [1]}', "Line 2"),
+        ('{"headers": [1]}', f"Line 2: {HEADERS}, got [1]"),
+        ('{"headers": 5}', f"Line 2: {HEADERS}, got 5"),
+        ('{"headers": "h"}', f"Line 2: {HEADERS}, got 'h'"),
+        ('{"headers": [["h"]]}', f"Line 2: {HEADERS}, got [['h']]"),
+        ('{"headers": [[1, "x"]]}', f"Line 2: {HEADERS}, got [[1, 'x']]"),
     ],
 )
 def test_an_invalid_line_is_named(run, root, line, reason):

@@ -370,7 +370,6 @@ def test_modules_do_not_import_each_other_in_circles():
 # Assignments to objects of other packages, file by file.  It shrinks, but for what belongs to
 # the standard library: `thread.name`.
 FOREIGN_ASSIGNMENTS = {
-    "cli/topics.py": {"error.todo"},
     "compaction/rewriter.py": {"encoded.delete_horizon"},
     "producer/partition_writer.py": {
         *("encoded.base_sequence", "encoded.producer_epoch", "encoded.producer_id"),

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from embedlog.api.display import html_table, moment, need, text_table
+from embedlog.api.display import html_table, moment, need, plural, text_table
 from embedlog.api.reset_offsets import (
     OffsetChange,
     OffsetResetResult,
     PartitionToReset,
     To,
-    clamp,
     reset_target,
 )
 from embedlog.consumer.arguments import to_topic_partition
@@ -25,8 +25,7 @@ from embedlog.errors import (
     UnknownMemberIdError,
     UnknownTopicOrPartitionError,
 )
-from embedlog.group import Group, GroupSnapshot, group_ids
-from embedlog.groups.membership import MemberInfo
+from embedlog.group import Group, GroupSnapshot
 from embedlog.groups.offsets import CommittedOffset, check_group_id
 from embedlog.partition.reader import record_at
 from embedlog.record import OffsetAndMetadata, TopicPartition
@@ -35,7 +34,6 @@ from embedlog.root.root import Root
 DEAD = "Dead"
 """Kafka's state of a group that does not exist (M1)."""
 
-Ends = dict[TopicPartition, tuple[int, int]]
 Partitions = Iterable[TopicPartition]
 
 
@@ -95,11 +93,9 @@ class GroupDescription:
     @property
     def title(self) -> str:
         """The group in one line."""
-        count = len(self.members)
-        members = f"{count} member{'s' * (count != 1)}"
+        members = plural(len(self.members), "member")
         by = f" by {self.assignor}" if self.assignor else ""
-        parts = len(self.partitions)
-        lag = f"lag {self.lag:,} in {parts} partition{'s' * (parts != 1)}"
+        lag = f"lag {self.lag:,} in {plural(len(self.partitions), 'partition')}"
         # Their lag is unknown, not 0.
         if without := sum(partition.lag is None for partition in self.partitions):
             lag += f" ({without} without a commit)"
@@ -107,10 +103,10 @@ class GroupDescription:
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain dicts and lists, for JSON."""
-        members = []
-        for member in self.members:
-            owned = [partition._asdict() for partition in member.partitions]
-            members.append({**member._asdict(), "topics": list(member.topics), "partitions": owned})
+        members = [member._asdict() for member in self.members]
+        for member in members:
+            member["topics"] = list(member["topics"])
+            member["partitions"] = [partition._asdict() for partition in member["partitions"]]
         return {
             "group": self.group,
             "state": self.state,
@@ -148,7 +144,7 @@ class ConsumerGroup:
 
     Describing it changes nothing and works with ``mode="r"``.  Members whose process died are
     not counted, even if no other member has removed them yet (M10).  Changes are refused
-    while the group has members, because these would not notice (M15).
+    while the group has members, because the members would not notice them (M15).
 
     >>> import embedlog, tempfile
     >>> with embedlog.open(tempfile.mkdtemp()) as log:
@@ -188,7 +184,7 @@ class ConsumerGroup:
         Raises:
             GroupIdNotFoundError: There is no such group.
         """
-        return list(_members(self._group().snapshot()))
+        return _members(self._group().snapshot())
 
     def lag(self) -> dict[TopicPartition, int | None]:
         """Return how many offsets of each partition the group has not consumed, at one moment.
@@ -198,11 +194,8 @@ class ConsumerGroup:
         Raises:
             GroupIdNotFoundError: There is no such group.
         """
-        snapshot = self._group().snapshot()
-        return {
-            partition: _lag(snapshot.committed.get(partition), end)
-            for partition, (_, end) in self._ends(snapshot).items()
-        }
+        partitions = self._describe(ages=False).partitions
+        return {TopicPartition(part.topic, part.partition): part.lag for part in partitions}
 
     def describe(self) -> GroupDescription:
         """Return the members, and the progress in each partition with a commit or an owner.
@@ -216,54 +209,37 @@ class ConsumerGroup:
 
     def _describe(self, *, ages: bool) -> GroupDescription:
         snapshot = self._group().snapshot()
+        partitions = []
+        for partition in sorted(snapshot.committed.keys() | snapshot.owners.keys()):
+            # A partition is left out if its topic was deleted meanwhile.
+            with suppress(UnknownTopicOrPartitionError):
+                partitions.append(self._describe_partition(partition, snapshot, ages))
         return GroupDescription(
             group=self.name,
             state=snapshot.state,
             generation=snapshot.generation,
             assignor=snapshot.assignor,
             members=tuple(_members(snapshot)),
-            partitions=tuple(
-                self._describe_partition(partition, ends, snapshot, ages)
-                for partition, ends in self._ends(snapshot).items()
-            ),
+            partitions=tuple(partitions),
         )
 
-    def _ends(self, snapshot: GroupSnapshot) -> Ends:
-        """Return the log start and end offsets, also of partitions not used since the boot."""
-        ends: Ends = {}
-        for partition in sorted(snapshot.committed.keys() | snapshot.owners.keys()):
-            try:
-                known = snapshot.ends.get(partition)
-                if not known:
-                    offsets = _partition_offsets(self._root, partition, None)
-                    known = offsets.start, offsets.end
-                ends[partition] = known
-            except UnknownTopicOrPartitionError:
-                continue  # The topic was deleted meanwhile.
-        return ends
-
     def _describe_partition(
-        self,
-        partition: TopicPartition,
-        ends: tuple[int, int],
-        snapshot: GroupSnapshot,
-        ages: bool,
+        self, partition: TopicPartition, snapshot: GroupSnapshot, ages: bool
     ) -> PartitionDescription:
-        committed, (start, end) = snapshot.committed.get(partition), ends
-        lag = age = _lag(committed, end)
-        position = None if committed is None else committed.position
-        if position is not None and lag:
-            age = self._age(partition, max(position.offset, start)) if ages else None
+        ends, committed = snapshot.ends.get(partition), snapshot.committed.get(partition)
+        if ends is None:  # The partition was not used since the boot.
+            offsets = _partition_offsets(self._root, partition, None)
+            ends = offsets.start, offsets.end
+        offset = lag = lag_ms = metadata = committed_ms = None
+        if committed is not None:
+            (offset, metadata, _), committed_ms = committed
+            # The offset may be past the end (E21).
+            lag = lag_ms = max(ends[1] - offset, 0)
+            if lag:
+                lag_ms = self._age(partition, max(offset, ends[0])) if ages else None
+        owner = snapshot.owners.get(partition)
         return PartitionDescription(
-            *partition,
-            current_offset=None if position is None else position.offset,
-            log_start_offset=start,
-            log_end_offset=end,
-            lag=lag,
-            lag_ms=age,
-            metadata=None if position is None else position.metadata,
-            committed_ms=None if committed is None else committed.committed_ms,
-            member_id=snapshot.owners.get(partition),
+            *partition, offset, *ends, lag, lag_ms, metadata, committed_ms, owner
         )
 
     def _age(self, partition: TopicPartition, offset: int) -> int | None:
@@ -293,7 +269,7 @@ class ConsumerGroup:
         Args:
             to: ``"earliest"``, ``"latest"``, ``"current"`` (the log end, without a commit), an
                 offset, a `datetime` (the first record at or after it, or the log end; UTC
-                without a zone), or a `timedelta` (as the time so long ago).
+                without a zone), or a `timedelta` (the same for the time that long ago).
             shift: Instead of ``to``: how far to move from the committed offset, back if
                 negative.
             topics: Reset all partitions of these topics, and no others.
@@ -315,36 +291,26 @@ class ConsumerGroup:
         target, group = reset_target(to, shift, self._root.clock()), self._group()
         if not dry_run:
             self._root.context.check_writable()
-        selected = (
-            None if topics is None and partitions is None else self._select(topics, partitions)
-        )
-        committed = self._committed(group, may_be_new=selected is not None)
+        all_committed = topics is None and partitions is None
+        selected = self._select(topics, partitions)
+        committed: dict[TopicPartition, CommittedOffset] = {}
+        try:
+            snapshot = group.snapshot()
+            group.check_empty(snapshot.members, "reset its offsets")
+            committed = snapshot.committed
+        except GroupIdNotFoundError:
+            if all_committed:
+                raise
         changes, positions = {}, {}
-        for partition in sorted(committed if selected is None else selected):
-            before = committed.get(partition)
-            offsets = _partition_offsets(self._root, partition, before)
-            after = clamp(target, offsets)
-            metadata = "" if before is None else before.metadata
+        for partition in sorted(committed if all_committed else selected):
+            offsets = _partition_offsets(self._root, partition, committed.get(partition))
+            after = min(max(target(offsets), offsets.start), offsets.end)
+            metadata = committed[partition].position.metadata if partition in committed else ""
             changes[partition] = OffsetChange(offsets.committed, after)
             positions[partition] = OffsetAndMetadata(after, metadata, offsets.leader_epoch)
         if not dry_run:
             group.reset(positions)
         return OffsetResetResult(self.name, changes, dry_run)
-
-    def _committed(
-        self, group: Group, *, may_be_new: bool
-    ) -> Mapping[TopicPartition, OffsetAndMetadata]:
-        """Return the committed offsets of a group, which must have no members."""
-        try:
-            snapshot = group.snapshot()
-        except GroupIdNotFoundError:
-            if may_be_new:
-                return {}
-            raise
-        group.check_empty(snapshot.members, "reset its offsets")
-        return {
-            partition: committed.position for partition, committed in snapshot.committed.items()
-        }
 
     def _select(
         self, topics: str | Iterable[str] | None, partitions: Partitions | None
@@ -390,12 +356,18 @@ class ConsumerGroup:
 
         Raises:
             GroupIdNotFoundError: There is no such group.
-            UnknownMemberIdError: One of them is not a member; then none is removed.
+            UnknownMemberIdError: One of them is not a member; none was removed.
             ReadOnlyError: The log was opened with ``mode="r"``.
         """
         self._root.context.check_writable()
         group = self._group()
-        ids = [_member_id(group, group.snapshot().members, name) for name in members]
+        infos, ids = group.snapshot().members, []
+        for name in members:
+            matching = [info.id for info in infos if name in (info.id, info.instance_id)]
+            if not matching:
+                what = "The group has no such member"
+                raise UnknownMemberIdError(what, group=self.name, member=name)
+            ids.append(matching[0])
         return group.remove_members(ids)
 
     # Display
@@ -419,47 +391,30 @@ class ConsumerGroup:
             return html_table(self._title(), (), ())
 
 
-def group_names(root: Root) -> list[str]:
-    """Return the names of all groups of a log, sorted."""
-    return group_ids(root.context.live, root.context.state)
-
-
 def _partition_offsets(
-    root: Root, partition: TopicPartition, before: OffsetAndMetadata | None
+    root: Root, partition: TopicPartition, committed: CommittedOffset | None
 ) -> PartitionToReset:
     log = root.partition(*partition)
     log.refresh()
     tail = log.tail()
-    committed = None if before is None else before.offset
+    offset = None if committed is None else committed.position.offset
     return PartitionToReset(
-        partition, log, tail.start_offset, log.visible_end(tail), tail.leader_epoch, committed
+        log, tail.start_offset, log.visible_end(tail), tail.leader_epoch, offset
     )
 
 
-def _lag(committed: CommittedOffset | None, end: int) -> int | None:
-    """Return the number of offsets from the committed one, perhaps past the end (E21), to it."""
-    return None if committed is None else max(end - committed.position.offset, 0)
-
-
-def _members(snapshot: GroupSnapshot) -> Iterator[MemberDescription]:
-    owned: dict[str, list[TopicPartition]] = {}
-    for partition, member_id in snapshot.owners.items():
-        owned.setdefault(member_id, []).append(partition)
-    for member in snapshot.members:
-        yield MemberDescription(
+def _members(snapshot: GroupSnapshot) -> list[MemberDescription]:
+    owners = snapshot.owners
+    return [
+        MemberDescription(
             member_id=member.id,
             group_instance_id=member.instance_id,
             client_id=member.client_id,
             pid=member.pid,
             topics=member.topics,
-            partitions=tuple(owned.get(member.id, ())),
+            partitions=tuple(part for part, owner in owners.items() if owner == member.id),
             session_timeout_ms=member.session_ms,
             joined_ms=member.joined_ms,
         )
-
-
-def _member_id(group: Group, members: Iterable[MemberInfo], name: str) -> str:
-    for member in members:
-        if name in (member.id, member.instance_id):
-            return member.id
-    raise UnknownMemberIdError("The group has no such member", group=group.name, member=name)
+        for member in snapshot.members
+    ]

@@ -29,17 +29,14 @@ def html_table(title: str, heads: Sequence[str], rows: Iterable[Sequence[object]
 
 def text_table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
     """Return a table as lines: columns are two blanks apart, without trailing blanks."""
-    cells = [list(heads), *([cell_text(cell) for cell in row] for row in rows)]
+    # No cell is empty, so that columns can be counted.
+    texts = ([NONE if cell in (None, "") else str(cell) for cell in row] for row in rows)
+    cells = [list(heads), *texts]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     return [
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
         for row in cells
     ]
-
-
-def cell_text(value: object) -> str:
-    """Return the text for a value in a table: never empty, so that columns can be counted."""
-    return NONE if value is None or value == "" else str(value)
 
 
 def moment(timestamp: int) -> str:
@@ -49,6 +46,11 @@ def moment(timestamp: int) -> str:
     except (ValueError, OverflowError, OSError):
         return f"{timestamp} ms"
     return time.isoformat(sep=" ", timespec="milliseconds")
+
+
+def plural(count: int, noun: str) -> str:
+    """Return a number with a noun, such as ``2 topics``."""
+    return f"{count} {noun}{'s' * (count != 1)}"
 
 
 def short(data: bytes | None) -> str:

@@ -38,7 +38,7 @@ class GroupJob(NamedTuple):
     handler: Callable[[Any], object]
     batch: bool
     parent: int
-    """The process that started the run; its end is the end of the run."""
+    """The id of the process that started the run; the run ends when that process does."""
 
     def for_process(self, number: int) -> GroupJob:
         """Return the job for one process, with its own instance id if members are static."""
@@ -56,30 +56,33 @@ class ChildTraceback(Exception):  # noqa: N818 - a cause, to be read and never c
         return f'\n"""\n{self.args[0]}"""'
 
 
-class WorkerFailure(NamedTuple):
-    """What a process sends when it fails."""
+def send_error(error: BaseException, pipe: Connection) -> None:
+    """Send an error to the parent, as a `ProcessDiedError` if it cannot be pickled.
 
-    exception: Exception | None
-    """The error, if it can be pickled."""
-    summary: str
-    traceback: str
-
-    @staticmethod
-    def of(error: BaseException) -> WorkerFailure:
-        """Return the failure for an error."""
-        text = "".join(traceback.format_exception(error))
+    Raises:
+        OSError: The parent has ended.
+    """
+    text = "".join(traceback.format_exception(error))
+    try:
+        exception = pickle.loads(pickle.dumps(error)) if isinstance(error, Exception) else None
+    except Exception:  # noqa: BLE001 - whatever the user's class raises
+        exception = None
+    if exception is None:
         summary = traceback.format_exception_only(error)[-1].strip()
-        try:
-            exception = pickle.loads(pickle.dumps(error)) if isinstance(error, Exception) else None
-        except Exception:  # noqa: BLE001 - whatever the user's class raises
-            exception = None
-        return WorkerFailure(exception, summary, text)
+        exception = ProcessDiedError(f"A handler raised {summary}")
+    pipe.send((exception, text))
 
-    def error(self) -> Exception:
-        """Return the error to raise in the parent."""
-        error = self.exception or ProcessDiedError(f"A handler raised {self.summary}")
-        error.__cause__ = ChildTraceback(self.traceback)
-        return error
+
+def receive_error(pipe: Connection) -> Exception:
+    """Return the error that a process sends, with its traceback as the cause.
+
+    Raises:
+        EOFError, OSError: The process ended without an error.
+    """
+    error: Exception
+    error, text = pipe.recv()
+    error.__cause__ = ChildTraceback(text)
+    return error
 
 
 def work(job: GroupJob, pipe: Connection) -> None:
@@ -98,7 +101,7 @@ def work(job: GroupJob, pipe: Connection) -> None:
 
 
 def _terminate_with(parent: int) -> None:
-    """Terminate this process when its parent ends, however that happens."""
+    """Terminate this process when its parent ends, for whatever reason."""
     watch = ProcessWatch()
     watch.watch({parent})
     while not watch.wait(_LONG_SECONDS):
@@ -112,8 +115,8 @@ def _terminate_with(parent: int) -> None:
 class GroupWorker:
     """Polls, calls the handler, and commits what was handled.
 
-    Auto-commit commits in each poll what the polls before returned (E20), all of which was
-    handled.  This class commits what was handled of a poll that ends early or takes long.
+    Each poll auto-commits the records of the polls before it (E20), which were all handled.
+    If a poll ends early or its records take long, this class commits those that were handled.
     """
 
     def __init__(self, job: GroupJob) -> None:
@@ -197,7 +200,7 @@ class GroupWorker:
         Otherwise one of them would get the failed record, and continue after it.
         """
         try:
-            pipe.send(WorkerFailure.of(error))
+            send_error(error, pipe)
         except OSError:
             return  # The parent has ended.
         while not self._stopping:

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
+import pyarrow.compute as pc
+
 from embedlog.api.offset_range import OffsetRange
+from embedlog.batch.arrays import TRUE, numbers, repeated
+from embedlog.partitioner import partition_for_key, partitions_for_keys
 from embedlog.root.root import Root
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
     from embedlog.compaction.last_records import LastRecord
 
 Ranges = Callable[[], Sequence[OffsetRange]]
@@ -19,8 +22,6 @@ Ranges = Callable[[], Sequence[OffsetRange]]
 
 def get(root: Root, name: str, ranges: Ranges, key: bytes) -> bytes | None:
     """Return the latest value of a key; None if it has none, or was deleted."""
-    from embedlog.partitioner import partition_for_key
-
     home, version = partition_for_key(key, root.partitions(name)), root.context.catalog.version
     while True:
         version_before, parts = version(), _not_empty(ranges)
@@ -64,8 +65,6 @@ def latest(root: Root, name: str, ranges: Ranges, schema: pa.Schema) -> Iterator
         return
     tables = [table for part in parts for table in _last_of_partition(root, name, part, ranges)]
     if tables:
-        import pyarrow as pa
-
         table = pa.concat_tables(tables, promote_options="default")
         yield _select(_deduplicate(table, root.partitions(name)), schema)
 
@@ -73,9 +72,6 @@ def latest(root: Root, name: str, ranges: Ranges, schema: pa.Schema) -> Iterator
 def _last_of_partition(
     root: Root, name: str, part: OffsetRange, ranges: Ranges
 ) -> Iterator[pa.Table]:
-    import pyarrow as pa
-
-    from embedlog.batch.arrays import repeated
     from embedlog.compaction.last_records import last_records
 
     def current_end() -> int:
@@ -90,12 +86,6 @@ def _last_of_partition(
 
 def _deduplicate(table: pa.Table, partitions: int) -> pa.Table:
     """Keep one record per key if a key is in several partitions, by the same rule as `get`."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
-    from embedlog.batch.arrays import TRUE, numbers
-    from embedlog.partitioner import partitions_for_keys
-
     keys = table["key"].combine_chunks()
     homes = numbers(partitions_for_keys(keys, partitions), pa.int32())
     at_home = pc.equal(homes, table["partition"].combine_chunks())
@@ -114,15 +104,9 @@ def _deduplicate(table: pa.Table, partitions: int) -> pa.Table:
 
 def _select(table: pa.Table, schema: pa.Schema) -> pa.Table:
     """Return the records that are not tombstones, with the columns of a schema."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     if table["value"].null_count:
         table = table.filter(pc.is_valid(table["value"]))
-    columns = [
-        table[field.name]
-        if field.name in table.schema.names
-        else pa.nulls(table.num_rows, field.type)
-        for field in schema
-    ]
-    return pa.Table.from_arrays(columns, schema=schema)
+    for field in schema:
+        if field.name not in table.schema.names:
+            table = table.append_column(field, pa.nulls(table.num_rows, field.type))
+    return pa.Table.from_arrays(table.select(schema.names).columns, schema=schema)

@@ -12,11 +12,20 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
+from embedlog.api.display import plural
+from embedlog.api.topic import Topic
 from embedlog.catalog import INTERNAL, refuse_differences, refuse_internal
 from embedlog.config import MaintenanceConfig, TopicConfig
-from embedlog.errors import EmbedlogError, InvalidConfigError, TopicAlreadyExistsError
+from embedlog.errors import (
+    EmbedlogError,
+    FencedError,
+    InvalidConfigError,
+    TopicAlreadyExistsError,
+)
 from embedlog.files import Files
 from embedlog.partition import DURABILITIES, VISIBILITIES, PartitionLog
+from embedlog.partition.leases import hold, leases
+from embedlog.progress import ProgressBar
 from embedlog.record import TopicPartition
 from embedlog.root.repair import repair_root
 from embedlog.root.root import Root
@@ -43,9 +52,10 @@ class Log:
     path and options.
     """
 
-    def __init__(self, root: Root, options: Mapping[str, Any]) -> None:
+    def __init__(self, root: Root, maintenance_config: MaintenanceConfig | None) -> None:
         self.root = root
-        self._options = dict(options)
+        self._maintenance_config = maintenance_config
+        """None if this process must not run the maintenance jobs in the background."""
         self._maintenance: Maintenance | None = None
         self._maintenance_lock = threading.Lock()
         self._children: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -67,24 +77,21 @@ class Log:
         from embedlog.maintenance import Maintenance, jobs_of
 
         with self._maintenance_lock:
-            maintenance = self._maintenance
-            if maintenance is None:
-                config = self._options["maintenance"]
-                maintenance = Maintenance(
+            if self._maintenance is None:
+                self._maintenance = Maintenance(
                     self.root,
-                    jobs_of(config or MaintenanceConfig()),
-                    bound_clock=self._options["clock"] is None,
-                    background=config is not None,
+                    jobs_of(self._maintenance_config or MaintenanceConfig()),
+                    bound_clock=self.root.clock is _now_ms,
+                    background=self._maintenance_config is not None,
                 )
                 # If the program drops the log without closing it, the threads must end too.
-                weakref.finalize(self, maintenance.request_stop).atexit = False
-                self._maintenance = maintenance
-            return maintenance
+                weakref.finalize(self, self._maintenance.request_stop).atexit = False
+            return self._maintenance
 
     def _start_maintenance(self) -> None:
         """Start the background jobs, unless the log was opened without them."""
         root = self.root
-        if self._options["maintenance"] is not None and root.mode == "rw" and not root.closed:
+        if self._maintenance_config is not None and root.mode == "rw" and not root.closed:
             (self._maintenance or self.maintenance).start()
 
     # Topics
@@ -96,7 +103,7 @@ class Log:
         config: Mapping[str, object] | None = None,
         *,
         exist_ok: bool = False,
-    ) -> Any:
+    ) -> Topic:
         """Create a topic and return a view of it.
 
         Args:
@@ -158,6 +165,7 @@ class Log:
     def describe_topic(self, name: str) -> dict[str, Any]:
         """Return a topic's id and settings, and the offsets, bytes and segments per partition."""
         info = self.root.topic(name)
+        logs = [self.root.partition(name, number) for number in range(info.partitions)]
         return {
             "name": info.name,
             "id": info.id,
@@ -165,24 +173,30 @@ class Log:
             "config": info.config.to_dict(),
             "overrides": info.config.overrides(),
             "partitions": [
-                _describe(self.root.partition(name, number)) for number in range(info.partitions)
+                {
+                    "partition": log.partition,
+                    "start_offset": log.start_offset(),
+                    "end_offset": log.end_offset(),
+                    "bytes": log.size_bytes(),
+                    "segments": len(log.segments),
+                    "leader_epoch": log.tail().leader_epoch,
+                }
+                for log in logs
             ],
         }
 
-    def topic(self, name: str) -> Any:
+    def topic(self, name: str) -> Topic:
         """Return a view of a topic, to slice, count and turn into tables.
 
         Raises:
             UnknownTopicOrPartitionError: There is no such topic; the error names the most
                 similar one.
         """
-        from embedlog.api.topic import Topic
-
         self.root.topic(name)
         self._start_maintenance()
         return Topic(self.root, name)
 
-    def __getitem__(self, name: str) -> Any:
+    def __getitem__(self, name: str) -> Topic:
         """The same as `topic`."""
         return self.topic(name)
 
@@ -199,9 +213,9 @@ class Log:
 
     def groups(self) -> list[str]:
         """Return the names of all consumer groups with members or commits, sorted."""
-        from embedlog.api.consumer_group import group_names
+        from embedlog.group import group_ids
 
-        return group_names(self.root)
+        return group_ids(self.root.context.live, self.root.context.state)
 
     def group(self, name: str) -> Any:
         """Return a view of a consumer group, to describe it and reset its offsets.
@@ -289,28 +303,22 @@ class Log:
             name: The name of the lease; an existing one of that name is replaced.
             offsets: The first offset to keep in each partition; by default all log start
                 offsets.
-            seconds: How long, unless it is renewed.
+            seconds: How long the lease lasts unless it is renewed.
 
         Raises:
             OffsetOutOfRangeError: Some of the records are deleted already; no lease was made.
         """
-        from embedlog.partition.leases import hold
-
-        start_offsets = self._start_offsets() if offsets is None else offsets
-        return hold(self.root, name, start_offsets, seconds)
-
-    def _start_offsets(self) -> dict[TopicPartition, int]:
-        return {
-            TopicPartition(info.name, number): self.root.partition(info.name, number).start_offset()
-            for info in self.root.topics().values()
-            for number in range(info.partitions)
-            if not info.name.startswith(INTERNAL)
-        }
+        if offsets is None:
+            partitions = [
+                TopicPartition(topic, number)
+                for topic in self.topics()
+                for number in range(self.root.partitions(topic))
+            ]
+            offsets = {part: self.root.partition(*part).start_offset() for part in partitions}
+        return hold(self.root, name, offsets, seconds)
 
     def leases(self) -> list[Any]:
         """Return the current leases, by name; see `hold`."""
-        from embedlog.partition.leases import leases
-
         return list(leases(self.root))
 
     @property
@@ -382,12 +390,41 @@ class Log:
             InvalidConfigError: The topic is not compacted, or a setting is unknown.
             CorruptionError, StorageError: A partition could not be compacted; the others were.
         """
-        from embedlog.api.compact import compact
-        from embedlog.progress import ProgressBar
+        from embedlog.compaction import CleanResult, select_due, try_clean
+
+        root = self.root
+        root.context.check_writable()
+        info = root.topic(topic)
+        if not info.config.compacts:
+            raise InvalidConfigError(
+                f"The topic is not compacted: cleanup.policy is {info.config.cleanup_policy!r}",
+                topic=topic,
+                todo=f'Call alter_topic("{topic}", {{"cleanup.policy": "compact"}}).',
+            )
+        config = MaintenanceConfig.parse(settings or {})
+        logs = [root.partition(topic, number) for number in range(info.partitions)]
+        failed: dict[PartitionLog, EmbedlogError] = {}
+        if not force:
+            logs = [cleanable.log for cleanable in select_due(logs, root.clock(), failed)]
+        results: list[CleanResult] = []
+
+        def report(done: int, total: int) -> None:
+            # As if all partitions had the same size.
+            shown(len(results) * total + done, len(logs) * total)
 
         with ProgressBar(f"compact {topic}") as bar:
-            report = (bar if progress else None) if isinstance(progress, bool) else progress
-            return compact(self.root, topic, force=force, progress=report, settings=settings)
+            shown = bar if isinstance(progress, bool) else progress
+            track = report if progress else None
+            for log in logs:
+                # With force, roll first: the active segment is never cleaned.
+                results.append(
+                    try_clean(log, root.clock(), settings=config, progress=track, roll=force)
+                )
+        # All partitions were tried before the first error is raised.
+        for error in (*failed.values(), *(result.error for result in results)):
+            if error is not None and not isinstance(error, FencedError):
+                raise error
+        return results
 
     # Closing
 
@@ -411,28 +448,21 @@ class Log:
         self.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _reopen, (self.path, self._options)
+        open_root, _ = self.root.__reduce__()
+        return _reopen, (open_root, self._maintenance_config)
 
     def __repr__(self) -> str:
         if self.root.closed:
             return f"<Log {self.path}: closed>"
         names = self.topics()
         shown = ", ".join(names[:5]) + (", …" if len(names) > 5 else "")
-        count = f"{len(names)} topic{'s' * (len(names) != 1)}"
-        topics = f"{count}: {shown}" if names else "no topics"
+        topics = f"{plural(len(names), 'topic')}: {shown}" if names else "no topics"
         mode = f"durability={self.durability!r}, mode={self.root.mode!r}"
         return f"<Log {self.path}: {topics}; {mode}>"
 
 
-def _describe(log: PartitionLog) -> dict[str, int]:
-    return {
-        "partition": log.partition,
-        "start_offset": log.start_offset(),
-        "end_offset": log.end_offset(),
-        "bytes": log.size_bytes(),
-        "segments": len(log.segments),
-        "leader_epoch": log.tail().leader_epoch,
-    }
+def _reopen(open_root: Callable[[], Root], maintenance_config: MaintenanceConfig | None) -> Log:
+    return Log(open_root(), maintenance_config)
 
 
 def open(  # noqa: A001 - as in `embedlog.open`, like `shelve.open` and `lmdb.open`
@@ -461,8 +491,8 @@ def open(  # noqa: A001 - as in `embedlog.open`, like `shelve.open` and `lmdb.op
         auto_create_topics: Create a topic with default settings at the first write to it.
         lock_timeout: Seconds to wait for another process before `LockTimeoutError`.
         maintenance: Whether this process may run the maintenance jobs: retention, compaction
-            and others.  One of the processes that may runs them, with its settings, which
-            are Kafka's for brokers, such as ``{"log.cleaner.threads": 2}``.
+            and others.  One process at a time runs them, with its own settings, which are
+            Kafka's for brokers, such as ``{"log.cleaner.threads": 2}``.
         unsafe_filesystem: Allow NFS, SMB, 9p and FUSE.
         files: The file system; for tests.
 
@@ -480,45 +510,28 @@ def open(  # noqa: A001 - as in `embedlog.open`, like `shelve.open` and `lmdb.op
     <Topic flights: 4 partitions, 0 records>
     ['flights']
     """
-    options = {
-        "mode": _one_of("mode", mode, ("rw", "r")),
-        "durability": _one_of("durability", durability, DURABILITIES),
-        "visibility": _one_of("visibility", visibility, VISIBILITIES),
-        "clock": clock,
-        "auto_create_topics": auto_create_topics,
-        "lock_timeout": lock_timeout,
-        "maintenance": _maintenance_config(maintenance),
-        "unsafe_filesystem": unsafe_filesystem,
-        "files": files,
-    }
-    return _reopen(os.path.abspath(os.path.expanduser(os.fspath(path))), options)
-
-
-def _reopen(path: str, options: dict[str, Any]) -> Log:
+    for name, value, choices in (
+        ("mode", mode, ("rw", "r")),
+        ("durability", durability, DURABILITIES),
+        ("visibility", visibility, VISIBILITIES),
+    ):
+        if value not in choices:
+            raise InvalidConfigError(f"{name} must be one of {', '.join(choices)}, got {value!r}")
+    config = None
+    if maintenance is not False:
+        config = MaintenanceConfig.parse({} if maintenance is True else maintenance)
     root = Root(
-        path,
-        mode=options["mode"],
-        durability=options["durability"],
-        visibility=options["visibility"],
-        clock=options["clock"] or _now_ms,
-        lock_timeout=options["lock_timeout"],
-        auto_create=options["auto_create_topics"],
-        unsafe_filesystem=options["unsafe_filesystem"],
-        files=options["files"],
+        os.path.abspath(os.path.expanduser(os.fspath(path))),
+        mode=mode,
+        durability=durability,
+        visibility=visibility,
+        clock=clock or _now_ms,
+        lock_timeout=lock_timeout,
+        auto_create=auto_create_topics,
+        unsafe_filesystem=unsafe_filesystem,
+        files=files,
     )
-    return Log(root, options)
-
-
-def _maintenance_config(option: bool | Mapping[str, object]) -> MaintenanceConfig | None:
-    if isinstance(option, bool):
-        return MaintenanceConfig() if option else None
-    return MaintenanceConfig.parse(option)
-
-
-def _one_of(name: str, value: str, choices: tuple[str, ...]) -> str:
-    if value not in choices:
-        raise InvalidConfigError(f"{name} must be one of {', '.join(choices)}, got {value!r}")
-    return value
+    return Log(root, config)
 
 
 @atexit.register

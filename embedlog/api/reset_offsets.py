@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import NamedTuple
 
 from embedlog.api.display import html_table, text_table
@@ -14,7 +14,6 @@ from embedlog.partition import PartitionLog
 from embedlog.record import TopicPartition
 
 To = str | int | datetime | timedelta
-WORDS = ("earliest", "latest", "current")
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MS = timedelta(milliseconds=1)
@@ -24,7 +23,7 @@ class OffsetChange(NamedTuple):
     """A committed offset that was, or would be, replaced."""
 
     before: int | None
-    """None if the group had committed nothing."""
+    """None if the group had no committed offset."""
     after: int
 
 
@@ -40,8 +39,8 @@ class OffsetResetResult(dict[TopicPartition, OffsetChange]):
     @property
     def title(self) -> str:
         """The group, and whether the offsets were changed."""
-        done = "dry run, nothing was changed" if self.dry_run else "done"
-        return f"Reset of {self.group}: {done}"
+        outcome = "dry run, nothing was changed" if self.dry_run else "done"
+        return f"Reset of {self.group}: {outcome}"
 
     def __repr__(self) -> str:
         return "\n".join((self.title, *text_table(_HEADS, self._rows())))
@@ -57,11 +56,9 @@ class OffsetResetResult(dict[TopicPartition, OffsetChange]):
 _HEADS = ("topic", "partition", "before", "after")
 
 
-@dataclass(frozen=True, slots=True)
-class PartitionToReset:
+class PartitionToReset(NamedTuple):
     """The offsets of a partition that a reset chooses from."""
 
-    partition: TopicPartition
     log: PartitionLog
     start: int
     end: int
@@ -71,36 +68,38 @@ class PartitionToReset:
 
 ResetTarget = Callable[[PartitionToReset], int]
 """Returns the target offset in a partition; one outside of the log means its nearer end."""
+_WORDS: dict[str, ResetTarget] = {
+    "earliest": lambda offsets: offsets.start,
+    "latest": lambda offsets: offsets.end,
+    "current": lambda offsets: offsets.end if offsets.committed is None else offsets.committed,
+}
 
 
 def reset_target(to: To | None, shift: int | None, now_ms: int) -> ResetTarget:
     """Return the target for the arguments of `ConsumerGroup.reset_offsets`.
 
     Raises:
-        ValueError: Neither or both are given, or the value is not valid.
+        ValueError: Neither or both were passed, or the value is not valid.
         TypeError: The type is not valid.
     """
     if (to is None) == (shift is None):
         raise ValueError("Pass either `to` or `shift`")
     if shift is not None:
-        return _shift_by(_integer(shift, "shift"))
+        return partial(_shift, _integer(shift, "shift"))
     if isinstance(to, datetime):
-        return _at_timestamp(milliseconds(to))
+        return partial(_at_timestamp, milliseconds(to))
     if isinstance(to, timedelta):
         if to < timedelta(0):
             raise ValueError(f"A timedelta must not be negative, got {to}")
-        return _at_timestamp(now_ms - to // _MS)
+        return partial(_at_timestamp, now_ms - to // _MS)
     if isinstance(to, str):
-        return _at_word(to)
+        if to not in _WORDS:
+            raise ValueError(f"to must be one of {', '.join(_WORDS)}, got {to!r}")
+        return _WORDS[to]
     offset = _integer(to, "to")
     if offset < 0:
         raise ValueError(f"An offset must not be negative, got {offset}; use `shift` to move back")
-    return lambda offsets: offset
-
-
-def clamp(target: ResetTarget, offsets: PartitionToReset) -> int:
-    """Return the target offset, or the nearest one to it in the log."""
-    return min(max(target(offsets), offsets.start), offsets.end)
+    return lambda _: offset
 
 
 def milliseconds(moment: datetime) -> int:
@@ -122,33 +121,18 @@ def _integer(value: object, name: str) -> int:
     raise TypeError(f"{name} must be {'an int' if name == 'shift' else types}, got {value!r}")
 
 
-def _at_word(word: str) -> ResetTarget:
-    if word not in WORDS:
-        raise ValueError(f"to must be one of {', '.join(WORDS)}, got {word!r}")
-    if word == "current":
-        return lambda offsets: offsets.end if offsets.committed is None else offsets.committed
-    return lambda offsets: offsets.start if word == "earliest" else offsets.end
+def _at_timestamp(timestamp: int, offsets: PartitionToReset) -> int:
+    """Return the offset of the first record at or after a time (B10), or the log end."""
+    record = offsets.log.offset_for_timestamp(timestamp)
+    return offsets.end if record is None else record.offset
 
 
-def _at_timestamp(timestamp: int) -> ResetTarget:
-    """Return the target of the first record at or after a time (B10), or the log end."""
-
-    def find(offsets: PartitionToReset) -> int:
-        record = offsets.log.offset_for_timestamp(timestamp)
-        return offsets.end if record is None else record.offset
-
-    return find
-
-
-def _shift_by(count: int) -> ResetTarget:
-    def shift(offsets: PartitionToReset) -> int:
-        if offsets.committed is None:
-            raise NoOffsetForPartitionError(
-                "The group has no committed offset that could be shifted",
-                topic=offsets.partition.topic,
-                partition=offsets.partition.partition,
-                todo="Name only partitions with a committed offset, or use `to`.",
-            )
-        return offsets.committed + count
-
-    return shift
+def _shift(count: int, offsets: PartitionToReset) -> int:
+    if offsets.committed is None:
+        raise NoOffsetForPartitionError(
+            "The group has no committed offset that could be shifted",
+            topic=offsets.log.topic,
+            partition=offsets.log.partition,
+            todo="Name only partitions with a committed offset, or use `to`.",
+        )
+    return offsets.committed + count

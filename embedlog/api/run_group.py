@@ -1,7 +1,7 @@
 """Calls a function for the records of topics in several processes, as one consumer group.
 
-The parent keeps no state about records: handled is what the group has committed.  So if a
-process is killed, another one continues from there, and the run itself can be repeated.
+The parent keeps no state about records: the committed offsets say which ones were handled.
+So if a process is killed, another one continues from there, and the run can be repeated.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ import os
 import signal
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from functools import partial
 from math import inf
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import BaseContext
 from time import monotonic
-from types import FrameType
 from typing import Any, Literal, NamedTuple, Self
 
-from embedlog.api.group_worker import SIGNALS, GroupJob, WorkerFailure, work
+from embedlog.api.group_worker import SIGNALS, GroupJob, receive_error, work
 from embedlog.api.log import Log
 from embedlog.config import ConsumerConfig
 from embedlog.consumer.group_client import open_group
@@ -40,9 +40,8 @@ CHECK_SECONDS = 0.05
 STOP_SECONDS = 30.0
 """How long a handler may continue after a stop before its process is killed."""
 POLL_SECONDS = 1.0
-"""How often to check whether processes are alive that did not report their end."""
+"""How often to check whether processes that reported nothing are still alive."""
 _RESERVED = ("group_id", "enable_auto_commit", "consumer_timeout_ms")
-_COMMIT_EACH_POLL = {"auto_commit_interval_ms": 0}
 
 _log = logging.getLogger(__name__)
 _start_lock = threading.Lock()
@@ -70,19 +69,20 @@ def run_group(
     ends unexpectedly after ``restarts`` others.
 
     Returns at once.  The run ends with `GroupRun.wait`, `GroupRun.stop`, its ``with`` block,
-    `Log.close`, or the end of this process, however that comes.
+    `Log.close`, or the end of this process, whatever its cause.
 
     Args:
         log: The log; the processes open it again, with the same path and options.
         topics: The topics.
         group_id: The consumer group; records before its committed offsets are not handled.
         handler: Called with a `Record`, or with a list of them.
-        processes: How many processes.
+        processes: The number of processes.
         batch: Pass lists to the handler, with records of one partition in their order.
         until: ``"end"`` ends the run once every record that exists now was handled.
         restarts: How many processes that ended unexpectedly are replaced, in total.
-        start_method: Of `multiprocessing`.  With ``"fork"``, the default where available, the
-            handler can be any function, also of a notebook; otherwise it must pickle.
+        start_method: A start method of `multiprocessing`.  With ``"fork"``, the default where
+            available, the handler can be any function, also one of a notebook; otherwise it
+            must pickle.
         config: Settings of the consumers; see `embedlog.Consumer`.  At most
             ``max_poll_records`` records are handled between two commits.
 
@@ -91,13 +91,26 @@ def run_group(
         InvalidGroupIdError: The group id is not valid.
         ValueError, TypeError: An argument is wrong, or `multiprocessing` cannot start a process.
     """
-    job = _job(log, topics, group_id, handler, batch, config)
+    settings = {name.replace(".", "_"): value for name, value in config.items()}
+    for name in set(_RESERVED) & settings.keys():
+        raise InvalidConfigError(f"run_group sets {name} itself", setting=name)
+    check_group_id(group_id)
+    # Each poll commits what the polls before it returned.
+    settings = {"auto_commit_interval_ms": 0, **settings, "group_id": group_id}
+    parsed = ConsumerConfig.parse(settings)
+    if not callable(handler):
+        raise TypeError(f"handler must be callable, got {handler!r}")
+    names = (topics,) if isinstance(topics, str) else tuple(topics)
     if isinstance(processes, bool) or not isinstance(processes, int) or processes < 1:
         raise ValueError(f"processes must be at least 1, got {processes!r}")
     if until not in (None, "end"):
         raise ValueError(f"until must be 'end' or None, got {until!r}")
-    backlog = None if until is None else UncommittedRecords(log, group_id, job.topics, job.config)
-    context = multiprocessing.get_context(start_method or _default_start_method())
+    backlog = None if until is None else UncommittedRecords(log, names, parsed)
+    if start_method is None:
+        start_method = "fork" if "fork" in multiprocessing.get_all_start_methods() else "spawn"
+    context = multiprocessing.get_context(start_method)
+    reopen, arguments = log.__reduce__()
+    job = GroupJob(partial(reopen, *arguments), names, parsed, handler, batch, os.getpid())
     run = GroupRun(job, context, restarts, backlog)
     run._start(processes)
     # Closing the log ends the run, and so does the exit of this process.
@@ -116,33 +129,9 @@ os.register_at_fork(after_in_child=_after_fork_in_child)
 
 @atexit.register
 def _close_all() -> None:
-    # Before multiprocessing waits for the processes at exit: nothing else would end them.
+    # Runs before multiprocessing waits for the processes at exit: nothing else ends them.
     for run in list(_runs):
         run.close()
-
-
-def _default_start_method() -> str:
-    return "fork" if "fork" in multiprocessing.get_all_start_methods() else "spawn"
-
-
-def _job(
-    log: Log,
-    topics: str | Iterable[str],
-    group_id: str,
-    handler: Callable[[Any], object],
-    batch: bool,
-    config: Mapping[str, Any],
-) -> GroupJob:
-    settings = {name.replace(".", "_"): value for name, value in config.items()}
-    for name in set(_RESERVED) & settings.keys():
-        raise InvalidConfigError(f"run_group sets {name} itself", setting=name)
-    check_group_id(group_id)
-    parsed = ConsumerConfig.parse(_COMMIT_EACH_POLL | settings | {"group_id": group_id})
-    if not callable(handler):
-        raise TypeError(f"handler must be callable, got {handler!r}")
-    names = (topics,) if isinstance(topics, str) else tuple(topics)
-    reopen, arguments = log.__reduce__()
-    return GroupJob(partial(reopen, *arguments), names, parsed, handler, batch, os.getpid())
 
 
 class UncommittedRecords:
@@ -150,16 +139,14 @@ class UncommittedRecords:
 
     Args:
         log: The log.
-        group_id: The consumer group.
         topics: The names of the topics.
         config: Of the consumers: with ``auto_offset_reset="latest"``, partitions without a
             commit have nothing to handle.
     """
 
-    def __init__(
-        self, log: Log, group_id: str, topics: Iterable[str], config: ConsumerConfig
-    ) -> None:
-        self._root, self._group = log.root, open_group(log.root, group_id)
+    def __init__(self, log: Log, topics: Iterable[str], config: ConsumerConfig) -> None:
+        assert config.group_id is not None
+        self._root, self._group = log.root, open_group(log.root, config.group_id)
         self._ends: dict[TopicPartition, int] = {}
         infos = log.root.topics()
         partitions = [
@@ -173,23 +160,18 @@ class UncommittedRecords:
                 self._ends[partition] = log.root.partition(*partition).end_offset()
 
     def done(self) -> bool:
-        """Whether everything was committed."""
+        """Whether everything was committed, apart from topics that were deleted."""
         while self._ends:
-            partition = next(iter(self._ends))
-            if not self._is_done(partition):
-                return False
+            partition, end = next(iter(self._ends.items()))
+            with suppress(UnknownTopicOrPartitionError):
+                log = self._root.partition(*partition)
+                committed = self._group.committed([partition])[partition]
+                position = 0 if committed is None else committed.position.offset
+                # The log may have been truncated, or its start moved, meanwhile.
+                if max(position, log.start_offset()) < min(end, log.end_offset()):
+                    return False
             del self._ends[partition]
         return True
-
-    def _is_done(self, partition: TopicPartition) -> bool:
-        try:
-            log = self._root.partition(*partition)
-            committed = self._group.committed([partition])[partition]
-        except UnknownTopicOrPartitionError:
-            return True  # The topic was deleted.
-        position = log.start_offset() if committed is None else committed.position.offset
-        # The log may have been truncated, or its start moved, meanwhile.
-        return max(position, log.start_offset()) >= min(self._ends[partition], log.end_offset())
 
 
 class WorkerProcess(NamedTuple):
@@ -248,7 +230,7 @@ class GroupRun:
             Exception: The error of a handler; its ``__cause__`` is the traceback, as text.
             ProcessDiedError: Too many processes ended unexpectedly.
         """
-        with SigtermHandler(self):
+        with self._stop_on_sigterm():
             try:
                 ended = self._ended.wait(timeout)
             except BaseException:
@@ -257,6 +239,28 @@ class GroupRun:
         if ended:
             self._raise()
         return ended
+
+    @contextmanager
+    def _stop_on_sigterm(self) -> Iterator[None]:
+        """Let SIGTERM stop the run before this process, unless the program handles SIGTERM."""
+        received = False
+
+        def stop(*_: object) -> None:
+            nonlocal received
+            received = True
+            self._request_stop(STOP_SECONDS)
+
+        is_main = threading.current_thread() is threading.main_thread()
+        replaced = is_main and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+        if replaced:
+            signal.signal(signal.SIGTERM, stop)
+        try:
+            yield
+        finally:
+            if replaced:
+                signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            if received:
+                signal.raise_signal(signal.SIGTERM)
 
     def stop(self, timeout: float = STOP_SECONDS) -> None:
         """Let each process finish its current record, commit and leave the group; wait for that.
@@ -362,28 +366,34 @@ class GroupRun:
             # It stays a member and leaves last, so that no other process gets its record.
             self._kill_at = monotonic() + STOP_SECONDS
             return
-        worker.process.join()
-        code = worker.process.exitcode
+        process = worker.process
+        process.join()
         self._workers.remove(worker)
+        code = process.exitcode
         if code == 0 or self._kill_at < inf:
             return  # It ended after a signal, perhaps from another program.
-        if self._restarts_left <= 0:
-            self._error = self._error or _died(code, worker.process.pid, self._job)
-            self._kill_at = monotonic() + STOP_SECONDS
+        if self._restarts_left > 0:
+            self._restarts_left -= 1
+            _log.warning("%s ended with %s; starting another process", process.name, code)
+            self._start_worker(worker.number)
             return
-        self._restarts_left -= 1
-        _log.warning("%s ended with %s; starting another process", worker.process.name, code)
-        self._start_worker(worker.number)
+        self._kill_at = monotonic() + STOP_SECONDS
+        cause = f"exit code {code}" if code > 0 else signal.Signals(-code).name
+        self._error = self._error or ProcessDiedError(
+            f"Process {process.pid} ended with {cause}, and no restarts are left",
+            group=self._job.config.group_id,
+            todo="Start the run again: it continues from the committed offsets.",
+        )
 
     def _receive_error(self, worker: WorkerProcess) -> bool:
         """Keep the error that a process sends; return False if it ended without one."""
         try:
-            failure: WorkerFailure = worker.pipe.recv()
+            error = receive_error(worker.pipe)
         except (EOFError, OSError):
             return False
         finally:
             worker.pipe.close()
-        self._error = self._error or failure.error()
+        self._error = self._error or error
         return True
 
     def _stop_workers(self) -> None:
@@ -413,36 +423,3 @@ class GroupRun:
                 _log.warning("%s did not end in time; killing it", worker.process.name)
                 worker.process.kill()
             worker.process.join()
-
-
-def _died(code: int, pid: int, job: GroupJob) -> ProcessDiedError:
-    cause = f"exit code {code}" if code > 0 else signal.Signals(-code).name
-    return ProcessDiedError(
-        f"Process {pid} ended with {cause}, and no restarts are left",
-        group=job.config.group_id,
-        todo="Start the run again: it continues from the committed offsets.",
-    )
-
-
-class SigtermHandler:
-    """Lets SIGTERM stop a run before it ends this process, unless the program handles SIGTERM."""
-
-    def __init__(self, run: GroupRun) -> None:
-        self._run = run
-        self._installed = self._received = False
-
-    def _terminate(self, _signal: int, _frame: FrameType | None) -> None:
-        self._received = True
-        self._run._request_stop(STOP_SECONDS)
-
-    def __enter__(self) -> None:
-        is_main = threading.current_thread() is threading.main_thread()
-        if is_main and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
-            signal.signal(signal.SIGTERM, self._terminate)
-            self._installed = True
-
-    def __exit__(self, *_: object) -> None:
-        if self._installed:
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        if self._received:
-            signal.raise_signal(signal.SIGTERM)

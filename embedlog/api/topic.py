@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import repeat
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from embedlog.api.display import html_table, moment, need, short
+import pyarrow as pa
+
+from embedlog.api.display import html_table, moment, need, plural, short
+from embedlog.api.latest import get, latest
 from embedlog.api.offset_range import OffsetRange
+from embedlog.batch import schema as batch_schema
+from embedlog.batch import tables
+from embedlog.batch.arrays import empty
 from embedlog.partition import PartitionLog
 from embedlog.record import Record
 from embedlog.root.root import Root
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 _READ_BYTES = 4 << 20
 _SHOWN = 5
@@ -79,21 +82,22 @@ class TopicView:
 
     def __iter__(self) -> Iterator[Record]:
         """Yield every record as a `Record`."""
-        for batch, part, first, last in self._batches():
-            times, keys, values, headers = batch.lists()
-            rows = zip(
-                repeat(self.name),
-                repeat(part.partition),
-                batch.offsets().to_pylist(),
-                times,
-                repeat(int(batch.is_log_append_time)),
-                keys,
-                values,
-                repeat([]) if headers is None else headers,
-                repeat(batch.leader_epoch),
-                strict=False,
-            )
-            yield from list(map(Record._make, rows))[first:last]
+        for part, batches in self._reads():
+            for batch, first, last in batches:
+                times, keys, values, headers = batch.lists()
+                rows = zip(
+                    repeat(self.name),
+                    repeat(part.partition),
+                    batch.offsets().to_pylist(),
+                    times,
+                    repeat(int(batch.is_log_append_time)),
+                    keys,
+                    values,
+                    repeat([]) if headers is None else headers,
+                    repeat(batch.leader_epoch),
+                    strict=False,
+                )
+                yield from list(map(Record._make, rows))[first:last]
 
     # Tables
 
@@ -106,27 +110,21 @@ class TopicView:
             yield from table.to_batches()
 
     def _tables(self, schema: pa.Schema) -> Iterator[pa.Table]:
-        from embedlog.batch.tables import table
-
         for part, batches in self._reads():
-            # Compressed batches may be a hundred times larger decoded: one at a time.
+            # Compressed batches may be a hundred times larger when decoded: one at a time.
             compressed = any(batch.is_compressed for batch, _, _ in batches)
             for chunk in ([batch] for batch in batches) if compressed else (batches,):
-                yield table(chunk, part.partition, schema)
+                yield tables.table(chunk, part.partition, schema)
 
     def schema(self, columns: Sequence[str] | None = None) -> pa.Schema:
         """Return the schema: offset, partition, timestamp, key, value, and headers if any."""
-        import pyarrow as pa
-
-        from embedlog.batch import schema
-
-        stored = schema(headers=self._has_headers())
+        stored = batch_schema(headers=self._has_headers())
         fields = [pa.field("offset", pa.int64()), pa.field("partition", pa.int32()), *stored]
         by_name = {field.name: field for field in fields}
         names = list(by_name if columns is None else columns)
-        unknown = [name for name in names if name not in by_name]
-        if unknown:
-            raise KeyError(f"There is no column {unknown[0]!r}, only {', '.join(by_name)}")
+        for name in names:
+            if name not in by_name:
+                raise KeyError(f"There is no column {name!r}, only {', '.join(by_name)}")
         return pa.schema([by_name[name].with_nullable(True) for name in names])
 
     def to_arrow(self, columns: Sequence[str] | None = None, *, latest: bool = False) -> pa.Table:
@@ -134,20 +132,14 @@ class TopicView:
 
         Args:
             columns: Names of columns of `schema`; by default all.
-            latest: Only the last record of each key, without tombstones; the result is the
-                same whether or not compaction has run.
+            latest: Return only the last record of each key, without tombstones; the result
+                is the same whether or not compaction has run.
         """
-        import pyarrow as pa
-
-        from embedlog.batch.arrays import empty
-
         schema = self.schema(columns)
-        tables = self._latest(schema) if latest else self._tables(schema)
-        return pa.concat_tables([empty(schema), *tables])
+        parts = self._latest(schema) if latest else self._tables(schema)
+        return pa.concat_tables([empty(schema), *parts])
 
     def _latest(self, schema: pa.Schema) -> Iterator[pa.Table]:
-        from embedlog.api.latest import latest
-
         return latest(self._root, self.name, self.ranges, schema)
 
     def to_pandas(self, columns: Sequence[str] | None = None, *, latest: bool = False) -> Any:
@@ -168,8 +160,6 @@ class TopicView:
         newest segment backwards, first in the partition that the key hashes to, and in the
         others only if it is not there.
         """
-        from embedlog.api.latest import get
-
         if isinstance(key, str):
             raise TypeError("key must be bytes, got str; call key.encode()")
         value = get(self._root, self.name, self.ranges, key)
@@ -183,8 +173,6 @@ class TopicView:
 
     def __arrow_c_stream__(self, requested_schema: object = None) -> object:
         """The Arrow PyCapsule stream, by which DuckDB, Polars, pandas and others read the view."""
-        import pyarrow as pa
-
         reader = pa.RecordBatchReader.from_batches(self.schema(), self.batches())
         return reader.__arrow_c_stream__(requested_schema)
 
@@ -219,16 +207,8 @@ class TopicView:
     def _log(self, partition: int) -> PartitionLog:
         return self._root.partition(self.name, partition)
 
-    def _batches(self) -> Iterator[tuple[Any, OffsetRange, int, int]]:
-        """Yield batches with the rows of them that the view covers."""
-        for part, batches in self._reads():
-            for batch, first, last in batches:
-                yield batch, part, first, last
-
-    def _reads(self) -> Iterator[tuple[OffsetRange, list[tuple[Any, int, int]]]]:
+    def _reads(self) -> Iterator[tuple[OffsetRange, list[tables.BatchRows]]]:
         """Yield the batches of each read, with the rows of them that the view covers."""
-        from embedlog.batch.tables import rows_in_range
-
         for part in self.ranges():
             if part.start >= part.stop:
                 continue
@@ -239,7 +219,7 @@ class TopicView:
                 batches = reader.read(_READ_BYTES)
                 if not batches:
                     break
-                rows = rows_in_range(batches, start, part.stop)
+                rows = tables.rows_in_range(batches, start, part.stop)
                 if rows:
                     yield part, rows
 
@@ -301,27 +281,22 @@ class Topic(TopicView):
 
     def explain_compaction(self) -> list[str]:
         """Return in words whether compaction will clean each partition, and why or why not."""
-        from embedlog.api.compact import explain_topic
+        from embedlog.compaction import explain
 
-        return explain_topic(self._root, self.name)
+        now_ms = self._root.clock()
+        return [explain(self._log(number), now_ms) for number in range(self.partitions)]
 
     def size_bytes(self) -> int:
         """Return the size of the segment files in bytes."""
         return sum(self._log(number).size_bytes() for number in range(self.partitions))
 
     def _title(self) -> str:
-        count = self.partitions
-        parts = f"{count} partition{'s' * (count != 1)}"
         records = len(self)
         size = f", {self.size_bytes() / 1e6:.1f} MB" if records else ""
-        return f"Topic {self.name}: {parts}, {records:,} records{size}"
+        partitions = plural(self.partitions, "partition")
+        return f"Topic {self.name}: {partitions}, {records:,} records{size}"
 
 
-def _cells(record: Record) -> tuple[str, ...]:
-    return (
-        str(record.partition),
-        str(record.offset),
-        moment(record.timestamp),
-        short(record.key),
-        short(record.value),
-    )
+def _cells(record: Record) -> tuple[object, ...]:
+    key, value = short(record.key), short(record.value)
+    return record.partition, record.offset, moment(record.timestamp), key, value

@@ -8,7 +8,6 @@ that commands which read no records do not load pyarrow.
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import os
 import sys
@@ -20,40 +19,31 @@ from embedlog.cli.parser import parser as make_parser
 
 __all__ = ["code_of", "main"]
 
-_CODES: tuple[tuple[int, tuple[type[Exception], ...]], ...] = (
-    (
-        USAGE,
-        (
-            errors.InvalidConfigError,
-            errors.InvalidGroupIdError,
-            errors.InvalidPartitionError,
-            errors.InvalidPartitionsError,
-            errors.InvalidTopicError,
-        ),
+_CODES: dict[int, tuple[type[Exception], ...]] = {
+    USAGE: (
+        errors.InvalidConfigError,
+        errors.InvalidGroupIdError,
+        errors.InvalidPartitionError,
+        errors.InvalidPartitionsError,
+        errors.InvalidTopicError,
     ),
-    (
-        NOT_FOUND,
-        (
-            errors.UnknownTopicOrPartitionError,
-            errors.OffsetOutOfRangeError,
-            errors.GroupIdNotFoundError,
-            errors.NotALogError,
-            FileNotFoundError,
-        ),
+    NOT_FOUND: (
+        errors.UnknownTopicOrPartitionError,
+        errors.OffsetOutOfRangeError,
+        errors.GroupIdNotFoundError,
+        errors.NotALogError,
+        FileNotFoundError,
     ),
-    (
-        STORAGE,
-        (
-            errors.StorageError,
-            errors.LockTimeoutError,
-            errors.CorruptionError,
-            errors.ReadOnlyError,
-            errors.UnsupportedFilesystemError,
-            errors.UnsupportedFormatError,
-            OSError,
-        ),
+    STORAGE: (
+        errors.StorageError,
+        errors.LockTimeoutError,
+        errors.CorruptionError,
+        errors.ReadOnlyError,
+        errors.UnsupportedFilesystemError,
+        errors.UnsupportedFormatError,
+        OSError,
     ),
-)
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -64,7 +54,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     0
     """
     try:
-        code = _run(make_parser().parse_args(argv))
+        args = make_parser().parse_args(argv)
+        module, _, function = args.run.partition(":")
+        code: int = getattr(importlib.import_module(f"embedlog.cli.{module}"), function)(args)
         sys.stdout.flush()
         return code
     except SystemExit as end:  # argparse: 0 after --help, 2 after a wrong argument
@@ -81,17 +73,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def code_of(error: Exception) -> int:
     """Return the exit code of an error."""
-    return next((code for code, kinds in _CODES if isinstance(error, kinds)), FAILED)
-
-
-def _run(args: argparse.Namespace) -> int:
-    module, _, function = args.run.partition(":")
-    code: int = getattr(importlib.import_module(f"embedlog.cli.{module}"), function)(args)
-    return code
+    return next((code for code, kinds in _CODES.items() if isinstance(error, kinds)), FAILED)
 
 
 def _discard_output() -> None:
-    """Discard what is flushed to stdout at exit: its reader has ended (`| head`)."""
+    """Redirect stdout, which is flushed at exit, because its reader has ended (`| head`)."""
     devnull = os.open(os.devnull, os.O_WRONLY)
     os.dup2(devnull, 1)
     os.close(devnull)

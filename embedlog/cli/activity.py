@@ -8,13 +8,13 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any
 
 from embedlog.api import Log
-from embedlog.api.display import moment
+from embedlog.api.display import moment, plural
 from embedlog.api.topic import TopicView
 from embedlog.catalog import ACTIVITY
-from embedlog.cli.open_log import to_follow, to_read
+from embedlog.cli.open_log import rounds, to_follow, to_read
 from embedlog.cli.parser import OK
 from embedlog.cli.printing import note, say, say_json
 from embedlog.errors import InvalidConfigError
@@ -22,15 +22,8 @@ from embedlog.maintenance.activity import KINDS
 from embedlog.progress import format_bytes
 from embedlog.record import Record
 
-_WAIT_SECONDS = 60.0
-
-
-class PrintedEvent(NamedTuple):
-    """An event as it is printed."""
-
-    timestamp: int
-    key: str
-    facts: dict[str, Any]
+Event = tuple[Record, dict[str, Any]]
+"""The record of an event, and the facts in it."""
 
 
 def show(args: argparse.Namespace) -> int:
@@ -44,56 +37,50 @@ def show(args: argparse.Namespace) -> int:
         if ACTIVITY not in log:
             note("There is no activity yet: no process has done the maintenance of this log")
         for event in islice(_events(log, args), args.max):
-            _print(event, args.json)
+            _print(*event, args.json)
             if args.follow:
                 sys.stdout.flush()
     return OK
 
 
-def _events(log: Log, args: argparse.Namespace) -> Iterator[PrintedEvent]:
+def _events(log: Log, args: argparse.Namespace) -> Iterator[Event]:
     """Yield the selected events: the last ones until now, then new ones."""
-    rounds = _rounds(log, follow=args.follow)
-    until_now = _select(next(rounds), args)
+    batches = _batches(log, follow=args.follow)
+    until_now = _select(next(batches), args)
     last = args.last if args.last is not None or not args.follow else 10
     yield from until_now if last is None else deque(until_now, maxlen=last)
-    for records in rounds:
+    for records in batches:
         yield from _select(records, args)
 
 
-def _rounds(log: Log, *, follow: bool) -> Iterator[Iterable[Record]]:
+def _batches(log: Log, *, follow: bool) -> Iterator[Iterable[Record]]:
     """Yield the records until now, and with ``follow`` new ones without an end."""
     start = 0
-    if follow:
-        log.root.wake.join()
-    while True:
-        seen = log.root.wake.value()
+    for _ in rounds(log, follow=follow):
         if ACTIVITY in log:
             part = log.topic(ACTIVITY).ranges()[0]
             yield TopicView(log.root, ACTIVITY, [part._replace(start=max(start, part.start))])
             start = part.stop
         else:
             yield ()
-        if not follow:
-            return
-        log.root.wake.wait(seen, _WAIT_SECONDS)
 
 
-def _select(records: Iterable[Record], args: argparse.Namespace) -> Iterator[PrintedEvent]:
+def _select(records: Iterable[Record], args: argparse.Namespace) -> Iterator[Event]:
     for record in records:
         facts = json.loads(record.value or b"{}")
-        key = (record.key or b"").decode(errors="replace")
         of_topic = not args.topic or facts.get("topic") in args.topic
         if of_topic and (not args.kind or facts.get("kind") in args.kind):
-            yield PrintedEvent(record.timestamp, key, facts)
+            yield record, facts
 
 
-def _print(event: PrintedEvent, as_json: bool) -> None:
+def _print(record: Record, facts: dict[str, Any], as_json: bool) -> None:
+    key = (record.key or b"").decode(errors="replace")
     if as_json:
-        say_json({"timestamp": event.timestamp, "key": event.key, **event.facts})
+        say_json({"timestamp": record.timestamp, "key": key, **facts})
         return
-    kind = str(event.facts.get("kind"))
-    time = moment(event.timestamp).replace(" ", "T")
-    say(f"{time}  {kind:<10}  {event.key}  {_describe(kind, event.facts)}".rstrip())
+    kind = str(facts.get("kind"))
+    time = moment(record.timestamp).replace(" ", "T")
+    say(f"{time}  {kind:<10}  {key}  {_describe(kind, facts)}".rstrip())
 
 
 def _describe(kind: str, facts: dict[str, Any]) -> str:
@@ -118,25 +105,21 @@ def _altered(facts: dict[str, Any]) -> str:
     )
 
 
-def _count(count: int, noun: str) -> str:
-    return f"{count} {noun}{'s' * (count != 1)}"
-
-
 _DESCRIPTIONS: dict[str, Callable[[dict[str, Any]], str]] = {
     "created": lambda facts: (
-        f"id {facts['id']}, {_count(facts['partitions'], 'partition')}{_settings(facts['config'])}"
+        f"id {facts['id']}, {plural(facts['partitions'], 'partition')}{_settings(facts['config'])}"
     ),
     "altered": _altered,
     "deleted": lambda facts: f"id {facts['id']}",
     "rolled": lambda facts: (
-        f"{_count(facts['segments'], 'new segment')}, the active one begins at {facts['offset']}"
+        f"{plural(facts['segments'], 'new segment')}, the active one begins at {facts['offset']}"
     ),
     "recovered": lambda facts: (
         facts.get("reason")
         or f"truncated to {facts['offset']}, where leader epoch {facts['leader_epoch']} begins"
     ),
     "retained": lambda facts: (
-        f"{_count(facts['segments'], 'segment')} with {format_bytes(facts['bytes'])} deleted, "
+        f"{plural(facts['segments'], 'segment')} with {format_bytes(facts['bytes'])} deleted, "
         f"the log begins at {facts['start_offset']}"
     ),
     "compacted": lambda facts: (
@@ -146,10 +129,10 @@ _DESCRIPTIONS: dict[str, Callable[[dict[str, Any]], str]] = {
         f"dirty from {facts['first_dirty']} on"
     ),
     "rebalanced": lambda facts: (
-        f"generation {facts['generation']}, {_count(facts['members'], 'member')}, "
-        f"{_count(facts['partitions'], 'partition')}"
+        f"generation {facts['generation']}, {plural(facts['members'], 'member')}, "
+        f"{plural(facts['partitions'], 'partition')}"
     ),
-    "expired": lambda facts: f"{_count(facts['offsets'], 'committed offset')} deleted",
+    "expired": lambda facts: f"{plural(facts['offsets'], 'committed offset')} deleted",
     "owner": lambda facts: f"process {facts['pid']}",
     "failed": lambda facts: str(facts["error"]),
 }

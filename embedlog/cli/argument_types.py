@@ -1,18 +1,25 @@
-"""Types of arguments of the command line: times, durations, partitions."""
+"""Types of arguments of the command line: counts, times, durations, partitions."""
 
 from __future__ import annotations
 
 import argparse
 import re
 import threading
-from datetime import datetime, timedelta
+from typing import TYPE_CHECKING
 
-_ISO = re.compile(
-    r"P(?:(\d+)W)?(?:(\d+)D)?(?:T(?:(\d+)H)?(?:(\d+)M)?(?:(\d+(?:\.\d+)?)S)?)?", re.IGNORECASE
-)
-_SHORT = re.compile(
-    r"(?:(\d+)w)?(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+(?:\.\d+)?)s)?", re.IGNORECASE
-)
+if TYPE_CHECKING:
+    from datetime import datetime, timedelta
+
+_ISO = r"P(?:(\d+)W)?(?:(\d+)D)?(?:T(?:(\d+)H)?(?:(\d+)M)?(?:(\d+(?:\.\d+)?)S)?)?"
+_SHORT = r"(?:(\d+)w)?(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+(?:\.\d+)?)s)?"
+
+
+def count(text: str) -> int:
+    """Parse a number of records or events, or an offset."""
+    number = int(text)
+    if number < 0:
+        raise argparse.ArgumentTypeError(f"must not be negative, got {text}")
+    return number
 
 
 def seconds(text: str) -> float:
@@ -35,8 +42,13 @@ def topic(text: str) -> tuple[str, list[int]]:
     return name, list(map(int, numbers))
 
 
+# Commands without these arguments do not load `datetime`.
+
+
 def moment(text: str) -> datetime:
     """Parse a time, with or without a zone."""
+    from datetime import datetime
+
     try:
         return datetime.fromisoformat(text)
     except ValueError:
@@ -47,7 +59,9 @@ def moment(text: str) -> datetime:
 
 def duration(text: str) -> timedelta:
     """Parse a duration in ISO 8601 or in short form, without months and years."""
-    match = _ISO.fullmatch(text) or _SHORT.fullmatch(text)
+    from datetime import timedelta
+
+    match = re.fullmatch(_ISO, text, re.IGNORECASE) or re.fullmatch(_SHORT, text, re.IGNORECASE)
     if match is None or not any(match.groups()):
         raise argparse.ArgumentTypeError(
             f"must be a duration like PT1H30M, 90m or 2d, got {text!r}"

@@ -5,21 +5,19 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Iterator
-from functools import partial
 from itertools import islice
 
 from embedlog.api import Log, TopicView
 from embedlog.api.offset_range import OffsetRange
 from embedlog.cli.formats import writer
-from embedlog.cli.open_log import to_follow, to_read
+from embedlog.cli.open_log import rounds, to_follow, to_read
 from embedlog.cli.parser import OK
 from embedlog.errors import InvalidConfigError, OffsetOutOfRangeError
 
 _CHUNK_RECORDS = 1000
-_WAIT_SECONDS = 60.0
 
 Start = Callable[[Log, OffsetRange], OffsetRange]
-"""Returns the part of a partition to print first, of all its offsets."""
+"""Takes the offsets of a partition, and returns those to print first."""
 
 
 def consume(args: argparse.Namespace) -> int:
@@ -34,8 +32,10 @@ def tail(args: argparse.Namespace) -> int:
 
 def _start(args: argparse.Namespace) -> Start:
     word = args.offset or ("latest" if args.follow and not args.from_beginning else "earliest")
-    if word in ("earliest", "latest"):
-        return _from_beginning if word == "earliest" else _before_end(args.topic, 0)
+    if word == "earliest":
+        return _from_beginning
+    if word == "latest":
+        return _before_end(args.topic, 0)
     try:
         number = int(word)
     except ValueError:
@@ -45,8 +45,8 @@ def _start(args: argparse.Namespace) -> Start:
     if number < 0 or word.startswith("-"):
         return _before_end(args.topic, -number)
     if args.partition is not None:
-        return partial(_exactly, args.topic, number)
-    # One offset for many partitions: those without it begin with the nearest one.
+        return _exactly(args.topic, number)
+    # Partitions without this offset begin at the nearest one.
     return lambda _, part: part._replace(start=min(max(number, part.start), part.stop))
 
 
@@ -64,11 +64,14 @@ def _before_end(topic: str, count: int) -> Start:
     return start
 
 
-def _exactly(topic: str, number: int, _: Log, part: OffsetRange) -> OffsetRange:
-    if not part.start <= number <= part.stop:
-        what = f"The log holds offsets {part.start} to {part.stop}"
-        raise OffsetOutOfRangeError(what, topic=topic, partition=part.partition, offset=number)
-    return part._replace(start=number)
+def _exactly(topic: str, number: int) -> Start:
+    def start(_: Log, part: OffsetRange) -> OffsetRange:
+        if not part.start <= number <= part.stop:
+            what = f"The log holds offsets {part.start} to {part.stop}"
+            raise OffsetOutOfRangeError(what, topic=topic, partition=part.partition, offset=number)
+        return part._replace(start=number)
+
+    return start
 
 
 def _run(args: argparse.Namespace, start: Start, max_records: int | None) -> int:
@@ -87,27 +90,17 @@ def _run(args: argparse.Namespace, start: Start, max_records: int | None) -> int
 
 def _views(log: Log, args: argparse.Namespace, start: Start) -> Iterator[TopicView]:
     """Yield the records up to the end, and with ``--follow`` new ones without an end."""
-    done: dict[int, int] = {}
-    if args.follow:
-        log.root.wake.join()
-    while True:
-        seen = log.root.wake.value()
-        parts = [_next(log, part, done, start) for part in _ranges(log, args)]
+    ends: dict[int, int] = {}
+    for _ in rounds(log, follow=args.follow):
+        topic = log.topic(args.topic)
+        view = topic if args.partition is None else topic.partition(args.partition)
+        parts = [
+            part._replace(start=max(ends[part.partition], part.start))
+            if part.partition in ends
+            else start(log, part)
+            for part in view.ranges()
+        ]
         yield TopicView(log.root, args.topic, parts)
-        if not args.follow:
-            return
-        done = {part.partition: part.stop for part in parts}
+        ends = {part.partition: part.stop for part in parts}
         # Partitions that are added from now on are printed from their beginning.
         start = _from_beginning
-        log.root.wake.wait(seen, _WAIT_SECONDS)
-
-
-def _ranges(log: Log, args: argparse.Namespace) -> list[OffsetRange]:
-    topic = log.topic(args.topic)
-    view: TopicView = topic if args.partition is None else topic.partition(args.partition)
-    return view.ranges()
-
-
-def _next(log: Log, part: OffsetRange, done: dict[int, int], start: Start) -> OffsetRange:
-    printed = done.get(part.partition)
-    return start(log, part) if printed is None else part._replace(start=max(printed, part.start))

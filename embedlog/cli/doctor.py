@@ -8,14 +8,15 @@ import platform
 import statistics
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import closing
 from importlib import metadata
 from typing import Any
 
 from embedlog import checksum, kv
 from embedlog.cli.open_log import is_log, root_of
 from embedlog.cli.parser import FAILED, OK
-from embedlog.cli.printing import say, say_json
+from embedlog.cli.printing import say_result
 from embedlog.errors import EmbedlogError, NotALogError
 from embedlog.files import Files
 from embedlog.files.filesystem import REMOTE_FILESYSTEMS, process_state
@@ -27,6 +28,7 @@ from embedlog.root import startup
 from embedlog.version import __version__
 
 _LIBRARIES = ("pyarrow", "lmdb", "numpy", "sortedcontainers", "google-crc32c", "crcmod")
+_ABSENT = "not installed"
 _SLOW_CHECKSUM = 500
 _SLOW_FSYNC_US = 50_000
 _LITTLE_SPACE = 1 << 30
@@ -52,11 +54,8 @@ def doctor(args: argparse.Namespace) -> int:
             files.close_all()
     elif os.path.exists(root):
         raise NotALogError("The path is a file", path=root)
-    findings = _findings(report)
-    if args.json:
-        say_json({**report, "findings": findings})
-    else:
-        _print(report, findings)
+    findings = list(_findings(report))
+    say_result(args, {**report, "findings": findings}, _lines(report, findings))
     return FAILED if findings else OK
 
 
@@ -66,7 +65,7 @@ def _versions() -> Report:
         try:
             versions[library] = metadata.version(library)
         except metadata.PackageNotFoundError:
-            versions[library] = "not installed"
+            versions[library] = _ABSENT
     return {**versions, "kernel": f"{platform.system()} {platform.release()} {platform.machine()}"}
 
 
@@ -114,22 +113,17 @@ def _fsync_us(root: str) -> int:
 
 def _log(files: Files) -> Report:
     live_is_valid = startup.live_is_valid(files)
+    jobs, now_ms = staging.job_directories(files), time.time_ns() // 1_000_000
     return {
         "format": _format(files),
         "in_use": _in_use(files),
         "closed_cleanly": files.exists(startup.CLEAN_FILE),
         "live_is_of_this_boot": live_is_valid,
         "boot_id": files.boot_id(),
-        **_staged_jobs(files),
+        "staged_jobs": len(jobs),
+        "orphaned_jobs": sum(staging.is_orphaned(job, now_ms) for job in jobs),
         **{name: _database(files, name) for name in ("state", "live")[: 1 + live_is_valid]},
     }
-
-
-def _staged_jobs(files: Files) -> Report:
-    """Return the number of jobs with staged files, and of those that will not be published."""
-    jobs, now_ms = staging.job_directories(files), time.time_ns() // 1_000_000
-    orphans = sum(staging.is_orphaned(job, now_ms) for job in jobs)
-    return {"staged_jobs": len(jobs), "orphaned_jobs": orphans}
 
 
 def _format(files: Files) -> int | None:
@@ -143,7 +137,7 @@ def _format(files: Files) -> int | None:
 
 
 def _in_use(files: Files) -> bool | None:
-    """Whether a process has the log open for writing, found as by a process that opens it."""
+    """Whether a process has the log open for writing; None if the lock stays taken."""
     if not files.exists("locks/root") or not files.exists("locks/attached"):
         return False
     root, attached = files.open("locks/root"), files.open("locks/attached")
@@ -161,23 +155,22 @@ def _in_use(files: Files) -> bool | None:
 
 
 def _database(files: Files, name: str) -> Report:
+    durable = name == "state"
     try:
-        store = kv.Store(files, name, durable=name == "state", timeout=_LOCK_SECONDS)
+        with closing(kv.Store(files, name, durable=durable, timeout=_LOCK_SECONDS)) as store:
+            used, slots = store.readers()
+            return {
+                "rows": store.read(lambda txn: int(txn.stat()["entries"])),
+                "reader_slots_used": used,
+                "reader_slots": slots,
+                "old_readers": _old_readers(store),
+            }
     except EmbedlogError as error:
         return {"error": str(error)}
-    try:
-        used, slots = store.readers()
-        rows = store.read(lambda txn: int(txn.stat()["entries"]))
-        old = _old_readers(store)
-        return {"rows": rows, "reader_slots_used": used, "reader_slots": slots, "old_readers": old}
-    except EmbedlogError as error:
-        return {"error": str(error)}
-    finally:
-        store.close()
 
 
 def _old_readers(store: kv.Store) -> list[int]:
-    """Return the processes with a long read; sleeps only if there may be one."""
+    """Return the processes with a long read; waits only if there may be one."""
     before = store.lagging()
     if not before:
         return []
@@ -186,76 +179,67 @@ def _old_readers(store: kv.Store) -> list[int]:
     return sorted({pid for pid, _, _ in before & store.lagging()})
 
 
-def _findings(report: Report) -> list[str]:
-    """Return the problems that the user should solve."""
-    findings = []
+def _findings(report: Report) -> Iterator[str]:
+    """Yield the problems that the user should solve."""
     speed = report["checksum"]["mb_per_second"]
     if speed < _SLOW_CHECKSUM:
-        findings.append(f"Checksums run at {speed} MB/s only; install google-crc32c")
-    findings += [f"{name} is not installed" for name in _LIBRARIES[:4] if _is_absent(report, name)]
-    storage, log = report.get("storage"), report.get("log")
-    if storage is not None:
-        findings += _storage_findings(storage)
-    if log is not None:
-        findings += _log_findings(log)
-    return findings
+        yield f"Checksums run at {speed} MB/s only; install google-crc32c"
+    for name in _LIBRARIES[:4]:
+        if report["versions"][name] == _ABSENT:
+            yield f"{name} is not installed"
+    if "storage" in report:
+        yield from _storage_findings(report["storage"])
+    if "log" in report:
+        yield from _log_findings(report["log"])
 
 
-def _is_absent(report: Report, library: str) -> bool:
-    return bool(report["versions"][library] == "not installed")
-
-
-def _storage_findings(storage: Report) -> list[str]:
-    findings = []
+def _storage_findings(storage: Report) -> Iterator[str]:
     if storage["filesystem"] in REMOTE_FILESYSTEMS.values():
-        findings.append(f"Locks are not reliable on {storage['filesystem']}; use a local disk")
+        yield f"Locks are not reliable on {storage['filesystem']}; use a local disk"
     if storage["free_bytes"] < _LITTLE_SPACE:
-        findings.append(f"Only {format_bytes(storage['free_bytes'])} are free")
+        yield f"Only {format_bytes(storage['free_bytes'])} are free"
     if not storage["writable"]:
-        findings.append("This user has no permission to write to the directory")
+        yield "This user has no permission to write to the directory"
     if (storage["fsync_us"] or 0) > _SLOW_FSYNC_US:
-        findings.append(f"A flush takes {storage['fsync_us']} µs")
-    return findings
+        yield f"A flush takes {storage['fsync_us']} µs"
 
 
-def _log_findings(log: Report) -> list[str]:
-    findings = []
+def _log_findings(log: Report) -> Iterator[str]:
     if log["format"] != FORMAT_VERSION:
         older = log["format"] is not None and log["format"] < FORMAT_VERSION
         version = "the version of embedlog that wrote it" if older else "a newer embedlog"
-        findings.append(f"The log has format {log['format']}; use {version}")
+        yield f"The log has format {log['format']}; use {version}"
     if log["in_use"] is None:
-        findings.append("Another process has been opening the log for a long time")
+        yield "Another process has been opening the log for a long time"
     if not log["live_is_of_this_boot"]:
-        findings.append("live is from another boot; the next process to open the log rebuilds it")
+        yield "live is from another boot; the next process to open the log rebuilds it"
     elif not log["in_use"] and not log["closed_cleanly"]:
-        findings.append("The log was not closed cleanly; the next process to open it recovers it")
+        yield "The log was not closed cleanly; the next process to open it recovers it"
     if log["orphaned_jobs"]:
-        findings.append(
+        yield (
             f"{log['orphaned_jobs']} jobs have left staged files that will not be published; "
             "the next publication, or embedlog repair, removes them"
         )
     for name in ("state", "live"):
         database = log.get(name, {})
         if "error" in database:
-            findings.append(f"{name} cannot be read: {database['error']}")
+            yield f"{name} cannot be read: {database['error']}"
         elif database and database["reader_slots_used"] > 0.9 * database["reader_slots"]:
-            findings.append(f"{name} has almost no reader slots left")
+            yield f"{name} has almost no reader slots left"
         for pid in database.get("old_readers", ()):
-            findings.append(
+            yield (
                 f"Process {pid} (state {process_state(pid) or 'unknown'}) has been reading {name} "
                 f"for more than {_LONG_READ_SECONDS:g} s; the file grows until the read ends"
             )
-    return findings
 
 
-def _print(report: Report, findings: list[str]) -> None:
+def _lines(report: Report, findings: list[str]) -> Iterator[str]:
     for title, facts in report.items():
-        say(f"{title}:")
+        yield f"{title}:"
         for name, fact in facts.items():
-            say(f"  {name.replace('_', ' ')}: {_format_fact(name, fact)}")
-    say("findings:" if findings else "findings: none")
-    say(*(f"  {finding}" for finding in findings))
+            yield f"  {name.replace('_', ' ')}: {_format_fact(name, fact)}"
+    yield "findings:" if findings else "findings: none"
+    yield from (f"  {finding}" for finding in findings)
 
 
 def _format_fact(name: str, fact: Any) -> str:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import partial
 from itertools import product
 from typing import Any
 
 from embedlog import batch as batches
 from embedlog.batch import Batch
-from embedlog.batch.wire import END_OF_STREAM, ENTRY, HEADER, TRAILER
+from embedlog.batch.wire import END_OF_STREAM, ENTRY, HEADER, PREFIX, TRAILER
 from embedlog.cli.parser import FAILED, OK
 from embedlog.cli.printing import say, say_json
 from embedlog.errors import CorruptBatchError, CorruptionError, EmbedlogError
@@ -21,6 +20,11 @@ from embedlog.segment import SegmentFile
 
 _BATCH_START = END_OF_STREAM[:4]
 _CHUNK_BYTES = 4 << 20
+_FIELDS = (
+    *("position", "size", "base_offset", "next_offset", "count", "min_timestamp"),
+    *("max_timestamp", "leader_epoch", "producer_id", "producer_epoch"),
+    *("base_sequence", "delete_horizon"),
+)
 _FLAGS = {
     batches.COMPRESSED: "compressed",
     batches.HEADERS: "headers",
@@ -30,78 +34,55 @@ _FLAGS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class DamagedRange:
-    """Bytes ``[start, stop)`` that are not a batch; ``what`` says why."""
-
-    start: int
-    stop: int
-    what: str
-
-
 class DumpedSegment:
     """A segment file, read without its log."""
 
     def __init__(self, files: Files, name: str) -> None:
-        self._files, self._name = files, name
-        self._file = SegmentFile(files, name)
-        self.size, self.sealed = self._file.size(), False
-        self._start = 0
-        self._damage: DamagedRange | None = None
+        self.file = SegmentFile(files, name)
+        self.size, self.sealed = self.file.size(), False
+        self._schema_damage = ""
         try:
-            self._start = self._file.start
+            self._start = self.file.start
         except CorruptionError as error:
-            self._guess_schema(error.what)
+            self._start, self._schema_damage = self._guess_schema(files, name), error.what
 
-    def _guess_schema(self, what: str) -> None:
-        """Find out whether the batches have headers and offsets, as the schema is damaged."""
-        guesses = []
+    def _guess_schema(self, files: Files, name: str) -> int:
+        """Choose the schema with which a batch is found first; return where it begins."""
+        starts = {}
         for headers, offsets in product((False, True), repeat=2):
             schema = batches.schema(headers=headers, offsets=offsets)
-            self._file = SegmentFile(self._files, self._name, schema=schema)
-            guesses.append((self._find_batch(0), headers, offsets))
-        self._start, headers, offsets = min(guesses)
-        schema = batches.schema(headers=headers, offsets=offsets)
-        self._file = SegmentFile(self._files, self._name, schema=schema)
-        self._damage = DamagedRange(0, self._start, what)
+            self.file = SegmentFile(files, name, schema=schema)
+            starts[self.file] = self._find_batch(0)
+        self.file = min(starts, key=starts.__getitem__)
+        return starts[self.file]
 
-    @property
-    def columns(self) -> list[str]:
-        """The names of the columns, from the file or guessed."""
-        return list(self._file.schema.names)
-
-    def bytes_at(self, position: int, length: int) -> bytes:
-        """Return bytes of the file."""
-        assert self._file.fd is not None
-        return self._files.read(self._file.fd, length, position)
-
-    def items(self) -> Iterator[Batch | DamagedRange]:
-        """Yield the batches and the damage between them, in order, to the end of the file."""
-        if self._damage is not None:
-            yield self._damage
+    def items(self) -> Iterator[dict[str, Any]]:
+        """Yield facts about the batches and the damage between them, in order, to the end."""
+        if self._schema_damage:
+            yield _damage(0, self._start, self._schema_damage)
         position = self._start
         while position < self.size:
-            if self.bytes_at(position, 8) == END_OF_STREAM:
-                self.sealed = position + 8 == self.size
+            if self.file.bytes(position, 8) == END_OF_STREAM:
+                end = position + 8
+                self.sealed = end == self.size
                 if not self.sealed:
-                    yield DamagedRange(
-                        position, position + 8, "an end mark before the end of the file"
-                    )
-                position += 8
+                    yield _damage(position, end, "an end mark before the end of the file")
+                position = end
                 continue
             try:
-                read = self._file.read(position, self.size)
-                yield from read
-                position = read[-1].position + read[-1].size
+                read = self.file.read(position, self.size)
             except CorruptBatchError as error:
-                following = self._find_batch(position + 1)
-                yield DamagedRange(position, following, error.reason or error.what)
-                position = following
+                end = self._find_batch(position + 1)
+                yield _damage(position, end, error.reason or error.what)
+                position = end
+            else:
+                yield from (_facts(self.file, batch) for batch in read)
+                position = read[-1].position + read[-1].size
 
     def _find_batch(self, position: int) -> int:
         """Return the position of the next complete batch, of the end mark, or of the end."""
         while position < self.size:
-            data = self.bytes_at(position, _CHUNK_BYTES)
+            data = self.file.bytes(position, _CHUNK_BYTES)
             index = data.find(_BATCH_START)
             while index >= 0:
                 if self._is_batch(position + index):
@@ -112,10 +93,10 @@ class DumpedSegment:
         return self.size
 
     def _is_batch(self, position: int) -> bool:
-        if self.bytes_at(position, 8) == END_OF_STREAM:
+        if self.file.bytes(position, 8) == END_OF_STREAM:
             return position + 8 == self.size
         try:
-            return bool(self._file.read(position, self.size, 4096))
+            return bool(self.file.read(position, self.size, 4096))
         except EmbedlogError:
             return False
 
@@ -130,8 +111,7 @@ def dump(args: argparse.Namespace) -> int:
         segment = DumpedSegment(files, os.path.basename(path))
         show = say_json if args.json else partial(_print, args.columns)
         damaged = 0
-        for item in segment.items():
-            facts = _facts(segment, item)
+        for facts in segment.items():
             damaged += "damage" in facts
             show(facts)
     finally:
@@ -142,36 +122,30 @@ def dump(args: argparse.Namespace) -> int:
     return FAILED if damaged else OK
 
 
-def _facts(segment: DumpedSegment, item: Batch | DamagedRange) -> dict[str, Any]:
-    if isinstance(item, DamagedRange):
-        size = item.stop - item.start
-        return {"position": item.start, "size": size, "damage": item.what}
-    facts: dict[str, Any] = {
-        name: getattr(item, name)
-        for name in (
-            *("position", "size", "base_offset", "next_offset", "count", "min_timestamp"),
-            *("max_timestamp", "leader_epoch", "producer_id", "producer_epoch"),
-            *("base_sequence", "delete_horizon"),
-        )
-    }
-    facts["flags"] = [name for bit, name in _FLAGS.items() if item.flags & bit]
-    facts |= _block(segment, item)
+def _damage(start: int, stop: int, what: str) -> dict[str, Any]:
+    return {"position": start, "size": stop - start, "damage": what}
+
+
+def _facts(segment: SegmentFile, batch: Batch) -> dict[str, Any]:
+    facts: dict[str, Any] = {name: getattr(batch, name) for name in _FIELDS}
+    facts["flags"] = [name for bit, name in _FLAGS.items() if batch.flags & bit]
+    facts |= _block(segment, batch)
     try:
-        item.verify()
+        batch.verify()
     except CorruptBatchError as error:
         facts["damage"] = error.reason or error.what
     return facts
 
 
-def _block(segment: DumpedSegment, batch: Batch) -> dict[str, Any]:
+def _block(segment: SegmentFile, batch: Batch) -> dict[str, Any]:
     """Return the checksums and the sizes of the columns from the block of a batch."""
-    head = segment.bytes_at(batch.position, 8)
-    head = segment.bytes_at(batch.position, 8 + int.from_bytes(head[4:8], "little"))
+    _, extent = PREFIX.unpack(segment.bytes(batch.position, PREFIX.size))
+    head = segment.bytes(batch.position, PREFIX.size + extent)
     length, _ = TRAILER.unpack_from(head, len(head) - TRAILER.size)
     block = len(head) - length
     header = HEADER.unpack_from(head, block)
     columns, before = [], 0
-    for index, name in enumerate(segment.columns):
+    for index, name in enumerate(segment.schema.names):
         end, crc, nulls = ENTRY.unpack_from(head, block + HEADER.size + ENTRY.size * index)
         columns.append({"name": name, "bytes": end - before, "crc": f"{crc:08x}", "nulls": nulls})
         before = end
@@ -192,10 +166,8 @@ def _print(columns: bool, facts: dict[str, Any]) -> None:
         return
     producer = ""
     if facts["producer_id"] is not None:
-        producer = (
-            f"  producer {facts['producer_id']}:{facts['producer_epoch']} "
-            f"from {facts['base_sequence']}"
-        )
+        identity = f"{facts['producer_id']}:{facts['producer_epoch']}"
+        producer = f"  producer {identity} from {facts['base_sequence']}"
     flags = f"  ({', '.join(facts['flags'])})" if facts["flags"] else ""
     say(
         f"{where}  offsets {facts['base_offset']} to {facts['next_offset']}, "

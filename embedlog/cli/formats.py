@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import re
 from collections.abc import Callable, Iterable, Sequence
 from json.encoder import encode_basestring as _quoted
 
-from embedlog.cli.printing import readable
 from embedlog.errors import InvalidConfigError
 from embedlog.record import Record
 
@@ -85,12 +85,15 @@ def _json_line(record: Record) -> bytes:
 
 
 def _json(data: bytes | None) -> str:
-    value = readable(data)
-    return _quoted(value) if isinstance(value, str) else json.dumps(value)
+    """Return text if the bytes are UTF-8, else ``{"base64": …}``."""
+    if data is None:
+        return "null"
+    try:
+        return _quoted(data.decode())
+    except UnicodeDecodeError:
+        return json.dumps({"base64": base64.b64encode(data).decode()})
 
 
 def _json_headers(record: Record) -> str:
-    if not record.headers:
-        return "[]"
-    pairs = [[name, readable(value)] for name, value in record.headers]
-    return json.dumps(pairs, ensure_ascii=False)
+    pairs = [f"[{_quoted(name)}, {_json(value)}]" for name, value in record.headers]
+    return f"[{', '.join(pairs)}]"

@@ -9,24 +9,27 @@ from __future__ import annotations
 import argparse
 import sys
 import threading
-from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from operator import attrgetter
+from typing import TYPE_CHECKING
 
 from embedlog.api.display import moment, text_table
 from embedlog.cli.open_log import to_follow, to_read, to_write
 from embedlog.cli.parser import OK
-from embedlog.cli.printing import note, say, say_json
+from embedlog.cli.printing import note, say, say_json, say_result
 from embedlog.errors import GroupIdNotFoundError
 from embedlog.record import TopicPartition
 
 if TYPE_CHECKING:
     from embedlog.api import Log
-    from embedlog.api.consumer_group import ConsumerGroup, GroupDescription
+    from embedlog.api.consumer_group import GroupDescription
 
 _LAG = ("GROUP", "TOPIC", "PARTITION", "CURRENT-OFFSET", "LOG-END-OFFSET", "LAG")
 _OWNERS = ("CONSUMER-ID", "PID", "CLIENT-ID", "LAG-MS", "COMMITTED", "METADATA")
 _MEMBERS = ("GROUP", "CONSUMER-ID", "INSTANCE-ID", "PID", "CLIENT-ID", "#PARTITIONS", "TOPICS")
 _RESET = ("GROUP", "TOPIC", "PARTITION", "NEW-OFFSET", "OLD-OFFSET")
+_PROGRESS_FIELDS = ("topic", "partition", "current_offset", "log_end_offset", "lag")
+"""The fields of a `PartitionDescription` under the heads `_LAG`."""
+_progress = attrgetter(*_PROGRESS_FIELDS)
 _CLEAR = "\x1b[H\x1b[J"
 
 
@@ -34,24 +37,14 @@ def show_names(args: argparse.Namespace) -> int:
     """Print the names of all groups; with --state also state and number of members."""
     with to_read(args) as log:
         names = log.groups()
-        states = [_state(log.group(name)) for name in names] if args.state else []
-    if args.json:
-        say_json(states if args.state else names)
-    elif args.state:
-        heads = ("GROUP", "STATE", "#MEMBERS")
-        say(*text_table(heads, [tuple(state.values()) for state in states]))
-    else:
-        say(*names)
+        groups = [log.group(name).describe() for name in names if args.state]
+    if not args.state:
+        say_result(args, names, names)
+        return OK
+    rows = [(group.group, group.state, len(group.members)) for group in groups]
+    states = [dict(zip(("group", "state", "members"), row, strict=True)) for row in rows]
+    say_result(args, states, text_table(("GROUP", "STATE", "#MEMBERS"), rows))
     return OK
-
-
-def _state(group: ConsumerGroup) -> dict[str, Any]:
-    group_now = group.describe()
-    return {
-        "group": group_now.group,
-        "state": group_now.state,
-        "members": len(group_now.members),
-    }
 
 
 def describe(args: argparse.Namespace) -> int:
@@ -74,9 +67,7 @@ def _partition_rows(group: GroupDescription) -> list[tuple[object, ...]]:
     owners = {member.member_id: (member.pid, member.client_id) for member in group.members}
     return [
         (
-            *(group.group, part.topic, part.partition),
-            *(part.current_offset, part.log_end_offset, part.lag),
-            part.member_id,
+            *(group.group, *_progress(part), part.member_id),
             *owners.get(part.member_id or "", (None, None)),
             part.lag_ms,
             None if part.committed_ms is None else moment(part.committed_ms).replace(" ", "T"),
@@ -89,10 +80,8 @@ def _partition_rows(group: GroupDescription) -> list[tuple[object, ...]]:
 def _member_rows(group: GroupDescription) -> list[tuple[object, ...]]:
     return [
         (
-            *(group.group, member.member_id, member.group_instance_id),
-            *(member.pid, member.client_id),
-            len(member.partitions),
-            ",".join(member.topics),
+            *(group.group, member.member_id, member.group_instance_id, member.pid),
+            *(member.client_id, len(member.partitions), ",".join(member.topics)),
         )
         for member in group.members
     ]
@@ -122,57 +111,34 @@ def _print_lag(args: argparse.Namespace, log: Log) -> None:
             if args.groups and args.watch is None:
                 raise
             continue  # It may be created later.
-        rows += [(name, part) for part in group.partitions]
-    if args.json:
-        fields = ("topic", "partition", "current_offset", "log_end_offset", "lag", "lag_ms")
-        say_json([{"group": name, **{f: getattr(part, f) for f in fields}} for name, part in rows])
-        return
-    lines = text_table(
-        (*_LAG, "LAG-MS"),
-        [
-            (
-                *(name, part.topic, part.partition),
-                *(part.current_offset, part.log_end_offset, part.lag, part.lag_ms),
-            )
-            for name, part in rows
-        ],
-    )
-    if args.watch is not None and sys.stdout.isatty():
+        rows += [(name, *_progress(part), part.lag_ms) for part in group.partitions]
+    if args.watch is not None and not args.json and sys.stdout.isatty():
         sys.stdout.write(_CLEAR)
-    say(*lines)
+    fields = ("group", *_PROGRESS_FIELDS, "lag_ms")
+    documents = [dict(zip(fields, row, strict=True)) for row in rows]
+    say_result(args, documents, text_table((*_LAG, "LAG-MS"), rows))
 
 
 def reset(args: argparse.Namespace) -> int:
     """Print the new offsets of a group; with --execute commit them."""
+    topics, partitions = _split(args.topic)
+    targets = (args.to, args.to_offset, args.to_datetime, args.by_duration)
     with to_write(args) if args.execute else to_read(args) as log:
         group = log.group(args.group)
-        topics, partitions = _split(args.topic)
         changes = group.reset_offsets(
-            _target(args),
+            next((target for target in targets if target is not None), None),
             shift=args.shift_by,
-            topics=topics if args.topic else None,
-            partitions=partitions if args.topic else None,
+            topics=topics or None,
+            partitions=partitions or None,
             dry_run=not args.execute,
         )
-    if args.json:
-        moved = [{**part._asdict(), **change._asdict()} for part, change in changes.items()]
-        say_json({"group": args.group, "dry_run": not args.execute, "partitions": moved})
-    else:
-        rows = [
-            (args.group, *part, change.after, change.before) for part, change in changes.items()
-        ]
-        say(*text_table(_RESET, rows))
+    moved = [{**part._asdict(), **change._asdict()} for part, change in changes.items()]
+    document = {"group": args.group, "dry_run": not args.execute, "partitions": moved}
+    rows = [(args.group, *part, change.after, change.before) for part, change in changes.items()]
+    say_result(args, document, text_table(_RESET, rows))
     if not args.execute:
         note("Dry run, nothing was changed; repeat the command with --execute")
     return OK
-
-
-def _target(args: argparse.Namespace) -> str | int | datetime | timedelta | None:
-    for option in (args.to, args.to_offset, args.to_datetime, args.by_duration):
-        if option is not None:
-            target: str | int | datetime | timedelta = option
-            return target
-    return None
 
 
 def _split(options: list[tuple[str, list[int]]]) -> tuple[list[str], list[TopicPartition]]:

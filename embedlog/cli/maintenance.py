@@ -1,13 +1,15 @@
-"""`embedlog compact`, `maintain` and `explain`."""
+"""`embedlog compact`, `maintain`, `explain`, `verify` and `repair`."""
 
 from __future__ import annotations
 
 import argparse
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from embedlog.cli.open_log import to_read, to_write
 from embedlog.cli.parser import FAILED, OK
-from embedlog.cli.printing import note, say, say_json
+from embedlog.cli.printing import note, say_result
+from embedlog.progress import ProgressBar
 
 if TYPE_CHECKING:
     from embedlog.compaction import CleanResult
@@ -19,10 +21,7 @@ def compact(args: argparse.Namespace) -> int:
     """Compact topics, and print the result for each partition."""
     with to_write(args) as log:
         results = [result for name in args.topics for result in log.compact(name, force=args.force)]
-    if args.json:
-        say_json([_to_dict(result) for result in results])
-    else:
-        say(*map(_line, results))
+    say_result(args, [_to_dict(result) for result in results], map(_line, results))
     if not results:
         note("No partition is due; see embedlog explain, or use --force")
     return OK
@@ -33,8 +32,7 @@ def _line(result: CleanResult) -> str:
 
 
 def _to_dict(result: CleanResult) -> dict[str, Any]:
-    fields = {name: getattr(result, name) for name in _FIELDS}
-    return {"topic": result.topic, "partition": result.partition, **fields}
+    return {name: getattr(result, name) for name in ("topic", "partition", *_FIELDS)}
 
 
 def maintain(args: argparse.Namespace) -> int:
@@ -42,25 +40,19 @@ def maintain(args: argparse.Namespace) -> int:
     with to_write(args) as log:
         results = log.maintain()
     deleted, compacted = results["retention"], results["compaction"]
-    if args.json:
-        say_json(
-            {
-                "deleted": [result._asdict() for result in deleted],
-                "compacted": [_to_dict(result) for result in compacted],
-                "offsets_expired": results["offsets"],
-            }
-        )
-    else:
-        say(
-            *(
-                f"{result.topic}-{result.partition}: deleted {result.segments} segments, "
-                f"{result.bytes:,} bytes; the log begins at {result.start_offset}"
-                for result in deleted
-            ),
-            *map(_line, compacted),
-        )
-        if not deleted and not compacted:
-            note("Nothing was due")
+    document = {
+        "deleted": [result._asdict() for result in deleted],
+        "compacted": [_to_dict(result) for result in compacted],
+        "offsets_expired": results["offsets"],
+    }
+    lines = [
+        f"{result.topic}-{result.partition}: deleted {result.segments} segments, "
+        f"{result.bytes:,} bytes; the log begins at {result.start_offset}"
+        for result in deleted
+    ]
+    say_result(args, document, (*lines, *map(_line, compacted)))
+    if not (args.json or deleted or compacted):
+        note("Nothing was due")
     return FAILED if any(result.error is not None for result in compacted) else OK
 
 
@@ -68,13 +60,36 @@ def explain(args: argparse.Namespace) -> int:
     """Print what retention and compaction will do with topics, and why."""
     with to_read(args) as log:
         lines = {name: _explain(log.topic(name)) for name in args.topics or log.topics()}
-    if args.json:
-        say_json(lines)
-    else:
-        say(*(line for topic in lines.values() for line in topic))
+    say_result(args, lines, chain.from_iterable(lines.values()))
     return OK
 
 
 def _explain(topic: Any) -> list[str]:
     compacts = "compact" in topic.config["cleanup.policy"]
     return [*topic.describe_retention(), *(topic.explain_compaction() if compacts else [])]
+
+
+def verify(args: argparse.Namespace) -> int:
+    """Print the findings; change nothing."""
+    with to_read(args) as log, ProgressBar("verify") as bar:
+        findings = log.verify(progress=bar)
+        topics = len(log.topics())
+    document = {"findings": [finding._asdict() for finding in findings]}
+    say_result(args, document, map(str, findings))
+    if not args.json:
+        note(f"findings: {len(findings)}" if findings else f"healthy; topics: {topics}")
+    return FAILED if findings else OK
+
+
+def repair(args: argparse.Namespace) -> int:
+    """Print what is dropped, or would be."""
+    with to_write(args) as log, ProgressBar("repair") as bar:
+        mended = log.root.startup_report
+        repaired = log.repair(dry_run=not args.yes, progress=bar)
+    document = {"mended": mended, "repaired": repaired, "dry_run": not args.yes}
+    say_result(args, document, (*mended, *repaired))
+    if not args.json and not repaired:
+        note("Nothing to repair")
+    elif not args.json and not args.yes:
+        note("Dry run, nothing was changed; repeat the command with --yes")
+    return FAILED if repaired and not args.yes else OK

@@ -1,18 +1,21 @@
-"""Opens the log of a command."""
+"""Opens the log of a command, and waits for changes of it."""
 
 from __future__ import annotations
 
 import argparse
 import errno
 import os
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+import embedlog
 from embedlog.errors import InvalidConfigError, NotALogError, StorageError
 from embedlog.keyspace import FORMAT_FILE
 
 if TYPE_CHECKING:
     from embedlog.api import Log
 
+_WAIT_SECONDS = 60.0
 _NO_PERMISSION = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
@@ -32,15 +35,11 @@ def is_log(root: str) -> bool:
 
 def to_read(args: argparse.Namespace) -> Log:
     """Open an existing log read-only."""
-    import embedlog
-
     return embedlog.open(_existing(args), mode="r")
 
 
 def to_write(args: argparse.Namespace, *, create: bool = False, durability: str = "os") -> Log:
     """Open a log for writing; create it only with ``create``."""
-    import embedlog
-
     root = root_of(args) if create else _existing(args)
     # Without maintenance, so that a command deletes nothing on its own.
     return embedlog.open(root, durability=durability, maintenance=False)
@@ -63,3 +62,17 @@ def to_follow(args: argparse.Namespace) -> Log:
         if error.errno not in _NO_PERMISSION:
             raise
         return to_read(args)
+
+
+def rounds(log: Log, *, follow: bool) -> Iterator[None]:
+    """Yield once; with ``follow`` also after each change of the log, without an end."""
+    wake = log.root.wake
+    if follow:
+        wake.join()
+    while True:
+        # Read before the records: a change during the round ends the wait at once.
+        seen = wake.value()
+        yield
+        if not follow:
+            return
+        wake.wait(seen, _WAIT_SECONDS)

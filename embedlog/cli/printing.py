@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import base64
+import argparse
 import sys
+from collections.abc import Iterable
 from typing import Any
 
 
@@ -24,11 +25,9 @@ def say_json(result: Any) -> None:
     say(json.dumps(result, ensure_ascii=False))
 
 
-def readable(data: bytes | None) -> Any:
-    """Return bytes for JSON: text if they are UTF-8, else ``{"base64": …}``."""
-    if data is None:
-        return None
-    try:
-        return data.decode()
-    except UnicodeDecodeError:
-        return {"base64": base64.b64encode(data).decode()}
+def say_result(args: argparse.Namespace, document: Any, lines: Iterable[str]) -> None:
+    """Print a result to stdout: as one JSON document with --json, otherwise as lines."""
+    if args.json:
+        say_json(document)
+    else:
+        say(*lines)

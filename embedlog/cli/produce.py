@@ -11,16 +11,13 @@ import os
 import stat
 import sys
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from embedlog.cli.open_log import to_write
 from embedlog.cli.parser import OK
 from embedlog.cli.printing import note, say_json
 from embedlog.errors import InvalidRecordError
 from embedlog.progress import ProgressBar
-
-if TYPE_CHECKING:
-    from embedlog.producer import Producer
 
 _CHUNK_BYTES = 4 << 20
 _FIELDS = {"value", "key", "headers", "partition", "timestamp"}
@@ -39,7 +36,7 @@ class InputRecord(NamedTuple):
 
 
 class InputBatch(NamedTuple):
-    """Records for one partition, or for any; either all or none have a timestamp."""
+    """The arguments of `Producer.send_batch`; either all records have a timestamp, or none."""
 
     partition: int | None
     values: list[bytes | None]
@@ -58,7 +55,9 @@ def produce(args: argparse.Namespace) -> int:
             for lines in _chunks():
                 # A list, so that the last line is parsed before the first is sent.
                 batches = list(_batches(args, lines, lines_before))
-                count += sum([_send(producer, args.topic, batch) for batch in batches])
+                for batch in batches:
+                    producer.send_batch(args.topic, **batch._asdict()).result()
+                    count += len(batch.values)
                 lines_before += len(lines)
                 done += sum(map(len, lines)) + len(lines)
                 bar(done, total)
@@ -67,19 +66,6 @@ def produce(args: argparse.Namespace) -> int:
     elif sys.stderr.isatty():
         note(f"{count} records")
     return OK
-
-
-def _send(producer: Producer, topic: str, batch: InputBatch) -> int:
-    future = producer.send_batch(
-        topic,
-        batch.values,
-        keys=batch.keys,
-        headers=batch.headers,
-        timestamps=batch.timestamps,
-        partition=batch.partition,
-    )
-    future.result()
-    return len(batch.values)
 
 
 def _input_size() -> int:
@@ -113,8 +99,8 @@ def _batches(
     separator = args.key_separator.encode("utf-8", "surrogateescape")
     pairs = [line.partition(separator) for line in lines]
     # A line without the separator is a value without a key, as for kcat.
-    keys = [key if found else None for key, found, _ in pairs]
-    values: list[bytes | None] = [value if found else line for line, found, value in pairs]
+    keys = [key if mark else None for key, mark, _ in pairs]
+    values: list[bytes | None] = [value if mark else line for line, mark, value in pairs]
     return [InputBatch(args.partition, values, keys)]
 
 
@@ -129,13 +115,13 @@ def _json_batches(
             target = record.partition if record.partition is not None else partition
             groups.setdefault((target, record.timestamp is None), []).append(record)
     for (target, without_timestamp), records in groups.items():
-        headers = [record.headers for record in records]
+        values, keys, headers, _, timestamps = map(list, zip(*records, strict=True))
         yield InputBatch(
             target,
-            [record.value for record in records],
-            [record.key for record in records],
+            values,
+            keys,
             headers if any(headers) else None,
-            None if without_timestamp else [record.timestamp or 0 for record in records],
+            None if without_timestamp else timestamps,
         )
 
 
@@ -154,7 +140,7 @@ def _parse(line: bytes, number: int) -> InputRecord:
             _integer(fields, "partition"),
             _integer(fields, "timestamp"),
         )
-    except (ValueError, TypeError) as error:
+    except ValueError as error:
         raise InvalidRecordError(f"Line {number}: {error}") from None
 
 
@@ -173,12 +159,16 @@ def _bytes(value: Any) -> bytes | None:
 
 
 def _headers(value: Any) -> list[tuple[str, bytes | None]]:
-    pairs = value.items() if isinstance(value, dict) else value or ()
+    pairs = list(value.items()) if isinstance(value, dict) else value or []
     headers = []
-    for name, content in pairs:
-        if not isinstance(name, str):
-            raise ValueError(f"the name of a header must be a string, got {name!r}")
-        headers.append((name, _bytes(content)))
+    for pair in pairs if isinstance(pairs, list) else [pairs]:
+        match pair:
+            case [str(name), content]:
+                headers.append((name, _bytes(content)))
+            case _:
+                raise ValueError(
+                    f"headers must be {{name: value}} or [[name, value], ...], got {value!r}"
+                )
     return headers
 
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 import argparse
 import os
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from itertools import chain
 from typing import Any
 
 from embedlog import keyspace, kv
 from embedlog.cli.open_log import root_of, to_read, to_write
 from embedlog.cli.parser import OK
-from embedlog.cli.printing import note, say, say_json
+from embedlog.cli.printing import note, say_json, say_result
 from embedlog.errors import InvalidConfigError, TopicAlreadyExistsError
 from embedlog.files import Files
 from embedlog.keyspace import FORMAT_FILE, FORMAT_VERSION
@@ -34,7 +36,8 @@ def create(args: argparse.Namespace) -> int:
             )
         except TopicAlreadyExistsError as error:
             if error.differences:
-                error.todo = _command_to_apply(args.topic, error.differences)
+                todo = _command_to_apply(args.topic, error.differences)
+                raise TopicAlreadyExistsError(error.what, todo=todo, **error.facts) from None
             raise
         if args.json:
             say_json(log.describe_topic(args.topic))
@@ -69,10 +72,7 @@ def _parse_settings(options: list[str]) -> dict[str, str]:
 def show_names(args: argparse.Namespace) -> int:
     """Print the names of all topics, without loading pyarrow."""
     names = [name for name in _names(args) if args.internal or not name.startswith(_INTERNAL)]
-    if args.json:
-        say_json(names)
-    else:
-        say(*names)
+    say_result(args, names, names)
     return OK
 
 
@@ -81,23 +81,20 @@ def _names(args: argparse.Namespace) -> list[str]:
     if not _is_ordinary(root):
         with to_read(args) as log:  # Raises an error that says what is wrong.
             return log.topics(internal=True)
-    files = Files(root, writable=False)
-    try:
+    with ExitStack() as closing:
+        files = Files(root, writable=False)
+        closing.callback(files.close_all)
         state = kv.Store(files, "state", durable=True, timeout=10)
-        try:
-            return state.read(lambda txn: [name for (name,) in keyspace.TOPICS.keys(txn)])
-        finally:
-            state.close()
-    finally:
-        files.close_all()
+        closing.callback(state.close)
+        return state.read(lambda txn: [name for (name,) in keyspace.TOPICS.keys(txn)])
 
 
 def _is_ordinary(root: str) -> bool:
     """Whether this is a log in the current format."""
     try:
         with open(os.path.join(root, FORMAT_FILE), encoding="utf-8", errors="replace") as file:
-            known = f"format = {FORMAT_VERSION}\n" in file
-        return known and os.path.isdir(os.path.join(root, "state"))
+            is_current = f"format = {FORMAT_VERSION}\n" in file
+        return is_current and os.path.isdir(os.path.join(root, "state"))
     except OSError:
         return False
 
@@ -106,23 +103,20 @@ def describe(args: argparse.Namespace) -> int:
     """Print the settings that differ from the defaults, and the partitions."""
     with to_read(args) as log:
         topics = [log.describe_topic(name) for name in args.topics or log.topics()]
-    if args.json:
-        say_json(topics)
-    else:
-        for topic in topics:
-            _print_topic(topic)
+    say_result(args, topics, chain.from_iterable(map(_describe, topics)))
     return OK
 
 
-def _print_topic(topic: dict[str, Any]) -> None:
+def _describe(topic: dict[str, Any]) -> Iterator[str]:
     parts = topic["partitions"]
     records = sum(part["end_offset"] - part["start_offset"] for part in parts)
     size = format_bytes(sum(part["bytes"] for part in parts))
     unit = "offsets" if "compact" in topic["config"]["cleanup.policy"] else "records"
-    say(f"{topic['name']}  id {topic['id']}, {len(parts)} partitions, {records} {unit}, {size}")
-    say(*(f"  {name}={value}" for name, value in topic["overrides"].items()))
+    yield f"{topic['name']}  id {topic['id']}, {len(parts)} partitions, {records} {unit}, {size}"
+    for name, value in topic["overrides"].items():
+        yield f"  {name}={value}"
     for part in parts:
-        say(
+        yield (
             f"  partition {part['partition']}: offsets {part['start_offset']} to "
             f"{part['end_offset']}, {format_bytes(part['bytes'])} in {part['segments']} segments, "
             f"leader epoch {part['leader_epoch']}"
