@@ -259,13 +259,10 @@ def path_of(directory: str, partition: int, file_name: str) -> str:
 
 def create(files: Files, path: str, schema: pa.Schema) -> SegmentFile:
     """Create an empty segment, with a schema only; an existing file is cut."""
-    fd = files.open(path, write=True, create=True)
-    try:
+    with files.opened(path, write=True, create=True) as fd:
         if files.size(fd):
             files.truncate(fd, 0)
             # Else a power cut could leave old batches behind the new schema.
             files.sync(fd)
         files.write(fd, [schema.serialize()], 0)
-    finally:
-        files.close(fd)
     return SegmentFile(files, path, write=True)

@@ -58,11 +58,8 @@ class Reserve:
         """Return how many bytes it has now; 0 after it was released."""
         if not self._files.exists(RESERVE_FILE):
             return 0
-        fd = self._files.open(RESERVE_FILE)
-        try:
+        with self._files.opened(RESERVE_FILE) as fd:
             return self._files.size(fd)
-        finally:
-            self._files.close(fd)
 
     def keep(self) -> bool:
         """Create it if there is space for it and a quarter more; return whether it exists now."""
@@ -71,11 +68,8 @@ class Reserve:
             return False
         try:
             # Even if it exists: after a copy or a power cut it may be sparse.
-            fd = self._files.open(RESERVE_FILE, write=True, create=True)
-            try:
+            with self._files.opened(RESERVE_FILE, write=True, create=True) as fd:
                 self._files.allocate(fd, size)
-            finally:
-                self._files.close(fd)
         except StorageError:
             # A part of it would count as the whole.
             with suppress(StorageError):
@@ -146,13 +140,10 @@ class Reserve:
         if size <= 0:
             return True
         try:
-            fd = self._files.open(_TRIAL_FILE, write=True, create=True)
-            try:
+            with self._files.opened(_TRIAL_FILE, write=True, create=True) as fd:
                 # Unlinked first, so that the space is freed even if the process is killed.
                 self._files.unlink(_TRIAL_FILE, missing_ok=True)
                 self._files.allocate(fd, size)
-            finally:
-                self._files.close(fd)
         except StorageError:
             return False
         return True

@@ -147,14 +147,11 @@ class WakePage:
         if self.value() != seen or timeout <= 0:
             return
         calls = self._calls
-        if self._polls or not calls:
-            self._poll(seen, timeout)
+        if calls and not self._polls:
+            span = ctypes.byref(_Timespec(int(timeout), int(timeout % 1 * 1e9)))
+            # The kernel compares again, under its lock, before it puts the thread to sleep.
+            _syscall(*calls.page, _FUTEX_WAIT, ctypes.c_uint32(seen), span, None, 0)
             return
-        span = ctypes.byref(_Timespec(int(timeout), int(timeout % 1 * 1e9)))
-        # The kernel compares again, under its lock, before it puts the thread to sleep.
-        _syscall(*calls.page, _FUTEX_WAIT, ctypes.c_uint32(seen), span, None, 0)
-
-    def _poll(self, seen: int, timeout: float) -> None:
         while timeout > 0 and self.value() == seen:
             select.select((), (), (), min(timeout, POLL_SECONDS))
             timeout -= POLL_SECONDS
@@ -212,11 +209,8 @@ class _Calls:
 def forget_waiters(files: Files) -> None:
     """Reset the count; no process is attached, so the waiters still counted were killed."""
     if files.exists(WAKE_FILE):
-        fd = files.open(WAKE_FILE, write=True)
-        try:
+        with files.opened(WAKE_FILE, write=True) as fd:
             files.write(fd, [bytes(4)], _WAITERS_AT)
-        finally:
-            files.close(fd)
 
 
 def _address(memory: mmap.mmap) -> int:
