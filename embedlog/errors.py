@@ -9,7 +9,18 @@ from __future__ import annotations
 
 import builtins
 from errno import ENOENT, ENOTDIR
+from functools import partial
 from typing import Any, ClassVar
+
+
+_PLACES = {
+    "offset": "offset {}",
+    "path": "{}",
+    "position": "byte {}",
+    "group": "group {}",
+    "member": "member {}",
+}
+"""The facts that say where an error happened, besides topic and partition."""
 
 
 class EmbedlogError(Exception):
@@ -41,34 +52,16 @@ class EmbedlogError(Exception):
             setattr(self, name, fact)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild, (type(self), self.what, self.todo, self.facts)
+        return partial(type(self), todo=self.todo, **self.facts), (self.what,)
 
     def __str__(self) -> str:
-        where = self._where()
-        text = f"{self.what} [{where}]" if where else self.what
-        return f"{text}. {self.todo}" if self.todo else text
-
-    def _where(self) -> str:
-        parts = []
+        facts = ((text, getattr(self, name)) for name, text in _PLACES.items())
+        where = [text.format(fact) for text, fact in facts if fact is not None]
         if self.topic is not None:
-            parts.append(self.topic if self.partition is None else f"{self.topic}-{self.partition}")
-        if self.offset is not None:
-            parts.append(f"offset {self.offset}")
-        if self.path is not None:
-            parts.append(self.path)
-        if self.position is not None:
-            parts.append(f"byte {self.position}")
-        if self.group is not None:
-            parts.append(f"group {self.group}")
-        if self.member is not None:
-            parts.append(f"member {self.member}")
-        return ", ".join(parts)
-
-
-def _rebuild(
-    error_class: type[EmbedlogError], what: str, todo: str | None, facts: dict[str, Any]
-) -> EmbedlogError:
-    return error_class(what, todo=todo, **facts)
+            partition = "" if self.partition is None else f"-{self.partition}"
+            where.insert(0, f"{self.topic}{partition}")
+        text = f"{self.what} [{', '.join(where)}]" if where else self.what
+        return f"{text}. {self.todo}" if self.todo else text
 
 
 # Usage
