@@ -12,7 +12,6 @@ from errno import ENOENT, ENOTDIR
 from functools import partial
 from typing import Any, ClassVar
 
-
 _PLACES = {
     "offset": "offset {}",
     "path": "{}",

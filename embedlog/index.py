@@ -108,20 +108,19 @@ def active_position_of_offset(txn: kv.Txn, key: bytes, segment_id: int, offset: 
     with txn.cursor() as cursor:
         has_row = cursor.set_range(_ENTRIES.key(key, segment_id, offset + 1))
         has_row = cursor.prev() if has_row else cursor.last()
-        return _position(cursor, _ENTRIES.prefix(key, segment_id)) if has_row else None
+        if not has_row or not cursor.key().startswith(_ENTRIES.prefix(key, segment_id)):
+            return None
+        return _position(cursor.value())
 
 
 def active_position_from_offset(
     txn: kv.Txn, key: bytes, segment_id: int, offset: int
 ) -> int | None:
     """As `position_from_offset`, in the rows of the active segment, by one seek."""
-    with txn.cursor() as cursor:
-        has_row = cursor.set_range(_ENTRIES.key(key, segment_id, offset))
-        return _position(cursor, _ENTRIES.prefix(key, segment_id)) if has_row else None
+    rows = kv.rows(txn, _ENTRIES.prefix(key, segment_id), _ENTRIES.key(key, segment_id, offset))
+    return next((_position(row) for _, row in rows), None)
 
 
-def _position(cursor: Any, prefix: bytes) -> int | None:
-    """Return the position in a cursor's row; None if that is damaged, or of another segment."""
-    row = cursor.value()
-    is_entry = cursor.key().startswith(prefix) and len(row) == _ROW.size
-    return _ROW.unpack(row)[0] if is_entry else None
+def _position(row: bytes) -> int | None:
+    """Return the position in a row; None if that is damaged, as if there were no entry."""
+    return _ROW.unpack(row)[0] if len(row) == _ROW.size else None

@@ -772,10 +772,10 @@ def read_unused(files: Files, name: str, step: Step[T]) -> T:
         return step(txn)
 
 
-def rows(txn: Txn, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
-    """Yield the rows of a transaction whose keys start with ``prefix``, in order."""
+def rows(txn: Txn, prefix: bytes, start: bytes | None = None) -> Iterator[tuple[bytes, bytes]]:
+    """Yield the rows whose keys start with ``prefix``, in order, those before ``start`` omitted."""
     with txn.cursor() as cursor:
-        if not cursor.set_range(prefix):
+        if not cursor.set_range(prefix if start is None else start):
             return
         for key, value in cursor:
             if not key.startswith(prefix):
