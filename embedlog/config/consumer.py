@@ -9,6 +9,7 @@ from typing import Any
 from embedlog.config.settings import Settings
 from embedlog.config.values import (
     INT_MAX,
+    callable_or_method,
     checked,
     choice,
     label,
@@ -19,16 +20,10 @@ from embedlog.config.values import (
 )
 
 
-def _deserializer(value: object) -> object:
-    if value is None or callable(value) or hasattr(value, "deserialize"):
-        return value
-    raise ValueError("callable, or an object with a method deserialize(topic, bytes)")
-
-
-def _instance_id(value: object) -> str | None:
+def _instance_id(value: object) -> object:
     legal = isinstance(value, str) and re.fullmatch(r"[A-Za-z0-9._-]{1,249}", value)
     if value is None or (legal and value not in (".", "..")):
-        return value if isinstance(value, str) else None
+        return value
     raise ValueError("1 to 249 letters, digits, '.', '_' and '-'")
 
 
@@ -95,10 +90,10 @@ class ConsumerConfig(Settings):
     consumer_timeout_ms: int | None = checked(None, optional_ms)
     """Iteration ends if no record comes for this long; None waits without a limit."""
 
-    key_deserializer: Any = checked(None, _deserializer)
+    key_deserializer: Any = callable_or_method("deserialize(topic, bytes)")
     """Converts bytes to keys: a callable, or an object with ``deserialize(topic, bytes)``."""
 
-    value_deserializer: Any = checked(None, _deserializer)
+    value_deserializer: Any = callable_or_method("deserialize(topic, bytes)")
     """Converts bytes to values, likewise."""
 
     check_crcs: bool = switch(True)
@@ -130,11 +125,7 @@ class ConsumerConfig(Settings):
 
     def __post_init__(self) -> None:
         self._check_each()
-        self._require(
-            self.heartbeat_interval_ms < self.session_timeout_ms,
-            *("heartbeat_interval_ms", "must be less than", "session_timeout_ms"),
-        )
-        self._require(
-            self.group_instance_id is None or self.group_id is not None,
-            *("group_instance_id", "needs a group, but there is", "group_id"),
-        )
+        if self.heartbeat_interval_ms >= self.session_timeout_ms:
+            self._contradict("heartbeat_interval_ms", "must be less than", "session_timeout_ms")
+        if self.group_instance_id is not None and self.group_id is None:
+            self._contradict("group_instance_id", "needs a group, but there is", "group_id")

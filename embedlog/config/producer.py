@@ -8,6 +8,7 @@ from typing import Any
 from embedlog.config.settings import Settings
 from embedlog.config.values import (
     INT_MAX,
+    callable_or_method,
     checked,
     compression,
     label,
@@ -25,12 +26,6 @@ def _acks(value: object) -> object:
     if isinstance(value, bool) or str(value) not in _ACKS:
         raise ValueError("one of 0, 1, all")
     return _ACKS[str(value)]
-
-
-def _serializer(value: object) -> object:
-    if value is None or callable(value) or hasattr(value, "serialize"):
-        return value
-    raise ValueError("callable, or an object with a method serialize(topic, value)")
 
 
 def _partitioner(value: object) -> object:
@@ -78,10 +73,10 @@ class ProducerConfig(Settings):
     producer_name: str | None = checked(None, optional_text)
     """embedlog's own: a persistent identity; a new producer with it fences the older one (G17)."""
 
-    key_serializer: Any = checked(None, _serializer)
+    key_serializer: Any = callable_or_method("serialize(topic, value)")
     """Converts keys to bytes: a callable, or an object with ``serialize(topic, key)``."""
 
-    value_serializer: Any = checked(None, _serializer)
+    value_serializer: Any = callable_or_method("serialize(topic, value)")
     """Converts values to bytes, likewise."""
 
     partitioner: Any = checked(None, _partitioner)
@@ -130,14 +125,6 @@ class ProducerConfig(Settings):
 
     def __post_init__(self) -> None:
         self._check_each()
-        self._set_delivery_timeout()
-        required = self.enable_idempotence or self.producer_name is not None
-        if self.enable_idempotence is None:
-            self._set("enable_idempotence", required or not self._idempotence_conflict())
-        if required:
-            self._check_idempotence()
-
-    def _set_delivery_timeout(self) -> None:
         shortest = self.linger_ms + self.request_timeout_ms
         if self.delivery_timeout_ms is None:
             self._set("delivery_timeout_ms", max(120_000, shortest))
@@ -147,20 +134,17 @@ class ProducerConfig(Settings):
                 f"{self.linger_ms} plus request_timeout_ms {self.request_timeout_ms}",
                 settings=("delivery_timeout_ms", "linger_ms", "request_timeout_ms"),
             )
-
-    def _idempotence_conflict(self) -> str | None:
-        """Return the first setting that excludes idempotence (G20)."""
-        if self.acks != "all":
-            return "acks"
-        if self.retries == 0:
-            return "retries"
-        if self.max_in_flight_requests_per_connection > 5:
-            return "max_in_flight_requests_per_connection"
-        return None
-
-    def _check_idempotence(self) -> None:
-        why = "cannot be combined with"
-        self._require(bool(self.enable_idempotence), "producer_name", why, "enable_idempotence")
-        if conflict := self._idempotence_conflict():
+        conflicts = {
+            "acks": self.acks != "all",
+            "retries": self.retries == 0,
+            "max_in_flight_requests_per_connection": self.max_in_flight_requests_per_connection > 5,
+        }
+        conflict = next((name for name, conflicting in conflicts.items() if conflicting), None)
+        required = self.enable_idempotence or self.producer_name is not None
+        if self.enable_idempotence is None:
+            self._set("enable_idempotence", required or conflict is None)
+        if required and not self.enable_idempotence:
+            conflict = "enable_idempotence"
+        if required and conflict:
             name = "producer_name" if self.producer_name else "enable_idempotence"
-            self._require(False, name, why, conflict)
+            self._contradict(name, "cannot be combined with", conflict)

@@ -54,8 +54,8 @@ class Settings:
         changes = {str(name).replace(".", "_"): value for name, value in settings.items()}
         if len(changes) < len(settings):
             self.parse(settings)  # Raises, since a setting is given twice.
-        kept = {name.replace(".", "_"): value for name, value in self.overrides().items()}
-        return self.parse(kept | changes)
+        overrides = {name.replace(".", "_"): value for name, value in self.overrides().items()}
+        return self.parse(overrides | changes)
 
     def overrides(self) -> dict[str, object]:
         """Return the settings that differ from their defaults, by their dotted names."""
@@ -107,10 +107,9 @@ class Settings:
     def _set(self, name: str, value: object) -> None:
         object.__setattr__(self, name, value)
 
-    def _require(self, condition: bool, first: str, why: str, second: str) -> None:
-        """Raise, with the values of two settings, unless a condition between them holds."""
-        if not condition:
-            raise InvalidConfigError(
-                f"{first} {getattr(self, first)!r} {why} {second} {getattr(self, second)!r}",
-                settings=(first, second),
-            )
+    def _contradict(self, first: str, why: str, second: str) -> NoReturn:
+        """Raise, with the values of two settings that contradict each other."""
+        raise InvalidConfigError(
+            f"{first} {getattr(self, first)!r} {why} {second} {getattr(self, second)!r}",
+            settings=(first, second),
+        )

@@ -5,15 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from embedlog.config.settings import Settings
-from embedlog.config.values import (
-    INT_MAX,
-    LONG_MAX,
-    checked,
-    choice,
-    compression,
-    number,
-    switch,
-)
+from embedlog.config.values import INT_MAX, LONG_MAX, checked, choice, compression, number, switch
 
 
 def _topic_compression(value: object) -> str:
@@ -142,14 +134,11 @@ class TopicConfig(Settings):
 
     def __post_init__(self) -> None:
         self._check_each()
-        self._require(
-            self.segment_jitter_ms <= self.segment_ms,
-            *("segment_jitter_ms", "must not be more than", "segment_ms"),
-        )
-        self._require(
-            self.min_compaction_lag_ms <= self.max_compaction_lag_ms,
-            *("min_compaction_lag_ms", "must not be more than", "max_compaction_lag_ms"),
-        )
+        above = "must not be more than"
+        if self.segment_jitter_ms > self.segment_ms:
+            self._contradict("segment_jitter_ms", above, "segment_ms")
+        if self.min_compaction_lag_ms > self.max_compaction_lag_ms:
+            self._contradict("min_compaction_lag_ms", above, "max_compaction_lag_ms")
 
     @property
     def compacts(self) -> bool:

@@ -46,10 +46,9 @@ def _parse_number(kind: type, value: object) -> int | float:
     if isinstance(value, bool) or (kind is int and isinstance(value, float) and value % 1):
         raise ValueError(wanted)
     try:
-        parsed: int | float = kind(value)
+        return kind(value)  # type: ignore[no-any-return]
     except (TypeError, ValueError, OverflowError):
         raise ValueError(wanted) from None
-    return parsed
 
 
 def switch(default: bool | None) -> Any:
@@ -76,6 +75,17 @@ def choice(default: str, *others: str) -> Any:
         return str(value)
 
     return checked(default, check)
+
+
+def callable_or_method(call: str) -> Any:
+    """Declare a callable, or an object with a method that is called like ``call``; or None."""
+
+    def check(value: object) -> object:
+        if value is None or callable(value) or hasattr(value, call.partition("(")[0]):
+            return value
+        raise ValueError(f"callable, or an object with a method {call}")
+
+    return checked(None, check)
 
 
 def optional_text(value: object) -> str | None:
