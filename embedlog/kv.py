@@ -502,8 +502,8 @@ class Store:
         allocated and freed.  Then all of its rows are checked.
         """
         with shared.reading:
-            pages, bytes_each = shared.handle.info()["last_pgno"] + 1, shared.handle.stat()["psize"]
-        if self._length < pages * bytes_each:
+            pages, page_bytes = shared.handle.info()["last_pgno"] + 1, shared.handle.stat()["psize"]
+        if self._length < pages * page_bytes:
             # A concurrent write of another process looks like damage.
             for _ in range(CHECKS):
                 problems = findings(self.path)

@@ -86,19 +86,15 @@ def murmur2_many(offsets: IntArray, data: UInt8Array) -> Int32Array:
     hashes = np.empty(count, np.uint32)
     start = 0
     while start < count:
-        stop = _chunk_stop(offsets, start, count)
+        # A chunk has at least one key.
+        stop = min(start + _CHUNK_KEYS, count)
+        limit = int(offsets[start]) + _CHUNK_BYTES
+        if offsets[stop] > limit:
+            stop = start + int(np.searchsorted(offsets[start : stop + 1], limit, "right")) - 1
+            stop = max(stop, start + 1)
         hashes[start:stop] = _hash_chunk(offsets[start : stop + 1], data)
         start = stop
     return hashes.view(np.int32)
-
-
-def _chunk_stop(offsets: IntArray, start: int, count: int) -> int:
-    """Return where the chunk that begins with key ``start`` ends; it has at least one key."""
-    stop = min(start + _CHUNK_KEYS, count)
-    limit = int(offsets[start]) + _CHUNK_BYTES
-    if offsets[stop] > limit:
-        stop = start + int(np.searchsorted(offsets[start : stop + 1], limit, "right")) - 1
-    return max(stop, start + 1)
 
 
 def _hash_chunk(offsets: IntArray, data: UInt8Array) -> UInt32Array:

@@ -162,12 +162,11 @@ class Files:
             counted: Allow writing in a read-only log; for the wake page, where being
                 counted as a waiter changes no log.
         """
-        if (write and not counted) or create:
-            self._check_writable("open", path)
         flags = _OPEN_FILE | (os.O_RDWR if write else os.O_RDONLY)
         if create:
             flags |= os.O_CREAT | (os.O_EXCL if exclusive else 0)
-        with self._parent(path, "open") as (directory, name):
+        changes = (write and not counted) or create
+        with self._parent(path, "open", changes=changes) as (directory, name):
             fd = os.open(name, flags, _FILE_MODE, dir_fd=directory)
             try:
                 status = os.fstat(fd)
@@ -348,8 +347,7 @@ class Files:
 
     def make_directory(self, path: str, exist_ok: bool = True) -> None:
         """Make one directory (0700) in a parent that exists; durable after `sync_directory`."""
-        self._check_writable("make directory", path)
-        with self._parent(path, "make directory") as (directory, name):
+        with self._parent(path, "make directory", changes=True) as (directory, name):
             try:
                 os.mkdir(name, _DIRECTORY_MODE, dir_fd=directory)
             except FileExistsError:
@@ -359,8 +357,7 @@ class Files:
 
     def remove_directory(self, path: str) -> None:
         """Remove an empty directory."""
-        self._check_writable("remove directory", path)
-        with self._parent(path, "remove directory") as (directory, name):
+        with self._parent(path, "remove directory", changes=True) as (directory, name):
             os.rmdir(name, dir_fd=directory)
 
     def list(self, path: str) -> list[str]:
@@ -383,17 +380,16 @@ class Files:
 
     def rename(self, old: str, new: str) -> None:
         """Rename, replacing a file at `new` at once; durable after `sync_directory` of `new`'s."""
-        self._check_writable("rename", old)
-        with self._parent(old, "rename") as (source, name):
-            # Nested, so that an error names both directories; mostly they are the same.
-            with self._parent(new, "rename") as (target, new_name):
-                os.rename(name, new_name, src_dir_fd=source, dst_dir_fd=target)
+        with (
+            self._parent(old, "rename", changes=True) as (source, name),
+            self._parent(new, "rename") as (target, new_name),
+        ):
+            os.rename(name, new_name, src_dir_fd=source, dst_dir_fd=target)
 
     def unlink(self, path: str, missing_ok: bool = False) -> None:
         """Remove a file's name; processes that have it open or mapped keep its bytes."""
-        self._check_writable("unlink", path)
         try:
-            with self._parent(path, "unlink") as (directory, name):
+            with self._parent(path, "unlink", changes=True) as (directory, name):
                 os.unlink(name, dir_fd=directory)
         except StorageError as error:
             if not missing_ok or not error.missing:
@@ -568,11 +564,18 @@ class Files:
         return self._root_fd
 
     @contextmanager
-    def _parent(self, path: str, operation: str) -> Iterator[tuple[int, str]]:
+    def _parent(
+        self, path: str, operation: str, changes: bool = False
+    ) -> Iterator[tuple[int, str]]:
         """Open the directory that holds `path`; yields it and the name of `path` in it.
 
-        The body must be one operation on `path`: its errors become `StorageError`.
+        The body must be one operation on `path`: its errors become `StorageError`.  One that
+        `changes` anything raises `ReadOnlyError` in a log that was opened to read.
         """
+        if changes and not self.writable:
+            raise ReadOnlyError(
+                f"The log was opened to read: {operation}", path=self._absolute(path)
+            )
         parent, _, name = path.rpartition("/")
         if name in ("", ".", ".."):
             raise self._failed(OSError(errno.EINVAL, "not a name"), operation, path)
@@ -613,12 +616,6 @@ class Files:
                 os.close(directory)
             raise self._failed(error, operation, path) from error
         return directory
-
-    def _check_writable(self, operation: str, path: str) -> None:
-        if not self.writable:
-            raise ReadOnlyError(
-                f"The log was opened to read: {operation}", path=self._absolute(path)
-            )
 
     def _absolute(self, where: int | str) -> str:
         """Return the path of a descriptor, or of a path relative to the root, for errors."""

@@ -112,9 +112,16 @@ class Reserve:
         Raises:
             DiskFullError: There is not; housekeeping needs the little there is.
         """
-        if not self.size() or self.held() or self._try_to_keep():
+        if not self.size() or self.held():
             self.short = False
             return
+        # Each attempt takes space for a moment that housekeeping may be about to use.
+        enough = self._files.free_bytes() >= _with_margin(self.size())
+        uptime_ms = self._files.uptime_ms()
+        if enough or uptime_ms - self._tried_ms >= _RETRY_MS:
+            self._tried_ms = uptime_ms
+            if self.keep():
+                return
         raise DiskFullError(
             "The disk is full, and what is left is reserved for housekeeping",
             errno=errno.ENOSPC,
@@ -122,18 +129,6 @@ class Reserve:
             path=self._files.root,
             todo="Free some space, or wait for retention to do so: appends then work again.",
         )
-
-    def _try_to_keep(self) -> bool:
-        """Create the reserve; not if too little is reported as free and it failed a moment ago.
-
-        Each attempt takes space for a moment that housekeeping may be about to use.
-        """
-        enough = self._files.free_bytes() >= _with_margin(self.size())
-        uptime_ms = self._files.uptime_ms()
-        if not enough and uptime_ms - self._tried_ms < _RETRY_MS:
-            return False
-        self._tried_ms = uptime_ms
-        return self.keep()
 
     def _fits(self, size: int) -> bool:
         """Return whether this process can store ``size`` more bytes: allocate and free them."""
