@@ -224,26 +224,17 @@ class Table(Generic[V]):
         """Encode a value, without its checksum."""
         self.unpack: Callable[[bytes], V]
         """Decode a value, without its checksum."""
-        fields = self.value_layout.fields
-        if len(fields) == 1:
-            self._set_codec(lambda field: field, lambda field: (field,))
+        fields, layout = self.value_layout.fields, self.value_layout
+        if len(fields) > 1:
+            rows: Table[Any] = self.typed(namedtuple("Row", fields))
+            self.pack, self.unpack = rows.pack, rows.unpack
         elif fields:
-            self._set_codec(namedtuple("Row", fields), None)
+            self.pack, self.unpack = layout.pack, lambda data: layout.unpack(data)[0]
         else:
-            self._set_codec(lambda: None, lambda _: ())
-
-    def _set_codec(
-        self, make: Callable[..., Any], fields: Callable[[Any], Iterable[Any]] | None
-    ) -> None:
-        pack, unpack = self.value_layout.pack, self.value_layout.unpack
-        if fields is None:
-            # As `_make` of a named tuple, which is in Python.
-            new: Any = tuple.__new__
-            self.pack = lambda value: pack(*value)  # type: ignore[misc]
-            self.unpack = lambda data: new(make, unpack(data))
-        else:
-            self.pack = lambda value: pack(*fields(value))
-            self.unpack = lambda data: make(*unpack(data))
+            self.pack, self.unpack = (
+                lambda _: b"",
+                lambda data: cast("V", layout.unpack(data) or None),
+            )
 
     def typed(
         self, make: Callable[..., W], fields: Callable[[W], Iterable[Any]] | None = None
@@ -254,9 +245,12 @@ class Table(Generic[V]):
             make: Makes such a value of the fields.
             fields: Returns the fields of a value; not needed if ``make`` is a named tuple.
         """
-        table = cast("Table[W]", copy(self))
-        table._set_codec(make, fields)
-        return table
+        pack, unpack = self.value_layout.pack, self.value_layout.unpack
+        if fields is not None:
+            return self.coded(lambda value: pack(*fields(value)), lambda data: make(*unpack(data)))
+        # As `_make` of a named tuple, which is in Python.
+        new: Any = tuple.__new__
+        return self.coded(lambda value: pack(*value), lambda data: new(make, unpack(data)))
 
     def coded(self, pack: Callable[[W], bytes], unpack: Callable[[bytes], W]) -> Table[W]:
         """Return this table with a codec of its own, for values that are more than fields."""

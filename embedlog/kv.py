@@ -71,7 +71,7 @@ DAMAGED = (
 """The errors of LMDB for a damaged file."""
 
 _environments: dict[_Key, _Environment] = {}
-_table_lock = threading.Lock()
+_table_lock = threading.RLock()
 _stores: weakref.WeakSet[Store] = weakref.WeakSet()
 
 
@@ -467,9 +467,16 @@ class Store:
             raise self._damaged()
         key = (self._name, *self._files.identity())
         if self._data is None:
-            self._data = self._open_data()
+            # Its length is checked; LMDB makes a new database of an empty file.
+            data = self._files.open(f"{self._name}/data.mdb")
+            self._length = self._files.size(data)
+            if self._length < META_BYTES:
+                self._files.close(data)
+                what = f"The database has {self._length} bytes"
+                raise _damaged(what, f"{self.path}/data.mdb")
+            self._data = data
         with _table_lock, _typed(self._files, "open", self.path):
-            _close_unused_locked()
+            close_unused()
             shared = _environments.get(key)
             if shared is None:
                 shared = _Environment(key, self.path, self._durable, self._files.writable)
@@ -485,15 +492,6 @@ class Store:
             raise
         self._shared = self._joined = shared
         return shared
-
-    def _open_data(self) -> int:
-        """Open the file to check its length; LMDB makes a new database of an empty one."""
-        data = self._files.open(f"{self._name}/data.mdb")
-        self._length = self._files.size(data)
-        if self._length < META_BYTES:
-            self._files.close(data)
-            raise _damaged(f"The database has {self._length} bytes", f"{self.path}/data.mdb")
-        return data
 
     def _check_pages(self, shared: _Environment) -> None:
         """Raise if the file was cut while other processes had it open, so that none checked it.
@@ -532,7 +530,7 @@ class Store:
     def _leave(self, shared: _Environment) -> None:
         with _table_lock:
             shared.users.discard(self)
-            _close_unused_locked()
+            close_unused()
 
     def close(self) -> None:
         """Leave the environment; the last user of this process closes it.
@@ -677,15 +675,11 @@ def close_unused() -> None:
     lock may be held.
     """
     with _table_lock:
-        _close_unused_locked()
-
-
-def _close_unused_locked() -> None:
-    for key, shared in list(_environments.items()):
-        if not shared.users:
-            del _environments[key]
-            with shared.writing, shared.reading:
-                shared.handle.close()
+        for key, shared in list(_environments.items()):
+            if not shared.users:
+                del _environments[key]
+                with shared.writing, shared.reading:
+                    shared.handle.close()
 
 
 def create(files: Files, name: str, *, durable: bool, rows: dict[bytes, bytes]) -> None:
@@ -810,7 +804,7 @@ def _after_fork_in_parent() -> None:
 
 def _after_fork_in_child() -> None:
     global _table_lock
-    _table_lock = threading.Lock()
+    _table_lock = threading.RLock()
     for shared in _environments.values():
         shared.handle.close()
     _environments.clear()

@@ -92,20 +92,18 @@ def murmur2_many(offsets: IntArray, data: UInt8Array) -> Int32Array:
         if offsets[stop] > limit:
             stop = start + int(np.searchsorted(offsets[start : stop + 1], limit, "right")) - 1
             stop = max(stop, start + 1)
-        hashes[start:stop] = _hash_chunk(offsets[start : stop + 1], data)
+        first, last = int(offsets[start]), int(offsets[stop])
+        # Four more bytes, so that the tail of the last key can be read as a whole word.
+        chunk = np.zeros(last - first + 4, np.uint8)
+        chunk[:-4] = data[first:last]
+        lengths = np.diff(offsets[start : stop + 1])
+        if lengths.min() == lengths.max():
+            hashes[start:stop] = _hash_equal_lengths(chunk, len(lengths), int(lengths[0]))
+        else:
+            starts = (offsets[start:stop] - first).astype(np.int64)
+            hashes[start:stop] = _hash_any_lengths(chunk, starts, lengths)
         start = stop
     return hashes.view(np.int32)
-
-
-def _hash_chunk(offsets: IntArray, data: UInt8Array) -> UInt32Array:
-    first, last = int(offsets[0]), int(offsets[-1])
-    # Four more bytes, so that the tail of the last key can be read as a whole word.
-    padded = np.zeros(last - first + 4, np.uint8)
-    padded[:-4] = data[first:last]
-    lengths = np.diff(offsets)
-    if lengths.min() == lengths.max():
-        return _hash_equal_lengths(padded, len(lengths), int(lengths[0]))
-    return _hash_any_lengths(padded, (offsets[:-1] - first).astype(np.int64), lengths)
 
 
 def _hash_equal_lengths(data: UInt8Array, count: int, length: int) -> UInt32Array:

@@ -9,6 +9,7 @@ from typing import Any
 from embedlog.config.settings import Settings
 from embedlog.config.values import (
     INT_MAX,
+    accepted,
     callable_or_method,
     checked,
     choice,
@@ -20,11 +21,9 @@ from embedlog.config.values import (
 )
 
 
-def _instance_id(value: object) -> object:
+def _is_instance_id(value: object) -> bool:
     legal = isinstance(value, str) and re.fullmatch(r"[A-Za-z0-9._-]{1,249}", value)
-    if value is None or (legal and value not in (".", "..")):
-        return value
-    raise ValueError("1 to 249 letters, digits, '.', '_' and '-'")
+    return value is None or (bool(legal) and value not in (".", ".."))
 
 
 def _assignors(value: Any) -> tuple[Any, ...]:
@@ -44,10 +43,12 @@ class ConsumerConfig(Settings):
     'latest'
     """
 
-    group_id: str | None = checked(None, optional_text)
+    group_id: str | None = optional_text()
     """The consumer group; with None the consumer is in no group and commits nothing."""
 
-    group_instance_id: str | None = checked(None, _instance_id)
+    group_instance_id: str | None = accepted(
+        None, _is_instance_id, "1 to 249 letters, digits, '.', '_' and '-'"
+    )
     """The name of a static member, which keeps its partitions over a restart (M13)."""
 
     partition_assignment_strategy: Any = checked(("range", "cooperative-sticky"), _assignors)
@@ -120,11 +121,11 @@ class ConsumerConfig(Settings):
     retry_backoff_ms: int = number(100, 0)
     """How long to wait before a retry."""
 
-    client_id: str = checked("", label)
+    client_id: str = label()
     """A name for display."""
 
     def __post_init__(self) -> None:
-        self._check_each()
+        Settings.__post_init__(self)
         if self.heartbeat_interval_ms >= self.session_timeout_ms:
             self._contradict("heartbeat_interval_ms", "must be less than", "session_timeout_ms")
         if self.group_instance_id is not None and self.group_id is None:

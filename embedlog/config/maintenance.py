@@ -49,6 +49,3 @@ class MaintenanceConfig(Settings):
 
     log_cleaner_io_max_bytes_per_second: float = number(inf, 1.0, inf)
     """Limits what all compaction threads together read and write."""
-
-    def __post_init__(self) -> None:
-        self._check_each()

@@ -8,6 +8,7 @@ from typing import Any
 from embedlog.config.settings import Settings
 from embedlog.config.values import (
     INT_MAX,
+    accepted,
     callable_or_method,
     checked,
     compression,
@@ -26,12 +27,6 @@ def _acks(value: object) -> object:
     if isinstance(value, bool) or str(value) not in _ACKS:
         raise ValueError("one of 0, 1, all")
     return _ACKS[str(value)]
-
-
-def _partitioner(value: object) -> object:
-    if value in (None, "round_robin") or callable(value):
-        return value
-    raise ValueError("None, 'round_robin' or a callable(key, partitions, available)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +65,7 @@ class ProducerConfig(Settings):
     On by default, unless other settings exclude it; an error if set together with those (G20).
     """
 
-    producer_name: str | None = checked(None, optional_text)
+    producer_name: str | None = optional_text()
     """embedlog's own: a persistent identity; a new producer with it fences the older one (G17)."""
 
     key_serializer: Any = callable_or_method("serialize(topic, value)")
@@ -79,7 +74,11 @@ class ProducerConfig(Settings):
     value_serializer: Any = callable_or_method("serialize(topic, value)")
     """Converts values to bytes, likewise."""
 
-    partitioner: Any = checked(None, _partitioner)
+    partitioner: Any = accepted(
+        None,
+        lambda value: value in (None, "round_robin") or callable(value),
+        "None, 'round_robin' or a callable(key, partitions, available)",
+    )
     """None: by key, without a key sticky (G1, G3); ``"round_robin"`` (G4); or kafka-python's
     ``callable(key_bytes, all_partitions, available_partitions)``."""
 
@@ -120,11 +119,11 @@ class ProducerConfig(Settings):
     metadata_max_age_ms: int = number(300_000, 0)
     """Accepted and ignored: topics are read from the catalog, without a cache that ages."""
 
-    client_id: str = checked("", label)
+    client_id: str = label()
     """A name for display."""
 
     def __post_init__(self) -> None:
-        self._check_each()
+        Settings.__post_init__(self)
         shortest = self.linger_ms + self.request_timeout_ms
         if self.delivery_timeout_ms is None:
             self._set("delivery_timeout_ms", max(120_000, shortest))

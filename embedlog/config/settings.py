@@ -90,8 +90,8 @@ class Settings:
             setting=name,
         )
 
-    def _check_each(self) -> None:
-        """Check every field and convert its value; called once, from ``__post_init__``."""
+    def __post_init__(self) -> None:
+        """Check every field and convert its value."""
         for field in fields(self):  # type: ignore[arg-type]
             value = getattr(self, field.name)
             # A default needs no check, and may be a value that users cannot pass.

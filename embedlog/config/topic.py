@@ -8,10 +8,6 @@ from embedlog.config.settings import Settings
 from embedlog.config.values import INT_MAX, LONG_MAX, checked, choice, compression, number, switch
 
 
-def _topic_compression(value: object) -> str:
-    return "producer" if value == "producer" else compression(value)
-
-
 def _cleanup_policy(value: object) -> str:
     words = value.split(",") if isinstance(value, str) else value
     policy = {str(word).strip() for word in words} if isinstance(words, list | tuple | set) else ()
@@ -108,7 +104,9 @@ class TopicConfig(Settings):
     file_delete_delay_ms: int = number(60_000, 0)
     """Unlink the file of a deleted segment after this delay (A39)."""
 
-    compression_type: str = checked("producer", _topic_compression)
+    compression_type: str = checked(
+        "producer", lambda value: value if value == "producer" else compression(value)
+    )
     """``none``, ``lz4`` or ``zstd``, whatever the producer uses; or ``producer``: as it does."""
 
     preallocate: bool = switch(False)
@@ -133,7 +131,7 @@ class TopicConfig(Settings):
     """Accepted and ignored: embedlog does not replicate (H1)."""
 
     def __post_init__(self) -> None:
-        self._check_each()
+        Settings.__post_init__(self)
         above = "must not be more than"
         if self.segment_jitter_ms > self.segment_ms:
             self._contradict("segment_jitter_ms", above, "segment_ms")

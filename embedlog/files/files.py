@@ -212,12 +212,10 @@ class Files:
         total = sum(map(len, rest))
         rest = without_first(rest, written)
         while rest:
-            try:
+            with self._errors("write", fd):
                 step = self._pwritev(fd, rest[:IOV_MAX], position + written)
-            except OSError as error:
-                raise self._failed(error, "write", fd) from error
-            if step <= 0:
-                raise self._failed(OSError(errno.EIO, "wrote nothing"), "write", fd)
+                if step <= 0:
+                    raise OSError(errno.EIO, "wrote nothing")
             written += step
             rest = without_first(rest, step)
         assert written == total
