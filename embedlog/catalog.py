@@ -100,7 +100,7 @@ class SegmentInfo(NamedTuple):
     appended_ms: int = 0
     """When its last batch was appended, as `Tail.appended_ms`; only known once sealed."""
     dense: bool = False
-    """Whether every offset has a record, as far as it goes; if not, records must be counted."""
+    """Whether each of its offsets has a record; if not, records must be counted."""
 
     @property
     def key(self) -> tuple[int, int]:
@@ -345,8 +345,8 @@ def refuse_differences(
     """Raise unless a topic has these settings and, if given, this number of partitions.
 
     Raises:
-        InvalidPartitionsError, InvalidConfigError: No topic, or not this one, could have them.
-        TopicAlreadyExistsError: It has others; the error says what would apply these.
+        InvalidPartitionsError, InvalidConfigError: They are not valid.
+        TopicAlreadyExistsError: It has others; the error says which calls would apply these.
     """
     differences: dict[str, tuple[object, object]] = {}
     calls = []
@@ -457,7 +457,7 @@ def segments(txn: kv.Txn, key: bytes) -> list[SegmentInfo]:
 def gapped_segments(txn: kv.Txn, key: bytes) -> list[SegmentInfo]:
     """Return the segments of a partition that are not dense, in offset order.
 
-    Of the others, perhaps thousands, it looks at one byte only.
+    Reads only one byte of the others, of which there may be thousands.
     """
     return [
         _segment(row_key, row)
@@ -528,7 +528,7 @@ def drop_segment(txn: kv.Txn, key: bytes, segment: SegmentInfo) -> None:
 def uncommitted_files(txn: kv.Txn, key: bytes) -> list[SegmentInfo]:
     """Return the files of a partition on their way into the manifest or out of it.
 
-    Only base offset and id of them are known.
+    Only their base offsets and ids are known.
     """
     return [SegmentInfo(base, number, 0) for _, base, number in UNCOMMITTED_FILES.keys(txn, key)]
 
@@ -537,7 +537,7 @@ def uncommitted_files(txn: kv.Txn, key: bytes) -> list[SegmentInfo]:
 
 
 def clamp_cleaned_offset(txn: kv.Txn, key: bytes, end: int) -> None:
-    """Lower the cleaned offset to ``end``: what is appended after a cut was not compacted (D26)."""
+    """Lower the cleaned offset to ``end``: appends after a truncation are not compacted (D26)."""
     if (keyspace.CLEANED_OFFSETS.get(txn, key) or 0) > end:
         keyspace.CLEANED_OFFSETS.put(txn, key, value=end)
 

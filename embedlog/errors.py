@@ -117,7 +117,7 @@ class InvalidPartitionError(EmbedlogError, TypeError):
 
 
 class InvalidRecordError(EmbedlogError, ValueError):
-    """A record is not valid for its topic, as one without a key in a compacted topic (A6).
+    """A record is not valid for its topic, such as one without a key in a compacted topic (A6).
 
     Nothing was written.  A retry does not help: correct the records, whose ``indices`` the
     error may have, or the settings of the topic.
@@ -167,7 +167,7 @@ class TopicAlreadyExistsError(EmbedlogError):
     """
 
     differences: dict[str, tuple[object, object]] | None = None
-    """With ``exist_ok``: by setting, or "partitions", the value of the topic and the one given."""
+    """With ``exist_ok``: by setting, or "partitions", the topic's value and the requested one."""
 
 
 class UnknownTopicOrPartitionError(EmbedlogError, LookupError):
@@ -460,7 +460,7 @@ class UnsupportedFilesystemError(EmbedlogError):
 
 
 class UnsupportedFormatError(EmbedlogError):
-    """Another version of embedlog wrote the log, or a batch, in a format not known here.
+    """Another version of embedlog wrote the log, or a batch, in a format that is not supported.
 
     A retry does not help: use the version that wrote it, or a newer one.
     """

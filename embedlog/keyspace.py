@@ -253,7 +253,7 @@ class Table(Generic[V]):
         return self.coded(lambda value: pack(*value), lambda data: new(make, unpack(data)))
 
     def coded(self, pack: Callable[[W], bytes], unpack: Callable[[bytes], W]) -> Table[W]:
-        """Return this table with a codec of its own, for values that are more than fields."""
+        """Return this table with another codec, for values that are more than fields."""
         table = cast("Table[W]", copy(self))
         table.pack, table.unpack = pack, unpack
         return table
@@ -597,7 +597,7 @@ for _constant, _value in list(vars().items()):
 
 
 def table_of(key: bytes, database: str) -> Table[Any] | None:
-    """Return the table of a row; None if there is none with its letter."""
+    """Return the table of a row; None if no table has its letter."""
     rows = (table for table in TABLES if (table.database, table.letter) == (database, key[:1]))
     return next(rows, None)
 

@@ -175,7 +175,7 @@ class _Environment:
                 raise
 
     def make_writable(self) -> None:
-        """Reopen it for writing: py-lmdb allows one handle, and a reader opened it first."""
+        """Open the environment again for writing: py-lmdb allows one handle per process."""
         with self.writing, self.reading:
             if not self.writable:
                 self.writable = True
@@ -432,7 +432,7 @@ class Store:
                 shared.resize(0)
             elif isinstance(error, lmdb.PanicError) or not shared.usable:
                 shared.reopen()
-            # Slots of killed readers stay taken until they are checked.
+            # Slots of killed readers stay in use until they are checked.
             elif not isinstance(error, lmdb.ReadersFullError) or not self.check_readers():
                 raise error
         except (lmdb.Error, OSError) as failure:
@@ -440,7 +440,7 @@ class Store:
 
     def _failure(self, error: Exception, operation: str, todo: str = "") -> EmbedlogError:
         if self._closed:
-            # By another thread, while this one was using it.
+            # Another thread closed it while this one was using it.
             return ClosedError("The log was closed", path=self.path)
         return _failure(self._files, error, operation, self.path, todo)
 
@@ -569,7 +569,7 @@ class Store:
         self._ask("sync", lambda handle: handle.sync(True))
 
     def readers(self) -> tuple[int, int]:
-        """Return how many reader slots are taken, and how many there are."""
+        """Return how many reader slots are in use, and how many exist."""
         info = self._ask("count its readers", lambda handle: handle.info())
         return info["num_readers"], info["max_readers"]
 
@@ -587,7 +587,7 @@ class Store:
         return {reader for reader in readers if reader[2] < newest}
 
     def check_readers(self) -> int:
-        """Free the reader slots of dead processes; return how many there were."""
+        """Free the reader slots of dead processes; return how many."""
         freed: int = self._ask("check its readers", lambda handle: handle.reader_check())
         return freed
 
@@ -609,7 +609,7 @@ class Store:
 
         Raises:
             CorruptionError: The file was damaged since this process opened it.
-            StorageError: There is no copy, or not a whole one.
+            StorageError: The copy is missing or incomplete.
         """
         self.read(_number)
         # LMDB would create a file that all users can read.
@@ -635,11 +635,11 @@ class EmptyStore:
     """Stands in for a `live` that may not be used or created: it has no rows."""
 
     def get(self, key: bytes) -> bytes | None:
-        """Return that there is no such row."""
+        """Return None: there are no rows."""
         return None
 
     def get_at(self, key: bytes) -> tuple[bytes | None, int]:
-        """Return that there is no such row."""
+        """Return None, and a version."""
         return None, 0
 
     def read(self, step: Step[T]) -> T:
@@ -657,11 +657,11 @@ class EmptyStore:
         return None
 
     def set_range(self, key: bytes) -> bool:
-        """As a cursor: return that there is no such row."""
+        """As a cursor: return False, since there are no rows."""
         return False
 
     def last(self) -> bool:
-        """As a cursor: return that there is no last row."""
+        """As a cursor: return False, since there are no rows."""
         return False
 
     def close(self) -> None:
@@ -683,7 +683,7 @@ def close_unused() -> None:
 
 
 def create(files: Files, name: str, *, durable: bool, rows: dict[bytes, bytes]) -> None:
-    """Build an environment aside and move it into place: LMDB's own creation is not crash safe."""
+    """Build an environment and move it into place: LMDB's own creation is not crash safe."""
     aside = f"{name}.new"
     discard(files, aside)
     files.make_directory(aside)
@@ -716,8 +716,8 @@ def check_size(files: Files, name: str) -> None:
     """Raise if an environment has a size that no log has.
 
     Raises:
-        StorageError: It is larger than `LARGEST_CHECKED_BYTES`: not damage, but perhaps a
-            planted file, which costs nothing to create if it is sparse.
+        StorageError: It is larger than `LARGEST_CHECKED_BYTES`.  That is not damage, but
+            perhaps a planted file, which costs nothing to create if it is sparse.
     """
     with files.opened(f"{name}/data.mdb") as data:
         size = files.size(data)

@@ -130,7 +130,7 @@ class SegmentFile:
         return self._files.write(self.fd, buffers, position)
 
     def size(self) -> int:
-        """The length of the file now."""
+        """Return the length of the file."""
         assert self.fd is not None, "the segment was closed"
         return self._files.size(self.fd)
 

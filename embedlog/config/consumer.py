@@ -93,7 +93,7 @@ class ConsumerConfig(Settings):
     request_timeout_ms: int = number(30_000, 0, INT_MAX)
     """How long an operation waits for its locks."""
     default_api_timeout_ms: int = number(60_000, 0, INT_MAX)
-    """The timeout of calls that are given none."""
+    """The timeout of calls that are made without one."""
     retry_backoff_ms: int = number(100, 0)
     """How long to wait before a retry."""
     client_id: str = label()

@@ -73,7 +73,7 @@ class ProducerConfig(Settings):
     partitioner_ignore_keys: bool = switch(False)
     """Distribute records with keys as if they had none (G1)."""
     partitioner_sticky_bytes: int = number(16 << 10, 1, INT_MAX)
-    """embedlog's own: records without a key move on to another partition after so many bytes,
+    """embedlog's own: records without a key move on to another partition after this many bytes,
     or ``batch_size`` if less (G3).
 
     The default is that of Kafka's ``batch.size``; batches are larger here, and never split.

@@ -48,7 +48,7 @@ class TopicConfig(Settings):
     segment_max_offset_span: int = number(INT_MAX, 1)
     """Roll the active segment before it spans more offsets than this (embedlog's own; A11)."""
     index_interval_bytes: int = number(64 << 10, 0, INT_MAX)
-    """Add an index entry every so many bytes; larger than Kafka's 4096, as batches are (B1)."""
+    """Add an index entry after this many bytes; larger than Kafka's 4096, as batches are (B1)."""
     flush_messages: int = number(LONG_MAX, 1)
     """Flush a partition once this many records are not on the disk (A22)."""
     flush_ms: int = number(LONG_MAX, 0)

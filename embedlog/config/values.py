@@ -66,7 +66,7 @@ def switch(default: bool | None) -> Any:
 
 
 def choice(default: str, *others: str) -> Any:
-    """Declare one of some words."""
+    """Declare a choice of words; the first is the default."""
     words = (default, *others)
 
     def check(value: object) -> str:

@@ -94,7 +94,7 @@ class Files:
     ) -> None:
         self._root_fd = -1
         self._paths: dict[int, str] = {}
-        self._kept: set[int] = set()
+        self._in_use: set[int] = set()
         self.root = os.path.realpath(root)
         self.writable = writable
         try:
@@ -274,7 +274,7 @@ class Files:
             os.ftruncate(fd, size)
 
     def allocate(self, fd: int, size: int) -> None:
-        """Reserve `size` bytes for the file: what is there stays, the rest is zeros."""
+        """Reserve `size` bytes for the file; its present bytes stay, the others are zeros."""
         with self._errors("allocate", fd):
             os.posix_fallocate(fd, 0, size)
 
@@ -288,16 +288,16 @@ class Files:
             os.fdatasync(fd)
 
     def drop_cache(self, fd: int) -> None:
-        """Drop the cached pages that are on the disk, so that reads show what is there."""
+        """Drop the cached pages that are on the disk, so that later reads come from the disk."""
         with self._errors("drop the cache", fd):
             os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
 
     def close(self, fd: int) -> None:
-        """Close a descriptor, which frees its lock; ignores one of another object."""
+        """Close a descriptor, which frees its lock; ignores one that this object did not open."""
         path = self._paths.pop(fd, None)
         if path is None:
             return
-        self._kept.discard(fd)
+        self._in_use.discard(fd)
         with self._errors("close", path):
             os.close(fd)
 
@@ -306,7 +306,7 @@ class Files:
 
         If it was closed during the read, its number could already be that of another file.
         """
-        self._kept.add(fd)
+        self._in_use.add(fd)
 
     def read_file(self, path: str) -> bytes:
         """Return all bytes of a file."""
@@ -462,7 +462,7 @@ class Files:
     # The root and its file system
 
     def uptime_ms(self) -> int:
-        """Return milliseconds since the boot, sleep included; no one can set this clock."""
+        """Return milliseconds since the boot, sleep included; this clock cannot be set."""
         return time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1_000_000
 
     def path(self, relative: str) -> str:
@@ -495,7 +495,7 @@ class Files:
     def free_bytes(self) -> int:
         """Return how many more bytes this process may store, as far as the file system reports.
 
-        Quotas are not counted, so only an allocation shows how many there are.
+        Quotas are not counted: only an allocation shows whether there is space.
         """
         status = self._disk_status()
         return free_blocks(status, self._magic()) * status.f_frsize
@@ -530,10 +530,10 @@ class Files:
     # Closing
 
     def close_all(self) -> None:
-        """Close every descriptor but those `kept`; later calls raise `ClosedError`."""
-        kept = {fd: self._paths.pop(fd) for fd in list(self._kept) if fd in self._paths}
+        """Close every descriptor but those passed to `keep`; later calls raise `ClosedError`."""
+        in_use = {fd: self._paths.pop(fd) for fd in list(self._in_use) if fd in self._paths}
         self._close_descriptors()
-        self._paths.update(kept)
+        self._paths.update(in_use)
         if self._root_fd >= 0:
             os.close(self._root_fd)
             self._root_fd = -1
@@ -547,7 +547,7 @@ class Files:
         self._close_descriptors()
 
     def _close_descriptors(self) -> None:
-        self._kept.clear()
+        self._in_use.clear()
         while self._paths:
             fd, _ = self._paths.popitem()
             # The descriptor is gone even if close fails; the others must be closed too.

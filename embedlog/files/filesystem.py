@@ -77,7 +77,7 @@ def refuse_unsafe(magic: int, mode: int, path: str) -> None:
 
 
 def parts(path: str) -> list[str]:
-    """Split a path, refusing one that could leave the root."""
+    """Split a path; raise if it could lead out of the root."""
     parts = path.split("/") if path else []
     if any(part in ("", ".", "..") for part in parts):
         raise OSError(errno.EINVAL, "not a path below the root")

@@ -17,7 +17,7 @@ class ProcessWatch:
     """Waits for the end of processes, for a call of `ring`, or for a timeout.
 
     A pid is only a hint: the caller must check by other means which process is gone.
-    For one thread, except `ring`.
+    Only `ring` may be called by other threads.
     """
 
     def __init__(self) -> None:
@@ -50,7 +50,7 @@ class ProcessWatch:
         os.close(fd)
 
     def wait(self, timeout: float) -> set[int]:
-        """Return the processes that ended; waits for one, for `ring`, or for `timeout` seconds."""
+        """Wait for the end of a process, or `ring`, or a timeout; return the ended processes."""
         if self.blind:
             timeout = min(timeout, BLIND_SECONDS)
         ready = {fd for fd, _ in self._poll.poll(timeout * 1000)}

@@ -25,7 +25,7 @@ from embedlog.files.files import Files
 
 RESERVE_FILE = "reserve"
 _TRIAL_FILE = "reserve.trial"
-"""Allocated to test whether there is space; it is unlinked before it gets its bytes."""
+"""Allocated to test whether there is space; it is unlinked before it is allocated."""
 RESERVE_BYTES = 4 << 20
 """Its size: thousands of pages of LMDB, or a few small segments."""
 _MAX_SHARE = 16
@@ -45,7 +45,7 @@ class Reserve:
     def __init__(self, files: Files) -> None:
         self._files = files
         self.short = False
-        """This process found the disk full or released the reserve, which was not created since."""
+        """This process found the disk full, or released the reserve, which is still missing."""
         self._tried_ms = -_RETRY_MS
         """When an append last tried to create the reserve, in ms since boot."""
 
@@ -110,7 +110,7 @@ class Reserve:
         """Raise unless there is space again, after the disk was found full.
 
         Raises:
-            DiskFullError: There is not; housekeeping needs the little there is.
+            DiskFullError: The disk is still full, and housekeeping needs what is left.
         """
         if not self.size() or self.held():
             self.short = False

@@ -194,7 +194,7 @@ class _Calls:
     def __init__(self, number: int, address: int) -> None:
         self.page = ctypes.c_long(number), ctypes.c_void_p(address)
         self.wake = self._add(address + _COUNTER_AT, _ADD_ONE)
-        # No one sleeps on this word: the calls only add, atomically.
+        # No thread sleeps on this word: the calls only add to it, atomically.
         self.join = self._add(address + _WAITERS_AT, _ADD_ONE)
         self.leave = self._add(address + _WAITERS_AT, _ADD_MINUS_ONE)
 
@@ -214,7 +214,7 @@ def forget_waiters(files: Files) -> None:
 
 
 def _address(memory: mmap.mmap) -> int:
-    """Return the address of a map; ctypes itself gives it only for a writable one."""
+    """Return the address of a map, which ctypes itself returns only for a writable map."""
     view = (ctypes.c_void_p * 16)()  # a Py_buffer, of which the first field is the address
     ctypes.pythonapi.PyObject_GetBuffer(ctypes.py_object(memory), view, 0)
     try:
