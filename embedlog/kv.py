@@ -229,6 +229,8 @@ class Store:
 
     def __init__(self, files: Files, name: str, *, durable: bool, timeout: float) -> None:
         self._files, self._name, self._durable, self._timeout = files, name, durable, timeout
+        self.path = files.path(name)
+        """The directory of the environment."""
         self._lock_path = f"locks/{name}"
         self._queue = threading.Lock()
         self._lock: int | None = None
@@ -321,9 +323,8 @@ class Store:
                 return self._confirmed
         # A commit writes its page first, and new readers see it a moment later:
         # only what a reader has seen counts.
-        version: int = self.read(_number)
-        self._confirmed = version
-        return version
+        self._confirmed = self.read(_number)
+        return self._confirmed
 
     def is_current(self, version: int) -> bool:
         """Return whether ``version`` is still the newest, and no commit is under way: a few loads.
@@ -445,11 +446,6 @@ class Store:
         return _failure(self._files, error, operation, self.path, todo)
 
     # Life
-
-    @property
-    def path(self) -> str:
-        """The directory of the environment."""
-        return self._files.path(self._name)
 
     def _check_open(self) -> None:
         if self._closed:
@@ -621,8 +617,7 @@ class Store:
 
 
 def _number(txn: Txn) -> int:
-    number: int = txn.id()
-    return number
+    return int(txn.id())
 
 
 def _change_nothing(txn: Txn) -> None:
