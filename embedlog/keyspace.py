@@ -73,12 +73,11 @@ def _number(name: str, code: str) -> FieldType:
 
 def _list_of(name: str) -> FieldType:
     """Return the type ``list of (field: type, ...)``: tuples of numbers, to the end of a value."""
-    entry = struct.Struct(
-        ">" + "".join(field.code for field in _parse(name.partition("(")[2]).values())
-    )
+    fields = _parse(name.partition("(")[2]).values()
+    entry = struct.Struct(">" + "".join(field.code for field in fields))
     return FieldType(
         name,
-        encode=lambda entries: b"".join(entry.pack(*fields) for fields in entries),
+        encode=lambda entries: b"".join(entry.pack(*values) for values in entries),
         decode=lambda data: list(entry.iter_unpack(data)),
     )
 
@@ -586,14 +585,17 @@ REPORTED_OWNER = Table[int](
 )
 REPORTED_LIVE = Table[None]("b", "", "", "`__activity` has events from this `live`")
 
-TABLES: tuple[Table[Any], ...] = tuple(
-    value for value in list(vars().values()) if isinstance(value, Table)
-)
-"""All of them."""
 
-for _constant, _value in list(vars().items()):
-    if isinstance(_value, Table):
-        _value.name = _constant.lower().replace("_", " ")
+def _named(constants: dict[str, object]) -> Iterator[Table[Any]]:
+    """Yield the tables, after giving each the name of its constant."""
+    for constant, table in constants.items():
+        if isinstance(table, Table):
+            table.name = constant.lower().replace("_", " ")
+            yield table
+
+
+TABLES = tuple(_named(dict(vars())))
+"""All of them, in the order of their declarations."""
 
 
 def table_of(key: bytes, database: str) -> Table[Any] | None:

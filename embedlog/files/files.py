@@ -298,8 +298,10 @@ class Files:
         if path is None:
             return
         self._in_use.discard(fd)
-        with self._errors("close", path):
+        try:
             os.close(fd)
+        except OSError as error:
+            raise self._failed(error, "close", path) from error
 
     def keep(self, fd: int) -> None:
         """Have `close_all` leave a descriptor open, since its user may be in a read.
