@@ -14,8 +14,8 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from functools import lru_cache
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 from embedlog import keyspace, kv
@@ -37,7 +37,7 @@ ACTIVITY = "__activity"
 """The internal topic of embedlog; see `maintenance.activity`."""
 
 MAX_PARTITIONS = 20_000
-"""Of one topic.  Creating so many takes a third of a second, during which no other process
+"""Of one topic.  To create this many takes a third of a second, during which no other process
 can create a topic or roll a segment."""
 
 _SEALED, _HAS_TIMESTAMP, _DENSE = 1, 2, 4
@@ -72,27 +72,16 @@ class TopicInfo:
 
     def put(self, txn: kv.Txn) -> None:
         """Write its row."""
-        fields = {
-            "id": self.id,
-            "partitions": self.partitions,
-            "created_ms": self.created_ms,
-            "config": self.config.overrides(),
-        }
-        TOPICS.put(txn, self.name, value=fields)
+        fields = {"id": self.id, "partitions": self.partitions, "created_ms": self.created_ms}
+        TOPICS.put(txn, self.name, value={**fields, "config": self.config.overrides()})
 
 
 @lru_cache(maxsize=1024)
 def _topic(key: bytes, row: bytes) -> TopicInfo:
     """Return the topic of a row; cached, since the same rows are read again and again."""
     fields: dict[str, Any] = TOPICS.load(key, row)
-    (name,) = TOPICS.parse_key(key)
-    return TopicInfo(
-        name,
-        fields["id"],
-        fields["partitions"],
-        fields["created_ms"],
-        TopicConfig.parse(fields["config"]),
-    )
+    fields["config"] = TopicConfig.parse(fields["config"])
+    return TopicInfo(*TOPICS.parse_key(key), **fields)
 
 
 class SegmentInfo(NamedTuple):
@@ -111,7 +100,7 @@ class SegmentInfo(NamedTuple):
     appended_ms: int = 0
     """When its last batch was appended, as `Tail.appended_ms`; only known once sealed."""
     dense: bool = False
-    """Whether every offset has a record, as far as it goes; if not, records must be counted."""
+    """Whether each of its offsets has a record; if not, records must be counted."""
 
     @property
     def key(self) -> tuple[int, int]:
@@ -161,10 +150,10 @@ def check_topic_name(name: object) -> str:
 
 
 def refuse_internal(name: str) -> None:
-    """Raise for a topic that only housekeeping creates and writes to.
+    """Raise for the topic that only housekeeping creates and writes to.
 
     Raises:
-        InvalidTopicError: It is one.
+        InvalidTopicError: It is that topic.
     """
     if name == ACTIVITY:
         raise InvalidTopicError(
@@ -203,7 +192,7 @@ class Catalog:
         return self._state.read(lambda txn: {topic.name: topic for topic in topics(txn)})
 
     def topic(self, name: str) -> TopicInfo:
-        """Return one topic; from memory while nothing changed.
+        """Return a topic; from memory while nothing has changed.
 
         Raises:
             UnknownTopicOrPartitionError: There is no such topic; the error suggests a similar name.
@@ -220,16 +209,15 @@ class Catalog:
             # Not `get`: this is rare, and `read` checks whether the database is whole.
             topic = self._state.read(lambda txn: find_topic(txn, name))
             if topic is None:
-                raise self._unknown(name)
+                similar = difflib.get_close_matches(name, self.topics(), n=1)
+                todo = (
+                    f"Did you mean {similar[0]!r}?" if similar else "Create it with create_topic."
+                )
+                if name == ACTIVITY:
+                    todo = "Housekeeping creates it with the first event."
+                raise UnknownTopicOrPartitionError("There is no such topic", topic=name, todo=todo)
             cache[name] = topic
         return topic
-
-    def _unknown(self, name: str) -> UnknownTopicOrPartitionError:
-        near = difflib.get_close_matches(name, self.topics(), n=1)
-        todo = f"Did you mean {near[0]!r}?" if near else "Create it with create_topic."
-        if name == ACTIVITY:
-            todo = "Housekeeping creates it with the first event."
-        return UnknownTopicOrPartitionError("There is no such topic", topic=name, todo=todo)
 
     def create_topic(
         self, name: str, partitions: int, config: TopicConfig, now_ms: int
@@ -243,8 +231,7 @@ class Catalog:
                 raise TopicAlreadyExistsError("The topic already exists", topic=name)
             topic = TopicInfo(name, next_number(txn, "topic"), partitions, now_ms, config)
             topic.put(txn)
-            for partition in range(partitions):
-                _new_partition(txn, topic.key(partition), now_ms)
+            _add_partitions(txn, topic, 0, now_ms)
             return topic
 
         return self._state.write(step)
@@ -260,20 +247,17 @@ class Catalog:
                     topic=name,
                     todo="The number of partitions can only grow.",
                 )
-            for partition in range(topic.partitions, partitions):
-                _new_partition(txn, topic.key(partition), now_ms)
-            return TopicInfo(name, topic.id, partitions, topic.created_ms, topic.config)
+            larger = replace(topic, partitions=partitions)
+            _add_partitions(txn, larger, topic.partitions, now_ms)
+            return larger
 
         return self._change(name, grown)
 
     def alter_topic(self, name: str, changes: Mapping[str, object]) -> TopicInfo:
-        """Change settings; None resets one to its default."""
-
-        def altered(txn: kv.Txn, topic: TopicInfo) -> TopicInfo:
-            config = topic.config.changed(changes)
-            return TopicInfo(name, topic.id, topic.partitions, topic.created_ms, config)
-
-        return self._change(name, altered)
+        """Change settings; None resets a setting to its default."""
+        return self._change(
+            name, lambda txn, topic: replace(topic, config=topic.config.changed(changes))
+        )
 
     def _change(self, name: str, change: Callable[[kv.Txn, TopicInfo], TopicInfo]) -> TopicInfo:
         check_topic_name(name)
@@ -295,16 +279,11 @@ class Catalog:
     def put_retention_bytes(self, limit: int | None) -> None:
         """Set what `retention_bytes` returns."""
 
-        def step(txn: kv.Txn) -> None:
-            if limit is None:
-                keyspace.RETENTION_BYTES.delete(txn)
-            else:
-                keyspace.RETENTION_BYTES.put(txn, value=limit)
-
-        self._state.write(step)
+        table = keyspace.RETENTION_BYTES
+        self._state.write(table.delete if limit is None else partial(table.put, value=limit))
 
     def delete_topic(self, info: TopicInfo) -> TopicInfo:
-        """Drop a topic's name and the rows of its partitions, and note that the rest must go.
+        """Delete the rows of a topic and its partitions, and note that its files must be deleted.
 
         Returns the topic as it was last; it may have more partitions than ``info``.
 
@@ -347,7 +326,7 @@ class Catalog:
 
 
 def check_partition_count(partitions: object) -> None:
-    """Raise unless a topic may have so many partitions.
+    """Raise unless a topic may have this number of partitions.
 
     Raises:
         InvalidPartitionsError: It is not an int from 1 to `MAX_PARTITIONS`.
@@ -366,8 +345,8 @@ def refuse_differences(
     """Raise unless a topic has these settings and, if given, this number of partitions.
 
     Raises:
-        InvalidPartitionsError, InvalidConfigError: No topic, or not this one, could have them.
-        TopicAlreadyExistsError: It has others; the error says what would apply these.
+        InvalidPartitionsError, InvalidConfigError: They are not valid.
+        TopicAlreadyExistsError: It has others; the error says which calls would apply these.
     """
     differences: dict[str, tuple[object, object]] = {}
     calls = []
@@ -391,18 +370,19 @@ def refuse_differences(
     if partitions is not None and partitions < info.partitions:
         rest = f"; to apply the rest, call {calls[-1]}" if changes else ""
         todo = f"A topic cannot lose partitions{rest}."
-    found = (f"{name} is {its!r}, not {asked!r}" for name, (its, asked) in differences.items())
+    settings_now = (f"{name} is {its!r}, not {new!r}" for name, (its, new) in differences.items())
     raise TopicAlreadyExistsError(
-        f"The topic exists with other settings: {'; '.join(found)}",
+        f"The topic exists with other settings: {'; '.join(settings_now)}",
         todo=todo,
         topic=info.name,
         differences=differences,
     )
 
 
-def _new_partition(txn: kv.Txn, key: bytes, now_ms: int) -> None:
-    new_segment(txn, key, now_ms)
-    PARTITIONS.put(txn, key, value=PartitionInfo())
+def _add_partitions(txn: kv.Txn, topic: TopicInfo, first: int, now_ms: int) -> None:
+    for partition in range(first, topic.partitions):
+        new_segment(txn, topic.key(partition), now_ms)
+        PARTITIONS.put(txn, topic.key(partition), value=PartitionInfo())
 
 
 # Steps of a caller's transaction
@@ -414,7 +394,7 @@ def topics(txn: kv.Txn) -> Iterator[TopicInfo]:
 
 
 def find_topic(txn: kv.Txn, name: str) -> TopicInfo | None:
-    """Return one topic; None if there is none of that name."""
+    """Return a topic, or None."""
     key = TOPICS.key(name)
     row = txn.get(key)
     return None if row is None else _topic(key, row)
@@ -439,14 +419,14 @@ def raise_number(txn: kv.Txn, counter: str, number: int) -> None:
 
 
 def new_segment(txn: kv.Txn, key: bytes, now_ms: int) -> None:
-    """Name the first segment of a partition."""
+    """Add the first segment of a partition to the manifest."""
     put_segment(txn, key, SegmentInfo(0, next_number(txn, "segment"), now_ms, dense=True))
 
 
 def adopt_topic(txn: kv.Txn, name: str, topic_id: int, partitions: int) -> bool:
-    """Name a topic whose row was lost, but whose files exist; False if the name is taken.
+    """Add a topic whose row was lost, but whose files exist; False if the name is taken.
 
-    The caller names its segments.
+    The caller adds its segments to the manifest.
     """
     topic = TopicInfo(name, topic_id, partitions, 0, TopicConfig())
     raise_number(txn, "topic", topic_id)
@@ -459,7 +439,7 @@ def adopt_topic(txn: kv.Txn, name: str, topic_id: int, partitions: int) -> bool:
 
 
 def deleted_topics(txn: kv.Txn) -> list[TopicInfo]:
-    """Return the deleted topics of which something may be left; their settings are not known."""
+    """Return the deleted topics of which files or rows may be left, without their settings."""
     return [
         TopicInfo(fields["name"], topic_id, fields["partitions"], 0, TopicConfig())
         for (topic_id,), fields in keyspace.DELETED_TOPICS.scan(txn)
@@ -477,7 +457,7 @@ def segments(txn: kv.Txn, key: bytes) -> list[SegmentInfo]:
 def gapped_segments(txn: kv.Txn, key: bytes) -> list[SegmentInfo]:
     """Return the segments of a partition that are not dense, in offset order.
 
-    Of the others, perhaps thousands, it looks at one byte only.
+    Reads only one byte of the others, of which there may be thousands.
     """
     return [
         _segment(row_key, row)
@@ -494,33 +474,23 @@ def segment_at(txn: kv.Txn, key: bytes, offset: int) -> SegmentInfo | None:
     prefix = SEGMENTS.prefix(key)
     with txn.cursor() as cursor:
         above = cursor.set_range(SEGMENTS.prefix(key, offset + 1))
-        found = cursor.prev() if above else cursor.last()
-        if found and cursor.key().startswith(prefix):
+        below = cursor.prev() if above else cursor.last()
+        if below and cursor.key().startswith(prefix):
             return _segment(*cursor.item())
     return next((_segment(*row) for row in kv.rows(txn, prefix)), None)
 
 
 def segment_after(txn: kv.Txn, key: bytes, base_offset: int) -> SegmentInfo | None:
     """Return the segment that follows the one at ``base_offset``; None if that is the last."""
-    with txn.cursor() as cursor:
-        if not cursor.set_range(SEGMENTS.prefix(key, base_offset + 1)):
-            return None
-        if not cursor.key().startswith(SEGMENTS.prefix(key)):
-            return None
-        following = _segment(*cursor.item())
-    return segment_at(txn, key, following.base_offset)
+    rows = kv.rows(txn, SEGMENTS.prefix(key), SEGMENTS.prefix(key, base_offset + 1))
+    row = next(rows, None)
+    return None if row is None else segment_at(txn, key, _segment(*row).base_offset)
 
 
 def count_after(txn: kv.Txn, key: bytes, base_offset: int) -> int:
     """Return how many segments begin after ``base_offset``."""
-    prefix, count = SEGMENTS.prefix(key), 0
-    with txn.cursor() as cursor:
-        if cursor.set_range(SEGMENTS.prefix(key, base_offset + 1)):
-            for row_key in cursor.iternext(values=False):
-                if not row_key.startswith(prefix):
-                    break
-                count += 1
-    return count
+    rows = kv.rows(txn, SEGMENTS.prefix(key), SEGMENTS.prefix(key, base_offset + 1))
+    return sum(1 for _ in rows)
 
 
 def last_segment(txn: kv.Txn, key: bytes) -> SegmentInfo | None:
@@ -534,30 +504,19 @@ def _segment(row_key: bytes, row: bytes) -> SegmentInfo:
     _, base, number = SEGMENTS.parse_key(row_key)
     next_offset = end if flags & _SEALED else None
     max_timestamp = latest if flags & _HAS_TIMESTAMP else None
-    return SegmentInfo(
-        *(base, number, created, next_offset, size, position, max_timestamp),
-        headers=bool(headers),
-        appended_ms=appended,
-        dense=bool(flags & _DENSE),
-    )
+    dense = bool(flags & _DENSE)
+    numbers = base, number, created, next_offset, size, position, max_timestamp
+    return SegmentInfo(*numbers, bool(headers), appended, dense)
 
 
 def put_segment(txn: kv.Txn, key: bytes, segment: SegmentInfo) -> None:
     """Write one line of the manifest."""
+    base_offset, number, created, end, size, position, latest, headers, appended, dense = segment
     flags = _SEALED if segment.sealed else 0
-    flags |= _HAS_TIMESTAMP if segment.max_timestamp is not None else 0
-    flags |= _DENSE if segment.dense else 0
-    fields = (
-        flags,
-        segment.next_offset or 0,
-        segment.created_ms,
-        segment.max_timestamp or 0,
-        segment.appended_ms,
-        segment.size,
-        segment.end_position,
-        segment.headers,
-    )
-    SEGMENTS.put(txn, key, *segment.key, value=fields)
+    flags |= _HAS_TIMESTAMP if latest is not None else 0
+    flags |= _DENSE if dense else 0
+    fields = (flags, end or 0, created, latest or 0, appended, size, position, headers)
+    SEGMENTS.put(txn, key, base_offset, number, value=fields)
 
 
 def drop_segment(txn: kv.Txn, key: bytes, segment: SegmentInfo) -> None:
@@ -569,7 +528,7 @@ def drop_segment(txn: kv.Txn, key: bytes, segment: SegmentInfo) -> None:
 def uncommitted_files(txn: kv.Txn, key: bytes) -> list[SegmentInfo]:
     """Return the files of a partition on their way into the manifest or out of it.
 
-    Only base offset and id of them are known.
+    Only their base offsets and ids are known.
     """
     return [SegmentInfo(base, number, 0) for _, base, number in UNCOMMITTED_FILES.keys(txn, key)]
 
@@ -578,7 +537,7 @@ def uncommitted_files(txn: kv.Txn, key: bytes) -> list[SegmentInfo]:
 
 
 def clamp_cleaned_offset(txn: kv.Txn, key: bytes, end: int) -> None:
-    """Lower the cleaned offset to ``end``: what is appended after a cut was not compacted (D26)."""
+    """Lower the cleaned offset to ``end``: appends after a truncation are not compacted (D26)."""
     if (keyspace.CLEANED_OFFSETS.get(txn, key) or 0) > end:
         keyspace.CLEANED_OFFSETS.put(txn, key, value=end)
 

@@ -6,7 +6,8 @@ library is used only if it gets the published check value right.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 if TYPE_CHECKING:
@@ -52,20 +53,18 @@ _LOADERS = {"crc32c": _crc32c, "google_crc32c": _google_crc32c, "crcmod": _crcmo
 """Fastest first."""
 
 
-def _load(name: str) -> Extend | None:
-    """Return the library's function, or None if it is absent or computes something else."""
-    try:
-        extend = _LOADERS[name]()
-    except ImportError:
-        return None
-    halves = extend(extend(0, CHECK_INPUT[:4]), CHECK_INPUT[4:])
-    return extend if halves == CHECK_VALUE else None
+def backends() -> Iterator[tuple[str, Extend]]:
+    """Yield name and function of each library that is installed and correct, fastest first."""
+    for name, load in _LOADERS.items():
+        with suppress(ImportError):
+            extend = load()
+            if extend(extend(0, CHECK_INPUT[:4]), CHECK_INPUT[4:]) == CHECK_VALUE:
+                yield name, extend
 
 
 def _choose() -> tuple[str, Extend]:
-    for name in _LOADERS:
-        if extend := _load(name):
-            return name, extend
+    for backend in backends():
+        return backend
     raise ImportError("no library computes CRC-32C correctly: reinstall crcmod or google-crc32c")
 
 
@@ -97,11 +96,7 @@ def crc32c(data: ReadableBuffer, value: int = 0) -> int:
     try:
         return extend(value, data)
     except (TypeError, BufferError):
-        return _extend_by_copy(extend, data, value)
-
-
-def _extend_by_copy(extend: Extend, data: ReadableBuffer, value: int) -> int:
-    """Feed a library that accepts bytes only."""
+        pass  # the library accepts bytes only
     with memoryview(data) as whole:
         if not whole.c_contiguous:
             return extend(value, whole.tobytes())
@@ -111,26 +106,11 @@ def _extend_by_copy(extend: Extend, data: ReadableBuffer, value: int) -> int:
     return value
 
 
-def backends() -> dict[str, Callable[..., int]]:
-    """Return every usable library as a function like `crc32c`, fastest first."""
-    return {name: _public(extend) for name in _LOADERS if (extend := _load(name))}
-
-
-def _public(extend: Extend) -> Callable[..., int]:
-    def compute(data: ReadableBuffer, value: int = 0) -> int:
-        try:
-            return extend(value, data)
-        except (TypeError, BufferError):
-            return _extend_by_copy(extend, data, value)
-
-    return compute
-
-
-# LMDB has no checksums, so durable rows have their own.
-
-
 def seal(value: bytes, key: bytes) -> bytes:
-    """Prepend the checksum of key and value: of the key too, so that no row can change its name."""
+    """Prepend the checksum of key and value to a durable row: LMDB has no checksums.
+
+    The key is covered too, so that damage cannot turn a row into another one.
+    """
     return crc32c(value, crc32c(key)).to_bytes(4, "big") + value
 
 

@@ -9,7 +9,17 @@ from __future__ import annotations
 
 import builtins
 from errno import ENOENT, ENOTDIR
+from functools import partial
 from typing import Any, ClassVar
+
+_PLACES = {
+    "offset": "offset {}",
+    "path": "{}",
+    "position": "byte {}",
+    "group": "group {}",
+    "member": "member {}",
+}
+"""The facts that say where an error happened, besides topic and partition."""
 
 
 class EmbedlogError(Exception):
@@ -41,34 +51,16 @@ class EmbedlogError(Exception):
             setattr(self, name, fact)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild, (type(self), self.what, self.todo, self.facts)
+        return partial(type(self), todo=self.todo, **self.facts), (self.what,)
 
     def __str__(self) -> str:
-        where = self._where()
-        text = f"{self.what} [{where}]" if where else self.what
-        return f"{text}. {self.todo}" if self.todo else text
-
-    def _where(self) -> str:
-        parts = []
+        facts = ((text, getattr(self, name)) for name, text in _PLACES.items())
+        where = [text.format(fact) for text, fact in facts if fact is not None]
         if self.topic is not None:
-            parts.append(self.topic if self.partition is None else f"{self.topic}-{self.partition}")
-        if self.offset is not None:
-            parts.append(f"offset {self.offset}")
-        if self.path is not None:
-            parts.append(self.path)
-        if self.position is not None:
-            parts.append(f"byte {self.position}")
-        if self.group is not None:
-            parts.append(f"group {self.group}")
-        if self.member is not None:
-            parts.append(f"member {self.member}")
-        return ", ".join(parts)
-
-
-def _rebuild(
-    error_class: type[EmbedlogError], what: str, todo: str | None, facts: dict[str, Any]
-) -> EmbedlogError:
-    return error_class(what, todo=todo, **facts)
+            partition = "" if self.partition is None else f"-{self.partition}"
+            where.insert(0, f"{self.topic}{partition}")
+        text = f"{self.what} [{', '.join(where)}]" if where else self.what
+        return f"{text}. {self.todo}" if self.todo else text
 
 
 # Usage
@@ -125,7 +117,7 @@ class InvalidPartitionError(EmbedlogError, TypeError):
 
 
 class InvalidRecordError(EmbedlogError, ValueError):
-    """A record is not valid for its topic, as one without a key in a compacted topic (A6).
+    """A record is not valid for its topic, such as one without a key in a compacted topic (A6).
 
     Nothing was written.  A retry does not help: correct the records, whose ``indices`` the
     error may have, or the settings of the topic.
@@ -175,7 +167,7 @@ class TopicAlreadyExistsError(EmbedlogError):
     """
 
     differences: dict[str, tuple[object, object]] | None = None
-    """With ``exist_ok``: by setting, or "partitions", the value of the topic and the one given."""
+    """With ``exist_ok``: by setting, or "partitions", the topic's value and the requested one."""
 
 
 class UnknownTopicOrPartitionError(EmbedlogError, LookupError):
@@ -468,7 +460,7 @@ class UnsupportedFilesystemError(EmbedlogError):
 
 
 class UnsupportedFormatError(EmbedlogError):
-    """Another version of embedlog wrote the log, or a batch, in a format not known here.
+    """Another version of embedlog wrote the log, or a batch, in a format that is not supported.
 
     A retry does not help: use the version that wrote it, or a newer one.
     """

@@ -53,12 +53,12 @@ def remove(txn: kv.Txn, key: bytes, segment_id: int | None = None) -> None:
 
 
 def pack(index: Iterable[IndexEntry]) -> bytes:
-    """Return the entries of a segment as the value that is kept at the roll."""
+    """Return the entries of a segment as one value, which is written at the roll."""
     return b"".join(_ENTRY.pack(*entry) for entry in index)
 
 
 def unpack(blob: bytes) -> list[IndexEntry]:
-    """Return the entries of a sealed segment; what remains of a cut one is left out (B7)."""
+    """Return the entries of a sealed segment, without what remains of one that was cut (B7)."""
     whole = len(blob) // _ENTRY.size * _ENTRY.size
     return [IndexEntry(*fields) for fields in _ENTRY.iter_unpack(blob[:whole])]
 
@@ -72,45 +72,43 @@ class SealedIndex(Sequence[IndexEntry]):
     def __len__(self) -> int:
         return len(self._blob) // _ENTRY.size
 
-    def __getitem__(self, place: Any) -> Any:
-        return IndexEntry._make(
-            _ENTRY.unpack_from(self._blob, range(len(self))[place] * _ENTRY.size)
-        )
+    def __getitem__(self, position: Any) -> Any:
+        start = range(len(self))[position] * _ENTRY.size
+        return IndexEntry._make(_ENTRY.unpack_from(self._blob, start))
 
-    def offset(self, place: int) -> int:
-        """Return the offset of one entry: a bisection reads a dozen of them, and nothing else."""
-        offset: int = _OFFSET.unpack_from(self._blob, place * _ENTRY.size)[0]
+    def offset(self, position: int) -> int:
+        """Return the offset of an entry: a bisection reads a dozen of them, and nothing else."""
+        offset: int = _OFFSET.unpack_from(self._blob, position * _ENTRY.size)[0]
         return offset
 
 
 def position_of_offset(index: Sequence[IndexEntry], offset: int) -> int | None:
     """Return where the last indexed batch at or below ``offset`` begins (B2)."""
     if isinstance(index, SealedIndex):
-        place = bisect_right(range(len(index)), offset, key=index.offset)
+        after = bisect_right(range(len(index)), offset, key=index.offset)
     else:
-        place = bisect_right(index, offset, key=attrgetter("offset"))
-    return index[place - 1].position if place else None
+        after = bisect_right(index, offset, key=attrgetter("offset"))
+    return index[after - 1].position if after else None
 
 
 def position_from_offset(index: Sequence[IndexEntry], offset: int) -> int | None:
     """Return where the first indexed batch at or past ``offset`` begins."""
-    place = bisect_left(index, offset, key=attrgetter("offset"))
-    return index[place].position if place < len(index) else None
+    after = bisect_left(index, offset, key=attrgetter("offset"))
+    return index[after].position if after < len(index) else None
 
 
 def position_of_time(index: Sequence[IndexEntry], timestamp: int) -> int | None:
     """Return a position before which every record is older than ``timestamp`` (B9)."""
-    place = bisect_left(index, timestamp, key=attrgetter("timestamp_before"))
-    return index[place - 1].position if place else None
+    after = bisect_left(index, timestamp, key=attrgetter("timestamp_before"))
+    return index[after - 1].position if after else None
 
 
 def active_position_of_offset(txn: kv.Txn, key: bytes, segment_id: int, offset: int) -> int | None:
     """As `position_of_offset`, in the rows of the active segment, by one seek."""
-    prefix = _ENTRIES.prefix(key, segment_id)
     with txn.cursor() as cursor:
-        found = cursor.set_range(_ENTRIES.key(key, segment_id, offset + 1))
-        found = cursor.prev() if found else cursor.last()
-        if not found or not cursor.key().startswith(prefix):
+        has_row = cursor.set_range(_ENTRIES.key(key, segment_id, offset + 1))
+        has_row = cursor.prev() if has_row else cursor.last()
+        if not has_row or not cursor.key().startswith(_ENTRIES.prefix(key, segment_id)):
             return None
         return _position(cursor.value())
 
@@ -119,12 +117,8 @@ def active_position_from_offset(
     txn: kv.Txn, key: bytes, segment_id: int, offset: int
 ) -> int | None:
     """As `position_from_offset`, in the rows of the active segment, by one seek."""
-    prefix = _ENTRIES.prefix(key, segment_id)
-    with txn.cursor() as cursor:
-        found = cursor.set_range(_ENTRIES.key(key, segment_id, offset))
-        if not found or not cursor.key().startswith(prefix):
-            return None
-        return _position(cursor.value())
+    rows = kv.rows(txn, _ENTRIES.prefix(key, segment_id), _ENTRIES.key(key, segment_id, offset))
+    return next((_position(row) for _, row in rows), None)
 
 
 def _position(row: bytes) -> int | None:

@@ -1,9 +1,9 @@
 """Every table of the databases `state` and `live`: all that is on disk in LMDB.
 
 A *table* is one kind of row.  To add one, declare a `Table` below: its letter,
-the fields of its key and of its value, and what it is for.  That is all: `get`,
-`put`, `delete` and `scan` are methods of it, `TABLES` has it, a topic that is
-deleted takes its rows along, and `make docs-tables` puts it into docs/format.md.
+the fields of its key and of its value, and what it is for.  `TABLES` then has it, a
+deleted topic takes its rows along, and `make docs-tables` puts it into docs/format.md,
+which uses the same notation.  `get`, `put`, `delete` and `scan` are its methods:
 
     LEASES.put(txn, partition, "backup", value=(offset, until_ms))
     for (partition, name), lease in LEASES.scan(txn): ...
@@ -11,7 +11,7 @@ deleted takes its rows along, and `make docs-tables` puts it into docs/format.md
 A row is a letter, then the fields of the key; the letters are unique over both
 databases (`state`: capitals).  Numbers are big-endian, so that keys sort as
 numbers.  Text ends with a NUL, except in the last field.  Each value in `state`
-begins with the CRC-32C of key and value, for LMDB has no checksums.
+begins with the CRC-32C of key and value, because LMDB has no checksums.
 
 A module with a class for a row takes the table as `keyspace.TAILS.typed(Tail)`.
 What LMDB itself needs (transactions, locks, damage) is in `kv`.
@@ -20,9 +20,10 @@ What LMDB itself needs (transactions, locks, damage) is in `kv`.
 from __future__ import annotations
 
 import json
+import re
 import struct
 from collections import namedtuple
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator
 from copy import copy
 from functools import partial
 from typing import Any, Generic, NamedTuple, TypeVar, cast
@@ -53,7 +54,7 @@ class FieldType(NamedTuple):
     """The type of a field in a key or value."""
 
     name: str
-    """As docs/format.md calls it."""
+    """As declarations and docs/format.md call it."""
     code: str = ""
     """As `struct` calls it; empty if the length varies."""
     encode: Callable[[Any], bytes] = bytes
@@ -61,7 +62,7 @@ class FieldType(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Bytes it takes, if that does not vary."""
+        """Bytes it takes; 0 if that varies."""
         return struct.calcsize(f">{self.code}")
 
 
@@ -70,160 +71,149 @@ def _number(name: str, code: str) -> FieldType:
     return FieldType(name, code, number.pack, lambda data: number.unpack(data)[0])
 
 
+def _list_of(name: str) -> FieldType:
+    """Return the type ``list of (field: type, ...)``: tuples of numbers, to the end of a value."""
+    fields = _parse(name.partition("(")[2]).values()
+    entry = struct.Struct(">" + "".join(field.code for field in fields))
+    return FieldType(
+        name,
+        encode=lambda entries: b"".join(entry.pack(*values) for values in entries),
+        decode=lambda data: list(entry.iter_unpack(data)),
+    )
+
+
 def _to_text(value: str | bytes) -> bytes:
     return value if isinstance(value, bytes) else value.encode("utf-8", "surrogateescape")
 
 
 def _from_text(data: bytes) -> str:
     # A damaged name must not keep others from being read.
-    return data.decode(errors="surrogateescape")
+    return data.decode("utf-8", "surrogateescape")
 
 
-def _to_json(value: object) -> bytes:
-    return json.dumps(value, separators=(",", ":")).encode()
-
-
-def list_of(**fields: FieldType) -> FieldType:
-    """Return the type of a list of tuples, which takes the rest of a value."""
-    entry = struct.Struct(">" + "".join(field.code for field in fields.values()))
-    return FieldType(
-        "list of (" + ", ".join(f"{name}: {field.name}" for name, field in fields.items()) + ")",
-        encode=lambda entries: b"".join(entry.pack(*each) for each in entries),
-        decode=lambda data: list(entry.iter_unpack(data)),
-    )
-
-
-U8, U16 = _number("u8", "B"), _number("u16", "H")
-U32, U64 = _number("u32", "I"), _number("u64", "Q")
-I16, I32, I64 = _number("i16", "h"), _number("i32", "i"), _number("i64", "q")
 PARTITION = FieldType("partition key", f"{PARTITION_KEY.size}s")
 """What `PARTITION_KEY` packs."""
 TEXT = FieldType("text", "", _to_text, _from_text)
 """UTF-8; may be passed as bytes."""
-BYTES = FieldType("bytes")
-JSON = FieldType("JSON", "", _to_json, json.loads)
+_JSON = FieldType(
+    "JSON",
+    encode=lambda value: json.dumps(value, separators=(",", ":")).encode(),
+    decode=json.loads,
+)
+_TYPES = {field.name: field for field in (PARTITION, TEXT, _JSON, FieldType("bytes"))} | {
+    name: _number(name, code)
+    for name, code in zip("u8 u16 u32 u64 i16 i32 i64".split(), "BHIQhiq", strict=True)
+}
+_FIELD = re.compile(r"(\w+): (list of \(.+\)|[\w ]+)")
+
+
+def _parse(fields: str) -> dict[str, FieldType]:
+    """Return the fields that ``name: type, ...`` declares."""
+    return {
+        name: _list_of(kind) if kind.startswith("list of") else _TYPES[kind]
+        for name, kind in _FIELD.findall(fields)
+    }
 
 
 class Layout:
-    """The fields of a key or a value, one after the other, behind a prefix.
+    """The fields of a key or a value: numbers, then fields of any length, behind a prefix.
 
+    A NUL separates the fields of any length; only the last may be something other than text.
     How to encode and decode is worked out once, here: appends and commits do it often.
     """
 
-    def __init__(self, fields: Mapping[str, FieldType], prefix: bytes = b"") -> None:
-        self.fields = dict(fields)
-        types = list(self.fields.values())
-        codes = [field.code for field in types]
-        count = codes.index("") if "" in codes else len(codes)
-        self.head = struct.Struct(">" + "".join(codes[:count]))
+    def __init__(self, fields: str, prefix: bytes = b"") -> None:
+        self.fields = _parse(fields)
+        self._prefix, self._types = prefix, list(self.fields.values())
+        codes = [*(field.code for field in self._types), ""]
+        self._numbers = codes.index("")
+        self.head = struct.Struct(">" + "".join(codes[: self._numbers]))
         """The numbers that it begins with."""
-        self._rest = types[count:]
         # By the number of fields: fewer than all are a prefix, for scans.
-        self._packers = [_packer(prefix, types, count) for count in range(len(types) + 1)]
+        self._packers = [self._packer(count) for count in range(len(codes))]
         self.pack = self._packers[-1]
         """Encode all fields."""
-        self.unpack: Callable[[bytes], tuple[Any, ...]] = self._unpack
+        self.unpack: Callable[[bytes], tuple[Any, ...]] = self.head.unpack
         """Decode all fields; raise struct.error or ValueError if these are not the fields."""
-        if not self._rest:
-            self.unpack = self.head.unpack
-        elif all(field is TEXT for field in self._rest):
-            self.unpack = self._unpack_texts
+        if self._numbers < len(self._types):
+            self.unpack = self._unpack
+            self._texts = len(self._types) - self._numbers - 1
+            self._last, self._last_size = self._types[-1].decode, self._types[-1].size
+
+    def _packer(self, count: int) -> Callable[..., bytes]:
+        """Return what encodes the first ``count`` fields, behind the prefix."""
+        prefix, fields, numbers = self._prefix, self._types[:count], min(self._numbers, count)
+        codes = "".join(field.code for field in fields[:numbers])
+        head = struct.Struct(f">{len(prefix)}s{codes}").pack
+        if numbers == count:
+            return partial(head, prefix) if prefix else struct.Struct(f">{codes}").pack
+        encode, end = fields[-1].encode, b"" if count == len(self._types) else _NUL
+        if fields == [TEXT, PARTITION]:  # of each offset that a group commits
+            return lambda text, partition: b"%b%b\0%b" % (prefix, _to_text(text), partition)
+        if count == 1:
+            return lambda value: prefix + encode(value) + end
+        return lambda *values: (
+            head(prefix, *values[:numbers])
+            + _NUL.join([*map(_to_text, values[numbers:-1]), encode(values[-1])])
+            + end
+        )
 
     def pack_first(self, *fields: Any) -> bytes:
         """Encode the first fields."""
         return self._packers[len(fields)](*fields)
 
-    def _unpack_texts(self, data: bytes) -> tuple[Any, ...]:
-        texts = data[self.head.size :].split(_NUL, len(self._rest) - 1)
-        if len(texts) != len(self._rest):
-            raise ValueError("a field is missing")
-        return *self.head.unpack_from(data), *map(_from_text, texts)
-
     def _unpack(self, data: bytes) -> tuple[Any, ...]:
-        values, position = [*self.head.unpack_from(data)], self.head.size
-        for place, field in enumerate(self._rest):
-            following = self._rest[place + 1 :]
-            if field.code:
-                end = position + field.size
-            elif not following:
-                end = len(data)
-            elif all(other.code for other in following):
-                # From the end: a name may contain a NUL.
-                end = len(data) - sum(other.size for other in following) - len(_NUL)
-            else:
-                end = data.index(_NUL, position)
-            values.append(field.decode(data[position:end]))
-            position = end + (0 if field.code else len(_NUL))
-        return tuple(values)
-
-
-def _packer(prefix: bytes, types: list[FieldType], count: int) -> Callable[..., bytes]:
-    """Return what encodes the first ``count`` fields of these types, behind a prefix."""
-    fields = types[:count]
-    numbers = [field.code for field in fields]
-    if all(numbers):
-        if not prefix:
-            return struct.Struct(">" + "".join(numbers)).pack
-        return partial(struct.Struct(f">{len(prefix)}s" + "".join(numbers)).pack, prefix)
-    # Only text comes before other fields, so each field of varying length but the last is text.
-    ends = [b"" if field.code else _NUL for field in fields]
-    if count == len(types):
-        ends[-1] = b""
-    template = prefix.replace(b"%", b"%%") + b"".join(b"%b" + end for end in ends)
-    if fields == [TEXT, PARTITION]:
-        return lambda text, partition: template % (_to_text(text), partition)
-    if fields == [TEXT]:
-        return lambda text: template % _to_text(text)
-    if fields == [TEXT, TEXT]:
-        return lambda text, other: template % (_to_text(text), _to_text(other))
-    if all(numbers[:-1]) and count == len(types):
-        head, encode = _packer(prefix, types, count - 1), types[-1].encode
-        return lambda *values: head(*values[:-1]) + encode(values[-1])
-    encoders = [field.encode for field in fields]
-    return lambda *values: (
-        template % tuple([encode(value) for encode, value in zip(encoders, values, strict=True)])
-    )
+        rest = data[self.head.size :]
+        if self._last_size:
+            # From the end: a name may contain a NUL.
+            end = len(rest) - self._last_size
+            texts, last = rest[: end - len(_NUL)].split(_NUL, self._texts - 1), rest[end:]
+        else:
+            *texts, last = rest.split(_NUL, self._texts)
+        if len(texts) != self._texts:
+            raise ValueError("a field is missing")
+        return *self.head.unpack_from(data), *map(_from_text, texts), self._last(last)
 
 
 class Table(Generic[V]):
-    """One kind of row.
+    """One kind of row; in `TABLES` it has the name of its constant.
 
     Its methods take a transaction of its database, or, to read, a `kv.Store`.
     A key is passed as its fields, in order, and a prefix as the first of them.
-    A value with one field is that field, without fields None, and else a tuple, which is
-    read as a named tuple; `typed` and `coded` replace it by a class.
+    A value with one field is that field; without fields it is None; with several it is a
+    tuple, which is read as a named tuple.  `typed` and `coded` replace it by a class.
 
     Args:
-        name: For messages and docs/format.md.
-        database: `STATE` or `LIVE`.
-        letter: What its keys begin with; no other table has it.
-        key: Fields of the key, and their types.
-        value: Fields of the value, and their types.
+        letter: What its keys begin with; no other table has it.  A capital is in `STATE`.
+        key: Fields of the key, and their types, as ``name: type, ...``.
+        value: Fields of the value, likewise.
         purpose: One line for docs/format.md.
         dropped_with_topic: Whether a deleted topic takes its rows along; by default if the
             key has a partition.
-        optional: Whether a damaged row is reported by whoever reads it, instead of making
-            the whole of `state` be restored from its last copy.
+        optional: Whether a damaged row is reported when it is read; any other has the whole
+            of `state` restored from its last copy.
     """
+
+    name = ""
+    """For messages and docs/format.md."""
 
     def __init__(
         self,
-        name: str,
-        database: str,
-        *,
         letter: str,
-        key: Mapping[str, FieldType],
-        value: Mapping[str, FieldType],
+        key: str,
+        value: str,
         purpose: str,
+        *,
         dropped_with_topic: bool | None = None,
         optional: bool = False,
     ) -> None:
-        self.name, self.database, self.letter = name, database, letter.encode()
-        self.key_layout, self.value_layout = Layout(key, self.letter), Layout(value)
-        self.purpose, self.optional = purpose, optional
-        of_partition = PARTITION in key.values()
+        self.letter, self.purpose, self.optional = letter.encode(), purpose, optional
+        self.database = STATE if letter.isupper() else LIVE
+        self.key_layout: Layout = Layout(key, prefix=self.letter)
+        self.value_layout: Layout = Layout(value)
+        of_partition = PARTITION in self.key_layout.fields.values()
         self.dropped_with_topic = of_partition if dropped_with_topic is None else dropped_with_topic
-        self.checksum = database == STATE
+        self.checksum = self.database == STATE
         """Whether its values begin with a checksum."""
         self.key: Callable[..., bytes] = self.key_layout.pack
         """Return the key of a row."""
@@ -233,22 +223,17 @@ class Table(Generic[V]):
         """Encode a value, without its checksum."""
         self.unpack: Callable[[bytes], V]
         """Decode a value, without its checksum."""
-        if len(value) == 1:
-            self._set_codec(lambda field: field, lambda field: (field,))
-        elif value:
-            self._set_codec(namedtuple(name.title().replace(" ", ""), value), lambda fields: fields)
+        fields, layout = self.value_layout.fields, self.value_layout
+        if len(fields) > 1:
+            rows: Table[Any] = self.typed(namedtuple("Row", fields))
+            self.pack, self.unpack = rows.pack, rows.unpack
+        elif fields:
+            self.pack, self.unpack = layout.pack, lambda data: layout.unpack(data)[0]
         else:
-            self._set_codec(lambda: None, lambda _: ())
-            self.pack = lambda _: b""
-
-    def _set_codec(self, make: Callable[..., Any], fields: Callable[[Any], Iterable[Any]]) -> None:
-        pack, unpack = self.value_layout.pack, self.value_layout.unpack
-        # As `_make` of a named tuple, which is in Python.
-        new: Any = tuple.__new__
-        self.pack = lambda value: pack(*fields(value))
-        self.unpack = lambda data: make(*unpack(data))
-        if isinstance(make, type) and issubclass(make, tuple):
-            self.unpack = lambda data: new(make, unpack(data))
+            self.pack, self.unpack = (
+                lambda _: b"",
+                lambda data: cast("V", layout.unpack(data) or None),
+            )
 
     def typed(
         self, make: Callable[..., W], fields: Callable[[W], Iterable[Any]] | None = None
@@ -257,14 +242,17 @@ class Table(Generic[V]):
 
         Args:
             make: Makes such a value of the fields.
-            fields: Returns the fields of one; not needed for a tuple of them.
+            fields: Returns the fields of a value; not needed if ``make`` is a named tuple.
         """
-        table = cast("Table[W]", copy(self))
-        table._set_codec(make, fields or (lambda value: value))  # type: ignore[arg-type, return-value]
-        return table
+        pack, unpack = self.value_layout.pack, self.value_layout.unpack
+        if fields is not None:
+            return self.coded(lambda value: pack(*fields(value)), lambda data: make(*unpack(data)))
+        # As `_make` of a named tuple, which is in Python.
+        new: Any = tuple.__new__
+        return self.coded(lambda value: pack(*value), lambda data: new(make, unpack(data)))
 
     def coded(self, pack: Callable[[W], bytes], unpack: Callable[[bytes], W]) -> Table[W]:
-        """Return this table with a codec of its own, for values that are more than fields."""
+        """Return this table with another codec, for values that are more than fields."""
         table = cast("Table[W]", copy(self))
         table.pack, table.unpack = pack, unpack
         return table
@@ -331,7 +319,7 @@ class Table(Generic[V]):
         return deleted
 
     def scan(self, txn: kv.Txn, *prefix: Any) -> Iterator[tuple[tuple[Any, ...], V]]:
-        """Yield fields of the key, and value, of each row, in the order of keys.
+        """Yield the fields of the key and the value of each row, in the order of keys.
 
         Raises:
             CorruptionError: A row is damaged.
@@ -344,13 +332,13 @@ class Table(Generic[V]):
         """As `scan`, without damaged rows."""
         for key, row in kv.rows(txn, self.prefix(*prefix)):
             try:
-                fields = self.load(key, row), self.parse_key(key)
+                value = self.load(key, row)
+                yield self.parse_key(key), value
             except DAMAGE:
                 continue
-            yield fields[1], fields[0]
 
     def keys(self, txn: kv.Txn, *prefix: Any) -> Iterator[tuple[Any, ...]]:
-        """Yield the fields of each key, in order; values are not looked at."""
+        """Yield the fields of each key, in order, without checking the values."""
         for key, _ in kv.rows(txn, self.prefix(*prefix)):
             yield self.parse_key(key)
 
@@ -359,23 +347,23 @@ class Table(Generic[V]):
         return any(True for _ in kv.rows(txn, self.prefix(*prefix)))
 
     def first_fields(self, txn: kv.Txn) -> Iterator[str]:
-        """Yield the first field of the keys, such as the group, each once, by one seek each.
+        """Yield each value of the first field of the keys, such as the group, by one seek each.
 
-        For text that other fields follow.
+        The field must be text, and other fields must follow it.
         """
         with txn.cursor() as cursor:
-            found = cursor.set_range(self.letter)
-            while found and cursor.key().startswith(self.letter):
+            has_row = cursor.set_range(self.letter)
+            while has_row and cursor.key().startswith(self.letter):
                 field = cursor.key()[1:].partition(_NUL)[0]
                 yield _from_text(field)
-                found = cursor.set_range(self.letter + field + _ABOVE_NUL)
+                has_row = cursor.set_range(self.letter + field + _ABOVE_NUL)
 
     def delete_all(self, txn: kv.Txn, *prefix: Any) -> None:
         """Delete rows."""
         kv.remove(txn, self.prefix(*prefix))
 
     def delete_partitions(self, txn: kv.Txn, partitions: Collection[bytes]) -> None:
-        """Delete the rows of partitions, which are given by their `PARTITION_KEY`."""
+        """Delete the rows of partitions, by their `PARTITION_KEY`."""
         if next(iter(self.key_layout.fields.values())) == PARTITION:
             for partition in partitions:
                 self.delete_all(txn, partition)
@@ -391,358 +379,229 @@ class Table(Generic[V]):
 STATE, LIVE = "state", "live"
 """Synced at each commit: survives a power cut; not synced: survives the death of a process."""
 
+_SEGMENT = "partition: partition key, base_offset: u64, segment_id: u64"
+
 # state
 
 TOPICS = Table[Any](
-    "topics",
-    STATE,
-    letter="T",
-    key={"topic": TEXT},
-    value={"fields": JSON},
-    purpose="A topic: `id`, `partitions`, `created_ms`, and `config`, without defaults",
+    "T",
+    "topic: text",
+    "fields: JSON",
+    "A topic: `id`, `partitions`, `created_ms`, and `config`, without defaults",
 )
 SEGMENTS = Table[Any](
-    "segments",
-    STATE,
-    letter="S",
-    key={"partition": PARTITION, "base_offset": U64, "segment_id": U64},
-    value={
-        "flags": U8,
-        "next_offset": I64,
-        "created_ms": I64,
-        "max_timestamp": I64,
-        "appended_ms": I64,
-        "size": U64,
-        "end_position": U64,
-        "has_headers": U8,
-    },
-    purpose="The manifest: a segment file; those that no row names are garbage",
+    "S",
+    _SEGMENT,
+    "flags: u8, next_offset: i64, created_ms: i64, max_timestamp: i64, appended_ms: i64, "
+    "size: u64, end_position: u64, has_headers: u8",
+    "The manifest: a segment file; those that no row names are garbage",
 )
 SEGMENT_INDEXES = Table[bytes](
-    "segment indexes",
-    STATE,
-    letter="X",
-    key={"partition": PARTITION, "base_offset": U64, "segment_id": U64},
-    value={"entries": BYTES},
-    purpose="The index of a sealed segment",
-    optional=True,
+    "X", _SEGMENT, "entries: bytes", "The index of a sealed segment", optional=True
 )
 PARTITIONS = Table[Any](
-    "partitions",
-    STATE,
-    letter="L",
-    key={"partition": PARTITION},
-    value={
-        "start_offset": U64,
-        "recovery_offset": U64,
-        "leader_epoch": U32,
-        "appended_ms": I64,
-        "appended_offset": U64,
-    },
-    purpose="Start and recovery point of a partition",
+    "L",
+    "partition: partition key",
+    "start_offset: u64, recovery_offset: u64, leader_epoch: u32, appended_ms: i64, "
+    "appended_offset: u64",
+    "Start and recovery point of a partition",
 )
 PRODUCER_SNAPSHOTS = Table[bytes](
-    "producer snapshots",
-    STATE,
-    letter="P",
-    key={"partition": PARTITION},
-    value={"producers": BYTES},
-    purpose="The producers of a partition, as of its recovery point",
+    "P",
+    "partition: partition key",
+    "producers: bytes",
+    "The producers of a partition, as of its recovery point",
 )
 LEADER_EPOCHS = Table[list[tuple[int, int]]](
-    "leader epochs",
-    STATE,
-    letter="E",
-    key={"partition": PARTITION},
-    value={"epochs": list_of(leader_epoch=U32, start_offset=U64)},
-    purpose="Where each leader epoch of a partition starts",
+    "E",
+    "partition: partition key",
+    "epochs: list of (leader_epoch: u32, start_offset: u64)",
+    "Where each leader epoch of a partition starts",
 )
 CLEANED_OFFSETS = Table[int](
-    "cleaned offsets",
-    STATE,
-    letter="K",
-    key={"partition": PARTITION},
-    value={"first_dirty_offset": U64},
-    purpose="How far a partition is compacted",
+    "K", "partition: partition key", "first_dirty_offset: u64", "How far a partition is compacted"
 )
 UNCOMMITTED_FILES = Table[None](
-    "uncommitted files",
-    STATE,
-    letter="W",
-    key={"partition": PARTITION, "base_offset": U64, "segment_id": U64},
-    value={},
-    purpose="A segment file on its way into the manifest or out of it: no garbage yet",
+    "W", _SEGMENT, "", "A segment file on its way into the manifest or out of it: no garbage yet"
 )
 JOURNAL = Table[Any](
-    "journal",
-    STATE,
-    letter="J",
-    key={"partition": PARTITION},
-    value={
-        "committed": U8,
-        "number": U64,
-        "segment_id": U64,
-        "log_end_offset": U64,
-        "position": U64,
-        "leader_epoch": U32,
-        "partition_count": U16,
-        "file_count": U16,
-        "rest": BYTES,
-    },
-    purpose="The last publication over several partitions, in each of them",
+    "J",
+    "partition: partition key",
+    "committed: u8, number: u64, segment_id: u64, log_end_offset: u64, position: u64, "
+    "leader_epoch: u32, partition_count: u16, file_count: u16, rest: bytes",
+    "The last publication over several partitions, in each of them",
 )
 DELETED_TOPICS = Table[Any](
-    "deleted topics",
-    STATE,
-    letter="D",
-    key={"topic_id": U64},
-    value={"fields": JSON},
-    purpose="A deleted topic of which files or rows may be left: `name`, `partitions`",
+    "D",
+    "topic_id: u64",
+    "fields: JSON",
+    "A deleted topic of which files or rows may be left: `name`, `partitions`",
 )
 COUNTERS = Table[int](
-    "counters",
-    STATE,
-    letter="N",
-    key={"counter": TEXT},
-    value={"last": U64},
-    purpose="The last number given to a `topic`, `segment`, `producer` or `publication`",
+    "N",
+    "counter: text",
+    "last: u64",
+    "The last number given to a `topic`, `segment`, `producer` or `publication`",
 )
 NAMED_PRODUCERS = Table[Any](
-    "named producers",
-    STATE,
-    letter="Q",
-    key={"producer": TEXT},
-    value={"producer_id": U64, "producer_epoch": U16},
-    purpose="Id and epoch of a producer with a name",
+    "Q",
+    "producer: text",
+    "producer_id: u64, producer_epoch: u16",
+    "Id and epoch of a producer with a name",
     optional=True,
 )
 RETENTION_BYTES = Table[int](
-    "retention bytes",
-    STATE,
-    letter="R",
-    key={},
-    value={"bytes": U64},
-    purpose="How many bytes all topics together may hold; any number without this row",
+    "R",
+    "",
+    "bytes: u64",
+    "How many bytes all topics together may hold; any number without this row",
     optional=True,
 )
 APP_VERSIONS = Table[Any](
-    "app versions",
-    STATE,
-    letter="M",
-    key={"application": TEXT, "topic_id": U64},
-    value={"fields": JSON},
-    purpose="The last publication of an application to a topic, or of a query (topic id 0)",
+    "M",
+    "application: text, topic_id: u64",
+    "fields: JSON",
+    "The last publication of an application to a topic, or of a query (topic id 0)",
     optional=True,
 )
 PUBLICATION_CLOCK = Table[Any](
-    "publication clock",
-    STATE,
-    letter="B",
-    key={},
-    value={"elapsed_ms": U64, "uptime_ms": U64, "time_ms": I64, "boot_id": TEXT},
-    purpose="The clock by which `app versions` age, and what it was advanced from",
+    "B",
+    "",
+    "elapsed_ms: u64, uptime_ms: u64, time_ms: i64, boot_id: text",
+    "The clock by which `app versions` age, and what it was advanced from",
     optional=True,
 )
 OFFSET_CHECKPOINTS = Table[Any](
-    "offset checkpoints",
-    STATE,
-    letter="C",
-    key={"group": TEXT, "partition": PARTITION},
-    value={"offset": I64, "leader_epoch": I32, "committed_ms": I64, "metadata": TEXT},
-    purpose="An offset that a group committed, as of the last checkpoint",
+    "C",
+    "group: text, partition: partition key",
+    "offset: i64, leader_epoch: i32, committed_ms: i64, metadata: text",
+    "An offset that a group committed, as of the last checkpoint",
     optional=True,
 )
 REPORTED_TOPICS = Table[Any](
-    "reported topics",
-    STATE,
-    letter="A",
-    key={"topic_id": U64},
-    value={"fields": JSON},
-    purpose="What `__activity` has of a topic: `name`, `id`, `config`, and `places`",
+    "A",
+    "topic_id: u64",
+    "fields: JSON",
+    "What `__activity` has of a topic: `name`, `id`, `config`, and `places`",
 )
 
 # live
 
 TAILS = Table[Any](
-    "tails",
-    LIVE,
-    letter="t",
-    key={"partition": PARTITION},
-    value={
-        "segment_id": U64,
-        "base_offset": U64,
-        "log_end_offset": U64,
-        "position": U64,
-        "high_watermark": U64,
-        "end_position": U64,
-        "durable_offset": U64,
-        "start_offset": U64,
-        "leader_epoch": U32,
-        "max_timestamp": I64,
-        "first_timestamp": I64,
-        "created_ms": I64,
-        "appended_ms": I64,
-        "unindexed": U64,
-        "flushed_ms": I64,
-        "failed": U8,
-    },
-    purpose="Where a partition ends: to write this row is to publish",
+    "t",
+    "partition: partition key",
+    "segment_id: u64, base_offset: u64, log_end_offset: u64, position: u64, high_watermark: u64, "
+    "end_position: u64, durable_offset: u64, start_offset: u64, leader_epoch: u32, "
+    "max_timestamp: i64, first_timestamp: i64, created_ms: i64, appended_ms: i64, "
+    "unindexed: u64, flushed_ms: i64, failed: u8",
+    "Where a partition ends: to write this row is to publish",
 )
 INDEX_ENTRIES = Table[Any](
-    "index entries",
-    LIVE,
-    letter="i",
-    key={"partition": PARTITION, "segment_id": U64, "offset": U64},
-    value={"position": U64, "timestamp_before": I64},
-    purpose="An index entry of the active segment",
+    "i",
+    "partition: partition key, segment_id: u64, offset: u64",
+    "position: u64, timestamp_before: i64",
+    "An index entry of the active segment",
 )
 PRODUCERS = Table[Any](
-    "producers",
-    LIVE,
-    letter="p",
-    key={"partition": PARTITION, "producer_id": U64},
-    value={
-        "producer_epoch": I16,
-        "appended_ms": I64,
-        "batches": list_of(first_sequence=I32, last_sequence=I32, base_offset=I64, next_offset=I64),
-    },
-    purpose="A producer as a partition knows it: its last five batches",
+    "p",
+    "partition: partition key, producer_id: u64",
+    "producer_epoch: i16, appended_ms: i64, batches: list of (first_sequence: i32, "
+    "last_sequence: i32, base_offset: i64, next_offset: i64)",
+    "A producer as a partition knows it: its last five batches",
 )
 PENDING_DELETES = Table[Any](
-    "pending deletes",
-    LIVE,
-    letter="z",
-    key={"partition": PARTITION, "base_offset": U64, "segment_id": U64},
-    value={"due_ms": U64, "end_offset": U64, "path": TEXT},
-    purpose="A file to unlink, at a time since boot; it is no garbage until then",
+    "z",
+    _SEGMENT,
+    "due_ms: u64, end_offset: u64, path: text",
+    "A file to unlink, at a time since boot; it is no garbage until then",
 )
 LEASES = Table[Any](
-    "leases",
-    LIVE,
-    letter="l",
-    key={"partition": PARTITION, "lease": TEXT},
-    value={"offset": U64, "until_ms": U64},
-    purpose="From which offset on nothing is deleted or rewritten, until a time since boot",
+    "l",
+    "partition: partition key, lease: text",
+    "offset: u64, until_ms: u64",
+    "From which offset on nothing is deleted or rewritten, until a time since boot",
 )
 GROUPS = Table[Any](
-    "groups",
-    LIVE,
-    letter="g",
-    key={"group": TEXT},
-    value={"fields": JSON},
-    purpose="A group's document: the fields of `Membership` in `embedlog/groups/membership.py`",
+    "g",
+    "group: text",
+    "fields: JSON",
+    "A group's document: the fields of `Membership` in `embedlog/groups/membership.py`",
 )
 GROUP_VERSIONS = Table[int](
-    "group versions",
-    LIVE,
-    letter="v",
-    key={"group": TEXT},
-    value={"version": U64},
-    purpose="The version of a group's document: a small row to look at for changes",
+    "v",
+    "group: text",
+    "version: u64",
+    "The version of a group's document: a small row to look at for changes",
 )
 MEMBER_DEADLINES = Table[int](
-    "member deadlines",
-    LIVE,
-    letter="d",
-    key={"group": TEXT, "member": TEXT},
-    value={"deadline_ms": U64},
-    purpose="When a member's session ends, since boot",
+    "d", "group: text, member: text", "deadline_ms: u64", "When a member's session ends, since boot"
 )
 OWNERS = Table[Any](
-    "owners",
-    LIVE,
-    letter="o",
-    key={"group": TEXT, "partition": PARTITION},
-    value={"epoch": U64, "start_offset": I64, "member": TEXT, "topic": TEXT},
-    purpose="Which member of a group owns a partition",
+    "o",
+    "group: text, partition: partition key",
+    "epoch: u64, start_offset: i64, member: text, topic: text",
+    "Which member of a group owns a partition",
     # The next rebalance drops them: a member may own the partition still.
     dropped_with_topic=False,
 )
 COMMITTED_OFFSETS = Table[Any](
-    "committed offsets",
-    LIVE,
-    letter="c",
-    key={"group": TEXT, "partition": PARTITION},
-    value={"offset": I64, "leader_epoch": I32, "committed_ms": I64, "metadata": TEXT},
-    purpose="An offset that a group committed",
+    "c",
+    "group: text, partition: partition key",
+    "offset: i64, leader_epoch: i32, committed_ms: i64, metadata: text",
+    "An offset that a group committed",
 )
 UNSAVED_OFFSETS = Table[None](
-    "unsaved offsets",
-    LIVE,
-    letter="u",
-    key={"group": TEXT, "partition": PARTITION},
-    value={},
-    purpose="This committed offset, or that it was deleted, is not in `state` yet",
+    "u",
+    "group: text, partition: partition key",
+    "",
+    "This committed offset, or that it was deleted, is not in `state` yet",
 )
 MAINTENANCE_OWNER = Table[Any](
-    "maintenance owner",
-    LIVE,
-    letter="m",
-    key={},
-    value={"epoch": U64, "deadline_ms": U64, "pid": U32},
-    purpose="The process that does the housekeeping, and until when since boot",
+    "m",
+    "",
+    "epoch: u64, deadline_ms: u64, pid: u32",
+    "The process that does the housekeeping, and until when since boot",
 )
 JOB_RUNS = Table[int](
-    "job runs",
-    LIVE,
-    letter="j",
-    key={"job": TEXT},
-    value={"done_ms": U64},
-    purpose="When a job of the housekeeping was last done, since boot",
+    "j", "job: text", "done_ms: u64", "When a job of the housekeeping was last done, since boot"
 )
 CLOCK_READING = Table[Any](
-    "clock reading",
-    LIVE,
-    letter="k",
-    key={},
-    value={"believed_ms": I64, "uptime_ms": U64},
-    purpose="What the wall clock showed last, as far as it was believed, and when since boot",
+    "k",
+    "",
+    "believed_ms: i64, uptime_ms: u64",
+    "What the wall clock showed last, as far as it was believed, and when since boot",
 )
 REPORTED_VERSION = Table[int](
-    "reported version",
-    LIVE,
-    letter="s",
-    key={},
-    value={"version": U64},
-    purpose="The version of `state` up to which `__activity` has its changes",
+    "s", "", "version: u64", "The version of `state` up to which `__activity` has its changes"
 )
 REPORTED_GROUPS = Table[Any](
-    "reported groups",
-    LIVE,
-    letter="a",
-    key={"group": TEXT},
-    value={"version": U64, "generation": U64},
-    purpose="The version of a group's document, and its generation, that `__activity` has",
+    "a",
+    "group: text",
+    "version: u64, generation: u64",
+    "The version of a group's document, and its generation, that `__activity` has",
 )
 REPORTED_OWNER = Table[int](
-    "reported owner",
-    LIVE,
-    letter="w",
-    key={},
-    value={"pid": U32},
-    purpose="The process that `__activity` has as the maintenance owner",
+    "w", "", "pid: u32", "The process that `__activity` has as the maintenance owner"
 )
-REPORTED_LIVE = Table[None](
-    "reported live",
-    LIVE,
-    letter="b",
-    key={},
-    value={},
-    purpose="`__activity` has events from this `live`",
-)
+REPORTED_LIVE = Table[None]("b", "", "", "`__activity` has events from this `live`")
 
-TABLES: tuple[Table[Any], ...] = tuple(
-    value for value in list(vars().values()) if isinstance(value, Table)
-)
-"""All of them."""
+
+def _named(constants: dict[str, object]) -> Iterator[Table[Any]]:
+    """Yield the tables, after giving each the name of its constant."""
+    for constant, table in constants.items():
+        if isinstance(table, Table):
+            table.name = constant.lower().replace("_", " ")
+            yield table
+
+
+TABLES = tuple(_named(dict(vars())))
+"""All of them, in the order of their declarations."""
 
 
 def table_of(key: bytes, database: str) -> Table[Any] | None:
-    """Return the table of a row; None if there is none with its letter."""
-    return _BY_LETTER.get((database, key[:1]))
-
-
-_BY_LETTER = {(table.database, table.letter): table for table in TABLES}
+    """Return the table of a row; None if no table has its letter."""
+    rows = (table for table in TABLES if (table.database, table.letter) == (database, key[:1]))
+    return next(rows, None)
 
 
 def delete_partitions(txn: kv.Txn, database: str, partitions: Iterable[bytes]) -> None:
@@ -754,9 +613,9 @@ def delete_partitions(txn: kv.Txn, database: str, partitions: Iterable[bytes]) -
 
 
 def damaged_rows(files: Files, name: str) -> list[bytes]:
-    """Return the keys of the damaged rows of `state`, or of a copy of it, that nobody uses.
+    """Return the keys of the damaged rows of `state`, or of a copy of it, while it is not in use.
 
-    Reads all rows: nobody asks for one that got another key by damage.
+    Reads all rows, since no lookup would find a row whose key was damaged.
 
     Raises:
         StorageError: It cannot be read for now.

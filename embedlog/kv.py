@@ -46,7 +46,7 @@ LARGEST_MAP_BYTES = 1 << 40
 VERSION_WORDS = 18, 512 + 18
 """The 8-byte words of the file that hold the transaction numbers of its two meta pages.
 
-Commits write the pages in turn: even numbers are in the first."""
+Commits write the pages in turn: even numbers are in the first page."""
 META_BYTES = 8192
 CHECKS = 3
 """How often a database that other processes use is checked before it counts as damaged."""
@@ -71,7 +71,7 @@ DAMAGED = (
 """The errors of LMDB for a damaged file."""
 
 _environments: dict[_Key, _Environment] = {}
-_table_lock = threading.Lock()
+_table_lock = threading.RLock()
 _stores: weakref.WeakSet[Store] = weakref.WeakSet()
 
 
@@ -96,8 +96,10 @@ def _failure(
     number = error.errno if isinstance(error, OSError) else getattr(error, "code", None)
     if number is not None and number <= 0:
         number = None  # a code of LMDB: no system call failed
-    if number == errno.EIO and operation not in ("open", "read") and _is_full(files):
-        number = errno.ENOSPC
+    if number == errno.EIO and operation not in ("open", "read"):
+        with suppress(EmbedlogError):
+            if files.free_bytes() < LITTLE_SPACE:
+                number = errno.ENOSPC
     return (DiskFullError if number in FULL else StorageError)(
         what,
         errno=number,
@@ -115,13 +117,6 @@ def _damaged(what: str, path: str) -> CorruptionError:
     )
 
 
-def _is_full(files: Files) -> bool:
-    try:
-        return files.free_bytes() < LITTLE_SPACE
-    except EmbedlogError:
-        return False
-
-
 class _Environment:
     """One LMDB environment, shared by all stores of this process on one root."""
 
@@ -137,13 +132,23 @@ class _Environment:
         self.handle = self._open()
 
     def _open(self) -> Any:
+        options: dict[str, Any] = {
+            "map_size": FIRST_MAP_BYTES,
+            "sync": self.durable,
+            "metasync": self.durable,
+            "max_readers": MAX_READERS,
+            "mode": 0o600,
+            "readonly": not self.writable,
+            "create": self.writable,
+            "meminit": False,
+        }
         try:
-            env = self._lmdb(lock=True)
+            env = lmdb.open(self.path, **options)
         except lmdb.Error:
             if self.writable:
                 raise
             # A directory that cannot be written has no reader slots either.
-            env = self._lmdb(lock=False)
+            env = lmdb.open(self.path, lock=False, **options)
         if self.writable:
             try:
                 env.reader_check()
@@ -152,44 +157,25 @@ class _Environment:
                 raise
         return env
 
-    def _lmdb(self, lock: bool) -> Any:
-        return lmdb.open(
-            self.path,
-            map_size=FIRST_MAP_BYTES,
-            sync=self.durable,
-            metasync=self.durable,
-            max_readers=MAX_READERS,
-            mode=0o600,
-            readonly=not self.writable,
-            lock=lock,
-            create=self.writable,
-            meminit=False,
-        )
+    def resize(self, factor: int) -> None:
+        """Grow the map by a factor; 0 adopts the size to which another process grew it.
 
-    def grow(self) -> None:
-        """Double the map; no transaction of this process may be open (LMDB's rule)."""
+        No transaction of this process may be open (LMDB's rule).
+        """
         with self.writing, self.reading:
-            size = self.handle.info()["map_size"] * 2
+            size = self.handle.info()["map_size"] * factor
             if size > LARGEST_MAP_BYTES:
                 raise StorageError(f"The map would grow past {LARGEST_MAP_BYTES}", path=self.path)
-            self._resize(size)
-
-    def adopt_growth(self) -> None:
-        """Adopt the size to which another process grew the map."""
-        with self.writing, self.reading:
-            self._resize(0)
-
-    def _resize(self, size: int) -> None:
-        try:
-            self.handle.set_mapsize(size)
-        except lmdb.Error:
-            # LMDB unmaps the old map first: a transaction would read unmapped memory.
-            self.usable = False
-            self.handle.close()
-            raise
+            try:
+                self.handle.set_mapsize(size)
+            except lmdb.Error:
+                # LMDB unmaps the old map first: a transaction would read unmapped memory.
+                self.usable = False
+                self.handle.close()
+                raise
 
     def make_writable(self) -> None:
-        """Reopen it for writing: py-lmdb allows one handle, and a reader opened it first."""
+        """Open the environment again for writing: py-lmdb allows one handle per process."""
         with self.writing, self.reading:
             if not self.writable:
                 self.writable = True
@@ -206,19 +192,15 @@ class _Environment:
         (MDB_PANIC) until the environment is closed.
         """
         with self.writing, self.reading:
-            if not self._accepts_transactions():
-                self._open_again()
-
-    def _accepts_transactions(self) -> bool:
-        if not self.usable:
-            return False
-        try:
-            self.handle.begin().abort()
-        except lmdb.PanicError:
-            return False
-        except lmdb.Error:
-            pass  # Opening it again does not help; the caller gets this error too.
-        return True
+            if self.usable:
+                try:
+                    self.handle.begin().abort()
+                    return
+                except lmdb.PanicError:
+                    pass
+                except lmdb.Error:
+                    return  # Opening it again does not help; the caller gets this error too.
+            self._open_again()
 
     def _open_again(self) -> None:
         self.usable = False
@@ -236,7 +218,7 @@ class _Environment:
 
 
 class Store:
-    """One handle on `state` or `live`; cheap, pid-aware, closed with its log.
+    """One handle on `state` or `live`: cheap, valid in one process, closed with its log.
 
     Args:
         files: The files of the root; a lock file orders the writers of all processes.
@@ -247,6 +229,9 @@ class Store:
 
     def __init__(self, files: Files, name: str, *, durable: bool, timeout: float) -> None:
         self._files, self._name, self._durable, self._timeout = files, name, durable, timeout
+        self.path = files.path(name)
+        """The directory of the environment."""
+        self._lock_path = f"locks/{name}"
         self._queue = threading.Lock()
         self._lock: int | None = None
         self._shared: _Environment | None = None
@@ -268,7 +253,7 @@ class Store:
         return self.get_at(key)[0]
 
     def get_at(self, key: bytes) -> tuple[bytes | None, int]:
-        """Return one value, or None, and its version of the database."""
+        """Return one value, or None, and the version of the database that it was read from."""
         shared = self._shared or self._attach()
         try:
             with shared.reading:
@@ -338,9 +323,8 @@ class Store:
                 return self._confirmed
         # A commit writes its page first, and new readers see it a moment later:
         # only what a reader has seen counts.
-        version: int = self.read(_number)
-        self._confirmed = version
-        return version
+        self._confirmed = self.read(_number)
+        return self._confirmed
 
     def is_current(self, version: int) -> bool:
         """Return whether ``version`` is still the newest, and no commit is under way: a few loads.
@@ -424,7 +408,7 @@ class Store:
         """Return True if a commit took place although LMDB failed at its end; else raise.
 
         LMDB restores a meta page that it could not write.  If that fails too, the commit may
-        turn out to be there once the environment was opened again.  No other process can have
+        be there after all once the environment was opened again.  No other process can have
         committed under that number: the lock file is still held.
         """
         todo = "It is not known whether the change was made; see `embedlog doctor`."
@@ -444,12 +428,12 @@ class Store:
             if self._closed:
                 raise error
             if isinstance(error, lmdb.MapFullError):
-                shared.grow()
+                shared.resize(2)
             elif isinstance(error, lmdb.MapResizedError):
-                shared.adopt_growth()
+                shared.resize(0)
             elif isinstance(error, lmdb.PanicError) or not shared.usable:
                 shared.reopen()
-            # Slots of killed readers stay taken until they are checked.
+            # Slots of killed readers stay in use until they are checked.
             elif not isinstance(error, lmdb.ReadersFullError) or not self.check_readers():
                 raise error
         except (lmdb.Error, OSError) as failure:
@@ -457,38 +441,38 @@ class Store:
 
     def _failure(self, error: Exception, operation: str, todo: str = "") -> EmbedlogError:
         if self._closed:
-            # By another thread, while this one was using it.
+            # Another thread closed it while this one was using it.
             return ClosedError("The log was closed", path=self.path)
         return _failure(self._files, error, operation, self.path, todo)
 
     # Life
 
-    @property
-    def path(self) -> str:
-        """The directory of the environment."""
-        return self._files.path(self._name)
-
-    @property
-    def _lock_path(self) -> str:
-        return f"locks/{self._name}"
-
-    def _open_lock(self) -> int:
+    def _check_open(self) -> None:
         if self._closed:
             raise ClosedError("The log was closed", path=self.path)
+
+    def _open_lock(self) -> int:
+        self._check_open()
         self._lock = self._files.open(self._lock_path, write=True, create=True)
         return self._lock
 
     def _attach(self) -> _Environment:
         """Join this process's environment of the root, or open it."""
-        if self._closed:
-            raise ClosedError("The log was closed", path=self.path)
+        self._check_open()
         if self._damage is not None:
             raise self._damaged()
         key = (self._name, *self._files.identity())
         if self._data is None:
-            self._data = self._open_data()
+            # Its length is checked; LMDB makes a new database of an empty file.
+            data = self._files.open(f"{self._name}/data.mdb")
+            self._length = self._files.size(data)
+            if self._length < META_BYTES:
+                self._files.close(data)
+                what = f"The database has {self._length} bytes"
+                raise _damaged(what, f"{self.path}/data.mdb")
+            self._data = data
         with _table_lock, _typed(self._files, "open", self.path):
-            _close_unused_locked()
+            close_unused()
             shared = _environments.get(key)
             if shared is None:
                 shared = _Environment(key, self.path, self._durable, self._files.writable)
@@ -505,16 +489,6 @@ class Store:
         self._shared = self._joined = shared
         return shared
 
-    def _open_data(self) -> int:
-        """Open the file to check its length; LMDB makes a new database of an empty one."""
-        data = self._files.open(f"{self._name}/data.mdb")
-        self._length = self._files.size(data)
-        if self._length < META_BYTES:
-            self._files.close(data)
-            what = f"The database has {self._length} bytes"
-            raise _damaged(what, f"{self.path}/data.mdb")
-        return data
-
     def _check_pages(self, shared: _Environment) -> None:
         """Raise if the file was cut while other processes had it open, so that none checked it.
 
@@ -522,8 +496,8 @@ class Store:
         allocated and freed.  Then all of its rows are checked.
         """
         with shared.reading:
-            pages, bytes_each = shared.handle.info()["last_pgno"] + 1, shared.handle.stat()["psize"]
-        if self._length < pages * bytes_each:
+            pages, page_bytes = shared.handle.info()["last_pgno"] + 1, shared.handle.stat()["psize"]
+        if self._length < pages * page_bytes:
             # A concurrent write of another process looks like damage.
             for _ in range(CHECKS):
                 problems = findings(self.path)
@@ -542,16 +516,17 @@ class Store:
             words = memoryview(self._files.map(data, META_BYTES)).cast("Q")
         except StorageError:
             return None
-        known = words[2] == words[514] == MAGIC_AND_FORMAT
-        newest = max(words[place] for place in VERSION_WORDS)
+        if not words[2] == words[514] == MAGIC_AND_FORMAT:
+            return None
+        newest = max(words[word] for word in VERSION_WORDS)
         # Another process may commit in between, so the number may have grown.
         with shared.reading:
-            return words if known and newest <= shared.handle.info()["last_txnid"] else None
+            return words if newest <= shared.handle.info()["last_txnid"] else None
 
     def _leave(self, shared: _Environment) -> None:
         with _table_lock:
             shared.users.discard(self)
-            _close_unused_locked()
+            close_unused()
 
     def close(self) -> None:
         """Leave the environment; the last user of this process closes it.
@@ -590,7 +565,7 @@ class Store:
         self._ask("sync", lambda handle: handle.sync(True))
 
     def readers(self) -> tuple[int, int]:
-        """Return how many reader slots are taken, and how many there are."""
+        """Return how many reader slots are in use, and how many exist."""
         info = self._ask("count its readers", lambda handle: handle.info())
         return info["num_readers"], info["max_readers"]
 
@@ -608,12 +583,12 @@ class Store:
         return {reader for reader in readers if reader[2] < newest}
 
     def check_readers(self) -> int:
-        """Free the reader slots of dead processes; return how many there were."""
+        """Free the reader slots of dead processes; return how many."""
         freed: int = self._ask("check its readers", lambda handle: handle.reader_check())
         return freed
 
     def _ask(self, operation: str, question: Callable[[Any], Any]) -> Any:
-        """Call LMDB outside of a transaction; the handle stays open meanwhile."""
+        """Call LMDB outside of a transaction, while the handle is kept open."""
         shared = self._shared or self._attach()
         if not shared.usable:
             self.read(_number)
@@ -630,23 +605,19 @@ class Store:
 
         Raises:
             CorruptionError: The file was damaged since this process opened it.
-            StorageError: There is no copy, or not a whole one.
+            StorageError: The copy is missing or incomplete.
         """
         self.read(_number)
         # LMDB would create a file that all users can read.
-        data = self._files.open(f"{name}/data.mdb", write=True, create=True)
-        try:
+        with self._files.opened(f"{name}/data.mdb", write=True, create=True) as data:
             pages: int = self._ask("copy itself", lambda handle: handle.info()["last_pgno"])
             compact = pages > SMALL_PAGES
             self._ask("copy itself", lambda handle: handle.copyfd(data, compact=compact))
             self._files.sync(data)
-        finally:
-            self._files.close(data)
 
 
 def _number(txn: Txn) -> int:
-    number: int = txn.id()
-    return number
+    return int(txn.id())
 
 
 def _change_nothing(txn: Txn) -> None:
@@ -656,14 +627,14 @@ def _change_nothing(txn: Txn) -> None:
 
 
 class EmptyStore:
-    """Replaces a `live` that may not be used or created: every partition counts as unknown."""
+    """Stands in for a `live` that may not be used or created: it has no rows."""
 
     def get(self, key: bytes) -> bytes | None:
-        """Return that there is no such row."""
+        """Return None: there are no rows."""
         return None
 
     def get_at(self, key: bytes) -> tuple[bytes | None, int]:
-        """Return that there is no such row."""
+        """Return None, and a version."""
         return None, 0
 
     def read(self, step: Step[T]) -> T:
@@ -681,11 +652,11 @@ class EmptyStore:
         return None
 
     def set_range(self, key: bytes) -> bool:
-        """As a cursor: return that there is no such row."""
+        """As a cursor: return False, since there are no rows."""
         return False
 
     def last(self) -> bool:
-        """As a cursor: return that there is no last row."""
+        """As a cursor: return False, since there are no rows."""
         return False
 
     def close(self) -> None:
@@ -699,19 +670,15 @@ def close_unused() -> None:
     lock may be held.
     """
     with _table_lock:
-        _close_unused_locked()
-
-
-def _close_unused_locked() -> None:
-    for key, shared in list(_environments.items()):
-        if not shared.users:
-            del _environments[key]
-            with shared.writing, shared.reading:
-                shared.handle.close()
+        for key, shared in list(_environments.items()):
+            if not shared.users:
+                del _environments[key]
+                with shared.writing, shared.reading:
+                    shared.handle.close()
 
 
 def create(files: Files, name: str, *, durable: bool, rows: dict[bytes, bytes]) -> None:
-    """Build an environment aside and move it into place: LMDB's own creation is not crash safe."""
+    """Build an environment and move it into place: LMDB's own creation is not crash safe."""
     aside = f"{name}.new"
     discard(files, aside)
     files.make_directory(aside)
@@ -724,11 +691,8 @@ def create(files: Files, name: str, *, durable: bool, rows: dict[bytes, bytes]) 
         for key, value in rows.items():
             txn.put(key, value)
     if durable:
-        data = files.open(f"{aside}/data.mdb", write=True)
-        try:
+        with files.opened(f"{aside}/data.mdb", write=True) as data:
             files.sync(data)
-        finally:
-            files.close(data)
         files.sync_directory(aside)
     files.rename(aside, name)
     if durable:
@@ -747,14 +711,11 @@ def check_size(files: Files, name: str) -> None:
     """Raise if an environment has a size that no log has.
 
     Raises:
-        StorageError: It is larger than `LARGEST_CHECKED_BYTES`: not damage, but perhaps a
-            planted file, which costs nothing to create if it is sparse.
+        StorageError: It is larger than `LARGEST_CHECKED_BYTES`.  That is not damage, but
+            perhaps a planted file, which costs nothing to create if it is sparse.
     """
-    data = files.open(f"{name}/data.mdb")
-    try:
+    with files.opened(f"{name}/data.mdb") as data:
         size = files.size(data)
-    finally:
-        files.close(data)
     if size > LARGEST_CHECKED_BYTES:
         raise StorageError(
             f"A database of {size} bytes is too large to be checked",
@@ -772,8 +733,8 @@ def findings(path: str) -> list[str]:
     """
     try:
         # By the name of the file: for an unreadable directory it would report nothing.
-        problems: list[str] = lmdb.verify.verify(  # type: ignore[no-untyped-call]
-            f"{path}/data.mdb", subdir=False
+        return list(
+            lmdb.verify.verify(f"{path}/data.mdb", subdir=False)  # type: ignore[no-untyped-call]
         )
     except FileNotFoundError as error:
         return [str(error)]
@@ -783,7 +744,6 @@ def findings(path: str) -> list[str]:
         raise kind(what, errno=error.errno, operation="verify", path=path) from error
     except (lmdb.verify.VerifyError, struct.error) as error:
         return [str(error) or type(error).__name__]
-    return problems
 
 
 def read_unused(files: Files, name: str, step: Step[T]) -> T:
@@ -801,10 +761,10 @@ def read_unused(files: Files, name: str, step: Step[T]) -> T:
         return step(txn)
 
 
-def rows(txn: Txn, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
-    """Yield the rows of a transaction whose keys start with ``prefix``, in order."""
+def rows(txn: Txn, prefix: bytes, start: bytes | None = None) -> Iterator[tuple[bytes, bytes]]:
+    """Yield the rows whose keys start with ``prefix``, in order, those before ``start`` omitted."""
     with txn.cursor() as cursor:
-        if not cursor.set_range(prefix):
+        if not cursor.set_range(prefix if start is None else start):
             return
         for key, value in cursor:
             if not key.startswith(prefix):
@@ -839,7 +799,7 @@ def _after_fork_in_parent() -> None:
 
 def _after_fork_in_child() -> None:
     global _table_lock
-    _table_lock = threading.Lock()
+    _table_lock = threading.RLock()
     for shared in _environments.values():
         shared.handle.close()
     _environments.clear()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import struct
 from bisect import bisect_right
 from collections.abc import Sequence
-from itertools import accumulate
+from itertools import accumulate, count
 from math import inf
 from random import Random
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -86,30 +86,24 @@ def murmur2_many(offsets: IntArray, data: UInt8Array) -> Int32Array:
     hashes = np.empty(count, np.uint32)
     start = 0
     while start < count:
-        stop = _chunk_stop(offsets, start, count)
-        hashes[start:stop] = _hash_chunk(offsets[start : stop + 1], data)
+        # A chunk has at least one key.
+        stop = min(start + _CHUNK_KEYS, count)
+        limit = int(offsets[start]) + _CHUNK_BYTES
+        if offsets[stop] > limit:
+            stop = start + int(np.searchsorted(offsets[start : stop + 1], limit, "right")) - 1
+            stop = max(stop, start + 1)
+        first, last = int(offsets[start]), int(offsets[stop])
+        # Four more bytes, so that the tail of the last key can be read as a whole word.
+        chunk = np.zeros(last - first + 4, np.uint8)
+        chunk[:-4] = data[first:last]
+        lengths = np.diff(offsets[start : stop + 1])
+        if lengths.min() == lengths.max():
+            hashes[start:stop] = _hash_equal_lengths(chunk, len(lengths), int(lengths[0]))
+        else:
+            starts = (offsets[start:stop] - first).astype(np.int64)
+            hashes[start:stop] = _hash_any_lengths(chunk, starts, lengths)
         start = stop
     return hashes.view(np.int32)
-
-
-def _chunk_stop(offsets: IntArray, start: int, count: int) -> int:
-    """Return where the chunk that begins with key ``start`` ends; it has at least one key."""
-    stop = min(start + _CHUNK_KEYS, count)
-    limit = int(offsets[start]) + _CHUNK_BYTES
-    if offsets[stop] > limit:
-        stop = start + int(np.searchsorted(offsets[start : stop + 1], limit, "right")) - 1
-    return max(stop, start + 1)
-
-
-def _hash_chunk(offsets: IntArray, data: UInt8Array) -> UInt32Array:
-    first, last = int(offsets[0]), int(offsets[-1])
-    # Four more bytes, so that the tail of the last key can be read as a whole word.
-    padded = np.zeros(last - first + 4, np.uint8)
-    padded[:-4] = data[first:last]
-    lengths = np.diff(offsets)
-    if lengths.min() == lengths.max():
-        return _hash_equal_lengths(padded, len(lengths), int(lengths[0]))
-    return _hash_any_lengths(padded, (offsets[:-1] - first).astype(np.int64), lengths)
 
 
 def _hash_equal_lengths(data: UInt8Array, count: int, length: int) -> UInt32Array:
@@ -118,18 +112,14 @@ def _hash_equal_lengths(data: UInt8Array, count: int, length: int) -> UInt32Arra
     k, spare = np.empty_like(h), np.empty_like(h)
     words, tail = divmod(length, 4)
     for i in range(words):
-        np.copyto(k, _column(data, count, length, 4 * i))
+        np.copyto(k, np.ndarray((count,), "<u4", data, 4 * i, (length,)))
         _mix(h, k, spare)
     if tail:
-        np.copyto(k, _column(data, count, length, 4 * words))
+        np.copyto(k, np.ndarray((count,), "<u4", data, 4 * words, (length,)))
         k &= _TAIL_MASKS[tail]
         h ^= k
         h *= np.uint32(_MIX)
     return _finish(h, spare)
-
-
-def _column(data: UInt8Array, count: int, length: int, start: int) -> UInt32Array:
-    return np.ndarray((count,), "<u4", data, start, (length,))
 
 
 def _hash_any_lengths(data: UInt8Array, starts: IntArray, lengths: IntArray) -> UInt32Array:
@@ -144,23 +134,20 @@ def _hash_any_lengths(data: UInt8Array, starts: IntArray, lengths: IntArray) -> 
     # A few long keys among many short ones would cost a pass for each of their words.
     rounds = int(words[_MIN_VECTOR_KEYS - 1]) if len(words) >= _MIN_VECTOR_KEYS else 0
     unfinished = int(np.count_nonzero(words > rounds))
-    for i, active in enumerate(_active(words, rounds)):
+    # How many keys have a word 0, a word 1, …
+    finished = np.cumsum(np.bincount(np.minimum(words, rounds), minlength=rounds + 1)[:rounds])
+    for i, active in enumerate((len(words) - finished).tolist()):
         k[:active] = word_at[starts[:active] + 4 * i]
         _mix(h[:active], k[:active], spare[:active])
-    _mix_tails(h, word_at[starts + 4 * words], lengths & 3)
+    tails = lengths & 3
+    mixed = (h ^ (word_at[starts + 4 * words] & _TAIL_MASKS[tails])) * np.uint32(_MIX)
+    np.copyto(h, mixed, where=tails > 0)
     h = _finish(h, spare)
     for i in range(unfinished):
         h[i] = murmur2(data[starts[i] : starts[i] + lengths[i]].tobytes()) & _MASK
     hashes = np.empty_like(h)
     hashes[order] = h
     return hashes
-
-
-def _active(words: IntArray, rounds: int) -> list[int]:
-    """Return how many keys have a word 0, a word 1, …; ``words`` must not increase."""
-    finished = np.bincount(np.minimum(words, rounds), minlength=rounds + 1)
-    active: list[int] = (len(words) - np.cumsum(finished)[:rounds]).tolist()
-    return active
 
 
 def _mix(h: UInt32Array, k: UInt32Array, spare: UInt32Array) -> None:
@@ -171,11 +158,6 @@ def _mix(h: UInt32Array, k: UInt32Array, spare: UInt32Array) -> None:
     k *= np.uint32(_MIX)
     h *= np.uint32(_MIX)
     h ^= k
-
-
-def _mix_tails(h: UInt32Array, last: UInt32Array, tails: IntArray) -> None:
-    mixed = (h ^ (last & _TAIL_MASKS[tails])) * np.uint32(_MIX)
-    np.copyto(h, mixed, where=tails > 0)
 
 
 def _finish(h: UInt32Array, spare: UInt32Array) -> UInt32Array:
@@ -224,7 +206,7 @@ _OFFSET_TYPES: dict[str, type[np.signedinteger[Any]]] = {
 class StickyPartitioner:
     """Chooses a partition for records without a key, and keeps it for a while (G3).
 
-    Each partition has its turn before any has its second, in an order that is random each time.
+    Each partition has a turn before any has a second one, in a random order each time.
     Not thread-safe: the caller holds the queue's drain lock.
 
     >>> sticky = StickyPartitioner(batch_size=100, rng=Random(7))
@@ -234,16 +216,11 @@ class StickyPartitioner:
     True
 
     Args:
-        batch_size: Keep a partition for at least so many bytes.
-        longest: Keep it for so many seconds if anything was sent; needs choices with a time.
+        batch_size: Keep a partition for at least this many bytes.
+        longest: Leave it after this many seconds if anything was sent; needs choices with a time.
         adaptive: Prefer partitions with short queues, if the caller passes the queues.
         rng: The source of randomness.
     """
-
-    __slots__ = (
-        *("_adaptive", "_batch_size", "_bytes", "_candidates", "_current", "_last"),
-        *("_longest", "_rng", "_since", "_turns"),
-    )
 
     def __init__(
         self,
@@ -257,32 +234,25 @@ class StickyPartitioner:
         self._rng = rng or Random()
         self._current: int | None = None
         self._last: int | None = None
-        self._bytes, self._since = 0, 0.0
-        self._candidates: list[int] = []
+        self._bytes, self._since, self._partitions = 0, 0.0, 0
         self._turns: list[int] = []
-        """The candidates that had no turn yet."""
+        """The partitions that had no turn yet."""
 
     def choose(
-        self,
-        partitions: int,
-        *,
-        queues: Sequence[int] | None = None,
-        available: Sequence[int] | None = None,
-        now: float = 0.0,
+        self, partitions: int, *, queues: Sequence[int] | None = None, now: float = 0.0
     ) -> int:
         """Return the current partition, or the next one if it is time to change.
 
         Args:
             partitions: The number of partitions.
             queues: How many batches wait for each partition; longer queues are chosen less often.
-            available: The partitions that can be written; None or empty means all.
             now: The time in seconds, by a monotonic clock.
         """
         current = self._current
         # Only if something was sent: a caller may choose twice before it sends.
         expired = self._bytes and now - self._since >= self._longest
         if current is None or current >= partitions or expired:
-            current = self._current = self._last = self._next(partitions, queues, available)
+            current = self._current = self._last = self._next(partitions, queues)
             self._bytes, self._since = 0, now
         return current
 
@@ -295,19 +265,12 @@ class StickyPartitioner:
         if self._bytes >= self._batch_size * (1 if batch_closed else 2):
             self._current = None
 
-    def _next(
-        self, partitions: int, queues: Sequence[int] | None, available: Sequence[int] | None
-    ) -> int:
-        candidates = list(available or range(partitions))
-        if queues is None or not self._adaptive:
-            return self._next_turn(candidates)
-        longest = max(queues[partition] for partition in candidates)
-        weights = list(accumulate(longest + 1 - queues[partition] for partition in candidates))
-        return candidates[bisect_right(weights, self._rng.randrange(weights[-1]))]
-
-    def _next_turn(self, candidates: list[int]) -> int:
-        if not self._turns or self._candidates != candidates:
-            self._candidates, self._turns = candidates, candidates.copy()
+    def _next(self, partitions: int, queues: Sequence[int] | None) -> int:
+        if queues is not None and self._adaptive:
+            weights = list(accumulate(max(queues) + 1 - waiting for waiting in queues))
+            return bisect_right(weights, self._rng.randrange(weights[-1]))
+        if not self._turns or self._partitions != partitions:
+            self._partitions, self._turns = partitions, list(range(partitions))
             self._rng.shuffle(self._turns)
             if self._turns[-1] == self._last:
                 self._turns.reverse()
@@ -315,7 +278,7 @@ class StickyPartitioner:
 
 
 class RoundRobinPartitioner:
-    """Chooses each partition of one topic in turn, record by record (G4).
+    """Chooses the partitions of one topic in turn, record by record (G4).
 
     The count advances once per record, not when a batch is opened: old versions of Kafka did
     both, and so filled only every second partition (KAFKA-9965).
@@ -325,13 +288,9 @@ class RoundRobinPartitioner:
     [0, 1, 2, 0]
     """
 
-    __slots__ = ("_turn",)
-
     def __init__(self) -> None:
-        self._turn = 0
+        self._turns = count()
 
-    def choose(self, partitions: int, *, available: Sequence[int] | None = None) -> int:
-        """Return the next of the ``available`` partitions, or of all if none is."""
-        candidates = available or range(partitions)
-        turn, self._turn = self._turn, self._turn + 1
-        return candidates[turn % len(candidates)]
+    def choose(self, partitions: int) -> int:
+        """Return the next of the partitions."""
+        return next(self._turns) % partitions

@@ -33,7 +33,10 @@ class ProgressBar:
     """
 
     def __init__(self, label: str, format_amount: Callable[[float], str] = format_bytes) -> None:
-        self._label, self._format, self._notebook = label, format_amount, _in_notebook()
+        self._label, self._format = label, format_amount
+        # IPython shows the output of a process with a kernel in a notebook.
+        ipython = sys.modules.get("IPython")
+        self._notebook = hasattr(ipython and ipython.get_ipython(), "kernel")
         self._visible = self._notebook or sys.stderr.isatty()
         self._display: Any = None
         self._drawn = time.monotonic()
@@ -65,10 +68,3 @@ class ProgressBar:
         # A short operation leaves nothing in a notebook, not even an empty line.
         if self._visible and not (self._notebook and self._display is None):
             self._draw("")
-
-
-def _in_notebook() -> bool:
-    """Return whether IPython shows the output of this process in a notebook."""
-    shell = sys.modules.get("IPython")
-    kernel = shell and shell.get_ipython()
-    return kernel is not None and hasattr(kernel, "kernel")

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import lru_cache
 from typing import Any
 
@@ -58,7 +59,7 @@ class SegmentFile:
         files.keep(self.fd)
         self._map: batches.BatchSource | None = None
         self._schema = schema
-        self._start: int | None = None if schema is None else 0
+        self._start = 0
         self._has_offsets: bool | None = None
 
     def __del__(self) -> None:
@@ -89,9 +90,8 @@ class SegmentFile:
     @property
     def start(self) -> int:
         """Where its first batch begins."""
-        if self._start is None:
+        if self._schema is None:
             self._read_schema()
-        assert self._start is not None
         return self._start
 
     def _read_schema(self) -> None:
@@ -130,7 +130,7 @@ class SegmentFile:
         return self._files.write(self.fd, buffers, position)
 
     def size(self) -> int:
-        """The length of the file now."""
+        """Return the length of the file."""
         assert self.fd is not None, "the segment was closed"
         return self._files.size(self.fd)
 
@@ -167,8 +167,11 @@ class SegmentFile:
         want = min(max(max_bytes, _FIRST_BYTES), stop - position)
         while want > 0:
             data, last = self._read(want, position), want >= stop - position
-            # A batch that is longer than this, by its own header, is not decoded yet.
-            length = 0 if last else self._length(data, position)
+            length = 0
+            if not last:
+                # A batch that is longer than this, by its own header, is not decoded yet.
+                with suppress(CorruptBatchError):
+                    length = batches.message_length(data, path=self.path, position=position)
             if length <= want:
                 whole = self._whole(data, position, max_bytes, last)
                 if whole:
@@ -186,15 +189,8 @@ class SegmentFile:
         memory = pa.allocate_buffer(max(0, min(length, self.size() - position)))
         return memory.slice(0, self._files.read_into(fd, memory, position))
 
-    def _length(self, data: Any, position: int) -> int:
-        """Return the length of the batch that ``data`` begins with; 0 if it is not known yet."""
-        try:
-            return batches.message_length(data, path=self.path, position=position)
-        except CorruptBatchError:
-            return 0
-
     def _ended(self, position: int) -> CorruptBatchError:
-        """Return the error for an end mark before the end, which must not hide records."""
+        """Return the error for an end mark before ``stop``, which must not hide records."""
         return CorruptBatchError(
             "This is not the batch that was written: the stream ends here",
             todo="Run verify, then repair, on the log.",
@@ -259,13 +255,10 @@ def path_of(directory: str, partition: int, file_name: str) -> str:
 
 def create(files: Files, path: str, schema: pa.Schema) -> SegmentFile:
     """Create an empty segment, with a schema only; an existing file is cut."""
-    fd = files.open(path, write=True, create=True)
-    try:
+    with files.opened(path, write=True, create=True) as fd:
         if files.size(fd):
             files.truncate(fd, 0)
             # Else a power cut could leave old batches behind the new schema.
             files.sync(fd)
         files.write(fd, [schema.serialize()], 0)
-    finally:
-        files.close(fd)
     return SegmentFile(files, path, write=True)

@@ -20,7 +20,6 @@ from embedlog.keyspace import (
     STATE,
     TABLES,
     TEXT,
-    U64,
     Table,
 )
 from embedlog.partition.leases import hold
@@ -137,10 +136,9 @@ def test_rows_are_written_read_scanned_and_deleted(tmp_path, database):
     files.make_directory("locks")
     kv.create(files, database, durable=False, rows={})
     store = kv.Store(files, database, durable=False, timeout=5)
-    table = Table(
-        "x", database, letter="x", key={"group": TEXT, "n": U64}, value={"v": U64}, purpose=""
-    )
-    other = Table("y", database, letter="y", key={}, value={}, purpose="")
+    letters = "XY" if database == STATE else "xy"
+    table = Table(letters[0], "group: text, n: u64", "v: u64", "")
+    other = Table(letters[1], "", "", "")
     keys = [("g", 1), ("g", 256), ("g2", 0), ("gg", 5)]
 
     def step(txn):

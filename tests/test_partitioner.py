@@ -195,20 +195,11 @@ def test_sticky_is_fair_when_nothing_is_known():
     assert all(seen[partition] == pytest.approx(2000, rel=0.15) for partition in range(3))
 
 
-def test_sticky_skips_what_is_not_available_unless_nothing_is():
-    """G3: unavailable partitions are skipped; if all are, any is chosen."""
-    assert set(choices(50, available=[1])) == {1}
-    assert set(choices(50, available=[0, 2], queues=[0, 9, 0])) == {0, 2}
-    assert set(choices(50, available=[])) == {0, 1, 2}
-
-
 def test_round_robin_fills_every_partition_alike():
     """G4: no partition is skipped, however often a batch begins."""
     turns = RoundRobinPartitioner()
 
     assert Counter(turns.choose(4) for _ in range(400)) == dict.fromkeys(range(4), 100)
-    assert [turns.choose(4, available=[1, 3]) for _ in range(4)] == [1, 3, 1, 3]
-    assert [turns.choose(2, available=[]) for _ in range(2)] == [0, 1]
 
 
 def test_more_partitions_take_effect_at_once():

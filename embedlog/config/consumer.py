@@ -9,6 +9,8 @@ from typing import Any
 from embedlog.config.settings import Settings
 from embedlog.config.values import (
     INT_MAX,
+    accepted,
+    callable_or_method,
     checked,
     choice,
     label,
@@ -19,17 +21,9 @@ from embedlog.config.values import (
 )
 
 
-def _deserializer(value: object) -> object:
-    if value is None or callable(value) or hasattr(value, "deserialize"):
-        return value
-    raise ValueError("callable, or an object with a method deserialize(topic, bytes)")
-
-
-def _instance_id(value: object) -> str | None:
+def _is_instance_id(value: object) -> bool:
     legal = isinstance(value, str) and re.fullmatch(r"[A-Za-z0-9._-]{1,249}", value)
-    if value is None or (legal and value not in (".", "..")):
-        return value if isinstance(value, str) else None
-    raise ValueError("1 to 249 letters, digits, '.', '_' and '-'")
+    return value is None or (bool(legal) and value not in (".", ".."))
 
 
 def _assignors(value: Any) -> tuple[Any, ...]:
@@ -49,92 +43,65 @@ class ConsumerConfig(Settings):
     'latest'
     """
 
-    group_id: str | None = checked(None, optional_text)
+    group_id: str | None = optional_text()
     """The consumer group; with None the consumer is in no group and commits nothing."""
-
-    group_instance_id: str | None = checked(None, _instance_id)
+    group_instance_id: str | None = accepted(
+        None, _is_instance_id, "1 to 249 letters, digits, '.', '_' and '-'"
+    )
     """The name of a static member, which keeps its partitions over a restart (M13)."""
-
     partition_assignment_strategy: Any = checked(("range", "cooperative-sticky"), _assignors)
     """Names of assignors, or assignor objects, the preferred one first."""
-
     auto_offset_reset: str = choice("latest", "earliest", "none")
     """Where to start without a committed offset, or if it is out of range (E1)."""
-
     enable_auto_commit: bool = switch(True)
     """Commit the records that ``poll`` returned, in later calls of ``poll``."""
-
     auto_commit_interval_ms: int = number(5000, 0)
     """The interval of these commits."""
-
     max_poll_records: int = number(500, 1, INT_MAX)
     """Return at most this many records from one ``poll``."""
-
     max_poll_interval_ms: int = number(300_000, 1, INT_MAX)
     """The consumer loses its partitions if ``poll`` is not called for this long."""
-
     session_timeout_ms: int = number(45_000, 1, INT_MAX)
     """The consumer loses its partitions if its process hangs for this long; a crash is detected
     at once."""
-
     heartbeat_interval_ms: int = number(3000, 1, INT_MAX)
     """The interval of heartbeats."""
-
     fetch_min_bytes: int = number(1, 0, INT_MAX)
     """Wait for at least this many bytes."""
-
     fetch_max_bytes: int = number(50 << 20, 1, INT_MAX)
     """Read at most this much at once, but at least one batch."""
-
     fetch_max_wait_ms: int = number(500, 0, INT_MAX)
     """How long to wait for ``fetch_min_bytes``."""
-
     max_partition_fetch_bytes: int = number(1 << 20, 1, INT_MAX)
     """Read at most this much of one partition at once, but at least one batch."""
-
     consumer_timeout_ms: int | None = checked(None, optional_ms)
     """Iteration ends if no record comes for this long; None waits without a limit."""
-
-    key_deserializer: Any = checked(None, _deserializer)
+    key_deserializer: Any = callable_or_method("deserialize(topic, bytes)")
     """Converts bytes to keys: a callable, or an object with ``deserialize(topic, bytes)``."""
-
-    value_deserializer: Any = checked(None, _deserializer)
+    value_deserializer: Any = callable_or_method("deserialize(topic, bytes)")
     """Converts bytes to values, likewise."""
-
     check_crcs: bool = switch(True)
     """Verify the checksum of every column that is read."""
-
     isolation_level: str = choice("read_uncommitted", "read_committed")
     """Both values mean the same: unpublished records are never visible (G23)."""
-
     exclude_internal_topics: bool = switch(True)
     """Whether patterns ignore internal topics."""
-
     allow_auto_create_topics: bool = switch(True)
     """Whether to create a subscribed topic that does not exist."""
-
     metadata_max_age_ms: int = number(1000, 0)
     """The interval of the check for new topics and partitions; Kafka's 300000 saves requests."""
-
     request_timeout_ms: int = number(30_000, 0, INT_MAX)
     """How long an operation waits for its locks."""
-
     default_api_timeout_ms: int = number(60_000, 0, INT_MAX)
-    """The timeout of calls that are given none."""
-
+    """The timeout of calls that are made without one."""
     retry_backoff_ms: int = number(100, 0)
     """How long to wait before a retry."""
-
-    client_id: str = checked("", label)
+    client_id: str = label()
     """A name for display."""
 
     def __post_init__(self) -> None:
-        self._check_each()
-        self._require(
-            self.heartbeat_interval_ms < self.session_timeout_ms,
-            *("heartbeat_interval_ms", "must be less than", "session_timeout_ms"),
-        )
-        self._require(
-            self.group_instance_id is None or self.group_id is not None,
-            *("group_instance_id", "needs a group, but there is", "group_id"),
-        )
+        Settings.__post_init__(self)
+        if self.heartbeat_interval_ms >= self.session_timeout_ms:
+            self._contradict("heartbeat_interval_ms", "must be less than", "session_timeout_ms")
+        if self.group_instance_id is not None and self.group_id is None:
+            self._contradict("group_instance_id", "needs a group, but there is", "group_id")

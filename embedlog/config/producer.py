@@ -8,6 +8,8 @@ from typing import Any
 from embedlog.config.settings import Settings
 from embedlog.config.values import (
     INT_MAX,
+    accepted,
+    callable_or_method,
     checked,
     compression,
     label,
@@ -27,18 +29,6 @@ def _acks(value: object) -> object:
     return _ACKS[str(value)]
 
 
-def _serializer(value: object) -> object:
-    if value is None or callable(value) or hasattr(value, "serialize"):
-        return value
-    raise ValueError("callable, or an object with a method serialize(topic, value)")
-
-
-def _partitioner(value: object) -> object:
-    if value in (None, "round_robin") or callable(value):
-        return value
-    raise ValueError("None, 'round_robin' or a callable(key, partitions, available)")
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProducerConfig(Settings):
     """The settings of a producer.
@@ -50,94 +40,68 @@ class ProducerConfig(Settings):
     acks: int | str = checked("all", _acks)
     """When a send is acknowledged: 0, once buffered; 1, once written and visible; ``"all"``, once
     as durable as the ``durability`` of the log."""
-
     batch_size: int = number(256 << 10, 0, INT_MAX)
     """A batch is full at this many bytes; larger than Kafka's 16384, for columns (G6)."""
-
     linger_ms: int = number(0, 0)
     """Wait this long for more records before a batch is written (G6)."""
-
     buffer_memory: int = number(32 << 20, 0)
     """``send`` waits while this many bytes are not written yet (G8)."""
-
     max_block_ms: int = number(60_000, 0)
     """How long ``send`` waits before it raises (G8)."""
-
     max_request_size: int = number(1 << 20, 0, INT_MAX)
     """Refuse larger records, by the estimate of Kafka's producer (G7)."""
-
     compression_type: str = checked("none", compression)
     """``none``, ``lz4`` or ``zstd``."""
-
     enable_idempotence: bool = switch(None)
     """Whether batches get sequence numbers, so that a retry is not written twice (G15).
 
     On by default, unless other settings exclude it; an error if set together with those (G20).
     """
-
-    producer_name: str | None = checked(None, optional_text)
+    producer_name: str | None = optional_text()
     """embedlog's own: a persistent identity; a new producer with it fences the older one (G17)."""
-
-    key_serializer: Any = checked(None, _serializer)
+    key_serializer: Any = callable_or_method("serialize(topic, value)")
     """Converts keys to bytes: a callable, or an object with ``serialize(topic, key)``."""
-
-    value_serializer: Any = checked(None, _serializer)
+    value_serializer: Any = callable_or_method("serialize(topic, value)")
     """Converts values to bytes, likewise."""
-
-    partitioner: Any = checked(None, _partitioner)
+    partitioner: Any = accepted(
+        None,
+        lambda value: value in (None, "round_robin") or callable(value),
+        "None, 'round_robin' or a callable(key, partitions, available)",
+    )
     """None: by key, without a key sticky (G1, G3); ``"round_robin"`` (G4); or kafka-python's
     ``callable(key_bytes, all_partitions, available_partitions)``."""
-
     partitioner_ignore_keys: bool = switch(False)
     """Distribute records with keys as if they had none (G1)."""
-
     partitioner_sticky_bytes: int = number(16 << 10, 1, INT_MAX)
-    """embedlog's own: records without a key move on to another partition after so many bytes,
+    """embedlog's own: records without a key move on to another partition after this many bytes,
     or ``batch_size`` if less (G3).
 
     The default is that of Kafka's ``batch.size``; batches are larger here, and never split.
     """
-
     partitioner_sticky_ms: int = number(100, 0)
     """embedlog's own: and after this time, so that slow streams reach all partitions (G3)."""
-
     partitioner_adaptive_partitioning_enable: bool = switch(True)
     """Choose partitions with longer queues less often (G3)."""
-
     retries: int = number(INT_MAX, 0, INT_MAX)
     """How often a failed append is retried; after that the record fails with the last error."""
-
     retry_backoff_ms: int = number(100, 0)
     """How long to wait before a retry."""
-
     delivery_timeout_ms: int = checked(None, optional_ms)
     """A record fails if it is not written this long after ``send`` (G11).
 
     By default two minutes, or ``linger_ms`` plus ``request_timeout_ms`` if that is more.
     """
-
     request_timeout_ms: int = number(30_000, 0, INT_MAX)
     """How long an append waits for its locks."""
-
     max_in_flight_requests_per_connection: int = number(5, 1, INT_MAX)
     """Accepted and checked (G20), without effect: appends are made one at a time (G12)."""
-
     metadata_max_age_ms: int = number(300_000, 0)
     """Accepted and ignored: topics are read from the catalog, without a cache that ages."""
-
-    client_id: str = checked("", label)
+    client_id: str = label()
     """A name for display."""
 
     def __post_init__(self) -> None:
-        self._check_each()
-        self._set_delivery_timeout()
-        required = self.enable_idempotence or self.producer_name is not None
-        if self.enable_idempotence is None:
-            self._set("enable_idempotence", required or not self._idempotence_conflict())
-        if required:
-            self._check_idempotence()
-
-    def _set_delivery_timeout(self) -> None:
+        Settings.__post_init__(self)
         shortest = self.linger_ms + self.request_timeout_ms
         if self.delivery_timeout_ms is None:
             self._set("delivery_timeout_ms", max(120_000, shortest))
@@ -147,20 +111,17 @@ class ProducerConfig(Settings):
                 f"{self.linger_ms} plus request_timeout_ms {self.request_timeout_ms}",
                 settings=("delivery_timeout_ms", "linger_ms", "request_timeout_ms"),
             )
-
-    def _idempotence_conflict(self) -> str | None:
-        """Return the first setting that excludes idempotence (G20)."""
-        if self.acks != "all":
-            return "acks"
-        if self.retries == 0:
-            return "retries"
-        if self.max_in_flight_requests_per_connection > 5:
-            return "max_in_flight_requests_per_connection"
-        return None
-
-    def _check_idempotence(self) -> None:
-        why = "cannot be combined with"
-        self._require(bool(self.enable_idempotence), "producer_name", why, "enable_idempotence")
-        if conflict := self._idempotence_conflict():
+        conflicts = {
+            "acks": self.acks != "all",
+            "retries": self.retries == 0,
+            "max_in_flight_requests_per_connection": self.max_in_flight_requests_per_connection > 5,
+        }
+        conflict = next((name for name, conflicting in conflicts.items() if conflicting), None)
+        required = self.enable_idempotence or self.producer_name is not None
+        if self.enable_idempotence is None:
+            self._set("enable_idempotence", required or conflict is None)
+        if required and not self.enable_idempotence:
+            conflict = "enable_idempotence"
+        if required and conflict:
             name = "producer_name" if self.producer_name else "enable_idempotence"
-            self._require(False, name, why, conflict)
+            self._contradict(name, "cannot be combined with", conflict)

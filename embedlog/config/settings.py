@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import Field, fields
-from typing import Any, NoReturn, Self
+from dataclasses import Field
+from typing import Any, ClassVar, NoReturn, Self
 
 from embedlog.errors import InvalidConfigError
 
@@ -23,6 +23,7 @@ class Settings:
     """The base of all configs: immutable, and checked when they are made."""
 
     __slots__ = ()
+    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
 
     @classmethod
     def parse(cls, settings: Mapping[str, object]) -> Self:
@@ -37,7 +38,7 @@ class Settings:
         values: dict[str, object] = {}
         for spelling, value in settings.items():
             name = str(spelling).replace(".", "_")
-            if name not in cls._fields():
+            if name not in cls.__dataclass_fields__:
                 cls._refuse(str(spelling), name)
             if name in values:
                 raise InvalidConfigError(f"{name} is given twice, also as {spelling}", setting=name)
@@ -46,7 +47,7 @@ class Settings:
         return cls(**values)
 
     def changed(self, settings: Mapping[str, object]) -> Self:
-        """Return a copy with some settings changed; None sets one back to its default.
+        """Return a copy with some settings changed; None resets a setting to its default.
 
         Raises:
             InvalidConfigError: As `parse`.
@@ -54,8 +55,8 @@ class Settings:
         changes = {str(name).replace(".", "_"): value for name, value in settings.items()}
         if len(changes) < len(settings):
             self.parse(settings)  # Raises, since a setting is given twice.
-        kept = {name.replace(".", "_"): value for name, value in self.overrides().items()}
-        return self.parse(kept | changes)
+        overrides = {name.replace(".", "_"): value for name, value in self.overrides().items()}
+        return self.parse(overrides | changes)
 
     def overrides(self) -> dict[str, object]:
         """Return the settings that differ from their defaults, by their dotted names."""
@@ -64,12 +65,7 @@ class Settings:
 
     def to_dict(self) -> dict[str, object]:
         """Return all settings, by their dotted names."""
-        return {name.replace("_", "."): getattr(self, name) for name in self._fields()}
-
-    @classmethod
-    def _fields(cls) -> dict[str, Field[Any]]:
-        by_name: dict[str, Field[Any]] = cls.__dataclass_fields__  # type: ignore[attr-defined]
-        return by_name
+        return {name.replace("_", "."): getattr(self, name) for name in self.__dataclass_fields__}
 
     @classmethod
     def _refuse(cls, spelling: str, name: str) -> NoReturn:
@@ -82,7 +78,7 @@ class Settings:
             )
         from difflib import get_close_matches
 
-        similar = get_close_matches(name, cls._fields(), n=1)
+        similar = get_close_matches(name, cls.__dataclass_fields__, n=1)
         separator = "." if "." in spelling else "_"
         raise InvalidConfigError(
             f"{cls.__name__} has no setting {spelling}",
@@ -90,9 +86,9 @@ class Settings:
             setting=name,
         )
 
-    def _check_each(self) -> None:
-        """Check every field and convert its value; called once, from ``__post_init__``."""
-        for field in fields(self):  # type: ignore[arg-type]
+    def __post_init__(self) -> None:
+        """Check every field and convert its value."""
+        for field in self.__dataclass_fields__.values():
             value = getattr(self, field.name)
             # A default needs no check, and may be a value that users cannot pass.
             if value is field.default:
@@ -107,10 +103,9 @@ class Settings:
     def _set(self, name: str, value: object) -> None:
         object.__setattr__(self, name, value)
 
-    def _require(self, condition: bool, first: str, why: str, second: str) -> None:
-        """Raise, with the values of two settings, unless a condition between them holds."""
-        if not condition:
-            raise InvalidConfigError(
-                f"{first} {getattr(self, first)!r} {why} {second} {getattr(self, second)!r}",
-                settings=(first, second),
-            )
+    def _contradict(self, first: str, why: str, second: str) -> NoReturn:
+        """Raise, with the values of two settings that contradict each other."""
+        raise InvalidConfigError(
+            f"{first} {getattr(self, first)!r} {why} {second} {getattr(self, second)!r}",
+            settings=(first, second),
+        )

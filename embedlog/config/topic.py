@@ -5,19 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from embedlog.config.settings import Settings
-from embedlog.config.values import (
-    INT_MAX,
-    LONG_MAX,
-    checked,
-    choice,
-    compression,
-    number,
-    switch,
-)
-
-
-def _topic_compression(value: object) -> str:
-    return "producer" if value == "producer" else compression(value)
+from embedlog.config.values import INT_MAX, LONG_MAX, checked, choice, compression, number, switch
 
 
 def _cleanup_policy(value: object) -> str:
@@ -51,105 +39,76 @@ class TopicConfig(Settings):
 
     segment_bytes: int = number(1 << 30, 1)
     """Roll the active segment before it grows larger than this (A11)."""
-
     segment_ms: int = number(7 * 86_400_000, 1)
     """Roll the active segment once it spans more time than this (A11, A12)."""
-
     segment_jitter_ms: int = number(0, 0)
     """Subtract up to this from ``segment_ms``, so that partitions do not roll at the same time."""
-
     segment_index_bytes: int = number(10 << 20, 4, INT_MAX)
     """Accepted and ignored: the index is in LMDB and grows as needed."""
-
     segment_max_offset_span: int = number(INT_MAX, 1)
     """Roll the active segment before it spans more offsets than this (embedlog's own; A11)."""
-
     index_interval_bytes: int = number(64 << 10, 0, INT_MAX)
-    """Add an index entry every so many bytes; larger than Kafka's 4096, as batches are (B1)."""
-
+    """Add an index entry after this many bytes; larger than Kafka's 4096, as batches are (B1)."""
     flush_messages: int = number(LONG_MAX, 1)
     """Flush a partition once this many records are not on the disk (A22)."""
-
     flush_ms: int = number(LONG_MAX, 0)
     """Flush a partition once a record has not been on the disk for this long (A22)."""
-
     retention_ms: int = number(7 * 86_400_000, -1)
     """Delete a segment this long after the time that ``retention_clock`` says; -1 is never (C2)."""
-
     retention_clock: str = choice("append", "record")
     """``append``: ``retention_ms`` counts from the last append to a segment, or from the
     timestamp of its youngest record if that is later (embedlog's own); ``record``: from the
     timestamp of its youngest record, whenever that was appended, as in Kafka (C2)."""
-
     retention_bytes: int = number(-1, -1)
     """Delete the oldest segments as long as a partition keeps this much; -1 is never (C3)."""
-
     retention_topic_bytes: int = number(-1, -1)
     """Delete the oldest segments while all partitions hold more; -1 is never (embedlog's own)."""
-
     retention_min_consumed: str = checked("", _groups)
     """Delete nothing that these groups (separated by commas), or ``all`` groups with a commit in
     the partition, have not consumed, up to ``retention_bytes_hard`` (embedlog's own)."""
-
     retention_bytes_hard: int = number(-1, -1)
     """While a partition holds more, delete what is due in spite of leases and of
     ``retention_min_consumed``; -1 is never (embedlog's own)."""
-
     max_message_bytes: int = number(1_048_588, 0, INT_MAX)
     """Refuse larger batches, as Kafka counts: compressed, in its format (A4)."""
-
     cleanup_policy: str = checked("delete", _cleanup_policy)
     """``delete``, ``compact`` or ``compact,delete`` (C6)."""
-
     min_cleanable_dirty_ratio: float = number(0.5, 0, 1)
     """Compact a partition once more than this fraction of its bytes is dirty (D3)."""
-
     delete_retention_ms: int = number(86_400_000, 0)
     """Keep a tombstone this long after the first compaction that saw it (D17)."""
-
     min_compaction_lag_ms: int = number(0, 0)
     """Do not compact records younger than this (D2)."""
-
     max_compaction_lag_ms: int = number(LONG_MAX, 1)
     """Compact records older than this, whatever the dirty ratio (D3)."""
-
     file_delete_delay_ms: int = number(60_000, 0)
     """Unlink the file of a deleted segment after this delay (A39)."""
-
-    compression_type: str = checked("producer", _topic_compression)
+    compression_type: str = checked(
+        "producer", lambda value: value if value == "producer" else compression(value)
+    )
     """``none``, ``lz4`` or ``zstd``, whatever the producer uses; or ``producer``: as it does."""
-
     preallocate: bool = switch(False)
     """Reserve the disk space of a segment when it is created."""
-
     message_timestamp_type: str = choice("CreateTime", "LogAppendTime")
     """Whether timestamps come from the producer or from the clock of the log (A7)."""
-
     message_timestamp_before_max_ms: int = number(LONG_MAX, 0)
     """Refuse records whose timestamp is further in the past than this (A7)."""
-
     message_timestamp_after_max_ms: int = number(LONG_MAX, 0)
     """Refuse records whose timestamp is further in the future than this (A7)."""
-
     producer_id_expiration_ms: int = number(86_400_000, 1)
     """Forget a producer after this long without an append (G19); in Kafka a broker setting."""
-
     min_insync_replicas: int = number(1, 1, INT_MAX)
     """Accepted and ignored: embedlog does not replicate (H1)."""
-
     unclean_leader_election_enable: bool = switch(False)
     """Accepted and ignored: embedlog does not replicate (H1)."""
 
     def __post_init__(self) -> None:
-        self._check_each()
-        self._require(
-            self.segment_jitter_ms <= self.segment_ms,
-            *("segment_jitter_ms", "must not be more than", "segment_ms"),
-        )
-        self._require(
-            self.min_compaction_lag_ms <= self.max_compaction_lag_ms,
-            *("min_compaction_lag_ms", "must not be more than", "max_compaction_lag_ms"),
-        )
+        Settings.__post_init__(self)
+        above = "must not be more than"
+        if self.segment_jitter_ms > self.segment_ms:
+            self._contradict("segment_jitter_ms", above, "segment_ms")
+        if self.min_compaction_lag_ms > self.max_compaction_lag_ms:
+            self._contradict("min_compaction_lag_ms", above, "max_compaction_lag_ms")
 
     @property
     def compacts(self) -> bool:

@@ -46,10 +46,9 @@ def _parse_number(kind: type, value: object) -> int | float:
     if isinstance(value, bool) or (kind is int and isinstance(value, float) and value % 1):
         raise ValueError(wanted)
     try:
-        parsed: int | float = kind(value)
+        return kind(value)  # type: ignore[no-any-return]
     except (TypeError, ValueError, OverflowError):
         raise ValueError(wanted) from None
-    return parsed
 
 
 def switch(default: bool | None) -> Any:
@@ -67,7 +66,7 @@ def switch(default: bool | None) -> Any:
 
 
 def choice(default: str, *others: str) -> Any:
-    """Declare one of some words."""
+    """Declare a choice of words; the first is the default."""
     words = (default, *others)
 
     def check(value: object) -> str:
@@ -78,18 +77,36 @@ def choice(default: str, *others: str) -> Any:
     return checked(default, check)
 
 
-def optional_text(value: object) -> str | None:
-    """Accept a str that is not empty, or None."""
-    if value is None or (isinstance(value, str) and value):
+def accepted(default: object, accepts: Callable[[Any], object], what: str) -> Any:
+    """Declare a setting that is stored as it is passed, if ``accepts`` returns a true value."""
+
+    def check(value: object) -> object:
+        if not accepts(value):
+            raise ValueError(what)
         return value
-    raise ValueError("a str of at least one character")
+
+    return checked(default, check)
 
 
-def label(value: object) -> str:
-    """Accept a str."""
-    if isinstance(value, str):
-        return value
-    raise ValueError("a str")
+def callable_or_method(call: str) -> Any:
+    """Declare a callable, or an object with a method that is called like ``call``; or None."""
+    name = call.partition("(")[0]
+    return accepted(
+        None,
+        lambda value: value is None or callable(value) or hasattr(value, name),
+        f"callable, or an object with a method {call}",
+    )
+
+
+def optional_text() -> Any:
+    """Declare a str that is not empty, or None, the default."""
+    what = "a str of at least one character"
+    return accepted(None, lambda value: value is None or (isinstance(value, str) and value), what)
+
+
+def label() -> Any:
+    """Declare a str; by default it is empty."""
+    return accepted("", lambda value: isinstance(value, str), "a str")
 
 
 def compression(value: object) -> str:

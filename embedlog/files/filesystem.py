@@ -8,13 +8,7 @@ import os
 import stat
 from typing import Final
 
-from embedlog.errors import (
-    DiskFullError,
-    LockTimeoutError,
-    NotALogError,
-    StorageError,
-    UnsupportedFilesystemError,
-)
+from embedlog.errors import DiskFullError, StorageError, UnsupportedFilesystemError
 
 OPEN_DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT)
@@ -82,36 +76,8 @@ def refuse_unsafe(magic: int, mode: int, path: str) -> None:
         )
 
 
-def open_root(root: str) -> int:
-    """Open the directory of a log, from which everything in it is reached."""
-    try:
-        return os.open(root, OPEN_DIRECTORY)
-    except NotADirectoryError as error:
-        raise NotALogError("A log is a directory, and this is a file", path=root) from error
-    except OSError as error:
-        raise storage_error(error, "open the root", root) from error
-
-
-def identity_of(path: str) -> tuple[int, int] | None:
-    """Return device and inode of what is at a path; None if nothing is."""
-    try:
-        status = os.stat(path)
-    except OSError:
-        return None
-    return status.st_dev, status.st_ino
-
-
-def sync_parent(path: str) -> None:
-    """Make the name of a new directory durable."""
-    directory = os.open(os.path.dirname(path), OPEN_DIRECTORY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
-
-
 def parts(path: str) -> list[str]:
-    """Split a path, refusing one that could leave the root."""
+    """Split a path; raise if it could lead out of the root."""
     parts = path.split("/") if path else []
     if any(part in ("", ".", "..") for part in parts):
         raise OSError(errno.EINVAL, "not a path below the root")
@@ -148,20 +114,6 @@ def lock_holder(fd: int) -> int | None:
     return holder if holder is not None and holder > 0 else None
 
 
-def lock_timeout(fd: int, timeout: float, path: str) -> LockTimeoutError:
-    """Return the error for a wait of ``timeout`` seconds for a file's lock (P16)."""
-    pid = lock_holder(fd)
-    state = None if pid is None else process_state(pid)
-    holder = "another process" if pid is None else f"process {pid} (state {state or 'unknown'})"
-    return LockTimeoutError(
-        f"{holder} held the lock for {timeout:g} s",
-        todo="A process in state T is stopped: continue it, or end it.",
-        path=path,
-        pid=pid,
-        state=state,
-    )
-
-
 def process_state(pid: int) -> str | None:
     """Return the letter of proc(5) for what the process does ("T": stopped), None if gone."""
     status = proc_file(f"{pid}/stat")
@@ -181,8 +133,8 @@ def free_blocks(status: os.statvfs_result, magic: int) -> int:
     """Return how many blocks this process may still use, of what `os.fstatvfs` returned.
 
     ext4 lets root, and processes with CAP_SYS_RESOURCE, use the blocks that it reserves.
-    Both count only in the first user namespace: root of a container with a namespace of its
-    own is another user.  Users allowed by the options ``resuid`` and ``resgid`` are not known.
+    Both count only in the first user namespace: root of a container with its own namespace is
+    another user.  Users that the options ``resuid`` and ``resgid`` allow are not counted.
     """
     if status.f_bfree == status.f_bavail or FILESYSTEMS.get(magic) not in _RESERVING:
         return status.f_bavail

@@ -33,11 +33,10 @@ class ProcessId(NamedTuple):
 
 def process(pid: int | None = None) -> ProcessId | None:
     """Return a process by its pid, this one by default; None if there is none."""
-    fields = _fields(os.getpid() if pid is None else pid)
+    pid = os.getpid() if pid is None else pid
+    fields = _fields(pid)
     # proc(5): the state, then the parent as field 4, and the start as field 22; "Z" is dead.
-    if not fields or fields[0] in "ZX":
-        return None
-    return ProcessId(_boot(), os.getpid() if pid is None else pid, int(fields[19]))
+    return ProcessId(_boot(), pid, int(fields[19])) if fields and fields[0] not in "ZX" else None
 
 
 def ancestor(program: str) -> ProcessId | None:

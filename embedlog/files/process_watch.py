@@ -17,7 +17,7 @@ class ProcessWatch:
     """Waits for the end of processes, for a call of `ring`, or for a timeout.
 
     A pid is only a hint: the caller must check by other means which process is gone.
-    For one thread, except `ring`.
+    Only `ring` may be called by other threads.
     """
 
     def __init__(self) -> None:
@@ -27,27 +27,22 @@ class ProcessWatch:
         self._poll = select.poll()
         self._poll.register(self._bell, select.POLLIN)
         self._watched: dict[int, int] = {}
-        self._blind = False
+        self.blind = False
+        """Whether a process cannot be watched: it is gone, or in another pid namespace."""
 
     def watch(self, pids: Collection[int]) -> None:
         """Watch these processes and no others."""
         for pid in self._watched.keys() - set(pids):
             self._drop(pid)
-        self._blind = False
+        self.blind = False
         for pid in set(pids) - self._watched.keys():
             try:
                 fd = os.pidfd_open(pid)
             except OSError:
-                # Gone already, or in another pid namespace.
-                self._blind = True
+                self.blind = True
                 continue
             self._watched[pid] = fd
             self._poll.register(fd, select.POLLIN)
-
-    @property
-    def blind(self) -> bool:
-        """Whether one of them cannot be watched: it is gone, or in another pid namespace."""
-        return self._blind
 
     def _drop(self, pid: int) -> None:
         fd = self._watched.pop(pid)
@@ -55,8 +50,8 @@ class ProcessWatch:
         os.close(fd)
 
     def wait(self, timeout: float) -> set[int]:
-        """Return the processes that ended; waits for one, for `ring`, or for `timeout` seconds."""
-        if self._blind:
+        """Wait for the end of a process, or `ring`, or a timeout; return the ended processes."""
+        if self.blind:
             timeout = min(timeout, BLIND_SECONDS)
         ready = {fd for fd, _ in self._poll.poll(timeout * 1000)}
         if self._bell in ready:
@@ -79,8 +74,7 @@ class ProcessWatch:
             self._close_all()
 
     def _close_all(self) -> None:
-        for pid in list(self._watched):
-            self._drop(pid)
+        self.watch(())
         bell, self._bell = self._bell, -1
         if bell >= 0:
             os.close(bell)

@@ -25,7 +25,7 @@ from embedlog.files.files import Files
 
 RESERVE_FILE = "reserve"
 _TRIAL_FILE = "reserve.trial"
-"""Allocated to test whether there is space; it is unlinked before it gets its bytes."""
+"""Allocated to test whether there is space; it is unlinked before it is allocated."""
 RESERVE_BYTES = 4 << 20
 """Its size: thousands of pages of LMDB, or a few small segments."""
 _MAX_SHARE = 16
@@ -45,7 +45,7 @@ class Reserve:
     def __init__(self, files: Files) -> None:
         self._files = files
         self.short = False
-        """This process found the disk full or released the reserve, which was not created since."""
+        """This process found the disk full, or released the reserve, which is still missing."""
         self._tried_ms = -_RETRY_MS
         """When an append last tried to create the reserve, in ms since boot."""
 
@@ -58,11 +58,8 @@ class Reserve:
         """Return how many bytes it has now; 0 after it was released."""
         if not self._files.exists(RESERVE_FILE):
             return 0
-        fd = self._files.open(RESERVE_FILE)
-        try:
+        with self._files.opened(RESERVE_FILE) as fd:
             return self._files.size(fd)
-        finally:
-            self._files.close(fd)
 
     def keep(self) -> bool:
         """Create it if there is space for it and a quarter more; return whether it exists now."""
@@ -71,11 +68,8 @@ class Reserve:
             return False
         try:
             # Even if it exists: after a copy or a power cut it may be sparse.
-            fd = self._files.open(RESERVE_FILE, write=True, create=True)
-            try:
+            with self._files.opened(RESERVE_FILE, write=True, create=True) as fd:
                 self._files.allocate(fd, size)
-            finally:
-                self._files.close(fd)
         except StorageError:
             # A part of it would count as the whole.
             with suppress(StorageError):
@@ -116,11 +110,18 @@ class Reserve:
         """Raise unless there is space again, after the disk was found full.
 
         Raises:
-            DiskFullError: There is not; housekeeping needs the little there is.
+            DiskFullError: The disk is still full, and housekeeping needs what is left.
         """
-        if not self.size() or self.held() or self._try_to_keep():
+        if not self.size() or self.held():
             self.short = False
             return
+        # Each attempt takes space for a moment that housekeeping may be about to use.
+        enough = self._files.free_bytes() >= _with_margin(self.size())
+        uptime_ms = self._files.uptime_ms()
+        if enough or uptime_ms - self._tried_ms >= _RETRY_MS:
+            self._tried_ms = uptime_ms
+            if self.keep():
+                return
         raise DiskFullError(
             "The disk is full, and what is left is reserved for housekeeping",
             errno=errno.ENOSPC,
@@ -129,30 +130,15 @@ class Reserve:
             todo="Free some space, or wait for retention to do so: appends then work again.",
         )
 
-    def _try_to_keep(self) -> bool:
-        """Create the reserve; not if too little is reported as free and it failed a moment ago.
-
-        Each attempt takes space for a moment that housekeeping may be about to use.
-        """
-        enough = self._files.free_bytes() >= _with_margin(self.size())
-        uptime_ms = self._files.uptime_ms()
-        if not enough and uptime_ms - self._tried_ms < _RETRY_MS:
-            return False
-        self._tried_ms = uptime_ms
-        return self.keep()
-
     def _fits(self, size: int) -> bool:
         """Return whether this process can store ``size`` more bytes: allocate and free them."""
         if size <= 0:
             return True
         try:
-            fd = self._files.open(_TRIAL_FILE, write=True, create=True)
-            try:
+            with self._files.opened(_TRIAL_FILE, write=True, create=True) as fd:
                 # Unlinked first, so that the space is freed even if the process is killed.
                 self._files.unlink(_TRIAL_FILE, missing_ok=True)
                 self._files.allocate(fd, size)
-            finally:
-                self._files.close(fd)
         except StorageError:
             return False
         return True

@@ -147,14 +147,11 @@ class WakePage:
         if self.value() != seen or timeout <= 0:
             return
         calls = self._calls
-        if self._polls or not calls:
-            self._poll(seen, timeout)
+        if calls and not self._polls:
+            span = ctypes.byref(_Timespec(int(timeout), int(timeout % 1 * 1e9)))
+            # The kernel compares again, under its lock, before it puts the thread to sleep.
+            _syscall(*calls.page, _FUTEX_WAIT, ctypes.c_uint32(seen), span, None, 0)
             return
-        span = ctypes.byref(_Timespec(int(timeout), int(timeout % 1 * 1e9)))
-        # The kernel compares again, under its lock, before it puts the thread to sleep.
-        _syscall(*calls.page, _FUTEX_WAIT, ctypes.c_uint32(seen), span, None, 0)
-
-    def _poll(self, seen: int, timeout: float) -> None:
         while timeout > 0 and self.value() == seen:
             select.select((), (), (), min(timeout, POLL_SECONDS))
             timeout -= POLL_SECONDS
@@ -197,7 +194,7 @@ class _Calls:
     def __init__(self, number: int, address: int) -> None:
         self.page = ctypes.c_long(number), ctypes.c_void_p(address)
         self.wake = self._add(address + _COUNTER_AT, _ADD_ONE)
-        # No one sleeps on this word: the calls only add, atomically.
+        # No thread sleeps on this word: the calls only add to it, atomically.
         self.join = self._add(address + _WAITERS_AT, _ADD_ONE)
         self.leave = self._add(address + _WAITERS_AT, _ADD_MINUS_ONE)
 
@@ -212,15 +209,12 @@ class _Calls:
 def forget_waiters(files: Files) -> None:
     """Reset the count; no process is attached, so the waiters still counted were killed."""
     if files.exists(WAKE_FILE):
-        fd = files.open(WAKE_FILE, write=True)
-        try:
+        with files.opened(WAKE_FILE, write=True) as fd:
             files.write(fd, [bytes(4)], _WAITERS_AT)
-        finally:
-            files.close(fd)
 
 
 def _address(memory: mmap.mmap) -> int:
-    """Return the address of a map; ctypes itself gives it only for a writable one."""
+    """Return the address of a map, which ctypes itself returns only for a writable map."""
     view = (ctypes.c_void_p * 16)()  # a Py_buffer, of which the first field is the address
     ctypes.pythonapi.PyObject_GetBuffer(ctypes.py_object(memory), view, 0)
     try:

@@ -212,7 +212,7 @@ MUTANTS = [
         (
             Change(
                 "embedlog.kv:findings",
-                {"return problems": "return []", "return [str(error) or": "return [] and [0 or"},
+                {"return list(": "return [] and (", "return [str(error) or": "return [] and [0 or"},
             ),
         ),
     ),
