@@ -73,7 +73,7 @@ def _number(name: str, code: str) -> FieldType:
 
 def _list_of(name: str) -> FieldType:
     """Return the type ``list of (field: type, ...)``: tuples of numbers, to the end of a value."""
-    fields = _parse(name.partition("(")[2]).values()
+    fields = _parse(name.removeprefix("list of (").removesuffix(")")).values()
     entry = struct.Struct(">" + "".join(field.code for field in fields))
     return FieldType(
         name,
@@ -109,9 +109,12 @@ _FIELD = re.compile(r"(\w+): (list of \(.+\)|[\w ]+)")
 
 def _parse(fields: str) -> dict[str, FieldType]:
     """Return the fields that ``name: type, ...`` declares."""
+    kinds = dict(_FIELD.findall(fields))
+    if fields != ", ".join(f"{name}: {kind}" for name, kind in kinds.items()):
+        raise ValueError(f"fields must be 'name: type, ...', got {fields!r}")
     return {
         name: _list_of(kind) if kind.startswith("list of") else _TYPES[kind]
-        for name, kind in _FIELD.findall(fields)
+        for name, kind in kinds.items()
     }
 
 

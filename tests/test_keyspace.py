@@ -83,6 +83,13 @@ def test_a_table_says_what_it_is(table):
     assert keyspace.table_of(table.letter + b"x", table.database) is table
 
 
+@pytest.mark.parametrize("fields", ["offset u64", "offset: u64 position: u64", "offset: u64,"])
+def test_a_table_with_a_mistyped_declaration_cannot_be_made(fields):
+    """At import, not in the first row."""
+    with pytest.raises((ValueError, KeyError)):
+        keyspace.Layout(fields)
+
+
 @each_table
 def test_only_the_last_field_of_a_value_has_no_end(table):
     """Text ends with a NUL; JSON, bytes and lists take the rest."""
