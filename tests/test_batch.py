@@ -332,7 +332,6 @@ def test_columns_of_any_type_can_be_read_alone_and_in_any_order(compression):
     assert found.columns().equals(rows)
     for names in (*([name] for name in TYPED.names), ["pair", "place", "_key"], TYPED.names[::-1]):
         assert found.columns(names).equals(rows.select(names))
-    assert found.to_arrow(4).schema.names[:3] == ["_offset", "_partition", "_timestamp"]
 
 
 def test_a_type_without_a_fixed_place_in_the_message_is_refused():
@@ -399,7 +398,6 @@ def test_a_compacted_batch_keeps_its_offsets_and_its_range():
     assert (found.has_offsets, found.delete_horizon) == (True, 99)
     assert found.offsets().to_pylist() == [12, 17]
     assert found.columns().schema.names == ["timestamp", "key", "value"]
-    assert found.to_arrow(1).column(0).to_pylist() == [12, 17]
     found.verify()
 
 
@@ -419,16 +417,12 @@ def test_a_batch_may_be_kept_empty(compression):
     assert found.columns(["value"]).num_rows == 0
 
 
-def test_to_arrow_puts_offset_and_partition_first(small):
-    """Offset and partition come before all or some of the stored columns."""
+def test_columns_are_chosen_by_name(small):
+    """Some of the stored columns; a name that is not one of them is refused."""
     found = parsed(small)
 
-    assert found.to_arrow(2).schema.names == ["offset", "partition", "timestamp", "key", "value"]
-    assert found.to_arrow(2, ["key"]).to_pylist() == [
-        {"offset": 10, "partition": 2, "key": None},
-        {"offset": 11, "partition": 2, "key": b""},
-        {"offset": 12, "partition": 2, "key": b"k"},
-    ]
+    assert found.columns().schema.names == ["timestamp", "key", "value"]
+    assert found.columns(["key"]).to_pylist() == [{"key": None}, {"key": b""}, {"key": b"k"}]
     with pytest.raises(ValueError, match="nope"):
         found.columns(["nope"])
 

@@ -36,6 +36,7 @@ from embedlog.batch.wire import (
     Message,
     decoded_size,
     find_message,
+    head_of_nulls,
     layout_of,
     schema,
 )
@@ -184,30 +185,13 @@ def encode(
         else:
             timestamps = _time_range(columns.column(layout.time))
     flags = (fields.compressed and COMPRESSED) | (offsets and EXPLICIT_OFFSETS)
-    flags |= _has_headers(layout.names) and HEADERS
-    return _encoded(head[8:], table, (body,), count, body.size, flags, *timestamps)
-
-
-def _has_headers(names: list[str]) -> bool:
-    return "_headers" in names or ("headers" in names and names[0] == "timestamp")
-
-
-def _encoded(
-    flatbuffer: bytes,
-    table: bytes,
-    body: tuple[Any, ...],
-    count: int,
-    body_size: int,
-    flags: int,
-    low: int,
-    high: int,
-) -> EncodedBatch:
     block_length = len(table) + MIN_BLOCK
-    extent = len(flatbuffer) + block_length
-    head = PREFIX.pack(CONTINUATION, extent) + flatbuffer
+    head = PREFIX.pack(CONTINUATION, extent - 8 + block_length) + head[8:]
     table += TRAILER.pack(block_length, END_MAGIC)
-    size = 8 + extent + body_size
-    return EncodedBatch(head, table, body, crc32c(head), count, size, flags, low, high)
+    size = extent + block_length + body.size
+    return EncodedBatch(
+        head, table, (body,), crc32c(head), count, size, flags | layout.headers_flag, *timestamps
+    )
 
 
 def _compressed(columns: Any, compression: str) -> Any:
@@ -401,9 +385,7 @@ def _times(timestamps: Sequence[int] | int, count: int) -> tuple[bytes, int, int
 @cache
 def _template() -> tuple[bytes, Message]:
     """Return pyarrow's flatbuffer for the three usual columns, and where its fields are."""
-    # Not of an empty batch: a flatbuffer omits fields that are zero.
-    message = from_lists([b""], None, 0).serialize()
-    head = message.slice(0, 8 + PREFIX.unpack_from(message)[1]).to_pybytes()
+    head = head_of_nulls(schema())
     extent = len(head) - 8 + MIN_BLOCK + 3 * ENTRY.size
     return PREFIX.pack(CONTINUATION, extent) + head[8:], find_message(head)
 
