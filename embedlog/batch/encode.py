@@ -319,7 +319,7 @@ def all_null(count: int) -> BinaryColumn:
 def _binary(
     values: Sequence[bytes | None] | None, count: int, lengths: Lengths = None
 ) -> BinaryColumn:
-    if values is None:
+    if values is None or not count:
         return all_null(count)
     if lengths is None:
         try:
@@ -488,12 +488,10 @@ def from_lists(
     if headers is not None:
         assert len(headers) == count
         arrays.append(_headers_array(headers))
-    return pa.RecordBatch.from_arrays(arrays, schema=_schema(headers is not None))
+    return pa.RecordBatch.from_arrays(arrays, schema=_SCHEMAS[headers is not None])
 
 
-@cache
-def _schema(headers: bool) -> Any:
-    return schema(headers=headers)
+_SCHEMAS = schema(), schema(headers=True)
 
 
 def binary_array(values: Sequence[bytes | None] | None, count: int, lengths: Lengths = None) -> Any:
@@ -513,11 +511,6 @@ def binary_array(values: Sequence[bytes | None] | None, count: int, lengths: Len
 def _headers_array(headers: Sequence[Sequence[tuple[str, bytes | None]] | None]) -> Any:
     ends = [0, *accumulate(len(record) if record else 0 for record in headers)]
     pairs = [pair for record in headers if record for pair in record]
-    items = _pairs_array(pairs) if pairs else pa.nulls(0, HEADERS_TYPE.value_type)
-    return pa.ListArray.from_arrays(numbers(ends, pa.int32()), items, type=HEADERS_TYPE)
-
-
-def _pairs_array(pairs: Sequence[tuple[str, bytes | None]]) -> Any:
     try:
         encoded = [None if name is None else name.encode() for name, _ in pairs]
         names = binary_array(encoded, len(pairs)).view(pa.string())
@@ -526,4 +519,5 @@ def _pairs_array(pairs: Sequence[tuple[str, bytes | None]]) -> Any:
         raise SerializationError(f"Headers must be pairs of str and bytes: {error}") from error
     if names.null_count:
         raise SerializationError("The key of a header must not be None", todo="Pass a str.")
-    return pa.StructArray.from_arrays([names, values], fields=list(HEADERS_TYPE.value_type))
+    items = pa.StructArray.from_arrays([names, values], fields=list(HEADERS_TYPE.value_type))
+    return pa.ListArray.from_arrays(numbers(ends, pa.int32()), items, type=HEADERS_TYPE)

@@ -43,7 +43,8 @@ def table(batches: Sequence[BatchRows], partition: int, schema: Any) -> Any:
         if field.name == OFFSET:
             arrays.append(pa.chunked_array(_offsets(batches), pa.int64()))
         elif field.name == PARTITION:
-            arrays.append(pa.chunked_array([_constant(partition, count)], pa.int32()))
+            partitions = _constants(partition, 1 << (count - 1).bit_length()).slice(0, count)
+            arrays.append(pa.chunked_array([partitions], pa.int32()))
         elif field.name in columns:
             arrays.append(columns[field.name])
         else:
@@ -85,10 +86,6 @@ def _offsets(batches: Sequence[BatchRows]) -> list[Any]:
         (begin, first, _), (end, _, last) = batches[0], batches[-1]
         return [offset_range(begin.base_offset + first, end.base_offset + last)]
     return [batch.offsets().slice(first, last - first) for batch, first, last in batches]
-
-
-def _constant(value: int, count: int) -> Any:
-    return _constants(value, 1 << (count - 1).bit_length()).slice(0, count)
 
 
 @lru_cache(maxsize=8)
