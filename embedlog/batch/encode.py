@@ -335,7 +335,7 @@ def _nullable(values: Sequence[bytes | None], count: int) -> BinaryColumn:
     try:
         lengths = [-1 if value is None else len(value) for value in values]
     except TypeError as error:
-        raise _not_bytes(values) from error
+        raise not_bytes(values) from error
     nulls = lengths.count(-1)
     if nulls == count:
         return all_null(count)
@@ -351,17 +351,19 @@ def _joined(before: bytes, values: Sequence[Any], total: int) -> bytes:
     try:
         chunk = b"".join([before, *values, PADDING[total & 7]])
     except TypeError as error:
-        raise _not_bytes(values) from error
+        raise not_bytes(values) from error
     if len(chunk) != len(before) + (total + 7 & ~7):
-        raise _not_bytes(values)
+        raise not_bytes(values)
     return chunk
 
 
-def _not_bytes(values: Sequence[Any]) -> SerializationError:
-    wrong = next((value for value in values if not isinstance(value, bytes | None)), None)
+def not_bytes(items: Sequence[Any]) -> SerializationError:
+    """Return the error of a list of keys or values that has an item of another type."""
+    allowed = bytes | bytearray | memoryview | None
+    wrong = next((item for item in items if not isinstance(item, allowed)), None)
     return SerializationError(
         f"Keys and values must be bytes or None, got {type(wrong).__name__}",
-        todo="Serialize them, or pass a serializer.",
+        todo="Serialize them, pass a serializer, or pass a data frame to append_table.",
     )
 
 

@@ -17,11 +17,6 @@ class BufferPool:
         """Threads in `wait_locked`: without any there is no need to notify."""
         self._progress = threading.Condition(self.lock)
 
-    def hold(self, size: int) -> None:
-        """Count bytes that are unwritten."""
-        with self.lock:
-            self.buffered += size
-
     def release(self, size: int) -> None:
         """Stop counting bytes: they are written, or failed."""
         with self.lock:

@@ -10,12 +10,15 @@ from embedlog.config import ProducerConfig
 from embedlog.errors import EmbedlogError
 from embedlog.producer import sender
 from embedlog.producer.buffer_pool import BufferPool
+from embedlog.producer.delivery import DeliveryQueue
 from embedlog.producer.delivery_reports import DeliveryReports
-from embedlog.producer.validation import always_allowed_bytes
+from embedlog.producer.validation import MAX_RECORD_BYTES
 
 if TYPE_CHECKING:
     from embedlog.root.root import Root
 
+REQUEST_BYTES = 81
+"""The most that Kafka's producer counts for a record above what ``buffer_memory`` counts."""
 RESERVATION_BYTES = 64 << 10
 """An open batch reserves memory in steps of this size, so that few sends have to."""
 
@@ -38,7 +41,8 @@ class ProducerContext:
         self.linger = max(config.linger_ms / 1000, sender.TICK)
         """Seconds, as `delivery_timeout`."""
         self.delivery_timeout = config.delivery_timeout_ms / 1000
-        self.always_allowed_bytes = always_allowed_bytes(config.max_request_size)
+        self.always_allowed_bytes = min(config.max_request_size - REQUEST_BYTES, MAX_RECORD_BYTES)
+        """A record of up to this size, as ``buffer_memory`` counts it, is within all limits."""
         # Not more than a record that is always allowed: then a record that is too large always
         # needs a reservation, which checks its size.
         self.reservation_bytes = max(min(RESERVATION_BYTES, self.always_allowed_bytes), 0)
@@ -46,7 +50,7 @@ class ProducerContext:
         self.synced = (self.durability or root.durability) == "fsync"
         """Whether each append waits for a flush."""
 
-    def start(self, queues: Mapping[str, sender.SendQueue]) -> None:
+    def start(self, queues: Mapping[str, DeliveryQueue]) -> None:
         """Create what a forked child must not share with its parent; called again in a child."""
         self.queues = queues
         """The topics that were sent to, by name."""

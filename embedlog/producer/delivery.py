@@ -16,6 +16,7 @@ from embedlog.batch import EncodedBatch
 from embedlog.errors import TimeoutError  # noqa: A004 - it is one
 from embedlog.record import Appended, RecordMetadata
 
+LOGGER = logging.getLogger("embedlog.producer")
 Callback = tuple[Any, bool, Callable[..., object], tuple[Any, ...], dict[str, Any]]
 """The future, whether the callback is for errors, the function and its arguments."""
 
@@ -66,27 +67,23 @@ class ProducerBatch:
         """Return whether the batch was written, or failed for good."""
         return self.receipt is not None or self.error is not None
 
-    def range(self) -> BatchRange:
-        """Return where the batch was written; it must have been."""
-        receipt = self.receipt
-        assert receipt is not None
-        return BatchRange(
-            self.delivery.queue.topic,
-            self.partition,
-            None if receipt.base_offset < 0 else receipt.base_offset,
-            self.count,
-            receipt.timestamp,
-            receipt.duplicate,
-        )
-
 
 class DeliveryQueue(Protocol):
-    """What a delivery needs of the topic queue that it belongs to."""
+    """What deliveries and the sender need of a topic queue."""
 
     topic: str
 
+    def pending(self) -> bool:
+        """Return whether the queue has unwritten records."""
+
+    def due_at(self) -> float | None:
+        """Return when to drain, on the monotonic clock; None if there is nothing to drain."""
+
     def drain(self, deadline: float | None) -> bool:
-        """Write what was collected, in this thread; False if another thread held on too long."""
+        """Write what was collected, in this thread; False if another thread drained too long."""
+
+    def drain_if_free(self, lock_timeout: float | None) -> None:
+        """Drain, unless another thread does."""
 
     def wait_for_progress(self, deadline: float | None) -> None:
         """Wait until another attempt may succeed."""
@@ -165,7 +162,18 @@ class Delivery:
 
     def ranges(self) -> list[BatchRange]:
         """Return where the batches that are written so far are."""
-        return [batch.range() for batch in self.batches if batch.receipt is not None]
+        written = [(batch, batch.receipt) for batch in self.batches if batch.receipt is not None]
+        return [
+            BatchRange(
+                self.queue.topic,
+                batch.partition,
+                None if receipt.base_offset < 0 else receipt.base_offset,
+                batch.count,
+                receipt.timestamp,
+                receipt.duplicate,
+            )
+            for batch, receipt in written
+        ]
 
     def done(self) -> bool:
         """Return whether every row was written, or failed for good."""
@@ -206,10 +214,6 @@ class CompletedDelivery:
         """Return the outcome."""
         return self._outcome
 
-    def wait(self, row: int | None, timeout: float | None) -> Any:
-        """Return the outcome."""
-        return self._outcome
-
     def ranges(self) -> list[BatchRange]:
         """Return an empty list: no batch is known to be written."""
         return []
@@ -224,4 +228,4 @@ def run_callback(callback: Callback) -> None:
     try:
         function(*args, outcome, **kwargs)
     except Exception:  # the program's own code; it must not stop the sender
-        logging.getLogger("embedlog.producer").exception("A delivery callback raised an exception")
+        LOGGER.exception("A delivery callback raised an exception")

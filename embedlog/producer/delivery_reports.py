@@ -5,9 +5,8 @@ from __future__ import annotations
 import threading
 from collections import deque
 
-from embedlog.producer import sender
 from embedlog.producer.buffer_pool import BufferPool
-from embedlog.producer.delivery import Callback, Delivery, ProducerBatch, run_callback
+from embedlog.producer.delivery import LOGGER, Callback, Delivery, ProducerBatch, run_callback
 from embedlog.producer.open_batch import OpenBatch
 
 COUNTS = ("records", "batches", "bytes", "errors", "retries", "duplicates")
@@ -58,8 +57,10 @@ class DeliveryReports:
             self._count_errors(batch.delivery.queue.topic, batch.count, batch.error)
         self._done.append((batch.delivery, batch.size))
 
-    def not_encoded(self, open_batch: OpenBatch, count: int, error: BaseException) -> None:
-        """Count records that could not be made into a batch."""
+    def not_encoded(self, open_batch: OpenBatch, error: BaseException) -> None:
+        """Fail records that could not be made into batches, and count them."""
+        count, open_batch.error = len(open_batch.values), error
+        open_batch.seal()
         self._count_errors(open_batch.queue.topic, count, error)
         self._buffer_pool.release(open_batch.reserved)
         self._done.append((open_batch, 0))
@@ -67,7 +68,7 @@ class DeliveryReports:
     def _count_errors(self, topic: str, count: int, error: BaseException) -> None:
         self.count(errors=count)
         if self._log_errors:
-            sender.LOGGER.error("%d records for topic %s were lost: %s", count, topic, error)
+            LOGGER.error("%d records for topic %s were lost: %s", count, topic, error)
 
     def notify(self) -> None:
         """Wake the waiting threads and run callbacks.  The caller holds no lock."""

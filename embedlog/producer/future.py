@@ -109,8 +109,7 @@ class BatchFuture(RecordFuture):
 
     def written(self) -> list[BatchRange]:
         """Return the batches that are written so far."""
-        ranges: list[BatchRange] = self._delivery.ranges()
-        return ranges
+        return list(self._delivery.ranges())
 
 
 F = TypeVar("F", bound=RecordFuture)

@@ -130,7 +130,9 @@ class PartitionWriter:
             except Exception as error:  # noqa: BLE001 - kept, and raised by the futures
                 self._failed(group, error, lock_timeout < self._lock_timeout)
             else:
-                self._written(group, receipts)
+                self._attempts, self._short_attempts, self.retry_at = 0, 0, 0.0
+                for _, receipt in zip(group, receipts, strict=True):
+                    self._finish_first(receipt)
 
     def can_write_fast(self) -> bool:
         """Return whether no batch waits or is retried, and the next sequence number is known."""
@@ -183,15 +185,13 @@ class PartitionWriter:
             max_batches = REMEMBERED
         return [self.waiting[i] for i in range(min(max_batches, len(self.waiting)))]
 
-    def _written(self, group: list[ProducerBatch], receipts: list[Appended]) -> None:
-        self._attempts, self._short_attempts, self.retry_at = 0, 0, 0.0
-        for batch, receipt in zip(group, receipts, strict=True):
-            batch.receipt = receipt
-            self._remove_first()
-
-    def _remove_first(self) -> None:
-        """Remove the first waiting batch, which was written or failed, and report it."""
-        batch = self.waiting.popleft()
+    def _finish_first(
+        self, receipt: Appended | None = None, error: BaseException | None = None
+    ) -> None:
+        """Set the outcome of the first waiting batch, remove it, and report it."""
+        batch = self.waiting[0]
+        batch.receipt, batch.error = receipt, error
+        self.waiting.popleft()
         batch.encoded = None
         self._reports.batch_done(batch)
 
@@ -236,8 +236,7 @@ class PartitionWriter:
         for batch in expired:
             sent = written.get(-1 if batch.sequence is None else batch.sequence)
             if sent is not None and not self._context.synced:
-                batch.receipt = Appended(sent.base_offset, sent.next_offset, None, True)
-                self._remove_first()
+                self._finish_first(Appended(sent.base_offset, sent.next_offset, None, True))
             else:
                 self._fail([batch], self._final_error(batch, error, attempts, sent is not None))
 
@@ -253,49 +252,38 @@ class PartitionWriter:
         config, timeout = self._context.config, self._context.delivery_timeout
         seconds = monotonic() - batch.deadline + timeout
         timed_out = seconds >= timeout
-        limit = (
-            f"delivery_timeout_ms {config.delivery_timeout_ms}"
-            if timed_out
-            else f"retries {config.retries}"
-        )
-        after = (
-            f"{attempts} {'attempt' if attempts == 1 else 'attempts'} in {seconds:.3f} s ({limit})"
-        )
+        limit = f"retries {config.retries}"
+        if timed_out:
+            limit = f"delivery_timeout_ms {config.delivery_timeout_ms}"
         todo = "The record will not appear later; send it again."
         if written:
             todo = "The record is in the log: call flush() of the log instead of sending it again."
-        missing = "flushed" if written else "written"
+        failure = (
+            f"record was not {'flushed' if written else 'written'} after {attempts} "
+            f"attempt{'' if attempts == 1 else 's'} in {seconds:.3f} s ({limit})"
+        )
         failed: EmbedlogError
         if timed_out and not isinstance(error, DiskFullError):
-            failed = TimeoutError(
-                f"The record was not {missing} after {after}: {error}",
-                todo=todo,
-                topic=self.log.topic,
-                partition=self.log.partition,
-            )
+            facts = {"topic": self.log.topic, "partition": self.log.partition}
+            failed = TimeoutError(f"The {failure}: {error}", todo=todo, **facts)
         else:
-            what = f"{error.what}; the record was not {missing} after {after}"
             todo = f"{error.todo} {todo}" if error.todo else todo
-            failed = type(error)(what, todo=todo, **error.facts)
+            failed = type(error)(f"{error.what}; the {failure}", todo=todo, **error.facts)
         failed.__cause__ = error
         return failed
 
     def _fail(self, group: list[ProducerBatch], error: BaseException) -> None:
         """Fail the first waiting batches, and those that must follow them without a gap."""
-        for batch in group:
-            batch.error = error
-            self._remove_first()
-        if not group[-1].explicit:
-            return
-        while self.waiting and self.waiting[0].delivery is group[-1].delivery:
-            self.waiting[0].error = error
-            self._remove_first()
+        for _ in group:
+            self._finish_first(error=error)
+        last = group[-1]
+        while last.explicit and self.waiting and self.waiting[0].delivery is last.delivery:
+            self._finish_first(error=error)
 
     def fail_all(self, error: BaseException) -> None:
         """Fail everything that waits."""
         while self.waiting:
-            self.waiting[0].error = error
-            self._remove_first()
+            self._finish_first(error=error)
 
 
 def closed_early(topic: str) -> ClosedError:

@@ -7,6 +7,7 @@ import os
 import warnings
 import weakref
 from collections.abc import Sequence
+from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
@@ -20,9 +21,8 @@ from embedlog.errors import (
     TimeoutError,  # noqa: A004 - it is one
 )
 from embedlog.partition.producer_state import LAST_SEQUENCE
-from embedlog.producer import sender
 from embedlog.producer.context import ProducerContext
-from embedlog.producer.delivery import CompletedDelivery, Delivery
+from embedlog.producer.delivery import LOGGER, CompletedDelivery, Delivery
 from embedlog.producer.future import BatchFuture, RecordFuture, completed
 from embedlog.producer.row_batches import Rows, size_of, table_rows
 from embedlog.producer.topic_queue import TopicQueue, no_key
@@ -64,12 +64,10 @@ class Producer:
         self._context = ProducerContext(self, root, config)
         self.config = settings = self._context.config
         self._clock = root.clock
-        serializers = settings.key_serializer, settings.value_serializer
-        self._no_serializers = serializers == (None, None)
         # A custom partitioner chooses for each record; otherwise a drain chooses for all at once.
-        self._custom_partitioner = settings.partitioner is not None
+        special = settings.key_serializer, settings.value_serializer, settings.partitioner
         self._no_acks = settings.acks == 0
-        self._plain = self._no_serializers and not self._custom_partitioner and not self._no_acks
+        self._plain = special == (None, None, None) and not self._no_acks
         """Whether `send` may add a record of bytes as it is."""
         self._start()
         _producers.add(self)
@@ -87,7 +85,7 @@ class Producer:
         return f"<Producer {f'{name!r} ' if name else ''}of {self.root.path}>"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _unpickle, (self.root, self._options)
+        return partial(Producer, self.root, **self._options), ()
 
     # Sending one record
 
@@ -168,7 +166,7 @@ class Producer:
             check_timestamp(timestamp)
         if partition is not None:
             check_partition(topic, partition, queue.settings.refresh().partitions)
-        elif self._custom_partitioner:
+        elif config.partitioner is not None:
             partition = self._partition_for(queue, key, queue.settings.info.partitions)
         headers = check_headers(headers)
         if key is None and queue.settings.compacts and queue.settings.refresh().config.compacts:
@@ -202,18 +200,14 @@ class Producer:
         refuse_internal(topic)
         queue = TopicQueue(self._context, topic)
         with self._lock:
-            if self._closed:
-                raise self._closed_error()
+            self._check_open()
             return self._queues.setdefault(topic, queue)
 
     def _check_open(self) -> None:
         if self._closed:
-            raise self._closed_error()
+            raise ClosedError("The producer was closed", path=self.root.path)
         if self._context.fenced is not None:
             raise self._context.fenced
-
-    def _closed_error(self) -> ClosedError:
-        return ClosedError("The producer was closed", path=self.root.path)
 
     def _partition_for(self, queue: TopicQueue, key: bytes | None, partitions: int) -> int:
         """Return the partition that the ``partitioner`` of the settings chooses."""
@@ -277,12 +271,18 @@ class Producer:
         queue.check_keys(rows.keys, count)
         rows = rows.measured()
         size = size_of(rows)
-        if size > queue.settings.batch_bytes or self._custom_partitioner:
+        custom_partitioner = self.config.partitioner is not None
+        if size > queue.settings.batch_bytes or custom_partitioner:
             check_all_bytes(rows)
         numbered = self._numbered(queue, partition, sequence, count)
-        if self._custom_partitioner and partition is None and numbered is None:
-            return self._send_grouped(queue, rows)
-        batches = queue.row_partitioner.split_rows(rows, size, partition)
+        if custom_partitioner and partition is None and numbered is None:
+            groups: dict[int, list[int]] = {}
+            for row, row_key in enumerate(rows.keys or [None] * count):
+                target = self._partition_for(queue, row_key, queue.settings.info.partitions)
+                groups.setdefault(target, []).append(row)
+            batches = queue.row_partitioner.split_groups(rows, groups)
+        else:
+            batches = queue.row_partitioner.split_rows(rows, size, partition)
         return self._future(queue.send_batches(batches, numbered))
 
     def append_table(
@@ -338,10 +338,10 @@ class Producer:
         self, queue: TopicQueue, values: Any, keys: Any, headers: Any, timestamps: Any
     ) -> Rows:
         config, topic = self.config, queue.topic
-        if not self._no_serializers:
+        if config.value_serializer is not None:
             values = [serialize(config.value_serializer, topic, value) for value in values]
-            if keys is not None:
-                keys = [serialize(config.key_serializer, topic, key) for key in keys]
+        if config.key_serializer is not None and keys is not None:
+            keys = [serialize(config.key_serializer, topic, key) for key in keys]
         if timestamps is None:
             timestamps = self._clock()
         if headers is not None:
@@ -373,17 +373,6 @@ class Producer:
                 topic=queue.topic,
             )
         return partition or 0, sequence, count
-
-    def _send_grouped(self, queue: TopicQueue, rows: Rows) -> BatchFuture:
-        """Split rows with the partitioner of the settings, which takes one key at a time."""
-        partitions = queue.settings.info.partitions
-        keys = rows.keys or [None] * len(rows.values)
-        groups: dict[int, list[int]] = {}
-        for row, key in enumerate(keys):
-            groups.setdefault(self._partition_for(queue, key, partitions), []).append(row)
-        return self._future(
-            queue.send_batches(queue.row_partitioner.split_groups(rows, groups), None)
-        )
 
     def _future(self, delivery: Delivery) -> BatchFuture:
         future = BatchFuture()
@@ -434,17 +423,13 @@ class Producer:
         except TimeoutError:
             pass
         finally:
-            self._stop()
-
-    def _stop(self) -> None:
-        """Fail unwritten records; those that another thread is writing, when it is done."""
-        self._context.abandoned = True
-        for queue in list(self._queues.values()):
-            queue.abandon()
-        with self._lock:
-            self._queues.clear()
-        self._context.reports.notify()
-        self._context.sender.stop()
+            self._context.abandoned = True
+            for queue in list(self._queues.values()):
+                queue.abandon()
+            with self._lock:
+                self._queues.clear()
+            self._context.reports.notify()
+            self._context.sender.stop()
 
     def __enter__(self) -> Producer:
         return self
@@ -480,10 +465,6 @@ class Producer:
         self._closed = closed
 
 
-def _unpickle(root: Root, options: dict[str, Any]) -> Producer:
-    return Producer(root, **options)
-
-
 # The end of the process, and forks
 
 _producers: weakref.WeakSet[Producer] = weakref.WeakSet()
@@ -495,7 +476,7 @@ def _at_exit() -> None:
             if not producer.root.closed:
                 producer.close(30.0)
         except EmbedlogError:
-            sender.LOGGER.exception("%r could not be flushed at exit", producer)
+            LOGGER.exception("%r could not be flushed at exit", producer)
 
 
 def _after_fork_in_child() -> None:

@@ -9,17 +9,10 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from embedlog import batch
-from embedlog.batch import (
-    TIMESTAMP,
-    BatchLimits,
-    EncodedBatch,
-    Lengths,
-    encode,
-    encode_lists,
-    lengths_of,
-)
+from embedlog.batch import BatchLimits, EncodedBatch, encode, encode_lists, from_lists, schema
 from embedlog.batch.arrays import number, repeated
+from embedlog.batch.encode import Lengths, binary_array, lengths_of, not_bytes, row_ends
+from embedlog.batch.wire import HEADERS_TYPE, TIMESTAMP
 from embedlog.errors import SerializationError
 
 ROW_BYTES = 16
@@ -52,36 +45,38 @@ class Rows(NamedTuple):
         """Return the rows ``[start, stop)``."""
         if start == 0 and stop == len(self.values):
             return self
-        timestamps, (value_lengths, key_lengths) = self.timestamps, self.lengths
-        return Rows(
-            self.values[start:stop],
-            None if self.keys is None else self.keys[start:stop],
-            timestamps if isinstance(timestamps, int) else timestamps[start:stop],
-            None if self.headers is None else self.headers[start:stop],
-            (
-                None if value_lengths is None else value_lengths[start:stop],
-                None if key_lengths is None else key_lengths[start:stop],
-            ),
+        pick, (value_lengths, key_lengths) = itemgetter(slice(start, stop)), self.lengths
+        lengths = (
+            None if value_lengths is None else pick(value_lengths),
+            None if key_lengths is None else pick(key_lengths),
         )
+        return self._picked(pick, lengths)
 
     def take(self, indices: Sequence[int]) -> Rows:
         """Return the rows at ``indices``, in that order."""
-        pick, timestamps, count = _getter(indices), self.timestamps, len(indices)
+        count, (value_lengths, key_lengths) = len(indices), self.lengths
+        lengths = _lengths_of_any(value_lengths, count), _lengths_of_any(key_lengths, count)
+        # In C, several times as fast as a comprehension; but with one index it returns no tuple.
+        pick = itemgetter(*indices) if count > 1 else lambda items: [items[row] for row in indices]
+        return self._picked(pick, lengths)
+
+    def _picked(self, pick: Callable[[Any], Any], lengths: tuple[Lengths, Lengths]) -> Rows:
+        values, keys, timestamps, headers, _ = self
         return Rows(
-            pick(self.values),
-            None if self.keys is None else pick(self.keys),
+            pick(values),
+            None if keys is None else pick(keys),
             timestamps if isinstance(timestamps, int) else pick(timestamps),
-            None if self.headers is None else pick(self.headers),
-            (_lengths_of_any(self.lengths[0], count), _lengths_of_any(self.lengths[1], count)),
+            None if headers is None else pick(headers),
+            lengths,
         )
 
     def columns(self) -> Any:
         """Return the rows as an Arrow record batch."""
-        return batch.from_lists(*self)
+        return from_lists(*self)
 
     def key_column(self) -> Any:
         """Return the keys as an Arrow array."""
-        return batch.binary_array(self.keys, len(self.values), self.lengths[1])
+        return binary_array(self.keys, len(self.values), self.lengths[1])
 
 
 def _lengths_of_any(lengths: Lengths, count: int) -> Lengths:
@@ -94,54 +89,38 @@ def _all_equal(lengths: list[int]) -> bool:
     return lengths.count(lengths[0]) == len(lengths)
 
 
-def _getter(indices: Sequence[int]) -> Callable[[Sequence[Any]], Sequence[Any]]:
-    # In C, several times as fast as a comprehension; but with one index it returns no tuple.
-    if len(indices) > 1:
-        return itemgetter(*indices)
-    return lambda items: [items[row] for row in indices]
-
-
 def size_of(rows: Rows) -> int:
     """Return about how many bytes rows will take."""
-    value_lengths, key_lengths = rows.lengths
-    size = ROW_BYTES * len(rows.values) + _total_bytes(rows.values, value_lengths)
-    return size + _total_bytes(rows.keys, key_lengths)
+    count = len(rows.values)
+    sizes = (size * count if isinstance(size, int) else sum(size) for size in _lengths(rows))
+    return ROW_BYTES * count + sum(sizes)
 
 
-def _total_bytes(items: Sequence[Any] | None, lengths: Lengths) -> int:
-    if items is None:
-        return 0
-    if lengths and _all_equal(lengths):
-        return lengths[0] * len(lengths)
-    return sum(_measure(items, lengths))
+def _lengths(rows: Rows) -> list[int | list[int]]:
+    """Return the lengths of the values, and of the keys if there are any; an int if all are equal.
+
+    Other types that have a length are found by the encoder, which checks the types.
+    """
+    all_lengths: list[int | list[int]] = []
+    for items, lengths in zip((rows.values, rows.keys), rows.lengths, strict=True):
+        if items is None:
+            continue
+        if lengths is None:
+            try:
+                lengths = [0 if item is None else len(item) for item in items]
+            except TypeError as error:
+                raise not_bytes(items) from error
+        all_lengths.append(lengths[0] if lengths and _all_equal(lengths) else lengths)
+    return all_lengths
 
 
-def _measure(items: Sequence[Any], lengths: Lengths) -> list[int]:
-    if lengths is not None:
-        return lengths
-    try:
-        return [0 if item is None else len(item) for item in items]
-    except TypeError as error:
-        # Other types that have a length are found by the encoder, which checks the types.
-        wrong = next(item for item in items if item is not None and not hasattr(item, "__len__"))
-        raise SerializationError(
-            f"A key or a value must be bytes or None, got {type(wrong).__name__}",
-            todo="Serialize it, or pass a data frame to append_table.",
-        ) from error
-
-
-def chunks(rows: Rows, limit: int, size: int | None = None) -> Iterator[Rows]:
-    """Split rows into chunks of at most ``limit`` bytes, but at least one row."""
+def chunks(rows: Rows, limit: int, size: int | None) -> Iterator[Rows]:
+    """Split rows of ``size`` bytes into chunks of at most ``limit`` bytes, but at least one row."""
     count = len(rows.values)
     if (size_of(rows) if size is None else size) <= limit:
         yield rows
         return
-    sizes = [
-        lengths[0] if lengths and _all_equal(lengths) else _measure(items, lengths)
-        for items, lengths in zip((rows.values, rows.keys), rows.lengths, strict=True)
-        if items is not None
-    ]
-    ends = batch.row_ends(count, ROW_BYTES, sizes)
+    ends = row_ends(count, ROW_BYTES, _lengths(rows))
     start = used = 0
     while start < count:
         stop = max(int(ends.searchsorted(used + limit, "right")), start + 1)
@@ -232,26 +211,24 @@ def table_rows(
     """
     table = _arrow_table(source)
     rows = table.num_rows
-    columns = [
-        _timestamp_column(table, timestamp, now_ms),
-        _binary_column(table, "key", key),
-        _binary_column(table, "value", value),
-    ]
-    if columns[1] is None:
-        columns[1] = pa.nulls(rows, pa.binary())
-    if columns[2] is None:
+    times = _column(table, "timestamp", timestamp, TIMESTAMP)
+    keys = _column(table, "key", key, pa.binary())
+    values = _column(table, "value", value, pa.binary())
+    if values is None:
         raise SerializationError(
             f"There is no column value, only {', '.join(table.column_names)}",
             todo="Name the column: append_table(..., value='…').",
         )
-    has_timestamps = columns[0] is not None
-    if not has_timestamps:
-        columns[0] = repeated(now_ms, TIMESTAMP, rows)
-    headers = "headers" in table.column_names
-    schema = batch.schema(headers=headers)
-    if headers:
-        columns.append(_cast(table.column("headers"), schema.field("headers").type, "headers"))
-    return TableRows(pa.table(columns, schema=schema), None if has_timestamps else now_ms)
+    one_time = now_ms if times is None else None
+    if times is None:
+        times = repeated(now_ms, TIMESTAMP, rows)
+    elif times.null_count:
+        times = times.fill_null(number(now_ms, TIMESTAMP))
+    columns = [times, pa.nulls(rows, pa.binary()) if keys is None else keys, values]
+    headers = _column(table, "headers", None, HEADERS_TYPE)
+    if headers is not None:
+        columns.append(headers)
+    return TableRows(pa.table(columns, schema=schema(headers=headers is not None)), one_time)
 
 
 def _arrow_table(source: Any) -> Any:
@@ -269,35 +246,20 @@ def _arrow_table(source: Any) -> Any:
     )
 
 
-def _column(table: Any, default: str, name: str | None) -> Any:
-    wanted = default if name is None else name
-    if wanted in table.column_names:
-        return table.column(wanted)
+def _column(table: Any, default: str, name: str | None, target: Any) -> Any:
+    """Return a column as type ``target``; None if it is not named and there is no default one."""
+    name_or_default = default if name is None else name
+    if name_or_default in table.column_names:
+        return _cast(table.column(name_or_default), target, name_or_default)
     if name is None:
         return None
     raise SerializationError(f"There is no column {name}, only {', '.join(table.column_names)}")
 
 
-def _binary_column(table: Any, default: str, name: str | None) -> Any:
-    column = _column(table, default, name)
-    return None if column is None else _cast(column, pa.binary(), name or default)
-
-
-def _timestamp_column(table: Any, name: str | None, now_ms: int) -> Any:
-    column = _column(table, "timestamp", name)
-    if column is None:
-        return None
-    if pa.types.is_integer(column.type):
-        column = column.cast(pa.int64())
-    column = _cast(column, TIMESTAMP, name or "timestamp")
-    return column.fill_null(number(now_ms, TIMESTAMP)) if column.null_count else column
-
-
 def _cast(column: Any, target: Any, name: str) -> Any:
-    column_type = column.type
+    types, column_type = pa.types, column.type
     if column_type == target:
         return column
-    types = pa.types
     if target == pa.binary():
         if types.is_dictionary(column_type):
             return _cast(column.cast(column_type.value_type), target, name)
@@ -312,6 +274,8 @@ def _cast(column: Any, target: Any, name: str) -> Any:
                 f"Column {name} must be binary or text, got {column_type}", todo="Cast it first."
             )
     try:
+        if types.is_integer(column_type):
+            column = column.cast(pa.int64())
         # Nanoseconds are cut to milliseconds, the unit of a record's timestamp.
         return column.cast(target, safe=not types.is_temporal(column_type))
     except pa.ArrowException as error:

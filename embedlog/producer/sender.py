@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 import weakref
 from collections.abc import Mapping
@@ -10,8 +9,8 @@ from time import monotonic
 from typing import Protocol
 
 from embedlog.errors import EmbedlogError
+from embedlog.producer.delivery import LOGGER, DeliveryQueue
 
-LOGGER = logging.getLogger("embedlog.producer")
 TICK = 0.001
 """Seconds between two rounds while records are sent; also the least time a record lingers."""
 QUIET_ROUNDS = 20
@@ -20,26 +19,11 @@ MAX_PAUSE = 0.1
 FOREVER = threading.TIMEOUT_MAX
 
 
-class SendQueue(Protocol):
-    """What the sender needs of a topic queue."""
-
-    topic: str
-
-    def pending(self) -> bool:
-        """Return whether the queue has unwritten records."""
-
-    def due_at(self) -> float | None:
-        """Return when to drain, on the monotonic clock; None if there is nothing to drain."""
-
-    def drain_if_free(self, lock_timeout: float | None) -> None:
-        """Drain, unless another thread does."""
-
-
 class SendQueues(Protocol):
     """What the sender needs of its producer."""
 
     lock: threading.Lock
-    queues: Mapping[str, SendQueue]
+    queues: Mapping[str, DeliveryQueue]
 
 
 class Sender:
@@ -100,7 +84,7 @@ class Sender:
         return FOREVER if self.idle else TICK
 
 
-def _drain_due(queues: list[SendQueue]) -> float | None:
+def _drain_due(queues: list[DeliveryQueue]) -> float | None:
     """Drain what is due; return in how many seconds the next drain is, None if there is none."""
     now, next_due = monotonic(), None
     for queue in queues:

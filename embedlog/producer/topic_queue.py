@@ -9,6 +9,7 @@ from time import monotonic
 from typing import Any
 
 from embedlog.batch import encode_one
+from embedlog.batch.limits import request_size
 from embedlog.catalog import TopicInfo
 from embedlog.errors import (
     BufferExhaustedError,
@@ -23,12 +24,11 @@ from embedlog.partition import producer_state
 from embedlog.partition.producer_state import REMEMBERED
 from embedlog.partitioner import RoundRobinPartitioner, partition_for_key
 from embedlog.producer.context import ProducerContext
-from embedlog.producer.delivery import Callback, Delivery, ProducerBatch
+from embedlog.producer.delivery import Callback, Delivery, DeliveryQueue, ProducerBatch
 from embedlog.producer.open_batch import OpenBatch
 from embedlog.producer.partition_rows import Batches, RowPartitioner
 from embedlog.producer.partition_writer import PartitionWriter, closed_early
 from embedlog.producer.row_batches import CHUNK_BYTES
-from embedlog.producer.sender import SendQueue
 from embedlog.producer.topic_settings import TopicSettings
 from embedlog.producer.validation import check_size
 from embedlog.record import Appended
@@ -84,7 +84,8 @@ class TopicQueue:
         """
         context = self.context
         if size > context.always_allowed_bytes:
-            check_size(self.topic, size, context.config.max_request_size, value, key, headers)
+            kafka_bytes = request_size(value, key, headers)
+            check_size(self.topic, size, kafka_bytes, context.config.max_request_size)
         open_batch, pool = self.open_batch, context.buffer_pool
         reservation = self.settings.reservation_bytes
         fits = size <= reservation <= pool.memory - pool.buffered
@@ -151,7 +152,7 @@ class TopicQueue:
             pool.wait_locked(min(seconds_left, SHORT_WAIT))
 
     def _drain_unlocked(
-        self, queues: Sequence[SendQueue], lock_timeout: float = SHORT_WAIT
+        self, queues: Sequence[DeliveryQueue], lock_timeout: float = SHORT_WAIT
     ) -> None:
         self.context.lock.release()
         try:
@@ -184,31 +185,23 @@ class TopicQueue:
         return min(times, default=None)
 
     def drain(self, deadline: float | None = None) -> bool:
-        """Write what was collected, in this thread; False if another thread held on too long."""
-        lock_timeout = None
-        if deadline is None:
-            self.drain_lock.acquire()
-        else:
-            lock_timeout = max(deadline - monotonic(), 0.0)
-            if not self.drain_lock.acquire(timeout=lock_timeout):
-                return False
-        try:
-            if not self._send_one_fast(lock_timeout):
-                self._send_all(lock_timeout)
-        finally:
-            self.drain_lock.release()
-        self.context.reports.notify()
-        return True
+        """Write what was collected, in this thread; False if another thread drained too long."""
+        seconds = None if deadline is None else max(deadline - monotonic(), 0.0)
+        return self._drain(-1 if seconds is None else seconds, seconds)
 
     def drain_if_free(self, lock_timeout: float | None) -> None:
-        """Drain, unless another thread does, or writes must wait."""
-        if not self.drain_lock.acquire(blocking=False):
-            return
+        """Drain, unless another thread does."""
+        self._drain(0, lock_timeout)
+
+    def _drain(self, drain_timeout: float, lock_timeout: float | None) -> bool:
+        if not self.drain_lock.acquire(timeout=drain_timeout):
+            return False
         try:
             self.drain_locked(lock_timeout)
         finally:
             self.drain_lock.release()
         self.context.reports.notify()
+        return True
 
     def drain_locked(self, lock_timeout: float | None) -> None:
         """Encode what was collected, and append it.  The caller holds the ``drain_lock``.
@@ -216,15 +209,29 @@ class TopicQueue:
         Args:
             lock_timeout: Seconds to wait for a partition's lock, if shorter than usual.
         """
-        if not self._send_one_fast(lock_timeout):
-            self._send_all(lock_timeout)
+        if self._send_one_fast(lock_timeout):
+            return
+        if self.encoding:
+            self._put_back()
+        if monotonic() >= self._retry_at:
+            self._take_open_batches()
+            # In order: a batch that cannot be encoded now holds up those after it.
+            while self.encoding and self._encode(self.encoding[0]):
+                self.encoding.popleft()
+            if self.encoding:
+                self._put_back()
+        for writer in list(self.writers.values()):
+            if writer.waiting:
+                writer.write(lock_timeout)
+        if self.context.abandoned:
+            self.abandon_locked()
 
     def _send_one_fast(self, lock_timeout: float | None) -> bool:
-        """Write the only record of the queue, as `_send_all` does; False if there is more to do.
+        """Write the only record of the queue; False if there is more to do.
 
         For ``send(...).result()`` in a loop.  Skips partitioning, cutting and queueing, which
-        would cost as much as the append.  What is unusual in any way is left to `_send_all`,
-        which also finds the errors.
+        would cost as much as the append.  What is unusual in any way is left to the general way
+        of `drain_locked`, which also finds the errors.
         """
         # `send` adds a record in several steps, and its thread may be stopped between any two.
         with self.context.lock:
@@ -254,10 +261,7 @@ class TopicQueue:
             or self.encoding
             or open_batch.headers
             or open_batch.explicit_partitions
-        ):
-            return None
-        if (
-            not settings.uncompressed
+            or not settings.uncompressed
             or self.context.abandoned
             or settings.version != settings.current_version()
         ):
@@ -276,22 +280,6 @@ class TopicQueue:
         self.encoding.append(open_batch)
         self.open_batch = OpenBatch(self)
         return writer
-
-    def _send_all(self, lock_timeout: float | None) -> None:
-        if self.encoding:
-            self._put_back()
-        if monotonic() >= self._retry_at:
-            self._take_open_batches()
-            # In order: a batch that cannot be encoded now holds up those after it.
-            while self.encoding and self._encode(self.encoding[0]):
-                self.encoding.popleft()
-            if self.encoding:
-                self._put_back()
-        for writer in list(self.writers.values()):
-            if writer.waiting:
-                writer.write(lock_timeout)
-        if self.context.abandoned:
-            self.abandon_locked()
 
     def _take_open_batches(self) -> None:
         with self.context.lock:
@@ -329,7 +317,12 @@ class TopicQueue:
             for partition in {partition for partition, _ in encoded}:
                 self.writer(info, partition)
         except Exception as error:  # noqa: BLE001 - kept, and raised by the futures
-            return self._not_encoded(open_batch, error)
+            if getattr(error, "retriable", False) and monotonic() < open_batch.deadline:
+                self._retry_at = monotonic() + self.context.config.retry_backoff_ms / 1000
+                self.context.sender.wake()
+                return False
+            self.context.reports.not_encoded(open_batch, error)
+            return True
         size = sum(open_batch.add_batch(partition, batch).size for partition, batch in encoded)
         self.context.buffer_pool.release(open_batch.reserved - size)
         open_batch.seal()
@@ -343,20 +336,6 @@ class TopicQueue:
             if not batch.done() and batch not in waiting:
                 waiting.append(batch)
 
-    def _not_encoded(self, open_batch: OpenBatch, error: Exception) -> bool:
-        if getattr(error, "retriable", False) and monotonic() < open_batch.deadline:
-            self._retry_at = monotonic() + self.context.config.retry_backoff_ms / 1000
-            self.context.sender.wake()
-            return False
-        self._fail_open_batch(open_batch, error)
-        return True
-
-    def _fail_open_batch(self, open_batch: OpenBatch, error: Exception) -> None:
-        count = len(open_batch.values)
-        open_batch.error = error
-        open_batch.seal()
-        self.context.reports.not_encoded(open_batch, count, error)
-
     def writer(self, info: TopicInfo, partition: int) -> PartitionWriter:
         """Return the writer of a partition, a new one if the topic was deleted and created."""
         log = self.context.root.partition(self.topic, partition)
@@ -364,7 +343,13 @@ class TopicQueue:
         if writer is None or writer.log is not log:
             if writer is not None:
                 writer.write()
-                writer.fail_all(_deleted(self.topic, partition))
+                error = UnknownTopicOrPartitionError(
+                    "The topic was deleted before the record was written",
+                    topic=self.topic,
+                    partition=partition,
+                    todo="Send the record again to write it to the topic that has the name now.",
+                )
+                writer.fail_all(error)
             writer = self.writers[partition] = PartitionWriter(self.context, log)
         return writer
 
@@ -393,17 +378,21 @@ class TopicQueue:
         try:
             with self.drain_lock:
                 self.drain_locked(None)
-                if numbered is None:
-                    self._send_unnumbered(delivery, batches)
-                else:
-                    self._send_numbered(delivery, batches, *numbered)
+                self._write_batches(delivery, batches, numbered)
         finally:
             delivery.sealed = True
             self.context.reports.notify()
         return delivery
 
-    def _send_unnumbered(self, delivery: Delivery, batches: Batches) -> None:
-        writer = None
+    def _write_batches(
+        self, delivery: Delivery, batches: Batches, numbered: tuple[int, int, int] | None
+    ) -> None:
+        writer, sequence, written_below = None, None, 0
+        if numbered is not None:
+            partition, sequence, count = numbered
+            writer = self.writer(self.settings.info, partition)
+            self._write_all(writer)
+            written_below = self._written_below(writer, sequence, count)
         for partition, encoded in batches:
             if writer is None or writer.log.partition != partition:
                 writer = self.writer(self.settings.info, partition)
@@ -411,34 +400,19 @@ class TopicQueue:
                 self._write_all(writer)
                 if _cannot_continue(delivery):
                     return
-            self._queue_batch(writer, delivery.add_batch(partition, encoded))
+            batch = delivery.add_batch(partition, encoded)
+            if sequence is not None:
+                batch.sequence, batch.explicit = sequence, True
+                sequence = producer_state.after(sequence, batch.count)
+                if batch.sequence + batch.count <= written_below:
+                    batch.encoded, batch.receipt = None, Appended(-1, -1, None, True)
+                    continue
+            with self.context.lock:
+                self.context.buffer_pool.buffered += batch.size
+            writer.waiting.append(batch)
         for writer in self.writers.values():
             if writer.waiting:
                 writer.write()
-
-    def _send_numbered(
-        self, delivery: Delivery, batches: Batches, partition: int, sequence: int, count: int
-    ) -> None:
-        writer = self.writer(self.settings.info, partition)
-        self._write_all(writer)
-        written_below = self._written_below(writer, sequence, count)
-        for _, encoded in batches:
-            if _is_full(writer, encoded.size):
-                self._write_all(writer)
-                if _cannot_continue(delivery):
-                    return
-            batch = delivery.add_batch(partition, encoded)
-            batch.sequence, batch.explicit = sequence, True
-            if sequence + batch.count <= written_below:
-                batch.encoded, batch.receipt = None, Appended(-1, -1, None, True)
-            else:
-                self._queue_batch(writer, batch)
-            sequence = producer_state.after(sequence, batch.count)
-        writer.write()
-
-    def _queue_batch(self, writer: PartitionWriter, batch: ProducerBatch) -> None:
-        self.context.buffer_pool.hold(batch.size)
-        writer.waiting.append(batch)
 
     def _written_below(self, writer: PartitionWriter, first: int, count: int) -> int:
         """Return the sequence below which the log has every record, whatever it remembers.
@@ -484,9 +458,7 @@ class TopicQueue:
             if self.open_batch.values:
                 unfinished.append(self.open_batch)
         drained = self.drain(deadline)
-        unfinished += [
-            batch for writer in list(self.writers.values()) for batch in tuple(writer.waiting)
-        ]
+        unfinished += self._waiting_batches()
         while not (drained and all(batch.done() for batch in unfinished)):
             if deadline is not None and monotonic() >= deadline:
                 raise TimeoutError(
@@ -506,13 +478,15 @@ class TopicQueue:
             future._delivery.callbacks.append(callback)
             return True
 
+    def _waiting_batches(self) -> list[ProducerBatch]:
+        writers = list(self.writers.values())
+        return [batch for writer in writers for batch in tuple(writer.waiting)]
+
     def unsent_records(self) -> int:
         """Return how many records are not written yet."""
         open_batches = [*self.encoding, *self.full, self.open_batch]
-        writers = list(self.writers.values())
-        return sum(len(open_batch.values) for open_batch in open_batches) + sum(
-            batch.count for writer in writers for batch in tuple(writer.waiting)
-        )
+        collected = sum(len(open_batch.values) for open_batch in open_batches)
+        return collected + sum(batch.count for batch in self._waiting_batches())
 
     def after_fork(self) -> None:
         """Fail, in a forked child, the records that the parent writes."""
@@ -521,9 +495,8 @@ class TopicQueue:
         )
         for open_batch in (*self.encoding, *self.full, self.open_batch):
             open_batch.error = error
-        for writer in self.writers.values():
-            for batch in writer.waiting:
-                batch.error = error
+        for batch in self._waiting_batches():
+            batch.error = error
 
     def abandon(self) -> None:
         """Fail everything that is not written; what another thread is writing, after that."""
@@ -550,7 +523,7 @@ class TopicQueue:
         error = closed_early(self.topic)
         for open_batch in unsent:
             if open_batch.values:
-                self._fail_open_batch(open_batch, error)
+                self.context.reports.not_encoded(open_batch, error)
 
 
 def no_key(topic: str, indices: list[int]) -> InvalidRecordError:
@@ -561,15 +534,6 @@ def no_key(topic: str, indices: list[int]) -> InvalidRecordError:
         todo="Give each record a key.",
         topic=topic,
         indices=indices,
-    )
-
-
-def _deleted(topic: str, partition: int) -> UnknownTopicOrPartitionError:
-    return UnknownTopicOrPartitionError(
-        "The topic was deleted before the record was written",
-        topic=topic,
-        partition=partition,
-        todo="Send the record again to write it to the topic that has the name now.",
     )
 
 
