@@ -434,14 +434,7 @@ class Batch:
             return self.columns(self._source.layout.names[-1:]).column(0)
         return offset_range(self.base_offset, self.next_offset)
 
-    def lists(
-        self, verify: bool = True
-    ) -> tuple[
-        list[int],
-        list[bytes | None],
-        list[bytes | None],
-        list[list[tuple[str, bytes | None]]] | None,
-    ]:
+    def lists(self, verify: bool = True) -> decode_small.RowLists:
         """Return timestamps, keys, values and headers as lists that have one item per record."""
         if self.count <= decode_small.MAX_ROWS and self._plain and not self.flags & ~CONTROL:
             view, start, layout = self._source.view, self._start, self._source.layout

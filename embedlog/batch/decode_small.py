@@ -26,6 +26,8 @@ _INT64S = tuple(struct.Struct(f"<{count}q").unpack_from for count in range(MAX_R
 _OFFSETS = tuple(struct.Struct(f"<{count + 1}I").unpack_from for count in range(MAX_ROWS + 1))
 
 Items = list[bytes | None]
+RowLists = tuple[list[int], Items, Items, list[list[tuple[str, bytes | None]]] | None]
+"""Timestamps, keys, values and headers."""
 
 
 class SmallColumn(NamedTuple):
@@ -38,9 +40,7 @@ class SmallColumn(NamedTuple):
     data_bytes: int
 
 
-def lists_fast(
-    head: bytes, body: memoryview, count: int, message: Message
-) -> tuple[list[int], Items, Items, None] | None:
+def lists_fast(head: bytes, body: memoryview, count: int, message: Message) -> RowLists | None:
     """Return timestamps, keys, values and no headers of an uncompressed batch of three columns.
 
     Returns None if there is anything that Arrow must check.

@@ -37,7 +37,11 @@ def table(batches: Sequence[BatchRows], partition: int, schema: Any) -> Any:
     names = [name for name in schema.names if name in stored and name not in (OFFSET, PARTITION)]
     columns: dict[str, Any] = {}
     if names:
-        columns = dict(zip(names, _stored_columns(batches, names).columns, strict=True))
+        parts = []
+        for batch, first, last in batches:
+            part = batch.columns(names)
+            parts.append(part if last - first == batch.count else part.slice(first, last - first))
+        columns = dict(zip(names, pa.Table.from_batches(parts).columns, strict=True))
     arrays = []
     for field in schema:
         if field.name == OFFSET:
@@ -68,15 +72,6 @@ def _rows(batch: Batch, start: int, stop: int) -> tuple[int, int]:
     bounds = number(start, pa.int64()), number(stop, pa.int64())
     below = [pc.sum(pc.less(offsets, bound)).as_py() or 0 for bound in bounds]
     return below[0], below[1]
-
-
-def _stored_columns(batches: Sequence[BatchRows], names: list[str]) -> Any:
-    decoded = []
-    for batch, first, last in batches:
-        columns = batch.columns(names)
-        all_rows = last - first == batch.count
-        decoded.append(columns if all_rows else columns.slice(first, last - first))
-    return pa.Table.from_batches(decoded)
 
 
 def _offsets(batches: Sequence[BatchRows]) -> list[Any]:

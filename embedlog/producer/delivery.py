@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, Protocol
 
 from embedlog.batch import EncodedBatch
 from embedlog.errors import TimeoutError  # noqa: A004 - it is one
+from embedlog.producer.row_batches import Rows
 from embedlog.record import Appended, RecordMetadata
 
 LOGGER = logging.getLogger("embedlog.producer")
@@ -49,13 +50,12 @@ class ProducerBatch:
     )
 
     def __init__(
-        self, delivery: Delivery, partition: int, encoded: EncodedBatch | None, start: int
+        self, delivery: Delivery, partition: int, encoded: EncodedBatch, start: int
     ) -> None:
         self.delivery, self.partition, self.start = delivery, partition, start
-        self.encoded = encoded
-        self.count = self.size = 0
-        if encoded is not None:
-            self.count, self.size = encoded.count, encoded.size
+        self.encoded: EncodedBatch | None = encoded
+        """None once the batch was written, or failed."""
+        self.count, self.size = encoded.count, encoded.size
         self.deadline = delivery.deadline
         self.sequence: int | None = None
         self.explicit = False
@@ -153,10 +153,10 @@ class Delivery:
         return RecordMetadata(self.queue.topic, batch.partition, offset, timestamp)
 
     def _outcome_of_all(self) -> Any:
+        if not self.done():
+            return None
         if self.error is not None:
             return self.error
-        if not self.sealed or not self.done():
-            return None
         errors = [batch.error for batch in self.batches if batch.error is not None]
         return errors[0] if errors else self.ranges()
 
@@ -200,6 +200,83 @@ class Delivery:
                     todo="It may still be written; wait again.",
                 )
             self.queue.wait_for_progress(deadline)
+
+
+class OpenBatch(Delivery):
+    """Records that `send` collects, column by column, until a drain encodes them."""
+
+    __slots__ = (
+        "explicit_partitions",
+        "free",
+        "headers",
+        "keys",
+        "opened_at",
+        "reserved",
+        "values",
+    )
+
+    def __init__(self, queue: DeliveryQueue) -> None:
+        # Not super().__init__: one is created for every record that a caller waits for.
+        self.queue, self.deadline = queue, 0.0
+        self.batches, self.starts, self.timestamps, self.callbacks = [], [], [], []
+        self.order = self.positions = self.error = self.metadata = None
+        self.sealed = False
+        self.values: list[bytes | None] = []
+        self.keys: list[bytes | None] = []
+        self.headers: dict[int, Any] = {}
+        """By row; most records have none."""
+        self.explicit_partitions: dict[int, int] = {}
+        """By row, for records whose caller named the partition."""
+        self.reserved = self.free = 0
+        """Bytes of the buffer pool that it holds, and how many of them are unused."""
+        self.opened_at = 0.0
+
+    @property
+    def size(self) -> int:
+        """About how many bytes were collected."""
+        return self.reserved - self.free
+
+    def add_row(
+        self,
+        value: bytes | None,
+        key: bytes | None,
+        timestamp: int,
+        headers: Any,
+        partition: int | None,
+    ) -> int:
+        """Add a record and return its row; `send` does the same inline for most records."""
+        row = len(self.values)
+        if headers:
+            self.headers[row] = headers
+        if partition is not None:
+            self.explicit_partitions[row] = partition
+        self.keys.append(key)
+        self.timestamps.append(timestamp)
+        # Last: `drop_partial_row` takes a record without a value for an interrupted one.
+        self.values.append(value)
+        return row
+
+    def drop_partial_row(self) -> None:
+        """Remove the record of an interrupted `send`, which only some of the columns have."""
+        count = min(len(self.values), len(self.keys), len(self.timestamps))
+        for column in (self.values, self.keys, self.timestamps):
+            del column[count:]
+        for by_row in (self.headers, self.explicit_partitions):
+            by_row.pop(count, None)
+
+    def rows(self) -> Rows:
+        """Return the records."""
+        headers = None
+        if self.headers:
+            headers = [self.headers.get(row) for row in range(len(self.values))]
+        keys = None if self.keys.count(None) == len(self.keys) else self.keys
+        return Rows(self.values, keys, self.timestamps, headers)
+
+    def seal(self) -> None:
+        """Drop the records: they are in batches now, and no more are added."""
+        self.values = self.keys = []
+        self.headers = self.explicit_partitions = {}
+        self.sealed = True
 
 
 class CompletedDelivery:

@@ -6,17 +6,22 @@ import threading
 from collections import deque
 
 from embedlog.producer.buffer_pool import BufferPool
-from embedlog.producer.delivery import LOGGER, Callback, Delivery, ProducerBatch, run_callback
-from embedlog.producer.open_batch import OpenBatch
-
-COUNTS = ("records", "batches", "bytes", "errors", "retries", "duplicates")
+from embedlog.producer.delivery import (
+    LOGGER,
+    Callback,
+    Delivery,
+    OpenBatch,
+    ProducerBatch,
+    run_callback,
+)
 
 
 class DeliveryReports:
     """Collects outcomes while a queue is drained; `notify` reports them once no lock is held."""
 
     def __init__(self, buffer_pool: BufferPool, *, log_errors: bool) -> None:
-        self.counts = dict.fromkeys(COUNTS, 0)
+        names = ("records", "batches", "bytes", "errors", "retries", "duplicates")
+        self.counts = dict.fromkeys(names, 0)
         self._buffer_pool = buffer_pool
         self._log_errors = log_errors
         """With ``acks=0`` no caller learns of an error."""

@@ -33,9 +33,8 @@ class RecordFuture:
             raise outcome
         return outcome
 
-    def get(self, timeout: float | None = None) -> Any:
-        """Same as `result`; kafka-python's name."""
-        return self.result(timeout)
+    get = result
+    """Same as `result`; kafka-python's name."""
 
     def done(self) -> bool:
         """Return whether the record was written, or failed for good."""

@@ -9,8 +9,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from embedlog.batch import EncodedBatch
+from embedlog.batch import EncodedBatch, from_lists
 from embedlog.batch.arrays import numbers
+from embedlog.batch.encode import binary_array
 from embedlog.config import ProducerConfig
 from embedlog.partitioner import StickyPartitioner, partition_for_key, partitions_for_keys
 from embedlog.producer.partition_writer import PartitionWriter
@@ -63,9 +64,10 @@ class RowPartitioner:
         if not explicit_partitions and (rows.keys is None or config.partitioner_ignore_keys):
             return None, self._encode(rows, size, None)
         if len(rows.values) > MAX_LIST_ROWS:
-            return self._split_columns(rows.columns(), explicit_partitions)
+            return self._split_columns(from_lists(*rows), explicit_partitions)
         # Hash all keys at once, then bring the rows of each partition together.
-        order, bounds = self._sort(rows.key_column(), size, explicit_partitions)
+        keys = binary_array(rows.keys, len(rows.values), rows.lengths[1])
+        order, bounds = self._sort(keys, size, explicit_partitions)
         rows = rows.take(order.tolist())
         parts = (
             self._encode(rows.slice(start, stop).measured(), None, partition)

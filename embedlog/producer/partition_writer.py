@@ -22,8 +22,7 @@ from embedlog.partition import PartitionLog, producer_state
 from embedlog.partition.fence_producer import fence_producer, known
 from embedlog.partition.producer_state import LAST_SEQUENCE, REMEMBERED, SentBatch
 from embedlog.producer.context import ProducerContext
-from embedlog.producer.delivery import ProducerBatch
-from embedlog.producer.open_batch import OpenBatch
+from embedlog.producer.delivery import OpenBatch, ProducerBatch
 from embedlog.record import Appended, RecordMetadata
 
 if TYPE_CHECKING:

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from embedlog.batch import BatchLimits, EncodedBatch, encode, encode_lists, from_lists, schema
+from embedlog.batch import BatchLimits, EncodedBatch, encode, encode_lists, schema
 from embedlog.batch.arrays import number, repeated
-from embedlog.batch.encode import Lengths, binary_array, lengths_of, not_bytes, row_ends
+from embedlog.batch.encode import Lengths, lengths_of, not_bytes, row_ends
 from embedlog.batch.wire import HEADERS_TYPE, TIMESTAMP
 from embedlog.errors import SerializationError
 
@@ -69,14 +69,6 @@ class Rows(NamedTuple):
             None if headers is None else pick(headers),
             lengths,
         )
-
-    def columns(self) -> Any:
-        """Return the rows as an Arrow record batch."""
-        return from_lists(*self)
-
-    def key_column(self) -> Any:
-        """Return the keys as an Arrow array."""
-        return binary_array(self.keys, len(self.values), self.lengths[1])
 
 
 def _lengths_of_any(lengths: Lengths, count: int) -> Lengths:

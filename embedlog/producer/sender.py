@@ -69,19 +69,15 @@ class Sender:
             pause = TICK if due_in is None else due_in
             if quiet >= QUIET_ROUNDS:
                 quiet = 0
-                pause = self._become_idle(owner)
+                # Under the lock of `send`, which reads `idle` and adds its record in one step.
+                with owner.lock:
+                    self._event.clear()
+                    self.idle = not any(queue.pending() for queue in owner.queues.values())
+                pause = FOREVER if self.idle else TICK
             del owner
             self._event.wait(pause)
             self.idle = False
             self._event.clear()
-
-    def _become_idle(self, owner: SendQueues) -> float:
-        """Become idle unless a record was just added; return how many seconds to sleep."""
-        # Under the lock of `send`, which reads `idle` and adds its record in one step.
-        with owner.lock:
-            self._event.clear()
-            self.idle = not any(queue.pending() for queue in list(owner.queues.values()))
-        return FOREVER if self.idle else TICK
 
 
 def _drain_due(queues: list[DeliveryQueue]) -> float | None:

@@ -24,8 +24,7 @@ from embedlog.partition import producer_state
 from embedlog.partition.producer_state import REMEMBERED
 from embedlog.partitioner import RoundRobinPartitioner, partition_for_key
 from embedlog.producer.context import ProducerContext
-from embedlog.producer.delivery import Callback, Delivery, DeliveryQueue, ProducerBatch
-from embedlog.producer.open_batch import OpenBatch
+from embedlog.producer.delivery import Callback, Delivery, DeliveryQueue, OpenBatch, ProducerBatch
 from embedlog.producer.partition_rows import Batches, RowPartitioner
 from embedlog.producer.partition_writer import PartitionWriter, closed_early
 from embedlog.producer.row_batches import CHUNK_BYTES
@@ -87,23 +86,24 @@ class TopicQueue:
             kafka_bytes = request_size(value, key, headers)
             check_size(self.topic, size, kafka_bytes, context.config.max_request_size)
         open_batch, pool = self.open_batch, context.buffer_pool
-        reservation = self.settings.reservation_bytes
-        fits = size <= reservation <= pool.memory - pool.buffered
-        if fits and not open_batch.reserved and not self.closed:
+        if not open_batch.reserved and not self.closed:
             # The first record of a batch, as every record is that a caller waits for.
-            self._reserve(open_batch, reservation)
-            return open_batch, reservation - size
+            reservation = self.settings.reservation_bytes
+            if size <= reservation <= pool.memory - pool.buffered:
+                self._reserve(open_batch, reservation)
+                return open_batch, reservation - size
         give_up_at, drained = None, context.synced
         while not self.closed:
             open_batch = self.open_batch
+            collected = open_batch.reserved - open_batch.free
             if open_batch.free >= size:
                 return open_batch, open_batch.free - size
-            if open_batch.size >= self.settings.drain_bytes and not drained:
+            if collected >= self.settings.drain_bytes and not drained:
                 drained = True
                 self._drain_unlocked([self])
-            elif open_batch.values and open_batch.size + size > CHUNK_BYTES:
+            elif collected + size > CHUNK_BYTES and open_batch.values:
                 self.start_open_batch()
-            elif self._try_reserve(open_batch, size):
+            elif self._try_reserve(open_batch, size, self.settings.drain_bytes - collected):
                 return open_batch, open_batch.free - size
             else:
                 now = monotonic()
@@ -112,16 +112,15 @@ class TopicQueue:
                 self._wait_for_memory(give_up_at - now)
         raise ClosedError("The producer was closed", topic=self.topic)
 
-    def _try_reserve(self, open_batch: OpenBatch, size: int) -> bool:
+    def _try_reserve(self, open_batch: OpenBatch, size: int, until_drain: int) -> bool:
         """Reserve memory for at least one more record, if there is enough."""
-        pool, until_drain = self.context.buffer_pool, self.settings.drain_bytes - open_batch.size
-        step = self.context.reservation_bytes
-        if until_drain > 0:
-            step = min(step, until_drain)
-        reserved = min(max(size, step) - open_batch.free, pool.memory - pool.buffered)
-        if open_batch.free + reserved < size:
+        pool, step = self.context.buffer_pool, self.context.reservation_bytes
+        if 0 < until_drain < step:
+            step = until_drain
+        added = min(max(size, step) - open_batch.free, pool.memory - pool.buffered)
+        if open_batch.free + added < size:
             return False
-        self._reserve(open_batch, reserved)
+        self._reserve(open_batch, added)
         return True
 
     def _reserve(self, open_batch: OpenBatch, size: int) -> None:
@@ -233,53 +232,46 @@ class TopicQueue:
         would cost as much as the append.  What is unusual in any way is left to the general way
         of `drain_locked`, which also finds the errors.
         """
+        settings = self.settings
         # `send` adds a record in several steps, and its thread may be stopped between any two.
         with self.context.lock:
-            writer = self._take_one_record()
-        if writer is None:
-            return False
-        open_batch = self.encoding[0]
-        key = open_batch.keys[0]
+            open_batch = self.open_batch
+            if (
+                len(open_batch.values) != 1
+                or self.full
+                or self.encoding
+                or open_batch.headers
+                or open_batch.explicit_partitions
+                or not settings.uncompressed
+                or self.context.abandoned
+                or settings.version != settings.current_version()
+            ):
+                return False
+            key, partitions, sticky = open_batch.keys[0], settings.info.partitions, False
+            if partitions == 1:
+                partition = 0
+            elif key is None or self.ignores_keys:
+                partition, sticky = self.row_partitioner.sticky_partition(), True
+            else:
+                partition = partition_for_key(key, partitions)
+            writer = self.writers.get(partition)
+            if (
+                writer is None
+                or not writer.can_write_fast()
+                or (key is None and settings.compacts)
+                or open_batch.reserved - open_batch.free > settings.one_record_bytes
+            ):
+                return False
+            self.encoding.append(open_batch)
+            self.open_batch = OpenBatch(self)
         encoded = encode_one(open_batch.values[0], key, open_batch.timestamps[0])
-        if (key is None or self.ignores_keys) and self.settings.info.partitions > 1:
+        if sticky:
             self.row_partitioner.sent_sticky(encoded.size)
         try:
             writer.write_one_fast(open_batch, encoded, lock_timeout)
         finally:
             self.encoding.clear()
         return True
-
-    def _take_one_record(self) -> PartitionWriter | None:
-        """Take the only record out of the queue and return its writer; None to leave it.
-
-        The caller holds the producer's lock.
-        """
-        open_batch, settings = self.open_batch, self.settings
-        if (
-            len(open_batch.values) != 1
-            or self.full
-            or self.encoding
-            or open_batch.headers
-            or open_batch.explicit_partitions
-            or not settings.uncompressed
-            or self.context.abandoned
-            or settings.version != settings.current_version()
-        ):
-            return None
-        key, partition, partitions = open_batch.keys[0], 0, settings.info.partitions
-        if partitions != 1:
-            if key is None or self.ignores_keys:
-                partition = self.row_partitioner.sticky_partition()
-            else:
-                partition = partition_for_key(key, partitions)
-        writer = self.writers.get(partition)
-        if writer is None or not writer.can_write_fast() or (key is None and settings.compacts):
-            return None
-        if open_batch.reserved - open_batch.free > settings.one_record_bytes:
-            return None
-        self.encoding.append(open_batch)
-        self.open_batch = OpenBatch(self)
-        return writer
 
     def _take_open_batches(self) -> None:
         with self.context.lock:

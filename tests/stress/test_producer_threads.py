@@ -64,13 +64,13 @@ ROW = {
     "    self.values.append(value)\n": "",
     "row = len(self.values)\n": "row = len(self.values)\n    self.values.append(value)\n",
 }
-LOCKED = "    with self.context.lock:\n        writer = self._take_one_record()\n"
+NOT_FAST = {"len(open_batch.values) != 1": "True"}
 ONE_FAST = "embedlog.producer.topic_queue:TopicQueue._send_one_fast"
 BUGS = {
     "a drain reads a record that is being added": (
         ("send_with_everything", "drain"),
-        Change("embedlog.producer.open_batch:OpenBatch.add_row", ROW),
-        Change(ONE_FAST, {LOCKED: "    writer = self._take_one_record()\n"}),
+        Change("embedlog.producer.delivery:OpenBatch.add_row", ROW),
+        Change(ONE_FAST, {"with self.context.lock:": "if 1:"}),
     ),
     "a future reads an outcome that is being set": (
         ("send_and_wait", "wait_for_all"),
@@ -82,7 +82,7 @@ BUGS = {
             "embedlog.producer.topic_queue:TopicQueue._take_open_batches",
             {"with self.context.lock:": "if 1:"},
         ),
-        Change(ONE_FAST, {LOCKED: "    writer = None\n"}),
+        Change(ONE_FAST, NOT_FAST),
     ),
 }
 
