@@ -32,7 +32,6 @@ from embedlog.batch.wire import (
     PREFIX,
     SEAL,
     SEALED,
-    SKELETON,
     TIMESTAMP,
     TRAILER,
     VERSION,
@@ -139,13 +138,6 @@ def _head_layout(layout: BufferLayout, extent: int, block_length: int) -> HeadLa
     return HeadLayout(extent, block_length, len(layout.names))
 
 
-def _is_plain(head: bytes, layout: BufferLayout) -> bool:
-    """Return whether a batch is certainly uncompressed; if not, its flatbuffer must be read."""
-    if len(head) < 8 + SKELETON.size:
-        return False
-    return bool(SKELETON.unpack_from(head, 8) == layout.plain_skeleton)
-
-
 def _corrupt(reason: str, path: str, position: int) -> CorruptBatchError:
     return CorruptBatchError(
         f"The batch is damaged: {reason}",
@@ -230,7 +222,7 @@ class Batch:
         if head != last[0]:
             if not head.startswith(head_layout.begin):
                 return None
-            last = head_layout.last = head, crc32c(head), _is_plain(head, self._source.layout)
+            last = head_layout.last = head, crc32c(head), self._source.layout.is_plain(head)
         if fields[0] != last[1]:
             return None
         self._block, self._body = start + head_layout.block, start + head_layout.size
@@ -257,7 +249,7 @@ class Batch:
         head = source.view[start : self._block].tobytes()
         if fields[0] != crc32c(head):
             source.corrupt(start, "the metadata's CRC is wrong")
-        self._plain = _is_plain(head, layout)
+        self._plain = layout.is_plain(head)
         columns = len(layout.names)
         if fields[4] != columns or len(block) < MIN_BLOCK + 16 * columns:
             self._refuse(fields[1], fields[4])
@@ -341,7 +333,10 @@ class Batch:
         # A compacted batch has records of several appends: the column has their timestamps.
         stamped = flags & (LOG_APPEND_TIME | EXPLICIT_OFFSETS) == LOG_APPEND_TIME
         if stamped and self._source.layout.time in selection.indexes:
-            columns = self._with_append_time(columns, selection)
+            index = selection.indexes.index(self._source.layout.time)
+            field = selection.schema.field(index)
+            times = repeated(self.max_timestamp, TIMESTAMP, self.count)
+            columns = columns.set_column(index, field, times.cast(field.type))
         return columns
 
     def _check_crcs(self, indexes: Sequence[int]) -> None:
@@ -401,12 +396,6 @@ class Batch:
             I64.pack_into(head, message.body_length, position)
         PREFIX.pack_into(head, 0, CONTINUATION, len(head) - 8)
         return pa.py_buffer(b"".join([head, *parts]))
-
-    def _with_append_time(self, columns: Any, selection: ColumnSelection) -> Any:
-        index = selection.indexes.index(self._source.layout.time)
-        field = selection.schema.field(index)
-        times = repeated(self.max_timestamp, TIMESTAMP, self.count)
-        return columns.set_column(index, field, times.cast(field.type))
 
     def verify(self) -> None:
         """Check the CRC and the contents of every column.

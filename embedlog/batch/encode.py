@@ -160,7 +160,7 @@ def encode(
     message = columns.serialize() if compression == "none" else _compressed(columns, compression)
     extent = 8 + PREFIX.unpack_from(message)[1]
     head = message.slice(0, extent).to_pybytes()
-    fields = layout.find_message(head)
+    fields = layout.message if layout.is_plain(head) else find_message(head)
     ranges = struct.unpack_from(f"<{2 * fields.buffer_count}q", head, fields.buffers)
     nodes = struct.unpack_from(f"<{2 * fields.node_count}q", head, fields.nodes)
     decoded = message.size - extent
@@ -321,6 +321,7 @@ def _binary(
 ) -> BinaryColumn:
     if values is None or not count:
         return all_null(count)
+    assert len(values) == count
     if lengths is None:
         try:
             lengths = list(map(len, values))  # type: ignore[arg-type]
@@ -369,6 +370,7 @@ def not_bytes(items: Sequence[Any]) -> SerializationError:
 
 def _times(timestamps: Sequence[int] | int, count: int) -> tuple[bytes, int, int]:
     """Return the timestamp column, the smallest and the largest timestamp."""
+    assert count, "a batch has at least one record"
     try:
         if isinstance(timestamps, int):
             return I64.pack(timestamps) * count, timestamps, timestamps
@@ -411,8 +413,6 @@ def encode_lists(
     if headers is not None or compression != "none":
         return encode(from_lists(values, keys, timestamps, headers, lengths), compression)
     count = len(values)
-    assert count, "a batch has at least one record"
-    assert keys is None or len(keys) == count
     time, low, high = _times(timestamps, count)
     key, key_nulls, key_validity, key_bytes = _binary(keys, count, lengths[1])
     value, value_nulls, value_validity, value_bytes = _binary(values, count, lengths[0])
@@ -479,8 +479,6 @@ def from_lists(
         SerializationError: A key or value is not bytes, or a timestamp is not an int64.
     """
     count = len(values)
-    assert count, "a batch has at least one record"
-    assert keys is None or len(keys) == count
     time = pa.py_buffer(_times(timestamps, count)[0])
     arrays = [
         pa.Array.from_buffers(TIMESTAMP, count, [None, time], 0),

@@ -28,18 +28,16 @@ it in its column (validity, if it is null, and offsets), its padding, its end an
 @lru_cache(maxsize=256)
 def _layout(key_length: int, value_length: int) -> OneRecordLayout:
     """Return what all batches of one record with these lengths share; that of a None is -1."""
-    key, value = _column(key_length), _column(value_length)
+    key, value = (
+        all_null(1) if length < 0 else BinaryColumn(offsets_of([length])[0], 0, 0, length)
+        for length in (key_length, value_length)
+    )
     head, crc, _, key_end, value_end = head_of(1, *key[1:], *value[1:])
     return (
         *(head, crc, len(head) + MIN_BLOCK + 48 + value_end),
         *(key.buffers, PADDING[key.data_bytes & 7], key_end, key.nulls),
         *(value.buffers, PADDING[value.data_bytes & 7], value_end, value.nulls),
     )
-
-
-def _column(length: int) -> BinaryColumn:
-    """Return a column of one item, without the item."""
-    return all_null(1) if length < 0 else BinaryColumn(offsets_of([length])[0], 0, 0, length)
 
 
 def encode_one(value: bytes | None, key: bytes | None, timestamp: int) -> EncodedBatch:

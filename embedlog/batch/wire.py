@@ -103,10 +103,10 @@ class BufferLayout:
         self.head_layout: Any = None
         """The `HeadLayout` of the last batch that was read; `decode` sets it."""
 
-    def find_message(self, head: Any) -> Message:
-        """Return `find_message` of a head, which is cached for uncompressed batches."""
-        uncompressed = SKELETON.unpack_from(head, 8) == self.plain_skeleton
-        return self.message if uncompressed else find_message(head)
+    def is_plain(self, head: bytes) -> bool:
+        """Return whether a batch is certainly uncompressed; if not, its flatbuffer must be read."""
+        plain = len(head) >= 8 + SKELETON.size
+        return plain and SKELETON.unpack_from(head, 8) == self.plain_skeleton
 
     def select(self, names: tuple[str, ...] | bool) -> ColumnSelection:
         """Return columns by name; True selects all, False all but the last (the offsets)."""

@@ -79,11 +79,8 @@ class DeliveryQueue(Protocol):
     def due_at(self) -> float | None:
         """Return when to drain, on the monotonic clock; None if there is nothing to drain."""
 
-    def drain(self, deadline: float | None) -> bool:
-        """Write what was collected, in this thread; False if another thread drained too long."""
-
-    def drain_if_free(self, lock_timeout: float | None) -> None:
-        """Drain, unless another thread does."""
+    def drain(self, lock_timeout: float | None = None, *, wait: bool = True) -> bool:
+        """Write what was collected, in this thread; False if another thread is draining."""
 
     def wait_for_progress(self, deadline: float | None) -> None:
         """Wait until another attempt may succeed."""
@@ -162,7 +159,6 @@ class Delivery:
 
     def ranges(self) -> list[BatchRange]:
         """Return where the batches that are written so far are."""
-        written = [(batch, batch.receipt) for batch in self.batches if batch.receipt is not None]
         return [
             BatchRange(
                 self.queue.topic,
@@ -172,7 +168,8 @@ class Delivery:
                 receipt.timestamp,
                 receipt.duplicate,
             )
-            for batch, receipt in written
+            for batch in self.batches
+            if (receipt := batch.receipt) is not None
         ]
 
     def done(self) -> bool:
@@ -189,7 +186,7 @@ class Delivery:
         """
         deadline = None if timeout is None else monotonic() + timeout
         while True:
-            self.queue.drain(deadline)
+            self.queue.drain(None if deadline is None else max(deadline - monotonic(), 0.0))
             outcome = self.outcome(row)
             if outcome is not None:
                 return outcome
@@ -206,13 +203,7 @@ class OpenBatch(Delivery):
     """Records that `send` collects, column by column, until a drain encodes them."""
 
     __slots__ = (
-        "explicit_partitions",
-        "free",
-        "headers",
-        "keys",
-        "opened_at",
-        "reserved",
-        "values",
+        *("explicit_partitions", "free", "headers", "keys", "opened_at", "reserved", "values"),
     )
 
     def __init__(self, queue: DeliveryQueue) -> None:

@@ -48,7 +48,7 @@ class DeliveryReports:
                 counts["duplicates"] += 1
             pool.buffered -= open_batch.reserved
             if pool.waiters:
-                pool.notify_locked()
+                pool.progress.notify_all()
             if open_batch.callbacks:
                 self._done.append((open_batch, 0))
 
@@ -90,7 +90,7 @@ class DeliveryReports:
                         last = delivery
                 pool.buffered -= freed
                 if pool.waiters:
-                    pool.notify_locked()
+                    pool.progress.notify_all()
         if self._with_callbacks:
             self.run_callbacks()
 

@@ -84,11 +84,9 @@ class RowPartitioner:
         if len(explicit_partitions) == count:
             distinct = set(explicit_partitions.values())
             return distinct.pop() if len(distinct) == 1 else None
-        if count > 1 or rows.keys is None or rows.keys[0] is None:
+        if count > 1 or rows.keys is None or self._config.partitioner_ignore_keys:
             return None
-        if self._config.partitioner_ignore_keys:
-            return None
-        return partition_for_key(rows.keys[0], partitions)
+        return None if rows.keys[0] is None else partition_for_key(rows.keys[0], partitions)
 
     def _encode(self, rows: Rows, size: int | None, partition: int | None) -> Batches:
         """Yield the batches of rows for one partition; None stands for the sticky one."""

@@ -6,6 +6,7 @@ The caller holds the drain lock of the topic's queue.
 from __future__ import annotations
 
 from collections import deque
+from itertools import islice
 from time import monotonic
 from typing import TYPE_CHECKING
 
@@ -117,7 +118,11 @@ class PartitionWriter:
         if lock_timeout is None or lock_timeout > self._lock_timeout:
             lock_timeout = self._lock_timeout
         while self.waiting and not (self.retry_at and monotonic() < self.retry_at):
-            group = self._next_group()
+            # No more batches at once than the log remembers, to detect repeats.
+            group = list(islice(self.waiting, REMEMBERED if self._idempotent else 1))
+            if self._append_singly:
+                self._append_singly -= 1
+                del group[1:]
             try:
                 if self._idempotent:
                     self._assign_sequences(group)
@@ -174,15 +179,6 @@ class PartitionWriter:
         else:
             open_batch.seal()
             self._reports.record_written(open_batch, encoded.size, receipt.duplicate)
-
-    def _next_group(self) -> list[ProducerBatch]:
-        """Return the batches of one append: no more than the log remembers, to detect repeats."""
-        max_batches = 1
-        if self._append_singly:
-            self._append_singly -= 1
-        elif self._idempotent:
-            max_batches = REMEMBERED
-        return [self.waiting[i] for i in range(min(max_batches, len(self.waiting)))]
 
     def _finish_first(
         self, receipt: Appended | None = None, error: BaseException | None = None

@@ -88,7 +88,7 @@ def _drain_due(queues: list[DeliveryQueue]) -> float | None:
         if due is not None and due <= now:
             try:
                 # If another thread is draining, it will also write what was sent since.
-                queue.drain_if_free(None)
+                queue.drain(wait=False)
             except EmbedlogError:
                 LOGGER.exception("Draining %s failed", queue.topic)
             due = queue.due_at()

@@ -156,7 +156,7 @@ class TopicQueue:
         self.context.lock.release()
         try:
             for queue in queues:
-                queue.drain_if_free(lock_timeout)
+                queue.drain(lock_timeout, wait=False)
         finally:
             self.context.lock.acquire()
 
@@ -183,17 +183,16 @@ class TopicQueue:
             times.append(self._retry_at)
         return min(times, default=None)
 
-    def drain(self, deadline: float | None = None) -> bool:
-        """Write what was collected, in this thread; False if another thread drained too long."""
-        seconds = None if deadline is None else max(deadline - monotonic(), 0.0)
-        return self._drain(-1 if seconds is None else seconds, seconds)
+    def drain(self, lock_timeout: float | None = None, *, wait: bool = True) -> bool:
+        """Write what was collected, in this thread; False if another thread is draining.
 
-    def drain_if_free(self, lock_timeout: float | None) -> None:
-        """Drain, unless another thread does."""
-        self._drain(0, lock_timeout)
-
-    def _drain(self, drain_timeout: float, lock_timeout: float | None) -> bool:
-        if not self.drain_lock.acquire(timeout=drain_timeout):
+        Args:
+            lock_timeout: Seconds to wait for the other thread, and for a partition's lock if
+                that is shorter than usual; None to wait as long as it takes.
+            wait: Whether to wait for the other thread.
+        """
+        drain_timeout = -1 if lock_timeout is None else lock_timeout
+        if not self.drain_lock.acquire(timeout=drain_timeout if wait else 0):
             return False
         try:
             self.drain_locked(lock_timeout)
@@ -384,7 +383,12 @@ class TopicQueue:
             partition, sequence, count = numbered
             writer = self.writer(self.settings.info, partition)
             self._write_all(writer)
-            written_below = self._written_below(writer, sequence, count)
+            state = writer.resume()
+            # If the call includes batches that the log remembers (G16), it repeats a call whose
+            # answer was lost: then the log has the records before those batches, too.
+            if state is not None and state.batches:
+                oldest = state.batches[0].first_sequence
+                written_below = oldest if oldest < sequence + count else 0
         for partition, encoded in batches:
             if writer is None or writer.log.partition != partition:
                 writer = self.writer(self.settings.info, partition)
@@ -405,18 +409,6 @@ class TopicQueue:
         for writer in self.writers.values():
             if writer.waiting:
                 writer.write()
-
-    def _written_below(self, writer: PartitionWriter, first: int, count: int) -> int:
-        """Return the sequence below which the log has every record, whatever it remembers.
-
-        That is above ``first`` only if the call includes batches that the log remembers (G16):
-        then it repeats a call whose answer was lost, and did not begin with a wrong number.
-        """
-        state = writer.resume()
-        if state is None or not state.batches:
-            return first
-        oldest = state.batches[0].first_sequence
-        return oldest if first < oldest < first + count else first
 
     def _write_all(self, writer: PartitionWriter) -> None:
         """Append what waits before more is encoded, which keeps memory small."""
@@ -446,12 +438,13 @@ class TopicQueue:
             TimeoutError: The deadline passed before.
         """
         with self.context.lock:
-            unfinished: list[Any] = [*self.encoding, *self.full]
+            unfinished: list[Any] = [*self.encoding, *self.full, *self._waiting_batches()]
             if self.open_batch.values:
                 unfinished.append(self.open_batch)
-        drained = self.drain(deadline)
-        unfinished += self._waiting_batches()
-        while not (drained and all(batch.done() for batch in unfinished)):
+        while True:
+            drained = self.drain(None if deadline is None else max(deadline - monotonic(), 0.0))
+            if drained and all(batch.done() for batch in unfinished):
+                return
             if deadline is not None and monotonic() >= deadline:
                 raise TimeoutError(
                     "Not everything was written in time",
@@ -459,7 +452,6 @@ class TopicQueue:
                     todo="The rest may still be written; flush again.",
                 )
             self.wait_for_progress(deadline)
-            drained = self.drain(deadline)
 
     def add_callback(self, callback: Callback) -> bool:
         """Keep a callback for later; False if its record is done."""
