@@ -222,11 +222,6 @@ class OpenBatch(Delivery):
         """Bytes of the buffer pool that it holds, and how many of them are unused."""
         self.opened_at = 0.0
 
-    @property
-    def size(self) -> int:
-        """About how many bytes were collected."""
-        return self.reserved - self.free
-
     def add_row(
         self,
         value: bytes | None,

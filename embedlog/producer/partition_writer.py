@@ -86,7 +86,7 @@ class PartitionWriter:
             assert batch.encoded is not None
             batch.encoded.set_producer(*self._identity, batch.sequence)
 
-    def _find_written(self, group: list[ProducerBatch]) -> dict[int, SentBatch]:
+    def _find_written(self, group: list[ProducerBatch]) -> dict[int | None, SentBatch]:
         """Return which of the batches the log has, by sequence; the others get new numbers."""
         self._next_sequence = None
         try:
@@ -96,13 +96,13 @@ class PartitionWriter:
             self._context.drop_identity()
             self._identity, state = None, None
         in_log = {} if state is None else {sent.first_sequence: sent for sent in state.batches}
-        written: dict[int, SentBatch] = {}
+        written: dict[int | None, SentBatch] = {}
         for batch in group:
-            sent = in_log.get(-1 if batch.sequence is None else batch.sequence)
+            sent = None if batch.sequence is None else in_log.get(batch.sequence)
             if sent is not None and sent.last_sequence == producer_state.after(
                 sent.first_sequence, batch.count - 1
             ):
-                written[sent.first_sequence] = sent
+                written[batch.sequence] = sent
             elif not batch.explicit:
                 batch.sequence = None
         return written
@@ -208,6 +208,11 @@ class PartitionWriter:
             self._fail(group, error)
 
     def _retry_later(self, group: list[ProducerBatch], error: Exception) -> None:
+        """Set the time of the next attempt; after the last one fail what the log does not have.
+
+        Batches that fail are never written later (G11).  With "fsync" a batch in the log fails,
+        too, unless it was flushed; its error says so.
+        """
         config, now = self._context.config, monotonic()
         self._attempts += 1
         counted = self._attempts - self._short_attempts
@@ -220,16 +225,11 @@ class PartitionWriter:
             return
         attempts, self._attempts, self._short_attempts, self.retry_at = self._attempts, 0, 0, 0.0
         expired = [batch for batch in group if now >= batch.deadline]
-        self._expire(expired or group, error, attempts)
-
-    def _expire(self, expired: list[ProducerBatch], error: Exception, attempts: int) -> None:
-        """Fail the batches that are not in the log, so that they never will be (G11).
-
-        With "fsync" a batch in the log fails, too, unless it was flushed; its error says so.
-        """
         written = self._find_written(list(self.waiting)) if self._idempotent else {}
-        for batch in expired:
-            sent = written.get(-1 if batch.sequence is None else batch.sequence)
+        for batch in expired or group:
+            sent = written.get(batch.sequence)
+            if batch.done():
+                continue  # It failed with an earlier batch of its delivery.
             if sent is not None and not self._context.synced:
                 self._finish_first(Appended(sent.base_offset, sent.next_offset, None, True))
             else:

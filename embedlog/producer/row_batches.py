@@ -35,11 +35,10 @@ class Rows(NamedTuple):
 
     def measured(self) -> Rows:
         """Return the rows with their lengths, which both splitting and encoding need."""
-        values, keys, timestamps, headers, (value_lengths, key_lengths) = self
-        if keys is not None:
-            key_lengths = key_lengths or lengths_of(keys)
-        lengths = value_lengths or lengths_of(values), key_lengths
-        return Rows(values, keys, timestamps, headers, lengths)
+        value_lengths, key_lengths = self.lengths
+        if self.keys is not None:
+            key_lengths = key_lengths or lengths_of(self.keys)
+        return self._replace(lengths=(value_lengths or lengths_of(self.values), key_lengths))
 
     def slice(self, start: int, stop: int) -> Rows:
         """Return the rows ``[start, stop)``."""

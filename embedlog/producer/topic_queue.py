@@ -301,8 +301,9 @@ class TopicQueue:
             info = self.settings.refresh()
             rows = open_batch.rows()
             self.check_keys(rows.keys, len(rows.values))
+            size = open_batch.reserved - open_batch.free
             open_batch.order, batches = self.row_partitioner.split(
-                rows, open_batch.size, open_batch.explicit_partitions
+                rows, size, open_batch.explicit_partitions
             )
             encoded = list(batches)
             for partition in {partition for partition, _ in encoded}:
