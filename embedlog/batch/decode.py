@@ -115,8 +115,9 @@ class HeadLayout:
     With them one struct unpacks a head, instead of one length after the other.
     """
 
-    def __init__(self, extent: int, block_length: int, columns: int) -> None:
+    def __init__(self, layout: BufferLayout, extent: int, block_length: int) -> None:
         self.size, self.block = 8 + extent, 8 + extent - block_length
+        columns = len(layout.names)
         sealed = block_length - SEAL.size
         self.unpack_parts = struct.Struct(f"<{self.block}s4sI{sealed}s").unpack_from
         """Prefix and flatbuffer, the block's magic and CRC, and what the CRC covers."""
@@ -132,10 +133,8 @@ class HeadLayout:
         """
 
 
-@lru_cache(maxsize=256)
-def _head_layout(layout: BufferLayout, extent: int, block_length: int) -> HeadLayout:
-    """Return the same object for the same lengths: those of compressed batches alternate."""
-    return HeadLayout(extent, block_length, len(layout.names))
+_head_layout = lru_cache(maxsize=256)(HeadLayout)
+"""Returns the same object for the same lengths: those of compressed batches alternate."""
 
 
 def _corrupt(reason: str, path: str, position: int) -> CorruptBatchError:

@@ -85,18 +85,13 @@ def _columns(
     for position, length in zip(ranges[::2], ranges[1::2], strict=True):
         if position + length > body_bytes or position % 8:
             return None
-    key_column = _column(ranges[4:10], null_keys, count)
-    value_column = _column(ranges[10:], null_values, count)
-    if key_column is None or value_column is None:
-        return None
-    return ranges[2], key_column, value_column
-
-
-def _column(ranges: list[int], nulls: int, count: int) -> SmallColumn | None:
-    validity_at, validity_bytes, offsets_at, offsets_bytes, data_at, data_bytes = ranges
-    if offsets_bytes < 4 * count + 4 or (nulls and not validity_bytes):
-        return None
-    return SmallColumn(nulls, validity_at, offsets_at, data_at, data_bytes)
+    columns = []
+    for column, nulls in ((ranges[4:10], null_keys), (ranges[10:], null_values)):
+        validity_at, validity_bytes, offsets_at, offsets_bytes, data_at, data_bytes = column
+        if offsets_bytes < 4 * count + 4 or (nulls and not validity_bytes):
+            return None
+        columns.append(SmallColumn(nulls, validity_at, offsets_at, data_at, data_bytes))
+    return ranges[2], columns[0], columns[1]
 
 
 def _items(body: memoryview, column: SmallColumn, count: int) -> Items | None:

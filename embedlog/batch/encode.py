@@ -196,20 +196,16 @@ def encode(
 
 def _compressed(columns: Any, compression: str) -> Any:
     """Return the IPC message of a batch with Arrow's body compression."""
+    if compression not in ("lz4", "zstd"):
+        raise InvalidConfigError(f"compression must be none, lz4 or zstd, got {compression!r}")
+    # The thread pool costs more than it gains at the size of a batch.
+    options = pa.ipc.IpcWriteOptions(compression=compression, use_threads=False)
     sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, columns.schema, options=_ipc_options(compression)) as writer:
+    with pa.ipc.new_stream(sink, columns.schema, options=options) as writer:
         writer.write_batch(columns)
     stream = sink.getvalue()
     begin = 8 + int(PREFIX.unpack_from(stream)[1])  # the schema has no body
     return stream.slice(begin, stream.size - begin - len(END_OF_STREAM))
-
-
-@cache
-def _ipc_options(compression: str) -> Any:
-    if compression not in ("lz4", "zstd"):
-        raise InvalidConfigError(f"compression must be none, lz4 or zstd, got {compression!r}")
-    # The thread pool costs more than it gains at the size of a batch.
-    return pa.ipc.IpcWriteOptions(compression=compression, use_threads=False)
 
 
 def _too_large(size: int) -> RecordTooLargeError:

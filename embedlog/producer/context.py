@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from embedlog.config import ProducerConfig
 from embedlog.errors import EmbedlogError
@@ -13,9 +13,7 @@ from embedlog.producer.buffer_pool import BufferPool
 from embedlog.producer.delivery import DeliveryQueue
 from embedlog.producer.delivery_reports import DeliveryReports
 from embedlog.producer.validation import MAX_RECORD_BYTES
-
-if TYPE_CHECKING:
-    from embedlog.root.root import Root
+from embedlog.root.root import Root
 
 REQUEST_BYTES = 81
 """The most that Kafka's producer counts for a record above what ``buffer_memory`` counts."""
@@ -63,7 +61,7 @@ class ProducerContext:
         self.fenced: EmbedlogError | None = None
         """The error that says that a newer producer has the name of this one (G17)."""
         self.reports = DeliveryReports(self.buffer_pool, log_errors=self.config.acks == 0)
-        self.sender = sender.Sender(self)
+        self.sender = sender.Sender(self.lock, queues)
 
     def identity(self) -> tuple[int, int]:
         """Return the producer id and epoch, which the log assigns when they are first needed."""

@@ -128,7 +128,11 @@ class Delivery:
         if self.metadata is not None:
             return self.metadata
         if row is None:
-            return self._outcome_of_all()
+            if not self.done():
+                return None
+            errors = [self.error, *(batch.error for batch in self.batches)]
+            first = next((error for error in errors if error is not None), None)
+            return self.ranges() if first is None else first
         if self.error is not None:
             return self.error
         if not self.sealed:
@@ -148,14 +152,6 @@ class Delivery:
         timestamp = self.timestamps[row] if receipt.timestamp is None else receipt.timestamp
         offset = receipt.base_offset + position - batch.start
         return RecordMetadata(self.queue.topic, batch.partition, offset, timestamp)
-
-    def _outcome_of_all(self) -> Any:
-        if not self.done():
-            return None
-        if self.error is not None:
-            return self.error
-        errors = [batch.error for batch in self.batches if batch.error is not None]
-        return errors[0] if errors else self.ranges()
 
     def ranges(self) -> list[BatchRange]:
         """Return where the batches that are written so far are."""

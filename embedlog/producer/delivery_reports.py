@@ -44,8 +44,7 @@ class DeliveryReports:
             counts["batches"] += 1
             counts["records"] += 1
             counts["bytes"] += size
-            if duplicate:
-                counts["duplicates"] += 1
+            counts["duplicates"] += duplicate
             pool.buffered -= open_batch.reserved
             if pool.waiters:
                 pool.progress.notify_all()
@@ -54,13 +53,12 @@ class DeliveryReports:
 
     def batch_done(self, batch: ProducerBatch) -> None:
         """Count a batch that was written or failed; `notify` does the rest after the drain."""
-        receipt, records = batch.receipt, batch.count
+        receipt, records, size = batch.receipt, batch.count, batch.size
         if receipt is not None:
-            duplicates = int(receipt.duplicate)
-            self.count(batches=1, records=records, duplicates=duplicates, bytes=batch.size)
+            self.count(batches=1, records=records, bytes=size, duplicates=receipt.duplicate)
         elif batch.error is not None:
-            self._count_errors(batch.delivery.queue.topic, batch.count, batch.error)
-        self._done.append((batch.delivery, batch.size))
+            self._count_errors(batch.delivery.queue.topic, records, batch.error)
+        self._done.append((batch.delivery, size))
 
     def not_encoded(self, open_batch: OpenBatch, error: BaseException) -> None:
         """Fail records that could not be made into batches, and count them."""

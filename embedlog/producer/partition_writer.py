@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections import deque
 from itertools import islice
 from time import monotonic
-from typing import TYPE_CHECKING
 
+from embedlog.batch import EncodedBatch
 from embedlog.errors import (
     ClosedError,
     DiskFullError,
@@ -21,14 +21,10 @@ from embedlog.errors import (
 )
 from embedlog.partition import PartitionLog, producer_state
 from embedlog.partition.fence_producer import fence_producer, known
-from embedlog.partition.producer_state import LAST_SEQUENCE, REMEMBERED, SentBatch
+from embedlog.partition.producer_state import LAST_SEQUENCE, REMEMBERED, ProducerState, SentBatch
 from embedlog.producer.context import ProducerContext
 from embedlog.producer.delivery import OpenBatch, ProducerBatch
 from embedlog.record import Appended, RecordMetadata
-
-if TYPE_CHECKING:
-    from embedlog.batch import EncodedBatch
-    from embedlog.partition.producer_state import ProducerState
 
 MAX_BACKOFF = 1.0
 
@@ -140,9 +136,8 @@ class PartitionWriter:
 
     def can_write_fast(self) -> bool:
         """Return whether no batch waits or is retried, and the next sequence number is known."""
-        return not (
-            self.waiting or self.retry_at or (self._idempotent and self._next_sequence is None)
-        )
+        is_numbered = self._next_sequence is not None or not self._idempotent
+        return is_numbered and not self.waiting and not self.retry_at
 
     def write_one_fast(
         self, open_batch: OpenBatch, encoded: EncodedBatch, lock_timeout: float | None

@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Sequence
 from functools import partial
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from embedlog.catalog import refuse_internal
 from embedlog.errors import (
@@ -18,29 +18,24 @@ from embedlog.errors import (
     IllegalStateError,
     InvalidRecordError,
     RecordTooLargeError,
+    SerializationError,
     TimeoutError,  # noqa: A004 - it is one
 )
 from embedlog.partition.producer_state import LAST_SEQUENCE
 from embedlog.producer.context import ProducerContext
-from embedlog.producer.delivery import LOGGER, CompletedDelivery, Delivery
-from embedlog.producer.future import BatchFuture, RecordFuture, completed
-from embedlog.producer.row_batches import Rows, size_of, table_rows
+from embedlog.producer.delivery import LOGGER, Delivery
+from embedlog.producer.future import BatchFuture, RecordFuture
+from embedlog.producer.row_batches import ROW_BYTES, Rows, size_of, table_rows
 from embedlog.producer.topic_queue import TopicQueue, no_key
 from embedlog.producer.validation import (
     check_all_bytes,
     check_headers,
     check_partition,
-    check_timestamp,
     serialize,
     to_bytes,
 )
 from embedlog.record import RecordMetadata
-
-if TYPE_CHECKING:
-    from embedlog.root.root import Root
-
-RECORD_BYTES = 16
-"""What an unwritten record counts for besides its key and value."""
+from embedlog.root.root import Root
 
 
 class Producer:
@@ -122,12 +117,12 @@ class Producer:
         ):
             return self._send_general(queue, value, key, headers, partition, timestamp_ms)
         if key is not None:
-            size = RECORD_BYTES + len(value) + len(key)
+            size = ROW_BYTES + len(value) + len(key)
         elif queue.settings.compacts and queue.settings.refresh().config.compacts:
             # Refreshed because the topic may have been altered, and a refusal writes nothing.
             return self._refuse(no_key(topic, [0]))
         else:
-            size = RECORD_BYTES + len(value)
+            size = ROW_BYTES + len(value)
         timestamp_ms = self._clock()
         # Half the price of `with`, in the one place where it matters.
         self._acquire()
@@ -162,21 +157,25 @@ class Producer:
         config, topic = self.config, queue.topic
         value = to_bytes(serialize(config.value_serializer, topic, value), "value")
         key = to_bytes(serialize(config.key_serializer, topic, key), "key")
-        if timestamp is not None:
-            check_timestamp(timestamp)
+        if timestamp is not None and (
+            type(timestamp) is not int or not -(1 << 63) <= timestamp < 1 << 63
+        ):
+            raise SerializationError(
+                f"A timestamp must be an int of milliseconds with 64 bits, got {timestamp!r}"
+            )
         if partition is not None:
             check_partition(topic, partition, queue.settings.refresh().partitions)
         elif config.partitioner is not None:
-            partition = self._partition_for(queue, key, queue.settings.info.partitions)
+            partition = self._partition_for(queue, key)
         headers = check_headers(headers)
         if key is None and queue.settings.compacts and queue.settings.refresh().config.compacts:
             return self._refuse(no_key(topic, [0]))
         if timestamp is None:
             timestamp = self._clock()
-        size = RECORD_BYTES + len(value or b"") + len(key or b"")
+        size = ROW_BYTES + len(value or b"") + len(key or b"")
         for name, data in headers or ():
             # A character takes up to four bytes.
-            size += RECORD_BYTES + 4 * len(name) + len(data or b"")
+            size += ROW_BYTES + 4 * len(name) + len(data or b"")
         with self._lock:
             try:
                 open_batch, free = queue.reserve(size, value, key, headers)
@@ -189,7 +188,7 @@ class Producer:
                 raise
         if self._no_acks:
             metadata = RecordMetadata(topic, -1 if partition is None else partition, -1, timestamp)
-            return completed(RecordFuture(), metadata)
+            return RecordFuture._completed(metadata)
         future = RecordFuture()
         future._delivery, future._row = open_batch, row
         return future
@@ -209,9 +208,9 @@ class Producer:
         if self._context.fenced is not None:
             raise self._context.fenced
 
-    def _partition_for(self, queue: TopicQueue, key: bytes | None, partitions: int) -> int:
+    def _partition_for(self, queue: TopicQueue, key: bytes | None) -> int:
         """Return the partition that the ``partitioner`` of the settings chooses."""
-        partitioner = self.config.partitioner
+        partitioner, partitions = self.config.partitioner, queue.settings.info.partitions
         if partitioner == "round_robin":
             return queue.round_robin.choose(partitions)
         all_partitions = list(range(partitions))
@@ -226,7 +225,7 @@ class Producer:
 
     def _refuse_locked(self, error: EmbedlogError) -> RecordFuture:
         self._context.reports.counts["errors"] += 1
-        return completed(RecordFuture(), error)
+        return RecordFuture._completed(error)
 
     # Sending many records
 
@@ -267,7 +266,7 @@ class Producer:
         rows = self._rows(queue, values, keys, headers, timestamps)
         count = len(rows.values)
         if not count:
-            return completed(BatchFuture(), [])
+            return BatchFuture._completed([])
         queue.check_keys(rows.keys, count)
         rows = rows.measured()
         size = size_of(rows)
@@ -278,8 +277,7 @@ class Producer:
         if custom_partitioner and partition is None and numbered is None:
             groups: dict[int, list[int]] = {}
             for row, row_key in enumerate(rows.keys or [None] * count):
-                target = self._partition_for(queue, row_key, queue.settings.info.partitions)
-                groups.setdefault(target, []).append(row)
+                groups.setdefault(self._partition_for(queue, row_key), []).append(row)
             batches = queue.row_partitioner.split_groups(rows, groups)
         else:
             batches = queue.row_partitioner.split_rows(rows, size, partition)
@@ -318,7 +316,7 @@ class Producer:
         rows = table_rows(table, key, value, timestamp, self._clock())
         count = rows.table.num_rows
         if not count:
-            return completed(BatchFuture(), [])
+            return BatchFuture._completed([])
         keys = rows.table.column(1)
         if queue.settings.info.config.compacts and keys.null_count:
             queue.check_keys(keys.to_pylist(), count)
@@ -375,8 +373,10 @@ class Producer:
         return partition or 0, sequence, count
 
     def _future(self, delivery: Delivery) -> BatchFuture:
+        if self._no_acks:
+            return BatchFuture._completed([])
         future = BatchFuture()
-        future._delivery = CompletedDelivery([]) if self._no_acks else delivery
+        future._delivery = delivery
         return future
 
     def last_sequence(self, topic: str, partition: int = 0) -> int | None:
@@ -388,7 +388,7 @@ class Producer:
         queue = self._queue_for(topic, partition)
         with queue.drain_lock:
             queue.drain_locked(None)
-            state = queue.writer(queue.settings.info, partition).resume()
+            state = queue.writer(partition).resume()
         self._context.reports.notify()
         return state.batches[-1].last_sequence if state is not None and state.batches else None
 

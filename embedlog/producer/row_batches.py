@@ -16,7 +16,9 @@ from embedlog.batch.wire import HEADERS_TYPE, TIMESTAMP
 from embedlog.errors import SerializationError
 
 ROW_BYTES = 16
-"""What a record takes besides key and value: its timestamp, and two Arrow offsets."""
+"""What a record takes besides key and value: its timestamp, and two Arrow offsets.
+
+``buffer_memory`` counts them, too."""
 
 CHUNK_BYTES = 16 << 20
 """Lists are handled in chunks of this size: memory stays small, and Arrow's int32 large enough."""
@@ -225,10 +227,6 @@ def table_rows(
 def _arrow_table(source: Any) -> Any:
     if isinstance(source, pa.Table):
         return source
-    if isinstance(source, pa.RecordBatchReader):
-        return source.read_all()
-    if isinstance(source, pa.RecordBatch):
-        return pa.Table.from_batches([source])
     if hasattr(source, "__arrow_c_stream__") or hasattr(source, "__arrow_c_array__"):
         return pa.table(source)
     raise SerializationError(

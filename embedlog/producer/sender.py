@@ -6,7 +6,6 @@ import threading
 import weakref
 from collections.abc import Mapping
 from time import monotonic
-from typing import Protocol
 
 from embedlog.errors import EmbedlogError
 from embedlog.producer.delivery import LOGGER, DeliveryQueue
@@ -19,20 +18,13 @@ MAX_PAUSE = 0.1
 FOREVER = threading.TIMEOUT_MAX
 
 
-class SendQueues(Protocol):
-    """What the sender needs of its producer."""
-
-    lock: threading.Lock
-    queues: Mapping[str, DeliveryQueue]
-
-
 class Sender:
     """A daemon thread that the first `wake` starts; it does not keep its producer alive."""
 
-    def __init__(self, owner: SendQueues) -> None:
+    def __init__(self, lock: threading.Lock, queues: Mapping[str, DeliveryQueue]) -> None:
         self.idle = True
         """The thread sleeps, or was not started: a `send` must wake it."""
-        self._owner = weakref.ref(owner)
+        self._lock, self._queues = lock, queues
         self._event = threading.Event()
         self._thread: threading.Thread | None = None
         self._starting = threading.Lock()
@@ -44,7 +36,8 @@ class Sender:
             with self._starting:
                 if self._thread is None and not self._stopped:
                     self.idle = False
-                    thread = threading.Thread(target=self._run, daemon=True)
+                    arguments = weakref.ref(self), self._event
+                    thread = threading.Thread(target=_run, args=arguments, daemon=True)
                     thread.name = "embedlog-producer"
                     self._thread = thread
                     thread.start()
@@ -58,26 +51,25 @@ class Sender:
         if thread is not None and thread is not threading.current_thread():
             thread.join(timeout)
 
-    def _run(self) -> None:
-        quiet = 0
-        while not self._stopped:
-            owner = self._owner()
-            if owner is None:
-                return
-            due_in = _drain_due(list(owner.queues.values()))
-            quiet = 0 if due_in is not None else quiet + 1
-            pause = TICK if due_in is None else due_in
-            if quiet >= QUIET_ROUNDS:
-                quiet = 0
-                # Under the lock of `send`, which reads `idle` and adds its record in one step.
-                with owner.lock:
-                    self._event.clear()
-                    self.idle = not any(queue.pending() for queue in owner.queues.values())
-                pause = FOREVER if self.idle else TICK
-            del owner
-            self._event.wait(pause)
-            self.idle = False
-            self._event.clear()
+
+def _run(reference: weakref.ref[Sender], event: threading.Event) -> None:
+    """Drain what is due, until the sender is stopped or its producer is garbage."""
+    quiet = 0
+    while (sender := reference()) is not None and not sender._stopped:
+        sender.idle = False
+        due_in = _drain_due(list(sender._queues.values()))
+        quiet = 0 if due_in is not None else quiet + 1
+        pause = TICK if due_in is None else due_in
+        if quiet >= QUIET_ROUNDS:
+            quiet = 0
+            # Under the lock of `send`, which reads `idle` and adds its record in one step.
+            with sender._lock:
+                event.clear()
+                sender.idle = not any(queue.pending() for queue in sender._queues.values())
+            pause = FOREVER if sender.idle else TICK
+        del sender
+        event.wait(pause)
+        event.clear()
 
 
 def _drain_due(queues: list[DeliveryQueue]) -> float | None:

@@ -10,7 +10,6 @@ from typing import Any
 
 from embedlog.batch import encode_one
 from embedlog.batch.limits import request_size
-from embedlog.catalog import TopicInfo
 from embedlog.errors import (
     BufferExhaustedError,
     ClosedError,
@@ -100,7 +99,7 @@ class TopicQueue:
                 return open_batch, open_batch.free - size
             if collected >= self.settings.drain_bytes and not drained:
                 drained = True
-                self._drain_unlocked([self])
+                self._drain_unlocked([self], SHORT_WAIT)
             elif collected + size > CHUNK_BYTES and open_batch.values:
                 self.start_open_batch()
             elif self._try_reserve(open_batch, size, self.settings.drain_bytes - collected):
@@ -150,9 +149,7 @@ class TopicQueue:
             context.sender.wake()
             pool.wait_locked(min(seconds_left, SHORT_WAIT))
 
-    def _drain_unlocked(
-        self, queues: Sequence[DeliveryQueue], lock_timeout: float = SHORT_WAIT
-    ) -> None:
+    def _drain_unlocked(self, queues: Sequence[DeliveryQueue], lock_timeout: float) -> None:
         self.context.lock.release()
         try:
             for queue in queues:
@@ -298,16 +295,14 @@ class TopicQueue:
         Returns False if it must be tried again later.
         """
         try:
-            info = self.settings.refresh()
+            self.settings.refresh()
             rows = open_batch.rows()
             self.check_keys(rows.keys, len(rows.values))
             size = open_batch.reserved - open_batch.free
-            open_batch.order, batches = self.row_partitioner.split(
-                rows, size, open_batch.explicit_partitions
-            )
-            encoded = list(batches)
+            order, batches = self.row_partitioner.split(rows, size, open_batch.explicit_partitions)
+            open_batch.order, encoded = order, list(batches)
             for partition in {partition for partition, _ in encoded}:
-                self.writer(info, partition)
+                self.writer(partition)
         except Exception as error:  # noqa: BLE001 - kept, and raised by the futures
             if getattr(error, "retriable", False) and monotonic() < open_batch.deadline:
                 self._retry_at = monotonic() + self.context.config.retry_backoff_ms / 1000
@@ -328,7 +323,7 @@ class TopicQueue:
             if not batch.done() and batch not in waiting:
                 waiting.append(batch)
 
-    def writer(self, info: TopicInfo, partition: int) -> PartitionWriter:
+    def writer(self, partition: int) -> PartitionWriter:
         """Return the writer of a partition, a new one if the topic was deleted and created."""
         log = self.context.root.partition(self.topic, partition)
         writer = self.writers.get(partition)
@@ -382,7 +377,7 @@ class TopicQueue:
         writer, sequence, written_below = None, None, 0
         if numbered is not None:
             partition, sequence, count = numbered
-            writer = self.writer(self.settings.info, partition)
+            writer = self.writer(partition)
             self._write_all(writer)
             state = writer.resume()
             # If the call includes batches that the log remembers (G16), it repeats a call whose
@@ -392,8 +387,12 @@ class TopicQueue:
                 written_below = oldest if oldest < sequence + count else 0
         for partition, encoded in batches:
             if writer is None or writer.log.partition != partition:
-                writer = self.writer(self.settings.info, partition)
-            if _is_full(writer, encoded.size):
+                writer = self.writer(partition)
+            waiting = writer.waiting
+            waiting_bytes = sum(batch.size for batch in waiting)
+            if len(waiting) >= REMEMBERED or (
+                waiting and waiting_bytes + encoded.size > WRITE_BYTES
+            ):
                 self._write_all(writer)
                 if _cannot_continue(delivery):
                     return
@@ -406,7 +405,7 @@ class TopicQueue:
                     continue
             with self.context.lock:
                 self.context.buffer_pool.buffered += batch.size
-            writer.waiting.append(batch)
+            waiting.append(batch)
         for writer in self.writers.values():
             if writer.waiting:
                 writer.write()
@@ -426,11 +425,10 @@ class TopicQueue:
     def wait_for_progress(self, deadline: float | None) -> None:
         """Wait until another attempt may succeed, or until the deadline."""
         due = self.due_at()
-        now = monotonic()
-        until = now + 0.05 if due is None else due
+        until = monotonic() + 0.05 if due is None else due
         if deadline is not None:
             until = min(until, deadline)
-        self.context.buffer_pool.wait(until - now)
+        self.context.buffer_pool.wait(until - monotonic())
 
     def flush(self, deadline: float | None) -> None:
         """Return once all that was sent before is written or failed (G10).
@@ -469,8 +467,9 @@ class TopicQueue:
 
     def unsent_records(self) -> int:
         """Return how many records are not written yet."""
-        open_batches = [*self.encoding, *self.full, self.open_batch]
-        collected = sum(len(open_batch.values) for open_batch in open_batches)
+        collected = sum(
+            len(batch.values) for batch in (*self.encoding, *self.full, self.open_batch)
+        )
         return collected + sum(batch.count for batch in self._waiting_batches())
 
     def after_fork(self) -> None:
@@ -520,14 +519,6 @@ def no_key(topic: str, indices: list[int]) -> InvalidRecordError:
         topic=topic,
         indices=indices,
     )
-
-
-def _is_full(writer: PartitionWriter, size: int) -> bool:
-    """Return whether to write what waits before a batch of ``size`` bytes is added."""
-    waiting = writer.waiting
-    if len(waiting) >= REMEMBERED:
-        return True
-    return bool(waiting) and sum(batch.size for batch in waiting) + size > WRITE_BYTES
 
 
 def _cannot_continue(delivery: Delivery) -> bool:
