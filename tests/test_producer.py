@@ -710,6 +710,20 @@ def test_the_error_of_an_expired_record_says_how_late_it_is_and_why(root):
     assert found and float(found[1]) >= 0.06
 
 
+def test_the_batches_of_a_numbered_call_fail_together(root):
+    """G11: the second of two batches that expire fails with the first, and only once."""
+    config = {"delivery_timeout_ms": 60, "request_timeout_ms": 10, "retry_backoff_ms": 5}
+    with Producer(root, batch_size=100, **config) as producer:
+        producer.send_batch("one", [b"1"], sequence=0).result()
+        with Held(root, "one"):
+            lost = producer.send_batch("one", [bytes(80)] * 2, sequence=1)
+            assert len(lost._delivery.batches) == 2
+            assert type(fails(lost)) is TimeoutError
+        assert producer.send_batch("one", [b"2"], sequence=1).result()[0].base_offset == 1
+        assert (producer.metrics()["errors"], producer.metrics()["buffered"]) == (2, 0)
+    assert values(root.partition("one", 0)) == [b"1", b"2"]
+
+
 @pytest.mark.parametrize(
     "config",
     [
