@@ -389,9 +389,8 @@ class TopicQueue:
             if writer is None or writer.log.partition != partition:
                 writer = self.writer(partition)
             waiting = writer.waiting
-            waiting_bytes = sum(batch.size for batch in waiting)
             if len(waiting) >= REMEMBERED or (
-                waiting and waiting_bytes + encoded.size > WRITE_BYTES
+                waiting and sum(batch.size for batch in waiting) + encoded.size > WRITE_BYTES
             ):
                 self._write_all(writer)
                 if _cannot_continue(delivery):
