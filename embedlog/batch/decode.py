@@ -112,7 +112,7 @@ class BatchSource:
 class HeadLayout:
     """The lengths of the parts of a head, which are the same for nearly all batches of a segment.
 
-    With them one struct unpacks a head, instead of one length after the other.
+    With them, one struct unpacks a whole head.
     """
 
     def __init__(self, layout: BufferLayout, extent: int, block_length: int) -> None:

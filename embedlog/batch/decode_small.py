@@ -15,7 +15,7 @@ from typing import NamedTuple
 from embedlog.batch.wire import Message
 
 MAX_ROWS = 8
-"""The validity of so many rows is one byte."""
+"""The validity of up to this many rows is one byte."""
 
 # The number of buffers, position and length of each, the number of nodes, length and nulls of
 # each.  Unsigned, so that a negative number is too large.

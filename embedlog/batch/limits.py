@@ -2,7 +2,7 @@
 
 ``max.message.bytes`` limits the record batch (version 2) that Kafka would make of the same
 records, so it means what it means in Kafka, although embedlog stores columns, which take more
-bytes for a few records and fewer for many.  Of a compressed batch the compressed bytes count.
+bytes for a few records and fewer for many.  For a compressed batch, the compressed bytes count.
 """
 
 from __future__ import annotations

@@ -98,7 +98,7 @@ class BufferLayout:
         if self.names[-1] in ("offset", "_offset"):
             allowed |= EXPLICIT_OFFSETS
         self.unknown_flags = 0xFFFF & ~allowed
-        """Those that no batch of this schema may have."""
+        """Flags that no batch of this schema may have."""
         self.selections: dict[tuple[str, ...] | bool, ColumnSelection] = {}
         self.head_layout: Any = None
         """The `HeadLayout` of the last batch that was read; `decode` sets it."""

@@ -26,7 +26,7 @@ class ProducerContext:
 
     Args:
         owner: The producer.  Futures and queues keep it alive through this reference, so that
-            its finalizer does not close it while a future is still to be waited for.
+            its finalizer does not close it while a future is pending.
         root: The log root to write to.
         options: The settings that the program gave, by name.
     """
@@ -37,7 +37,7 @@ class ProducerContext:
         self.config = config = ProducerConfig.parse(options)
         self.explicit_batch_size = config.batch_size if "batch_size" in options else None
         self.linger = max(config.linger_ms / 1000, sender.TICK)
-        """Seconds, as `delivery_timeout`."""
+        """In seconds, like `delivery_timeout`."""
         self.delivery_timeout = config.delivery_timeout_ms / 1000
         self.always_allowed_bytes = min(config.max_request_size - REQUEST_BYTES, MAX_RECORD_BYTES)
         """A record of up to this size, as ``buffer_memory`` counts it, is within all limits."""

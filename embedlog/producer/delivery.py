@@ -138,7 +138,7 @@ class Delivery:
         if not self.sealed:
             return None
         if not self.batches:
-            # Another thread set one of the two since they were read above.
+            # Another thread set `error` or `metadata` after the checks above.
             return self.error if self.metadata is None else self.metadata
         position = row
         if self.order is not None:

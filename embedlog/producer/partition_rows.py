@@ -89,7 +89,7 @@ class RowPartitioner:
         return None if rows.keys[0] is None else partition_for_key(rows.keys[0], partitions)
 
     def _encode(self, rows: Rows, size: int | None, partition: int | None) -> Batches:
-        """Yield the batches of rows for one partition; None stands for the sticky one."""
+        """Yield the batches of rows for a partition, or for the sticky one if it is None."""
         settings = self._settings
         compression = settings.compression
         for chunk in chunks(rows, settings.batch_bytes, size):
@@ -145,7 +145,7 @@ class RowPartitioner:
     def _encode_columns(
         self, columns: Any, timestamps: tuple[int, int] | None, partition: int | None
     ) -> Batches:
-        """Yield the batches of columns for one partition; None stands for the sticky one."""
+        """Yield the batches of columns for a partition, or for the sticky one if it is None."""
         settings = self._settings
         compression = settings.compression
         for start, stop in slice_bounds(columns, settings.column_batch_bytes):

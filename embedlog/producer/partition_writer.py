@@ -203,7 +203,7 @@ class PartitionWriter:
             self._fail(group, error)
 
     def _retry_later(self, group: list[ProducerBatch], error: Exception) -> None:
-        """Set the time of the next attempt; after the last one fail what the log does not have.
+        """Schedule the next attempt; if there is none, fail the batches that the log does not have.
 
         Batches that fail are never written later (G11).  With "fsync" a batch in the log fails,
         too, unless it was flushed; its error says so.

@@ -43,8 +43,7 @@ class Producer:
 
     Settings are kafka-python's (see `ProducerConfig`).  Batches are numbered (idempotent): a
     retry is not written twice.  With a ``producer_name`` the numbers outlive the process, and
-    an older producer of that name is fenced in each partition from this one's first append
-    there on.
+    an older producer of that name is fenced in a partition once this one appends there.
 
     The calling thread writes in `flush`, in `send_batch`, in ``result`` of a future, and
     whenever a batch is full.  Otherwise a background thread writes once ``linger_ms``, and at
@@ -124,7 +123,7 @@ class Producer:
         else:
             size = ROW_BYTES + len(value)
         timestamp_ms = self._clock()
-        # Half the price of `with`, in the one place where it matters.
+        # Takes half as long as `with`, which matters only here.
         self._acquire()
         try:
             open_batch = queue.open_batch
@@ -457,7 +456,7 @@ class Producer:
         return {**self._context.reports.counts, "buffered": self._context.buffer_pool.buffered}
 
     def _after_fork(self) -> None:
-        """Begin anew in a forked child: the parent writes the records that were sent before."""
+        """Start again in a forked child: the parent writes the records that were sent before."""
         closed = self._closed
         for queue in self._queues.values():
             queue.after_fork()

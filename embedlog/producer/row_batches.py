@@ -18,7 +18,8 @@ from embedlog.errors import SerializationError
 ROW_BYTES = 16
 """What a record takes besides key and value: its timestamp, and two Arrow offsets.
 
-``buffer_memory`` counts them, too."""
+``buffer_memory`` counts the same.
+"""
 
 CHUNK_BYTES = 16 << 20
 """Lists are handled in chunks of this size: memory stays small, and Arrow's int32 large enough."""
@@ -92,7 +93,7 @@ def size_of(rows: Rows) -> int:
 def _lengths(rows: Rows) -> list[int | list[int]]:
     """Return the lengths of the values, and of the keys if there are any; an int if all are equal.
 
-    Other types that have a length are found by the encoder, which checks the types.
+    Items of other types may have a length: the encoder refuses them.
     """
     all_lengths: list[int | list[int]] = []
     for items, lengths in zip((rows.values, rows.keys), rows.lengths, strict=True):
@@ -181,7 +182,7 @@ def encode_columns(
 
 
 class TableRows(NamedTuple):
-    """A table in the schema of a batch, and the one timestamp of all rows if it had none."""
+    """A table in the schema of a batch, and the timestamp of all rows if it had no timestamps."""
 
     table: Any
     timestamp: int | None
@@ -196,7 +197,7 @@ def table_rows(
 
     Args:
         source: What `pyarrow.table` accepts.
-        key, value, timestamp: Names of columns; None means the usual name, if there is one.
+        key, value, timestamp: Names of columns; None means the default name, if the table has it.
         now_ms: The timestamp of rows without one.
 
     Raises:

@@ -53,7 +53,7 @@ class Sender:
 
 
 def _run(reference: weakref.ref[Sender], event: threading.Event) -> None:
-    """Drain what is due, until the sender is stopped or its producer is garbage."""
+    """Drain what is due, until the sender is stopped or garbage-collected."""
     quiet = 0
     while (sender := reference()) is not None and not sender._stopped:
         sender.idle = False

@@ -35,7 +35,7 @@ WRITE_BYTES = 2 << 20
 """The most that one append writes of a table.  Larger writes took longer per byte where it was
 measured (Linux 6.18, ext4): 5 MiB at once from a tenth longer to three times as long."""
 SHORT_WAIT = 0.05
-"""Seconds that a `send` that fills a batch waits for the partition before another thread must."""
+"""Seconds that `send` waits for a partition if it must drain; then another thread drains it."""
 
 
 class TopicQueue:
@@ -225,8 +225,8 @@ class TopicQueue:
         """Write the only record of the queue; False if there is more to do.
 
         For ``send(...).result()`` in a loop.  Skips partitioning, cutting and queueing, which
-        would cost as much as the append.  What is unusual in any way is left to the general way
-        of `drain_locked`, which also finds the errors.
+        would cost as much as the append.  Leaves anything unusual to the general way of
+        `drain_locked`, which also reports the errors.
         """
         settings = self.settings
         # `send` adds a record in several steps, and its thread may be stopped between any two.

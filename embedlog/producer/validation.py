@@ -1,4 +1,4 @@
-"""Checks of what a program sends: types, sizes, timestamps and partitions."""
+"""Checks of what a program sends: types, sizes and partitions."""
 
 from __future__ import annotations
 
