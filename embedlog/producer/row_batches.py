@@ -163,10 +163,7 @@ def encode_rows(rows: Rows, compression: str, limits: BatchLimits) -> list[Encod
 
 
 def encode_columns(
-    columns: Any,
-    compression: str,
-    limits: BatchLimits,
-    timestamps: tuple[int, int] | None = None,
+    columns: Any, compression: str, limits: BatchLimits, timestamps: tuple[int, int] | None = None
 ) -> Iterator[EncodedBatch]:
     """Encode columns as `encode_rows` does; ``timestamps`` are the extremes, if known."""
     encoded = encode(columns, compression, timestamps=timestamps)

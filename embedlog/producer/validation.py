@@ -6,11 +6,7 @@ from typing import Any
 
 from embedlog import catalog
 from embedlog.batch.wire import MAX_BATCH_BYTES
-from embedlog.errors import (
-    RecordTooLargeError,
-    SerializationError,
-    UnknownTopicOrPartitionError,
-)
+from embedlog.errors import RecordTooLargeError, SerializationError, UnknownTopicOrPartitionError
 from embedlog.producer.row_batches import Rows
 
 MAX_RECORD_BYTES = MAX_BATCH_BYTES - (1 << 20)
