@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from embedlog import batch
 from embedlog.batch import wire
+from embedlog.batch.encode import lengths_of
 from embedlog.checksum import crc32c
 from embedlog.errors import (
     CorruptBatchError,
@@ -220,7 +221,7 @@ def test_lists_and_arrow_columns_encode_to_the_same_bytes(records):
     times, keys, values = map(list, zip(*records, strict=True))
     by_arrow = pa.RecordBatch.from_arrays(
         [
-            pa.array(times, pa.int64()).view(batch.TIMESTAMP),
+            pa.array(times, pa.int64()).view(wire.TIMESTAMP),
             pa.array(keys, pa.binary()),
             pa.array(values, pa.binary()),
         ],
@@ -238,7 +239,7 @@ def test_lengths_that_are_known_already_change_nothing(records, even):
     """Lengths that the caller has measured give the same bytes."""
     times, _, values = map(list, zip(*records, strict=True))
     keys = [b"k" * (1 if even else n % 5) for n in range(len(times))]
-    lengths = batch.lengths_of(values), batch.lengths_of(keys)
+    lengths = lengths_of(values), lengths_of(keys)
 
     assert lengths == (None if None in values else [*map(len, values)], [*map(len, keys)])
     told = batch.encode_lists(values, keys, times, lengths=lengths)
@@ -277,7 +278,7 @@ def test_plain_arrow_reads_the_batches(compression):
     data = [written(batch.encode_lists([b"v", None], None, NOW, None, compression)) for _ in "ab"]
     stream = batch.schema(metadata={"a": "b"}).serialize().to_pybytes() + b"".join(data)
 
-    for end in (b"", batch.END_OF_STREAM):
+    for end in (b"", wire.END_OF_STREAM):
         table = pa.ipc.open_stream(stream + end).read_all()
         assert table["value"].to_pylist() == [b"v", None] * 2
 
@@ -295,7 +296,7 @@ def test_a_slice_of_a_record_batch_is_encoded_alone():
 
 TYPED = pa.schema(
     [
-        pa.field("_timestamp", batch.TIMESTAMP, nullable=False),
+        pa.field("_timestamp", wire.TIMESTAMP, nullable=False),
         ("_key", pa.binary()),
         ("count", pa.int32()),
         ("nothing", pa.null()),
@@ -332,14 +333,13 @@ def test_columns_of_any_type_can_be_read_alone_and_in_any_order(compression):
     assert found.columns().equals(rows)
     for names in (*([name] for name in TYPED.names), ["pair", "place", "_key"], TYPED.names[::-1]):
         assert found.columns(names).equals(rows.select(names))
-    assert found.to_arrow(4).schema.names[:3] == ["_offset", "_partition", "_timestamp"]
 
 
 def test_a_type_without_a_fixed_place_in_the_message_is_refused():
     """Dictionaries need messages of their own; a batch must stand alone."""
     rows = pa.RecordBatch.from_pylist(
         [{"t": 1, "d": "a"}],
-        schema=pa.schema([("t", batch.TIMESTAMP), ("d", pa.dictionary(pa.int8(), pa.string()))]),
+        schema=pa.schema([("t", wire.TIMESTAMP), ("d", pa.dictionary(pa.int8(), pa.string()))]),
     )
     with pytest.raises(InvalidConfigError, match="dictionary"):
         batch.encode(rows)
@@ -399,7 +399,6 @@ def test_a_compacted_batch_keeps_its_offsets_and_its_range():
     assert (found.has_offsets, found.delete_horizon) == (True, 99)
     assert found.offsets().to_pylist() == [12, 17]
     assert found.columns().schema.names == ["timestamp", "key", "value"]
-    assert found.to_arrow(1).column(0).to_pylist() == [12, 17]
     found.verify()
 
 
@@ -419,16 +418,12 @@ def test_a_batch_may_be_kept_empty(compression):
     assert found.columns(["value"]).num_rows == 0
 
 
-def test_to_arrow_puts_offset_and_partition_first(small):
-    """Offset and partition come before all or some of the stored columns."""
+def test_columns_are_chosen_by_name(small):
+    """Some of the stored columns; a name that is not one of them is refused."""
     found = parsed(small)
 
-    assert found.to_arrow(2).schema.names == ["offset", "partition", "timestamp", "key", "value"]
-    assert found.to_arrow(2, ["key"]).to_pylist() == [
-        {"offset": 10, "partition": 2, "key": None},
-        {"offset": 11, "partition": 2, "key": b""},
-        {"offset": 12, "partition": 2, "key": b"k"},
-    ]
+    assert found.columns().schema.names == ["timestamp", "key", "value"]
+    assert found.columns(["key"]).to_pylist() == [{"key": None}, {"key": b""}, {"key": b"k"}]
     with pytest.raises(ValueError, match="nope"):
         found.columns(["nope"])
 
@@ -520,7 +515,11 @@ def source(data, shift=0):
 def test_a_source_returns_batches_up_to_the_end_of_the_stream(small):
     """A sealed segment ends with Arrow's end marker, an active one without."""
     data = small * 3
-    for end, stop in ((batch.END_OF_STREAM, len(data) + 8), (b"", len(data)), (b"rest", len(data))):
+    for end, stop in (
+        (wire.END_OF_STREAM, len(data) + 8),
+        (b"", len(data)),
+        (b"rest", len(data)),
+    ):
         found = source(b"schema!!" + data + end, 100).batches(8, 8 + stop, 1 << 20)
         assert [one.position - 108 for one in found] == [0, len(small), 2 * len(small)]
 
@@ -545,7 +544,7 @@ def test_a_source_returns_the_good_batches_before_the_bad_one(small):
 
 def test_a_head_is_checked_however_often_its_equal_was_read(small):
     """P12: the cached head of one batch does not hide damage in the next."""
-    head = batch.head_length(small[:8], path="p", position=0)
+    head = batch.decode.head_length(small[:8], path="p", position=0)
     for place in range(head):
         bad = bytearray(small * 2)
         bad[len(small) + place] ^= 1
@@ -577,13 +576,13 @@ def encoded_batch(count, compression):
 def test_head_and_message_length_are_checked(small):
     """P22: a length is used only if its CRC is correct and it is within the limits."""
     where = {"path": "p", "position": 0}
-    head = batch.head_length(small[:8], **where)
+    head = batch.decode.head_length(small[:8], **where)
 
     assert batch.message_length(small[:head], **where) == len(small)
-    assert batch.head_length(batch.END_OF_STREAM, **where) is None
+    assert batch.decode.head_length(wire.END_OF_STREAM, **where) is None
     for bad in (small[:7], bytes(8), b"\xff\xff\xff\xff\xf8\xff\xff\x7f"):
         with pytest.raises(CorruptBatchError):
-            batch.head_length(bad, **where)
+            batch.decode.head_length(bad, **where)
     flipped = bytearray(small[:head])
     flipped[head - 100] ^= 1
     for bad in (bytes(flipped), small[: head - 1]):
@@ -705,7 +704,7 @@ def test_a_batch_beyond_the_limit_is_not_made():
     with pytest.raises(RecordTooLargeError):
         batch.encode_one(block, block, NOW)
     rows = pa.RecordBatch.from_arrays(
-        [pa.array(np.zeros(9 << 20, np.int64)).view(batch.TIMESTAMP)], names=["t"]
+        [pa.array(np.zeros(9 << 20, np.int64)).view(wire.TIMESTAMP)], names=["t"]
     )
     for compression in COMPRESSIONS:
         with pytest.raises(RecordTooLargeError):

@@ -19,16 +19,6 @@ REPOSITORY = Path(__file__).parent.parent
 PAGE = REPOSITORY / "docs" / "fast-paths.md"
 SCRIPT = REPOSITORY / "bench" / "bench_fast_paths.py"
 
-SENT = {
-    "keys": [{"key": b"k%d" % (n % 5)} for n in range(12)],
-    "no keys": [{}] * 12,
-    "empty": [{"key": b""}, {"value": b""}, {"value": None, "key": b"k"}],
-    "headers": [{}, {"headers": [("h", b"1")]}, {}, {"key": b"k"}],
-    "a chosen partition": [{"partition": 2}, {}, {"partition": 0, "key": b"k"}],
-    "a timestamp": [{"timestamp_ms": 7}, {}, {"timestamp_ms": 9}],
-}
-"""What is sent, each record waited for before the next one."""
-
 
 def sent_and_stored(path, records, **config):
     """Send records one by one; return what the futures and the partitions say."""
@@ -53,22 +43,6 @@ def script():
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)
     return module
-
-
-@pytest.mark.parametrize("name", SENT)
-@pytest.mark.parametrize("idempotent", [True, False])
-def test_a_record_alone_is_sent_as_one_of_many(tmp_path, monkeypatch, script, name, idempotent):
-    """`producer/topic_queue` leaves the same receipts and records behind as for many records."""
-    # Records without a key go to a partition by chance: one partition of them all.
-    records = [
-        record if {"key", "partition"} & {*record} else {**record, "key": b"fixed"}
-        for record in SENT[name]
-    ]
-    found = [sent_and_stored(tmp_path / "fast", records, enable_idempotence=idempotent)]
-    monkeypatch.setattr(*script.owner_of("send"), lambda *_, **__: False)
-    found.append(sent_and_stored(tmp_path / "general", records, enable_idempotence=idempotent))
-
-    assert found[0] == found[1]
 
 
 def test_a_plain_send_is_one_with_everything_spelled_out(tmp_path):

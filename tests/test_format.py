@@ -97,7 +97,7 @@ def test_the_records_of_the_dump_encode_to_the_same_bytes(dump, way):
 
 def test_plain_arrow_reads_a_segment(dump):
     """A segment is an Arrow IPC stream: schema, batches, end of stream, our block skipped."""
-    stream = batch.schema().serialize().to_pybytes() + 2 * dump + batch.END_OF_STREAM
+    stream = batch.schema().serialize().to_pybytes() + 2 * dump + batch.wire.END_OF_STREAM
 
     table = pa.ipc.open_stream(stream).read_all()
 

@@ -100,7 +100,7 @@ def test_a_request_may_be_as_large_as_kafkas_producer_estimates_it(root, record)
     """G7: 61 bytes of the batch, 21 of the record, and key, value and headers with lengths."""
     alone = len(record_batch([record._replace(timestamp=0)]))
     # The estimate has 21 bytes for what takes 3 (attributes and two deltas) and a length.
-    length = batch.request_size(record.value, record.key, record.headers) - 82
+    length = batch.limits.request_size(record.value, record.key, record.headers) - 82
     assert alone - 64 - 5 <= length < alone - 64
     make(root, "t", max_message_bytes=BIG)
     for limit, taken in ((82 + length, True), (82 + length - 1, False)):

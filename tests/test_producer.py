@@ -306,10 +306,10 @@ BOTH_WAYS_TOPICS = {
 class BothWays:
     """Two producers of one root: one writes single records the fast way, one the general way."""
 
-    def __init__(self, root):
+    def __init__(self, root, **config):
         self.root = root
         # Nothing depends on the time.
-        config = {"linger_ms": 3_600_000, "partitioner_sticky_ms": 3_600_000}
+        config |= {"linger_ms": 3_600_000, "partitioner_sticky_ms": 3_600_000}
         self.producers = {way: Producer(root, **config) for way in ("fast", "general")}
         for prefix, producer in self.producers.items():
             for name, (partitions, config) in BOTH_WAYS_TOPICS.items():
@@ -319,10 +319,10 @@ class BothWays:
                 if prefix == "general":
                     queue._send_one_fast = lambda lock_timeout: False
 
-    def send(self, prefix, topic, value, key, timestamp):
+    def send(self, prefix, topic, *record):
         """Send a record and return its metadata or error, and what was counted."""
         producer = self.producers[prefix]
-        future = producer.send(f"{prefix}-{topic}", value, key, timestamp_ms=timestamp)
+        future = producer.send(f"{prefix}-{topic}", *record)
         with suppress(EmbedlogError):
             future.result()
         outcome = future.exception or future.value[1:]
@@ -343,20 +343,22 @@ def batches_of(log):
         yield from found
 
 
-def test_the_fast_and_the_general_way_of_one_record_agree(tmp_path):
-    """`TopicQueue._send_one_fast` writes, returns and refuses what `_send_all` does."""
+@pytest.mark.parametrize("idempotent", [True, False])
+def test_the_fast_and_the_general_way_of_one_record_agree(tmp_path, idempotent):
+    """`TopicQueue._send_one_fast` writes, returns and refuses what `drain_locked` does without."""
     root = open_root(tmp_path / "log")
-    both, sent = BothWays(root), []
+    both, sent = BothWays(root, enable_idempotence=idempotent), []
     keys = st.none() | st.sampled_from([b"", b"k", b"key-000001"])
     values = st.none() | st.binary(max_size=20) | st.sampled_from([250, 330, 500]).map(bytes)
+    headers = st.sampled_from([None, None, None, [("h", b"1")]])
+    partitions = st.sampled_from([None, None, None, 0])
     timestamps = st.sampled_from([None, None, 77, root.clock() + 5000])
+    records = st.tuples(values, keys, headers, partitions, timestamps)
 
     @settings(max_examples=150, deadline=None, database=None, derandomize=True)
-    @given(st.sampled_from(list(BOTH_WAYS_TOPICS)), values, keys, timestamps)
-    def check(topic, value, key, timestamp):
-        fast, general = (
-            both.send(prefix, topic, value, key, timestamp) for prefix in both.producers
-        )
+    @given(st.sampled_from(list(BOTH_WAYS_TOPICS)), records)
+    def check(topic, record):
+        fast, general = (both.send(way, topic, *record) for way in both.producers)
         assert fast == general
         sent.append(fast[1])
 
@@ -706,6 +708,20 @@ def test_the_error_of_an_expired_record_says_how_late_it_is_and_why(root):
     assert type(error.__cause__) is LockTimeoutError
     found = re.search(r"attempts in (\d+\.\d+) s \(delivery_timeout_ms 60\)", str(error))
     assert found and float(found[1]) >= 0.06
+
+
+def test_the_batches_of_a_numbered_call_fail_together(root):
+    """G11: the second of two batches that expire fails with the first, and only once."""
+    config = {"delivery_timeout_ms": 60, "request_timeout_ms": 10, "retry_backoff_ms": 5}
+    with Producer(root, batch_size=100, **config) as producer:
+        producer.send_batch("one", [b"1"], sequence=0).result()
+        with Held(root, "one"):
+            lost = producer.send_batch("one", [bytes(80)] * 2, sequence=1)
+            assert len(lost._delivery.batches) == 2
+            assert type(fails(lost)) is TimeoutError
+        assert producer.send_batch("one", [b"2"], sequence=1).result()[0].base_offset == 1
+        assert (producer.metrics()["errors"], producer.metrics()["buffered"]) == (2, 0)
+    assert values(root.partition("one", 0)) == [b"1", b"2"]
 
 
 @pytest.mark.parametrize(

@@ -10,67 +10,39 @@ and decodes only the columns that are read.
 from __future__ import annotations
 
 from embedlog.batch.add_headers import add_headers, rows_without_key, to_encoded
-from embedlog.batch.decode import (
-    Batch,
-    BatchSource,
-    head_length,
-    message_length,
-    offset_range,
-    parse,
-)
-from embedlog.batch.encode import (
-    EncodedBatch,
-    Lengths,
-    binary_array,
-    encode,
-    encode_lists,
-    from_lists,
-    lengths_of,
-    row_ends,
-)
+from embedlog.batch.decode import Batch, BatchSource, message_length, offset_range, parse
+from embedlog.batch.encode import EncodedBatch, encode, encode_lists, from_lists
 from embedlog.batch.encode_one import encode_one
-from embedlog.batch.limits import BatchLimits, is_over, kafka_size, request_size
+from embedlog.batch.limits import BatchLimits, is_over, kafka_size
 from embedlog.batch.wire import (
     COMPRESSED,
     CONTROL,
-    END_OF_STREAM,
     EXPLICIT_OFFSETS,
     HEADERS,
     LOG_APPEND_TIME,
-    MAX_BATCH_BYTES,
-    TIMESTAMP,
     schema,
 )
 
 __all__ = [
     "COMPRESSED",
     "CONTROL",
-    "END_OF_STREAM",
     "EXPLICIT_OFFSETS",
     "HEADERS",
     "LOG_APPEND_TIME",
-    "MAX_BATCH_BYTES",
-    "TIMESTAMP",
     "Batch",
     "BatchLimits",
     "BatchSource",
     "EncodedBatch",
-    "Lengths",
     "add_headers",
-    "binary_array",
     "encode",
     "encode_lists",
     "encode_one",
     "from_lists",
-    "head_length",
     "is_over",
     "kafka_size",
-    "lengths_of",
     "message_length",
     "offset_range",
     "parse",
-    "request_size",
-    "row_ends",
     "rows_without_key",
     "schema",
     "to_encoded",

@@ -8,14 +8,7 @@ import pyarrow as pa
 
 from embedlog.batch.decode import Batch, parse
 from embedlog.batch.encode import EncodedBatch, encode
-from embedlog.batch.wire import (
-    COMPRESSED,
-    EXPLICIT_OFFSETS,
-    HEADER,
-    HEADERS_TYPE,
-    ZSTD_FRAME,
-    schema,
-)
+from embedlog.batch.wire import EXPLICIT_OFFSETS, HEADER, HEADERS_TYPE, schema
 
 
 def add_headers(encoded: EncodedBatch) -> EncodedBatch:
@@ -24,19 +17,14 @@ def add_headers(encoded: EncodedBatch) -> EncodedBatch:
     A segment has one schema: after a record with headers, all later batches in it need the
     column too.
     """
-    message = _message(encoded)
-    columns = _columns(encoded, message)
+    batch = _to_batch(encoded)
+    columns = batch.columns(verify=False)
     arrays = [*columns.columns, pa.nulls(columns.num_rows, HEADERS_TYPE)]
     columns = pa.RecordBatch.from_arrays(arrays, schema=schema(headers=True))
-    compression = "none"
-    if encoded.flags & COMPRESSED:
-        compression = "zstd" if ZSTD_FRAME in message else "lz4"
     timestamps = encoded.min_timestamp, encoded.max_timestamp
-    result = encode(columns, compression, timestamps=timestamps)
-    if encoded.producer_id is not None:
-        assert encoded.producer_epoch is not None
-        assert encoded.base_sequence is not None
-        result.set_producer(encoded.producer_id, encoded.producer_epoch, encoded.base_sequence)
+    result = encode(columns, batch.codec, timestamps=timestamps)
+    result.producer_id, result.producer_epoch = encoded.producer_id, encoded.producer_epoch
+    result.base_sequence = encoded.base_sequence
     return result
 
 
@@ -48,19 +36,14 @@ def rows_without_key(encoded: EncodedBatch) -> list[int]:
 
 def decoded(encoded: EncodedBatch) -> Any:
     """Return the columns as an Arrow record batch."""
-    return _columns(encoded, _message(encoded))
+    return _to_batch(encoded).columns(verify=False)
 
 
-def _message(encoded: EncodedBatch) -> bytes:
-    return b"".join(bytes(part) for part in encoded.stamp(0, 0))
-
-
-def _columns(encoded: EncodedBatch, message: bytes) -> Any:
+def _to_batch(encoded: EncodedBatch) -> Batch:
+    message = pa.py_buffer(b"".join(encoded.stamp(0, 0)))
     has_offsets = bool(encoded.flags & EXPLICIT_OFFSETS)
     stored = schema(headers=encoded.has_headers, offsets=has_offsets)
-    buffer = pa.py_buffer(message)
-    batch = parse(buffer, 0, buffer.size, path="", position=0, schema=stored)
-    return batch.columns(verify=False)
+    return parse(message, 0, message.size, path="", position=0, schema=stored)
 
 
 def to_encoded(batch: Batch) -> EncodedBatch:
@@ -68,8 +51,7 @@ def to_encoded(batch: Batch) -> EncodedBatch:
 
     The body is neither copied nor checked: it keeps its checksums.
     """
-    start, block, body = batch._start, batch._block, batch._body
-    source = batch._source
+    source, start, block, body = batch._source, batch._start, batch._block, batch._body
     return EncodedBatch(
         source.view[start:block].tobytes(),
         source.view[block + HEADER.size : body].tobytes(),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
+from functools import lru_cache
 from itertools import accumulate, pairwise
 from typing import Any, NoReturn
 
@@ -31,7 +32,6 @@ from embedlog.batch.wire import (
     PREFIX,
     SEAL,
     SEALED,
-    SKELETON,
     TIMESTAMP,
     TRAILER,
     VERSION,
@@ -48,8 +48,6 @@ from embedlog.errors import CorruptBatchError, UnsupportedFormatError
 
 _TABLE = 18
 """Where the column table begins in the fields of a block: (end, CRC, nulls) per column."""
-_MAX_HEAD_LAYOUTS = 16
-"""Head layouts to cache for a schema: compressed batches have a different one."""
 
 
 class BatchSource:
@@ -114,13 +112,12 @@ class BatchSource:
 class HeadLayout:
     """The lengths of the parts of a head, which are the same for nearly all batches of a segment.
 
-    With them one struct unpacks a head, instead of one length after the other.
+    With them, one struct unpacks a whole head.
     """
 
-    __slots__ = ("begin", "block", "end", "last", "size", "unpack_fields", "unpack_parts")
-
-    def __init__(self, extent: int, block_length: int, columns: int) -> None:
+    def __init__(self, layout: BufferLayout, extent: int, block_length: int) -> None:
         self.size, self.block = 8 + extent, 8 + extent - block_length
+        columns = len(layout.names)
         sealed = block_length - SEAL.size
         self.unpack_parts = struct.Struct(f"<{self.block}s4sI{sealed}s").unpack_from
         """Prefix and flatbuffer, the block's magic and CRC, and what the CRC covers."""
@@ -136,22 +133,8 @@ class HeadLayout:
         """
 
 
-def _head_layout(layout: BufferLayout, extent: int, block_length: int) -> HeadLayout:
-    cached: dict[tuple[int, int], HeadLayout] = layout.head_layouts
-    head_layout = cached.get((extent, block_length))
-    if head_layout is None:
-        if len(cached) >= _MAX_HEAD_LAYOUTS:
-            cached.clear()
-        head_layout = HeadLayout(extent, block_length, len(layout.names))
-        cached[extent, block_length] = head_layout
-    return head_layout
-
-
-def _is_plain(head: bytes, layout: BufferLayout) -> bool:
-    """Return whether a batch is certainly uncompressed; if not, its flatbuffer must be read."""
-    if len(head) < 8 + SKELETON.size:
-        return False
-    return bool(SKELETON.unpack_from(head, 8) == layout.plain_skeleton)
+_head_layout = lru_cache(maxsize=256)(HeadLayout)
+"""Returns the same object for the same lengths: those of compressed batches alternate."""
 
 
 def _corrupt(reason: str, path: str, position: int) -> CorruptBatchError:
@@ -238,7 +221,7 @@ class Batch:
         if head != last[0]:
             if not head.startswith(head_layout.begin):
                 return None
-            last = head_layout.last = head, crc32c(head), _is_plain(head, self._source.layout)
+            last = head_layout.last = head, crc32c(head), self._source.layout.is_plain(head)
         if fields[0] != last[1]:
             return None
         self._block, self._body = start + head_layout.block, start + head_layout.size
@@ -252,32 +235,24 @@ class Batch:
             CorruptBatchError: The reason says what is wrong.
         """
         source, start = self._source, self._start
-        view, layout = source.view, source.layout
-        if limit - start < 8:
-            source.corrupt(start, "truncated")
-        marker, extent = PREFIX.unpack_from(view, start)
-        if marker != CONTINUATION or not MIN_BLOCK < extent <= MAX_HEAD_BYTES or extent & 7:
+        path, position, layout = source.path, self.position, source.layout
+        size = head_length(source.view[start : min(start + 8, limit)], path=path, position=position)
+        if size is None:
             source.corrupt(start, "no batch begins here")
-        if extent + 8 > limit - start:
+        if size > limit - start:
             source.corrupt(start, "truncated")
-        end = start + 8 + extent
-        block_length, magic = TRAILER.unpack_from(view, end - 8)
-        if magic != END_MAGIC or not MIN_BLOCK <= block_length <= extent - 8:
-            source.corrupt(start, "the block has no end")
-        self._body, self._block = end, end - block_length
-        block = view[self._block : end].tobytes()
-        magic, crc = SEAL.unpack_from(block)
-        if magic != MAGIC or crc != crc32c(block[SEAL.size :]):
-            source.corrupt(start, "the block's CRC is wrong")
+        block = _block_of(source.view[start : start + size], path, position)
+        self._body = start + size
+        self._block = self._body - len(block)
         fields = SEALED.unpack_from(block, SEAL.size)
-        head = view[start : self._block].tobytes()
+        head = source.view[start : self._block].tobytes()
         if fields[0] != crc32c(head):
             source.corrupt(start, "the metadata's CRC is wrong")
-        self._plain = _is_plain(head, layout)
+        self._plain = layout.is_plain(head)
         columns = len(layout.names)
-        if fields[4] != columns or block_length < MIN_BLOCK + 16 * columns:
+        if fields[4] != columns or len(block) < MIN_BLOCK + 16 * columns:
             self._refuse(fields[1], fields[4])
-        layout.head_layout = _head_layout(layout, extent, block_length)
+        layout.head_layout = _head_layout(layout, size - 8, len(block))
         return fields + layout.table.unpack_from(block, HEADER.size)
 
     def _refuse(self, version: int, columns: int) -> NoReturn:
@@ -357,7 +332,10 @@ class Batch:
         # A compacted batch has records of several appends: the column has their timestamps.
         stamped = flags & (LOG_APPEND_TIME | EXPLICIT_OFFSETS) == LOG_APPEND_TIME
         if stamped and self._source.layout.time in selection.indexes:
-            columns = self._with_append_time(columns, selection)
+            index = selection.indexes.index(self._source.layout.time)
+            field = selection.schema.field(index)
+            times = repeated(self.max_timestamp, TIMESTAMP, self.count)
+            columns = columns.set_column(index, field, times.cast(field.type))
         return columns
 
     def _check_crcs(self, indexes: Sequence[int]) -> None:
@@ -418,12 +396,6 @@ class Batch:
         PREFIX.pack_into(head, 0, CONTINUATION, len(head) - 8)
         return pa.py_buffer(b"".join([head, *parts]))
 
-    def _with_append_time(self, columns: Any, selection: ColumnSelection) -> Any:
-        index = selection.indexes.index(self._source.layout.time)
-        field = selection.schema.field(index)
-        times = repeated(self.max_timestamp, TIMESTAMP, self.count)
-        return columns.set_column(index, field, times.cast(field.type))
-
     def verify(self) -> None:
         """Check the CRC and the contents of every column.
 
@@ -450,32 +422,15 @@ class Batch:
             return self.columns(self._source.layout.names[-1:]).column(0)
         return offset_range(self.base_offset, self.next_offset)
 
-    def to_arrow(self, partition: int, names: Sequence[str] | None = None) -> Any:
-        """Return a `pyarrow.RecordBatch` with offset and partition before the columns."""
-        columns = self.columns(names)
-        prefix = "" if self._source.layout.names[0] == "timestamp" else "_"
-        arrays = [self.offsets(), repeated(partition, pa.int32(), self.count)]
-        all_names = [prefix + "offset", prefix + "partition", *columns.schema.names]
-        return pa.RecordBatch.from_arrays([*arrays, *columns.columns], names=all_names)
-
-    def lists(
-        self, verify: bool = True
-    ) -> tuple[
-        list[int],
-        list[bytes | None],
-        list[bytes | None],
-        list[list[tuple[str, bytes | None]]] | None,
-    ]:
+    def lists(self, verify: bool = True) -> decode_small.RowLists:
         """Return timestamps, keys, values and headers as lists that have one item per record."""
         if self.count <= decode_small.MAX_ROWS and self._plain and not self.flags & ~CONTROL:
-            source, start = self._source, self._start
+            view, start, layout = self._source.view, self._start, self._source.layout
             if verify:
-                self._check_crcs(source.layout.column_indexes)
-            stop, skeleton = start + self.size, source.layout.plain_skeleton
-            assert skeleton is not None, "a plain head has the skeleton"
-            rows = decode_small.lists_fast(
-                source.view, start, self._block, self._body, stop, self.count, skeleton
-            )
+                self._check_crcs(layout.column_indexes)
+            head = view[start : self._block].tobytes()
+            body = view[self._body : start + self.size]
+            rows = decode_small.lists_fast(head, body, self.count, layout.message)
             if rows is not None:
                 return rows
         columns = self.columns(verify=verify)
@@ -528,20 +483,26 @@ def message_length(head: Any, *, path: str, position: int) -> int:
     Raises:
         CorruptBatchError: The block is damaged, so its length cannot be trusted.
     """
-    extent = head_length(head, path=path, position=position)
-    if extent is None or len(head) < extent:
+    length = head_length(head, path=path, position=position)
+    if length is None or len(head) < length:
         raise _corrupt("truncated", path, position)
-    block_length, magic = TRAILER.unpack_from(head, extent - 8)
-    if magic != END_MAGIC or not MIN_BLOCK <= block_length <= extent - 16:
-        raise _corrupt("the block has no end", path, position)
-    block = bytes(memoryview(head)[extent - block_length : extent])
-    fields = HEADER.unpack_from(block)
-    if fields[0] != MAGIC or fields[1] != crc32c(block[8:]):
-        raise _corrupt("the block's CRC is wrong", path, position)
-    size = int(fields[9])
-    if not extent <= size <= MAX_MESSAGE_BYTES:
+    block = _block_of(memoryview(head)[:length], path, position)
+    size = int(SEALED.unpack_from(block, SEAL.size)[7])
+    if not length <= size <= MAX_MESSAGE_BYTES:
         raise _corrupt("its counts and lengths contradict each other", path, position)
     return size
+
+
+def _block_of(head: memoryview, path: str, position: int) -> bytes:
+    """Return the block at the end of a head, after a check of its CRC."""
+    block_length, magic = TRAILER.unpack_from(head, len(head) - 8)
+    if magic != END_MAGIC or not MIN_BLOCK <= block_length <= len(head) - 16:
+        raise _corrupt("the block has no end", path, position)
+    block = head[len(head) - block_length :].tobytes()
+    magic, crc = SEAL.unpack_from(block)
+    if magic != MAGIC or crc != crc32c(block[SEAL.size :]):
+        raise _corrupt("the block's CRC is wrong", path, position)
+    return block
 
 
 def parse(buffer: Any, start: int, limit: int, *, path: str, position: int, schema: Any) -> Batch:

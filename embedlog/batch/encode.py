@@ -36,6 +36,7 @@ from embedlog.batch.wire import (
     Message,
     decoded_size,
     find_message,
+    head_of_nulls,
     layout_of,
     schema,
 )
@@ -159,7 +160,7 @@ def encode(
     message = columns.serialize() if compression == "none" else _compressed(columns, compression)
     extent = 8 + PREFIX.unpack_from(message)[1]
     head = message.slice(0, extent).to_pybytes()
-    fields = layout.find_message(head)
+    fields = layout.message if layout.is_plain(head) else find_message(head)
     ranges = struct.unpack_from(f"<{2 * fields.buffer_count}q", head, fields.buffers)
     nodes = struct.unpack_from(f"<{2 * fields.node_count}q", head, fields.nodes)
     decoded = message.size - extent
@@ -184,48 +185,27 @@ def encode(
         else:
             timestamps = _time_range(columns.column(layout.time))
     flags = (fields.compressed and COMPRESSED) | (offsets and EXPLICIT_OFFSETS)
-    flags |= _has_headers(layout.names) and HEADERS
-    return _encoded(head[8:], table, (body,), count, body.size, flags, *timestamps)
-
-
-def _has_headers(names: list[str]) -> bool:
-    return "_headers" in names or ("headers" in names and names[0] == "timestamp")
-
-
-def _encoded(
-    flatbuffer: bytes,
-    table: bytes,
-    body: tuple[Any, ...],
-    count: int,
-    body_size: int,
-    flags: int,
-    low: int,
-    high: int,
-) -> EncodedBatch:
     block_length = len(table) + MIN_BLOCK
-    extent = len(flatbuffer) + block_length
-    head = PREFIX.pack(CONTINUATION, extent) + flatbuffer
+    head = PREFIX.pack(CONTINUATION, extent - 8 + block_length) + head[8:]
     table += TRAILER.pack(block_length, END_MAGIC)
-    size = 8 + extent + body_size
-    return EncodedBatch(head, table, body, crc32c(head), count, size, flags, low, high)
+    size = extent + block_length + body.size
+    return EncodedBatch(
+        head, table, (body,), crc32c(head), count, size, flags | layout.headers_flag, *timestamps
+    )
 
 
 def _compressed(columns: Any, compression: str) -> Any:
     """Return the IPC message of a batch with Arrow's body compression."""
+    if compression not in ("lz4", "zstd"):
+        raise InvalidConfigError(f"compression must be none, lz4 or zstd, got {compression!r}")
+    # The thread pool costs more than it gains at the size of a batch.
+    options = pa.ipc.IpcWriteOptions(compression=compression, use_threads=False)
     sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, columns.schema, options=_ipc_options(compression)) as writer:
+    with pa.ipc.new_stream(sink, columns.schema, options=options) as writer:
         writer.write_batch(columns)
     stream = sink.getvalue()
     begin = 8 + int(PREFIX.unpack_from(stream)[1])  # the schema has no body
     return stream.slice(begin, stream.size - begin - len(END_OF_STREAM))
-
-
-@cache
-def _ipc_options(compression: str) -> Any:
-    if compression not in ("lz4", "zstd"):
-        raise InvalidConfigError(f"compression must be none, lz4 or zstd, got {compression!r}")
-    # The thread pool costs more than it gains at the size of a batch.
-    return pa.ipc.IpcWriteOptions(compression=compression, use_threads=False)
 
 
 def _too_large(size: int) -> RecordTooLargeError:
@@ -335,8 +315,9 @@ def all_null(count: int) -> BinaryColumn:
 def _binary(
     values: Sequence[bytes | None] | None, count: int, lengths: Lengths = None
 ) -> BinaryColumn:
-    if values is None:
+    if values is None or not count:
         return all_null(count)
+    assert len(values) == count
     if lengths is None:
         try:
             lengths = list(map(len, values))  # type: ignore[arg-type]
@@ -351,7 +332,7 @@ def _nullable(values: Sequence[bytes | None], count: int) -> BinaryColumn:
     try:
         lengths = [-1 if value is None else len(value) for value in values]
     except TypeError as error:
-        raise _not_bytes(values) from error
+        raise not_bytes(values) from error
     nulls = lengths.count(-1)
     if nulls == count:
         return all_null(count)
@@ -367,22 +348,25 @@ def _joined(before: bytes, values: Sequence[Any], total: int) -> bytes:
     try:
         chunk = b"".join([before, *values, PADDING[total & 7]])
     except TypeError as error:
-        raise _not_bytes(values) from error
+        raise not_bytes(values) from error
     if len(chunk) != len(before) + (total + 7 & ~7):
-        raise _not_bytes(values)
+        raise not_bytes(values)
     return chunk
 
 
-def _not_bytes(values: Sequence[Any]) -> SerializationError:
-    wrong = next((value for value in values if not isinstance(value, bytes | None)), None)
+def not_bytes(items: Sequence[Any]) -> SerializationError:
+    """Return the error of a list of keys or values that has an item of another type."""
+    allowed = bytes | bytearray | memoryview | None
+    wrong = next((item for item in items if not isinstance(item, allowed)), None)
     return SerializationError(
         f"Keys and values must be bytes or None, got {type(wrong).__name__}",
-        todo="Serialize them, or pass a serializer.",
+        todo="Serialize them, pass a serializer, or pass a data frame to append_table.",
     )
 
 
 def _times(timestamps: Sequence[int] | int, count: int) -> tuple[bytes, int, int]:
     """Return the timestamp column, the smallest and the largest timestamp."""
+    assert count, "a batch has at least one record"
     try:
         if isinstance(timestamps, int):
             return I64.pack(timestamps) * count, timestamps, timestamps
@@ -401,9 +385,7 @@ def _times(timestamps: Sequence[int] | int, count: int) -> tuple[bytes, int, int
 @cache
 def _template() -> tuple[bytes, Message]:
     """Return pyarrow's flatbuffer for the three usual columns, and where its fields are."""
-    # Not of an empty batch: a flatbuffer omits fields that are zero.
-    message = from_lists([b""], None, 0).serialize()
-    head = message.slice(0, 8 + PREFIX.unpack_from(message)[1]).to_pybytes()
+    head = head_of_nulls(schema())
     extent = len(head) - 8 + MIN_BLOCK + 3 * ENTRY.size
     return PREFIX.pack(CONTINUATION, extent) + head[8:], find_message(head)
 
@@ -427,8 +409,6 @@ def encode_lists(
     if headers is not None or compression != "none":
         return encode(from_lists(values, keys, timestamps, headers, lengths), compression)
     count = len(values)
-    assert count, "a batch has at least one record"
-    assert keys is None or len(keys) == count
     time, low, high = _times(timestamps, count)
     key, key_nulls, key_validity, key_bytes = _binary(keys, count, lengths[1])
     value, value_nulls, value_validity, value_bytes = _binary(values, count, lengths[0])
@@ -495,8 +475,6 @@ def from_lists(
         SerializationError: A key or value is not bytes, or a timestamp is not an int64.
     """
     count = len(values)
-    assert count, "a batch has at least one record"
-    assert keys is None or len(keys) == count
     time = pa.py_buffer(_times(timestamps, count)[0])
     arrays = [
         pa.Array.from_buffers(TIMESTAMP, count, [None, time], 0),
@@ -506,12 +484,10 @@ def from_lists(
     if headers is not None:
         assert len(headers) == count
         arrays.append(_headers_array(headers))
-    return pa.RecordBatch.from_arrays(arrays, schema=_schema(headers is not None))
+    return pa.RecordBatch.from_arrays(arrays, schema=_SCHEMAS[headers is not None])
 
 
-@cache
-def _schema(headers: bool) -> Any:
-    return schema(headers=headers)
+_SCHEMAS = schema(), schema(headers=True)
 
 
 def binary_array(values: Sequence[bytes | None] | None, count: int, lengths: Lengths = None) -> Any:
@@ -531,11 +507,6 @@ def binary_array(values: Sequence[bytes | None] | None, count: int, lengths: Len
 def _headers_array(headers: Sequence[Sequence[tuple[str, bytes | None]] | None]) -> Any:
     ends = [0, *accumulate(len(record) if record else 0 for record in headers)]
     pairs = [pair for record in headers if record for pair in record]
-    items = _pairs_array(pairs) if pairs else pa.nulls(0, HEADERS_TYPE.value_type)
-    return pa.ListArray.from_arrays(numbers(ends, pa.int32()), items, type=HEADERS_TYPE)
-
-
-def _pairs_array(pairs: Sequence[tuple[str, bytes | None]]) -> Any:
     try:
         encoded = [None if name is None else name.encode() for name, _ in pairs]
         names = binary_array(encoded, len(pairs)).view(pa.string())
@@ -544,4 +515,5 @@ def _pairs_array(pairs: Sequence[tuple[str, bytes | None]]) -> Any:
         raise SerializationError(f"Headers must be pairs of str and bytes: {error}") from error
     if names.null_count:
         raise SerializationError("The key of a header must not be None", todo="Pass a str.")
-    return pa.StructArray.from_arrays([names, values], fields=list(HEADERS_TYPE.value_type))
+    items = pa.StructArray.from_arrays([names, values], fields=list(HEADERS_TYPE.value_type))
+    return pa.ListArray.from_arrays(numbers(ends, pa.int32()), items, type=HEADERS_TYPE)

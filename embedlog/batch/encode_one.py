@@ -7,7 +7,6 @@ and the rest is inline.  Takes 2.3 µs instead of 6.4.
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import NamedTuple
 
 from embedlog.batch.encode import (
     PADDING,
@@ -21,47 +20,24 @@ from embedlog.batch.encode import (
 from embedlog.batch.wire import END_MAGIC, I64, MIN_BLOCK
 from embedlog.checksum import extend
 
-
-class OneRecordLayout(NamedTuple):
-    """What all batches of one record with a key and a value of these lengths have in common."""
-
-    head: bytes
-    metadata_crc: int
-    size: int
-    key_prefix: bytes
-    """What stands before the key in its column: validity, if it is null, and offsets."""
-    key_padding: bytes
-    key_end: int
-    key_nulls: int
-    value_prefix: bytes
-    value_padding: bytes
-    value_end: int
-    value_nulls: int
+OneRecordLayout = tuple[bytes, int, int, bytes, bytes, int, int, bytes, bytes, int, int]
+"""Head, its CRC, and the size of the batch; then of the key and of the value: what stands before
+it in its column (validity, if it is null, and offsets), its padding, its end and its nulls."""
 
 
 @lru_cache(maxsize=256)
 def _layout(key_length: int, value_length: int) -> OneRecordLayout:
-    """Return the layout for two lengths; that of a None is -1."""
-    key, value = _column(key_length), _column(value_length)
-    head, crc, _, key_end, value_end = head_of(1, *key[1:], *value[1:])
-    return OneRecordLayout(
-        head,
-        crc,
-        len(head) + MIN_BLOCK + 48 + value_end,
-        key.buffers,
-        PADDING[key.data_bytes & 7],
-        key_end,
-        key.nulls,
-        value.buffers,
-        PADDING[value.data_bytes & 7],
-        value_end,
-        value.nulls,
+    """Return what all batches of one record with these lengths share; that of a None is -1."""
+    key, value = (
+        all_null(1) if length < 0 else BinaryColumn(offsets_of([length])[0], 0, 0, length)
+        for length in (key_length, value_length)
     )
-
-
-def _column(length: int) -> BinaryColumn:
-    """Return a column of one item, without the item."""
-    return all_null(1) if length < 0 else BinaryColumn(offsets_of([length])[0], 0, 0, length)
+    head, crc, _, key_end, value_end = head_of(1, *key[1:], *value[1:])
+    return (
+        *(head, crc, len(head) + MIN_BLOCK + 48 + value_end),
+        *(key.buffers, PADDING[key.data_bytes & 7], key_end, key.nulls),
+        *(value.buffers, PADDING[value.data_bytes & 7], value_end, value.nulls),
+    )
 
 
 def encode_one(value: bytes | None, key: bytes | None, timestamp: int) -> EncodedBatch:

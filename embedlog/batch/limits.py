@@ -2,7 +2,7 @@
 
 ``max.message.bytes`` limits the record batch (version 2) that Kafka would make of the same
 records, so it means what it means in Kafka, although embedlog stores columns, which take more
-bytes for a few records and fewer for many.  Of a compressed batch the compressed bytes count.
+bytes for a few records and fewer for many.  For a compressed batch, the compressed bytes count.
 """
 
 from __future__ import annotations
@@ -70,7 +70,18 @@ def kafka_size(batch: EncodedBatch) -> int:
     For a compressed batch that is the compressed size here plus Kafka's header, since Kafka
     compresses another layout; or the uncompressed size if that is smaller.
     """
-    records = BATCH_OVERHEAD + records_size(decoded(batch))
+    if not batch.count:
+        return BATCH_OVERHEAD
+    columns = decoded(batch)
+    times = columns.column("timestamp")
+    deltas = np.frombuffer(times.buffers()[1], np.int64, batch.count, times.offset * 8)
+    deltas = deltas - deltas[0]
+    sizes = 2 + _varints(deltas << 1 ^ deltas >> 63) + _varints(np.arange(batch.count) << 1)
+    sizes += _fields(columns.column("key")) + _fields(columns.column("value"))
+    if batch.has_headers:
+        # A record without headers has the count 0, whose byte is counted above.
+        sizes += _header_fields(columns.column("headers"))
+    records = BATCH_OVERHEAD + int((sizes + _varints(sizes << 1)).sum())
     return min(records, _upper_bound(batch)) if batch.flags & COMPRESSED else records
 
 
@@ -87,22 +98,6 @@ def _upper_bound(batch: EncodedBatch) -> int:
     # Besides its data a header takes 8 bytes here, and two lengths in Kafka.
     names = data // 32 if has_headers else 0
     return BATCH_OVERHEAD + data + names + count * (record + varint_size(record + data))
-
-
-def records_size(columns: Any) -> int:
-    """Return how many bytes the rows of an Arrow record batch take in Kafka's format."""
-    count = columns.num_rows
-    if not count:
-        return 0
-    times = columns.column("timestamp")
-    deltas = np.frombuffer(times.buffers()[1], np.int64, count, times.offset * 8)
-    deltas = deltas - deltas[0]
-    sizes = 2 + _varints(deltas << 1 ^ deltas >> 63) + _varints(np.arange(count) << 1)
-    sizes += _fields(columns.column("key")) + _fields(columns.column("value"))
-    if "headers" in columns.schema.names:
-        # A record without headers has the count 0, whose byte is counted above.
-        sizes += _header_fields(columns.column("headers"))
-    return int((sizes + _varints(sizes << 1)).sum())
 
 
 def _varints(numbers: Any) -> Any:

@@ -37,13 +37,18 @@ def table(batches: Sequence[BatchRows], partition: int, schema: Any) -> Any:
     names = [name for name in schema.names if name in stored and name not in (OFFSET, PARTITION)]
     columns: dict[str, Any] = {}
     if names:
-        columns = dict(zip(names, _stored_columns(batches, names).columns, strict=True))
+        parts = []
+        for batch, first, last in batches:
+            part = batch.columns(names)
+            parts.append(part if last - first == batch.count else part.slice(first, last - first))
+        columns = dict(zip(names, pa.Table.from_batches(parts).columns, strict=True))
     arrays = []
     for field in schema:
         if field.name == OFFSET:
             arrays.append(pa.chunked_array(_offsets(batches), pa.int64()))
         elif field.name == PARTITION:
-            arrays.append(pa.chunked_array([_constant(partition, count)], pa.int32()))
+            partitions = _constants(partition, 1 << (count - 1).bit_length()).slice(0, count)
+            arrays.append(pa.chunked_array([partitions], pa.int32()))
         elif field.name in columns:
             arrays.append(columns[field.name])
         else:
@@ -69,15 +74,6 @@ def _rows(batch: Batch, start: int, stop: int) -> tuple[int, int]:
     return below[0], below[1]
 
 
-def _stored_columns(batches: Sequence[BatchRows], names: list[str]) -> Any:
-    decoded = []
-    for batch, first, last in batches:
-        columns = batch.columns(names)
-        all_rows = last - first == batch.count
-        decoded.append(columns if all_rows else columns.slice(first, last - first))
-    return pa.Table.from_batches(decoded)
-
-
 def _offsets(batches: Sequence[BatchRows]) -> list[Any]:
     """Return the offsets of the rows: one array if they have no gaps, else one per batch."""
     dense = all(a.next_offset == b.base_offset for (a, _, _), (b, _, _) in pairwise(batches))
@@ -85,10 +81,6 @@ def _offsets(batches: Sequence[BatchRows]) -> list[Any]:
         (begin, first, _), (end, _, last) = batches[0], batches[-1]
         return [offset_range(begin.base_offset + first, end.base_offset + last)]
     return [batch.offsets().slice(first, last - first) for batch, first, last in batches]
-
-
-def _constant(value: int, count: int) -> Any:
-    return _constants(value, 1 << (count - 1).bit_length()).slice(0, count)
 
 
 @lru_cache(maxsize=8)

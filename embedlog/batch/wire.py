@@ -78,57 +78,41 @@ class ColumnSelection(NamedTuple):
 class BufferLayout:
     """Where each top-level column has its nodes and buffers in a flatbuffer."""
 
-    __slots__ = (
-        *("buffers", "column_indexes", "head_layout", "head_layouts", "message", "names"),
-        *("nodes", "original", "plain_skeleton", "schema", "selections", "table", "time"),
-        *("time_in_ms", "unknown_flags"),
-    )
-
     def __init__(self, original: Any) -> None:
         self.original, self.schema = original, original.remove_metadata()
         self.names: list[str] = original.names
         counts = [_count(data_type) for data_type in original.types]
         self.nodes = [0, *accumulate(nodes for nodes, _ in counts)]
         self.buffers = [0, *accumulate(buffers for _, buffers in counts)]
-        self.time = self._time_column()
+        time = (original.metadata or {}).get(b"embedlog.timestamp")
+        self.time = 0 if time is None else self.names.index(time.decode())
         self.time_in_ms = original.types[self.time] == TIMESTAMP
-        head = _head_of_nulls(list(original))
+        head = head_of_nulls(original)
         self.message = find_message(head)
         self.plain_skeleton = _plain_skeleton(head)
         self.table = struct.Struct("<" + "QII" * len(counts))
         self.column_indexes = tuple(range(len(counts)))
-        self.unknown_flags = self._unknown_flags()
+        has_headers = "headers" in self.names and self.names[0] == "timestamp"
+        self.headers_flag = HEADERS if has_headers or "_headers" in self.names else 0
+        allowed = COMPRESSED | LOG_APPEND_TIME | CONTROL | self.headers_flag
+        if self.names[-1] in ("offset", "_offset"):
+            allowed |= EXPLICIT_OFFSETS
+        self.unknown_flags = 0xFFFF & ~allowed
+        """Flags that no batch of this schema may have."""
         self.selections: dict[tuple[str, ...] | bool, ColumnSelection] = {}
         self.head_layout: Any = None
-        """The one of `head_layouts` that fits the last batch that was read; `decode` sets both."""
-        self.head_layouts: dict[tuple[int, int], Any] = {}
+        """The `HeadLayout` of the last batch that was read; `decode` sets it."""
 
-    def _time_column(self) -> int:
-        name = (self.original.metadata or {}).get(b"embedlog.timestamp")
-        return 0 if name is None else self.names.index(name.decode())
-
-    def _unknown_flags(self) -> int:
-        """Return the flags that no batch of this schema may have."""
-        known = COMPRESSED | LOG_APPEND_TIME | CONTROL
-        if {"headers", "_headers"} & set(self.names):
-            known |= HEADERS
-        if self.names[-1] in ("offset", "_offset"):
-            known |= EXPLICIT_OFFSETS
-        return 0xFFFF & ~known
-
-    def find_message(self, head: Any) -> Message:
-        """Return `find_message` of a head, which is cached for uncompressed batches."""
-        uncompressed = SKELETON.unpack_from(head, 8) == self.plain_skeleton
-        return self.message if uncompressed else find_message(head)
+    def is_plain(self, head: bytes) -> bool:
+        """Return whether a batch is certainly uncompressed; if not, its flatbuffer must be read."""
+        plain = len(head) >= 8 + SKELETON.size
+        return plain and SKELETON.unpack_from(head, 8) == self.plain_skeleton
 
     def select(self, names: tuple[str, ...] | bool) -> ColumnSelection:
         """Return columns by name; True selects all, False all but the last (the offsets)."""
         selection = self.selections.get(names)
-        if selection is None:
-            selection = self.selections[names] = self._select(names)
-        return selection
-
-    def _select(self, names: tuple[str, ...] | bool) -> ColumnSelection:
+        if selection is not None:
+            return selection
         if isinstance(names, bool):
             indexes = self.column_indexes if names else self.column_indexes[:-1]
         else:
@@ -138,9 +122,11 @@ class BufferLayout:
         leading = schema
         if indexes != self.column_indexes[:end]:
             leading = pa.schema([self.schema.field(i) for i in range(end)])
-        nodes = [n for i in indexes for n in range(self.nodes[i], self.nodes[i + 1])]
-        buffers = [n for i in indexes for n in range(self.buffers[i], self.buffers[i + 1])]
-        return ColumnSelection(indexes, schema, leading, tuple(nodes), tuple(buffers))
+        nodes = tuple(n for i in indexes for n in range(self.nodes[i], self.nodes[i + 1]))
+        buffers = tuple(n for i in indexes for n in range(self.buffers[i], self.buffers[i + 1]))
+        selection = ColumnSelection(indexes, schema, leading, nodes, buffers)
+        self.selections[names] = selection
+        return selection
 
 
 def _count(data_type: Any) -> tuple[int, int]:
@@ -150,30 +136,19 @@ def _count(data_type: Any) -> tuple[int, int]:
         return _count(data_type.storage_type)
     if types.is_null(data_type):
         return 1, 0
-    if types.is_struct(data_type):
-        return _sum(1, [data_type.field(i).type for i in range(data_type.num_fields)])
-    if types.is_fixed_size_list(data_type):
-        return _sum(1, [data_type.value_type])
-    if types.is_map(data_type):
-        return _sum(2, [pa.struct([data_type.key_field, data_type.item_field])])
-    if types.is_list(data_type) or types.is_large_list(data_type):
-        return _sum(2, [data_type.value_type])
-    if any(is_type(data_type) for is_type in (types.is_binary, types.is_string)):
-        return 1, 3
-    if types.is_large_binary(data_type) or types.is_large_string(data_type):
-        return 1, 3
-    if (
-        types.is_primitive(data_type)
-        or types.is_decimal(data_type)
-        or types.is_fixed_size_binary(data_type)
-    ):
-        return 1, 2
-    raise InvalidConfigError(f"A column of Arrow type {data_type} cannot be stored")
-
-
-def _sum(own: int, children: list[Any]) -> tuple[int, int]:
-    counts = [_count(data_type) for data_type in children]
-    return 1 + sum(nodes for nodes, _ in counts), own + sum(buffers for _, buffers in counts)
+    storable = (
+        *(types.is_primitive, types.is_decimal, types.is_fixed_size_binary),
+        *(types.is_binary, types.is_string, types.is_large_binary, types.is_large_string),
+        *(types.is_list, types.is_large_list, types.is_fixed_size_list),
+        *(types.is_map, types.is_struct),
+    )
+    if not any(is_type(data_type) for is_type in storable):
+        raise InvalidConfigError(f"A column of Arrow type {data_type} cannot be stored")
+    nodes, buffers = 1, int(data_type.num_buffers)
+    for i in range(data_type.num_fields):
+        child_nodes, child_buffers = _count(data_type.field(i).type)
+        nodes, buffers = nodes + child_nodes, buffers + child_buffers
+    return nodes, buffers
 
 
 _layouts: dict[int, BufferLayout] = {}
@@ -186,13 +161,10 @@ def layout_of(schema: Any) -> BufferLayout:
     if layout is not None and layout.original is schema:
         return layout
     # Read the list once: another thread may change it between two reads.
-    layout = next(
-        (cached for cached in _recent[::-1] if cached.original.equals(schema, True)), None
-    )
-    if layout is not None and layout is _recent[-1]:
+    equal = (cached for cached in _recent[::-1] if cached.original.equals(schema, True))
+    layout = next(equal, None) or BufferLayout(schema)
+    if _recent and layout is _recent[-1]:
         return layout
-    if layout is None:
-        layout = BufferLayout(schema)
     # Bounded: a program that creates schemas all the time must not leak memory.
     if len(_layouts) >= 256:
         _layouts.clear()
@@ -250,10 +222,10 @@ SKELETON = struct.Struct("<32s8x24s")
 """The tables of a head as pyarrow writes them, from byte 8, without the body's length."""
 
 
-def _head_of_nulls(fields: list[Any]) -> bytes:
+def head_of_nulls(schema: Any) -> bytes:
     """Return the head of a batch of one row; that of an empty one omits fields that are zero."""
-    arrays = [pa.nulls(1, field.type) for field in fields]
-    message = pa.RecordBatch.from_arrays(arrays, names=[field.name for field in fields]).serialize()
+    arrays = [pa.nulls(1, data_type) for data_type in schema.types]
+    message = pa.RecordBatch.from_arrays(arrays, names=schema.names).serialize()
     head: bytes = message.slice(0, 8 + PREFIX.unpack_from(message)[1]).to_pybytes()
     return head
 

@@ -14,22 +14,14 @@ class BufferPool:
         self.buffered = 0
         """Bytes of unwritten records."""
         self.waiters = 0
-        """Threads in `wait_locked`: without any there is no need to notify."""
-        self._progress = threading.Condition(self.lock)
-
-    def hold(self, size: int) -> None:
-        """Count bytes that are unwritten."""
-        with self.lock:
-            self.buffered += size
+        """Threads in `wait_locked`; without any there is no need to notify."""
+        self.progress = threading.Condition(self.lock)
+        """Notified when records were written, or failed."""
 
     def release(self, size: int) -> None:
         """Stop counting bytes: they are written, or failed."""
         with self.lock:
             self.buffered -= size
-
-    def notify_locked(self) -> None:
-        """Wake the waiting threads: records were written, or failed.  The caller holds the lock."""
-        self._progress.notify_all()
 
     def wait(self, seconds: float) -> None:
         """Wait until records were written or failed, for at most ``seconds`` (and 0.1 s)."""
@@ -38,9 +30,9 @@ class BufferPool:
                 self.wait_locked(min(seconds, 0.1))
 
     def wait_locked(self, seconds: float) -> None:
-        """Wait for `notify_locked`; the caller holds the lock, which is released meanwhile."""
+        """Wait for progress; the caller holds the lock, which is released meanwhile."""
         self.waiters += 1
         try:
-            self._progress.wait(seconds)
+            self.progress.wait(seconds)
         finally:
             self.waiters -= 1

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from embedlog.config import ProducerConfig
 from embedlog.errors import EmbedlogError
 from embedlog.producer import sender
 from embedlog.producer.buffer_pool import BufferPool
+from embedlog.producer.delivery import DeliveryQueue
 from embedlog.producer.delivery_reports import DeliveryReports
-from embedlog.producer.validation import always_allowed_bytes
+from embedlog.producer.validation import MAX_RECORD_BYTES
+from embedlog.root.root import Root
 
-if TYPE_CHECKING:
-    from embedlog.root.root import Root
-
+REQUEST_BYTES = 81
+"""The most that Kafka's producer counts for a record above what ``buffer_memory`` counts."""
 RESERVATION_BYTES = 64 << 10
 """An open batch reserves memory in steps of this size, so that few sends have to."""
 
@@ -25,7 +26,7 @@ class ProducerContext:
 
     Args:
         owner: The producer.  Futures and queues keep it alive through this reference, so that
-            its finalizer does not close it while a future is still to be waited for.
+            its finalizer does not close it while a future is pending.
         root: The log root to write to.
         options: The settings that the program gave, by name.
     """
@@ -36,9 +37,10 @@ class ProducerContext:
         self.config = config = ProducerConfig.parse(options)
         self.explicit_batch_size = config.batch_size if "batch_size" in options else None
         self.linger = max(config.linger_ms / 1000, sender.TICK)
-        """Seconds, as `delivery_timeout`."""
+        """In seconds, like `delivery_timeout`."""
         self.delivery_timeout = config.delivery_timeout_ms / 1000
-        self.always_allowed_bytes = always_allowed_bytes(config.max_request_size)
+        self.always_allowed_bytes = min(config.max_request_size - REQUEST_BYTES, MAX_RECORD_BYTES)
+        """A record of up to this size, as ``buffer_memory`` counts it, is within all limits."""
         # Not more than a record that is always allowed: then a record that is too large always
         # needs a reservation, which checks its size.
         self.reservation_bytes = max(min(RESERVATION_BYTES, self.always_allowed_bytes), 0)
@@ -46,7 +48,7 @@ class ProducerContext:
         self.synced = (self.durability or root.durability) == "fsync"
         """Whether each append waits for a flush."""
 
-    def start(self, queues: Mapping[str, sender.SendQueue]) -> None:
+    def start(self, queues: Mapping[str, DeliveryQueue]) -> None:
         """Create what a forked child must not share with its parent; called again in a child."""
         self.queues = queues
         """The topics that were sent to, by name."""
@@ -59,7 +61,7 @@ class ProducerContext:
         self.fenced: EmbedlogError | None = None
         """The error that says that a newer producer has the name of this one (G17)."""
         self.reports = DeliveryReports(self.buffer_pool, log_errors=self.config.acks == 0)
-        self.sender = sender.Sender(self)
+        self.sender = sender.Sender(self.lock, queues)
 
     def identity(self) -> tuple[int, int]:
         """Return the producer id and epoch, which the log assigns when they are first needed."""

@@ -14,8 +14,10 @@ from typing import Any, NamedTuple, Protocol
 
 from embedlog.batch import EncodedBatch
 from embedlog.errors import TimeoutError  # noqa: A004 - it is one
+from embedlog.producer.row_batches import Rows
 from embedlog.record import Appended, RecordMetadata
 
+LOGGER = logging.getLogger("embedlog.producer")
 Callback = tuple[Any, bool, Callable[..., object], tuple[Any, ...], dict[str, Any]]
 """The future, whether the callback is for errors, the function and its arguments."""
 
@@ -48,13 +50,12 @@ class ProducerBatch:
     )
 
     def __init__(
-        self, delivery: Delivery, partition: int, encoded: EncodedBatch | None, start: int
+        self, delivery: Delivery, partition: int, encoded: EncodedBatch, start: int
     ) -> None:
         self.delivery, self.partition, self.start = delivery, partition, start
-        self.encoded = encoded
-        self.count = self.size = 0
-        if encoded is not None:
-            self.count, self.size = encoded.count, encoded.size
+        self.encoded: EncodedBatch | None = encoded
+        """None once the batch was written, or failed."""
+        self.count, self.size = encoded.count, encoded.size
         self.deadline = delivery.deadline
         self.sequence: int | None = None
         self.explicit = False
@@ -66,27 +67,20 @@ class ProducerBatch:
         """Return whether the batch was written, or failed for good."""
         return self.receipt is not None or self.error is not None
 
-    def range(self) -> BatchRange:
-        """Return where the batch was written; it must have been."""
-        receipt = self.receipt
-        assert receipt is not None
-        return BatchRange(
-            self.delivery.queue.topic,
-            self.partition,
-            None if receipt.base_offset < 0 else receipt.base_offset,
-            self.count,
-            receipt.timestamp,
-            receipt.duplicate,
-        )
-
 
 class DeliveryQueue(Protocol):
-    """What a delivery needs of the topic queue that it belongs to."""
+    """What deliveries and the sender need of a topic queue."""
 
     topic: str
 
-    def drain(self, deadline: float | None) -> bool:
-        """Write what was collected, in this thread; False if another thread held on too long."""
+    def pending(self) -> bool:
+        """Return whether the queue has unwritten records."""
+
+    def due_at(self) -> float | None:
+        """Return when to drain, on the monotonic clock; None if there is nothing to drain."""
+
+    def drain(self, lock_timeout: float | None = None, *, wait: bool = True) -> bool:
+        """Write what was collected, in this thread; False if another thread is draining."""
 
     def wait_for_progress(self, deadline: float | None) -> None:
         """Wait until another attempt may succeed."""
@@ -134,13 +128,17 @@ class Delivery:
         if self.metadata is not None:
             return self.metadata
         if row is None:
-            return self._outcome_of_all()
+            if not self.done():
+                return None
+            errors = [self.error, *(batch.error for batch in self.batches)]
+            first = next((error for error in errors if error is not None), None)
+            return self.ranges() if first is None else first
         if self.error is not None:
             return self.error
         if not self.sealed:
             return None
         if not self.batches:
-            # Another thread set one of the two since they were read above.
+            # Another thread set `error` or `metadata` after the checks above.
             return self.error if self.metadata is None else self.metadata
         position = row
         if self.order is not None:
@@ -155,17 +153,20 @@ class Delivery:
         offset = receipt.base_offset + position - batch.start
         return RecordMetadata(self.queue.topic, batch.partition, offset, timestamp)
 
-    def _outcome_of_all(self) -> Any:
-        if self.error is not None:
-            return self.error
-        if not self.sealed or not self.done():
-            return None
-        errors = [batch.error for batch in self.batches if batch.error is not None]
-        return errors[0] if errors else self.ranges()
-
     def ranges(self) -> list[BatchRange]:
         """Return where the batches that are written so far are."""
-        return [batch.range() for batch in self.batches if batch.receipt is not None]
+        return [
+            BatchRange(
+                self.queue.topic,
+                batch.partition,
+                None if receipt.base_offset < 0 else receipt.base_offset,
+                batch.count,
+                receipt.timestamp,
+                receipt.duplicate,
+            )
+            for batch in self.batches
+            if (receipt := batch.receipt) is not None
+        ]
 
     def done(self) -> bool:
         """Return whether every row was written, or failed for good."""
@@ -181,7 +182,7 @@ class Delivery:
         """
         deadline = None if timeout is None else monotonic() + timeout
         while True:
-            self.queue.drain(deadline)
+            self.queue.drain(None if deadline is None else max(deadline - monotonic(), 0.0))
             outcome = self.outcome(row)
             if outcome is not None:
                 return outcome
@@ -194,6 +195,72 @@ class Delivery:
             self.queue.wait_for_progress(deadline)
 
 
+class OpenBatch(Delivery):
+    """Records that `send` collects, column by column, until a drain encodes them."""
+
+    __slots__ = (
+        *("explicit_partitions", "free", "headers", "keys", "opened_at", "reserved", "values"),
+    )
+
+    def __init__(self, queue: DeliveryQueue) -> None:
+        # Not super().__init__: one is created for every record that a caller waits for.
+        self.queue, self.deadline = queue, 0.0
+        self.batches, self.starts, self.timestamps, self.callbacks = [], [], [], []
+        self.order = self.positions = self.error = self.metadata = None
+        self.sealed = False
+        self.values: list[bytes | None] = []
+        self.keys: list[bytes | None] = []
+        self.headers: dict[int, Any] = {}
+        """By row; most records have none."""
+        self.explicit_partitions: dict[int, int] = {}
+        """By row, for records whose caller named the partition."""
+        self.reserved = self.free = 0
+        """Bytes of the buffer pool that it holds, and how many of them are unused."""
+        self.opened_at = 0.0
+
+    def add_row(
+        self,
+        value: bytes | None,
+        key: bytes | None,
+        timestamp: int,
+        headers: Any,
+        partition: int | None,
+    ) -> int:
+        """Add a record and return its row; `send` does the same inline for most records."""
+        row = len(self.values)
+        if headers:
+            self.headers[row] = headers
+        if partition is not None:
+            self.explicit_partitions[row] = partition
+        self.keys.append(key)
+        self.timestamps.append(timestamp)
+        # Last: `drop_partial_row` takes a record without a value for an interrupted one.
+        self.values.append(value)
+        return row
+
+    def drop_partial_row(self) -> None:
+        """Remove the record of an interrupted `send`, which only some of the columns have."""
+        count = min(len(self.values), len(self.keys), len(self.timestamps))
+        for column in (self.values, self.keys, self.timestamps):
+            del column[count:]
+        for by_row in (self.headers, self.explicit_partitions):
+            by_row.pop(count, None)
+
+    def rows(self) -> Rows:
+        """Return the records."""
+        headers = None
+        if self.headers:
+            headers = [self.headers.get(row) for row in range(len(self.values))]
+        keys = None if self.keys.count(None) == len(self.keys) else self.keys
+        return Rows(self.values, keys, self.timestamps, headers)
+
+    def seal(self) -> None:
+        """Drop the records: they are in batches now, and no more are added."""
+        self.values = self.keys = []
+        self.headers = self.explicit_partitions = {}
+        self.sealed = True
+
+
 class CompletedDelivery:
     """A delivery whose outcome was known at once: a refused record, or ``acks=0``."""
 
@@ -203,10 +270,6 @@ class CompletedDelivery:
         self._outcome = outcome
 
     def outcome(self, row: int | None) -> Any:
-        """Return the outcome."""
-        return self._outcome
-
-    def wait(self, row: int | None, timeout: float | None) -> Any:
         """Return the outcome."""
         return self._outcome
 
@@ -224,4 +287,4 @@ def run_callback(callback: Callback) -> None:
     try:
         function(*args, outcome, **kwargs)
     except Exception:  # the program's own code; it must not stop the sender
-        logging.getLogger("embedlog.producer").exception("A delivery callback raised an exception")
+        LOGGER.exception("A delivery callback raised an exception")

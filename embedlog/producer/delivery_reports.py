@@ -5,19 +5,23 @@ from __future__ import annotations
 import threading
 from collections import deque
 
-from embedlog.producer import sender
 from embedlog.producer.buffer_pool import BufferPool
-from embedlog.producer.delivery import Callback, Delivery, ProducerBatch, run_callback
-from embedlog.producer.open_batch import OpenBatch
-
-COUNTS = ("records", "batches", "bytes", "errors", "retries", "duplicates")
+from embedlog.producer.delivery import (
+    LOGGER,
+    Callback,
+    Delivery,
+    OpenBatch,
+    ProducerBatch,
+    run_callback,
+)
 
 
 class DeliveryReports:
     """Collects outcomes while a queue is drained; `notify` reports them once no lock is held."""
 
     def __init__(self, buffer_pool: BufferPool, *, log_errors: bool) -> None:
-        self.counts = dict.fromkeys(COUNTS, 0)
+        names = ("records", "batches", "bytes", "errors", "retries", "duplicates")
+        self.counts = dict.fromkeys(names, 0)
         self._buffer_pool = buffer_pool
         self._log_errors = log_errors
         """With ``acks=0`` no caller learns of an error."""
@@ -40,26 +44,26 @@ class DeliveryReports:
             counts["batches"] += 1
             counts["records"] += 1
             counts["bytes"] += size
-            if duplicate:
-                counts["duplicates"] += 1
+            counts["duplicates"] += duplicate
             pool.buffered -= open_batch.reserved
             if pool.waiters:
-                pool.notify_locked()
+                pool.progress.notify_all()
             if open_batch.callbacks:
                 self._done.append((open_batch, 0))
 
     def batch_done(self, batch: ProducerBatch) -> None:
         """Count a batch that was written or failed; `notify` does the rest after the drain."""
-        receipt, records = batch.receipt, batch.count
+        receipt, records, size = batch.receipt, batch.count, batch.size
         if receipt is not None:
-            duplicates = int(receipt.duplicate)
-            self.count(batches=1, records=records, duplicates=duplicates, bytes=batch.size)
+            self.count(batches=1, records=records, bytes=size, duplicates=receipt.duplicate)
         elif batch.error is not None:
-            self._count_errors(batch.delivery.queue.topic, batch.count, batch.error)
-        self._done.append((batch.delivery, batch.size))
+            self._count_errors(batch.delivery.queue.topic, records, batch.error)
+        self._done.append((batch.delivery, size))
 
-    def not_encoded(self, open_batch: OpenBatch, count: int, error: BaseException) -> None:
-        """Count records that could not be made into a batch."""
+    def not_encoded(self, open_batch: OpenBatch, error: BaseException) -> None:
+        """Fail records that could not be made into batches, and count them."""
+        count, open_batch.error = len(open_batch.values), error
+        open_batch.seal()
         self._count_errors(open_batch.queue.topic, count, error)
         self._buffer_pool.release(open_batch.reserved)
         self._done.append((open_batch, 0))
@@ -67,7 +71,7 @@ class DeliveryReports:
     def _count_errors(self, topic: str, count: int, error: BaseException) -> None:
         self.count(errors=count)
         if self._log_errors:
-            sender.LOGGER.error("%d records for topic %s were lost: %s", count, topic, error)
+            LOGGER.error("%d records for topic %s were lost: %s", count, topic, error)
 
     def notify(self) -> None:
         """Wake the waiting threads and run callbacks.  The caller holds no lock."""
@@ -84,7 +88,7 @@ class DeliveryReports:
                         last = delivery
                 pool.buffered -= freed
                 if pool.waiters:
-                    pool.notify_locked()
+                    pool.progress.notify_all()
         if self._with_callbacks:
             self.run_callbacks()
 

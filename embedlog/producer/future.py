@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, Self
 
 from embedlog.producer.delivery import BatchRange, Callback, CompletedDelivery, run_callback
 
@@ -16,6 +16,13 @@ class RecordFuture:
     # No __init__: `send` sets the two fields itself, which takes half the time.
     _delivery: Any
     _row: int | None
+
+    @classmethod
+    def _completed(cls, outcome: Any) -> Self:
+        """Return a future whose outcome is known at once."""
+        future = cls()
+        future._delivery, future._row = CompletedDelivery(outcome), None
+        return future
 
     def result(self, timeout: float | None = None) -> Any:
         """Return the `RecordMetadata`, or raise the error of the record.
@@ -33,9 +40,8 @@ class RecordFuture:
             raise outcome
         return outcome
 
-    def get(self, timeout: float | None = None) -> Any:
-        """Same as `result`; kafka-python's name."""
-        return self.result(timeout)
+    get = result
+    """Same as `result`; kafka-python's name."""
 
     def done(self) -> bool:
         """Return whether the record was written, or failed for good."""
@@ -109,14 +115,4 @@ class BatchFuture(RecordFuture):
 
     def written(self) -> list[BatchRange]:
         """Return the batches that are written so far."""
-        ranges: list[BatchRange] = self._delivery.ranges()
-        return ranges
-
-
-F = TypeVar("F", bound=RecordFuture)
-
-
-def completed(future: F, outcome: Any) -> F:
-    """Give a future an outcome that is known at once, and return it."""
-    future._delivery, future._row = CompletedDelivery(outcome), None
-    return future
+        return list(self._delivery.ranges())

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from itertools import pairwise
+from itertools import chain, pairwise
 from time import monotonic
 from typing import Any
 
 import pyarrow as pa
 
-from embedlog.batch import EncodedBatch
+from embedlog.batch import EncodedBatch, from_lists
 from embedlog.batch.arrays import numbers
+from embedlog.batch.encode import binary_array
 from embedlog.config import ProducerConfig
 from embedlog.partitioner import StickyPartitioner, partition_for_key, partitions_for_keys
 from embedlog.producer.partition_writer import PartitionWriter
@@ -21,7 +22,6 @@ from embedlog.producer.row_batches import (
     chunks,
     encode_columns,
     encode_rows,
-    size_of,
     slice_bounds,
 )
 from embedlog.producer.topic_settings import TopicSettings
@@ -62,12 +62,18 @@ class RowPartitioner:
             return None, self._encode(rows, size, partition)
         config = self._config
         if not explicit_partitions and (rows.keys is None or config.partitioner_ignore_keys):
-            return None, self._encode_sticky(rows, size)
+            return None, self._encode(rows, size, None)
         if len(rows.values) > MAX_LIST_ROWS:
-            return self._split_columns(rows.columns(), explicit_partitions)
+            return self._split_columns(from_lists(*rows), explicit_partitions)
         # Hash all keys at once, then bring the rows of each partition together.
-        order, bounds = self._sort(rows.key_column(), size, explicit_partitions)
-        return order, self._encode_each(rows.take(order.tolist()), bounds)
+        keys = binary_array(rows.keys, len(rows.values), rows.lengths[1])
+        order, bounds = self._sort(keys, size, explicit_partitions)
+        rows = rows.take(order.tolist())
+        parts = (
+            self._encode(rows.slice(start, stop).measured(), None, partition)
+            for partition, start, stop in bounds
+        )
+        return order, chain.from_iterable(parts)
 
     def _single_partition(self, rows: Rows, explicit_partitions: dict[int, int]) -> int | None:
         """Return the partition of all rows, if that is cheap to see."""
@@ -78,27 +84,20 @@ class RowPartitioner:
         if len(explicit_partitions) == count:
             distinct = set(explicit_partitions.values())
             return distinct.pop() if len(distinct) == 1 else None
-        if count > 1 or rows.keys is None or rows.keys[0] is None:
+        if count > 1 or rows.keys is None or self._config.partitioner_ignore_keys:
             return None
-        if self._config.partitioner_ignore_keys:
-            return None
-        return partition_for_key(rows.keys[0], partitions)
+        return None if rows.keys[0] is None else partition_for_key(rows.keys[0], partitions)
 
-    def _encode(self, rows: Rows, size: int, partition: int) -> Batches:
+    def _encode(self, rows: Rows, size: int | None, partition: int | None) -> Batches:
+        """Yield the batches of rows for a partition, or for the sticky one if it is None."""
         settings = self._settings
         compression = settings.compression
         for chunk in chunks(rows, settings.batch_bytes, size):
+            target = self.sticky_partition() if partition is None else partition
             for encoded in encode_rows(chunk, compression, settings.limits):
-                yield partition, encoded
-
-    def _encode_sticky(self, rows: Rows, size: int) -> Batches:
-        settings = self._settings
-        compression = settings.compression
-        for chunk in chunks(rows, settings.batch_bytes, size):
-            partition = self.sticky_partition()
-            for encoded in encode_rows(chunk, compression, settings.limits):
-                yield partition, encoded
-                self.sent_sticky(encoded.size)
+                yield target, encoded
+                if partition is None:
+                    self.sent_sticky(encoded.size)
 
     def sticky_partition(self) -> int:
         """Return the partition for a record without a key."""
@@ -114,8 +113,8 @@ class RowPartitioner:
 
     def _sort(
         self, keys: Any, size: int, explicit_partitions: dict[int, int]
-    ) -> tuple[Any, list[int]]:
-        """Return the rows sorted by partition, and where each partition begins and ends."""
+    ) -> tuple[Any, list[tuple[int, int, int]]]:
+        """Return the rows sorted by partition, and the partitions with their ``[start, stop)``."""
         partitions, rows = self._settings.info.partitions, len(keys)
         if self._config.partitioner_ignore_keys:
             keys = pa.nulls(rows, pa.binary())
@@ -128,36 +127,35 @@ class RowPartitioner:
             chosen[keyless] = self.sticky_partition()
             self.sent_sticky(size * int(keyless.sum()) // rows)
         order = chosen.argsort(kind="stable")
-        return order, chosen[order].searchsorted(range(partitions + 1)).tolist()
-
-    def _encode_each(self, rows: Rows, bounds: list[int]) -> Batches:
-        for partition, (start, stop) in enumerate(pairwise(bounds)):
-            if start < stop:
-                part = rows.slice(start, stop).measured()
-                yield from self._encode(part, size_of(part), partition)
+        bounds = pairwise(chosen[order].searchsorted(range(partitions + 1)).tolist())
+        return order, [(n, start, stop) for n, (start, stop) in enumerate(bounds) if start < stop]
 
     def _split_columns(
         self, columns: Any, explicit_partitions: dict[int, int]
     ) -> tuple[Any, Batches]:
         """Do as `split` does for rows that must be sorted, with columns."""
         order, bounds = self._sort(columns.column(1), columns.nbytes, explicit_partitions)
-        sorted_columns = columns.take(numbers(order, pa.int64()))
-        return order, self._encode_each_slice(sorted_columns, bounds)
-
-    def _encode_each_slice(self, columns: Any, bounds: list[int]) -> Batches:
-        for partition, (start, stop) in enumerate(pairwise(bounds)):
-            if start < stop:
-                for encoded in self._encode_columns(columns.slice(start, stop - start), None):
-                    yield partition, encoded
+        columns = columns.take(numbers(order, pa.int64()))
+        parts = (
+            self._encode_columns(columns.slice(start, stop - start), None, partition)
+            for partition, start, stop in bounds
+        )
+        return order, chain.from_iterable(parts)
 
     def _encode_columns(
-        self, columns: Any, timestamps: tuple[int, int] | None
-    ) -> Iterator[EncodedBatch]:
+        self, columns: Any, timestamps: tuple[int, int] | None, partition: int | None
+    ) -> Batches:
+        """Yield the batches of columns for a partition, or for the sticky one if it is None."""
         settings = self._settings
         compression = settings.compression
         for start, stop in slice_bounds(columns, settings.column_batch_bytes):
             part = columns.slice(start, stop - start)
-            yield from encode_columns(part, compression, settings.limits, timestamps)
+            for encoded in encode_columns(part, compression, settings.limits, timestamps):
+                if partition is None:
+                    yield self.sticky_partition(), encoded
+                    self.sent_sticky(encoded.size)
+                else:
+                    yield partition, encoded
 
     def split_rows(self, rows: Rows, size: int, partition: int | None) -> Batches:
         """Yield the batches of rows that came as lists; each is encoded when it is asked for."""
@@ -175,20 +173,16 @@ class RowPartitioner:
     def split_groups(self, rows: Rows, groups: dict[int, list[int]]) -> Batches:
         """Yield the batches of rows that a custom partitioner grouped by partition."""
         for partition, members in groups.items():
-            part = rows.take(members).measured()
-            yield from self._encode(part, size_of(part), partition)
+            yield from self._encode(rows.take(members).measured(), None, partition)
 
     def split_table(self, rows: TableRows, partition: int | None) -> Batches:
         """Yield the batches of a table; each is encoded when it is asked for."""
         timestamps = None if rows.timestamp is None else (rows.timestamp, rows.timestamp)
+        if partition is None and self._settings.info.partitions == 1:
+            partition = 0
         for columns in rows.table.to_batches():
             keyless = columns.column(1).null_count == columns.num_rows
-            if partition is not None or self._settings.info.partitions == 1:
-                for encoded in self._encode_columns(columns, timestamps):
-                    yield partition or 0, encoded
-            elif keyless or self._config.partitioner_ignore_keys:
-                for encoded in self._encode_columns(columns, timestamps):
-                    yield self.sticky_partition(), encoded
-                    self.sent_sticky(encoded.size)
+            if partition is not None or keyless or self._config.partitioner_ignore_keys:
+                yield from self._encode_columns(columns, timestamps, partition)
             else:
                 yield from self._split_columns(columns, {})[1]

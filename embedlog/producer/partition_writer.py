@@ -6,9 +6,10 @@ The caller holds the drain lock of the topic's queue.
 from __future__ import annotations
 
 from collections import deque
+from itertools import islice
 from time import monotonic
-from typing import TYPE_CHECKING
 
+from embedlog.batch import EncodedBatch
 from embedlog.errors import (
     ClosedError,
     DiskFullError,
@@ -20,15 +21,10 @@ from embedlog.errors import (
 )
 from embedlog.partition import PartitionLog, producer_state
 from embedlog.partition.fence_producer import fence_producer, known
-from embedlog.partition.producer_state import LAST_SEQUENCE, REMEMBERED, SentBatch
+from embedlog.partition.producer_state import LAST_SEQUENCE, REMEMBERED, ProducerState, SentBatch
 from embedlog.producer.context import ProducerContext
-from embedlog.producer.delivery import ProducerBatch
-from embedlog.producer.open_batch import OpenBatch
+from embedlog.producer.delivery import OpenBatch, ProducerBatch
 from embedlog.record import Appended, RecordMetadata
-
-if TYPE_CHECKING:
-    from embedlog.batch import EncodedBatch
-    from embedlog.partition.producer_state import ProducerState
 
 MAX_BACKOFF = 1.0
 
@@ -86,7 +82,7 @@ class PartitionWriter:
             assert batch.encoded is not None
             batch.encoded.set_producer(*self._identity, batch.sequence)
 
-    def _find_written(self, group: list[ProducerBatch]) -> dict[int, SentBatch]:
+    def _find_written(self, group: list[ProducerBatch]) -> dict[int | None, SentBatch]:
         """Return which of the batches the log has, by sequence; the others get new numbers."""
         self._next_sequence = None
         try:
@@ -96,13 +92,13 @@ class PartitionWriter:
             self._context.drop_identity()
             self._identity, state = None, None
         in_log = {} if state is None else {sent.first_sequence: sent for sent in state.batches}
-        written: dict[int, SentBatch] = {}
+        written: dict[int | None, SentBatch] = {}
         for batch in group:
-            sent = in_log.get(-1 if batch.sequence is None else batch.sequence)
+            sent = None if batch.sequence is None else in_log.get(batch.sequence)
             if sent is not None and sent.last_sequence == producer_state.after(
                 sent.first_sequence, batch.count - 1
             ):
-                written[sent.first_sequence] = sent
+                written[batch.sequence] = sent
             elif not batch.explicit:
                 batch.sequence = None
         return written
@@ -118,7 +114,11 @@ class PartitionWriter:
         if lock_timeout is None or lock_timeout > self._lock_timeout:
             lock_timeout = self._lock_timeout
         while self.waiting and not (self.retry_at and monotonic() < self.retry_at):
-            group = self._next_group()
+            # No more batches at once than the log remembers, to detect repeats.
+            group = list(islice(self.waiting, REMEMBERED if self._idempotent else 1))
+            if self._append_singly:
+                self._append_singly -= 1
+                del group[1:]
             try:
                 if self._idempotent:
                     self._assign_sequences(group)
@@ -130,13 +130,14 @@ class PartitionWriter:
             except Exception as error:  # noqa: BLE001 - kept, and raised by the futures
                 self._failed(group, error, lock_timeout < self._lock_timeout)
             else:
-                self._written(group, receipts)
+                self._attempts, self._short_attempts, self.retry_at = 0, 0, 0.0
+                for _, receipt in zip(group, receipts, strict=True):
+                    self._finish_first(receipt)
 
     def can_write_fast(self) -> bool:
         """Return whether no batch waits or is retried, and the next sequence number is known."""
-        return not (
-            self.waiting or self.retry_at or (self._idempotent and self._next_sequence is None)
-        )
+        is_numbered = self._next_sequence is not None or not self._idempotent
+        return is_numbered and not self.waiting and not self.retry_at
 
     def write_one_fast(
         self, open_batch: OpenBatch, encoded: EncodedBatch, lock_timeout: float | None
@@ -174,24 +175,13 @@ class PartitionWriter:
             open_batch.seal()
             self._reports.record_written(open_batch, encoded.size, receipt.duplicate)
 
-    def _next_group(self) -> list[ProducerBatch]:
-        """Return the batches of one append: no more than the log remembers, to detect repeats."""
-        max_batches = 1
-        if self._append_singly:
-            self._append_singly -= 1
-        elif self._idempotent:
-            max_batches = REMEMBERED
-        return [self.waiting[i] for i in range(min(max_batches, len(self.waiting)))]
-
-    def _written(self, group: list[ProducerBatch], receipts: list[Appended]) -> None:
-        self._attempts, self._short_attempts, self.retry_at = 0, 0, 0.0
-        for batch, receipt in zip(group, receipts, strict=True):
-            batch.receipt = receipt
-            self._remove_first()
-
-    def _remove_first(self) -> None:
-        """Remove the first waiting batch, which was written or failed, and report it."""
-        batch = self.waiting.popleft()
+    def _finish_first(
+        self, receipt: Appended | None = None, error: BaseException | None = None
+    ) -> None:
+        """Set the outcome of the first waiting batch, remove it, and report it."""
+        batch = self.waiting[0]
+        batch.receipt, batch.error = receipt, error
+        self.waiting.popleft()
         batch.encoded = None
         self._reports.batch_done(batch)
 
@@ -213,6 +203,11 @@ class PartitionWriter:
             self._fail(group, error)
 
     def _retry_later(self, group: list[ProducerBatch], error: Exception) -> None:
+        """Schedule the next attempt; if there is none, fail the batches that the log does not have.
+
+        Batches that fail are never written later (G11).  With "fsync" a batch in the log fails,
+        too, unless it was flushed; its error says so.
+        """
         config, now = self._context.config, monotonic()
         self._attempts += 1
         counted = self._attempts - self._short_attempts
@@ -225,19 +220,13 @@ class PartitionWriter:
             return
         attempts, self._attempts, self._short_attempts, self.retry_at = self._attempts, 0, 0, 0.0
         expired = [batch for batch in group if now >= batch.deadline]
-        self._expire(expired or group, error, attempts)
-
-    def _expire(self, expired: list[ProducerBatch], error: Exception, attempts: int) -> None:
-        """Fail the batches that are not in the log, so that they never will be (G11).
-
-        With "fsync" a batch in the log fails, too, unless it was flushed; its error says so.
-        """
         written = self._find_written(list(self.waiting)) if self._idempotent else {}
-        for batch in expired:
-            sent = written.get(-1 if batch.sequence is None else batch.sequence)
+        for batch in expired or group:
+            sent = written.get(batch.sequence)
+            if batch.done():
+                continue  # It failed with an earlier batch of its delivery.
             if sent is not None and not self._context.synced:
-                batch.receipt = Appended(sent.base_offset, sent.next_offset, None, True)
-                self._remove_first()
+                self._finish_first(Appended(sent.base_offset, sent.next_offset, None, True))
             else:
                 self._fail([batch], self._final_error(batch, error, attempts, sent is not None))
 
@@ -253,49 +242,38 @@ class PartitionWriter:
         config, timeout = self._context.config, self._context.delivery_timeout
         seconds = monotonic() - batch.deadline + timeout
         timed_out = seconds >= timeout
-        limit = (
-            f"delivery_timeout_ms {config.delivery_timeout_ms}"
-            if timed_out
-            else f"retries {config.retries}"
-        )
-        after = (
-            f"{attempts} {'attempt' if attempts == 1 else 'attempts'} in {seconds:.3f} s ({limit})"
-        )
+        limit = f"retries {config.retries}"
+        if timed_out:
+            limit = f"delivery_timeout_ms {config.delivery_timeout_ms}"
         todo = "The record will not appear later; send it again."
         if written:
             todo = "The record is in the log: call flush() of the log instead of sending it again."
-        missing = "flushed" if written else "written"
+        failure = (
+            f"record was not {'flushed' if written else 'written'} after {attempts} "
+            f"attempt{'' if attempts == 1 else 's'} in {seconds:.3f} s ({limit})"
+        )
         failed: EmbedlogError
         if timed_out and not isinstance(error, DiskFullError):
-            failed = TimeoutError(
-                f"The record was not {missing} after {after}: {error}",
-                todo=todo,
-                topic=self.log.topic,
-                partition=self.log.partition,
-            )
+            facts = {"topic": self.log.topic, "partition": self.log.partition}
+            failed = TimeoutError(f"The {failure}: {error}", todo=todo, **facts)
         else:
-            what = f"{error.what}; the record was not {missing} after {after}"
             todo = f"{error.todo} {todo}" if error.todo else todo
-            failed = type(error)(what, todo=todo, **error.facts)
+            failed = type(error)(f"{error.what}; the {failure}", todo=todo, **error.facts)
         failed.__cause__ = error
         return failed
 
     def _fail(self, group: list[ProducerBatch], error: BaseException) -> None:
         """Fail the first waiting batches, and those that must follow them without a gap."""
-        for batch in group:
-            batch.error = error
-            self._remove_first()
-        if not group[-1].explicit:
-            return
-        while self.waiting and self.waiting[0].delivery is group[-1].delivery:
-            self.waiting[0].error = error
-            self._remove_first()
+        for _ in group:
+            self._finish_first(error=error)
+        last = group[-1]
+        while last.explicit and self.waiting and self.waiting[0].delivery is last.delivery:
+            self._finish_first(error=error)
 
     def fail_all(self, error: BaseException) -> None:
         """Fail everything that waits."""
         while self.waiting:
-            self.waiting[0].error = error
-            self._remove_first()
+            self._finish_first(error=error)
 
 
 def closed_early(topic: str) -> ClosedError:

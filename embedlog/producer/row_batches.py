@@ -9,21 +9,17 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from embedlog import batch
-from embedlog.batch import (
-    TIMESTAMP,
-    BatchLimits,
-    EncodedBatch,
-    Lengths,
-    encode,
-    encode_lists,
-    lengths_of,
-)
+from embedlog.batch import BatchLimits, EncodedBatch, encode, encode_lists, schema
 from embedlog.batch.arrays import number, repeated
+from embedlog.batch.encode import Lengths, lengths_of, not_bytes, row_ends
+from embedlog.batch.wire import HEADERS_TYPE, TIMESTAMP
 from embedlog.errors import SerializationError
 
 ROW_BYTES = 16
-"""What a record takes besides key and value: its timestamp, and two Arrow offsets."""
+"""What a record takes besides key and value: its timestamp, and two Arrow offsets.
+
+``buffer_memory`` counts the same.
+"""
 
 CHUNK_BYTES = 16 << 20
 """Lists are handled in chunks of this size: memory stays small, and Arrow's int32 large enough."""
@@ -42,46 +38,39 @@ class Rows(NamedTuple):
 
     def measured(self) -> Rows:
         """Return the rows with their lengths, which both splitting and encoding need."""
-        values, keys, timestamps, headers, (value_lengths, key_lengths) = self
-        if keys is not None:
-            key_lengths = key_lengths or lengths_of(keys)
-        lengths = value_lengths or lengths_of(values), key_lengths
-        return Rows(values, keys, timestamps, headers, lengths)
+        value_lengths, key_lengths = self.lengths
+        if self.keys is not None:
+            key_lengths = key_lengths or lengths_of(self.keys)
+        return self._replace(lengths=(value_lengths or lengths_of(self.values), key_lengths))
 
     def slice(self, start: int, stop: int) -> Rows:
         """Return the rows ``[start, stop)``."""
         if start == 0 and stop == len(self.values):
             return self
-        timestamps, (value_lengths, key_lengths) = self.timestamps, self.lengths
-        return Rows(
-            self.values[start:stop],
-            None if self.keys is None else self.keys[start:stop],
-            timestamps if isinstance(timestamps, int) else timestamps[start:stop],
-            None if self.headers is None else self.headers[start:stop],
-            (
-                None if value_lengths is None else value_lengths[start:stop],
-                None if key_lengths is None else key_lengths[start:stop],
-            ),
+        pick, (value_lengths, key_lengths) = itemgetter(slice(start, stop)), self.lengths
+        lengths = (
+            None if value_lengths is None else pick(value_lengths),
+            None if key_lengths is None else pick(key_lengths),
         )
+        return self._picked(pick, lengths)
 
     def take(self, indices: Sequence[int]) -> Rows:
         """Return the rows at ``indices``, in that order."""
-        pick, timestamps, count = _getter(indices), self.timestamps, len(indices)
+        count, (value_lengths, key_lengths) = len(indices), self.lengths
+        lengths = _lengths_of_any(value_lengths, count), _lengths_of_any(key_lengths, count)
+        # In C, several times as fast as a comprehension; but with one index it returns no tuple.
+        pick = itemgetter(*indices) if count > 1 else lambda items: [items[row] for row in indices]
+        return self._picked(pick, lengths)
+
+    def _picked(self, pick: Callable[[Any], Any], lengths: tuple[Lengths, Lengths]) -> Rows:
+        values, keys, timestamps, headers, _ = self
         return Rows(
-            pick(self.values),
-            None if self.keys is None else pick(self.keys),
+            pick(values),
+            None if keys is None else pick(keys),
             timestamps if isinstance(timestamps, int) else pick(timestamps),
-            None if self.headers is None else pick(self.headers),
-            (_lengths_of_any(self.lengths[0], count), _lengths_of_any(self.lengths[1], count)),
+            None if headers is None else pick(headers),
+            lengths,
         )
-
-    def columns(self) -> Any:
-        """Return the rows as an Arrow record batch."""
-        return batch.from_lists(*self)
-
-    def key_column(self) -> Any:
-        """Return the keys as an Arrow array."""
-        return batch.binary_array(self.keys, len(self.values), self.lengths[1])
 
 
 def _lengths_of_any(lengths: Lengths, count: int) -> Lengths:
@@ -94,54 +83,38 @@ def _all_equal(lengths: list[int]) -> bool:
     return lengths.count(lengths[0]) == len(lengths)
 
 
-def _getter(indices: Sequence[int]) -> Callable[[Sequence[Any]], Sequence[Any]]:
-    # In C, several times as fast as a comprehension; but with one index it returns no tuple.
-    if len(indices) > 1:
-        return itemgetter(*indices)
-    return lambda items: [items[row] for row in indices]
-
-
 def size_of(rows: Rows) -> int:
     """Return about how many bytes rows will take."""
-    value_lengths, key_lengths = rows.lengths
-    size = ROW_BYTES * len(rows.values) + _total_bytes(rows.values, value_lengths)
-    return size + _total_bytes(rows.keys, key_lengths)
+    count = len(rows.values)
+    sizes = (size * count if isinstance(size, int) else sum(size) for size in _lengths(rows))
+    return ROW_BYTES * count + sum(sizes)
 
 
-def _total_bytes(items: Sequence[Any] | None, lengths: Lengths) -> int:
-    if items is None:
-        return 0
-    if lengths and _all_equal(lengths):
-        return lengths[0] * len(lengths)
-    return sum(_measure(items, lengths))
+def _lengths(rows: Rows) -> list[int | list[int]]:
+    """Return the lengths of the values, and of the keys if there are any; an int if all are equal.
+
+    Items of other types may have a length: the encoder refuses them.
+    """
+    all_lengths: list[int | list[int]] = []
+    for items, lengths in zip((rows.values, rows.keys), rows.lengths, strict=True):
+        if items is None:
+            continue
+        if lengths is None:
+            try:
+                lengths = [0 if item is None else len(item) for item in items]
+            except TypeError as error:
+                raise not_bytes(items) from error
+        all_lengths.append(lengths[0] if lengths and _all_equal(lengths) else lengths)
+    return all_lengths
 
 
-def _measure(items: Sequence[Any], lengths: Lengths) -> list[int]:
-    if lengths is not None:
-        return lengths
-    try:
-        return [0 if item is None else len(item) for item in items]
-    except TypeError as error:
-        # Other types that have a length are found by the encoder, which checks the types.
-        wrong = next(item for item in items if item is not None and not hasattr(item, "__len__"))
-        raise SerializationError(
-            f"A key or a value must be bytes or None, got {type(wrong).__name__}",
-            todo="Serialize it, or pass a data frame to append_table.",
-        ) from error
-
-
-def chunks(rows: Rows, limit: int, size: int | None = None) -> Iterator[Rows]:
-    """Split rows into chunks of at most ``limit`` bytes, but at least one row."""
+def chunks(rows: Rows, limit: int, size: int | None) -> Iterator[Rows]:
+    """Split rows of ``size`` bytes into chunks of at most ``limit`` bytes, but at least one row."""
     count = len(rows.values)
     if (size_of(rows) if size is None else size) <= limit:
         yield rows
         return
-    sizes = [
-        lengths[0] if lengths and _all_equal(lengths) else _measure(items, lengths)
-        for items, lengths in zip((rows.values, rows.keys), rows.lengths, strict=True)
-        if items is not None
-    ]
-    ends = batch.row_ends(count, ROW_BYTES, sizes)
+    ends = row_ends(count, ROW_BYTES, _lengths(rows))
     start = used = 0
     while start < count:
         stop = max(int(ends.searchsorted(used + limit, "right")), start + 1)
@@ -190,10 +163,7 @@ def encode_rows(rows: Rows, compression: str, limits: BatchLimits) -> list[Encod
 
 
 def encode_columns(
-    columns: Any,
-    compression: str,
-    limits: BatchLimits,
-    timestamps: tuple[int, int] | None = None,
+    columns: Any, compression: str, limits: BatchLimits, timestamps: tuple[int, int] | None = None
 ) -> Iterator[EncodedBatch]:
     """Encode columns as `encode_rows` does; ``timestamps`` are the extremes, if known."""
     encoded = encode(columns, compression, timestamps=timestamps)
@@ -209,7 +179,7 @@ def encode_columns(
 
 
 class TableRows(NamedTuple):
-    """A table in the schema of a batch, and the one timestamp of all rows if it had none."""
+    """A table in the schema of a batch, and the timestamp of all rows if it had no timestamps."""
 
     table: Any
     timestamp: int | None
@@ -224,7 +194,7 @@ def table_rows(
 
     Args:
         source: What `pyarrow.table` accepts.
-        key, value, timestamp: Names of columns; None means the usual name, if there is one.
+        key, value, timestamp: Names of columns; None means the default name, if the table has it.
         now_ms: The timestamp of rows without one.
 
     Raises:
@@ -232,35 +202,29 @@ def table_rows(
     """
     table = _arrow_table(source)
     rows = table.num_rows
-    columns = [
-        _timestamp_column(table, timestamp, now_ms),
-        _binary_column(table, "key", key),
-        _binary_column(table, "value", value),
-    ]
-    if columns[1] is None:
-        columns[1] = pa.nulls(rows, pa.binary())
-    if columns[2] is None:
+    times = _column(table, "timestamp", timestamp, TIMESTAMP)
+    keys = _column(table, "key", key, pa.binary())
+    values = _column(table, "value", value, pa.binary())
+    if values is None:
         raise SerializationError(
             f"There is no column value, only {', '.join(table.column_names)}",
             todo="Name the column: append_table(..., value='…').",
         )
-    has_timestamps = columns[0] is not None
-    if not has_timestamps:
-        columns[0] = repeated(now_ms, TIMESTAMP, rows)
-    headers = "headers" in table.column_names
-    schema = batch.schema(headers=headers)
-    if headers:
-        columns.append(_cast(table.column("headers"), schema.field("headers").type, "headers"))
-    return TableRows(pa.table(columns, schema=schema), None if has_timestamps else now_ms)
+    one_time = now_ms if times is None else None
+    if times is None:
+        times = repeated(now_ms, TIMESTAMP, rows)
+    elif times.null_count:
+        times = times.fill_null(number(now_ms, TIMESTAMP))
+    columns = [times, pa.nulls(rows, pa.binary()) if keys is None else keys, values]
+    headers = _column(table, "headers", None, HEADERS_TYPE)
+    if headers is not None:
+        columns.append(headers)
+    return TableRows(pa.table(columns, schema=schema(headers=headers is not None)), one_time)
 
 
 def _arrow_table(source: Any) -> Any:
     if isinstance(source, pa.Table):
         return source
-    if isinstance(source, pa.RecordBatchReader):
-        return source.read_all()
-    if isinstance(source, pa.RecordBatch):
-        return pa.Table.from_batches([source])
     if hasattr(source, "__arrow_c_stream__") or hasattr(source, "__arrow_c_array__"):
         return pa.table(source)
     raise SerializationError(
@@ -269,35 +233,20 @@ def _arrow_table(source: Any) -> Any:
     )
 
 
-def _column(table: Any, default: str, name: str | None) -> Any:
-    wanted = default if name is None else name
-    if wanted in table.column_names:
-        return table.column(wanted)
+def _column(table: Any, default: str, name: str | None, target: Any) -> Any:
+    """Return a column as type ``target``; None if it is not named and there is no default one."""
+    name_or_default = default if name is None else name
+    if name_or_default in table.column_names:
+        return _cast(table.column(name_or_default), target, name_or_default)
     if name is None:
         return None
     raise SerializationError(f"There is no column {name}, only {', '.join(table.column_names)}")
 
 
-def _binary_column(table: Any, default: str, name: str | None) -> Any:
-    column = _column(table, default, name)
-    return None if column is None else _cast(column, pa.binary(), name or default)
-
-
-def _timestamp_column(table: Any, name: str | None, now_ms: int) -> Any:
-    column = _column(table, "timestamp", name)
-    if column is None:
-        return None
-    if pa.types.is_integer(column.type):
-        column = column.cast(pa.int64())
-    column = _cast(column, TIMESTAMP, name or "timestamp")
-    return column.fill_null(number(now_ms, TIMESTAMP)) if column.null_count else column
-
-
 def _cast(column: Any, target: Any, name: str) -> Any:
-    column_type = column.type
+    types, column_type = pa.types, column.type
     if column_type == target:
         return column
-    types = pa.types
     if target == pa.binary():
         if types.is_dictionary(column_type):
             return _cast(column.cast(column_type.value_type), target, name)
@@ -312,6 +261,8 @@ def _cast(column: Any, target: Any, name: str) -> Any:
                 f"Column {name} must be binary or text, got {column_type}", todo="Cast it first."
             )
     try:
+        if types.is_integer(column_type):
+            column = column.cast(pa.int64())
         # Nanoseconds are cut to milliseconds, the unit of a record's timestamp.
         return column.cast(target, safe=not types.is_temporal(column_type))
     except pa.ArrowException as error:

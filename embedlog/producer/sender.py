@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 import weakref
 from collections.abc import Mapping
 from time import monotonic
-from typing import Protocol
 
 from embedlog.errors import EmbedlogError
+from embedlog.producer.delivery import LOGGER, DeliveryQueue
 
-LOGGER = logging.getLogger("embedlog.producer")
 TICK = 0.001
 """Seconds between two rounds while records are sent; also the least time a record lingers."""
 QUIET_ROUNDS = 20
@@ -20,35 +18,13 @@ MAX_PAUSE = 0.1
 FOREVER = threading.TIMEOUT_MAX
 
 
-class SendQueue(Protocol):
-    """What the sender needs of a topic queue."""
-
-    topic: str
-
-    def pending(self) -> bool:
-        """Return whether the queue has unwritten records."""
-
-    def due_at(self) -> float | None:
-        """Return when to drain, on the monotonic clock; None if there is nothing to drain."""
-
-    def drain_if_free(self, lock_timeout: float | None) -> None:
-        """Drain, unless another thread does."""
-
-
-class SendQueues(Protocol):
-    """What the sender needs of its producer."""
-
-    lock: threading.Lock
-    queues: Mapping[str, SendQueue]
-
-
 class Sender:
     """A daemon thread that the first `wake` starts; it does not keep its producer alive."""
 
-    def __init__(self, owner: SendQueues) -> None:
+    def __init__(self, lock: threading.Lock, queues: Mapping[str, DeliveryQueue]) -> None:
         self.idle = True
         """The thread sleeps, or was not started: a `send` must wake it."""
-        self._owner = weakref.ref(owner)
+        self._lock, self._queues = lock, queues
         self._event = threading.Event()
         self._thread: threading.Thread | None = None
         self._starting = threading.Lock()
@@ -60,7 +36,8 @@ class Sender:
             with self._starting:
                 if self._thread is None and not self._stopped:
                     self.idle = False
-                    thread = threading.Thread(target=self._run, daemon=True)
+                    arguments = weakref.ref(self), self._event
+                    thread = threading.Thread(target=_run, args=arguments, daemon=True)
                     thread.name = "embedlog-producer"
                     self._thread = thread
                     thread.start()
@@ -74,33 +51,28 @@ class Sender:
         if thread is not None and thread is not threading.current_thread():
             thread.join(timeout)
 
-    def _run(self) -> None:
-        quiet = 0
-        while not self._stopped:
-            owner = self._owner()
-            if owner is None:
-                return
-            due_in = _drain_due(list(owner.queues.values()))
-            quiet = 0 if due_in is not None else quiet + 1
-            pause = TICK if due_in is None else due_in
-            if quiet >= QUIET_ROUNDS:
-                quiet = 0
-                pause = self._become_idle(owner)
-            del owner
-            self._event.wait(pause)
-            self.idle = False
-            self._event.clear()
 
-    def _become_idle(self, owner: SendQueues) -> float:
-        """Become idle unless a record was just added; return how many seconds to sleep."""
-        # Under the lock of `send`, which reads `idle` and adds its record in one step.
-        with owner.lock:
-            self._event.clear()
-            self.idle = not any(queue.pending() for queue in list(owner.queues.values()))
-        return FOREVER if self.idle else TICK
+def _run(reference: weakref.ref[Sender], event: threading.Event) -> None:
+    """Drain what is due, until the sender is stopped or garbage-collected."""
+    quiet = 0
+    while (sender := reference()) is not None and not sender._stopped:
+        sender.idle = False
+        due_in = _drain_due(list(sender._queues.values()))
+        quiet = 0 if due_in is not None else quiet + 1
+        pause = TICK if due_in is None else due_in
+        if quiet >= QUIET_ROUNDS:
+            quiet = 0
+            # Under the lock of `send`, which reads `idle` and adds its record in one step.
+            with sender._lock:
+                event.clear()
+                sender.idle = not any(queue.pending() for queue in sender._queues.values())
+            pause = FOREVER if sender.idle else TICK
+        del sender
+        event.wait(pause)
+        event.clear()
 
 
-def _drain_due(queues: list[SendQueue]) -> float | None:
+def _drain_due(queues: list[DeliveryQueue]) -> float | None:
     """Drain what is due; return in how many seconds the next drain is, None if there is none."""
     now, next_due = monotonic(), None
     for queue in queues:
@@ -108,7 +80,7 @@ def _drain_due(queues: list[SendQueue]) -> float | None:
         if due is not None and due <= now:
             try:
                 # If another thread is draining, it will also write what was sent since.
-                queue.drain_if_free(None)
+                queue.drain(wait=False)
             except EmbedlogError:
                 LOGGER.exception("Draining %s failed", queue.topic)
             due = queue.due_at()

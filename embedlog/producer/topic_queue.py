@@ -9,7 +9,7 @@ from time import monotonic
 from typing import Any
 
 from embedlog.batch import encode_one
-from embedlog.catalog import TopicInfo
+from embedlog.batch.limits import request_size
 from embedlog.errors import (
     BufferExhaustedError,
     ClosedError,
@@ -23,12 +23,10 @@ from embedlog.partition import producer_state
 from embedlog.partition.producer_state import REMEMBERED
 from embedlog.partitioner import RoundRobinPartitioner, partition_for_key
 from embedlog.producer.context import ProducerContext
-from embedlog.producer.delivery import Callback, Delivery, ProducerBatch
-from embedlog.producer.open_batch import OpenBatch
+from embedlog.producer.delivery import Callback, Delivery, DeliveryQueue, OpenBatch, ProducerBatch
 from embedlog.producer.partition_rows import Batches, RowPartitioner
 from embedlog.producer.partition_writer import PartitionWriter, closed_early
 from embedlog.producer.row_batches import CHUNK_BYTES
-from embedlog.producer.sender import SendQueue
 from embedlog.producer.topic_settings import TopicSettings
 from embedlog.producer.validation import check_size
 from embedlog.record import Appended
@@ -37,7 +35,7 @@ WRITE_BYTES = 2 << 20
 """The most that one append writes of a table.  Larger writes took longer per byte where it was
 measured (Linux 6.18, ext4): 5 MiB at once from a tenth longer to three times as long."""
 SHORT_WAIT = 0.05
-"""Seconds that a `send` that fills a batch waits for the partition before another thread must."""
+"""Seconds that `send` waits for a partition if it must drain; then another thread drains it."""
 
 
 class TopicQueue:
@@ -84,25 +82,27 @@ class TopicQueue:
         """
         context = self.context
         if size > context.always_allowed_bytes:
-            check_size(self.topic, size, context.config.max_request_size, value, key, headers)
+            kafka_bytes = request_size(value, key, headers)
+            check_size(self.topic, size, kafka_bytes, context.config.max_request_size)
         open_batch, pool = self.open_batch, context.buffer_pool
-        reservation = self.settings.reservation_bytes
-        fits = size <= reservation <= pool.memory - pool.buffered
-        if fits and not open_batch.reserved and not self.closed:
+        if not open_batch.reserved and not self.closed:
             # The first record of a batch, as every record is that a caller waits for.
-            self._reserve(open_batch, reservation)
-            return open_batch, reservation - size
+            reservation = self.settings.reservation_bytes
+            if size <= reservation <= pool.memory - pool.buffered:
+                self._reserve(open_batch, reservation)
+                return open_batch, reservation - size
         give_up_at, drained = None, context.synced
         while not self.closed:
             open_batch = self.open_batch
+            collected = open_batch.reserved - open_batch.free
             if open_batch.free >= size:
                 return open_batch, open_batch.free - size
-            if open_batch.size >= self.settings.drain_bytes and not drained:
+            if collected >= self.settings.drain_bytes and not drained:
                 drained = True
-                self._drain_unlocked([self])
-            elif open_batch.values and open_batch.size + size > CHUNK_BYTES:
+                self._drain_unlocked([self], SHORT_WAIT)
+            elif collected + size > CHUNK_BYTES and open_batch.values:
                 self.start_open_batch()
-            elif self._try_reserve(open_batch, size):
+            elif self._try_reserve(open_batch, size, self.settings.drain_bytes - collected):
                 return open_batch, open_batch.free - size
             else:
                 now = monotonic()
@@ -111,16 +111,15 @@ class TopicQueue:
                 self._wait_for_memory(give_up_at - now)
         raise ClosedError("The producer was closed", topic=self.topic)
 
-    def _try_reserve(self, open_batch: OpenBatch, size: int) -> bool:
+    def _try_reserve(self, open_batch: OpenBatch, size: int, until_drain: int) -> bool:
         """Reserve memory for at least one more record, if there is enough."""
-        pool, until_drain = self.context.buffer_pool, self.settings.drain_bytes - open_batch.size
-        step = self.context.reservation_bytes
-        if until_drain > 0:
-            step = min(step, until_drain)
-        reserved = min(max(size, step) - open_batch.free, pool.memory - pool.buffered)
-        if open_batch.free + reserved < size:
+        pool, step = self.context.buffer_pool, self.context.reservation_bytes
+        if 0 < until_drain < step:
+            step = until_drain
+        added = min(max(size, step) - open_batch.free, pool.memory - pool.buffered)
+        if open_batch.free + added < size:
             return False
-        self._reserve(open_batch, reserved)
+        self._reserve(open_batch, added)
         return True
 
     def _reserve(self, open_batch: OpenBatch, size: int) -> None:
@@ -150,13 +149,11 @@ class TopicQueue:
             context.sender.wake()
             pool.wait_locked(min(seconds_left, SHORT_WAIT))
 
-    def _drain_unlocked(
-        self, queues: Sequence[SendQueue], lock_timeout: float = SHORT_WAIT
-    ) -> None:
+    def _drain_unlocked(self, queues: Sequence[DeliveryQueue], lock_timeout: float) -> None:
         self.context.lock.release()
         try:
             for queue in queues:
-                queue.drain_if_free(lock_timeout)
+                queue.drain(lock_timeout, wait=False)
         finally:
             self.context.lock.acquire()
 
@@ -183,32 +180,23 @@ class TopicQueue:
             times.append(self._retry_at)
         return min(times, default=None)
 
-    def drain(self, deadline: float | None = None) -> bool:
-        """Write what was collected, in this thread; False if another thread held on too long."""
-        lock_timeout = None
-        if deadline is None:
-            self.drain_lock.acquire()
-        else:
-            lock_timeout = max(deadline - monotonic(), 0.0)
-            if not self.drain_lock.acquire(timeout=lock_timeout):
-                return False
-        try:
-            if not self._send_one_fast(lock_timeout):
-                self._send_all(lock_timeout)
-        finally:
-            self.drain_lock.release()
-        self.context.reports.notify()
-        return True
+    def drain(self, lock_timeout: float | None = None, *, wait: bool = True) -> bool:
+        """Write what was collected, in this thread; False if another thread is draining.
 
-    def drain_if_free(self, lock_timeout: float | None) -> None:
-        """Drain, unless another thread does, or writes must wait."""
-        if not self.drain_lock.acquire(blocking=False):
-            return
+        Args:
+            lock_timeout: Seconds to wait for the other thread, and for a partition's lock if
+                that is shorter than usual; None to wait as long as it takes.
+            wait: Whether to wait for the other thread.
+        """
+        drain_timeout = -1 if lock_timeout is None else lock_timeout
+        if not self.drain_lock.acquire(timeout=drain_timeout if wait else 0):
+            return False
         try:
             self.drain_locked(lock_timeout)
         finally:
             self.drain_lock.release()
         self.context.reports.notify()
+        return True
 
     def drain_locked(self, lock_timeout: float | None) -> None:
         """Encode what was collected, and append it.  The caller holds the ``drain_lock``.
@@ -216,68 +204,8 @@ class TopicQueue:
         Args:
             lock_timeout: Seconds to wait for a partition's lock, if shorter than usual.
         """
-        if not self._send_one_fast(lock_timeout):
-            self._send_all(lock_timeout)
-
-    def _send_one_fast(self, lock_timeout: float | None) -> bool:
-        """Write the only record of the queue, as `_send_all` does; False if there is more to do.
-
-        For ``send(...).result()`` in a loop.  Skips partitioning, cutting and queueing, which
-        would cost as much as the append.  What is unusual in any way is left to `_send_all`,
-        which also finds the errors.
-        """
-        # `send` adds a record in several steps, and its thread may be stopped between any two.
-        with self.context.lock:
-            writer = self._take_one_record()
-        if writer is None:
-            return False
-        open_batch = self.encoding[0]
-        key = open_batch.keys[0]
-        encoded = encode_one(open_batch.values[0], key, open_batch.timestamps[0])
-        if (key is None or self.ignores_keys) and self.settings.info.partitions > 1:
-            self.row_partitioner.sent_sticky(encoded.size)
-        try:
-            writer.write_one_fast(open_batch, encoded, lock_timeout)
-        finally:
-            self.encoding.clear()
-        return True
-
-    def _take_one_record(self) -> PartitionWriter | None:
-        """Take the only record out of the queue and return its writer; None to leave it.
-
-        The caller holds the producer's lock.
-        """
-        open_batch, settings = self.open_batch, self.settings
-        if (
-            len(open_batch.values) != 1
-            or self.full
-            or self.encoding
-            or open_batch.headers
-            or open_batch.explicit_partitions
-        ):
-            return None
-        if (
-            not settings.uncompressed
-            or self.context.abandoned
-            or settings.version != settings.current_version()
-        ):
-            return None
-        key, partition, partitions = open_batch.keys[0], 0, settings.info.partitions
-        if partitions != 1:
-            if key is None or self.ignores_keys:
-                partition = self.row_partitioner.sticky_partition()
-            else:
-                partition = partition_for_key(key, partitions)
-        writer = self.writers.get(partition)
-        if writer is None or not writer.can_write_fast() or (key is None and settings.compacts):
-            return None
-        if open_batch.reserved - open_batch.free > settings.one_record_bytes:
-            return None
-        self.encoding.append(open_batch)
-        self.open_batch = OpenBatch(self)
-        return writer
-
-    def _send_all(self, lock_timeout: float | None) -> None:
+        if self._send_one_fast(lock_timeout):
+            return
         if self.encoding:
             self._put_back()
         if monotonic() >= self._retry_at:
@@ -292,6 +220,54 @@ class TopicQueue:
                 writer.write(lock_timeout)
         if self.context.abandoned:
             self.abandon_locked()
+
+    def _send_one_fast(self, lock_timeout: float | None) -> bool:
+        """Write the only record of the queue; False if there is more to do.
+
+        For ``send(...).result()`` in a loop.  Skips partitioning, cutting and queueing, which
+        would cost as much as the append.  Leaves anything unusual to the general way of
+        `drain_locked`, which also reports the errors.
+        """
+        settings = self.settings
+        # `send` adds a record in several steps, and its thread may be stopped between any two.
+        with self.context.lock:
+            open_batch = self.open_batch
+            if (
+                len(open_batch.values) != 1
+                or self.full
+                or self.encoding
+                or open_batch.headers
+                or open_batch.explicit_partitions
+                or not settings.uncompressed
+                or self.context.abandoned
+                or settings.version != settings.current_version()
+            ):
+                return False
+            key, partitions, sticky = open_batch.keys[0], settings.info.partitions, False
+            if partitions == 1:
+                partition = 0
+            elif key is None or self.ignores_keys:
+                partition, sticky = self.row_partitioner.sticky_partition(), True
+            else:
+                partition = partition_for_key(key, partitions)
+            writer = self.writers.get(partition)
+            if (
+                writer is None
+                or not writer.can_write_fast()
+                or (key is None and settings.compacts)
+                or open_batch.reserved - open_batch.free > settings.one_record_bytes
+            ):
+                return False
+            self.encoding.append(open_batch)
+            self.open_batch = OpenBatch(self)
+        encoded = encode_one(open_batch.values[0], key, open_batch.timestamps[0])
+        if sticky:
+            self.row_partitioner.sent_sticky(encoded.size)
+        try:
+            writer.write_one_fast(open_batch, encoded, lock_timeout)
+        finally:
+            self.encoding.clear()
+        return True
 
     def _take_open_batches(self) -> None:
         with self.context.lock:
@@ -319,17 +295,21 @@ class TopicQueue:
         Returns False if it must be tried again later.
         """
         try:
-            info = self.settings.refresh()
+            self.settings.refresh()
             rows = open_batch.rows()
             self.check_keys(rows.keys, len(rows.values))
-            open_batch.order, batches = self.row_partitioner.split(
-                rows, open_batch.size, open_batch.explicit_partitions
-            )
-            encoded = list(batches)
+            size = open_batch.reserved - open_batch.free
+            order, batches = self.row_partitioner.split(rows, size, open_batch.explicit_partitions)
+            open_batch.order, encoded = order, list(batches)
             for partition in {partition for partition, _ in encoded}:
-                self.writer(info, partition)
+                self.writer(partition)
         except Exception as error:  # noqa: BLE001 - kept, and raised by the futures
-            return self._not_encoded(open_batch, error)
+            if getattr(error, "retriable", False) and monotonic() < open_batch.deadline:
+                self._retry_at = monotonic() + self.context.config.retry_backoff_ms / 1000
+                self.context.sender.wake()
+                return False
+            self.context.reports.not_encoded(open_batch, error)
+            return True
         size = sum(open_batch.add_batch(partition, batch).size for partition, batch in encoded)
         self.context.buffer_pool.release(open_batch.reserved - size)
         open_batch.seal()
@@ -343,28 +323,20 @@ class TopicQueue:
             if not batch.done() and batch not in waiting:
                 waiting.append(batch)
 
-    def _not_encoded(self, open_batch: OpenBatch, error: Exception) -> bool:
-        if getattr(error, "retriable", False) and monotonic() < open_batch.deadline:
-            self._retry_at = monotonic() + self.context.config.retry_backoff_ms / 1000
-            self.context.sender.wake()
-            return False
-        self._fail_open_batch(open_batch, error)
-        return True
-
-    def _fail_open_batch(self, open_batch: OpenBatch, error: Exception) -> None:
-        count = len(open_batch.values)
-        open_batch.error = error
-        open_batch.seal()
-        self.context.reports.not_encoded(open_batch, count, error)
-
-    def writer(self, info: TopicInfo, partition: int) -> PartitionWriter:
+    def writer(self, partition: int) -> PartitionWriter:
         """Return the writer of a partition, a new one if the topic was deleted and created."""
         log = self.context.root.partition(self.topic, partition)
         writer = self.writers.get(partition)
         if writer is None or writer.log is not log:
             if writer is not None:
                 writer.write()
-                writer.fail_all(_deleted(self.topic, partition))
+                error = UnknownTopicOrPartitionError(
+                    "The topic was deleted before the record was written",
+                    topic=self.topic,
+                    partition=partition,
+                    todo="Send the record again to write it to the topic that has the name now.",
+                )
+                writer.fail_all(error)
             writer = self.writers[partition] = PartitionWriter(self.context, log)
         return writer
 
@@ -393,64 +365,49 @@ class TopicQueue:
         try:
             with self.drain_lock:
                 self.drain_locked(None)
-                if numbered is None:
-                    self._send_unnumbered(delivery, batches)
-                else:
-                    self._send_numbered(delivery, batches, *numbered)
+                self._write_batches(delivery, batches, numbered)
         finally:
             delivery.sealed = True
             self.context.reports.notify()
         return delivery
 
-    def _send_unnumbered(self, delivery: Delivery, batches: Batches) -> None:
-        writer = None
+    def _write_batches(
+        self, delivery: Delivery, batches: Batches, numbered: tuple[int, int, int] | None
+    ) -> None:
+        writer, sequence, written_below = None, None, 0
+        if numbered is not None:
+            partition, sequence, count = numbered
+            writer = self.writer(partition)
+            self._write_all(writer)
+            state = writer.resume()
+            # If the call includes batches that the log remembers (G16), it repeats a call whose
+            # answer was lost: then the log has the records before those batches, too.
+            if state is not None and state.batches:
+                oldest = state.batches[0].first_sequence
+                written_below = oldest if oldest < sequence + count else 0
         for partition, encoded in batches:
             if writer is None or writer.log.partition != partition:
-                writer = self.writer(self.settings.info, partition)
-            if _is_full(writer, encoded.size):
-                self._write_all(writer)
-                if _cannot_continue(delivery):
-                    return
-            self._queue_batch(writer, delivery.add_batch(partition, encoded))
-        for writer in self.writers.values():
-            if writer.waiting:
-                writer.write()
-
-    def _send_numbered(
-        self, delivery: Delivery, batches: Batches, partition: int, sequence: int, count: int
-    ) -> None:
-        writer = self.writer(self.settings.info, partition)
-        self._write_all(writer)
-        written_below = self._written_below(writer, sequence, count)
-        for _, encoded in batches:
-            if _is_full(writer, encoded.size):
+                writer = self.writer(partition)
+            waiting = writer.waiting
+            if len(waiting) >= REMEMBERED or (
+                waiting and sum(batch.size for batch in waiting) + encoded.size > WRITE_BYTES
+            ):
                 self._write_all(writer)
                 if _cannot_continue(delivery):
                     return
             batch = delivery.add_batch(partition, encoded)
-            batch.sequence, batch.explicit = sequence, True
-            if sequence + batch.count <= written_below:
-                batch.encoded, batch.receipt = None, Appended(-1, -1, None, True)
-            else:
-                self._queue_batch(writer, batch)
-            sequence = producer_state.after(sequence, batch.count)
-        writer.write()
-
-    def _queue_batch(self, writer: PartitionWriter, batch: ProducerBatch) -> None:
-        self.context.buffer_pool.hold(batch.size)
-        writer.waiting.append(batch)
-
-    def _written_below(self, writer: PartitionWriter, first: int, count: int) -> int:
-        """Return the sequence below which the log has every record, whatever it remembers.
-
-        That is above ``first`` only if the call includes batches that the log remembers (G16):
-        then it repeats a call whose answer was lost, and did not begin with a wrong number.
-        """
-        state = writer.resume()
-        if state is None or not state.batches:
-            return first
-        oldest = state.batches[0].first_sequence
-        return oldest if first < oldest < first + count else first
+            if sequence is not None:
+                batch.sequence, batch.explicit = sequence, True
+                sequence = producer_state.after(sequence, batch.count)
+                if batch.sequence + batch.count <= written_below:
+                    batch.encoded, batch.receipt = None, Appended(-1, -1, None, True)
+                    continue
+            with self.context.lock:
+                self.context.buffer_pool.buffered += batch.size
+            waiting.append(batch)
+        for writer in self.writers.values():
+            if writer.waiting:
+                writer.write()
 
     def _write_all(self, writer: PartitionWriter) -> None:
         """Append what waits before more is encoded, which keeps memory small."""
@@ -467,11 +424,10 @@ class TopicQueue:
     def wait_for_progress(self, deadline: float | None) -> None:
         """Wait until another attempt may succeed, or until the deadline."""
         due = self.due_at()
-        now = monotonic()
-        until = now + 0.05 if due is None else due
+        until = monotonic() + 0.05 if due is None else due
         if deadline is not None:
             until = min(until, deadline)
-        self.context.buffer_pool.wait(until - now)
+        self.context.buffer_pool.wait(until - monotonic())
 
     def flush(self, deadline: float | None) -> None:
         """Return once all that was sent before is written or failed (G10).
@@ -480,14 +436,13 @@ class TopicQueue:
             TimeoutError: The deadline passed before.
         """
         with self.context.lock:
-            unfinished: list[Any] = [*self.encoding, *self.full]
+            unfinished: list[Any] = [*self.encoding, *self.full, *self._waiting_batches()]
             if self.open_batch.values:
                 unfinished.append(self.open_batch)
-        drained = self.drain(deadline)
-        unfinished += [
-            batch for writer in list(self.writers.values()) for batch in tuple(writer.waiting)
-        ]
-        while not (drained and all(batch.done() for batch in unfinished)):
+        while True:
+            drained = self.drain(None if deadline is None else max(deadline - monotonic(), 0.0))
+            if drained and all(batch.done() for batch in unfinished):
+                return
             if deadline is not None and monotonic() >= deadline:
                 raise TimeoutError(
                     "Not everything was written in time",
@@ -495,7 +450,6 @@ class TopicQueue:
                     todo="The rest may still be written; flush again.",
                 )
             self.wait_for_progress(deadline)
-            drained = self.drain(deadline)
 
     def add_callback(self, callback: Callback) -> bool:
         """Keep a callback for later; False if its record is done."""
@@ -506,13 +460,16 @@ class TopicQueue:
             future._delivery.callbacks.append(callback)
             return True
 
+    def _waiting_batches(self) -> list[ProducerBatch]:
+        writers = list(self.writers.values())
+        return [batch for writer in writers for batch in tuple(writer.waiting)]
+
     def unsent_records(self) -> int:
         """Return how many records are not written yet."""
-        open_batches = [*self.encoding, *self.full, self.open_batch]
-        writers = list(self.writers.values())
-        return sum(len(open_batch.values) for open_batch in open_batches) + sum(
-            batch.count for writer in writers for batch in tuple(writer.waiting)
+        collected = sum(
+            len(batch.values) for batch in (*self.encoding, *self.full, self.open_batch)
         )
+        return collected + sum(batch.count for batch in self._waiting_batches())
 
     def after_fork(self) -> None:
         """Fail, in a forked child, the records that the parent writes."""
@@ -521,9 +478,8 @@ class TopicQueue:
         )
         for open_batch in (*self.encoding, *self.full, self.open_batch):
             open_batch.error = error
-        for writer in self.writers.values():
-            for batch in writer.waiting:
-                batch.error = error
+        for batch in self._waiting_batches():
+            batch.error = error
 
     def abandon(self) -> None:
         """Fail everything that is not written; what another thread is writing, after that."""
@@ -550,7 +506,7 @@ class TopicQueue:
         error = closed_early(self.topic)
         for open_batch in unsent:
             if open_batch.values:
-                self._fail_open_batch(open_batch, error)
+                self.context.reports.not_encoded(open_batch, error)
 
 
 def no_key(topic: str, indices: list[int]) -> InvalidRecordError:
@@ -562,23 +518,6 @@ def no_key(topic: str, indices: list[int]) -> InvalidRecordError:
         topic=topic,
         indices=indices,
     )
-
-
-def _deleted(topic: str, partition: int) -> UnknownTopicOrPartitionError:
-    return UnknownTopicOrPartitionError(
-        "The topic was deleted before the record was written",
-        topic=topic,
-        partition=partition,
-        todo="Send the record again to write it to the topic that has the name now.",
-    )
-
-
-def _is_full(writer: PartitionWriter, size: int) -> bool:
-    """Return whether to write what waits before a batch of ``size`` bytes is added."""
-    waiting = writer.waiting
-    if len(waiting) >= REMEMBERED:
-        return True
-    return bool(waiting) and sum(batch.size for batch in waiting) + size > WRITE_BYTES
 
 
 def _cannot_continue(delivery: Delivery) -> bool:

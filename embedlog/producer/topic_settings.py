@@ -1,4 +1,4 @@
-"""What a producer knows of a topic: its settings and partitions, and the sizes that follow."""
+"""What a producer knows about a topic: its settings and partitions, and the sizes that follow."""
 
 from __future__ import annotations
 

@@ -1,22 +1,15 @@
-"""Checks of what a program sends: types, sizes, timestamps and partitions."""
+"""Checks of what a program sends: types, sizes and partitions."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from embedlog import catalog
-from embedlog.batch import MAX_BATCH_BYTES, request_size
-from embedlog.errors import (
-    RecordTooLargeError,
-    SerializationError,
-    UnknownTopicOrPartitionError,
-)
+from embedlog.batch.wire import MAX_BATCH_BYTES
+from embedlog.errors import RecordTooLargeError, SerializationError, UnknownTopicOrPartitionError
 from embedlog.producer.row_batches import Rows
 
 MAX_RECORD_BYTES = MAX_BATCH_BYTES - (1 << 20)
-REQUEST_BYTES = 81
-"""The most that Kafka's producer counts for a record above what ``buffer_memory`` counts."""
 
 
 def serialize(serializer: Any, topic: str, item: Any) -> Any:
@@ -44,10 +37,11 @@ def to_bytes(item: Any, what: str) -> bytes | None:
 
 def check_all_bytes(rows: Rows) -> None:
     """Check all types before the first of several batches is written."""
-    for column, what in ((rows.values, "value"), (rows.keys, "key")):
-        if column is not None:
-            for item_type in set(map(type, column)) - {bytes, type(None), bytearray, memoryview}:
-                to_bytes(item_type(), what)
+    allowed = {bytes, type(None), bytearray, memoryview}
+    for items, what in ((rows.values, "value"), (rows.keys, "key")):
+        if items is not None and set(map(type, items)) - allowed:
+            for item in items:
+                to_bytes(item, what)
 
 
 def check_headers(headers: Any) -> Any:
@@ -60,14 +54,6 @@ def check_headers(headers: Any) -> Any:
     return [(name, to_bytes(value, "header")) for name, value in headers]
 
 
-def check_timestamp(timestamp: Any) -> None:
-    """Refuse what is not milliseconds as an int64."""
-    if type(timestamp) is not int or not -(1 << 63) <= timestamp < 1 << 63:
-        raise SerializationError(
-            f"A timestamp must be an int of milliseconds with 64 bits, got {timestamp!r}"
-        )
-
-
 def check_partition(topic: str, partition: Any, partitions: int) -> None:
     """Refuse a partition that the topic does not have (G1)."""
     catalog.check_partition(topic, partition)
@@ -77,31 +63,18 @@ def check_partition(topic: str, partition: Any, partitions: int) -> None:
         )
 
 
-def always_allowed_bytes(max_request_size: int) -> int:
-    """Return up to which size, as ``buffer_memory`` counts it, any record may be sent."""
-    return min(max_request_size - REQUEST_BYTES, MAX_RECORD_BYTES)
-
-
-def check_size(
-    topic: str,
-    size: int,
-    max_request_size: int,
-    value: bytes | None,
-    key: bytes | None,
-    headers: Sequence[tuple[str, bytes | None]] | None,
-) -> None:
+def check_size(topic: str, size: int, kafka_bytes: int, max_request_size: int) -> None:
     """Refuse a record that is too large (G7).
 
     Args:
         topic: For the error.
         size: As ``buffer_memory`` counts it.
-        max_request_size: The setting, in bytes as Kafka's producer counts them.
-        value, key, headers: The record.
+        kafka_bytes: As Kafka's producer counts it.
+        max_request_size: The setting.
 
     Raises:
         RecordTooLargeError: The record is over ``max_request_size`` or `MAX_RECORD_BYTES`.
     """
-    kafka_bytes = request_size(value, key, headers)
     if kafka_bytes > max_request_size:
         raise RecordTooLargeError(
             f"A record of {kafka_bytes} bytes, as Kafka's producer counts them, is over "

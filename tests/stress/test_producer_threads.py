@@ -64,13 +64,13 @@ ROW = {
     "    self.values.append(value)\n": "",
     "row = len(self.values)\n": "row = len(self.values)\n    self.values.append(value)\n",
 }
-LOCKED = "    with self.context.lock:\n        writer = self._take_one_record()\n"
+UNLOCKED = {"with self.context.lock:": "if 1:"}
 ONE_FAST = "embedlog.producer.topic_queue:TopicQueue._send_one_fast"
 BUGS = {
     "a drain reads a record that is being added": (
         ("send_with_everything", "drain"),
-        Change("embedlog.producer.open_batch:OpenBatch.add_row", ROW),
-        Change(ONE_FAST, {LOCKED: "    writer = self._take_one_record()\n"}),
+        Change("embedlog.producer.delivery:OpenBatch.add_row", ROW),
+        Change(ONE_FAST, UNLOCKED),
     ),
     "a future reads an outcome that is being set": (
         ("send_and_wait", "wait_for_all"),
@@ -78,11 +78,8 @@ BUGS = {
     ),
     "a drain takes the open batch without the lock": (
         ("send_and_wait", "drain"),
-        Change(
-            "embedlog.producer.topic_queue:TopicQueue._take_open_batches",
-            {"with self.context.lock:": "if 1:"},
-        ),
-        Change(ONE_FAST, {LOCKED: "    writer = None\n"}),
+        Change("embedlog.producer.topic_queue:TopicQueue._take_open_batches", UNLOCKED),
+        Change(ONE_FAST, {**UNLOCKED, "len(open_batch.values) != 1": "True"}),
     ),
 }
 

@@ -113,7 +113,7 @@ class ProducerCalls:
         for queue in list(self.producer._queues.values()):
             queue.due_at()
             queue.pending()
-            queue.drain_if_free(None)
+            queue.drain(wait=False)
 
     def inspect(self) -> None:
         self.producer.metrics()
