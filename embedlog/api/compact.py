@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from embedlog.compaction import CleanResult, explain, select_due, try_clean
+from embedlog.compaction import CleanOptions, CleanResult, explain, select_due, try_clean
 from embedlog.config import MaintenanceConfig
 from embedlog.errors import EmbedlogError, FencedError, InvalidConfigError
 from embedlog.partition import PartitionLog
@@ -37,9 +37,9 @@ def compact(
         logs = [cleanable.log for cleanable in select_due(logs, root.clock(), failed)]
     results = []
     for index, log in enumerate(logs):
-        report = _scale(progress, index, len(logs))
+        options = CleanOptions(settings=config, progress=_scale(progress, index, len(logs)))
         # With force, roll first: the active segment, with the latest records, is never cleaned.
-        results.append(try_clean(log, root.clock(), settings=config, progress=report, roll=force))
+        results.append(try_clean(log, root.clock(), options, roll=force))
     errors = [*failed.values(), *(result.error for result in results if result.error is not None)]
     # All partitions were tried before the first error is raised.
     for error in errors:

@@ -6,12 +6,9 @@ import logging
 from collections.abc import Iterable
 
 from embedlog.compaction.cleanable import select_due
-from embedlog.compaction.cleaner import CleanResult, Progress, clean
-from embedlog.compaction.throttle import Throttle
-from embedlog.config import MaintenanceConfig
+from embedlog.compaction.cleaner import DEFAULT_OPTIONS, CleanOptions, CleanResult, clean
 from embedlog.errors import ClosedError, EmbedlogError, FencedError
 from embedlog.partition import PartitionLog
-from embedlog.partition.replace import Fence, no_fence
 
 _logger = logging.getLogger("embedlog.compaction")
 
@@ -20,10 +17,7 @@ def clean_round(
     logs: Iterable[PartitionLog],
     now_ms: int,
     failed: dict[PartitionLog, EmbedlogError],
-    *,
-    settings: MaintenanceConfig | None = None,
-    fence: Fence = no_fence,
-    throttle: Throttle | None = None,
+    options: CleanOptions = DEFAULT_OPTIONS,
 ) -> list[CleanResult]:
     """Clean the partitions that are due, the most urgent first (D3, D4).
 
@@ -32,10 +26,8 @@ def clean_round(
         now_ms: The time.
         failed: Partitions to skip, with the error of their last compaction.  Those that
             fail in this round are added; the caller removes them.
-        settings: As in `clean`.
-        fence: As in `clean`; after a `FencedError` the round goes on with the next
+        options: How to clean.  After a `FencedError` the round goes on with the next
             partition, which calls the fence again.
-        throttle: As in `clean`.
 
     Raises:
         ClosedError: The log was closed meanwhile.
@@ -45,10 +37,9 @@ def clean_round(
     for log in logs:
         _roll_idle(log, now_ms, failed)
     for cleanable in select_due(logs, now_ms, failed):
-        log = cleanable.log
-        result = try_clean(log, now_ms, settings=settings, fence=fence, throttle=throttle)
+        result = try_clean(cleanable.log, now_ms, options)
         if result.error is not None and not isinstance(result.error, FencedError):
-            failed[log] = result.error
+            failed[cleanable.log] = result.error
         results.append(result)
     return results
 
@@ -73,11 +64,8 @@ def _roll_idle(log: PartitionLog, now_ms: int, failed: dict[PartitionLog, Embedl
 def try_clean(
     log: PartitionLog,
     now_ms: int,
+    options: CleanOptions = DEFAULT_OPTIONS,
     *,
-    settings: MaintenanceConfig | None = None,
-    fence: Fence = no_fence,
-    progress: Progress | None = None,
-    throttle: Throttle | None = None,
     roll: bool = False,
 ) -> CleanResult:
     """Clean one partition as `clean` does, but return errors in the result.
@@ -87,14 +75,11 @@ def try_clean(
     Raises:
         ClosedError: The log was closed meanwhile.
     """
+    reserve = log.context.reserve
     try:
         if roll:
-            log.context.reserve.used_by(log.roll)
-        return log.context.reserve.used_by(
-            lambda: clean(
-                log, now_ms, settings=settings, fence=fence, progress=progress, throttle=throttle
-            )
-        )
+            reserve.used_by(log.roll)
+        return reserve.used_by(lambda: clean(log, now_ms, options))
     except ClosedError:
         raise
     except EmbedlogError as error:

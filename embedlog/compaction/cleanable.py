@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import takewhile
 from typing import NamedTuple
 
 from embedlog import keyspace
@@ -64,7 +65,7 @@ def inspect(log: PartitionLog, now_ms: int) -> CleanableRange:
         for segment in log.segments.values()
         if segment.next_offset is not None and start < segment.next_offset <= tail.high_watermark
     ]
-    sealed_end = max((segment.next_offset or 0 for segment in sealed), default=start)
+    sealed_end = (sealed[-1].next_offset if sealed else None) or start
     first_dirty = _first_dirty(log, start, sealed_end, tail.log_end_offset)
     dirty = [segment for segment in sealed if (segment.next_offset or 0) > first_dirty]
     lease = leases.held_from(log)
@@ -101,12 +102,11 @@ def _before_young(
     """Return the dirty segments before the first one with a younger record (D2)."""
     if not log.config.min_compaction_lag_ms:
         return dirty
-    young = (
-        index
-        for index, segment in enumerate(dirty)
-        if segment.max_timestamp is not None and segment.max_timestamp > max_timestamp
-    )
-    return dirty[: next(young, len(dirty))]
+
+    def is_old(segment: SegmentInfo) -> bool:
+        return segment.max_timestamp is None or segment.max_timestamp <= max_timestamp
+
+    return list(takewhile(is_old, dirty))
 
 
 def _is_overdue(log: PartitionLog, dirty: list[SegmentInfo], now_ms: int) -> bool:
@@ -163,7 +163,15 @@ def explain(log: PartitionLog, now_ms: int) -> str:
     if not config.compacts:
         return f"{name}: not compacted: cleanup.policy is {config.cleanup_policy!r}."
     cleanable = inspect(log, now_ms)
-    return f"{name}: {_verdict(cleanable)} {_offset_ranges(cleanable)}"
+    cleaned_or_cleanable = cleanable.clean_bytes + cleanable.cleanable_bytes
+    rest = max(log.size_bytes() - cleaned_or_cleanable, cleanable.too_young_bytes, 0)
+    return (
+        f"{name}: {_verdict(cleanable)} "
+        f"Offsets {cleanable.start} to {cleanable.first_dirty} are clean "
+        f"({cleanable.clean_bytes:,} bytes), up to {cleanable.first_uncleanable} can be cleaned "
+        f"({cleanable.cleanable_bytes:,} bytes), up to {log.end_offset()} cannot yet "
+        f"({rest:,} bytes)."
+    )
 
 
 def _verdict(cleanable: CleanableRange) -> str:
@@ -196,14 +204,3 @@ def _verdict(cleanable: CleanableRange) -> str:
             f"segment.ms {config.segment_ms}, or by compact(force=True)."
         )
     return "nothing to do: everything is compacted."
-
-
-def _offset_ranges(cleanable: CleanableRange) -> str:
-    known_bytes = cleanable.clean_bytes + cleanable.cleanable_bytes
-    rest = max(cleanable.log.size_bytes() - known_bytes, 0)
-    return (
-        f"Offsets {cleanable.start} to {cleanable.first_dirty} are clean "
-        f"({cleanable.clean_bytes:,} bytes), up to {cleanable.first_uncleanable} can be cleaned "
-        f"({cleanable.cleanable_bytes:,} bytes), up to {cleanable.log.end_offset()} cannot yet "
-        f"({max(rest, cleanable.too_young_bytes):,} bytes)."
-    )

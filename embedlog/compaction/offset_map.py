@@ -86,10 +86,7 @@ class OffsetMap:
 
     def _count_fitting(self, high: UInt64Array, low: UInt64Array) -> int:
         new = np.flatnonzero(self.ends(high, low) == 0)
-        order = np.lexsort((new, low[new], high[new]))
-        new = new[order]
-        first = np.ones(len(new), bool)
-        first[1:] = (high[new][1:] != high[new][:-1]) | (low[new][1:] != low[new][:-1])
+        _, first = np.unique(np.stack((high[new], low[new])), axis=1, return_index=True)
         firsts = np.sort(new[first])
         room = self.capacity - self.count
         return len(high) if len(firsts) <= room else int(firsts[room])

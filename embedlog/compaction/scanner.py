@@ -59,6 +59,22 @@ class ScannedBatches:
         """The two halves of the hash of each key."""
         return self._hasher.keys(self._keys)
 
+    def keyed_rows(self, start: int, stop: int) -> BoolArray | None:
+        """Return which rows are records with a key in ``[start, stop)``; None if all are."""
+        rows, offsets, records = self.valid, self.offsets, data_rows(self)
+        if records is not None:
+            rows = records if rows is None else rows & records
+        if len(offsets) and not start <= offsets[0] <= offsets[-1] < stop:
+            within = (offsets >= start) & (offsets < stop)
+            rows = within if rows is None else rows & within
+        return rows
+
+    def keys(self, start: int, stop: int) -> tuple[UInt64Array, UInt64Array, Int64Array]:
+        """Return the hashes and the offsets of the records with a key in ``[start, stop)``."""
+        (high, low), offsets = self.hashes, self.offsets
+        rows = self.keyed_rows(start, stop)
+        return (high, low, offsets) if rows is None else (high[rows], low[rows], offsets[rows])
+
     def start(self, index: int) -> int:
         """Return the index of the first row of a batch."""
         return int(self.ends[index]) - self.batches[index].count
@@ -115,8 +131,13 @@ def nulls(column: Any) -> BoolArray:
     validity = column.buffers()[0]
     if validity is None:
         return np.zeros(len(column), bool)
-    bits = np.unpackbits(np.frombuffer(validity, np.uint8), bitorder="little")
-    return bits[column.offset : column.offset + len(column)] == 0
+    return ~bits(validity, column)
+
+
+def bits(buffer: Any, column: Any) -> BoolArray:
+    """Return a buffer with a bit for each row of a `pyarrow.Array` as booleans."""
+    unpacked = np.unpackbits(np.frombuffer(buffer, np.uint8), bitorder="little").view(bool)
+    return unpacked[column.offset : column.offset + len(column)]
 
 
 class SegmentScanner:
@@ -132,9 +153,11 @@ class SegmentScanner:
         self, log: PartitionLog, chunk_bytes: int, before_chunk: Callable[[int], None]
     ) -> None:
         self._log, self._chunk_bytes, self._before_chunk = log, chunk_bytes, before_chunk
-        self.hasher = KeyHasher()
+        self._hasher = KeyHasher()
 
-    def batches(self, segment: SegmentInfo, offset: int = 0) -> Iterator[list[Batch]]:
+    def chunks(
+        self, segment: SegmentInfo, offset: int = 0, *, whole: bool = False
+    ) -> Iterator[ScannedBatches]:
         """Yield the batches of a sealed segment from an offset on, many at a time."""
         file = self._log.open_segment(segment)
         position = None
@@ -146,14 +169,8 @@ class SegmentScanner:
             end = batches[-1].position + batches[-1].size
             self._before_chunk(end - position)
             position = end
-            yield from _split([batch for batch in batches if batch.next_offset > offset])
-
-    def chunks(
-        self, segment: SegmentInfo, offset: int = 0, *, whole: bool = False
-    ) -> Iterator[ScannedBatches]:
-        """Yield the batches of a sealed segment from an offset on, with hashed keys."""
-        for batches in self.batches(segment, offset):
-            yield ScannedBatches(batches, self.hasher, whole=whole)
+            for part in _split([batch for batch in batches if batch.next_offset > offset]):
+                yield ScannedBatches(part, self._hasher, whole=whole)
 
 
 def _split(batches: list[Batch]) -> Iterator[list[Batch]]:
@@ -177,7 +194,7 @@ def where_last(chunk: ScannedBatches, offset_map: OffsetMap) -> BoolArray:
         start, stop = int(offsets[0]), int(offsets[-1]) + 1
         replaced = offset_map.replaced(start, stop)
         if replaced is not None:
-            # Noted while the keys were read, which need not be read again.
+            # Noted when the keys were read; they need not be read again.
             dense = len(replaced) == len(offsets)
             return ~replaced if dense else ~replaced[offsets - start]
     return offset_map.ends(*chunk.hashes) <= offsets + 1
