@@ -21,7 +21,7 @@ import numpy as np
 from embedlog.batch import CONTROL, Batch
 from embedlog.catalog import SegmentInfo
 from embedlog.compaction.cleanable import CleanableRange, inspect
-from embedlog.compaction.key_hash import BoolArray, Int64Array
+from embedlog.compaction.key_hash import BoolArray
 from embedlog.compaction.offset_map import OffsetMap
 from embedlog.compaction.rewriter import UNSTAMPED, BatchKind, Rewriter
 from embedlog.compaction.scanner import ScannedBatches, SegmentScanner, data_rows, nulls, where_last
@@ -241,8 +241,6 @@ class CleanPass:
             total = self._total_bytes
             self._cleaner.progress(min(self._read_bytes, total), total)
 
-    # First: the last offset of each key
-
     def read_keys(self) -> None:
         """Fill the map; the pass ends at the first key that does not fit."""
         first_dirty = self._cleanable.first_dirty
@@ -255,8 +253,6 @@ class CleanPass:
                 if fitting < len(offsets):
                     self.end = int(offsets[fitting])
                     return
-
-    # Then: drop what was replaced
 
     def rewrite(self) -> None:
         """Rewrite the log up to the end of the pass, group by group."""
@@ -366,8 +362,6 @@ class CleanPass:
         group.count(self._cleaner.result)
         self._group, self._checkpointed = None, cleaned is not None
 
-    # The rows of a segment
-
     def _rewrite_segment(self, segment: SegmentInfo) -> None:
         if self._group is None:
             self._group = SegmentGroup(self._log, segment)
@@ -385,10 +379,11 @@ class CleanPass:
         """Write the rows that are kept; batches of one kind and one horizon together."""
 
         def parts() -> Iterator[tuple[tuple[Any, ...], tuple[int, BoolArray]]]:
-            counts = np.diff(np.append(0, np.cumsum(kept))[chunk.ends], prepend=0)
-            for index in self._batches_to_write(chunk, counts):
-                batch = chunk.batches[index]
+            counts = np.diff(np.append(0, np.cumsum(kept))[chunk.ends], prepend=0).tolist()
+            for index, (batch, count) in enumerate(zip(chunk.batches, counts, strict=True)):
                 exact = batch if self._is_last_of_producer(batch) else None
+                if exact is None and not count:
+                    continue
                 rows = kept[chunk.start(index) : chunk.ends[index]]
                 for part, horizon in self._split_by_horizon(group, chunk, index, rows):
                     yield (exact, BatchKind.of(batch), horizon, batch.has_headers), (index, part)
@@ -400,14 +395,6 @@ class CleanPass:
                 group.rewriter.add(table, kind, horizon)
             else:
                 group.rewriter.add_exact(table, kind, horizon, exact)
-
-    def _batches_to_write(self, chunk: ScannedBatches, counts: Int64Array) -> list[int]:
-        """Return the batches that keep rows, or are the last ones of a producer."""
-        indices = set(np.flatnonzero(counts).tolist())
-        if self._last_batch_of_producer:
-            batches = enumerate(chunk.batches)
-            indices.update(index for index, batch in batches if self._is_last_of_producer(batch))
-        return sorted(indices)
 
     def _is_last_of_producer(self, batch: Batch) -> bool:
         producer_id = batch.producer_id

@@ -78,15 +78,6 @@ class LoadOptions:
                 "The output and the checkpoint must be directories of this machine, not URLs"
             )
 
-    def open_log(self) -> Log:
-        """Open the log, writable if possible: then a lease keeps what is read.
-
-        Raises:
-            NotALogError: There is none.
-        """
-        log: Log = open_existing_log(self.root, "Check the path of the log.")
-        return log
-
     def topic_names(self, log: Log) -> list[str]:
         """Return the topics to load that exist now.
 
@@ -156,11 +147,21 @@ def load(
         follow=follow,
         fail_on_data_loss=fail_on_data_loss,
     )
-    with options.open_log() as log:
+    # Writable if possible: then a lease keeps the records that are read.
+    with open_existing_log(options.root, "Check the path of the log.") as log:
         if not options.topic_names(log):
             _logger.warning("No topic of the log matches the pattern %r", pattern)
         with ParquetOutput(options.into) as output:
-            _load(options, output, log, spark, progress or (lambda *_: None))
+            with stop_requests(follow is not None) as stop:
+                session = _start_session(stop) if spark is None else spark
+                if session is not None:
+                    try:
+                        LoadQuery(options, output, session, log, progress).run(stop)
+                    finally:
+                        if spark is None:
+                            _stop_session(session, stop)
+            if stop.is_set() and follow is None:
+                raise KeyboardInterrupt
             ends = output.published.ends
             if not check:
                 return AuditReport(output.rows, {}, ends)
@@ -169,21 +170,6 @@ def load(
             if not report.problems:
                 output.write_compared(report.seen)
             return report
-
-
-def _load(
-    options: LoadOptions, output: ParquetOutput, log: Log, spark: Any, progress: Progress
-) -> None:
-    with stop_requests(options.follow is not None) as stop:
-        session = _start_session(stop) if spark is None else spark
-        if session is not None:
-            try:
-                LoadQuery(options, output, session, log, progress).run(stop)
-            finally:
-                if spark is None:
-                    _stop_session(session, stop)
-    if stop.is_set() and options.follow is None:
-        raise KeyboardInterrupt
 
 
 def _start_session(stop: threading.Event) -> Any:
@@ -236,10 +222,15 @@ class LoadQuery:
     """The streaming query, and how it publishes each micro-batch."""
 
     def __init__(
-        self, options: LoadOptions, output: ParquetOutput, spark: Any, log: Log, progress: Progress
+        self,
+        options: LoadOptions,
+        output: ParquetOutput,
+        spark: Any,
+        log: Log,
+        progress: Progress | None,
     ) -> None:
         self._options, self._output, self._spark = options, output, spark
-        self._log, self._progress = log, progress
+        self._log, self._progress = log, progress or (lambda *_: None)
         self._failure: BaseException | None = None
         # Spark stops a query without waiting for the thread that runs `_publish`.
         self._publish_lock, self._stopped = threading.Lock(), False
@@ -277,29 +268,23 @@ class LoadQuery:
 
     def _start(self) -> Any:
         options = self._options
-        stream = self._spark.readStream.format("embedlog").options(**self._source_options())
+        subscription = {"subscribe": ",".join(options.topics)}
+        if options.pattern is not None:
+            subscription = {"subscribePattern": options.pattern}
+        stream = self._spark.readStream.format("embedlog").options(
+            path=options.root,
+            includeHeaders=True,
+            failOnDataLoss=options.fail_on_data_loss,
+            startingOffsets=self._starting_offsets(),
+            maxOffsetsPerTrigger=options.max_records_per_trigger,
+            **subscription,
+        )
         writer = stream.load().writeStream.foreachBatch(self._publish)
         writer = writer.option("checkpointLocation", options.checkpoint_location)
         writer = writer.queryName("embedlog.pipeline")
         if options.follow is None:
             return writer.trigger(availableNow=True).start()
         return writer.trigger(processingTime=f"{options.follow * 1000:.0f} milliseconds").start()
-
-    def _source_options(self) -> dict[str, str]:
-        options = self._options
-        subscription = (
-            {"subscribe": ",".join(options.topics)}
-            if options.pattern is None
-            else {"subscribePattern": options.pattern}
-        )
-        return {
-            "path": options.root,
-            "includeHeaders": "true",
-            "failOnDataLoss": str(options.fail_on_data_loss).lower(),
-            "startingOffsets": self._starting_offsets(),
-            "maxOffsetsPerTrigger": str(options.max_records_per_trigger),
-            **subscription,
-        }
 
     def _starting_offsets(self) -> str:
         """Return where a query without a checkpoint starts: at the end of what is published."""

@@ -1,8 +1,8 @@
 """Writes the rows of one task: as finished batches in a staged file, which no reader sees yet.
 
 A task may be killed at any time, run twice, or run on a host that only shares
-the directory; so it opens no database and takes no lock.  What it has to know
-about the topics is read on the driver and pickled with it.
+the directory; so it opens no database and takes no lock.  The driver reads what
+a task needs to know about the topics, and Spark pickles it with the task.
 """
 
 from __future__ import annotations
@@ -76,7 +76,16 @@ class WriteTask:
             EmbedlogError: A row cannot be written; the staged file is removed.
         """
         freeze_gc()
-        files = _open_directory(self.path)
+        try:
+            files = Files(self.path)
+        except (EmbedlogError, OSError) as error:
+            raise StorageError(
+                f"This executor (process {os.getpid()} on {os.uname().nodename}) cannot write to "
+                f"the log's directory: {error}",
+                path=self.path,
+                todo="Executors write to the directory of the log itself: run them on the same "
+                "host, or share the directory under the same path.",
+            ) from error
         # Each application numbers its tasks from 0, and each stage its attempts.
         name = f"{partition_id:05d}-{attempt_number}-{uuid.uuid4().hex[:12]}"
         writer = StagedFileWriter(files, self.directory, name)
@@ -90,19 +99,6 @@ class WriteTask:
             raise
         finally:
             files.close_all()
-
-
-def _open_directory(path: str) -> Files:
-    try:
-        return Files(path)
-    except (EmbedlogError, OSError) as error:
-        raise StorageError(
-            f"This executor (process {os.getpid()} on {os.uname().nodename}) cannot write to the "
-            f"log's directory: {error}",
-            path=path,
-            todo="Executors write to the directory of the log itself: run them on the same host, "
-            "or share the directory under the same path.",
-        ) from error
 
 
 def combine_batches(batches: Iterable[Any]) -> Iterator[Any]:
@@ -152,11 +148,9 @@ class TaskPartitioner:
                 "Null topic present in the data. Use the topic option for setting a topic"
             )
         topics = pc.unique(column).to_pylist()
-        if len(topics) == 1:
-            yield topics[0], table
-            return
         for topic in topics:
-            yield topic, table.filter(pc.equal(column, data(topic.encode(), column.type)))
+            scalar = data(topic.encode(), column.type)
+            yield topic, table if len(topics) == 1 else table.filter(pc.equal(column, scalar))
 
     def _split(self, target: TargetTopic, table: Any) -> None:
         columns = _record_columns(table)

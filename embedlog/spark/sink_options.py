@@ -77,7 +77,11 @@ def parse(options: Mapping[str, str]) -> SinkOptions:
         raise InvalidConfigError(
             "The option 'txnAppId' must not be empty", todo="Leave it out or name the application."
         )
-    version, lock_timeout = reader.number("txnVersion"), reader.number("lockTimeout")
+    lock_timeout = reader.number("lockTimeout")
+    location = reader.raw("checkpointLocation") or ""
+    if location and "://" not in location.removeprefix("file://"):
+        # One spelling, so that the location is recognised when it is used again.
+        location = absolute_path(location)
     parsed = SinkOptions(
         path=reader.root(),
         topic=reader.raw("topic"),
@@ -85,9 +89,9 @@ def parse(options: Mapping[str, str]) -> SinkOptions:
         compression=reader.choice("compression", "", "none", "lz4", "zstd") or None,
         lock_timeout=10.0 if lock_timeout is None else lock_timeout,
         txn_app_id=reader.raw("txnAppId"),
-        txn_version=None if version is None else int(version),
+        txn_version=reader.version("txnVersion"),
         allow_restart=reader.flag("allowRestart"),
-        checkpoint_location=_canonical(reader.raw("checkpointLocation") or ""),
+        checkpoint_location=location,
     )
     # A stream needs no version: it counts its batches.  `check_batch` requires one.
     if parsed.txn_version is not None and parsed.txn_app_id is None:
@@ -95,13 +99,6 @@ def parse(options: Mapping[str, str]) -> SinkOptions:
             "txnVersion is set without txnAppId", todo="Set txnAppId to the application's name."
         )
     return parsed
-
-
-def _canonical(location: str) -> str:
-    """Return one spelling of a location, so that it is recognised when it is used again."""
-    if not location or "://" in location.removeprefix("file://"):
-        return location
-    return absolute_path(location)
 
 
 def check_batch(options: SinkOptions, overwrite: bool) -> None:
@@ -121,8 +118,6 @@ def check_batch(options: SinkOptions, overwrite: bool) -> None:
             todo="Number the writes: in foreachBatch the batch id is the version.",
         )
 
-
-# Columns
 
 _TEXT = ("string", "binary")
 COLUMNS = {

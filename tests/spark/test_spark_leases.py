@@ -12,8 +12,8 @@ from support.sparks import read_all, values_of
 
 import embedlog
 from embedlog.errors import DataLossError
-from embedlog.spark.batch_scan import plan_batch
 from embedlog.spark.datasource import StreamReader
+from embedlog.spark.input_partitions import plan_batch
 from embedlog.spark.micro_batch import MicroBatchStream
 from embedlog.spark.source import LogSource
 from embedlog.spark.source_options import parse
