@@ -13,8 +13,7 @@ from __future__ import annotations
 
 from embedlog.compaction.clean_round import clean_round, try_clean
 from embedlog.compaction.cleanable import CleanableRange, explain, inspect, select_due
-from embedlog.compaction.cleaner import CleanOptions, CleanResult, clean
-from embedlog.compaction.throttle import Throttle
+from embedlog.compaction.cleaner import CleanOptions, CleanResult, Throttle, clean
 
 __all__ = [
     "CleanOptions",

@@ -65,8 +65,10 @@ def inspect(log: PartitionLog, now_ms: int) -> CleanableRange:
         for segment in log.segments.values()
         if segment.next_offset is not None and start < segment.next_offset <= tail.high_watermark
     ]
-    sealed_end = (sealed[-1].next_offset if sealed else None) or start
-    first_dirty = _first_dirty(log, start, sealed_end, tail.log_end_offset)
+    checkpoint = log.context.state.read(lambda txn: keyspace.CLEANED_OFFSETS.get(txn, log.key))
+    if checkpoint is None or not start <= checkpoint <= tail.log_end_offset:
+        checkpoint = start  # It is missing or invalid (D1).
+    first_dirty = min(checkpoint, (sealed[-1].next_offset if sealed else None) or start)
     dirty = [segment for segment in sealed if (segment.next_offset or 0) > first_dirty]
     lease = leases.held_from(log)
     held_from = LONG_MAX if lease is None else lease.offset
@@ -88,14 +90,6 @@ def inspect(log: PartitionLog, now_ms: int) -> CleanableRange:
     )
 
 
-def _first_dirty(log: PartitionLog, start: int, sealed_end: int, log_end: int) -> int:
-    """Return the cleaner's checkpoint, or the log start offset if that is invalid (D1)."""
-    checkpoint = log.context.state.read(lambda txn: keyspace.CLEANED_OFFSETS.get(txn, log.key))
-    if checkpoint is None or not start <= checkpoint <= log_end:
-        return start
-    return min(checkpoint, sealed_end)
-
-
 def _before_young(
     dirty: list[SegmentInfo], max_timestamp: int, log: PartitionLog
 ) -> list[SegmentInfo]:
@@ -114,20 +108,18 @@ def _is_overdue(log: PartitionLog, dirty: list[SegmentInfo], now_ms: int) -> boo
     max_lag_ms = log.config.max_compaction_lag_ms
     if max_lag_ms == LONG_MAX:
         return False
-    return any(_first_timestamp(log, segment) < now_ms - max_lag_ms for segment in dirty)
-
-
-def _first_timestamp(log: PartitionLog, segment: SegmentInfo) -> int:
-    try:
-        file = log.open_segment(segment)
-    except StorageError as error:
-        if not error.missing:
-            raise
-        return LONG_MAX  # The segment was replaced meanwhile.
-    for batch in file.scan(file.start, segment.end_position):
-        if batch.count:
-            return batch.min_timestamp
-    return LONG_MAX
+    for segment in dirty:
+        try:
+            file = log.open_segment(segment)
+        except StorageError as error:
+            if not error.missing:
+                raise
+            continue  # The segment was replaced meanwhile.
+        batches = file.scan(file.start, segment.end_position)
+        first = next((batch for batch in batches if batch.count), None)
+        if first is not None and first.min_timestamp < now_ms - max_lag_ms:
+            return True
+    return False
 
 
 def select_due(

@@ -9,10 +9,13 @@ next: so a tombstone is only removed once everything that it deletes is gone fro
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import groupby, zip_longest
+from math import inf
 from operator import itemgetter
 from typing import Any
 
@@ -25,7 +28,6 @@ from embedlog.compaction.key_hash import BoolArray
 from embedlog.compaction.offset_map import OffsetMap
 from embedlog.compaction.rewriter import UNSTAMPED, BatchKind, Rewriter
 from embedlog.compaction.scanner import ScannedBatches, SegmentScanner, data_rows, nulls, where_last
-from embedlog.compaction.throttle import Throttle
 from embedlog.config import LONG_MAX, MaintenanceConfig
 from embedlog.errors import DiskFullError, EmbedlogError, FencedError, StorageError
 from embedlog.partition import PartitionLog, flush, pending_deletes, replace
@@ -37,6 +39,43 @@ Progress = Callable[[int, int], None]
 _MAX_INPUT_SEGMENTS = 8
 """Swap a group in once this many times ``segment.bytes`` were read: each swap frees disk space."""
 _MOSTLY_KEPT = 0.9
+_MAX_WAIT_SECONDS = 0.1
+"""How long to wait at most before the guard is called again."""
+
+
+class Throttle:
+    """Limits the bytes per second of all threads that share it.
+
+    Args:
+        bytes_per_second: The limit.
+        wait: Waits for this many seconds.
+        monotonic: The clock, in seconds.
+    """
+
+    def __init__(
+        self,
+        bytes_per_second: float = inf,
+        wait: Callable[[float], object] | None = None,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._bytes_per_second, self._monotonic = bytes_per_second, monotonic
+        self._wait, self._lock = wait or threading.Event().wait, threading.Lock()
+        self._free_at = monotonic()
+        """When the bytes noted so far fit into the limit."""
+
+    def spend(self, size: int, guard: Callable[[], object] = bool) -> None:
+        """Note ``size`` bytes read or written, and wait until they fit into the limit.
+
+        ``guard`` is called before each wait of at most 0.1 s; its exception ends the wait.
+        """
+        if self._bytes_per_second == inf:
+            return
+        with self._lock:
+            start = max(self._free_at, self._monotonic())
+            self._free_at = free_at = start + size / self._bytes_per_second
+        while (seconds := free_at - self._monotonic()) > 0:
+            guard()
+            self._wait(min(seconds, _MAX_WAIT_SECONDS))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,8 +156,7 @@ class Cleaner:
     """Cleans one partition; its caller holds `replace.rewrite_lock`."""
 
     def __init__(self, log: PartitionLog, now_ms: int, options: CleanOptions) -> None:
-        self.log, self.now_ms, self.settings = log, now_ms, options.settings
-        self.progress, self._fence = options.progress, options.fence
+        self.log, self.now_ms, self.options = log, now_ms, options
         self.throttle = options.throttle or Throttle(
             options.settings.log_cleaner_io_max_bytes_per_second
         )
@@ -158,7 +196,7 @@ class Cleaner:
 
     def guard(self) -> None:
         """Raise `FencedError` if the fence does, or if the topic is no longer compacted."""
-        self._fence()
+        self.options.fence()
         self.log.refresh()
         # D27: turning compaction off, or closing the log, ends a compaction that is under way.
         if not self.log.config.compacts:
@@ -201,7 +239,7 @@ class CleanPass:
 
     def __init__(self, cleaner: Cleaner, cleanable: CleanableRange) -> None:
         self._cleaner, self._cleanable, self._log = cleaner, cleanable, cleaner.log
-        settings = cleaner.settings
+        settings = cleaner.options.settings
         self._scanner = SegmentScanner(
             self._log, settings.log_cleaner_io_buffer_size, self._before_chunk
         )
@@ -237,9 +275,9 @@ class CleanPass:
         self._cleaner.guard()
         self._cleaner.throttle.spend(size, self._cleaner.guard)
         self._read_bytes += size
-        if self._cleaner.progress is not None:
-            total = self._total_bytes
-            self._cleaner.progress(min(self._read_bytes, total), total)
+        progress, total = self._cleaner.options.progress, self._total_bytes
+        if progress is not None:
+            progress(min(self._read_bytes, total), total)
 
     def read_keys(self) -> None:
         """Fill the map; the pass ends at the first key that does not fit."""
@@ -265,15 +303,20 @@ class CleanPass:
                 kept_bytes = self._estimate_kept_bytes(segment)
                 if self._group and not self._group.fits(segment, kept_bytes, self._room):
                     self._close_group()
+                # Rewritten, a segment may grow by its offsets.
+                max_size = kept_bytes + kept_bytes // 8
                 if self._group is None:
-                    room = self._log.context.reserve.room(
-                        _max_rewritten_size(kept_bytes), trusting=self.trust_free_space
-                    )
-                    self._room = min(limit, room)
+                    reserve = self._log.context.reserve
+                    self._room = min(limit, reserve.room(max_size, trusting=self.trust_free_space))
                 mergeable = self._group is not None or (
                     following is not None and segment.size + following.size <= limit
                 )
-                if self._has_no_room(segment, kept_bytes) or self._is_clean(segment, mergeable):
+                no_room = self._group is None and max_size > self._room < limit
+                if no_room:
+                    self.left_out.append(segment)
+                # After a segment was left out, all this is done again: not for a small gain.
+                small_gain = self.left_out and kept_bytes > _MOSTLY_KEPT * segment.size
+                if no_room or small_gain or self._is_clean(segment, mergeable):
                     self._close_group()
                 else:
                     self._try(partial(self._rewrite_segment, segment))
@@ -291,15 +334,6 @@ class CleanPass:
         assert segment.next_offset is not None
         replaced = self._map.replaced(segment.base_offset, segment.next_offset)
         return segment.size if replaced is None else int(segment.size * (1 - replaced.mean()))
-
-    def _has_no_room(self, segment: SegmentInfo, kept_bytes: int) -> bool:
-        """Whether the disk is too full to rewrite a segment, or to do so for a small gain."""
-        max_size = _max_rewritten_size(kept_bytes)
-        if self._group is None and max_size > self._room < self._log.config.segment_bytes:
-            self.left_out.append(segment)
-            return True
-        # After a segment was left out, all this is done again: not worth it for a small gain.
-        return bool(self.left_out) and kept_bytes > _MOSTLY_KEPT * segment.size
 
     def _is_clean(self, segment: SegmentInfo, mergeable: bool) -> bool:
         """Whether a segment stays as it is: nothing to drop, and too large to merge."""
@@ -429,11 +463,6 @@ class CleanPass:
             (below, horizon if (below & tombstones).any() else None),
             (above, later if (above & tombstones).any() else None),
         ]
-
-
-def _max_rewritten_size(size: int) -> int:
-    """Return the most bytes that a segment may take when rewritten: offsets are added."""
-    return size + size // 8
 
 
 class SegmentGroup:

@@ -43,39 +43,38 @@ def parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     root = os.environ.get("EMBEDLOG_ROOT")
-    args.add_argument("topics", nargs="*", metavar="TOPIC", help="a topic to load")
-    args.add_argument("--pattern", help="instead of topics, a regular expression of whole names")
-    args.add_argument(
+    add = args.add_argument
+    add("topics", nargs="*", metavar="TOPIC", help="a topic to load")
+    add("--pattern", help="instead of topics, a regular expression of whole names")
+    add(
         *("--root", "-r"),
         metavar="DIR",
         default=root,
         required=root is None,
         help="the directory of the log (or set EMBEDLOG_ROOT)",
     )
-    args.add_argument("--into", metavar="DIR", required=True, help="the directory of the files")
-    args.add_argument(
+    add("--into", metavar="DIR", required=True, help="the directory of the files")
+    add(
         "--checkpoint",
         metavar="DIR",
         help="the directory of Spark's checkpoint, by default in the output",
     )
-    args.add_argument(
+    add(
         "--max-records-per-trigger",
         type=_positive,
         metavar="N",
         default=1_000_000,
         help="publish at most this many records at once (a million)",
     )
-    args.add_argument(
-        "--follow", action="store_true", help="keep loading until interrupted, then report"
-    )
-    args.add_argument(
+    add("--follow", action="store_true", help="keep loading until interrupted, then report")
+    add(
         "--every",
         type=seconds,
         default=10.0,
         metavar="SECONDS",
         help="with --follow: the time between micro-batches (10)",
     )
-    args.add_argument(
+    add(
         "--fail-on-data-loss",
         choices=("true", "false"),
         default="true",
@@ -90,9 +89,7 @@ def parser() -> argparse.ArgumentParser:
         action="store_true",
         help="compare also unchanged files that an earlier run compared",
     )
-    args.add_argument(
-        "--json", action="store_true", help="write the report as JSON, with all hours"
-    )
+    add("--json", action="store_true", help="write the report as JSON, with all hours")
     return args
 
 
@@ -109,7 +106,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (EmbedlogError, OSError) as error:
         note(f"embedlog.pipeline: {error}")
         return code_of(error)
-    show(report, as_json=args.json, checked=not args.no_audit)
+    if args.json:
+        say_json(report.to_json())
+    elif args.no_audit:
+        say(f"loaded {report.loaded:,} records")
+    else:
+        say(*table(report))
+    sys.stdout.flush()
+    note(*(f"embedlog.pipeline: {problem}" for problem in report.problems))
     return FAILED if report.problems else OK
 
 
@@ -138,18 +142,6 @@ def _load(args: argparse.Namespace) -> AuditReport:
             check=not args.no_audit,
             check_all=args.full_audit,
         )
-
-
-def show(report: AuditReport, *, as_json: bool = False, checked: bool = True) -> None:
-    """Print a report: the last hours, or all hours as JSON."""
-    if as_json:
-        say_json(report.to_json())
-    elif checked:
-        say(*table(report))
-    else:
-        say(f"loaded {report.loaded:,} records")
-    sys.stdout.flush()
-    note(*(f"embedlog.pipeline: {problem}" for problem in report.problems))
 
 
 def table(report: AuditReport) -> list[str]:

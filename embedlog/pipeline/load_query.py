@@ -31,7 +31,6 @@ _logger = logging.getLogger("embedlog")
 Progress = Callable[[int, int], object]
 """Called with the number of records that are loaded and the total; 0 if that still grows."""
 
-MAX_RECORDS_PER_TRIGGER = 1_000_000
 _CODEC = "snappy"
 _POLL_SECONDS = 0.2
 _MAX_ATTEMPTS, _MACHINE_BUSY = 4, "failed to connect back"
@@ -43,14 +42,14 @@ class LoadOptions:
 
     root: str
     into: str
-    topics: tuple[str, ...] = ()
-    pattern: str | None = None
-    checkpoint: str | None = None
-    max_records_per_trigger: int = MAX_RECORDS_PER_TRIGGER
-    follow: float | None = None
+    topics: tuple[str, ...]
+    pattern: str | None
+    checkpoint: str | None
+    max_records_per_trigger: int
+    follow: float | None
     """Seconds between micro-batches; None stops at the records that are there."""
-
-    fail_on_data_loss: bool = True
+    fail_on_data_loss: bool
+    progress: Progress
 
     def __post_init__(self) -> None:
         if bool(self.topics) == (self.pattern is not None):
@@ -65,18 +64,18 @@ class LoadOptions:
                 raise InvalidConfigError(
                     f"The pattern {self.pattern!r} is not a regular expression: {error}"
                 ) from error
-        if self.max_records_per_trigger < 1:
-            raise InvalidConfigError(
-                f"max_records_per_trigger must be at least 1, got {self.max_records_per_trigger}"
-            )
-        if self.follow is not None and not (self.follow >= 0 and math.isfinite(self.follow)):
-            raise InvalidConfigError(
-                f"follow must be a number of seconds between micro-batches, got {self.follow}"
-            )
-        if "://" in self.into or "://" in (self.checkpoint or ""):
-            raise InvalidConfigError(
-                "The output and the checkpoint must be directories of this machine, not URLs"
-            )
+        most, follow = self.max_records_per_trigger, self.follow
+        is_url = "://" in self.into or "://" in (self.checkpoint or "")
+        for wrong, requirement in (
+            (most < 1, f"max_records_per_trigger must be at least 1, got {most}"),
+            (
+                follow is not None and not 0 <= follow < math.inf,
+                f"follow must be a number of seconds between micro-batches, got {follow}",
+            ),
+            (is_url, "The output and the checkpoint must be directories of this machine, not URLs"),
+        ):
+            if wrong:
+                raise InvalidConfigError(requirement)
 
     def topic_names(self, log: Log) -> list[str]:
         """Return the topics to load that exist now.
@@ -101,7 +100,7 @@ def load(
     *,
     pattern: str | None = None,
     checkpoint: str | os.PathLike[str] | None = None,
-    max_records_per_trigger: int = MAX_RECORDS_PER_TRIGGER,
+    max_records_per_trigger: int = 1_000_000,
     follow: float | None = None,
     fail_on_data_loss: bool = True,
     spark: Any = None,
@@ -146,6 +145,7 @@ def load(
         max_records_per_trigger=max_records_per_trigger,
         follow=follow,
         fail_on_data_loss=fail_on_data_loss,
+        progress=progress or (lambda *_: None),
     )
     # Writable if possible: then a lease keeps the records that are read.
     with open_existing_log(options.root, "Check the path of the log.") as log:
@@ -156,7 +156,7 @@ def load(
                 session = _start_session(stop) if spark is None else spark
                 if session is not None:
                     try:
-                        LoadQuery(options, output, session, log, progress).run(stop)
+                        LoadQuery(options, output, session, log).run(stop)
                     finally:
                         if spark is None:
                             _stop_session(session, stop)
@@ -221,16 +221,8 @@ def _stop_session(session: Any, stop: threading.Event) -> None:
 class LoadQuery:
     """The streaming query, and how it publishes each micro-batch."""
 
-    def __init__(
-        self,
-        options: LoadOptions,
-        output: ParquetOutput,
-        spark: Any,
-        log: Log,
-        progress: Progress | None,
-    ) -> None:
-        self._options, self._output, self._spark = options, output, spark
-        self._log, self._progress = log, progress or (lambda *_: None)
+    def __init__(self, options: LoadOptions, output: ParquetOutput, spark: Any, log: Log) -> None:
+        self._options, self._output, self._spark, self._log = options, output, spark, log
         self._failure: BaseException | None = None
         # Spark stops a query without waiting for the thread that runs `_publish`.
         self._publish_lock, self._stopped = threading.Lock(), False
@@ -333,7 +325,7 @@ class LoadQuery:
     def _report_progress(self) -> None:
         ends = self._output.published.ends
         if self._options.follow is not None:
-            self._progress(sum(ends.values()), 0)
+            self._options.progress(sum(ends.values()), 0)
             return
         done = total = 0
         for name in self._options.topic_names(self._log):
@@ -342,7 +334,7 @@ class LoadQuery:
                 end = ends.get(TopicPartition(name, in_log.partition), 0)
                 done += max(min(end, stop) - start, 0)
                 total += stop - start
-        self._progress(done, total)
+        self._options.progress(done, total)
 
 
 @contextmanager

@@ -94,13 +94,10 @@ class AuditedTopic:
     topic_id: int | None = None
     ends: Mapping[int, int] = field(default_factory=dict)
     """The offset before which each partition was compared."""
-
     epochs: Mapping[int, int] = field(default_factory=dict)
     """The leader epoch of each partition: a new one begins where a log was truncated."""
-
     files: Mapping[str, FileStamp] = field(default_factory=dict)
     """The files of the topic, by their paths relative to its directory."""
-
     hours: Mapping[int, Sequence[int]] = field(default_factory=dict)
     """Records by hour: in the files, those of them that were compared, and in the log."""
 
@@ -149,25 +146,18 @@ class TopicAudit:
 
     files: Counter[int] = field(default_factory=Counter)
     """Records in the files, by hour since 1970 (UTC)."""
-
     compared: Counter[int] = field(default_factory=Counter)
     """Those of them whose offsets the log may still have."""
-
     log: Counter[int] = field(default_factory=Counter)
     """Records in the log by hour, below the end of what was loaded."""
-
     missing: int = 0
     """Offsets of the log that are in no file."""
-
     duplicates: int = 0
     """Rows whose offset is in the files more than once."""
-
     beyond: int = 0
     """Rows whose offset is past the end of what was loaded, or of the log."""
-
     compacted: bool = False
     """Whether compaction may have removed records from the log."""
-
     known: int = 0
     """Records in the files that an earlier audit compared."""
 
@@ -204,11 +194,9 @@ class AuditReport:
 
     loaded: int
     """Records loaded by this run."""
-
     topics: Mapping[str, TopicAudit]
     ends: Mapping[TopicPartition, int]
     """The next offset to load of each partition."""
-
     seen: Mapping[str, AuditedTopic] = field(default_factory=dict)
     """What was compared, for the next audit."""
 

@@ -44,10 +44,8 @@ class PublishedState:
 
     number: int = 0
     """The number of micro-batches."""
-
     offset: StreamOffset = field(default_factory=lambda: StreamOffset({}))
     """The next offset to load of each partition."""
-
     renames: Mapping[str, str] = field(default_factory=dict)
     """The new name of each staged file of the last micro-batch."""
 

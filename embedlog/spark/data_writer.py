@@ -18,14 +18,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from embedlog import errors
 from embedlog.batch import BatchLimits
 from embedlog.batch.arrays import data, numbers
-from embedlog.errors import (
-    EmbedlogError,
-    InvalidRecordError,
-    StorageError,
-    UnknownTopicOrPartitionError,
-)
 from embedlog.files import Files
 from embedlog.partitioner import partitions_for_keys
 from embedlog.producer.row_batches import encode_columns, slice_bounds, table_rows
@@ -78,8 +73,8 @@ class WriteTask:
         freeze_gc()
         try:
             files = Files(self.path)
-        except (EmbedlogError, OSError) as error:
-            raise StorageError(
+        except (errors.EmbedlogError, OSError) as error:
+            raise errors.StorageError(
                 f"This executor (process {os.getpid()} on {os.uname().nodename}) cannot write to "
                 f"the log's directory: {error}",
                 path=self.path,
@@ -131,10 +126,8 @@ class TaskPartitioner:
         for topic, rows in self._by_topic(table):
             target = self._task.targets.get(topic)
             if target is None:
-                raise UnknownTopicOrPartitionError(
-                    "There is no such topic",
-                    topic=topic,
-                    todo="Create it before the write starts.",
+                raise errors.UnknownTopicOrPartitionError(
+                    "There is no such topic", topic=topic, todo="Create it before the write starts."
                 )
             self._split(target, rows)
 
@@ -144,7 +137,7 @@ class TaskPartitioner:
             return
         column = table.column("topic")
         if column.null_count:
-            raise InvalidRecordError(
+            raise errors.InvalidRecordError(
                 "Null topic present in the data. Use the topic option for setting a topic"
             )
         topics = pc.unique(column).to_pylist()
@@ -180,7 +173,7 @@ class TaskPartitioner:
             partitions[is_explicit] = explicit.drop_null().to_numpy()
             invalid = partitions[(partitions < 0) | (partitions >= target.partitions)]
             if len(invalid):
-                raise UnknownTopicOrPartitionError(
+                raise errors.UnknownTopicOrPartitionError(
                     f"The topic has partitions 0 to {target.partitions - 1}",
                     topic=target.name,
                     partition=int(invalid[0]),

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import signal
+import sys
 from collections.abc import Iterator
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -134,7 +135,7 @@ class StreamReader(LogReader, DataSourceStreamReader, SupportsTriggerAvailableNo
 
         # Spark ends this process with SIGTERM and no earlier call; without this, the lease
         # would last for its full time.  The exception unwinds to `stop`, between two steps.
-        signal.signal(signal.SIGTERM, _exit)
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
         return MicroBatchStream(self.options)
 
     def __init__(self, options: SourceOptions, schema: Any) -> None:
@@ -193,7 +194,3 @@ class StreamReader(LogReader, DataSourceStreamReader, SupportsTriggerAvailableNo
             self._stream.close()
         finally:
             signal.signal(signal.SIGTERM, previous)
-
-
-def _exit(*_: object) -> None:
-    raise SystemExit(0)

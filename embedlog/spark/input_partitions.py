@@ -69,8 +69,7 @@ def _resolve_ranges(source: LogSource) -> list[PartitionOffsets]:
             if start > until:
                 raise OffsetOutOfRangeError(
                     f"The query starts after its end, offset {until}",
-                    topic=topic_partition.topic,
-                    partition=topic_partition.partition,
+                    **topic_partition._asdict(),
                     offset=start,
                     todo="Set startingOffsets at or below endingOffsets.",
                 )
@@ -121,13 +120,10 @@ def split_counts(sizes: Sequence[int], wanted: int) -> list[int]:
     if wanted <= len(sizes):
         return [1] * len(sizes)
     total = sum(sizes)
-    small = [_share(size, total, wanted) == 1 for size in sizes]
-    large_total = total - sum(size for size, is_small in zip(sizes, small, strict=True) if is_small)
-    remaining = max(wanted - sum(small), 1)
-    return [
-        1 if is_small else _share(size, large_total, remaining)
-        for size, is_small in zip(sizes, small, strict=True)
-    ]
+    large = [size for size in sizes if _share(size, total, wanted) > 1]
+    large_total, remaining = sum(large), max(wanted - len(sizes) + len(large), 1)
+    # Equal sizes have equal shares, so a size tells whether it is large.
+    return [_share(size, large_total, remaining) if size in large else 1 for size in sizes]
 
 
 def _share(size: int, total: int, wanted: int) -> int:

@@ -229,12 +229,7 @@ class MicroBatchStream:
             self.source.report_data_loss(key, "is gone")
 
     def _resume_offset(
-        self,
-        key: TopicPartition,
-        log: PartitionLog,
-        previous: StreamOffset,
-        *,
-        warn: bool = False,
+        self, key: TopicPartition, log: PartitionLog, previous: StreamOffset, *, warn: bool = False
     ) -> int:
         """Return where to read a partition on; a new partition is read from its start.
 

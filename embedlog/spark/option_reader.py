@@ -12,6 +12,7 @@ from typing import Any, NoReturn, TypeVar
 from embedlog.errors import InvalidConfigError
 
 T = TypeVar("T")
+N = TypeVar("N", int, float)
 
 _UNITS = {"us": 0.001, "ms": 1, "s": 1000, "m": 60_000, "min": 60_000}
 _UNITS |= {"h": 3_600_000, "d": 86_400_000}
@@ -103,20 +104,30 @@ class OptionReader:
 
     def count(self, name: str) -> int | None:
         """Return a whole number of at least 1."""
-        return self.parsed(name, "a whole number above 0", lambda text: _at_least(1, int(text)))
+        return self._number(name, "a whole number above 0", int, 1)
 
     def number(self, name: str) -> float | None:
         """Return a number of at least 0."""
-        return self.parsed(name, "a number of at least 0", lambda text: _at_least(0, float(text)))
+        return self._number(name, "a number of at least 0", float)
 
     def version(self, name: str) -> int | None:
         """Return a number of at least 0 without a fraction; it may be written as 1.0."""
-        return self.parsed(name, "a number of at least 0 without a fraction", _version)
+        return self._number(name, "a number of at least 0 without a fraction", _whole_number)
 
     def timestamp_ms(self, name: str) -> int | None:
         """Return milliseconds since 1970."""
-        wanted = "a time in milliseconds since 1970"
-        return self.parsed(name, wanted, lambda text: _at_least(0, int(text)))
+        return self._number(name, "a time in milliseconds since 1970", int)
+
+    def _number(
+        self, name: str, wanted: str, convert: Callable[[str], N], minimum: int = 0
+    ) -> N | None:
+        def parse(text: str) -> N:
+            number = convert(text)
+            if number < minimum:
+                raise ValueError
+            return number
+
+        return self.parsed(name, wanted, parse)
 
     def duration_ms(self, name: str, default: int) -> int:
         """Return the milliseconds of a duration such as ``90s``, as Spark reads them."""
@@ -146,20 +157,11 @@ def absolute_path(path: str) -> str:
     return os.path.abspath(os.path.expanduser(path.removeprefix("file://")))
 
 
-N = TypeVar("N", int, float)
-
-
-def _at_least(minimum: int, number: N) -> N:
-    if number < minimum:
-        raise ValueError
-    return number
-
-
-def _version(text: str) -> int:
+def _whole_number(text: str) -> int:
     number = float(text)
     if not number.is_integer():
         raise ValueError
-    return _at_least(0, int(number))
+    return int(number)
 
 
 def _duration_ms(text: str) -> int:

@@ -57,8 +57,7 @@ class StagingWriter:
     def write(self, iterator: Iterator[Any]) -> StagedCommitMessage:
         """Stage the rows of a task."""
         context = TaskContext.get()
-        if context is None:
-            return StagedCommitMessage(self.task.stage(iterator, 0, 0), 0)
+        assert context is not None, "Spark calls this in a task"
         partition_id = context.partitionId()
         staged_file = self.task.stage(iterator, partition_id, context.attemptNumber())
         batch_id = context.getLocalProperty(_BATCH_ID)
@@ -125,6 +124,5 @@ class StreamSink(StagingWriter, DataSourceStreamArrowWriter):
 def _staged_files(messages: Sequence[Any]) -> list[StagedFile]:
     """Return the staged files in the order of the tasks, which a repetition has as well."""
     staged = [message for message in messages if isinstance(message, StagedCommitMessage)]
-    return [
-        message.staged_file for message in sorted(staged, key=lambda message: message.partition_id)
-    ]
+    staged.sort(key=lambda message: message.partition_id)
+    return [message.staged_file for message in staged]

@@ -29,30 +29,22 @@ class SinkOptions:
 
     path: str
     """The log root, on this host and on those of the executors."""
-
     topic: str | None = None
     """The topic of all rows, whatever their column says."""
-
     durability: str = "fsync"
     """What a publication survives.  Spark's checkpoint records that the micro-batch is done,
     so by default the publication survives a power cut, as the checkpoint may."""
-
     compression: str | None = None
     """Of the batches; None is the topic's."""
-
     lock_timeout: float = 10.0
     """Seconds to wait for a partition that another process has locked."""
-
     txn_app_id: str | None = None
     """The application under whose name versions are counted, in each topic separately."""
-
     txn_version: int | None = None
     """The version of a batch write, which is skipped unless it is above the last one."""
-
     allow_restart: bool = False
     """Publish although the query started over and has published to the topic before, which
     may then hold records twice."""
-
     checkpoint_location: str = ""
     """The path of the checkpoint, if it was set on the writer: a query that starts over
     there is recognised by it."""

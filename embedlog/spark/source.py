@@ -12,14 +12,8 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 import embedlog
+from embedlog import errors
 from embedlog.catalog import INTERNAL
-from embedlog.errors import (
-    DataLossError,
-    InvalidConfigError,
-    NotALogError,
-    OffsetOutOfRangeError,
-    UnknownTopicOrPartitionError,
-)
 from embedlog.partition import PartitionLog, flush
 from embedlog.record import TopicPartition
 from embedlog.spark.source_options import EARLIEST, LATEST, OffsetBound, SourceOptions
@@ -69,7 +63,7 @@ class LogSource:
         try:
             seconds = self.options.read_lease_ms / 1000
             self._lease = self.log.hold(f"spark-{name}", offsets, seconds=seconds)
-        except (OffsetOutOfRangeError, UnknownTopicOrPartitionError):
+        except (errors.OffsetOutOfRangeError, errors.UnknownTopicOrPartitionError):
             return False
         return True
 
@@ -118,7 +112,7 @@ class LogSource:
         for topic, partitions in (assigned or {}).items():
             for partition in partitions:
                 if TopicPartition(topic, partition) not in self.partitions():
-                    raise UnknownTopicOrPartitionError(
+                    raise errors.UnknownTopicOrPartitionError(
                         "There is no such partition",
                         topic=topic,
                         partition=partition,
@@ -193,7 +187,7 @@ class LogSource:
         for partitions, problem in ((unnamed, "is not named"), (unread, "is not read")):
             if partitions:
                 topic, partition = partitions[0]
-                raise InvalidConfigError(
+                raise errors.InvalidConfigError(
                     f"The {side} offsets are for other partitions than the query reads: "
                     f"partition {partition} of {topic} {problem}",
                     todo="Name all partitions; -2 is the earliest offset, -1 the latest.",
@@ -204,17 +198,15 @@ class LogSource:
     ) -> int:
         number = bound.get(*topic_partition)
         assert number is not None
-        topic, partition = topic_partition
         log = self.partitions()[topic_partition]
         if bound.by == "time":
             match = log.offset_for_timestamp(number)
             if match is not None and match.offset < end:
                 return match.offset
             if side == "starting" and not self.options.latest_if_no_timestamp:
-                raise OffsetOutOfRangeError(
+                raise errors.OffsetOutOfRangeError(
                     f"No record has a timestamp at or after {number} ms",
-                    topic=topic,
-                    partition=partition,
+                    **topic_partition._asdict(),
                     todo="Set startingOffsetsByTimestampStrategy to latest to start at the end "
                     "then.",
                 )
@@ -227,10 +219,9 @@ class LogSource:
                 topic_partition, f"starts at offset {number}, but has offsets {start} to {end}"
             )
         if number > end and side == "ending":
-            raise OffsetOutOfRangeError(
+            raise errors.OffsetOutOfRangeError(
                 f"The query ends at an offset past the end of the log, which is {end}",
-                topic=topic,
-                partition=partition,
+                **topic_partition._asdict(),
                 offset=number,
                 todo="Set endingOffsets to latest or to a lower offset.",
             )
@@ -242,10 +233,9 @@ class LogSource:
         Raises:
             DataLossError: If failOnDataLoss is true.
         """
-        error = DataLossError(
+        error = errors.DataLossError(
             f"Records may have been missed: the partition {problem}",
-            topic=topic_partition.topic,
-            partition=topic_partition.partition,
+            **topic_partition._asdict(),
             todo="Set failOnDataLoss to false to go on with the records that exist.",
         )
         if self.options.fail_on_data_loss:
@@ -260,7 +250,7 @@ def open_existing_log(path: str, todo: str | None = None) -> Any:
         NotALogError: There is none; ``todo`` says what to do.
     """
     if not os.path.exists(os.path.join(path, "embedlog.toml")):
-        raise NotALogError("There is no log here", path=path, todo=todo)
+        raise errors.NotALogError("There is no log here", path=path, todo=todo)
     mode = "rw" if os.access(path, os.W_OK) else "r"
     # Maintenance is left to the processes that write: Spark kills this one without notice.
     return embedlog.open(path, mode=mode, maintenance=False)

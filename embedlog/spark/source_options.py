@@ -81,15 +81,12 @@ class SourceOptions:
 
     path: str
     """The log root, on this host and on those of the executors."""
-
     subscription: TopicSelection
     starting_offsets: OffsetBound | None = None
     """None is Kafka's default: the earliest for a batch, the latest for a stream."""
-
     ending_offsets: OffsetBound | None = None
     latest_if_no_timestamp: bool = False
     """Start at the end of a partition without a record at or after the starting time; else fail."""
-
     include_headers: bool = False
     fail_on_data_loss: bool = True
     min_partitions: int | None = None
@@ -99,18 +96,14 @@ class SourceOptions:
     min_offsets_per_trigger: int | None = None
     max_bytes_per_trigger: int | None = None
     """Approximate: a micro-batch ends where the index has an entry."""
-
     max_trigger_delay_ms: int = 15 * 60_000
     commit_to_group: str | None = None
     visibility: str | None = None
     """Read what is "durable" or all that is published ("append"); None is the query's default."""
-
     read_lease_ms: int = 3_600_000
     """How long retention and compaction wait for a query that does not renew its lease."""
-
     ignored: tuple[str, ...] = ()
     """Options that were set and have no effect, for a warning."""
-
     specified: tuple[str, ...] = ()
     """Known options that were set, by their canonical names."""
 
