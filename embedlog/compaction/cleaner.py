@@ -27,7 +27,7 @@ from embedlog.compaction.cleanable import CleanableRange, inspect
 from embedlog.compaction.key_hash import BoolArray
 from embedlog.compaction.offset_map import OffsetMap
 from embedlog.compaction.rewriter import UNSTAMPED, BatchKind, Rewriter
-from embedlog.compaction.scanner import ScannedBatches, SegmentScanner, data_rows, nulls, where_last
+from embedlog.compaction.scanner import ScannedBatches, SegmentScanner, nulls
 from embedlog.config import LONG_MAX, MaintenanceConfig
 from embedlog.errors import DiskFullError, EmbedlogError, FencedError, StorageError
 from embedlog.partition import PartitionLog, flush, pending_deletes, replace
@@ -359,12 +359,12 @@ class CleanPass:
 
     def _kept_rows(self, chunk: ScannedBatches) -> BoolArray:
         """Return which rows have no later one of their key, tombstones included (D8, D9)."""
-        kept = where_last(chunk, self._map)
+        kept = chunk.last_rows(self._map)
         if chunk.valid is not None:
             kept &= chunk.valid
         if len(chunk.offsets) and chunk.offsets[-1] >= self.end:
             kept |= chunk.offsets >= self.end
-        records = data_rows(chunk)
+        records = chunk.data_rows()
         return kept if records is None else kept | ~records
 
     def _try(self, step: Callable[[], None]) -> None:

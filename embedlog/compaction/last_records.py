@@ -13,14 +13,7 @@ from embedlog.batch import CONTROL, Batch
 from embedlog.batch.arrays import data
 from embedlog.compaction.key_hash import KeyHasher
 from embedlog.compaction.offset_map import SLOT_BYTES, OffsetMap
-from embedlog.compaction.scanner import (
-    ScannedBatches,
-    bits,
-    filter_rows,
-    nulls,
-    offsets_of,
-    where_last,
-)
+from embedlog.compaction.scanner import ScannedBatches, bits, filter_rows, nulls, offsets_of
 from embedlog.partition import PartitionLog
 
 _READ_BYTES = 4 << 20
@@ -55,7 +48,7 @@ def last_records(
     yielded = [np.empty(0, np.int64)]
     for first, batches in _read(log, start, stop):
         chunk = ScannedBatches(batches, hasher, whole=True)
-        rows, keyed = where_last(chunk, offset_map), chunk.keyed_rows(first, stop)
+        rows, keyed = chunk.last_rows(offset_map), chunk.keyed_rows(first, stop)
         if keyed is not None:
             rows &= keyed
         parts = [(i, rows[chunk.start(i) : chunk.ends[i]]) for i in range(len(batches))]

@@ -59,9 +59,28 @@ class ScannedBatches:
         """The two halves of the hash of each key."""
         return self._hasher.keys(self._keys)
 
+    def last_rows(self, offset_map: OffsetMap) -> BoolArray:
+        """Return which rows have no later one of the same key in the map."""
+        offsets = self.offsets
+        if len(offsets):
+            start, stop = int(offsets[0]), int(offsets[-1]) + 1
+            replaced = offset_map.replaced(start, stop)
+            if replaced is not None:
+                # Noted when the keys were read; they need not be read again.
+                dense = len(replaced) == len(offsets)
+                return ~replaced if dense else ~replaced[offsets - start]
+        return offset_map.ends(*self.hashes) <= offsets + 1
+
+    def data_rows(self) -> BoolArray | None:
+        """Return which rows are records, not transaction markers; None if all are (D21)."""
+        markers = [bool(batch.flags & CONTROL) for batch in self.batches]
+        if not any(markers):
+            return None
+        return np.repeat(~np.array(markers), np.diff(self.ends, prepend=0))
+
     def keyed_rows(self, start: int, stop: int) -> BoolArray | None:
         """Return which rows are records with a key in ``[start, stop)``; None if all are."""
-        rows, offsets, records = self.valid, self.offsets, data_rows(self)
+        rows, offsets, records = self.valid, self.offsets, self.data_rows()
         if records is not None:
             rows = records if rows is None else rows & records
         if len(offsets) and not start <= offsets[0] <= offsets[-1] < stop:
@@ -185,24 +204,3 @@ def _split(batches: list[Batch]) -> Iterator[list[Batch]]:
         rows += batch.count
     if part:
         yield part
-
-
-def where_last(chunk: ScannedBatches, offset_map: OffsetMap) -> BoolArray:
-    """Return which rows have no later one of the same key in the map."""
-    offsets = chunk.offsets
-    if len(offsets):
-        start, stop = int(offsets[0]), int(offsets[-1]) + 1
-        replaced = offset_map.replaced(start, stop)
-        if replaced is not None:
-            # Noted when the keys were read; they need not be read again.
-            dense = len(replaced) == len(offsets)
-            return ~replaced if dense else ~replaced[offsets - start]
-    return offset_map.ends(*chunk.hashes) <= offsets + 1
-
-
-def data_rows(chunk: ScannedBatches) -> BoolArray | None:
-    """Return which rows are records, not transaction markers; None if all are (D21)."""
-    markers = [bool(batch.flags & CONTROL) for batch in chunk.batches]
-    if not any(markers):
-        return None
-    return np.repeat(~np.array(markers), np.diff(chunk.ends, prepend=0))

@@ -129,7 +129,12 @@ class TaskPartitioner:
                 raise errors.UnknownTopicOrPartitionError(
                     "There is no such topic", topic=topic, todo="Create it before the write starts."
                 )
-            self._split(target, rows)
+            limit = max(min(BATCH_BYTES, *target.limits) - _BATCH_OVERHEAD_BYTES, 1)
+            for partition, columns in self._by_partition(target, rows):
+                for start, stop in slice_bounds(columns, limit):
+                    piece = columns.slice(start, stop - start)
+                    for batch in encode_columns(piece, target.compression, target.limits):
+                        self._writer.add(target.name, target.id, partition, batch)
 
     def _by_topic(self, table: Any) -> Iterator[tuple[str, Any]]:
         if self._task.topic is not None:
@@ -145,18 +150,18 @@ class TaskPartitioner:
             scalar = data(topic.encode(), column.type)
             yield topic, table if len(topics) == 1 else table.filter(pc.equal(column, scalar))
 
-    def _split(self, target: TargetTopic, table: Any) -> None:
+    def _by_partition(self, target: TargetTopic, table: Any) -> Iterator[tuple[int, Any]]:
         columns = _record_columns(table)
         partitions = self._partitions(target, table, columns.column("key"))
         if partitions is None:
-            self._write(target, 0, columns)
+            yield 0, columns
             return
         order = partitions.argsort(kind="stable")
         bounds = partitions[order].searchsorted(range(target.partitions + 1)).tolist()
         columns = columns.take(numbers(order, pa.int64()))
         for partition, (start, stop) in enumerate(pairwise(bounds)):
             if start < stop:
-                self._write(target, partition, columns.slice(start, stop - start))
+                yield partition, columns.slice(start, stop - start)
 
     def _partitions(self, target: TargetTopic, table: Any, keys: Any) -> Any:
         """Return the partition of each row as a numpy array; None if the topic has only one."""
@@ -180,13 +185,6 @@ class TaskPartitioner:
                     todo="Correct the column 'partition' or leave it out, or add partitions.",
                 )
         return partitions
-
-    def _write(self, target: TargetTopic, partition: int, columns: Any) -> None:
-        limit = max(min(BATCH_BYTES, *target.limits) - _BATCH_OVERHEAD_BYTES, 1)
-        for start, stop in slice_bounds(columns, limit):
-            rows = columns.slice(start, stop - start)
-            for batch in encode_columns(rows, target.compression, target.limits):
-                self._writer.add(target.name, target.id, partition, batch)
 
 
 def _record_columns(table: Any) -> Any:

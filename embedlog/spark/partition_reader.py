@@ -178,7 +178,17 @@ def _limited_groups(rows: list[BatchRows]) -> Iterator[list[BatchRows]]:
 
 def _read_batches(files: Files, part: PartitionSlice, chunk: FileChunk) -> Iterator[list[Batch]]:
     """Yield the batches of a part of a file, a few megabytes at a time."""
-    file = _open(files, part, chunk)
+    schemas = tuple(
+        batches.schema(headers=chunk.headers, offsets=offsets) for offsets in (False, True)
+    )
+    try:
+        file = SegmentFile(files, chunk.path, expected=schemas)
+    except StorageError as error:
+        if not error.missing:
+            raise
+        raise _data_loss(
+            part, f"The file {chunk.path} was deleted after the query was planned"
+        ) from error
     position, end = chunk.position or file.start, chunk.end_position
     read = file.mapped if chunk.sealed else file.read
     while position < end:
@@ -198,20 +208,6 @@ def _read_batches(files: Files, part: PartitionSlice, chunk: FileChunk) -> Itera
         if decoded[-1].next_offset >= part.until_offset:
             return
         position = decoded[-1].position + decoded[-1].size
-
-
-def _open(files: Files, part: PartitionSlice, chunk: FileChunk) -> SegmentFile:
-    schemas = tuple(
-        batches.schema(headers=chunk.headers, offsets=offsets) for offsets in (False, True)
-    )
-    try:
-        return SegmentFile(files, chunk.path, expected=schemas)
-    except StorageError as error:
-        if not error.missing:
-            raise
-        raise _data_loss(
-            part, f"The file {chunk.path} was deleted after the query was planned"
-        ) from error
 
 
 def _data_loss(part: PartitionSlice, problem: str) -> DataLossError:

@@ -87,12 +87,11 @@ def session(
 
     # By default Spark starts workers as "python3": often another Python, without embedlog.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    builder = SparkSession.builder.appName(app_name)
-    settings = {**recommended_conf(), **(conf or {})}
-    if master is not None or "spark.master" not in settings:
-        builder = builder.master(master or "local[*]")
-    for name, value in settings.items():
-        builder = builder.config(name, value)
+    settings: dict[str, Any]
+    settings = {"spark.master": "local[*]", **recommended_conf(), **(conf or {})}
+    if master is not None:
+        settings["spark.master"] = master
+    builder = SparkSession.builder.appName(app_name).config(map=settings)
     with default_log4j_settings():
         spark = builder.getOrCreate()
     register(spark)
