@@ -4,14 +4,17 @@ A pass reads the keys of the dirty part into the offset map, until the map is fu
 part ends.  Then it rewrites the log from its start offset to the end of the map, segment
 by segment, and drops every record that a later one of the same key replaces.  It works
 from low offsets to high ones, and swaps each group of segments in before it begins the
-next: so a tombstone is only removed once everything that it deletes is gone from the log.
+next: so a tombstone is only removed once everything that it deletes was removed.
+
+`clean_round` cleans all partitions that are due, even if some of them fail.
 """
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import groupby, zip_longest
@@ -23,16 +26,18 @@ import numpy as np
 
 from embedlog.batch import CONTROL, Batch
 from embedlog.catalog import SegmentInfo
-from embedlog.compaction.cleanable import CleanableRange, inspect
+from embedlog.compaction.cleanable import CleanableRange, inspect, select_due
 from embedlog.compaction.key_hash import BoolArray
 from embedlog.compaction.offset_map import OffsetMap
 from embedlog.compaction.rewriter import UNSTAMPED, BatchKind, Rewriter
 from embedlog.compaction.scanner import ScannedBatches, SegmentScanner, nulls
 from embedlog.config import LONG_MAX, MaintenanceConfig
-from embedlog.errors import DiskFullError, EmbedlogError, FencedError, StorageError
+from embedlog.errors import ClosedError, DiskFullError, EmbedlogError, FencedError, StorageError
 from embedlog.partition import PartitionLog, flush, pending_deletes, replace
 from embedlog.partition.remembered_producers import remembered_producers
 from embedlog.partition.replace import Fence, Replacement, no_fence
+
+_logger = logging.getLogger("embedlog.compaction")
 
 Progress = Callable[[int, int], None]
 
@@ -120,6 +125,83 @@ class CleanResult:
     """In words: what was done, or why nothing was done."""
     error: EmbedlogError | None = field(default=None, repr=False)
     """The error that ended it; other partitions were cleaned nevertheless (D4)."""
+
+
+def clean_round(
+    logs: Iterable[PartitionLog],
+    now_ms: int,
+    failed: dict[PartitionLog, EmbedlogError],
+    options: CleanOptions = DEFAULT_OPTIONS,
+) -> list[CleanResult]:
+    """Clean the partitions that are due, the most urgent first (D3, D4).
+
+    Args:
+        logs: All partitions; those of topics that are not compacted are skipped.
+        now_ms: The time.
+        failed: Partitions to skip, with the error of their last compaction.  Those that
+            fail in this round are added; the caller removes them.
+        options: How to clean.  After a `FencedError` the round goes on with the next
+            partition, which calls the fence again.
+
+    Raises:
+        ClosedError: The log was closed meanwhile.
+    """
+    results = []
+    logs = [log for log in logs if log not in failed]
+    for log in logs:
+        _roll_idle(log, now_ms, failed)
+    for cleanable in select_due(logs, now_ms, failed):
+        result = try_clean(cleanable.log, now_ms, options)
+        if result.error is not None and not isinstance(result.error, FencedError):
+            failed[cleanable.log] = result.error
+        results.append(result)
+    return results
+
+
+def _roll_idle(log: PartitionLog, now_ms: int, failed: dict[PartitionLog, EmbedlogError]) -> None:
+    """Roll an expired active segment that gets no appends, so that it can be compacted (D6)."""
+    try:
+        log.refresh()
+        tail = log.tail()
+        if (
+            log.config.compacts
+            and not tail.empty
+            and now_ms - tail.created_ms > log.rules.max_segment_ms
+        ):
+            log.roll()
+    except ClosedError:
+        raise
+    except EmbedlogError as error:
+        failed[log] = error
+
+
+def try_clean(
+    log: PartitionLog,
+    now_ms: int,
+    options: CleanOptions = DEFAULT_OPTIONS,
+    *,
+    roll: bool = False,
+) -> CleanResult:
+    """Clean one partition as `clean` does, but return errors in the result.
+
+    With ``roll``, roll the active segment first, so that its records are cleaned too.
+
+    Raises:
+        ClosedError: The log was closed meanwhile.
+    """
+    reserve = log.context.reserve
+    try:
+        if roll:
+            reserve.used_by(log.roll)
+        return reserve.used_by(lambda: clean(log, now_ms, options))
+    except ClosedError:
+        raise
+    except EmbedlogError as error:
+        if not isinstance(error, FencedError):
+            _logger.warning("Cannot compact %s-%d: %s", log.topic, log.partition, error)
+        return CleanResult(
+            log.topic, log.partition, why=f"not compacted: {error.what}", error=error
+        )
 
 
 def clean(log: PartitionLog, now_ms: int, options: CleanOptions = DEFAULT_OPTIONS) -> CleanResult:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import os
 import uuid
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -98,7 +98,7 @@ class AuditedTopic:
     """The leader epoch of each partition: a new one begins where a log was truncated."""
     files: Mapping[str, FileStamp] = field(default_factory=dict)
     """The files of the topic, by their paths relative to its directory."""
-    hours: Mapping[int, Sequence[int]] = field(default_factory=dict)
+    hours: Mapping[int, tuple[int, int, int]] = field(default_factory=dict)
     """Records by hour: in the files, those of them that were compared, and in the log."""
 
     def counters(self) -> tuple[Counter[int], Counter[int], Counter[int]]:
@@ -134,6 +134,9 @@ class AuditedTopic:
         maps = {name: dict(value[name]) for name in _MAPS}
         # JSON has no tuples.
         maps["files"] = {name: (size, time_ns) for name, (size, time_ns) in maps["files"].items()}
+        maps["hours"] = {
+            hour: (files, both, log) for hour, (files, both, log) in maps["hours"].items()
+        }
         return cls(topic_id=value["topic_id"], **maps)
 
 
@@ -329,10 +332,10 @@ def _audit_topic(
 def _leased_ranges(
     log: Log, topic: str, ends: Mapping[int, int], since: Mapping[int, int]
 ) -> Iterator[dict[int, OffsetRange]]:
-    """Lease what the log still has of the new offsets while they are compared (C1, D22).
+    """Lease the new records that the log still has while they are compared (C1, D22).
 
-    Yields the offsets to compare of each partition; an empty range where the records are
-    deleted or were compared before.
+    Yields the offsets to compare by partition; the range is empty if all records are deleted
+    or were compared before.
     """
     name, lease = f"pipeline-{uuid.uuid4()}", None
     for _ in range(_MAX_LEASE_ATTEMPTS):

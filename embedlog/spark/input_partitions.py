@@ -157,16 +157,13 @@ def pack_slices(slices: Sequence[PartitionSlice], max_tasks: int) -> list[list[P
 def _slice(log: PartitionLog, from_offset: int, until_offset: int) -> PartitionSlice:
     # The epoch first: if the log is truncated after this, new batches have a later epoch.
     epoch = log.tail().leader_epoch
-    chunks, size = [], 0
-    for extent in extents(log, from_offset, until_offset):
-        info = extent.info
-        chunks.append(
-            FileChunk(extent.path, info.sealed, info.headers, extent.position, extent.end_position)
-        )
-        size += extent.size
-    return PartitionSlice(
-        log.topic, log.partition, from_offset, until_offset, epoch, tuple(chunks), size
+    parts = extents(log, from_offset, until_offset)
+    chunks = tuple(
+        FileChunk(part.path, part.info.sealed, part.info.headers, part.position, part.end_position)
+        for part in parts
     )
+    size = sum(part.size for part in parts)
+    return PartitionSlice(log.topic, log.partition, from_offset, until_offset, epoch, chunks, size)
 
 
 def _split(

@@ -12,6 +12,7 @@ import time
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import cached_property
 from typing import Any, TypeVar
 
 from embedlog import catalog
@@ -91,7 +92,6 @@ class MicroBatchStream:
         if options.commit_to_group is not None:
             check_group_id(options.commit_to_group)
         self.options, self._clock_ms = options, clock_ms
-        self._source: LogSource | None = None
         self._initial_offset: Json | None = None
         self._available_now: Offsets | None = None
         """Where a query with Trigger.AvailableNow ends."""
@@ -100,16 +100,14 @@ class MicroBatchStream:
         )
         self._lease_name, self._leased_at_ms = str(uuid.uuid4()), -_LEASE_RENEWAL_MS
 
-    @property
+    @cached_property
     def source(self) -> LogSource:
         """The log, opened at first use: Spark makes some of these objects only to pickle them."""
-        if self._source is None:
-            self._source = LogSource(self.options, durable=True)
-        return self._source
+        return LogSource(self.options, durable=True)
 
     def close(self) -> None:
         """Release the lease and close the log."""
-        source, self._source = self._source, None
+        source = self.__dict__.pop("source", None)
         if source is not None:
             source.release()
             source.close()
@@ -117,8 +115,8 @@ class MicroBatchStream:
     def _renew_lease(self, offsets: Offsets) -> None:
         """Lease the records from these offsets on, unless that was done within 5 seconds.
 
-        An older lease begins earlier and covers them too.  That records at the start of
-        a batch are gone already is reported when the batch is planned.
+        An older lease begins earlier and covers them too.  If records at the start of a
+        batch are deleted already, that is reported when the batch is planned.
         """
         now_ms = self._clock_ms()
         due = now_ms - self._leased_at_ms >= _LEASE_RENEWAL_MS
@@ -136,7 +134,7 @@ class MicroBatchStream:
         return self._initial_offset
 
     def latest_offset(self, start: Json | None, limited: bool = True) -> Json:
-        """Return where the next batch ends; ``start`` itself if there is nothing to read.
+        """Return where the next batch ends; ``start`` if there is nothing to read.
 
         Args:
             start: Where the batch starts; None from Spark before 4.2, which does not pass it.
@@ -231,10 +229,10 @@ class MicroBatchStream:
     def _resume_offset(
         self, key: TopicPartition, log: PartitionLog, previous: StreamOffset, *, warn: bool = False
     ) -> int:
-        """Return where to read a partition on; a new partition is read from its start.
+        """Return the offset at which to continue a partition; a new one is read from its start.
 
-        Without ``warn`` a loss that does not fail the query is not reported: that is done
-        once, when the batch is planned.
+        Without ``warn`` a loss that does not fail the query is not reported: planning the
+        batch reports it, once.
 
         Raises:
             DataLossError: Records are gone, and failOnDataLoss is true.
@@ -272,7 +270,7 @@ class MicroBatchStream:
         """
         batch_start, batch_end = StreamOffset.from_json(start), StreamOffset.from_json(end)
         if batch_start.is_initial:
-            # What the checkpoint says about the start of the first batch is the truth.
+            # The checkpoint decides where the first batch starts.
             batch_start = batch_end.batch_start or batch_end
         logs = self.source.partitions()
         self._check_missing_partitions(batch_start, logs)
