@@ -1,7 +1,7 @@
 """Log compaction keeps the last record of each key, at its offset (D1-D27).
 
-`cleanable` finds what can be cleaned and which partitions are due, and `cleaner` cleans
-one partition with the help of `offset_map` (the last offset of each key), `key_hash`,
+`cleanable` determines what can be cleaned and which partitions are due, and `cleaner`
+cleans them with the help of `offset_map` (the last offset of each key), `key_hash`,
 `scanner` (reads segments) and `rewriter` (writes them).  Everything works on columns;
 nothing is done record by record.
 

@@ -463,7 +463,7 @@ class CleanPass:
             self._log.context.reserve.mark_full()
 
     def _close_group(self, cleaned: int | None = None) -> None:
-        """Swap the group in, if any, and move the checkpoint to ``cleaned``, if given."""
+        """Swap the group in, if there is one, and set the checkpoint to ``cleaned`` unless None."""
         if self._group is not None:
             self._try(partial(self._swap, self._group, cleaned))
 

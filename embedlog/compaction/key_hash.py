@@ -1,7 +1,7 @@
 """128-bit hashes of keys, for all keys of a chunk at once.
 
-Two different keys must never be taken for one: the older one's last value would be lost.
-Kafka trusts MD5 with that; here it is a *multilinear* hash: the sum of the key's 32-bit
+Two different keys must never have the same hash: the older one's last value would be lost.
+Kafka relies on MD5 for that; embedlog uses a *multilinear* hash: the sum of the key's 32-bit
 words, each multiplied by a secret random 64-bit number, of which the upper half is kept.
 It is strongly universal (Lemire and Kaser, "Strongly universal string hashing is fast",
 2012): any two different keys, even chosen by an adversary, agree in one such hash with

@@ -2,8 +2,8 @@
 
 An open hash table in one array with 24 bytes per slot, as in Kafka: 128 bits of hash and
 an offset.  Keys are looked up and entered by the thousands: each round of the loop moves
-all keys that have not found their slot yet on to their next one.  So a round is a few
-passes over arrays, and no step is per key.
+all keys without a slot on to their next one.  So a round is a few passes over arrays, and
+no step is per key.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class OffsetMap:
     def replaced(self, start: int, stop: int) -> BoolArray | None:
         """Return which of the offsets ``[start, stop)`` have a later one of the same key.
 
-        None if that was not noted for all of them; then `ends` tells, but needs their hashes.
+        None if that was not noted for all of them; `ends` always knows, but needs their hashes.
         """
         first, last = start - self._first, stop - self._first
         return self._replaced[first:last] if first >= 0 and last <= len(self._replaced) else None

@@ -294,8 +294,8 @@ class LoadQuery:
     def _publish(self, frame: Any, batch_id: int) -> None:
         """Publish the rows of a micro-batch that are not published yet.
 
-        Spark calls this in a thread of its own and passes on only the text of an error,
-        so the error is kept.
+        Spark calls this in another thread and passes on only the text of an error, so the
+        error is kept here.
         """
         try:
             stage = self._output.new_stage()

@@ -65,9 +65,8 @@ class OffsetSet:
     def add(self, offsets: Int64Array) -> Int64Array:
         """Add offsets, and return those that are new, each once."""
         added = [offsets[:0]]
-        for page, page_offsets in self._by_page(_distinct(offsets)):
+        for page, page_offsets, positions in self._by_page(_distinct(offsets)):
             present = self._pages.setdefault(page, np.zeros(1 << _PAGE_BITS, bool))
-            positions = page_offsets & ((1 << _PAGE_BITS) - 1)
             added.append(page_offsets[~present[positions]])
             present[positions] = True
         return np.concatenate(added)
@@ -75,16 +74,17 @@ class OffsetSet:
     def count_missing(self, offsets: Int64Array) -> int:
         """Return how many of these offsets are not in the set."""
         missing = 0
-        for page, page_offsets in self._by_page(offsets):
+        for page, _, positions in self._by_page(offsets):
             present = self._pages.get(page)
-            positions = page_offsets & ((1 << _PAGE_BITS) - 1)
             missing += len(positions) if present is None else int((~present[positions]).sum())
         return missing
 
-    def _by_page(self, offsets: Int64Array) -> Iterator[tuple[int, Int64Array]]:
+    def _by_page(self, offsets: Int64Array) -> Iterator[tuple[int, Int64Array, Int64Array]]:
+        """Yield the number of each page, its offsets, and their positions in it."""
         pages = offsets >> _PAGE_BITS
         for page in _distinct(pages):
-            yield int(page), offsets[pages == page]
+            page_offsets = offsets[pages == page]
+            yield int(page), page_offsets, page_offsets & ((1 << _PAGE_BITS) - 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,6 +1,6 @@
 """The classes that Spark calls for ``format("embedlog")``, from planning to tasks.
 
-Spark makes these objects in processes of its own, pickles them and throws them
+Spark makes these objects in other processes, pickles them and throws them
 away; so they hold options, and open the log where it is needed.  They do not
 implement `pushFilters`: Spark 4.3.0 applies the filters of one query to others.
 Options limit the offsets and times instead.

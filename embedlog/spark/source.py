@@ -75,14 +75,11 @@ class LogSource:
 
     def partitions(self) -> Mapping[TopicPartition, PartitionLog]:
         """Return the partitions that the subscription matches now; cached until topics change."""
-        version = self.log.root.version()
-        if self._partitions is None or self._partitions[0] != version:
-            self._partitions = version, self._matching_partitions()
-        return self._partitions[1]
-
-    def _matching_partitions(self) -> dict[TopicPartition, PartitionLog]:
-        names, pattern, assigned = self.options.subscription
         root = self.log.root
+        version = root.version()
+        if self._partitions is not None and self._partitions[0] == version:
+            return self._partitions[1]
+        names, pattern, assigned = self.options.subscription
         existing = {name: range(topic.partitions) for name, topic in root.topics().items()}
         if pattern is not None:
             # As in Kafka's consumer, a pattern does not match internal topics.
@@ -90,12 +87,14 @@ class LogSource:
             names = tuple(name for name in public if re.fullmatch(pattern, name))
         wanted: Mapping[str, Collection[int]]
         wanted = assigned or {name: existing.get(name, ()) for name in names}
-        return {
+        matching = {
             TopicPartition(topic, partition): root.partition(topic, partition)
             for topic, partitions in sorted(wanted.items())
             for partition in partitions
             if partition in existing.get(topic, ())
         }
+        self._partitions = version, matching
+        return matching
 
     def check_topics(self) -> None:
         """Check that all topics and partitions named in the options exist.

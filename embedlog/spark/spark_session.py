@@ -212,13 +212,14 @@ def check_worker_python(python: str) -> None:
     """
     if shutil.which(python) == shutil.which(sys.executable):
         return
-    command, ours = [python, "-c", _WORKER_PROBE], list(sys.version_info[:2])
+    command = [python, "-c", _WORKER_PROBE]
     try:
         process = subprocess.run(command, capture_output=True, text=True, timeout=120)
         report = json.loads(process.stdout)
-        if not report["missing"] and report["version"] == ours:
+        theirs, ours = (".".join(map(str, v)) for v in (report["version"], sys.version_info[:2]))
+        if not report["missing"] and theirs == ours:
             return
-        problem = f"is {_dotted(report['version'])}, the driver's {_dotted(ours)}"
+        problem = f"is {theirs}, the driver's {ours}"
         if report["missing"]:
             problem = f"lacks {', '.join(report['missing'])}"
     except (OSError, ValueError, subprocess.TimeoutExpired) as error:
@@ -228,7 +229,3 @@ def check_worker_python(python: str) -> None:
         path=python,
         todo=f"Set PYSPARK_PYTHON={sys.executable} before you make the session, or use session().",
     )
-
-
-def _dotted(version: list[int]) -> str:
-    return ".".join(map(str, version))
