@@ -194,7 +194,7 @@ def test_a_signal_during_stop_does_not_interrupt_it(log, options, monkeypatch):
 
     def stop_reader():
         reader = object.__new__(StreamReader)
-        reader.__setstate__({"options": parse(options(startingOffsets="earliest")), "names": ()})
+        reader.__dict__.update(options=parse(options(startingOffsets="earliest")), names=())
         reader.initialOffset()
         held = len(log.leases())
         monkeypatch.setattr(LogSource, "release", release_with_signal)

@@ -133,7 +133,7 @@ def test_a_topic_that_does_not_exist_is_an_error(log):
 
 def test_a_null_topic_is_an_error(log):
     """In the words of Kafka's sink."""
-    with pytest.raises(InvalidRecordError, match="null topic present in the data"):
+    with pytest.raises(InvalidRecordError, match="Null topic present in the data"):
         write(log, columns(value=[b"v", b"w"], topic=["t", None]))
 
 
