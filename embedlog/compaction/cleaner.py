@@ -163,11 +163,8 @@ def _roll_idle(log: PartitionLog, now_ms: int, failed: dict[PartitionLog, Embedl
     try:
         log.refresh()
         tail = log.tail()
-        if (
-            log.config.compacts
-            and not tail.empty
-            and now_ms - tail.created_ms > log.rules.max_segment_ms
-        ):
+        expired = now_ms - tail.created_ms > log.rules.max_segment_ms
+        if log.config.compacts and not tail.empty and expired:
             log.roll()
     except ClosedError:
         raise
@@ -176,11 +173,7 @@ def _roll_idle(log: PartitionLog, now_ms: int, failed: dict[PartitionLog, Embedl
 
 
 def try_clean(
-    log: PartitionLog,
-    now_ms: int,
-    options: CleanOptions = DEFAULT_OPTIONS,
-    *,
-    roll: bool = False,
+    log: PartitionLog, now_ms: int, options: CleanOptions = DEFAULT_OPTIONS, *, roll: bool = False
 ) -> CleanResult:
     """Clean one partition as `clean` does, but return errors in the result.
 
@@ -199,9 +192,8 @@ def try_clean(
     except EmbedlogError as error:
         if not isinstance(error, FencedError):
             _logger.warning("Cannot compact %s-%d: %s", log.topic, log.partition, error)
-        return CleanResult(
-            log.topic, log.partition, why=f"not compacted: {error.what}", error=error
-        )
+        why = f"not compacted: {error.what}"
+        return CleanResult(log.topic, log.partition, why=why, error=error)
 
 
 def clean(log: PartitionLog, now_ms: int, options: CleanOptions = DEFAULT_OPTIONS) -> CleanResult:
@@ -282,11 +274,8 @@ class Cleaner:
         self.log.refresh()
         # D27: turning compaction off, or closing the log, ends a compaction that is under way.
         if not self.log.config.compacts:
-            raise FencedError(
-                "The topic is no longer compacted",
-                topic=self.log.topic,
-                partition=self.log.partition,
-            )
+            what = "The topic is no longer compacted"
+            raise FencedError(what, topic=self.log.topic, partition=self.log.partition)
 
 
 def _segments_changed(cleanable: CleanableRange) -> bool:
@@ -322,9 +311,8 @@ class CleanPass:
     def __init__(self, cleaner: Cleaner, cleanable: CleanableRange) -> None:
         self._cleaner, self._cleanable, self._log = cleaner, cleanable, cleaner.log
         settings = cleaner.options.settings
-        self._scanner = SegmentScanner(
-            self._log, settings.log_cleaner_io_buffer_size, self._before_chunk
-        )
+        chunk_bytes = settings.log_cleaner_io_buffer_size
+        self._scanner = SegmentScanner(self._log, chunk_bytes, self._before_chunk)
         # The cleanable part is read twice.
         self._read_bytes = 0
         self._total_bytes = cleanable.clean_bytes + 2 * cleanable.cleanable_bytes

@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from embedlog.batch import CONTROL, Batch
+from embedlog.batch.arrays import numbers
 from embedlog.catalog import SegmentInfo
 from embedlog.compaction.key_hash import BoolArray, Int64Array, KeyHasher, UInt64Array
 from embedlog.compaction.offset_map import OffsetMap
@@ -37,7 +38,12 @@ class ScannedBatches:
         self.ends: Int64Array = np.cumsum([batch.count for batch in batches])
         """Per batch, the index after its last row."""
         self._hasher = hasher
-        self.offsets: Int64Array = _all_offsets(batches)
+        first, next_offset = batches[0].base_offset, batches[-1].next_offset
+        self.offsets: Int64Array
+        if next_offset - first == self.ends[-1]:
+            self.offsets = np.arange(first, next_offset, dtype=np.int64)
+        else:
+            self.offsets = np.concatenate([offsets_of(batch) for batch in batches])
         self.valid: BoolArray | None = None
         """Which rows have a key; None if all have."""
         if any(batch.null_count("key") for batch in batches):
@@ -110,9 +116,7 @@ class ScannedBatches:
         ]
         table = pa.Table.from_batches(decoded)
         offsets = [self.offsets[self.start(index) : self.ends[index]] for index, _ in rows]
-        column = pa.py_buffer(np.concatenate(offsets))
-        column = pa.Array.from_buffers(pa.int64(), table.num_rows, [None, column], 0)
-        table = table.append_column("offset", column)
+        table = table.append_column("offset", numbers(np.concatenate(offsets), pa.int64()))
         if table.num_rows < _FEW_ROWS * len(rows):
             table = table.combine_chunks()  # Arrow has a high cost per chunk.
         mask = np.concatenate([mask for _, mask in rows])
@@ -126,13 +130,6 @@ def filter_rows(table: Any, mask: BoolArray) -> Any:
     """Return the rows of a `pyarrow.Table` that a mask selects."""
     bits = pa.py_buffer(np.packbits(mask, bitorder="little"))
     return table.filter(pa.Array.from_buffers(pa.bool_(), len(mask), [None, bits], 0))
-
-
-def _all_offsets(batches: list[Batch]) -> Int64Array:
-    first, next_offset = batches[0].base_offset, batches[-1].next_offset
-    if next_offset - first == sum(batch.count for batch in batches):
-        return np.arange(first, next_offset, dtype=np.int64)
-    return np.concatenate([offsets_of(batch) for batch in batches])
 
 
 def offsets_of(batch: Batch) -> Int64Array:
@@ -179,10 +176,9 @@ class SegmentScanner:
     ) -> Iterator[ScannedBatches]:
         """Yield the batches of a sealed segment from an offset on, many at a time."""
         file = self._log.open_segment(segment)
-        position = None
+        position = file.start
         if offset > segment.base_offset:
-            position = lookup.position_of_offset(self._log, segment, offset)
-        position = file.start if position is None else position
+            position = lookup.position_of_offset(self._log, segment, offset) or position
         while position < segment.end_position:
             batches = file.read(position, segment.end_position, self._chunk_bytes)
             end = batches[-1].position + batches[-1].size

@@ -283,13 +283,11 @@ class LoadQuery:
         ends, names = self._output.published.ends, self._options.topic_names(self._log)
         if not (ends and names):
             return "earliest"
-        return json.dumps(
-            {
-                name: {str(n): ends.get(TopicPartition(name, n), -2) for n in range(count)}
-                for name in names
-                for count in [self._log.root.partitions(name)]
-            }
-        )
+        offsets: dict[str, dict[int, int]] = {}
+        for name in names:
+            numbers = range(self._log.root.partitions(name))
+            offsets[name] = {n: ends.get(TopicPartition(name, n), -2) for n in numbers}
+        return json.dumps(offsets)
 
     def _publish(self, frame: Any, batch_id: int) -> None:
         """Publish the rows of a micro-batch that are not published yet.
@@ -314,9 +312,8 @@ class LoadQuery:
         dated = new_rows.selectExpr("*", "date_format(timestamp, 'yyyy-MM-dd') as date")
         # A few files of a good size for each day, rather than one for each task; sorted, so
         # that a reader of one partition or of some offsets skips the rest.
-        in_order = dated.hint("rebalance", "topic", "date").sortWithinPartitions(
-            "topic", "date", "partition", "offset"
-        )
+        files = dated.hint("rebalance", "topic", "date")
+        in_order = files.sortWithinPartitions("topic", "date", "partition", "offset")
         writer = in_order.write.option("compression", _CODEC).partitionBy("topic", "date")
         # Spark's default, INT96, is deprecated elsewhere and has no statistics.
         self._spark.conf.set("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS")

@@ -22,6 +22,7 @@ import os
 import shutil
 import uuid
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -56,11 +57,8 @@ class PublishedState:
 
     def to_json(self) -> dict[str, Any]:
         """Return JSON for the file."""
-        return {
-            "number": self.number,
-            "positions": self.offset.to_json(),
-            "moves": dict(self.renames),
-        }
+        positions = self.offset.to_json()
+        return {"number": self.number, "positions": positions, "moves": dict(self.renames)}
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> PublishedState:
@@ -87,7 +85,7 @@ class PublishedState:
         return PublishedState(self.number + 1, offset, renames)
 
 
-class ParquetOutput:
+class ParquetOutput(AbstractContextManager["ParquetOutput"]):
     """The directory, locked by this process; ``rows`` counts the rows that it published.
 
     Args:
@@ -120,9 +118,6 @@ class ParquetOutput:
             self.close()
             raise
         shutil.rmtree(os.path.join(self.path, _STAGING), ignore_errors=True)
-
-    def __enter__(self) -> ParquetOutput:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

@@ -200,7 +200,6 @@ def _split_offsets(log: PartitionLog, whole: PartitionSlice, parts: int) -> list
     for part in range(1, parts):
         target = ends[-1] * part // parts
         number = bisect_right(ends, target)
-        extent = pieces[number]
-        position = extent.end_position - (ends[number] - target)
-        offsets.add(offset_near(log, extent, position, reach))
+        position = pieces[number].end_position - (ends[number] - target)
+        offsets.add(offset_near(log, pieces[number], position, reach))
     return sorted(cut for cut in offsets if whole.from_offset < cut < whole.until_offset)

@@ -16,10 +16,6 @@ KNOWN = (
     # Spark passes its own options of a streaming query on to the sink.
     *("checkpointLocation", "queryName"),
 )
-SERIALIZERS = {
-    "kafka.key.serializer": "keys are serialized with ByteArraySerializer",
-    "kafka.value.serializer": "values are serialized with ByteArraySerializer",
-}
 _logger = logging.getLogger("embedlog")
 
 
@@ -58,9 +54,12 @@ def parse(options: Mapping[str, str]) -> SinkOptions:
             an invalid value.
     """
     reader = OptionReader(options)
-    for name, reason in SERIALIZERS.items():
-        if name in reader:
-            raise InvalidConfigError(f"Kafka option '{name[6:]}' is not supported as {reason}")
+    for part in ("key", "value"):
+        if f"kafka.{part}.serializer" in reader:
+            raise InvalidConfigError(
+                f"Kafka option '{part}.serializer' is not supported as {part}s are serialized "
+                "with ByteArraySerializer"
+            )
     if ignored := reader.check_names("writer", KNOWN):
         _logger.warning(
             "These options are about brokers and have no effect: %s", ", ".join(ignored)

@@ -160,13 +160,13 @@ def _subscription(reader: OptionReader) -> TopicSelection:
             f"Exactly one of the options {', '.join(names)} must be set, but {problem}",
             todo="For example: .option('subscribe', 'flights').",
         )
-    pattern = reader.parsed("subscribePattern", "a regular expression", re.compile)
+    wanted = "a regular expression"
+    pattern = reader.parsed("subscribePattern", wanted, lambda text: re.compile(text).pattern)
     assigned = reader.json("assign", 'JSON such as {"flights": [0, 1]}', _assigned)
     topics = [name.strip() for name in (reader.text("subscribe") or "").split(",") if name.strip()]
     if specified == ["subscribe"] and not topics:
         raise InvalidConfigError("The option 'subscribe' names no topic")
-    pattern_text = None if pattern is None else pattern.pattern
-    return TopicSelection(tuple(dict.fromkeys(topics)), pattern_text, assigned)
+    return TopicSelection(tuple(dict.fromkeys(topics)), pattern, assigned)
 
 
 def _assigned(value: Any) -> dict[str, tuple[int, ...]]:

@@ -65,9 +65,7 @@ def recommended_conf() -> dict[str, str]:
 
 
 def session(
-    app_name: str = "embedlog",
-    master: str | None = None,
-    conf: Mapping[str, object] | None = None,
+    app_name: str = "embedlog", master: str | None = None, conf: Mapping[str, object] | None = None
 ) -> Any:
     """Return a Spark session with `recommended_conf` and ``format("embedlog")``.
 
@@ -88,9 +86,7 @@ def session(
     # By default Spark starts workers as "python3": often another Python, without embedlog.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     settings: dict[str, Any]
-    settings = {"spark.master": "local[*]", **recommended_conf(), **(conf or {})}
-    if master is not None:
-        settings["spark.master"] = master
+    settings = {"spark.master": master or "local[*]", **recommended_conf(), **(conf or {})}
     builder = SparkSession.builder.appName(app_name).config(map=settings)
     with default_log4j_settings():
         spark = builder.getOrCreate()
@@ -139,9 +135,8 @@ def register(spark: Any) -> None:
     except Exception:  # noqa: BLE001 - a remote session raises one of many pyspark errors here
         pass  # The Python of its workers is unknown.
     else:
-        check_worker_python(
-            str(context.getConf().get("spark.pyspark.python", None) or context.pythonExec)
-        )
+        python = context.getConf().get("spark.pyspark.python", None) or context.pythonExec
+        check_worker_python(str(python))
     from embedlog.spark.datasource import EmbedlogDataSource
 
     spark.dataSource.register(EmbedlogDataSource)
