@@ -9,7 +9,7 @@ import pytest
 
 import embedlog
 from embedlog import batch
-from embedlog.compaction import clean
+from embedlog.compaction import CleanOptions, clean
 from embedlog.config import MaintenanceConfig
 
 RECORDS = 1_000_000
@@ -84,7 +84,7 @@ def bench_memory_of_a_compaction(benchmark, note, dirty, records):
 
     settings = MaintenanceConfig(log_cleaner_dedupe_buffer_size=64 << 20)
     done = benchmark.pedantic(
-        lambda: clean(part, START, settings=settings, progress=progress), rounds=1
+        lambda: clean(part, START, CleanOptions(settings=settings, progress=progress)), rounds=1
     )
     note(
         records=records,

@@ -374,7 +374,7 @@ def _leaves(
 def command_line_page() -> str:
     """Return the page of all commands with their help."""
     from embedlog.cli.parser import parser
-    from embedlog.pipeline.command import parser as pipeline
+    from embedlog.pipeline.__main__ import parser as pipeline
 
     parts = [
         "# Command line",

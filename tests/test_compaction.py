@@ -23,6 +23,7 @@ from support.roots import (
 
 from embedlog import batch, keyspace, kv
 from embedlog.compaction import (
+    CleanOptions,
     Throttle,
     clean,
     clean_round,
@@ -63,7 +64,7 @@ def segment(log, *pairs, **options):
 
 
 def run(log, **options):
-    return clean(log, log.context.clock(), **options)
+    return clean(log, log.context.clock(), CleanOptions(**options))
 
 
 def kept(log):

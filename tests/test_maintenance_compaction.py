@@ -12,7 +12,7 @@ from support.patience import patient
 from support.roots import encoded, make_log, open_root, rows, segment_files
 
 import embedlog
-from embedlog.compaction import clean, explain, try_clean
+from embedlog.compaction import CleanOptions, clean, explain, try_clean
 from embedlog.config import MaintenanceConfig
 from embedlog.errors import InvalidConfigError
 from embedlog.maintenance import JobContext, Maintenance, MaintenanceJob, jobs, jobs_of, owner
@@ -208,7 +208,7 @@ def test_a_lease_made_during_a_compaction_is_respected(root):
         if not leases:
             leases.append(hold(root, "query", {HERE: 0}, 60))
 
-    done = try_clean(log, START, progress=progress)
+    done = try_clean(log, START, CleanOptions(progress=progress))
     assert "lease 'query' holds it" in str(done.error)
     assert len(values(log)) == 6
 

@@ -41,7 +41,7 @@ with embedlog.open(sys.argv[1]) as log:
     assert log.verify() == []
     log.rebuild_index()
 
-from embedlog.spark.batch_scan import plan_batch
+from embedlog.spark.input_partitions import plan_batch
 from embedlog.spark.kafka_columns import SPARK_TYPES
 from embedlog.spark.partition_reader import read_input_partition
 from embedlog.spark.source_options import parse

@@ -18,9 +18,10 @@ from support.patience import patient
 import embedlog
 from embedlog.errors import CorruptionError, DataLossError, InvalidConfigError, SparkSetupError
 from embedlog.partition.leases import leases
-from embedlog.pipeline import audit, command, load, load_query, parquet_audit
-from embedlog.pipeline.audit_progress import NOT_AUDITED, AuditedTopic
+from embedlog.pipeline import __main__ as command
+from embedlog.pipeline import audit, load, load_query, parquet_audit
 from embedlog.pipeline.load_query import planned_end, stop_requests, unpublished_filter
+from embedlog.pipeline.parquet_audit import NOT_AUDITED, AuditedTopic
 from embedlog.pipeline.parquet_output import ParquetOutput
 from embedlog.record import TopicPartition
 from embedlog.spark.errors import to_embedlog_error

@@ -390,7 +390,7 @@ class Log:
             InvalidConfigError: The topic is not compacted, or a setting is unknown.
             CorruptionError, StorageError: A partition could not be compacted; the others were.
         """
-        from embedlog.compaction import CleanResult, select_due, try_clean
+        from embedlog.compaction import CleanOptions, CleanResult, select_due, try_clean
 
         root = self.root
         root.context.check_writable()
@@ -414,12 +414,10 @@ class Log:
 
         with ProgressBar(f"compact {topic}") as bar:
             shown = bar if isinstance(progress, bool) else progress
-            track = report if progress else None
+            options = CleanOptions(settings=config, progress=report if progress else None)
             for log in logs:
                 # With force, roll first: the active segment is never cleaned.
-                results.append(
-                    try_clean(log, root.clock(), settings=config, progress=track, roll=force)
-                )
+                results.append(try_clean(log, root.clock(), options, roll=force))
         # All partitions were tried before the first error is raised.
         for error in (*failed.values(), *(result.error for result in results)):
             if error is not None and not isinstance(error, FencedError):

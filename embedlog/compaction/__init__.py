@@ -1,7 +1,7 @@
 """Log compaction keeps the last record of each key, at its offset (D1-D27).
 
-`cleanable` finds what can be cleaned and which partitions are due, and `cleaner` cleans
-one partition with the help of `offset_map` (the last offset of each key), `key_hash`,
+`cleanable` determines what can be cleaned and which partitions are due, and `cleaner`
+cleans them with the help of `offset_map` (the last offset of each key), `key_hash`,
 `scanner` (reads segments) and `rewriter` (writes them).  Everything works on columns;
 nothing is done record by record.
 
@@ -11,12 +11,18 @@ The functions take the time and start no threads: maintenance calls `clean_round
 
 from __future__ import annotations
 
-from embedlog.compaction.clean_round import clean_round, try_clean
 from embedlog.compaction.cleanable import CleanableRange, explain, inspect, select_due
-from embedlog.compaction.cleaner import CleanResult, clean
-from embedlog.compaction.throttle import Throttle
+from embedlog.compaction.cleaner import (
+    CleanOptions,
+    CleanResult,
+    Throttle,
+    clean,
+    clean_round,
+    try_clean,
+)
 
 __all__ = [
+    "CleanOptions",
     "CleanResult",
     "CleanableRange",
     "Throttle",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import takewhile
 from typing import NamedTuple
 
 from embedlog import keyspace
@@ -64,8 +65,10 @@ def inspect(log: PartitionLog, now_ms: int) -> CleanableRange:
         for segment in log.segments.values()
         if segment.next_offset is not None and start < segment.next_offset <= tail.high_watermark
     ]
-    sealed_end = max((segment.next_offset or 0 for segment in sealed), default=start)
-    first_dirty = _first_dirty(log, start, sealed_end, tail.log_end_offset)
+    checkpoint = log.context.state.read(lambda txn: keyspace.CLEANED_OFFSETS.get(txn, log.key))
+    if checkpoint is None or not start <= checkpoint <= tail.log_end_offset:
+        checkpoint = start  # It is missing or invalid (D1).
+    first_dirty = min(checkpoint, (sealed[-1].next_offset if sealed else None) or start)
     dirty = [segment for segment in sealed if (segment.next_offset or 0) > first_dirty]
     lease = leases.held_from(log)
     held_from = LONG_MAX if lease is None else lease.offset
@@ -87,26 +90,17 @@ def inspect(log: PartitionLog, now_ms: int) -> CleanableRange:
     )
 
 
-def _first_dirty(log: PartitionLog, start: int, sealed_end: int, log_end: int) -> int:
-    """Return the cleaner's checkpoint, or the log start offset if that is invalid (D1)."""
-    checkpoint = log.context.state.read(lambda txn: keyspace.CLEANED_OFFSETS.get(txn, log.key))
-    if checkpoint is None or not start <= checkpoint <= log_end:
-        return start
-    return min(checkpoint, sealed_end)
-
-
 def _before_young(
     dirty: list[SegmentInfo], max_timestamp: int, log: PartitionLog
 ) -> list[SegmentInfo]:
     """Return the dirty segments before the first one with a younger record (D2)."""
     if not log.config.min_compaction_lag_ms:
         return dirty
-    young = (
-        index
-        for index, segment in enumerate(dirty)
-        if segment.max_timestamp is not None and segment.max_timestamp > max_timestamp
-    )
-    return dirty[: next(young, len(dirty))]
+
+    def is_old(segment: SegmentInfo) -> bool:
+        return segment.max_timestamp is None or segment.max_timestamp <= max_timestamp
+
+    return list(takewhile(is_old, dirty))
 
 
 def _is_overdue(log: PartitionLog, dirty: list[SegmentInfo], now_ms: int) -> bool:
@@ -114,20 +108,18 @@ def _is_overdue(log: PartitionLog, dirty: list[SegmentInfo], now_ms: int) -> boo
     max_lag_ms = log.config.max_compaction_lag_ms
     if max_lag_ms == LONG_MAX:
         return False
-    return any(_first_timestamp(log, segment) < now_ms - max_lag_ms for segment in dirty)
-
-
-def _first_timestamp(log: PartitionLog, segment: SegmentInfo) -> int:
-    try:
-        file = log.open_segment(segment)
-    except StorageError as error:
-        if not error.missing:
-            raise
-        return LONG_MAX  # The segment was replaced meanwhile.
-    for batch in file.scan(file.start, segment.end_position):
-        if batch.count:
-            return batch.min_timestamp
-    return LONG_MAX
+    for segment in dirty:
+        try:
+            file = log.open_segment(segment)
+        except StorageError as error:
+            if not error.missing:
+                raise
+            continue  # The segment was replaced meanwhile.
+        batches = file.scan(file.start, segment.end_position)
+        first = next((batch for batch in batches if batch.count), None)
+        if first is not None and first.min_timestamp < now_ms - max_lag_ms:
+            return True
+    return False
 
 
 def select_due(
@@ -163,7 +155,15 @@ def explain(log: PartitionLog, now_ms: int) -> str:
     if not config.compacts:
         return f"{name}: not compacted: cleanup.policy is {config.cleanup_policy!r}."
     cleanable = inspect(log, now_ms)
-    return f"{name}: {_verdict(cleanable)} {_offset_ranges(cleanable)}"
+    cleaned_or_cleanable = cleanable.clean_bytes + cleanable.cleanable_bytes
+    rest = max(log.size_bytes() - cleaned_or_cleanable, cleanable.too_young_bytes, 0)
+    return (
+        f"{name}: {_verdict(cleanable)} "
+        f"Offsets {cleanable.start} to {cleanable.first_dirty} are clean "
+        f"({cleanable.clean_bytes:,} bytes), up to {cleanable.first_uncleanable} can be cleaned "
+        f"({cleanable.cleanable_bytes:,} bytes), up to {log.end_offset()} cannot yet "
+        f"({rest:,} bytes)."
+    )
 
 
 def _verdict(cleanable: CleanableRange) -> str:
@@ -196,14 +196,3 @@ def _verdict(cleanable: CleanableRange) -> str:
             f"segment.ms {config.segment_ms}, or by compact(force=True)."
         )
     return "nothing to do: everything is compacted."
-
-
-def _offset_ranges(cleanable: CleanableRange) -> str:
-    known_bytes = cleanable.clean_bytes + cleanable.cleanable_bytes
-    rest = max(cleanable.log.size_bytes() - known_bytes, 0)
-    return (
-        f"Offsets {cleanable.start} to {cleanable.first_dirty} are clean "
-        f"({cleanable.clean_bytes:,} bytes), up to {cleanable.first_uncleanable} can be cleaned "
-        f"({cleanable.cleanable_bytes:,} bytes), up to {cleanable.log.end_offset()} cannot yet "
-        f"({max(rest, cleanable.too_young_bytes):,} bytes)."
-    )

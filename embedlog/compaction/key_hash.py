@@ -1,7 +1,7 @@
 """128-bit hashes of keys, for all keys of a chunk at once.
 
-Two different keys must never be taken for one: the older one's last value would be lost.
-Kafka trusts MD5 with that; here it is a *multilinear* hash: the sum of the key's 32-bit
+Two different keys must never have the same hash: the older one's last value would be lost.
+Kafka relies on MD5 for that; embedlog uses a *multilinear* hash: the sum of the key's 32-bit
 words, each multiplied by a secret random 64-bit number, of which the upper half is kept.
 It is strongly universal (Lemire and Kaser, "Strongly universal string hashing is fast",
 2012): any two different keys, even chosen by an adversary, agree in one such hash with
@@ -24,7 +24,7 @@ import numpy as np
 UInt64Array = Any
 Int64Array = Any
 BoolArray = Any
-HASH = np.dtype([("high", "<u8"), ("low", "<u8")])
+_HASH = np.dtype([("high", "<u8"), ("low", "<u8")])
 
 _BLOCK_BYTES = 64
 _BLOCK_WORDS = _BLOCK_BYTES // 8
@@ -68,12 +68,10 @@ class KeyHasher:
     def _hash_level(
         self, level: int, data: Any, starts: Int64Array, lengths: Int64Array
     ) -> tuple[UInt64Array, UInt64Array]:
-        if len(lengths) == 0:
-            return np.empty(0, np.uint64), np.empty(0, np.uint64)
         longest = int(lengths.max())
         if longest <= _BLOCK_BYTES:
             return self._hash_blocks(level, data, starts, lengths, longest)
-        high, low = np.empty(len(lengths), np.uint64), np.empty(len(lengths), np.uint64)
+        high, low = np.empty((2, len(lengths)), np.uint64)
         long = lengths > _BLOCK_BYTES
         short = ~long
         high[short], low[short] = self._hash_blocks(
@@ -92,13 +90,15 @@ class KeyHasher:
         blocks = np.arange(total) - np.repeat(ends - counts, counts)
         block_starts = np.repeat(starts, counts) + blocks * _BLOCK_BYTES
         rest = np.repeat(lengths, counts) - blocks * _BLOCK_BYTES
-        hashes = np.zeros(total + 1, HASH)
+        hashes = np.zeros(total + 1, _HASH)
         hashes["high"][:-1], hashes["low"][:-1] = self._hash_blocks(
             level, data, block_starts, np.minimum(rest, _BLOCK_BYTES), _BLOCK_BYTES
         )
         # The hash of the last block covers its length, so no two keys have the same blocks.
         inner = hashes.view(np.uint8).reshape(-1)
-        return self._hash_level(level + 1, inner, (ends - counts) * HASH.itemsize, counts * 16)
+        return self._hash_level(
+            level + 1, inner, (ends - counts) * _HASH.itemsize, counts * _HASH.itemsize
+        )
 
     def _hash_blocks(
         self, level: int, data: Any, starts: Int64Array, lengths: Int64Array, longest: int

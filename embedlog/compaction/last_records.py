@@ -11,16 +11,9 @@ import pyarrow.compute as pc
 
 from embedlog.batch import CONTROL, Batch
 from embedlog.batch.arrays import data
-from embedlog.compaction.key_hash import BoolArray, KeyHasher, UInt64Array
+from embedlog.compaction.key_hash import KeyHasher
 from embedlog.compaction.offset_map import SLOT_BYTES, OffsetMap
-from embedlog.compaction.scanner import (
-    ScannedBatches,
-    data_rows,
-    filter_rows,
-    nulls,
-    offsets_of,
-    where_last,
-)
+from embedlog.compaction.scanner import ScannedBatches, bits, filter_rows, nulls, offsets_of
 from embedlog.partition import PartitionLog
 
 _READ_BYTES = 4 << 20
@@ -55,16 +48,20 @@ def last_records(
     yielded = [np.empty(0, np.int64)]
     for first, batches in _read(log, start, stop):
         chunk = ScannedBatches(batches, hasher, whole=True)
-        rows = _keyed_rows(chunk, first, stop) & where_last(chunk, offset_map)
+        rows, keyed = chunk.last_rows(offset_map), chunk.keyed_rows(first, stop)
+        if keyed is not None:
+            rows &= keyed
         parts = [(i, rows[chunk.start(i) : chunk.ends[i]]) for i in range(len(batches))]
         if wanted := [(index, part) for index, part in parts if part.any()]:
             yielded.append(chunk.offsets[rows] + 1)
             yield chunk.table(wanted)
     missing = np.setdiff1d(offset_map.all_ends(), np.concatenate(yielded))
     if len(missing) and end is not None and end() > stop:
-        yield from _replacements(
-            log, stop, end, lambda keys: np.isin(offset_map.ends(*keys), missing), hasher
-        )
+        for table in last_records(log, stop, end(), end):
+            keys = hasher.keys(table["key"].combine_chunks())
+            mask = np.isin(offset_map.ends(*keys), missing)
+            if mask.any():
+                yield filter_rows(table, mask)
 
 
 def _map_keys(log: PartitionLog, start: int, stop: int, hasher: KeyHasher) -> OffsetMap:
@@ -73,25 +70,8 @@ def _map_keys(log: PartitionLog, start: int, stop: int, hasher: KeyHasher) -> Of
     memory = 16 * SLOT_BYTES * (records + 64)
     offset_map = OffsetMap(memory, 1.0, start, stop, max_keys=records)
     for first, batches in _read(log, start, stop):
-        chunk = ScannedBatches(batches, hasher)
-        rows = _keyed_rows(chunk, first, stop)
-        high, low = chunk.hashes
-        offset_map.add(high[rows], low[rows], chunk.offsets[rows])
+        offset_map.add(*ScannedBatches(batches, hasher).keys(first, stop))
     return offset_map
-
-
-def _replacements(
-    log: PartitionLog,
-    start: int,
-    end: Callable[[], int],
-    wanted: Callable[[tuple[UInt64Array, UInt64Array]], BoolArray],
-    hasher: KeyHasher,
-) -> Iterator[Any]:
-    """Yield the last records of the wanted keys at or after ``start``."""
-    for table in last_records(log, start, end(), end):
-        mask = wanted(hasher.keys(table["key"].combine_chunks()))
-        if mask.any():
-            yield filter_rows(table, mask)
 
 
 def _read(log: PartitionLog, start: int, stop: int) -> Iterator[tuple[int, list[Batch]]]:
@@ -104,15 +84,6 @@ def _read(log: PartitionLog, start: int, stop: int) -> Iterator[tuple[int, list[
         batches = [batch for batch in batches if batch.count and batch.base_offset < stop]
         if batches:
             yield first, batches
-
-
-def _keyed_rows(chunk: ScannedBatches, start: int, stop: int) -> BoolArray:
-    """Return which rows are records with a key and an offset in ``[start, stop)``."""
-    rows = (chunk.offsets >= start) & (chunk.offsets < stop)
-    if chunk.valid is not None:
-        rows &= chunk.valid
-    records = data_rows(chunk)
-    return rows if records is None else rows & records
 
 
 class LastRecord(NamedTuple):
@@ -143,7 +114,8 @@ def last_record(log: PartitionLog, key: bytes, start: int, stop: int) -> LastRec
 
 def _last_in(batches: Sequence[Batch], key: Any, start: int, stop: int) -> LastRecord | None:
     for batch in reversed(batches):
-        rows = np.flatnonzero(_has_key(batch, key))
+        same = pc.equal(batch.columns(("key",)).column(0), key)
+        rows = np.flatnonzero(bits(same.buffers()[1], same) & ~nulls(same))
         if not len(rows) or batch.flags & CONTROL:
             continue
         offsets = offsets_of(batch)[rows]
@@ -154,9 +126,3 @@ def _last_in(batches: Sequence[Batch], key: Any, start: int, stop: int) -> LastR
             row = int(rows[index])
             return LastRecord(int(offsets[index]), timestamps[row].value, values[row].as_py())
     return None
-
-
-def _has_key(batch: Batch, key: Any) -> BoolArray:
-    same = pc.equal(batch.columns(("key",)).column(0), key)
-    bits = np.unpackbits(np.frombuffer(same.buffers()[1], np.uint8), bitorder="little")
-    return (bits[same.offset : same.offset + len(same)] == 1) & ~nulls(same)

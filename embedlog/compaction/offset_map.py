@@ -2,8 +2,8 @@
 
 An open hash table in one array with 24 bytes per slot, as in Kafka: 128 bits of hash and
 an offset.  Keys are looked up and entered by the thousands: each round of the loop moves
-all keys that have not found their slot yet on to their next one.  So a round is a few
-passes over arrays, and no step is per key.
+all keys without a slot on to their next one.  So a round is a few passes over arrays, and
+no step is per key.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class OffsetMap:
     def replaced(self, start: int, stop: int) -> BoolArray | None:
         """Return which of the offsets ``[start, stop)`` have a later one of the same key.
 
-        None if that was not noted for all of them; then `ends` tells, but needs their hashes.
+        None if that was not noted for all of them; `ends` always knows, but needs their hashes.
         """
         first, last = start - self._first, stop - self._first
         return self._replaced[first:last] if first >= 0 and last <= len(self._replaced) else None
@@ -86,10 +86,7 @@ class OffsetMap:
 
     def _count_fitting(self, high: UInt64Array, low: UInt64Array) -> int:
         new = np.flatnonzero(self.ends(high, low) == 0)
-        order = np.lexsort((new, low[new], high[new]))
-        new = new[order]
-        first = np.ones(len(new), bool)
-        first[1:] = (high[new][1:] != high[new][:-1]) | (low[new][1:] != low[new][:-1])
+        _, first = np.unique(np.stack((high[new], low[new])), axis=1, return_index=True)
         firsts = np.sort(new[first])
         room = self.capacity - self.count
         return len(high) if len(firsts) <= room else int(firsts[room])

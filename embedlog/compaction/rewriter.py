@@ -26,20 +26,10 @@ class BatchKind(NamedTuple):
     flags: int
     codec: str
 
-
-def kind_of(batch: Batch) -> BatchKind:
-    """Return the kind of a batch."""
-    return BatchKind(batch.leader_epoch, batch.flags & (LOG_APPEND_TIME | CONTROL), batch.codec)
-
-
-class ProducerBatchRange(NamedTuple):
-    """The last batch of a producer, which keeps its offsets and sequence numbers (D11)."""
-
-    base_offset: int
-    next_offset: int
-    producer_id: int
-    producer_epoch: int
-    base_sequence: int
+    @classmethod
+    def of(cls, batch: Batch) -> BatchKind:
+        """Return the kind of a batch."""
+        return cls(batch.leader_epoch, batch.flags & (LOG_APPEND_TIME | CONTROL), batch.codec)
 
 
 class PendingBatch(NamedTuple):
@@ -108,10 +98,14 @@ class Rewriter:
             self._rows.append(piece)
             self._bytes += size // pieces
 
-    def add_exact(
-        self, rows: Any, kind: BatchKind, horizon: int | None, batch: ProducerBatchRange
-    ) -> None:
-        """Add the rows, perhaps none, of a batch that keeps its offsets and sequence numbers."""
+    def add_exact(self, rows: Any, kind: BatchKind, horizon: int | None, batch: Batch) -> None:
+        """Add the rows, perhaps none, of a producer's last batch.
+
+        It keeps its offsets and sequence numbers (D11).
+        """
+        assert batch.producer_id is not None
+        assert batch.producer_epoch is not None
+        assert batch.base_sequence is not None
         self._flush()
         encoded = self._encode(rows, kind, horizon)
         encoded.set_producer(batch.producer_id, batch.producer_epoch, batch.base_sequence)
@@ -134,7 +128,7 @@ class Rewriter:
         last = table["offset"][-1].as_py()
         encoded = self._encode(table, self._kind, horizon)
         if self._pending is not None:
-            self._write(self._pending.next_offset)
+            self._write(self._pending)
         self._pending = PendingBatch(encoded, last + 1, self._kind.leader_epoch, False)
         self.note_epoch(self._kind.leader_epoch)
 
@@ -156,18 +150,15 @@ class Rewriter:
         """Let the pending batch end at ``offset``, or put an empty batch in between."""
         pending = self._pending
         if pending is not None and pending.exact and pending.next_offset < offset:
-            self._write(pending.next_offset)
-        if self._pending is None and self._offset < offset:
+            self._write(pending)
+            pending = None
+        if pending is None and self._offset < offset:
             encoded = self._encode(empty(self._schema), BatchKind(self._epoch, 0, "none"), None)
-            self._pending = PendingBatch(encoded, offset, self._epoch, False)
-        if self._pending is not None and offset > self._pending.next_offset:
-            self._pending = self._pending._replace(next_offset=offset)
-        if self._pending is not None and offset == self._pending.next_offset:
-            self._write(offset)
+            pending = PendingBatch(encoded, offset, self._epoch, False)
+        if pending is not None and pending.next_offset <= offset:
+            self._write(pending._replace(next_offset=offset))
 
-    def _write(self, next_offset: int) -> None:
-        pending, self._pending = self._pending, None
-        if pending is None:
-            return
-        self._new.write(pending.encoded, self._offset, next_offset, pending.epoch)
-        self._offset = next_offset
+    def _write(self, pending: PendingBatch) -> None:
+        self._pending = None
+        self._new.write(pending.encoded, self._offset, pending.next_offset, pending.epoch)
+        self._offset = pending.next_offset

@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from embedlog.batch import CONTROL, Batch
+from embedlog.batch.arrays import numbers
 from embedlog.catalog import SegmentInfo
 from embedlog.compaction.key_hash import BoolArray, Int64Array, KeyHasher, UInt64Array
 from embedlog.compaction.offset_map import OffsetMap
@@ -37,7 +38,12 @@ class ScannedBatches:
         self.ends: Int64Array = np.cumsum([batch.count for batch in batches])
         """Per batch, the index after its last row."""
         self._hasher = hasher
-        self.offsets: Int64Array = _all_offsets(batches)
+        first, next_offset = batches[0].base_offset, batches[-1].next_offset
+        self.offsets: Int64Array
+        if next_offset - first == self.ends[-1]:
+            self.offsets = np.arange(first, next_offset, dtype=np.int64)
+        else:
+            self.offsets = np.concatenate([offsets_of(batch) for batch in batches])
         self.valid: BoolArray | None = None
         """Which rows have a key; None if all have."""
         if any(batch.null_count("key") for batch in batches):
@@ -59,6 +65,41 @@ class ScannedBatches:
         """The two halves of the hash of each key."""
         return self._hasher.keys(self._keys)
 
+    def last_rows(self, offset_map: OffsetMap) -> BoolArray:
+        """Return which rows have no later one of the same key in the map."""
+        offsets = self.offsets
+        if len(offsets):
+            start, stop = int(offsets[0]), int(offsets[-1]) + 1
+            replaced = offset_map.replaced(start, stop)
+            if replaced is not None:
+                # Noted when the keys were read; they need not be read again.
+                dense = len(replaced) == len(offsets)
+                return ~replaced if dense else ~replaced[offsets - start]
+        return offset_map.ends(*self.hashes) <= offsets + 1
+
+    def data_rows(self) -> BoolArray | None:
+        """Return which rows are records, not transaction markers; None if all are (D21)."""
+        markers = [bool(batch.flags & CONTROL) for batch in self.batches]
+        if not any(markers):
+            return None
+        return np.repeat(~np.array(markers), np.diff(self.ends, prepend=0))
+
+    def keyed_rows(self, start: int, stop: int) -> BoolArray | None:
+        """Return which rows are records with a key in ``[start, stop)``; None if all are."""
+        rows, offsets, records = self.valid, self.offsets, self.data_rows()
+        if records is not None:
+            rows = records if rows is None else rows & records
+        if len(offsets) and not start <= offsets[0] <= offsets[-1] < stop:
+            within = (offsets >= start) & (offsets < stop)
+            rows = within if rows is None else rows & within
+        return rows
+
+    def keys(self, start: int, stop: int) -> tuple[UInt64Array, UInt64Array, Int64Array]:
+        """Return the hashes and the offsets of the records with a key in ``[start, stop)``."""
+        (high, low), offsets = self.hashes, self.offsets
+        rows = self.keyed_rows(start, stop)
+        return (high, low, offsets) if rows is None else (high[rows], low[rows], offsets[rows])
+
     def start(self, index: int) -> int:
         """Return the index of the first row of a batch."""
         return int(self.ends[index]) - self.batches[index].count
@@ -75,9 +116,7 @@ class ScannedBatches:
         ]
         table = pa.Table.from_batches(decoded)
         offsets = [self.offsets[self.start(index) : self.ends[index]] for index, _ in rows]
-        column = pa.py_buffer(np.concatenate(offsets))
-        column = pa.Array.from_buffers(pa.int64(), table.num_rows, [None, column], 0)
-        table = table.append_column("offset", column)
+        table = table.append_column("offset", numbers(np.concatenate(offsets), pa.int64()))
         if table.num_rows < _FEW_ROWS * len(rows):
             table = table.combine_chunks()  # Arrow has a high cost per chunk.
         mask = np.concatenate([mask for _, mask in rows])
@@ -91,13 +130,6 @@ def filter_rows(table: Any, mask: BoolArray) -> Any:
     """Return the rows of a `pyarrow.Table` that a mask selects."""
     bits = pa.py_buffer(np.packbits(mask, bitorder="little"))
     return table.filter(pa.Array.from_buffers(pa.bool_(), len(mask), [None, bits], 0))
-
-
-def _all_offsets(batches: list[Batch]) -> Int64Array:
-    first, next_offset = batches[0].base_offset, batches[-1].next_offset
-    if next_offset - first == sum(batch.count for batch in batches):
-        return np.arange(first, next_offset, dtype=np.int64)
-    return np.concatenate([offsets_of(batch) for batch in batches])
 
 
 def offsets_of(batch: Batch) -> Int64Array:
@@ -115,8 +147,13 @@ def nulls(column: Any) -> BoolArray:
     validity = column.buffers()[0]
     if validity is None:
         return np.zeros(len(column), bool)
-    bits = np.unpackbits(np.frombuffer(validity, np.uint8), bitorder="little")
-    return bits[column.offset : column.offset + len(column)] == 0
+    return ~bits(validity, column)
+
+
+def bits(buffer: Any, column: Any) -> BoolArray:
+    """Return a buffer with a bit for each row of a `pyarrow.Array` as booleans."""
+    unpacked = np.unpackbits(np.frombuffer(buffer, np.uint8), bitorder="little").view(bool)
+    return unpacked[column.offset : column.offset + len(column)]
 
 
 class SegmentScanner:
@@ -132,28 +169,23 @@ class SegmentScanner:
         self, log: PartitionLog, chunk_bytes: int, before_chunk: Callable[[int], None]
     ) -> None:
         self._log, self._chunk_bytes, self._before_chunk = log, chunk_bytes, before_chunk
-        self.hasher = KeyHasher()
+        self._hasher = KeyHasher()
 
-    def batches(self, segment: SegmentInfo, offset: int = 0) -> Iterator[list[Batch]]:
+    def chunks(
+        self, segment: SegmentInfo, offset: int = 0, *, whole: bool = False
+    ) -> Iterator[ScannedBatches]:
         """Yield the batches of a sealed segment from an offset on, many at a time."""
         file = self._log.open_segment(segment)
-        position = None
+        position = file.start
         if offset > segment.base_offset:
-            position = lookup.position_of_offset(self._log, segment, offset)
-        position = file.start if position is None else position
+            position = lookup.position_of_offset(self._log, segment, offset) or position
         while position < segment.end_position:
             batches = file.read(position, segment.end_position, self._chunk_bytes)
             end = batches[-1].position + batches[-1].size
             self._before_chunk(end - position)
             position = end
-            yield from _split([batch for batch in batches if batch.next_offset > offset])
-
-    def chunks(
-        self, segment: SegmentInfo, offset: int = 0, *, whole: bool = False
-    ) -> Iterator[ScannedBatches]:
-        """Yield the batches of a sealed segment from an offset on, with hashed keys."""
-        for batches in self.batches(segment, offset):
-            yield ScannedBatches(batches, self.hasher, whole=whole)
+            for part in _split([batch for batch in batches if batch.next_offset > offset]):
+                yield ScannedBatches(part, self._hasher, whole=whole)
 
 
 def _split(batches: list[Batch]) -> Iterator[list[Batch]]:
@@ -168,24 +200,3 @@ def _split(batches: list[Batch]) -> Iterator[list[Batch]]:
         rows += batch.count
     if part:
         yield part
-
-
-def where_last(chunk: ScannedBatches, offset_map: OffsetMap) -> BoolArray:
-    """Return which rows have no later one of the same key in the map."""
-    offsets = chunk.offsets
-    if len(offsets):
-        start, stop = int(offsets[0]), int(offsets[-1]) + 1
-        replaced = offset_map.replaced(start, stop)
-        if replaced is not None:
-            # Noted while the keys were read, which need not be read again.
-            dense = len(replaced) == len(offsets)
-            return ~replaced if dense else ~replaced[offsets - start]
-    return offset_map.ends(*chunk.hashes) <= offsets + 1
-
-
-def data_rows(chunk: ScannedBatches) -> BoolArray | None:
-    """Return which rows are records, not transaction markers; None if all are (D21)."""
-    markers = [bool(batch.flags & CONTROL) for batch in chunk.batches]
-    if not any(markers):
-        return None
-    return np.repeat(~np.array(markers), np.diff(chunk.ends, prepend=0))

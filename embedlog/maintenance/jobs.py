@@ -130,7 +130,7 @@ class CompactionJob:
         if not logs:
             return []
         # Imported here: it loads numpy, which programs without compacted topics may not need.
-        from embedlog.compaction import Throttle, clean_round
+        from embedlog.compaction import CleanOptions, Throttle, clean_round
 
         self._throttle = self._throttle or Throttle(
             self._config.log_cleaner_io_max_bytes_per_second
@@ -144,14 +144,8 @@ class CompactionJob:
                 raise FencedError("Maintenance ends in this process", path=job.root.path)
             job.root.context.live.read(job.fence)
 
-        results = clean_round(
-            logs,
-            job.clock(),
-            self._failed,
-            settings=self._config,
-            fence=fence,
-            throttle=self._throttle,
-        )
+        options = CleanOptions(settings=self._config, fence=fence, throttle=self._throttle)
+        results = clean_round(logs, job.clock(), self._failed, options)
         # There may be space again in the next round.
         for log, error in list(self._failed.items()):
             if isinstance(error, DiskFullError):

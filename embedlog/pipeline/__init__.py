@@ -25,6 +25,4 @@ def __getattr__(name: str) -> Any:
     """Import a public name when it is first used: `--help` needs none of them."""
     if name not in _MODULES:
         raise AttributeError(f"module 'embedlog.pipeline' has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"embedlog.pipeline.{_MODULES[name]}"), name)
-    globals()[name] = value
-    return value
+    return getattr(importlib.import_module(f"embedlog.pipeline.{_MODULES[name]}"), name)

@@ -31,7 +31,6 @@ _logger = logging.getLogger("embedlog")
 Progress = Callable[[int, int], object]
 """Called with the number of records that are loaded and the total; 0 if that still grows."""
 
-MAX_RECORDS_PER_TRIGGER = 1_000_000
 _CODEC = "snappy"
 _POLL_SECONDS = 0.2
 _MAX_ATTEMPTS, _MACHINE_BUSY = 4, "failed to connect back"
@@ -43,14 +42,14 @@ class LoadOptions:
 
     root: str
     into: str
-    topics: tuple[str, ...] = ()
-    pattern: str | None = None
-    checkpoint: str | None = None
-    max_records_per_trigger: int = MAX_RECORDS_PER_TRIGGER
-    follow: float | None = None
+    topics: tuple[str, ...]
+    pattern: str | None
+    checkpoint: str | None
+    max_records_per_trigger: int
+    follow: float | None
     """Seconds between micro-batches; None stops at the records that are there."""
-
-    fail_on_data_loss: bool = True
+    fail_on_data_loss: bool
+    progress: Progress
 
     def __post_init__(self) -> None:
         if bool(self.topics) == (self.pattern is not None):
@@ -65,27 +64,18 @@ class LoadOptions:
                 raise InvalidConfigError(
                     f"The pattern {self.pattern!r} is not a regular expression: {error}"
                 ) from error
-        if self.max_records_per_trigger < 1:
-            raise InvalidConfigError(
-                f"max_records_per_trigger must be at least 1, got {self.max_records_per_trigger}"
-            )
-        if self.follow is not None and not (self.follow >= 0 and math.isfinite(self.follow)):
-            raise InvalidConfigError(
-                f"follow must be a number of seconds between micro-batches, got {self.follow}"
-            )
-        if "://" in self.into or "://" in (self.checkpoint or ""):
-            raise InvalidConfigError(
-                "The output and the checkpoint must be directories of this machine, not URLs"
-            )
-
-    def open_log(self) -> Log:
-        """Open the log, writable if possible: then a lease keeps what is read.
-
-        Raises:
-            NotALogError: There is none.
-        """
-        log: Log = open_existing_log(self.root, "Check the path of the log.")
-        return log
+        most, follow = self.max_records_per_trigger, self.follow
+        is_url = "://" in self.into or "://" in (self.checkpoint or "")
+        for wrong, requirement in (
+            (most < 1, f"max_records_per_trigger must be at least 1, got {most}"),
+            (
+                follow is not None and not 0 <= follow < math.inf,
+                f"follow must be a number of seconds between micro-batches, got {follow}",
+            ),
+            (is_url, "The output and the checkpoint must be directories of this machine, not URLs"),
+        ):
+            if wrong:
+                raise InvalidConfigError(requirement)
 
     def topic_names(self, log: Log) -> list[str]:
         """Return the topics to load that exist now.
@@ -110,7 +100,7 @@ def load(
     *,
     pattern: str | None = None,
     checkpoint: str | os.PathLike[str] | None = None,
-    max_records_per_trigger: int = MAX_RECORDS_PER_TRIGGER,
+    max_records_per_trigger: int = 1_000_000,
     follow: float | None = None,
     fail_on_data_loss: bool = True,
     spark: Any = None,
@@ -155,12 +145,23 @@ def load(
         max_records_per_trigger=max_records_per_trigger,
         follow=follow,
         fail_on_data_loss=fail_on_data_loss,
+        progress=progress or (lambda *_: None),
     )
-    with options.open_log() as log:
+    # Writable if possible: then a lease keeps the records that are read.
+    with open_existing_log(options.root, "Check the path of the log.") as log:
         if not options.topic_names(log):
             _logger.warning("No topic of the log matches the pattern %r", pattern)
         with ParquetOutput(options.into) as output:
-            _load(options, output, log, spark, progress or (lambda *_: None))
+            with stop_requests(follow is not None) as stop:
+                session = _start_session(stop) if spark is None else spark
+                if session is not None:
+                    try:
+                        LoadQuery(options, output, session, log).run(stop)
+                    finally:
+                        if spark is None:
+                            _stop_session(session, stop)
+            if stop.is_set() and follow is None:
+                raise KeyboardInterrupt
             ends = output.published.ends
             if not check:
                 return AuditReport(output.rows, {}, ends)
@@ -169,21 +170,6 @@ def load(
             if not report.problems:
                 output.write_compared(report.seen)
             return report
-
-
-def _load(
-    options: LoadOptions, output: ParquetOutput, log: Log, spark: Any, progress: Progress
-) -> None:
-    with stop_requests(options.follow is not None) as stop:
-        session = _start_session(stop) if spark is None else spark
-        if session is not None:
-            try:
-                LoadQuery(options, output, session, log, progress).run(stop)
-            finally:
-                if spark is None:
-                    _stop_session(session, stop)
-    if stop.is_set() and options.follow is None:
-        raise KeyboardInterrupt
 
 
 def _start_session(stop: threading.Event) -> Any:
@@ -235,11 +221,8 @@ def _stop_session(session: Any, stop: threading.Event) -> None:
 class LoadQuery:
     """The streaming query, and how it publishes each micro-batch."""
 
-    def __init__(
-        self, options: LoadOptions, output: ParquetOutput, spark: Any, log: Log, progress: Progress
-    ) -> None:
-        self._options, self._output, self._spark = options, output, spark
-        self._log, self._progress = log, progress
+    def __init__(self, options: LoadOptions, output: ParquetOutput, spark: Any, log: Log) -> None:
+        self._options, self._output, self._spark, self._log = options, output, spark, log
         self._failure: BaseException | None = None
         # Spark stops a query without waiting for the thread that runs `_publish`.
         self._publish_lock, self._stopped = threading.Lock(), False
@@ -277,7 +260,17 @@ class LoadQuery:
 
     def _start(self) -> Any:
         options = self._options
-        stream = self._spark.readStream.format("embedlog").options(**self._source_options())
+        subscription = {"subscribe": ",".join(options.topics)}
+        if options.pattern is not None:
+            subscription = {"subscribePattern": options.pattern}
+        stream = self._spark.readStream.format("embedlog").options(
+            path=options.root,
+            includeHeaders=True,
+            failOnDataLoss=options.fail_on_data_loss,
+            startingOffsets=self._starting_offsets(),
+            maxOffsetsPerTrigger=options.max_records_per_trigger,
+            **subscription,
+        )
         writer = stream.load().writeStream.foreachBatch(self._publish)
         writer = writer.option("checkpointLocation", options.checkpoint_location)
         writer = writer.queryName("embedlog.pipeline")
@@ -285,40 +278,22 @@ class LoadQuery:
             return writer.trigger(availableNow=True).start()
         return writer.trigger(processingTime=f"{options.follow * 1000:.0f} milliseconds").start()
 
-    def _source_options(self) -> dict[str, str]:
-        options = self._options
-        subscription = (
-            {"subscribe": ",".join(options.topics)}
-            if options.pattern is None
-            else {"subscribePattern": options.pattern}
-        )
-        return {
-            "path": options.root,
-            "includeHeaders": "true",
-            "failOnDataLoss": str(options.fail_on_data_loss).lower(),
-            "startingOffsets": self._starting_offsets(),
-            "maxOffsetsPerTrigger": str(options.max_records_per_trigger),
-            **subscription,
-        }
-
     def _starting_offsets(self) -> str:
         """Return where a query without a checkpoint starts: at the end of what is published."""
         ends, names = self._output.published.ends, self._options.topic_names(self._log)
         if not (ends and names):
             return "earliest"
-        return json.dumps(
-            {
-                name: {str(n): ends.get(TopicPartition(name, n), -2) for n in range(count)}
-                for name in names
-                for count in [self._log.root.partitions(name)]
-            }
-        )
+        offsets: dict[str, dict[int, int]] = {}
+        for name in names:
+            numbers = range(self._log.root.partitions(name))
+            offsets[name] = {n: ends.get(TopicPartition(name, n), -2) for n in numbers}
+        return json.dumps(offsets)
 
     def _publish(self, frame: Any, batch_id: int) -> None:
         """Publish the rows of a micro-batch that are not published yet.
 
-        Spark calls this in a thread of its own and passes on only the text of an error,
-        so the error is kept.
+        Spark calls this in another thread and passes on only the text of an error, so the
+        error is kept here.
         """
         try:
             stage = self._output.new_stage()
@@ -337,9 +312,8 @@ class LoadQuery:
         dated = new_rows.selectExpr("*", "date_format(timestamp, 'yyyy-MM-dd') as date")
         # A few files of a good size for each day, rather than one for each task; sorted, so
         # that a reader of one partition or of some offsets skips the rest.
-        in_order = dated.hint("rebalance", "topic", "date").sortWithinPartitions(
-            "topic", "date", "partition", "offset"
-        )
+        files = dated.hint("rebalance", "topic", "date")
+        in_order = files.sortWithinPartitions("topic", "date", "partition", "offset")
         writer = in_order.write.option("compression", _CODEC).partitionBy("topic", "date")
         # Spark's default, INT96, is deprecated elsewhere and has no statistics.
         self._spark.conf.set("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS")
@@ -348,7 +322,7 @@ class LoadQuery:
     def _report_progress(self) -> None:
         ends = self._output.published.ends
         if self._options.follow is not None:
-            self._progress(sum(ends.values()), 0)
+            self._options.progress(sum(ends.values()), 0)
             return
         done = total = 0
         for name in self._options.topic_names(self._log):
@@ -357,7 +331,7 @@ class LoadQuery:
                 end = ends.get(TopicPartition(name, in_log.partition), 0)
                 done += max(min(end, stop) - start, 0)
                 total += stop - start
-        self._progress(done, total)
+        self._options.progress(done, total)
 
 
 @contextmanager

@@ -1,9 +1,14 @@
 """The audit: compares the Parquet files with the log, offset by offset and hour by hour.
 
 Every offset of the log below the end of what was loaded must be in the files
-once, and the records of each hour must be as many.  What retention or
-compaction has since removed from the log cannot be compared, and is counted
-separately.  What an earlier audit has compared is not read again unless it changed.
+once, and the records of each hour must be as many.  Records that retention or
+compaction has removed from the log since cannot be compared; they are counted
+separately.
+
+An audit without problems notes what it compared, so that the next one need not
+read it again.  A published file is never written again, and the records of a log
+do not change.  So while the same files exist, with the same sizes and times, and
+the log is the same one, they still agree.  In any doubt everything is read.
 """
 
 from __future__ import annotations
@@ -22,7 +27,6 @@ import pyarrow as pa
 from embedlog.api.offset_range import OffsetRange
 from embedlog.api.topic import TopicView
 from embedlog.errors import OffsetOutOfRangeError, UnknownTopicOrPartitionError
-from embedlog.pipeline.audit_progress import NOT_AUDITED, AuditedTopic, current_state
 from embedlog.record import TopicPartition
 
 if TYPE_CHECKING:
@@ -34,6 +38,12 @@ _COLUMNS = ("partition", "offset", "timestamp")
 _LEASE_SECONDS = 3600.0
 _MAX_LEASE_ATTEMPTS = 10
 """Attempts to lease records while retention deletes the first of them."""
+
+FileStamp = tuple[int, int]
+"""The size of a file in bytes, and its modification time in nanoseconds."""
+
+_JSON_VERSION = 1
+_MAPS = ("ends", "epochs", "files", "hours")
 
 Int64Array = Any
 """A numpy array of int64; numpy's own types say no more."""
@@ -55,9 +65,8 @@ class OffsetSet:
     def add(self, offsets: Int64Array) -> Int64Array:
         """Add offsets, and return those that are new, each once."""
         added = [offsets[:0]]
-        for page, page_offsets in self._by_page(_distinct(offsets)):
+        for page, page_offsets, positions in self._by_page(_distinct(offsets)):
             present = self._pages.setdefault(page, np.zeros(1 << _PAGE_BITS, bool))
-            positions = page_offsets & ((1 << _PAGE_BITS) - 1)
             added.append(page_offsets[~present[positions]])
             present[positions] = True
         return np.concatenate(added)
@@ -65,16 +74,73 @@ class OffsetSet:
     def count_missing(self, offsets: Int64Array) -> int:
         """Return how many of these offsets are not in the set."""
         missing = 0
-        for page, page_offsets in self._by_page(offsets):
+        for page, _, positions in self._by_page(offsets):
             present = self._pages.get(page)
-            positions = page_offsets & ((1 << _PAGE_BITS) - 1)
             missing += len(positions) if present is None else int((~present[positions]).sum())
         return missing
 
-    def _by_page(self, offsets: Int64Array) -> Iterator[tuple[int, Int64Array]]:
+    def _by_page(self, offsets: Int64Array) -> Iterator[tuple[int, Int64Array, Int64Array]]:
+        """Yield the number of each page, its offsets, and their positions in it."""
         pages = offsets >> _PAGE_BITS
         for page in _distinct(pages):
-            yield int(page), offsets[pages == page]
+            page_offsets = offsets[pages == page]
+            yield int(page), page_offsets, page_offsets & ((1 << _PAGE_BITS) - 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditedTopic:
+    """One topic, its log and its files, when they were compared."""
+
+    topic_id: int | None = None
+    ends: Mapping[int, int] = field(default_factory=dict)
+    """The offset before which each partition was compared."""
+    epochs: Mapping[int, int] = field(default_factory=dict)
+    """The leader epoch of each partition: a new one begins where a log was truncated."""
+    files: Mapping[str, FileStamp] = field(default_factory=dict)
+    """The files of the topic, by their paths relative to its directory."""
+    hours: Mapping[int, tuple[int, int, int]] = field(default_factory=dict)
+    """Records by hour: in the files, those of them that were compared, and in the log."""
+
+    def counters(self) -> tuple[Counter[int], Counter[int], Counter[int]]:
+        """Return the three numbers of `hours` as counters by hour."""
+        files, compared, log = (
+            Counter({hour: counts[i] for hour, counts in self.hours.items() if counts[i]})
+            for i in range(3)
+        )
+        return files, compared, log
+
+    def is_prefix_of(self, current: AuditedTopic) -> bool:
+        """Whether nothing of this has changed, though there may be more now."""
+        return (
+            self.topic_id == current.topic_id
+            and self.files.items() <= current.files.items()
+            and self.epochs.items() <= current.epochs.items()
+            and all(end <= current.ends.get(number, 0) for number, end in self.ends.items())
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Return JSON for the file ``.pipeline/compared``."""
+        return {
+            "form": _JSON_VERSION,
+            "topic_id": self.topic_id,
+            **{name: list(getattr(self, name).items()) for name in _MAPS},
+        }
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> AuditedTopic:
+        """Return what `to_json` wrote, or `NOT_AUDITED` for another version of the JSON."""
+        if value.get("form") != _JSON_VERSION:
+            return NOT_AUDITED
+        maps = {name: dict(value[name]) for name in _MAPS}
+        # JSON has no tuples.
+        maps["files"] = {name: (size, time_ns) for name, (size, time_ns) in maps["files"].items()}
+        maps["hours"] = {
+            hour: (files, both, log) for hour, (files, both, log) in maps["hours"].items()
+        }
+        return cls(topic_id=value["topic_id"], **maps)
+
+
+NOT_AUDITED = AuditedTopic()
 
 
 @dataclass(slots=True)
@@ -83,25 +149,18 @@ class TopicAudit:
 
     files: Counter[int] = field(default_factory=Counter)
     """Records in the files, by hour since 1970 (UTC)."""
-
     compared: Counter[int] = field(default_factory=Counter)
     """Those of them whose offsets the log may still have."""
-
     log: Counter[int] = field(default_factory=Counter)
     """Records in the log by hour, below the end of what was loaded."""
-
     missing: int = 0
     """Offsets of the log that are in no file."""
-
     duplicates: int = 0
     """Rows whose offset is in the files more than once."""
-
     beyond: int = 0
     """Rows whose offset is past the end of what was loaded, or of the log."""
-
     compacted: bool = False
     """Whether compaction may have removed records from the log."""
-
     known: int = 0
     """Records in the files that an earlier audit compared."""
 
@@ -138,11 +197,9 @@ class AuditReport:
 
     loaded: int
     """Records loaded by this run."""
-
     topics: Mapping[str, TopicAudit]
     ends: Mapping[TopicPartition, int]
     """The next offset to load of each partition."""
-
     seen: Mapping[str, AuditedTopic] = field(default_factory=dict)
     """What was compared, for the next audit."""
 
@@ -221,7 +278,15 @@ def audit(
     for topic in sorted({topic_partition.topic for topic_partition in ends}):
         directory = os.path.join(into, f"topic={topic}")
         topic_ends = {key.partition: end for key, end in ends.items() if key.topic == topic}
-        current = current_state(log, topic, directory, topic_ends)
+        info = log.root.topics().get(topic)
+        numbers = range(0 if info is None else info.partitions)
+        # Before anything is compared: later changes are left to the next audit.
+        current = AuditedTopic(
+            topic_id=None if info is None else info.id,
+            ends=topic_ends,
+            epochs={n: log.root.partition(topic, n).tail().leader_epoch for n in numbers},
+            files=visible_files(directory),
+        )
         previous = (known or {}).get(topic, NOT_AUDITED)
         if not previous.is_prefix_of(current):
             previous = NOT_AUDITED
@@ -245,15 +310,21 @@ def _audit_topic(
     with _leased_ranges(log, topic, current.ends, previous.ends) as ranges:
         for partition, offsets, hours in _read_files(paths):
             result.duplicates += int((offsets < previous.ends.get(partition, 0)).sum())
-            _add_file_rows(result, in_files.get(partition), offsets, hours, ranges.get(partition))
-        for offset_range in ranges.values():
-            if offset_range.start >= offset_range.stop:
+            result.files += _count_by_hour(hours)
+            if partition not in ranges:
+                result.beyond += len(offsets)
                 continue
-            offsets_in_files = in_files[offset_range.partition]
-            view = TopicView(log.root, topic, [offset_range])
-            for batch in view.batches(["offset", "timestamp"]):
-                result.missing += offsets_in_files.count_missing(np.asarray(batch["offset"]))
-                result.log += _count_by_hour(_hours(batch["timestamp"]))
+            result.duplicates += len(offsets) - len(in_files[partition].add(offsets))
+            _, start, stop = ranges[partition]
+            result.beyond += int((offsets >= stop).sum())
+            result.compared += _count_by_hour(hours[(offsets >= start) & (offsets < stop)])
+        for partition, offset_range in ranges.items():
+            if offset_range.start < offset_range.stop:
+                view = TopicView(log.root, topic, [offset_range])
+                for batch in view.batches(["offset", "timestamp"]):
+                    offsets = np.asarray(batch["offset"])
+                    result.missing += in_files[partition].count_missing(offsets)
+                    result.log += _count_by_hour(_hours(batch["timestamp"]))
     return result
 
 
@@ -261,57 +332,34 @@ def _audit_topic(
 def _leased_ranges(
     log: Log, topic: str, ends: Mapping[int, int], since: Mapping[int, int]
 ) -> Iterator[dict[int, OffsetRange]]:
-    """Lease what the log still has of the new offsets while they are compared (C1, D22)."""
+    """Lease the new records that the log still has while they are compared (C1, D22).
+
+    Yields the offsets to compare by partition; the range is empty if all records are deleted
+    or were compared before.
+    """
     name, lease = f"pipeline-{uuid.uuid4()}", None
     for _ in range(_MAX_LEASE_ATTEMPTS):
-        ranges = _ranges(log, topic, ends, since)
-        starts = {
-            TopicPartition(topic, each.partition): each.start
-            for each in ranges.values()
-            if each.start < each.stop
-        }
+        in_log = log.topic(topic).ranges() if topic in log else []
+        by_partition = {part.partition: part for part in in_log}
+        ranges, starts = {}, {}
+        for number, end in ends.items():
+            _, start, stop = by_partition.get(number, OffsetRange(number, end, end))
+            start, stop = max(start, since.get(number, 0)), min(end, stop)
+            ranges[number] = OffsetRange(number, start, stop)
+            if start < stop:
+                starts[TopicPartition(topic, number)] = start
         if log.root.mode != "rw" or not starts:
             break
         try:
             lease = log.hold(name, starts, seconds=_LEASE_SECONDS)
             break
         except (OffsetOutOfRangeError, UnknownTopicOrPartitionError):
-            continue  # retention was faster
+            continue  # Retention was faster.
     try:
         yield ranges
     finally:
         if lease is not None:
             lease.release()
-
-
-def _ranges(
-    log: Log, topic: str, ends: Mapping[int, int], since: Mapping[int, int]
-) -> dict[int, OffsetRange]:
-    """Return the offsets to compare; an empty range where they are gone or were compared."""
-    existing = {each.partition: each for each in log.topic(topic).ranges()} if topic in log else {}
-    ranges = {}
-    for partition, end in ends.items():
-        in_log = existing.get(partition, OffsetRange(partition, end, end))
-        start = max(in_log.start, since.get(partition, 0))
-        ranges[partition] = OffsetRange(partition, start, min(end, in_log.stop))
-    return ranges
-
-
-def _add_file_rows(
-    result: TopicAudit,
-    in_files: OffsetSet | None,
-    offsets: Int64Array,
-    hours: Int64Array,
-    offset_range: OffsetRange | None,
-) -> None:
-    result.files += _count_by_hour(hours)
-    if in_files is None or offset_range is None:
-        result.beyond += len(offsets)
-        return
-    result.duplicates += len(offsets) - len(in_files.add(offsets))
-    start, stop = offset_range.start, offset_range.stop
-    result.beyond += int((offsets >= stop).sum())
-    result.compared += _count_by_hour(hours[(offsets >= start) & (offsets < stop)])
 
 
 def _read_files(paths: list[str]) -> Iterator[tuple[int, Int64Array, Int64Array]]:
@@ -346,3 +394,21 @@ def _hours(timestamps: pa.Array) -> Int64Array:
 def _count_by_hour(hours: Int64Array) -> Counter[int]:
     values, counts = np.unique(hours, return_counts=True)
     return Counter(dict(zip(values.tolist(), counts.tolist(), strict=True)))
+
+
+def visible_files(directory: str) -> dict[str, FileStamp]:
+    """Return the files below a directory that readers of Parquet data sets see."""
+    stamps = {}
+    for parent, directories, names in os.walk(directory):
+        directories[:] = [name for name in directories if not is_hidden(name)]
+        for name in names:
+            if not is_hidden(name):
+                path = os.path.join(parent, name)
+                status = os.stat(path)
+                stamps[os.path.relpath(path, directory)] = status.st_size, status.st_mtime_ns
+    return stamps
+
+
+def is_hidden(name: str) -> bool:
+    """Whether readers of Parquet data sets skip a file or directory of that name."""
+    return name.startswith((".", "_"))

@@ -1,12 +1,12 @@
 """The directory of Parquet files, to which each micro-batch is published exactly once.
 
-Plain readers list the directory; they know nothing of a log that Spark would
-keep beside it.  So files are finished in a hidden place and then renamed:
+Plain readers list the directory and do not read the log of files that Spark would
+keep beside it.  So files are finished in a hidden directory and then renamed:
 
-1. Spark writes a micro-batch to a directory of its own under ``.pipeline/staging``.
+1. Spark writes a micro-batch to a new directory under ``.pipeline/staging``.
 2. The files are flushed.
 3. One small file, ``.pipeline/published``, is replaced: it says up to which offsets
-   the directory is loaded, and which staged file gets which name.  From here on the
+   the directory is loaded, and the new name of each staged file.  From here on the
    micro-batch is published.
 4. The files are renamed and the directories flushed, before the next micro-batch.
 
@@ -22,15 +22,15 @@ import os
 import shutil
 import uuid
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Any
 
 from pyarrow import parquet
 
 from embedlog.errors import CorruptionError, DataLossError, LockTimeoutError
 from embedlog.files import Files
-from embedlog.pipeline.audit_progress import AuditedTopic, is_hidden
+from embedlog.pipeline.parquet_audit import AuditedTopic, is_hidden
 from embedlog.record import TopicPartition
 from embedlog.spark.stream_offset import StreamOffset
 
@@ -45,10 +45,8 @@ class PublishedState:
 
     number: int = 0
     """The number of micro-batches."""
-
     offset: StreamOffset = field(default_factory=lambda: StreamOffset({}))
     """The next offset to load of each partition."""
-
     renames: Mapping[str, str] = field(default_factory=dict)
     """The new name of each staged file of the last micro-batch."""
 
@@ -59,11 +57,8 @@ class PublishedState:
 
     def to_json(self) -> dict[str, Any]:
         """Return JSON for the file."""
-        return {
-            "number": self.number,
-            "positions": self.offset.to_json(),
-            "moves": dict(self.renames),
-        }
+        positions = self.offset.to_json()
+        return {"number": self.number, "positions": positions, "moves": dict(self.renames)}
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> PublishedState:
@@ -90,10 +85,8 @@ class PublishedState:
         return PublishedState(self.number + 1, offset, renames)
 
 
-class ParquetOutput:
-    """The directory, locked by this process.
-
-    ``rows`` counts the rows that it published.
+class ParquetOutput(AbstractContextManager["ParquetOutput"]):
+    """The directory, locked by this process; ``rows`` counts the rows that it published.
 
     Args:
         path: The directory; created if it does not exist.
@@ -110,23 +103,23 @@ class ParquetOutput:
         # write to; protecting it is up to its owner.
         self._files = Files(self.path, unsafe_filesystem=True)
         try:
-            self._lock()
-            self.published = self._read_published()
+            if not self._files.try_lock(self._files.open(_LOCK, write=True, create=True)):
+                raise LockTimeoutError(
+                    "Another pipeline loads into this directory",
+                    path=self.path,
+                    todo="Stop it, or wait until it is done.",
+                )
+            self.published = PublishedState()
+            if self._files.exists(_PUBLISHED):
+                value = json.loads(self._files.read_file(_PUBLISHED))
+                self.published = PublishedState.from_json(value)
             self._rename_files()
         except BaseException:
             self.close()
             raise
         shutil.rmtree(os.path.join(self.path, _STAGING), ignore_errors=True)
 
-    def __enter__(self) -> ParquetOutput:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -207,17 +200,3 @@ class ParquetOutput:
                 )
         for directory in sorted(directories):
             self._files.sync_directory(directory)
-
-    def _read_published(self) -> PublishedState:
-        if not self._files.exists(_PUBLISHED):
-            return PublishedState()
-        return PublishedState.from_json(json.loads(self._files.read_file(_PUBLISHED)))
-
-    def _lock(self) -> None:
-        fd = self._files.open(_LOCK, write=True, create=True)
-        if not self._files.try_lock(fd):
-            raise LockTimeoutError(
-                "Another pipeline loads into this directory",
-                path=self.path,
-                todo="Stop it, or wait until it is done.",
-            )

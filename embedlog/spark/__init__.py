@@ -25,23 +25,11 @@ _MODULES = {
     "session": "spark_session",
 }
 
-__all__ = [
-    "EmbedlogDataSource",
-    "offsets_behind_latest",
-    "recommended_conf",
-    "register",
-    "session",
-]
+__all__ = ["EmbedlogDataSource", "offsets_behind_latest", "recommended_conf", "register", "session"]
 
 
 def __getattr__(name: str) -> Any:
     """Import a public name when it is first used: executors need none of them."""
     if name not in _MODULES:
         raise AttributeError(f"module 'embedlog.spark' has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"embedlog.spark.{_MODULES[name]}"), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return [*__all__]
+    return getattr(importlib.import_module(f"embedlog.spark.{_MODULES[name]}"), name)

@@ -48,27 +48,18 @@ def plan_write(options: SinkOptions, *, keep: bool = False) -> WriteTask:
         topics = root.topics()
         if options.topic is not None:
             topics = {options.topic: root.ensure_topic(options.topic)}
-        targets = {
-            name: TargetTopic(
-                name,
-                topic.id,
-                topic.partitions,
-                BatchLimits(topic.config.max_message_bytes, topic.config.segment_bytes),
-                _compression(options, topic.config.compression_type),
-            )
-            for name, topic in topics.items()
-        }
+        targets = {}
+        for name, topic in topics.items():
+            limits = BatchLimits(topic.config.max_message_bytes, topic.config.segment_bytes)
+            compression = options.compression or topic.config.compression_type
+            if compression == "producer":
+                compression = "none"
+            targets[name] = TargetTopic(name, topic.id, topic.partitions, limits, compression)
     # The driver's JVM may publish the staged files as long as it lives.
     owner = process_id.ancestor("java") or process_id.process()
     started_ms = time.time_ns() // 1_000_000
     directory = staging.job_directory(str(owner), started_ms, uuid.uuid4().hex[:12])
     return WriteTask(options.path, directory, options.topic, targets)
-
-
-def _compression(options: SinkOptions, compression_type: str) -> str:
-    if options.compression is not None:
-        return options.compression
-    return "none" if compression_type == "producer" else compression_type
 
 
 def publish(

@@ -1,8 +1,8 @@
 """Writes the rows of one task: as finished batches in a staged file, which no reader sees yet.
 
 A task may be killed at any time, run twice, or run on a host that only shares
-the directory; so it opens no database and takes no lock.  What it has to know
-about the topics is read on the driver and pickled with it.
+the directory; so it opens no database and takes no lock.  The driver reads what
+a task needs to know about the topics, and Spark pickles it with the task.
 """
 
 from __future__ import annotations
@@ -18,14 +18,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from embedlog import errors
 from embedlog.batch import BatchLimits
 from embedlog.batch.arrays import data, numbers
-from embedlog.errors import (
-    EmbedlogError,
-    InvalidRecordError,
-    StorageError,
-    UnknownTopicOrPartitionError,
-)
 from embedlog.files import Files
 from embedlog.partitioner import partitions_for_keys
 from embedlog.producer.row_batches import encode_columns, slice_bounds, table_rows
@@ -76,7 +71,16 @@ class WriteTask:
             EmbedlogError: A row cannot be written; the staged file is removed.
         """
         freeze_gc()
-        files = _open_directory(self.path)
+        try:
+            files = Files(self.path)
+        except (errors.EmbedlogError, OSError) as error:
+            raise errors.StorageError(
+                f"This executor (process {os.getpid()} on {os.uname().nodename}) cannot write to "
+                f"the log's directory: {error}",
+                path=self.path,
+                todo="Executors write to the directory of the log itself: run them on the same "
+                "host, or share the directory under the same path.",
+            ) from error
         # Each application numbers its tasks from 0, and each stage its attempts.
         name = f"{partition_id:05d}-{attempt_number}-{uuid.uuid4().hex[:12]}"
         writer = StagedFileWriter(files, self.directory, name)
@@ -90,19 +94,6 @@ class WriteTask:
             raise
         finally:
             files.close_all()
-
-
-def _open_directory(path: str) -> Files:
-    try:
-        return Files(path)
-    except (EmbedlogError, OSError) as error:
-        raise StorageError(
-            f"This executor (process {os.getpid()} on {os.uname().nodename}) cannot write to the "
-            f"log's directory: {error}",
-            path=path,
-            todo="Executors write to the directory of the log itself: run them on the same host, "
-            "or share the directory under the same path.",
-        ) from error
 
 
 def combine_batches(batches: Iterable[Any]) -> Iterator[Any]:
@@ -135,12 +126,15 @@ class TaskPartitioner:
         for topic, rows in self._by_topic(table):
             target = self._task.targets.get(topic)
             if target is None:
-                raise UnknownTopicOrPartitionError(
-                    "There is no such topic",
-                    topic=topic,
-                    todo="Create it before the write starts.",
+                raise errors.UnknownTopicOrPartitionError(
+                    "There is no such topic", topic=topic, todo="Create it before the write starts."
                 )
-            self._split(target, rows)
+            limit = max(min(BATCH_BYTES, *target.limits) - _BATCH_OVERHEAD_BYTES, 1)
+            for partition, columns in self._by_partition(target, rows):
+                for start, stop in slice_bounds(columns, limit):
+                    piece = columns.slice(start, stop - start)
+                    for batch in encode_columns(piece, target.compression, target.limits):
+                        self._writer.add(target.name, target.id, partition, batch)
 
     def _by_topic(self, table: Any) -> Iterator[tuple[str, Any]]:
         if self._task.topic is not None:
@@ -148,28 +142,26 @@ class TaskPartitioner:
             return
         column = table.column("topic")
         if column.null_count:
-            raise InvalidRecordError(
+            raise errors.InvalidRecordError(
                 "Null topic present in the data. Use the topic option for setting a topic"
             )
         topics = pc.unique(column).to_pylist()
-        if len(topics) == 1:
-            yield topics[0], table
-            return
         for topic in topics:
-            yield topic, table.filter(pc.equal(column, data(topic.encode(), column.type)))
+            scalar = data(topic.encode(), column.type)
+            yield topic, table if len(topics) == 1 else table.filter(pc.equal(column, scalar))
 
-    def _split(self, target: TargetTopic, table: Any) -> None:
+    def _by_partition(self, target: TargetTopic, table: Any) -> Iterator[tuple[int, Any]]:
         columns = _record_columns(table)
         partitions = self._partitions(target, table, columns.column("key"))
         if partitions is None:
-            self._write(target, 0, columns)
+            yield 0, columns
             return
         order = partitions.argsort(kind="stable")
         bounds = partitions[order].searchsorted(range(target.partitions + 1)).tolist()
         columns = columns.take(numbers(order, pa.int64()))
         for partition, (start, stop) in enumerate(pairwise(bounds)):
             if start < stop:
-                self._write(target, partition, columns.slice(start, stop - start))
+                yield partition, columns.slice(start, stop - start)
 
     def _partitions(self, target: TargetTopic, table: Any, keys: Any) -> Any:
         """Return the partition of each row as a numpy array; None if the topic has only one."""
@@ -186,20 +178,13 @@ class TaskPartitioner:
             partitions[is_explicit] = explicit.drop_null().to_numpy()
             invalid = partitions[(partitions < 0) | (partitions >= target.partitions)]
             if len(invalid):
-                raise UnknownTopicOrPartitionError(
+                raise errors.UnknownTopicOrPartitionError(
                     f"The topic has partitions 0 to {target.partitions - 1}",
                     topic=target.name,
                     partition=int(invalid[0]),
                     todo="Correct the column 'partition' or leave it out, or add partitions.",
                 )
         return partitions
-
-    def _write(self, target: TargetTopic, partition: int, columns: Any) -> None:
-        limit = max(min(BATCH_BYTES, *target.limits) - _BATCH_OVERHEAD_BYTES, 1)
-        for start, stop in slice_bounds(columns, limit):
-            rows = columns.slice(start, stop - start)
-            for batch in encode_columns(rows, target.compression, target.limits):
-                self._writer.add(target.name, target.id, partition, batch)
 
 
 def _record_columns(table: Any) -> Any:

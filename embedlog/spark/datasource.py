@@ -1,6 +1,6 @@
 """The classes that Spark calls for ``format("embedlog")``, from planning to tasks.
 
-Spark makes these objects in processes of its own, pickles them and throws them
+Spark makes these objects in other processes, pickles them and throws them
 away; so they hold options, and open the log where it is needed.  They do not
 implement `pushFilters`: Spark 4.3.0 applies the filters of one query to others.
 Options limit the offsets and times instead.
@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import logging
 import signal
+import sys
 from collections.abc import Iterator
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import (
     DataSource,
@@ -22,6 +23,9 @@ from pyspark.sql.datasource import (
 )
 
 from embedlog.spark.source_options import SourceOptions, check_batch, check_stream, parse
+
+if TYPE_CHECKING:
+    from embedlog.spark.micro_batch import MicroBatchStream
 
 try:
     from pyspark.sql.streaming.datasource import (
@@ -70,16 +74,21 @@ class EmbedlogDataSource(DataSource):
         return StreamReader(parse(self.options), schema)
 
     def writer(self, schema: Any, overwrite: bool) -> Any:
-        """Return the writer of a DataFrame."""
-        from embedlog.spark.sink import batch_writer
+        """Return the writer of a DataFrame; ``overwrite`` is the mode of that name."""
+        from embedlog.spark import sink, sink_options
 
-        return batch_writer(self.options, schema, overwrite)
+        options = sink_options.parse(self.options)
+        sink_options.check_batch(options, overwrite)
+        sink_options.check_columns(schema, options.topic)
+        return sink.BatchSink(options)
 
     def streamWriter(self, schema: Any, overwrite: bool) -> Any:  # noqa: N802 - Spark's name
-        """Return the writer of a stream."""
-        from embedlog.spark.sink import stream_writer
+        """Return the writer of a stream; in complete mode (``overwrite``) rows are appended too."""
+        from embedlog.spark import sink, sink_options
 
-        return stream_writer(self.options, schema, overwrite)
+        options = sink_options.parse(self.options)
+        sink_options.check_columns(schema, options.topic)
+        return sink.StreamSink(options)
 
 
 class LogReader:
@@ -112,7 +121,7 @@ class BatchReader(LogReader, DataSourceReader):
 
     def partitions(self) -> list[InputPartition]:
         """Return the input partitions as of now; Spark asks once for each `load`."""
-        from embedlog.spark.batch_scan import plan_batch
+        from embedlog.spark.input_partitions import plan_batch
 
         return [InputPartition(partition) for partition in plan_batch(self.options)]
 
@@ -121,12 +130,12 @@ class StreamReader(LogReader, DataSourceStreamReader, SupportsTriggerAvailableNo
     """Reads the log as it grows, micro-batch by micro-batch."""
 
     @cached_property
-    def _stream(self) -> Any:
+    def _stream(self) -> MicroBatchStream:
         from embedlog.spark.micro_batch import MicroBatchStream
 
         # Spark ends this process with SIGTERM and no earlier call; without this, the lease
         # would last for its full time.  The exception unwinds to `stop`, between two steps.
-        signal.signal(signal.SIGTERM, _exit)
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
         return MicroBatchStream(self.options)
 
     def __init__(self, options: SourceOptions, schema: Any) -> None:
@@ -136,19 +145,14 @@ class StreamReader(LogReader, DataSourceStreamReader, SupportsTriggerAvailableNo
     def __getstate__(self) -> dict[str, Any]:
         return {"options": self.options, "names": self.names}
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
         """Return where a new query starts."""
-        offset: dict[str, Any] = self._stream.initial_offset()
-        return offset
+        return self._stream.initial_offset()
 
     def latestOffset(self, start: Any = None, limit: Any = None) -> dict[str, Any]:  # noqa: N802
         """Return where the next micro-batch ends; Spark before 4.2 passes no arguments."""
         limited = not isinstance(limit, ReadAllAvailable)
-        offset: dict[str, Any] = self._stream.latest_offset(start, limited)
-        return offset
+        return self._stream.latest_offset(start, limited)
 
     def getDefaultReadLimit(self) -> Any:  # noqa: N802 - Spark's name
         """Return a limit other than "all" if the options have one; Spark passes it back.
@@ -166,8 +170,7 @@ class StreamReader(LogReader, DataSourceStreamReader, SupportsTriggerAvailableNo
 
     def reportLatestOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
         """Return the end of the log; see `offsets_behind_latest`."""
-        offset: dict[str, Any] = self._stream.report_latest_offset()
-        return offset
+        return self._stream.report_latest_offset()
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
         """Read no further than the log goes now."""
@@ -175,8 +178,7 @@ class StreamReader(LogReader, DataSourceStreamReader, SupportsTriggerAvailableNo
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         """Return the input partitions of a micro-batch."""
-        planned = self._stream.plan_input_partitions(start, end)
-        return [InputPartition(partition) for partition in planned]
+        return [InputPartition(value) for value in self._stream.plan_input_partitions(start, end)]
 
     def commit(self, end: dict[str, Any]) -> None:
         """Note that the records before an offset were processed."""
@@ -192,7 +194,3 @@ class StreamReader(LogReader, DataSourceStreamReader, SupportsTriggerAvailableNo
             self._stream.close()
         finally:
             signal.signal(signal.SIGTERM, previous)
-
-
-def _exit(*_: object) -> None:
-    raise SystemExit(0)

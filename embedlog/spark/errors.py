@@ -30,8 +30,7 @@ def to_embedlog_error(error: BaseException) -> EmbedlogError:
         name, message = matches[-1]
         result = getattr(errors, name, SparkQueryError)(message)
     else:
-        causes = _CAUSE.findall(text) or text.strip().splitlines()[:1]
-        message = causes[-1] if causes else type(error).__name__
-        result = SparkQueryError(f"Spark failed: {message[:_MAX_CHARACTERS]}")
+        causes = _CAUSE.findall(text) or text.strip().splitlines()[:1] or [type(error).__name__]
+        result = SparkQueryError(f"Spark failed: {causes[-1][:_MAX_CHARACTERS]}")
     result.__cause__ = error
     return result

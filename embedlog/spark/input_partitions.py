@@ -1,4 +1,4 @@
-"""Splits ranges of offsets into input partitions of about the same size; no data is read.
+"""Plans the input partitions of a query, of about the same size; no data is read.
 
 A task costs 17 to 75 ms whatever it reads, so small ranges share tasks, as many
 as there are cores; large ranges are split, at the start of a batch if possible.
@@ -7,16 +7,23 @@ as there are cores; large ranges are split, at the start of a batch if possible.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+import uuid
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from itertools import accumulate, pairwise
 from typing import NamedTuple
 
+from embedlog.errors import OffsetOutOfRangeError
 from embedlog.partition import PartitionLog
 from embedlog.partition.extents import extents, offset_near
 from embedlog.record import TopicPartition
 from embedlog.spark.partition_reader import FileChunk, LogInputPartition, PartitionSlice
-from embedlog.spark.source_options import SourceOptions
+from embedlog.spark.source import LogSource
+from embedlog.spark.source_options import EARLIEST, LATEST, OffsetBound, SourceOptions
 
+_MAX_LEASE_ATTEMPTS = 10
+"""Attempts to lease records while retention deletes the first of them."""
 MIN_SPLIT_BYTES = 8 << 20
 """Ranges are not split into smaller parts for the sake of idle cores."""
 
@@ -29,33 +36,63 @@ class PartitionOffsets(NamedTuple):
     until_offset: int
 
 
-def plan_input_partitions(
-    root: str,
-    ranges: Sequence[PartitionOffsets],
-    log_of: Callable[[TopicPartition], PartitionLog],
-    options: SourceOptions,
-    cores: int | None = None,
-) -> list[LogInputPartition]:
-    """Return the input partitions that read the ranges.
+def plan_batch(options: SourceOptions) -> list[LogInputPartition]:
+    """Return the input partitions of a batch query, which read what is in the log now.
 
-    Args:
-        root: The path of the log root.
-        ranges: The offsets to read; empty ranges need no input partition.
-        log_of: Returns the log of a partition.
-        options: minPartitions, maxRecordsPerPartition and maxBytesPerPartition.
-        cores: How many tasks run at once; the cores of this process by default.
+    Raises:
+        NotALogError: There is no log at the path.
+        UnknownTopicOrPartitionError: A topic named in the options does not exist.
+        InvalidConfigError: Offsets are given for other partitions than are read.
+        OffsetOutOfRangeError: The query starts after its end, or ends past the end of the log.
+        DataLossError: It starts at deleted records, and failOnDataLoss is true.
     """
-    whole = [_slice(log_of(each[0]), *each[1:]) for each in ranges if each[1] < each[2]]
-    sizes = [each.size for each in whole]
-    wanted = task_count(sizes, cores or len(os.sched_getaffinity(0)), options)
+    with closing(LogSource(options, durable=False)) as source:
+        source.check_topics()
+        lease_name = str(uuid.uuid4())
+        for _ in range(_MAX_LEASE_ATTEMPTS):
+            ranges = _resolve_ranges(source)
+            starts = {key: start for key, start, until in ranges if start < until}
+            if source.hold(lease_name, starts):
+                break
+        return plan_input_partitions(options, source.partitions(), ranges)
+
+
+def _resolve_ranges(source: LogSource) -> list[PartitionOffsets]:
+    starting, ending = source.options.starting_offsets, source.options.ending_offsets
+    # The ends first: records appended in between move a start to its end, not past it.
+    ends = source.resolve(ending or OffsetBound("offset", LATEST), "ending")
+    starts = source.resolve(starting or OffsetBound("offset", EARLIEST), "starting")
+    ranges = [PartitionOffsets(key, starts[key], ends[key]) for key in sorted(starts.keys() & ends)]
+    # A start after the end is a mistake if both are offsets; with timestamps it is an empty range.
+    if all(bound is not None and bound.by == "offset" for bound in (starting, ending)):
+        for topic_partition, start, until in ranges:
+            if start > until:
+                raise OffsetOutOfRangeError(
+                    f"The query starts after its end, offset {until}",
+                    **topic_partition._asdict(),
+                    offset=start,
+                    todo="Set startingOffsets at or below endingOffsets.",
+                )
+    return ranges
+
+
+def plan_input_partitions(
+    options: SourceOptions,
+    logs: Mapping[TopicPartition, PartitionLog],
+    ranges: Sequence[PartitionOffsets],
+) -> list[LogInputPartition]:
+    """Return the input partitions that read some ranges of offsets; skips empty ranges."""
+    ranges = [part for part in ranges if part.from_offset < part.until_offset]
+    whole = [_slice(logs[key], start, until) for key, start, until in ranges]
+    sizes = [part.size for part in whole]
+    wanted = task_count(sizes, len(os.sched_getaffinity(0)), options)
     slices: list[PartitionSlice] = []
-    for each, parts in zip(whole, split_counts(sizes, wanted), strict=True):
-        parts = max(parts, -(-each.size // options.max_bytes_per_partition))
-        log = log_of(TopicPartition(each.topic, each.partition))
-        slices += _split(log, each, parts, options.max_records_per_partition)
+    for (key, _, _), part, count in zip(ranges, whole, split_counts(sizes, wanted), strict=True):
+        count = max(count, -(-part.size // options.max_bytes_per_partition))
+        slices += _split(logs[key], part, count, options.max_records_per_partition)
     if options.max_records_per_partition is not None:
-        return [LogInputPartition(root, (each,)) for each in slices]
-    return [LogInputPartition(root, tuple(packed)) for packed in pack_slices(slices, wanted)]
+        return [LogInputPartition(options.path, (part,)) for part in slices]
+    return [LogInputPartition(options.path, tuple(task)) for task in pack_slices(slices, wanted)]
 
 
 def task_count(sizes: Sequence[int], cores: int, options: SourceOptions) -> int:
@@ -83,13 +120,10 @@ def split_counts(sizes: Sequence[int], wanted: int) -> list[int]:
     if wanted <= len(sizes):
         return [1] * len(sizes)
     total = sum(sizes)
-    small = [_share(size, total, wanted) == 1 for size in sizes]
-    large_total = total - sum(size for size, is_small in zip(sizes, small, strict=True) if is_small)
-    remaining = max(wanted - sum(small), 1)
-    return [
-        1 if is_small else _share(size, large_total, remaining)
-        for size, is_small in zip(sizes, small, strict=True)
-    ]
+    large = [size for size in sizes if _share(size, total, wanted) > 1]
+    large_total, remaining = sum(large), max(wanted - len(sizes) + len(large), 1)
+    # Equal sizes have equal shares, so a size tells whether it is large.
+    return [_share(size, large_total, remaining) if size in large else 1 for size in sizes]
 
 
 def _share(size: int, total: int, wanted: int) -> int:
@@ -104,35 +138,32 @@ def pack_slices(slices: Sequence[PartitionSlice], max_tasks: int) -> list[list[P
     wrote in that order, so a copy of a topic keeps the order of its records.
     """
     if len(slices) <= max_tasks:
-        return [[each] for each in slices]
+        return [[part] for part in slices]
     tasks_of: dict[tuple[str, int], list[int]] = {}
     sizes = [0] * max_tasks
-    for each in sorted(slices, key=lambda each: -each.size):
+    for part in sorted(slices, key=lambda part: -part.size):
         smallest = sizes.index(min(sizes))
-        tasks_of.setdefault((each.topic, each.partition), []).append(smallest)
-        sizes[smallest] += max(each.size, 1)
+        tasks_of.setdefault((part.topic, part.partition), []).append(smallest)
+        sizes[smallest] += max(part.size, 1)
     for numbers in tasks_of.values():
         numbers.sort(reverse=True)
     tasks: list[list[PartitionSlice]] = [[] for _ in range(max_tasks)]
     # The slices of a partition are about equal, so any of them may go to any of its tasks.
-    for each in sorted(slices, key=lambda each: (each.topic, each.partition, each.from_offset)):
-        tasks[tasks_of[each.topic, each.partition].pop()].append(each)
+    for part in sorted(slices, key=lambda part: (part.topic, part.partition, part.from_offset)):
+        tasks[tasks_of[part.topic, part.partition].pop()].append(part)
     return [task for task in tasks if task]
 
 
 def _slice(log: PartitionLog, from_offset: int, until_offset: int) -> PartitionSlice:
     # The epoch first: if the log is truncated after this, new batches have a later epoch.
     epoch = log.tail().leader_epoch
-    chunks, size = [], 0
-    for extent in extents(log, from_offset, until_offset):
-        info = extent.info
-        chunks.append(
-            FileChunk(extent.path, info.sealed, info.headers, extent.position, extent.end_position)
-        )
-        size += extent.size
-    return PartitionSlice(
-        log.topic, log.partition, from_offset, until_offset, epoch, tuple(chunks), size
+    parts = extents(log, from_offset, until_offset)
+    chunks = tuple(
+        FileChunk(part.path, part.info.sealed, part.info.headers, part.position, part.end_position)
+        for part in parts
     )
+    size = sum(part.size for part in parts)
+    return PartitionSlice(log.topic, log.partition, from_offset, until_offset, epoch, chunks, size)
 
 
 def _split(
@@ -168,8 +199,7 @@ def _split_offsets(log: PartitionLog, whole: PartitionSlice, parts: int) -> list
     offsets: set[int] = set()
     for part in range(1, parts):
         target = ends[-1] * part // parts
-        number = next(i for i, end in enumerate(ends) if target < end)
-        extent = pieces[number]
-        position = extent.end_position - (ends[number] - target)
-        offsets.add(offset_near(log, extent, position, reach))
-    return sorted(each for each in offsets if whole.from_offset < each < whole.until_offset)
+        number = bisect_right(ends, target)
+        position = pieces[number].end_position - (ends[number] - target)
+        offsets.add(offset_near(log, pieces[number], position, reach))
+    return sorted(cut for cut in offsets if whole.from_offset < cut < whole.until_offset)

@@ -1,7 +1,7 @@
 """The rows of a log as Arrow batches with the columns of Spark's Kafka source.
 
 Spark compares the schema of the first batch strictly: names, order, types
-and nullability.  So the Arrow types are spelled out here, as Spark maps its own.
+and nullability.  So the Arrow types are listed here, as Spark maps its own.
 """
 
 from __future__ import annotations
@@ -17,29 +17,20 @@ from embedlog import batch as batches
 from embedlog.batch.arrays import data, number, repeated
 from embedlog.errors import InvalidConfigError, InvalidRecordError
 
-SPARK_TYPES = {
-    "key": "binary",
-    "value": "binary",
-    "topic": "string",
-    "partition": "int",
-    "offset": "bigint",
-    "timestamp": "timestamp",
-    "timestampType": "int",
-    "headers": "array<struct<key:string,value:binary>>",
-}
-"""Every column, with Spark's name of its type."""
-
 _HEADERS = pa.list_(pa.field("element", pa.struct([("key", pa.string()), ("value", pa.binary())])))
-_ARROW_TYPES = {
-    "key": pa.binary(),
-    "value": pa.binary(),
-    "topic": pa.string(),
-    "partition": pa.int32(),
-    "offset": pa.int64(),
-    "timestamp": pa.timestamp("us", tz="UTC"),
-    "timestampType": pa.int32(),
-    "headers": _HEADERS,
+_TYPES = {
+    "key": ("binary", pa.binary()),
+    "value": ("binary", pa.binary()),
+    "topic": ("string", pa.string()),
+    "partition": ("int", pa.int32()),
+    "offset": ("bigint", pa.int64()),
+    "timestamp": ("timestamp", pa.timestamp("us", tz="UTC")),
+    "timestampType": ("int", pa.int32()),
+    "headers": ("array<struct<key:string,value:binary>>", _HEADERS),
 }
+SPARK_TYPES = {name: spark_type for name, (spark_type, _) in _TYPES.items()}
+"""Every column, with Spark's name of its type."""
+_ARROW_TYPES = {name: arrow_type for name, (_, arrow_type) in _TYPES.items()}
 _SEGMENT_FIELDS = {field.name: field.with_nullable(True) for field in batches.schema(headers=True)}
 
 
@@ -55,7 +46,7 @@ def projected_columns(fields: Iterable[tuple[str, str]], include_headers: bool) 
     Raises:
         InvalidConfigError: There is no such column, or it has another type.
     """
-    names = []
+    fields = tuple(fields)
     for name, spark_type in fields:
         if SPARK_TYPES.get(name) != spark_type:
             raise InvalidConfigError(
@@ -66,8 +57,7 @@ def projected_columns(fields: Iterable[tuple[str, str]], include_headers: bool) 
             raise InvalidConfigError(
                 "The schema has the column headers", todo="Set includeHeaders to true."
             )
-        names.append(name)
-    return tuple(names)
+    return tuple(name for name, _ in fields)
 
 
 def segment_schema(names: tuple[str, ...]) -> Any:
@@ -91,17 +81,15 @@ def spark_batches(
     Raises:
         InvalidRecordError: A timestamp does not fit Spark's microseconds.
     """
-    schema = _schema(names)
+    schema = pa.schema([(name, _ARROW_TYPES[name]) for name in names])
+    constants: dict[str, str | int]
+    constants = {"topic": topic, "partition": partition, "timestampType": timestamp_type}
     for rows in table.combine_chunks().to_batches():
         count = rows.num_rows
         arrays = []
         for name in names:
-            if name == "topic":
-                arrays.append(_constant(topic, _ARROW_TYPES[name], count))
-            elif name == "partition":
-                arrays.append(_constant(partition, _ARROW_TYPES[name], count))
-            elif name == "timestampType":
-                arrays.append(_constant(timestamp_type, _ARROW_TYPES[name], count))
+            if name in constants:
+                arrays.append(_constant(constants[name], _ARROW_TYPES[name], count))
             elif name == "timestamp":
                 arrays.append(_microseconds(rows.column(name), topic, partition))
             elif name == "headers":
@@ -109,11 +97,6 @@ def spark_batches(
             else:
                 arrays.append(rows.column(name))
         yield pa.RecordBatch.from_arrays(arrays, schema=schema)
-
-
-@lru_cache(maxsize=64)
-def _schema(names: tuple[str, ...]) -> Any:
-    return pa.schema([(name, _ARROW_TYPES[name]) for name in names])
 
 
 def _constant(value: str | int, arrow_type: Any, count: int) -> Any:

@@ -12,6 +12,7 @@ import time
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import cached_property
 from typing import Any, TypeVar
 
 from embedlog import catalog
@@ -24,10 +25,10 @@ from embedlog.record import OffsetAndMetadata, TopicPartition
 from embedlog.spark.input_partitions import PartitionOffsets, plan_input_partitions
 from embedlog.spark.partition_reader import LogInputPartition
 from embedlog.spark.source import LogSource, Offsets, logger
-from embedlog.spark.source_options import LATEST, OffsetBound, SourceOptions, check_stream
+from embedlog.spark.source_options import LATEST, OffsetBound, SourceOptions
 from embedlog.spark.stream_offset import StreamOffset
 
-Json = Mapping[str, Any]
+Json = dict[str, Any]
 K = TypeVar("K")
 
 _LEASE_RENEWAL_MS = 5000
@@ -82,18 +83,16 @@ class MicroBatchStream:
         clock_ms: The clock for maxTriggerDelay and the renewal of the lease.
 
     Raises:
-        InvalidConfigError: The options are not for a stream.
+        InvalidConfigError: The group id of commitToGroup is invalid.
         NotALogError: There is no log at the path.
         UnknownTopicOrPartitionError: A topic named in the options does not exist.
     """
 
     def __init__(self, options: SourceOptions, clock_ms: Callable[[], int] = _monotonic_ms) -> None:
-        check_stream(options)
         if options.commit_to_group is not None:
             check_group_id(options.commit_to_group)
         self.options, self._clock_ms = options, clock_ms
-        self._source: LogSource | None = None
-        self._initial_offset: dict[str, Any] | None = None
+        self._initial_offset: Json | None = None
         self._available_now: Offsets | None = None
         """Where a query with Trigger.AvailableNow ends."""
         self._trigger_delay = TriggerDelay(
@@ -101,16 +100,14 @@ class MicroBatchStream:
         )
         self._lease_name, self._leased_at_ms = str(uuid.uuid4()), -_LEASE_RENEWAL_MS
 
-    @property
+    @cached_property
     def source(self) -> LogSource:
         """The log, opened at first use: Spark makes some of these objects only to pickle them."""
-        if self._source is None:
-            self._source = LogSource(self.options, durable=True)
-        return self._source
+        return LogSource(self.options, durable=True)
 
     def close(self) -> None:
         """Release the lease and close the log."""
-        source, self._source = self._source, None
+        source = self.__dict__.pop("source", None)
         if source is not None:
             source.release()
             source.close()
@@ -118,28 +115,26 @@ class MicroBatchStream:
     def _renew_lease(self, offsets: Offsets) -> None:
         """Lease the records from these offsets on, unless that was done within 5 seconds.
 
-        An older lease begins earlier and covers them too.  That records at the start of
-        a batch are gone already is reported when the batch is planned.
+        An older lease begins earlier and covers them too.  If records at the start of a
+        batch are deleted already, that is reported when the batch is planned.
         """
         now_ms = self._clock_ms()
         due = now_ms - self._leased_at_ms >= _LEASE_RENEWAL_MS
         if due and self.source.hold(self._lease_name, offsets):
             self._leased_at_ms = now_ms
 
-    # Offsets
-
-    def initial_offset(self) -> dict[str, Any]:
+    def initial_offset(self) -> Json:
         """Return where a new query starts: the same at each call."""
         if self._initial_offset is None:
             self.source.check_topics()
             bound = self.options.starting_offsets or OffsetBound("offset", LATEST)
-            start = self.source.stream_offset(self.source.starting_offsets(bound))
+            start = self.source.stream_offset(self.source.resolve(bound, "starting"))
             self._renew_lease(dict(start.offsets))
             self._initial_offset = replace(start, is_initial=True).to_json()
         return self._initial_offset
 
     def latest_offset(self, start: Json | None, limited: bool = True) -> Json:
-        """Return where the next batch ends; ``start`` itself if there is nothing to read.
+        """Return where the next batch ends; ``start`` if there is nothing to read.
 
         Args:
             start: Where the batch starts; None from Spark before 4.2, which does not pass it.
@@ -181,7 +176,7 @@ class MicroBatchStream:
             return start
         return latest.to_json()
 
-    def report_latest_offset(self) -> dict[str, Any]:
+    def report_latest_offset(self) -> Json:
         """Return the end of the log, for the progress that Spark shows."""
         return self.source.stream_offset(self.source.high_watermarks()).to_json()
 
@@ -210,25 +205,20 @@ class MicroBatchStream:
             backlog = {key: max(end - starts[key], 0) for key, end in ends.items()}
             shares = rate_limit(self.options.max_offsets_per_trigger, backlog)
             ends = {key: starts[key] + shares.get(key, 0) for key in ends}
-        if self.options.max_bytes_per_trigger is not None:
-            ends = self._limit_bytes(starts, ends, self.options.max_bytes_per_trigger)
+        limit = self.options.max_bytes_per_trigger
+        if limit is not None:
+            logs = self.source.partitions()
+            sizes = {
+                key: sum(extent.size for extent in extents(logs[key], starts[key], end))
+                for key, end in ends.items()
+            }
+            if sum(sizes.values()) > limit:
+                # A partition without a share has no bytes to read.
+                ends |= {
+                    key: end_within(logs[key], starts[key], ends[key], share)
+                    for key, share in rate_limit(limit, sizes).items()
+                }
         return ends
-
-    def _limit_bytes(self, starts: Offsets, ends: Offsets, limit: int) -> Offsets:
-        logs = self.source.partitions()
-        sizes = {
-            key: sum(extent.size for extent in extents(logs[key], starts[key], end))
-            for key, end in ends.items()
-        }
-        if sum(sizes.values()) <= limit:
-            return ends
-        shares = rate_limit(limit, sizes)
-        return {
-            key: end_within(logs[key], starts[key], end, shares[key]) if key in shares else end
-            for key, end in ends.items()
-        }
-
-    # Data loss
 
     def _check_missing_partitions(
         self, previous: StreamOffset, logs: Mapping[TopicPartition, PartitionLog]
@@ -237,17 +227,12 @@ class MicroBatchStream:
             self.source.report_data_loss(key, "is gone")
 
     def _resume_offset(
-        self,
-        key: TopicPartition,
-        log: PartitionLog,
-        previous: StreamOffset,
-        *,
-        warn: bool = False,
+        self, key: TopicPartition, log: PartitionLog, previous: StreamOffset, *, warn: bool = False
     ) -> int:
-        """Return where to read a partition on; a new partition is read from its start.
+        """Return the offset at which to continue a partition; a new one is read from its start.
 
-        Without ``warn`` a loss that does not fail the query is not reported: that is done
-        once, when the batch is planned.
+        Without ``warn`` a loss that does not fail the query is not reported: planning the
+        batch reports it, once.
 
         Raises:
             DataLossError: Records are gone, and failOnDataLoss is true.
@@ -277,8 +262,6 @@ class MicroBatchStream:
             return start
         return offset
 
-    # Input partitions
-
     def plan_input_partitions(self, start: Json, end: Json) -> list[LogInputPartition]:
         """Return the input partitions of the batch between two offsets.
 
@@ -287,7 +270,7 @@ class MicroBatchStream:
         """
         batch_start, batch_end = StreamOffset.from_json(start), StreamOffset.from_json(end)
         if batch_start.is_initial:
-            # What the checkpoint says about the start of the first batch is the truth.
+            # The checkpoint decides where the first batch starts.
             batch_start = batch_end.batch_start or batch_end
         logs = self.source.partitions()
         self._check_missing_partitions(batch_start, logs)
@@ -301,18 +284,14 @@ class MicroBatchStream:
                     key, "was deleted and created again while a batch was planned"
                 )
             else:
-                ranges.append(self._range(key, log, batch_start, until))
+                first = self._resume_offset(key, log, batch_start, warn=True)
+                log_end = log.tail().log_end_offset
+                if until > log_end:
+                    problem = f"was to be read up to {until}, and ends at {log_end}"
+                    self.source.report_data_loss(key, problem)
+                ranges.append(PartitionOffsets(key, first, min(until, log_end)))
         self._renew_lease({key: first for key, first, until in ranges if first <= until})
-        return plan_input_partitions(self.source.log.path, ranges, logs.__getitem__, self.options)
-
-    def _range(
-        self, key: TopicPartition, log: PartitionLog, batch_start: StreamOffset, until: int
-    ) -> PartitionOffsets:
-        first = self._resume_offset(key, log, batch_start, warn=True)
-        end = log.tail().log_end_offset
-        if until > end:
-            self.source.report_data_loss(key, f"was to be read up to {until}, and ends at {end}")
-        return PartitionOffsets(key, first, min(until, end))
+        return plan_input_partitions(self.options, logs, ranges)
 
     def commit(self, end: Json) -> None:
         """Commit processed offsets to a group, so that its lag can be watched (commitToGroup)."""

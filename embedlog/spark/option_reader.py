@@ -12,8 +12,10 @@ from typing import Any, NoReturn, TypeVar
 from embedlog.errors import InvalidConfigError
 
 T = TypeVar("T")
+N = TypeVar("N", int, float)
 
-_UNITS = {"us": 0.001, "ms": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3_600_000}
+_UNITS = {"us": 0.001, "ms": 1, "s": 1000, "m": 60_000, "min": 60_000}
+_UNITS |= {"h": 3_600_000, "d": 86_400_000}
 _DURATION = re.compile(r"(\d+)\s*([a-z]*)")
 
 
@@ -58,14 +60,10 @@ class OptionReader:
             if lower.startswith("kafka.") or lower in map(str.lower, ineffective):
                 ignored.append(name)
             elif lower not in by_lower:
-                todo = (hints or {}).get(lower)
-                if todo is None:
-                    nearest = difflib.get_close_matches(lower, by_lower, n=1, cutoff=0.5)
-                    todo = (
-                        f"Did you mean {by_lower[nearest[0]]!r}?"
-                        if nearest
-                        else f"The options are {', '.join(known)}."
-                    )
+                todo = f"The options are {', '.join(known)}."
+                if nearest := difflib.get_close_matches(lower, by_lower, n=1, cutoff=0.5):
+                    todo = f"Did you mean {by_lower[nearest[0]]!r}?"
+                todo = (hints or {}).get(lower, todo)
                 raise InvalidConfigError(f"A {reader_or_writer} has no option {name!r}", todo=todo)
         return tuple(ignored)
 
@@ -106,16 +104,30 @@ class OptionReader:
 
     def count(self, name: str) -> int | None:
         """Return a whole number of at least 1."""
-        return self.parsed(name, "a whole number above 0", lambda text: _at_least(1, int(text)))
+        return self._number(name, "a whole number above 0", int, 1)
 
     def number(self, name: str) -> float | None:
         """Return a number of at least 0."""
-        return self.parsed(name, "a number of at least 0", lambda text: _at_least(0, float(text)))
+        return self._number(name, "a number of at least 0", float)
+
+    def version(self, name: str) -> int | None:
+        """Return a number of at least 0 without a fraction; it may be written as 1.0."""
+        return self._number(name, "a number of at least 0 without a fraction", _whole_number)
 
     def timestamp_ms(self, name: str) -> int | None:
         """Return milliseconds since 1970."""
-        wanted = "a time in milliseconds since 1970"
-        return self.parsed(name, wanted, lambda text: _at_least(0, int(text)))
+        return self._number(name, "a time in milliseconds since 1970", int)
+
+    def _number(
+        self, name: str, wanted: str, convert: Callable[[str], N], minimum: int = 0
+    ) -> N | None:
+        def parse(text: str) -> N:
+            number = convert(text)
+            if number < minimum:
+                raise ValueError
+            return number
+
+        return self.parsed(name, wanted, parse)
 
     def duration_ms(self, name: str, default: int) -> int:
         """Return the milliseconds of a duration such as ``90s``, as Spark reads them."""
@@ -133,7 +145,7 @@ class OptionReader:
             return None
         try:
             return parse(text)
-        except (ValueError, TypeError, AttributeError, KeyError):
+        except (ValueError, TypeError, AttributeError, KeyError, re.error):
             return self._fail(name, wanted)
 
     def _fail(self, name: str, wanted: str) -> NoReturn:
@@ -145,18 +157,15 @@ def absolute_path(path: str) -> str:
     return os.path.abspath(os.path.expanduser(path.removeprefix("file://")))
 
 
-N = TypeVar("N", int, float)
-
-
-def _at_least(minimum: int, number: N) -> N:
-    if number < minimum:
+def _whole_number(text: str) -> int:
+    number = float(text)
+    if not number.is_integer():
         raise ValueError
-    return number
+    return int(number)
 
 
 def _duration_ms(text: str) -> int:
     match = _DURATION.fullmatch(text.lower())
     if match is None:
         raise ValueError
-    number, unit = int(match[1]), match[2] or "ms"
-    return int(number * (86_400_000 if unit == "d" else _UNITS[unit]))
+    return int(int(match[1]) * _UNITS[match[2] or "ms"])

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import gc
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from itertools import groupby
@@ -116,52 +116,35 @@ def read_input_partition(
 
 def _read_slice(files: Files, part: PartitionSlice, names: tuple[str, ...]) -> Iterator[Any]:
     schema = kafka_columns.segment_schema(names)
-    buffer = RowBuffer(part, names)
-    for rows in _row_groups(files, part):
-        rows_table = table(rows, part.partition, schema)
-        timestamp_type = int(rows[0][0].is_log_append_time)
-        yield from buffer.add(rows_table, timestamp_type, _size(rows, rows_table))
-    yield from buffer.flush()
+    groups = _row_groups(files, part)
+    by_type = groupby(groups, lambda rows: int(rows[0][0].is_log_append_time))
+    for timestamp_type, same_type in by_type:
+        for rows in _combined(same_type, part, schema):
+            for start in range(0, rows.num_rows, MAX_ROWS):
+                yield from kafka_columns.spark_batches(
+                    rows.slice(start, MAX_ROWS), names, part.topic, part.partition, timestamp_type
+                )
 
 
-class RowBuffer:
-    """Collects rows until there are enough for Spark."""
-
-    def __init__(self, part: PartitionSlice, names: tuple[str, ...]) -> None:
-        self._slice, self._names = part, names
-        self._tables: list[Any] = []
-        self._rows = self._bytes = self._timestamp_type = 0
-
-    def add(self, table: Any, timestamp_type: int, size: int) -> Iterator[Any]:
-        """Add rows of one timestampType and of ``size`` bytes; yield those that are enough."""
-        if timestamp_type != self._timestamp_type:
-            yield from self.flush()
-        self._timestamp_type = timestamp_type
-        self._tables.append(table)
-        self._rows += table.num_rows
-        self._bytes += size
-        if self._rows >= TARGET_ROWS or self._bytes >= TARGET_BYTES:
-            yield from self.flush()
-
-    def flush(self) -> Iterator[Any]:
-        """Yield the rows that are left."""
-        tables, self._tables = self._tables, []
-        self._rows = self._bytes = 0
-        if not tables:
-            return
-        whole = tables[0] if len(tables) == 1 else pa.concat_tables(tables)
-        topic, partition = self._slice.topic, self._slice.partition
-        for start in range(0, whole.num_rows, MAX_ROWS):
-            yield from kafka_columns.spark_batches(
-                whole.slice(start, MAX_ROWS), self._names, topic, partition, self._timestamp_type
-            )
-
-
-def _size(rows: Sequence[BatchRows], table: Any) -> int:
-    """Return the bytes of rows; for many small batches Arrow is slow to compute ``nbytes``."""
-    if rows[0][0].is_compressed:
-        return int(table.nbytes)
-    return sum(batch.size for batch, _, _ in rows)
+def _combined(
+    groups: Iterable[list[BatchRows]], part: PartitionSlice, schema: Any
+) -> Iterator[Any]:
+    """Yield tables with enough rows for Spark."""
+    tables: list[Any] = []
+    rows = size = 0
+    for group in groups:
+        tables.append(table(group, part.partition, schema))
+        rows += tables[-1].num_rows
+        if group[0][0].is_compressed:
+            size += tables[-1].nbytes
+        else:
+            # For many small batches Arrow is slow to compute ``nbytes``.
+            size += sum(batch.size for batch, _, _ in group)
+        if rows >= TARGET_ROWS or size >= TARGET_BYTES:
+            yield pa.concat_tables(tables)
+            tables, rows, size = [], 0, 0
+    if tables:
+        yield pa.concat_tables(tables)
 
 
 def _row_groups(files: Files, part: PartitionSlice) -> Iterator[list[BatchRows]]:
@@ -195,7 +178,17 @@ def _limited_groups(rows: list[BatchRows]) -> Iterator[list[BatchRows]]:
 
 def _read_batches(files: Files, part: PartitionSlice, chunk: FileChunk) -> Iterator[list[Batch]]:
     """Yield the batches of a part of a file, a few megabytes at a time."""
-    file = _open(files, part, chunk)
+    schemas = tuple(
+        batches.schema(headers=chunk.headers, offsets=offsets) for offsets in (False, True)
+    )
+    try:
+        file = SegmentFile(files, chunk.path, expected=schemas)
+    except StorageError as error:
+        if not error.missing:
+            raise
+        raise _data_loss(
+            part, f"The file {chunk.path} was deleted after the query was planned"
+        ) from error
     position, end = chunk.position or file.start, chunk.end_position
     read = file.mapped if chunk.sealed else file.read
     while position < end:
@@ -215,20 +208,6 @@ def _read_batches(files: Files, part: PartitionSlice, chunk: FileChunk) -> Itera
         if decoded[-1].next_offset >= part.until_offset:
             return
         position = decoded[-1].position + decoded[-1].size
-
-
-def _open(files: Files, part: PartitionSlice, chunk: FileChunk) -> SegmentFile:
-    schemas = tuple(
-        batches.schema(headers=chunk.headers, offsets=offsets) for offsets in (False, True)
-    )
-    try:
-        return SegmentFile(files, chunk.path, expected=schemas)
-    except StorageError as error:
-        if not error.missing:
-            raise
-        raise _data_loss(
-            part, f"The file {chunk.path} was deleted after the query was planned"
-        ) from error
 
 
 def _data_loss(part: PartitionSlice, problem: str) -> DataLossError:

@@ -9,7 +9,7 @@ Spark noted that it was done, is recognised by the query's id and the batch id.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +19,6 @@ from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from embedlog.errors import EmbedlogError
 from embedlog.publish.staging import StagedFile
 from embedlog.publish.transaction import Publication
-from embedlog.spark import sink_options
 from embedlog.spark.sink_options import SinkOptions
 
 try:
@@ -43,49 +42,22 @@ class StagedCommitMessage(WriterCommitMessage):
     run_id: str | None = None
 
 
-def batch_writer(options: Mapping[str, str], schema: Any, overwrite: bool) -> BatchSink:
-    """Return the writer of a DataFrame; ``overwrite`` is the mode of that name.
-
-    Raises:
-        InvalidConfigError: An option is invalid, a column is missing or has another type, or
-            the mode is ``overwrite``.
-    """
-    parsed = sink_options.parse(options)
-    sink_options.check_batch(parsed, overwrite)
-    sink_options.check_columns(schema, parsed.topic)
-    return BatchSink(parsed)
-
-
-def stream_writer(options: Mapping[str, str], schema: Any, overwrite: bool) -> StreamSink:
-    """Return the writer of a stream; ``overwrite`` is complete mode, whose rows are appended too.
-
-    Raises:
-        InvalidConfigError: An option is invalid, or a column is missing or has another type.
-    """
-    parsed = sink_options.parse(options)
-    sink_options.check_columns(schema, parsed.topic)
-    return StreamSink(parsed)
-
-
 class StagingWriter:
-    """What the writers of batches and of streams share: the work of a task.
+    """The work of a task, and what the driver does alike for batches and for streams."""
 
-    Args:
-        options: The options of the writer.
-        keep: Whether the log stays open in this process.
-    """
+    keep_log = False
+    """Whether the log stays open in the driver's process."""
 
-    def __init__(self, options: SinkOptions, keep: bool) -> None:
+    def __init__(self, options: SinkOptions) -> None:
         from embedlog.spark import batch_write
 
         self.options = options
-        self.task = batch_write.plan_write(options, keep=keep)
+        self.task = batch_write.plan_write(options, keep=self.keep_log)
 
     def write(self, iterator: Iterator[Any]) -> StagedCommitMessage:
         """Stage the rows of a task."""
         context = TaskContext.get()
-        if context is None:
-            return StagedCommitMessage(self.task.stage(iterator, 0, 0), 0)
+        assert context is not None, "Spark calls this in a task"
         partition_id = context.partitionId()
         staged_file = self.task.stage(iterator, partition_id, context.attemptNumber())
         batch_id = context.getLocalProperty(_BATCH_ID)
@@ -97,46 +69,14 @@ class StagingWriter:
             context.getLocalProperty(_RUN_ID),
         )
 
-
-class BatchSink(StagingWriter, DataSourceArrowWriter):
-    """Writes one DataFrame."""
-
-    def __init__(self, options: SinkOptions) -> None:
-        super().__init__(options, keep=False)
-
-    def commit(self, messages: list[Any]) -> None:
+    def publish(self, messages: Sequence[Any], publication: Publication | None) -> None:
         """Publish what all tasks staged."""
         from embedlog.spark import batch_write
 
-        options, publication = self.options, None
-        if options.txn_app_id is not None and options.txn_version is not None:
-            # An empty DataFrame counts as written to its topic.
-            topics = () if options.topic is None else (self.task.targets[options.topic].id,)
-            publication = Publication(options.txn_app_id, options.txn_version, topics=topics)
-        batch_write.publish(options, _staged_files(messages), publication)
+        staged = _staged_files(messages)
+        batch_write.publish(self.options, staged, publication, keep=self.keep_log)
 
-    def abort(self, messages: list[Any]) -> None:
-        """Remove what tasks staged."""
-        from embedlog.spark import batch_write
-
-        batch_write.discard(self.options, _staged_files(messages))
-
-
-class StreamSink(StagingWriter, DataSourceStreamArrowWriter):
-    """Writes each micro-batch of a query once."""
-
-    def __init__(self, options: SinkOptions) -> None:
-        super().__init__(options, keep=True)
-
-    def commit(self, messages: list[Any], batchId: int) -> None:  # noqa: N803 - Spark's name
-        """Publish what all tasks staged, unless this batch of the query was published before."""
-        from embedlog.spark import batch_write
-
-        messages = [message for message in messages if message is not None]
-        publication = _publication(self.options, messages, batchId)
-        batch_write.publish(self.options, _staged_files(messages), publication, keep=True)
-
-    def abort(self, messages: list[Any], batchId: int) -> None:  # noqa: N803 - Spark's name
+    def abort(self, messages: list[Any], batchId: int | None = None) -> None:  # noqa: N803
         """Remove what tasks staged.
 
         Spark also calls this if a commit failed after it had published; what was published
@@ -147,23 +87,42 @@ class StreamSink(StagingWriter, DataSourceStreamArrowWriter):
         batch_write.discard(self.options, _staged_files(messages))
 
 
-def _publication(
-    options: SinkOptions, messages: Sequence[StagedCommitMessage], batch_id: int
-) -> Publication:
-    queries = {(message.query_id, message.run_id) for message in messages}
-    if len(queries) != 1 or (query_id := next(iter(queries))[0]) is None:
-        raise EmbedlogError(
-            f"Micro-batch {batch_id} has tasks of {len(queries)} queries; nothing was published",
-            todo="Report this as a bug of embedlog.",
-        )
-    run_id = next(iter(queries))[1] or ""
-    application = options.txn_app_id or query_id
-    return Publication(application, batch_id, query_id, run_id, options.checkpoint_location)
+class BatchSink(StagingWriter, DataSourceArrowWriter):
+    """Writes one DataFrame."""
+
+    def commit(self, messages: list[Any]) -> None:
+        """Publish what all tasks staged."""
+        options, publication = self.options, None
+        if options.txn_app_id is not None and options.txn_version is not None:
+            # An empty DataFrame counts as written to its topic.
+            topics = () if options.topic is None else (self.task.targets[options.topic].id,)
+            publication = Publication(options.txn_app_id, options.txn_version, topics=topics)
+        self.publish(messages, publication)
+
+
+class StreamSink(StagingWriter, DataSourceStreamArrowWriter):
+    """Writes each micro-batch of a query once."""
+
+    keep_log = True
+
+    def commit(self, messages: list[Any], batchId: int) -> None:  # noqa: N803 - Spark's name
+        """Publish what all tasks staged, unless this batch of the query was published before."""
+        messages = [message for message in messages if message is not None]
+        queries = {(message.query_id, message.run_id) for message in messages}
+        query_id, run_id = next(iter(queries)) if len(queries) == 1 else (None, None)
+        if query_id is None:
+            raise EmbedlogError(
+                f"Micro-batch {batchId} has tasks of {len(queries)} queries; nothing was published",
+                todo="Report this as a bug of embedlog.",
+            )
+        application = self.options.txn_app_id or query_id
+        location = self.options.checkpoint_location
+        publication = Publication(application, batchId, query_id, run_id or "", location)
+        self.publish(messages, publication)
 
 
 def _staged_files(messages: Sequence[Any]) -> list[StagedFile]:
     """Return the staged files in the order of the tasks, which a repetition has as well."""
     staged = [message for message in messages if isinstance(message, StagedCommitMessage)]
-    return [
-        message.staged_file for message in sorted(staged, key=lambda message: message.partition_id)
-    ]
+    staged.sort(key=lambda message: message.partition_id)
+    return [message.staged_file for message in staged]

@@ -16,10 +16,6 @@ KNOWN = (
     # Spark passes its own options of a streaming query on to the sink.
     *("checkpointLocation", "queryName"),
 )
-SERIALIZERS = {
-    "kafka.key.serializer": "keys are serialized with ByteArraySerializer",
-    "kafka.value.serializer": "values are serialized with ByteArraySerializer",
-}
 _logger = logging.getLogger("embedlog")
 
 
@@ -29,30 +25,22 @@ class SinkOptions:
 
     path: str
     """The log root, on this host and on those of the executors."""
-
     topic: str | None = None
     """The topic of all rows, whatever their column says."""
-
     durability: str = "fsync"
     """What a publication survives.  Spark's checkpoint records that the micro-batch is done,
     so by default the publication survives a power cut, as the checkpoint may."""
-
     compression: str | None = None
     """Of the batches; None is the topic's."""
-
     lock_timeout: float = 10.0
     """Seconds to wait for a partition that another process has locked."""
-
     txn_app_id: str | None = None
     """The application under whose name versions are counted, in each topic separately."""
-
     txn_version: int | None = None
     """The version of a batch write, which is skipped unless it is above the last one."""
-
     allow_restart: bool = False
     """Publish although the query started over and has published to the topic before, which
     may then hold records twice."""
-
     checkpoint_location: str = ""
     """The path of the checkpoint, if it was set on the writer: a query that starts over
     there is recognised by it."""
@@ -66,9 +54,12 @@ def parse(options: Mapping[str, str]) -> SinkOptions:
             an invalid value.
     """
     reader = OptionReader(options)
-    for name, reason in SERIALIZERS.items():
-        if name in reader:
-            raise InvalidConfigError(f"Kafka option '{name[6:]}' is not supported as {reason}")
+    for part in ("key", "value"):
+        if f"kafka.{part}.serializer" in reader:
+            raise InvalidConfigError(
+                f"Kafka option '{part}.serializer' is not supported as {part}s are serialized "
+                "with ByteArraySerializer"
+            )
     if ignored := reader.check_names("writer", KNOWN):
         _logger.warning(
             "These options are about brokers and have no effect: %s", ", ".join(ignored)
@@ -77,7 +68,11 @@ def parse(options: Mapping[str, str]) -> SinkOptions:
         raise InvalidConfigError(
             "The option 'txnAppId' must not be empty", todo="Leave it out or name the application."
         )
-    version, lock_timeout = reader.number("txnVersion"), reader.number("lockTimeout")
+    lock_timeout = reader.number("lockTimeout")
+    location = reader.raw("checkpointLocation") or ""
+    if location and "://" not in location.removeprefix("file://"):
+        # One spelling, so that the location is recognised when it is used again.
+        location = absolute_path(location)
     parsed = SinkOptions(
         path=reader.root(),
         topic=reader.raw("topic"),
@@ -85,9 +80,9 @@ def parse(options: Mapping[str, str]) -> SinkOptions:
         compression=reader.choice("compression", "", "none", "lz4", "zstd") or None,
         lock_timeout=10.0 if lock_timeout is None else lock_timeout,
         txn_app_id=reader.raw("txnAppId"),
-        txn_version=None if version is None else int(version),
+        txn_version=reader.version("txnVersion"),
         allow_restart=reader.flag("allowRestart"),
-        checkpoint_location=_canonical(reader.raw("checkpointLocation") or ""),
+        checkpoint_location=location,
     )
     # A stream needs no version: it counts its batches.  `check_batch` requires one.
     if parsed.txn_version is not None and parsed.txn_app_id is None:
@@ -95,13 +90,6 @@ def parse(options: Mapping[str, str]) -> SinkOptions:
             "txnVersion is set without txnAppId", todo="Set txnAppId to the application's name."
         )
     return parsed
-
-
-def _canonical(location: str) -> str:
-    """Return one spelling of a location, so that it is recognised when it is used again."""
-    if not location or "://" in location.removeprefix("file://"):
-        return location
-    return absolute_path(location)
 
 
 def check_batch(options: SinkOptions, overwrite: bool) -> None:
@@ -121,8 +109,6 @@ def check_batch(options: SinkOptions, overwrite: bool) -> None:
             todo="Number the writes: in foreachBatch the batch id is the version.",
         )
 
-
-# Columns
 
 _TEXT = ("string", "binary")
 COLUMNS = {

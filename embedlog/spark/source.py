@@ -12,14 +12,8 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 import embedlog
+from embedlog import errors
 from embedlog.catalog import INTERNAL
-from embedlog.errors import (
-    DataLossError,
-    InvalidConfigError,
-    NotALogError,
-    OffsetOutOfRangeError,
-    UnknownTopicOrPartitionError,
-)
 from embedlog.partition import PartitionLog, flush
 from embedlog.record import TopicPartition
 from embedlog.spark.source_options import EARLIEST, LATEST, OffsetBound, SourceOptions
@@ -55,8 +49,6 @@ class LogSource:
         """Close the log; a lease stays until it is released or expires."""
         self.log.close()
 
-    # Leases
-
     def hold(self, name: str, offsets: Mapping[TopicPartition, int]) -> bool:
         """Lease the records from these offsets on: retention and compaction leave them alone.
 
@@ -71,7 +63,7 @@ class LogSource:
         try:
             seconds = self.options.read_lease_ms / 1000
             self._lease = self.log.hold(f"spark-{name}", offsets, seconds=seconds)
-        except (OffsetOutOfRangeError, UnknownTopicOrPartitionError):
+        except (errors.OffsetOutOfRangeError, errors.UnknownTopicOrPartitionError):
             return False
         return True
 
@@ -81,34 +73,28 @@ class LogSource:
         if lease is not None:
             lease.release()
 
-    # Partitions
-
     def partitions(self) -> Mapping[TopicPartition, PartitionLog]:
         """Return the partitions that the subscription matches now; cached until topics change."""
-        version = self.log.root.version()
-        if self._partitions is None or self._partitions[0] != version:
-            self._partitions = version, self._matching_partitions()
-        return self._partitions[1]
-
-    def _matching_partitions(self) -> dict[TopicPartition, PartitionLog]:
-        names, pattern, assigned = self.options.subscription
         root = self.log.root
-        topics = root.topics()
+        version = root.version()
+        if self._partitions is not None and self._partitions[0] == version:
+            return self._partitions[1]
+        names, pattern, assigned = self.options.subscription
+        existing = {name: range(topic.partitions) for name, topic in root.topics().items()}
         if pattern is not None:
             # As in Kafka's consumer, a pattern does not match internal topics.
-            public = (name for name in topics if not name.startswith(INTERNAL))
+            public = (name for name in existing if not name.startswith(INTERNAL))
             names = tuple(name for name in public if re.fullmatch(pattern, name))
-        if assigned is not None:
-            wanted = _topic_partitions(assigned)
-        else:
-            existing = {name: range(topics[name].partitions) for name in names if name in topics}
-            wanted = _topic_partitions(existing)
-        return {
-            topic_partition: root.partition(*topic_partition)
-            for topic_partition in sorted(wanted)
-            if topic_partition.topic in topics
-            and topic_partition.partition < topics[topic_partition.topic].partitions
+        wanted: Mapping[str, Collection[int]]
+        wanted = assigned or {name: existing.get(name, ()) for name in names}
+        matching = {
+            TopicPartition(topic, partition): root.partition(topic, partition)
+            for topic, partitions in sorted(wanted.items())
+            for partition in partitions
+            if partition in existing.get(topic, ())
         }
+        self._partitions = version, matching
+        return matching
 
     def check_topics(self) -> None:
         """Check that all topics and partitions named in the options exist.
@@ -122,16 +108,15 @@ class LogSource:
             return
         for name in names or assigned or ():
             self.log.root.topic(name)
-        for topic, partition in _topic_partitions(assigned or {}):
-            if TopicPartition(topic, partition) not in self.partitions():
-                raise UnknownTopicOrPartitionError(
-                    "There is no such partition",
-                    topic=topic,
-                    partition=partition,
-                    todo="Correct the option 'assign' or add partitions to the topic.",
-                )
-
-    # Ends of the log
+        for topic, partitions in (assigned or {}).items():
+            for partition in partitions:
+                if TopicPartition(topic, partition) not in self.partitions():
+                    raise errors.UnknownTopicOrPartitionError(
+                        "There is no such partition",
+                        topic=topic,
+                        partition=partition,
+                        todo="Correct the option 'assign' or add partitions to the topic.",
+                    )
 
     def high_watermarks(self) -> Offsets:
         """Return where each partition ends for a consumer."""
@@ -143,10 +128,10 @@ class LogSource:
         A checkpoint may outlive records that a power cut takes from the log, and other
         records would get their offsets; so a stream does not read ahead of the disk.
         """
+        if not self._durable:
+            return self.high_watermarks()
         logs = self.partitions()
         tails = {key: log.tail() for key, log in logs.items()}
-        if not self._durable:
-            return {key: tail.high_watermark for key, tail in tails.items()}
         unflushed = [
             logs[key] for key, tail in tails.items() if tail.durable_offset < tail.high_watermark
         ]
@@ -166,25 +151,22 @@ class LogSource:
             {key: epoch for key, epoch in epochs.items() if epoch},
         )
 
-    # Starting and ending offsets
+    def resolve(self, bound: OffsetBound, side: str) -> Offsets:
+        """Return where a new query starts, or a batch query ends, in each partition.
 
-    def starting_offsets(self, bound: OffsetBound) -> Offsets:
-        """Return where a new query starts."""
-        return self._resolve(bound, "starting")
+        Args:
+            bound: The bound of the query.
+            side: "starting" or "ending".
 
-    def ending_offsets(self, bound: OffsetBound) -> Offsets:
-        """Return where a batch query ends."""
-        return self._resolve(bound, "ending")
-
-    def _resolve(self, bound: OffsetBound, side: str) -> Offsets:
+        Raises:
+            InvalidConfigError: The bound is for other partitions than are read.
+            OffsetOutOfRangeError: The query ends past the end of the log, or no record is at
+                or after its starting time.
+            DataLossError: It starts at deleted records, and failOnDataLoss is true.
+        """
         ends = self.readable_ends()
         self._check_names(bound, side)
-        return {
-            topic_partition: self._resolve_offset(
-                topic_partition, log, bound, ends[topic_partition], side
-            )
-            for topic_partition, log in self.partitions().items()
-        }
+        return {key: self._resolve_offset(key, bound, ends[key], side) for key in self.partitions()}
 
     def _check_names(self, bound: OffsetBound, side: str) -> None:
         """Check that a bound names every partition that is read and no other: Kafka's rule."""
@@ -204,25 +186,31 @@ class LogSource:
         for partitions, problem in ((unnamed, "is not named"), (unread, "is not read")):
             if partitions:
                 topic, partition = partitions[0]
-                raise InvalidConfigError(
+                raise errors.InvalidConfigError(
                     f"The {side} offsets are for other partitions than the query reads: "
                     f"partition {partition} of {topic} {problem}",
                     todo="Name all partitions; -2 is the earliest offset, -1 the latest.",
                 )
 
     def _resolve_offset(
-        self,
-        topic_partition: TopicPartition,
-        log: PartitionLog,
-        bound: OffsetBound,
-        end: int,
-        side: str,
+        self, topic_partition: TopicPartition, bound: OffsetBound, end: int, side: str
     ) -> int:
         number = bound.get(*topic_partition)
         assert number is not None
-        start = log.tail().start_offset
+        log = self.partitions()[topic_partition]
         if bound.by == "time":
-            return self._offset_at_time(topic_partition, log, number, end, side)
+            match = log.offset_for_timestamp(number)
+            if match is not None and match.offset < end:
+                return match.offset
+            if side == "starting" and not self.options.latest_if_no_timestamp:
+                raise errors.OffsetOutOfRangeError(
+                    f"No record has a timestamp at or after {number} ms",
+                    **topic_partition._asdict(),
+                    todo="Set startingOffsetsByTimestampStrategy to latest to start at the end "
+                    "then.",
+                )
+            return end
+        start = log.tail().start_offset
         if number in (EARLIEST, LATEST):
             return start if number == EARLIEST else end
         if not start <= number <= end and side == "starting":
@@ -230,30 +218,13 @@ class LogSource:
                 topic_partition, f"starts at offset {number}, but has offsets {start} to {end}"
             )
         if number > end and side == "ending":
-            raise OffsetOutOfRangeError(
+            raise errors.OffsetOutOfRangeError(
                 f"The query ends at an offset past the end of the log, which is {end}",
-                topic=topic_partition.topic,
-                partition=topic_partition.partition,
+                **topic_partition._asdict(),
                 offset=number,
                 todo="Set endingOffsets to latest or to a lower offset.",
             )
         return min(max(number, start), end)
-
-    def _offset_at_time(
-        self, topic_partition: TopicPartition, log: PartitionLog, time_ms: int, end: int, side: str
-    ) -> int:
-        """Return the offset of the first record at or after a time, or the end."""
-        match = log.offset_for_timestamp(time_ms)
-        if match is not None and match.offset < end:
-            return match.offset
-        if side == "starting" and not self.options.latest_if_no_timestamp:
-            raise OffsetOutOfRangeError(
-                f"No record has a timestamp at or after {time_ms} ms",
-                topic=topic_partition.topic,
-                partition=topic_partition.partition,
-                todo="Set startingOffsetsByTimestampStrategy to latest to start at the end then.",
-            )
-        return end
 
     def report_data_loss(self, topic_partition: TopicPartition, problem: str) -> None:
         """Raise an error or log a warning, as failOnDataLoss says.
@@ -261,10 +232,9 @@ class LogSource:
         Raises:
             DataLossError: If failOnDataLoss is true.
         """
-        error = DataLossError(
+        error = errors.DataLossError(
             f"Records may have been missed: the partition {problem}",
-            topic=topic_partition.topic,
-            partition=topic_partition.partition,
+            **topic_partition._asdict(),
             todo="Set failOnDataLoss to false to go on with the records that exist.",
         )
         if self.options.fail_on_data_loss:
@@ -279,11 +249,7 @@ def open_existing_log(path: str, todo: str | None = None) -> Any:
         NotALogError: There is none; ``todo`` says what to do.
     """
     if not os.path.exists(os.path.join(path, "embedlog.toml")):
-        raise NotALogError("There is no log here", path=path, todo=todo)
+        raise errors.NotALogError("There is no log here", path=path, todo=todo)
     mode = "rw" if os.access(path, os.W_OK) else "r"
     # Maintenance is left to the processes that write: Spark kills this one without notice.
     return embedlog.open(path, mode=mode, maintenance=False)
-
-
-def _topic_partitions(partitions: Mapping[str, Collection[int]]) -> list[TopicPartition]:
-    return [TopicPartition(topic, part) for topic, parts in partitions.items() for part in parts]

@@ -68,7 +68,7 @@ class OffsetBound(NamedTuple):
         return number.get(partition) if isinstance(number, Mapping) else number
 
     def contains(self, number: int) -> bool:
-        """Whether the bound of any partition is this number."""
+        """Whether the bound of any partition is this number; no time is negative."""
         return self.for_all == number or any(
             number in (bound.values() if isinstance(bound, Mapping) else (bound,))
             for bound in self.by_topic.values()
@@ -81,15 +81,12 @@ class SourceOptions:
 
     path: str
     """The log root, on this host and on those of the executors."""
-
     subscription: TopicSelection
     starting_offsets: OffsetBound | None = None
     """None is Kafka's default: the earliest for a batch, the latest for a stream."""
-
     ending_offsets: OffsetBound | None = None
     latest_if_no_timestamp: bool = False
     """Start at the end of a partition without a record at or after the starting time; else fail."""
-
     include_headers: bool = False
     fail_on_data_loss: bool = True
     min_partitions: int | None = None
@@ -99,18 +96,14 @@ class SourceOptions:
     min_offsets_per_trigger: int | None = None
     max_bytes_per_trigger: int | None = None
     """Approximate: a micro-batch ends where the index has an entry."""
-
     max_trigger_delay_ms: int = 15 * 60_000
     commit_to_group: str | None = None
     visibility: str | None = None
     """Read what is "durable" or all that is published ("append"); None is the query's default."""
-
     read_lease_ms: int = 3_600_000
     """How long retention and compaction wait for a query that does not renew its lease."""
-
     ignored: tuple[str, ...] = ()
     """Options that were set and have no effect, for a warning."""
-
     specified: tuple[str, ...] = ()
     """Known options that were set, by their canonical names."""
 
@@ -128,15 +121,13 @@ def parse(options: Mapping[str, str]) -> SourceOptions:
             raise InvalidConfigError(f"Kafka option '{name}' is not supported")
     hints = {"topic": "That is an option of the writer; a reader has 'subscribe'."}
     ignored = reader.check_names("reader", KNOWN, INEFFECTIVE, hints)
+    strategy = reader.choice("startingOffsetsByTimestampStrategy", "error", "latest")
     parsed = SourceOptions(
         path=reader.root(),
         subscription=_subscription(reader),
         starting_offsets=_bound(reader, "starting"),
         ending_offsets=_bound(reader, "ending"),
-        latest_if_no_timestamp=reader.choice(
-            "startingOffsetsByTimestampStrategy", "error", "latest"
-        )
-        == "latest",
+        latest_if_no_timestamp=strategy == "latest",
         include_headers=reader.flag("includeHeaders"),
         fail_on_data_loss=reader.flag("failOnDataLoss", True),
         min_partitions=reader.count("minPartitions"),
@@ -160,9 +151,6 @@ def parse(options: Mapping[str, str]) -> SourceOptions:
     return parsed
 
 
-# Which partitions
-
-
 def _subscription(reader: OptionReader) -> TopicSelection:
     names = ("assign", "subscribe", "subscribePattern")
     specified = [name for name in names if reader.text(name) is not None]
@@ -172,20 +160,13 @@ def _subscription(reader: OptionReader) -> TopicSelection:
             f"Exactly one of the options {', '.join(names)} must be set, but {problem}",
             todo="For example: .option('subscribe', 'flights').",
         )
-    pattern = reader.parsed("subscribePattern", "a regular expression", _pattern)
+    wanted = "a regular expression"
+    pattern = reader.parsed("subscribePattern", wanted, lambda text: re.compile(text).pattern)
     assigned = reader.json("assign", 'JSON such as {"flights": [0, 1]}', _assigned)
     topics = [name.strip() for name in (reader.text("subscribe") or "").split(",") if name.strip()]
     if specified == ["subscribe"] and not topics:
         raise InvalidConfigError("The option 'subscribe' names no topic")
     return TopicSelection(tuple(dict.fromkeys(topics)), pattern, assigned)
-
-
-def _pattern(text: str) -> str:
-    try:
-        re.compile(text)
-    except re.error as error:
-        raise ValueError from error
-    return text
 
 
 def _assigned(value: Any) -> dict[str, tuple[int, ...]]:
@@ -199,36 +180,29 @@ def _assigned(value: Any) -> dict[str, tuple[int, ...]]:
     return assigned
 
 
-# Where to start and to end
-
-
 def _bound(reader: OptionReader, side: str) -> OffsetBound | None:
     """Return the bound of one side: a time for all before times for each before offsets."""
     time_ms = reader.timestamp_ms(f"{side}Timestamp")
     wanted = 'JSON such as {"flights": {"0": 1700000000000}}'
     times = reader.json(f"{side}OffsetsByTimestamp", wanted, lambda value: _by_topic(value, 0))
-    offsets = _offsets(reader, f"{side}Offsets")
+    offsets = None
+    word = (reader.text(f"{side}Offsets") or "").lower()
+    if word in _WORDS:
+        offsets = OffsetBound("offset", _WORDS[word])
+    elif word:
+        wanted = 'earliest, latest, or JSON such as {"flights": {"0": 23, "1": -2}}'
+        by_topic = reader.json(f"{side}Offsets", wanted, lambda value: _by_topic(value, EARLIEST))
+        offsets = OffsetBound("offset", None, by_topic or {})
     if time_ms is not None:
         return OffsetBound("time", time_ms)
     return offsets if times is None else OffsetBound("time", None, times)
-
-
-def _offsets(reader: OptionReader, name: str) -> OffsetBound | None:
-    text = reader.text(name)
-    if text is None:
-        return None
-    if text.lower() in _WORDS:
-        return OffsetBound("offset", _WORDS[text.lower()])
-    wanted = 'earliest, latest, or JSON such as {"flights": {"0": 23, "1": -2}}'
-    by_topic = reader.json(name, wanted, lambda value: _by_topic(value, EARLIEST))
-    return OffsetBound("offset", None, by_topic or {})
 
 
 def _by_topic(value: Any, minimum: int) -> dict[str, int | dict[int, int]]:
     bounds: dict[str, int | dict[int, int]] = {}
     for topic, bound in value.items():
         if isinstance(bound, dict):
-            bounds[topic] = {int(part): _number(each, minimum) for part, each in bound.items()}
+            bounds[topic] = {int(part): _number(number, minimum) for part, number in bound.items()}
         else:
             # One number for the whole topic, as newer versions of Kafka's source allow.
             bounds[topic] = _number(bound, minimum)
@@ -245,9 +219,6 @@ def _number(value: Any, minimum: int) -> int:
     return int(value)
 
 
-# What only one kind of query may set
-
-
 def check_batch(options: SourceOptions) -> list[str]:
     """Return the options that have no effect in a batch query.
 
@@ -255,12 +226,12 @@ def check_batch(options: SourceOptions) -> list[str]:
         InvalidConfigError: The query would start at the latest or end at the earliest offset.
     """
     starting, ending = options.starting_offsets, options.ending_offsets
-    if starting is not None and starting.by == "offset" and starting.contains(LATEST):
+    if starting is not None and starting.contains(LATEST):
         raise InvalidConfigError(
             "A batch query cannot start at the latest offset",
             todo="Use a stream, or set startingOffsets to earliest or to offsets.",
         )
-    if ending is not None and ending.by == "offset" and ending.contains(EARLIEST):
+    if ending is not None and ending.contains(EARLIEST):
         raise InvalidConfigError(
             "A batch query cannot end at the earliest offset",
             todo="Set endingOffsets to latest or to offsets.",

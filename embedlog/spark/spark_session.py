@@ -1,7 +1,7 @@
 """A Spark session with the settings that suit a log, and checks of what Spark needs.
 
 If Java, a package or the workers' Python is missing, Spark fails with pages of
-errors from another process; so it is checked here and reported in one sentence.
+errors from another process; this module checks it first and reports one sentence.
 """
 
 from __future__ import annotations
@@ -65,9 +65,7 @@ def recommended_conf() -> dict[str, str]:
 
 
 def session(
-    app_name: str = "embedlog",
-    master: str | None = None,
-    conf: Mapping[str, object] | None = None,
+    app_name: str = "embedlog", master: str | None = None, conf: Mapping[str, object] | None = None
 ) -> Any:
     """Return a Spark session with `recommended_conf` and ``format("embedlog")``.
 
@@ -87,12 +85,9 @@ def session(
 
     # By default Spark starts workers as "python3": often another Python, without embedlog.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    builder = SparkSession.builder.appName(app_name)
-    settings = {**recommended_conf(), **(conf or {})}
-    if master is not None or "spark.master" not in settings:
-        builder = builder.master(master or "local[*]")
-    for name, value in settings.items():
-        builder = builder.config(name, value)
+    settings: dict[str, Any]
+    settings = {"spark.master": master or "local[*]", **recommended_conf(), **(conf or {})}
+    builder = SparkSession.builder.appName(app_name).config(map=settings)
     with default_log4j_settings():
         spark = builder.getOrCreate()
     register(spark)
@@ -105,25 +100,23 @@ def default_log4j_settings() -> Iterator[None]:
 
     If the user has configured Spark's logging by a file or a system property, that is used.
     """
-    # In the environment: the JVM logs before it reads any setting of the session.
-    if _LOG4J_FILE in os.environ or _spark_has_log4j_file():
+    import pyspark
+
+    home = os.environ.get("SPARK_HOME") or os.path.dirname(pyspark.__file__)
+    directory = os.environ.get("SPARK_CONF_DIR") or os.path.join(home, "conf")
+    names = os.listdir(directory) if os.path.isdir(directory) else []
+    if _LOG4J_FILE in os.environ or any(
+        name.startswith("log4j2") and not name.endswith(".template") for name in names
+    ):
         yield
         return
+    # In the environment: the JVM logs before it reads any setting of the session.
     os.environ[_LOG4J_FILE] = os.path.join(os.path.dirname(__file__), "log4j2.properties")
     try:
         yield
     finally:
         # Other programs that this process starts may use Log4j as well.
         del os.environ[_LOG4J_FILE]
-
-
-def _spark_has_log4j_file() -> bool:
-    import pyspark
-
-    home = os.environ.get("SPARK_HOME") or os.path.dirname(pyspark.__file__)
-    directory = os.environ.get("SPARK_CONF_DIR") or os.path.join(home, "conf")
-    names = os.listdir(directory) if os.path.isdir(directory) else []
-    return any(name.startswith("log4j2") and not name.endswith(".template") for name in names)
 
 
 def register(spark: Any) -> None:
@@ -137,7 +130,13 @@ def register(spark: Any) -> None:
         raise SparkSetupError(
             "This Spark has no Python data sources", todo="Install pyspark 4.1 or newer."
         )
-    check_worker_python(worker_python(spark))
+    try:
+        context = spark.sparkContext
+    except Exception:  # noqa: BLE001 - a remote session raises one of many pyspark errors here
+        pass  # The Python of its workers is unknown.
+    else:
+        python = context.getConf().get("spark.pyspark.python", None) or context.pythonExec
+        check_worker_python(str(python))
     from embedlog.spark.datasource import EmbedlogDataSource
 
     spark.dataSource.register(EmbedlogDataSource)
@@ -189,53 +188,39 @@ def java_version(path: str) -> int:
     """
     try:
         process = subprocess.run([path, "-version"], capture_output=True, text=True, timeout=60)
+        match = _JAVA_VERSION.search(process.stderr + process.stdout)
+        if process.returncode == 0 and match is not None:
+            return int(match[1])
+        problem = process.stderr.strip()
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise SparkSetupError(
-            f"Java does not run: {error}", path=path, todo="Set JAVA_HOME to another one."
-        ) from error
-    match = _JAVA_VERSION.search(process.stderr + process.stdout)
-    if process.returncode or match is None:
-        raise SparkSetupError(
-            f"Java does not run: {process.stderr.strip()}",
-            path=path,
-            todo="Set JAVA_HOME to another one.",
-        )
-    return int(match[1])
+        problem = str(error)
+    raise SparkSetupError(
+        f"Java does not run: {problem}", path=path, todo="Set JAVA_HOME to another one."
+    )
 
 
-def worker_python(spark: Any) -> str | None:
-    """Return the Python of a session's workers; None if that is unknown, as with Connect."""
-    try:
-        context = spark.sparkContext
-    except Exception:  # noqa: BLE001 - a remote session raises one of many pyspark errors here
-        return None
-    return str(context.getConf().get("spark.pyspark.python", None) or context.pythonExec)
-
-
-def check_worker_python(python: str | None) -> None:
-    """Check that a Python has what Spark's workers need; this process's own Python has.
+def check_worker_python(python: str) -> None:
+    """Check that a Python has what Spark's workers need, as this process's Python has.
 
     Raises:
         SparkSetupError: A package is missing, or the Python has another version.
     """
-    if python is None or shutil.which(python) == shutil.which(sys.executable):
+    if shutil.which(python) == shutil.which(sys.executable):
         return
-    todo = f"Set PYSPARK_PYTHON={sys.executable} before you make the session, or use session()."
+    command = [python, "-c", _WORKER_PROBE]
     try:
-        process = subprocess.run(
-            [python, "-c", _WORKER_PROBE], capture_output=True, text=True, timeout=120
-        )
+        process = subprocess.run(command, capture_output=True, text=True, timeout=120)
         report = json.loads(process.stdout)
-    except (OSError, ValueError, subprocess.TimeoutExpired) as error:
-        raise SparkSetupError(
-            f"The workers' Python does not run: {error}", path=python, todo=todo
-        ) from error
-    if report["missing"]:
-        raise SparkSetupError(
-            f"The workers' Python lacks {', '.join(report['missing'])}", path=python, todo=todo
-        )
-    if tuple(report["version"]) != sys.version_info[:2]:
         theirs, ours = (".".join(map(str, v)) for v in (report["version"], sys.version_info[:2]))
-        raise SparkSetupError(
-            f"The workers' Python is {theirs}, the driver's {ours}", path=python, todo=todo
-        )
+        if not report["missing"] and theirs == ours:
+            return
+        problem = f"is {theirs}, the driver's {ours}"
+        if report["missing"]:
+            problem = f"lacks {', '.join(report['missing'])}"
+    except (OSError, ValueError, subprocess.TimeoutExpired) as error:
+        problem = f"does not run: {error}"
+    raise SparkSetupError(
+        f"The workers' Python {problem}",
+        path=python,
+        todo=f"Set PYSPARK_PYTHON={sys.executable} before you make the session, or use session().",
+    )

@@ -72,9 +72,8 @@ class StreamOffset:
 def _nested(numbers: Mapping[TopicPartition, int]) -> dict[str, Any]:
     """Return numbers by topic and partition, in order."""
     nested: dict[str, dict[str, int]] = {}
-    for topic_partition in sorted(numbers):
-        by_partition = nested.setdefault(topic_partition.topic, {})
-        by_partition[str(topic_partition.partition)] = numbers[topic_partition]
+    for (topic, partition), number in sorted(numbers.items()):
+        nested.setdefault(topic, {})[str(partition)] = number
     return nested
 
 

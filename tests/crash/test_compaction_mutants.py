@@ -134,7 +134,7 @@ MUTANTS = [
     Mutant(
         "what lies past a full map counts as seen",
         by_the_oracle,
-        f"{CLEANER}:CleanPass._add_keys",
+        f"{CLEANER}:CleanPass.read_keys",
         {"self.end = int(offsets[fitting])": "..."},
     ),
     Mutant(

@@ -16,7 +16,7 @@ from support.sparks import ALL, read_all
 
 import embedlog
 from embedlog.api import Log
-from embedlog.spark.batch_scan import plan_batch
+from embedlog.spark.input_partitions import plan_batch
 from embedlog.spark.source_options import parse
 
 

@@ -27,10 +27,10 @@ from embedlog.errors import (
 from embedlog.record import TopicPartition
 from embedlog.segment import create
 from embedlog.spark import input_partitions, kafka_columns, partition_reader
-from embedlog.spark.batch_scan import plan_batch
 from embedlog.spark.input_partitions import (
     PartitionOffsets,
     pack_slices,
+    plan_batch,
     plan_input_partitions,
     split_counts,
     task_count,
@@ -449,18 +449,14 @@ def _filled(log, segments):
 
 
 @pytest.mark.parametrize("tasks", [2, 3, 7, 20])
-def test_a_split_is_complete_and_even(log, tasks):
+def test_a_split_is_complete_and_even(log, monkeypatch, tasks):
     """Each offset is in one task, and tasks read about the same number of bytes."""
     part = _filled(log, 4)
     options = parse({"path": log.path, "subscribe": "big", "minPartitions": str(tasks)})
+    monkeypatch.setattr(input_partitions.os, "sched_getaffinity", lambda pid: {0, 1})
 
-    planned = plan_input_partitions(
-        log.path,
-        [PartitionOffsets(TopicPartition("big", 0), 3, part.end_offset())],
-        lambda topic_partition: part,
-        options,
-        cores=2,
-    )
+    whole = PartitionOffsets(TopicPartition("big", 0), 3, part.end_offset())
+    planned = plan_input_partitions(options, {whole.topic_partition: part}, [whole])
 
     slices = sorted(
         (part for partition in planned for part in partition.slices),

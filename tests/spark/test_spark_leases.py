@@ -12,8 +12,8 @@ from support.sparks import read_all, values_of
 
 import embedlog
 from embedlog.errors import DataLossError
-from embedlog.spark.batch_scan import plan_batch
 from embedlog.spark.datasource import StreamReader
+from embedlog.spark.input_partitions import plan_batch
 from embedlog.spark.micro_batch import MicroBatchStream
 from embedlog.spark.source import LogSource
 from embedlog.spark.source_options import parse
@@ -194,7 +194,7 @@ def test_a_signal_during_stop_does_not_interrupt_it(log, options, monkeypatch):
 
     def stop_reader():
         reader = object.__new__(StreamReader)
-        reader.__setstate__({"options": parse(options(startingOffsets="earliest")), "names": ()})
+        reader.__dict__.update(options=parse(options(startingOffsets="earliest")), names=())
         reader.initialOffset()
         held = len(log.leases())
         monkeypatch.setattr(LogSource, "release", release_with_signal)

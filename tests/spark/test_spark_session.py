@@ -101,7 +101,6 @@ def test_an_unsuitable_worker_python_is_an_error(tmp_path, text, message):
 
 def test_workers_with_the_same_packages_are_fine(tmp_path):
     """Whatever the name of their Python."""
-    spark_session.check_worker_python(None)
     spark_session.check_worker_python(sys.executable)
     spark_session.check_worker_python(script(tmp_path, "other", f'exec "{sys.executable}" "$@"'))
 

@@ -133,7 +133,7 @@ def test_a_topic_that_does_not_exist_is_an_error(log):
 
 def test_a_null_topic_is_an_error(log):
     """In the words of Kafka's sink."""
-    with pytest.raises(InvalidRecordError, match="null topic present in the data"):
+    with pytest.raises(InvalidRecordError, match="Null topic present in the data"):
         write(log, columns(value=[b"v", b"w"], topic=["t", None]))
 
 
@@ -239,6 +239,9 @@ def test_a_task_that_cannot_reach_the_directory_says_what_to_do(log):
         ({"path": "/x", "txnVersion": "1"}, "without txnAppId"),
         ({"path": "/x", "txnVersion": "1", "txnAppId": ""}, "must not be empty"),
         ({"path": "/x", "txnAppId": "a", "txnVersion": "one"}, "must be a number"),
+        ({"path": "/x", "txnAppId": "a", "txnVersion": "inf"}, "without a fraction, got 'inf'"),
+        ({"path": "/x", "txnAppId": "a", "txnVersion": "1.5"}, "without a fraction, got '1.5'"),
+        ({"path": "/x", "txnAppId": "a", "txnVersion": "-1"}, "at least 0 .* got '-1'"),
     ],
 )
 def test_an_invalid_option_is_refused(options, message):

@@ -24,7 +24,7 @@ from hypothesis.stateful import (
 )
 
 from embedlog.api.topic import Topic
-from embedlog.compaction import clean, inspect
+from embedlog.compaction import CleanOptions, clean, inspect
 from embedlog.compaction.last_records import last_record, last_records
 from embedlog.config import MaintenanceConfig
 from embedlog.errors import FencedError
@@ -407,7 +407,8 @@ class CompactionModel(RuleBasedStateMachine):
             progress = None  # type: ignore[assignment]
         done = False
         try:
-            clean(self.log, self.clock(), settings=limits, progress=progress)
+            options = CleanOptions(settings=limits, progress=progress)
+            clean(self.log, self.clock(), options)
             done = True
         except Killed:
             self._restart(number < 50)

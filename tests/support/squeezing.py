@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from embedlog import kv
-from embedlog.compaction import clean, inspect
+from embedlog.compaction import CleanOptions, clean, inspect
 from embedlog.config import MaintenanceConfig
 from embedlog.errors import DurabilityError, EmbedlogError, FencedError
 from embedlog.partition import PartitionLog, pending_deletes
@@ -74,7 +74,7 @@ def build(path: Path, **options: Any) -> tuple[Root, PartitionLog]:
     for number in range(BUILT):
         log.append([batch_of(number)])
         if number == 5:
-            clean(log, START, settings=SMALL)
+            clean(log, START, CleanOptions(settings=SMALL))
     log.roll()
     log.flush()
     return root, log
@@ -82,14 +82,14 @@ def build(path: Path, **options: Any) -> tuple[Root, PartitionLog]:
 
 def squeeze(log: PartitionLog, say: Say = lambda ends: None) -> None:
     """Compact twice, the second time tombstones go; and tell what is acknowledged."""
-    clean(log, START + 20, settings=SMALL)
+    clean(log, START + 20, CleanOptions(settings=SMALL))
     for number in range(BUILT, BATCHES):
         log.append([batch_of(number)])
         say((log.start_offset(), EACH * (number + 1)))
     log.roll()
     trim(log, DELETED, whole=True)
     say((log.start_offset(), EACH * BATCHES))
-    clean(log, START + 100, settings=SMALL)
+    clean(log, START + 100, CleanOptions(settings=SMALL))
 
 
 # What must be true of it
@@ -155,7 +155,7 @@ def go_on(root: Root, end: int, thorough: bool) -> None:
     log = root.partition("t", 0)
     log.roll()
     for now in (START + 120, START + 500):
-        clean(log, now, settings=SMALL if thorough else None)
+        clean(log, now, CleanOptions(settings=SMALL) if thorough else CleanOptions())
     judge(root, (0, end))
     cleanable = inspect(log, START + 500)
     assert (cleanable.cleanable_bytes, cleanable.first_dirty) == (0, end)
@@ -335,7 +335,7 @@ def check_cut(number: int, directory: Path, batches: int = 9) -> bool:
 
     noticed = False
     try:
-        clean(log, START + 20, settings=SMALL, progress=progress)
+        clean(log, START + 20, CleanOptions(settings=SMALL, progress=progress))
     except FencedError:
         noticed = True
     end = log.end_offset()
