@@ -140,8 +140,8 @@ def marker_apart(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def wrong(context: Any, plans: Any, target: Any, *rest: Any) -> Any:
         if target is not None:
-            version = transaction._app_version(target.publication, plans, 0, 0, 0)
-            context.state.write(lambda txn: transaction._put_app_versions(txn, target, version))
+            put = transaction._put_app_versions
+            context.state.write(lambda txn: put(txn, target, plans, 0, 0))
         return carry_out(context, plans, None, *rest)
 
     monkeypatch.setattr(transaction, "_carry_out", wrong)
