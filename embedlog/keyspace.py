@@ -558,7 +558,7 @@ REPORTED_TOPICS = Table[Any](
     letter="A",
     key={"topic_id": U64},
     value={"fields": JSON},
-    purpose="What `__activity` has of a topic: `name`, `id`, `config`, and `places`",
+    purpose="What `__activity` has of a topic: `name`, `id`, `config`, and `partitions`",
 )
 
 # live

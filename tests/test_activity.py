@@ -386,7 +386,7 @@ MINE, THEIRS = {("retained", "t-0")}, {("created", "u"), ("rolled", "t-0")}
         ("_note", None, set()),
         ("report", "retained", MINE),
         ("report", "created", THEIRS),
-        ("_is_new_owner", None, MINE),
+        ("_topic", None, MINE),
     ],
 )
 def test_an_owner_killed_before_its_report_loses_at_most_that_report(

@@ -29,7 +29,6 @@ from embedlog.maintenance import (
     Maintenance,
     MaintenanceJob,
     MaintenanceOwner,
-    current_owner,
     owner,
 )
 from embedlog.partition import pending_deletes, tail
@@ -64,6 +63,11 @@ def eventually(holds: Callable[[], object], seconds: float = 20) -> float:
 
 def threads(name="embedlog-"):
     return [each for each in threading.enumerate() if each.name.startswith(name)]
+
+
+def current_owner(root):
+    """Return the maintenance owner of a log; None if there was none since the boot."""
+    return OWNER.get(root.context.live)
 
 
 def often(run=lambda context: None, name="often"):

@@ -15,8 +15,16 @@ import embedlog
 from embedlog.compaction import clean, explain, try_clean
 from embedlog.config import MaintenanceConfig
 from embedlog.errors import InvalidConfigError
-from embedlog.maintenance import JobContext, Maintenance, MaintenanceJob, jobs, jobs_of, owner
-from embedlog.maintenance.job_context import OWNER, MaintenanceOwner
+from embedlog.maintenance import (
+    OWNER,
+    JobContext,
+    Maintenance,
+    MaintenanceJob,
+    MaintenanceOwner,
+    jobs,
+    jobs_of,
+    owner,
+)
 from embedlog.maintenance.jobs import CompactionJob
 from embedlog.partition import pending_deletes
 from embedlog.partition.leases import hold

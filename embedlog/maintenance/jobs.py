@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import os
+from collections.abc import Callable, Iterator, Sequence
 from time import monotonic
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
+from embedlog import keyspace, kv
 from embedlog.config import MaintenanceConfig, TopicConfig
-from embedlog.errors import (
-    ClosedError,
-    DiskFullError,
-    EmbedlogError,
-    FencedError,
-    UnknownTopicOrPartitionError,
-)
+from embedlog.errors import DiskFullError, EmbedlogError, FencedError
 from embedlog.group import Group, group_ids
 from embedlog.groups import offsets
 from embedlog.maintenance import activity
-from embedlog.maintenance.job_context import JobContext, MaintenanceJob
 from embedlog.partition import PartitionLog, flush, tail
 from embedlog.partition.append_rules import has_flush_interval
 from embedlog.partition.producer_expiration import expire_producers
 from embedlog.retention import RetentionResult, retain
+from embedlog.retention.retain import collected
+from embedlog.root.root import Root
 
 if TYPE_CHECKING:
     from embedlog.compaction import CleanResult, Throttle
@@ -31,6 +28,75 @@ ACTIVITY_SECONDS = 2.0
 FLUSH_SECONDS = 1.0
 RETRY_SECONDS = 600.0
 """How long a partition that could not be compacted is skipped."""
+
+
+class MaintenanceOwner(NamedTuple):
+    """The process that does the maintenance of a log."""
+
+    epoch: int
+    """Grows with each change of the owner."""
+    deadline_ms: int
+    """In milliseconds since boot; after it another process may take over."""
+    pid: int
+
+
+OWNER = keyspace.MAINTENANCE_OWNER.typed(MaintenanceOwner)
+
+
+def owner_in(txn: kv.Txn | kv.Store) -> MaintenanceOwner:
+    """Return the owner in a transaction of `live`; without one, epoch 0 with a deadline of 0."""
+    return OWNER.get(txn) or MaintenanceOwner(0, 0, 0)
+
+
+class JobContext:
+    """What a job gets: the log, the time, and whether to continue.
+
+    Args:
+        root: The open log.
+        epoch: The epoch of this owner.
+        clock: Returns milliseconds since 1970; called once per round.
+        should_stop: Whether the job must end; a fork may happen during this call.
+        timeout: Seconds to wait for the lock of a partition; by default as for any lock.
+    """
+
+    def __init__(
+        self,
+        root: Root,
+        epoch: int,
+        clock: Callable[[], int],
+        should_stop: Callable[[], bool],
+        timeout: float | None = None,
+    ) -> None:
+        self.root, self.epoch, self.clock = root, epoch, clock
+        self.should_stop, self.timeout = should_stop, timeout
+
+    def report(self, events: Sequence[activity.Event]) -> None:
+        """Append events to the activity topic of the log; failures are only logged."""
+        activity.report(self.root, events, os.getpid())
+
+    def fence(self, txn: kv.Txn) -> None:
+        """Check in a transaction of `live` that this process still is the owner.
+
+        Raises:
+            FencedError: Another process took over.
+        """
+        if owner_in(txn).epoch != self.epoch:
+            raise FencedError(
+                "Another process took over the maintenance of the log",
+                path=self.root.path,
+                todo="Nothing to do: it continues there.",
+            )
+
+
+class MaintenanceJob(NamedTuple):
+    """A job that one process does at regular intervals."""
+
+    name: str
+    every_seconds: float
+    run: Callable[[JobContext], object]
+    """Must call `JobContext.should_stop` often, and `JobContext.fence` before it deletes."""
+    threads: int = 1
+    """How many threads may run it at the same time."""
 
 
 def jobs_of(config: MaintenanceConfig) -> tuple[MaintenanceJob, ...]:
@@ -93,14 +159,8 @@ def _expire_producers(job: JobContext) -> int:
     for log in _used_partitions(job, lambda config: True):
         if job.should_stop():
             break
-        try:
+        with collected(failures):
             expired += expire_producers(log, now_ms, fence=job.fence, timeout=job.timeout)
-        except (ClosedError, FencedError):
-            raise
-        except UnknownTopicOrPartitionError:
-            continue  # The topic was deleted meanwhile.
-        except EmbedlogError as error:
-            failures.append(error)
     if failures:
         raise failures[0]
     return expired
@@ -112,10 +172,10 @@ def _activity(job: JobContext) -> list[activity.Event]:
 
 
 class CompactionJob:
-    """Compacts what is due; its threads share a throttle and the list of failures (D3, D4).
+    """Compacts what is due; its threads share a throttle and the failures (D3, D4).
 
-    Each thread selects partitions by itself; if another thread is compacting one, the
-    thread gets an error and continues with the next.
+    Each thread selects partitions by itself, and skips one that another thread is
+    compacting.
     """
 
     def __init__(self, config: MaintenanceConfig) -> None:
@@ -155,7 +215,7 @@ class CompactionJob:
         # There may be space again in the next round.
         for log, error in list(self._failed.items()):
             if isinstance(error, DiskFullError):
-                self._failed.pop(log, None)
+                self._failed.pop(log, None)  # Another thread may have done so.
         if results:
             # Compaction may have given up the reserve, and freed the space for it since.
             job.root.context.reserve.keep()
@@ -166,15 +226,11 @@ def _used_partitions(
     job: JobContext, wanted: Callable[[TopicConfig], bool]
 ) -> Iterator[PartitionLog]:
     """Yield the partitions used since the boot whose topics have such a config."""
-    for info in job.root.topics().values():
-        for number in range(info.partitions if wanted(info.config) else 0):
-            try:
-                log = job.root.partition(info.name, number)
-            except UnknownTopicOrPartitionError:
-                break  # The topic was deleted meanwhile.
-            # Using one that was not used since the boot would create its files.
-            if log.context.live.get(log.tail_key) is not None:
-                yield log
+    topics = [info for info in job.root.topics().values() if wanted(info.config)]
+    for log in job.root.partition_logs(topics):
+        # Using one that was not used since the boot would create its files.
+        if log.context.live.get(log.tail_key) is not None:
+            yield log
 
 
 JOBS = jobs_of(MaintenanceConfig())

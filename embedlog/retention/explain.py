@@ -26,11 +26,11 @@ def describe(root: Root, topic: str, now_ms: int) -> list[str]:
     """
     info = root.topic(topic)
     lines = [f"{topic}: {line}" for line in _describe_rules(info.config, root.context.catalog)]
-    for number in range(info.partitions):
-        log = root.partition(topic, number)
-        log.refresh()
+    for log in root.partition_logs([info]):
         view = inspect(log, now_ms)
-        lines += [f"partition {number}: {line}" for line in _describe_partition(view, now_ms)]
+        lines += [
+            f"partition {log.partition}: {line}" for line in _describe_partition(view, now_ms)
+        ]
     return lines
 
 
@@ -96,7 +96,7 @@ def _describe_partition(view: PartitionView, now_ms: int) -> Iterator[str]:
         return
     config = view.log.config
     due = policy.count_due(view.segments, config, now_ms)
-    deletable = view.count_deletable(due)
+    deletable = view.count_deletable(now_ms)
     if deletable:
         yield f"{_range(view, view.segments[:deletable])} will be deleted in the next round"
     if deletable < due:
