@@ -22,15 +22,8 @@ from embedlog.config import MaintenanceConfig
 from embedlog.errors import DurabilityError, FencedError, ReadOnlyError
 from embedlog.files import Files
 from embedlog.keyspace import JOB_RUNS, PRODUCERS
-from embedlog.maintenance import (
-    JOBS,
-    OWNER,
-    JobContext,
-    Maintenance,
-    MaintenanceJob,
-    MaintenanceOwner,
-    owner,
-)
+from embedlog.maintenance import Maintenance, owner
+from embedlog.maintenance.jobs import JOBS, OWNER, JobContext, MaintenanceJob, MaintenanceOwner
 from embedlog.partition import pending_deletes, tail
 from embedlog.partition.bounded_clock import CLOCK_READING, last_reading
 from embedlog.partition.producer_expiration import expire_producers

@@ -15,17 +15,14 @@ import embedlog
 from embedlog.compaction import clean, explain, try_clean
 from embedlog.config import MaintenanceConfig
 from embedlog.errors import InvalidConfigError
-from embedlog.maintenance import (
+from embedlog.maintenance import Maintenance, jobs, jobs_of, owner
+from embedlog.maintenance.jobs import (
     OWNER,
+    CompactionJob,
     JobContext,
-    Maintenance,
     MaintenanceJob,
     MaintenanceOwner,
-    jobs,
-    jobs_of,
-    owner,
 )
-from embedlog.maintenance.jobs import CompactionJob
 from embedlog.partition import pending_deletes
 from embedlog.partition.leases import hold
 from embedlog.record import TopicPartition

@@ -4,22 +4,7 @@
 they run with; `activity` records what happened.
 """
 
-from embedlog.maintenance.jobs import (
-    JOBS,
-    OWNER,
-    JobContext,
-    MaintenanceJob,
-    MaintenanceOwner,
-    jobs_of,
-)
+from embedlog.maintenance.jobs import jobs_of
 from embedlog.maintenance.owner import Maintenance
 
-__all__ = [
-    "JOBS",
-    "OWNER",
-    "JobContext",
-    "Maintenance",
-    "MaintenanceJob",
-    "MaintenanceOwner",
-    "jobs_of",
-]
+__all__ = ["Maintenance", "jobs_of"]

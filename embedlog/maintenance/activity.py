@@ -76,10 +76,6 @@ class Event(NamedTuple):
     facts: dict[str, Any]
     """The details, for JSON."""
 
-    def value(self) -> bytes:
-        """Return the value of the record."""
-        return json.dumps({"kind": self.kind, **self.facts}, ensure_ascii=False).encode()
-
 
 # Reporting
 
@@ -109,7 +105,9 @@ def report(root: Root, events: Sequence[Event], pid: int | None = None) -> None:
         log, now_ms = _topic(root), root.clock()
         for first in range(0, len(events), _MAX_BATCH):
             part = events[first : first + _MAX_BATCH]
-            values, keys = [event.value() for event in part], [event.key.encode() for event in part]
+            records = [{"kind": event.kind, **event.facts} for event in part]
+            values = [json.dumps(record, ensure_ascii=False).encode() for record in records]
+            keys = [event.key.encode() for event in part]
             log.append([batch.encode_lists(values, keys, now_ms)], timeout=_LOCK_SECONDS)
     except ClosedError:
         raise
@@ -133,16 +131,6 @@ def events_of(result: object) -> list[Event]:
     """Return the events for the result of a job."""
     items = result if isinstance(result, list) else []
     return [event for item in items for event in _events_of_item(item)]
-
-
-def expired(group_id: str, count: int) -> Event:
-    """Return the event of committed offsets that expired."""
-    return Event("expired", group_id, {"group": group_id, "offsets": count})
-
-
-def failed(job: str, error: Exception) -> Event:
-    """Return the event of a job that failed."""
-    return Event("failed", job, {"job": job, "error": str(error)})
 
 
 def _events_of_item(item: object) -> Iterator[Event]:

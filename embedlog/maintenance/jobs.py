@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from time import monotonic
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -48,27 +49,19 @@ def owner_in(txn: kv.Txn | kv.Store) -> MaintenanceOwner:
     return OWNER.get(txn) or MaintenanceOwner(0, 0, 0)
 
 
+@dataclass(slots=True)
 class JobContext:
-    """What a job gets: the log, the time, and whether to continue.
+    """What a job gets: the log, the time, and whether to continue."""
 
-    Args:
-        root: The open log.
-        epoch: The epoch of this owner.
-        clock: Returns milliseconds since 1970; called once per round.
-        should_stop: Whether the job must end; a fork may happen during this call.
-        timeout: Seconds to wait for the lock of a partition; by default as for any lock.
-    """
-
-    def __init__(
-        self,
-        root: Root,
-        epoch: int,
-        clock: Callable[[], int],
-        should_stop: Callable[[], bool],
-        timeout: float | None = None,
-    ) -> None:
-        self.root, self.epoch, self.clock = root, epoch, clock
-        self.should_stop, self.timeout = should_stop, timeout
+    root: Root
+    epoch: int
+    """The epoch of this owner."""
+    clock: Callable[[], int]
+    """Returns milliseconds since 1970; called once per round."""
+    should_stop: Callable[[], bool]
+    """Whether the job must end; a fork may happen during this call."""
+    timeout: float | None = None
+    """Seconds to wait for the lock of a partition; by default as for any lock."""
 
     def report(self, events: Sequence[activity.Event]) -> None:
         """Append events to the activity topic of the log; failures are only logged."""
@@ -142,14 +135,17 @@ def _checkpoint(job: JobContext) -> int:
 
 def _expire_offsets(job: JobContext, retention_ms: int) -> int:
     """Delete committed offsets of groups that were not used for ``retention_ms`` (M15)."""
-    context, now_ms = job.root.context, job.clock()
-    expired = {}
+    context, now_ms, expired = job.root.context, job.clock(), 0
+    events = []
     for name in group_ids(context.live, context.state):
         if job.should_stop():
             break
-        expired[name] = Group(context, name, tail.ends).expire_offsets(now_ms, retention_ms)
-    job.report([activity.expired(name, count) for name, count in expired.items() if count])
-    return sum(expired.values())
+        count = Group(context, name, tail.ends).expire_offsets(now_ms, retention_ms)
+        if count:
+            events.append(activity.Event("expired", name, {"group": name, "offsets": count}))
+            expired += count
+    job.report(events)
+    return expired
 
 
 def _expire_producers(job: JobContext) -> int:

@@ -202,7 +202,7 @@ class Maintenance:
         return files.try_lock(self._lock_fd)
 
     def _unlock(self) -> None:
-        if self._lock_fd is not None:
+        if self._lock_fd is not None and not self.root.closed:
             self.root.context.files.unlock(self._lock_fd)
 
     def _claim(self, *, force: bool) -> int | None:
@@ -249,8 +249,7 @@ class Maintenance:
         except EmbedlogError:
             pass  # There is a new owner, or the log is closed; the lock shows that too.
         finally:
-            if not self.root.closed:
-                self._unlock()
+            self._unlock()
 
     def _write(self, step: kv.Step[T]) -> T:
         """Run a step on `live`, with the help of the reserve if the disk is full."""
@@ -310,7 +309,8 @@ class Maintenance:
         """Keep the error of a job, and report it unless it is the same as before."""
         before, self.failures[job.name] = self.failures.get(job.name), error
         if str(before) != str(error):
-            context.report([activity.failed(job.name, error)])
+            facts = {"job": job.name, "error": str(error)}
+            context.report([activity.Event("failed", job.name, facts)])
 
     def maintain(self) -> dict[str, object]:
         """Run every job once, in this thread, and return their results by name.
@@ -370,10 +370,9 @@ class Maintenance:
         try:
             yield JobContext(self.root, epoch, self._job_clock(), should_stop)
         finally:
-            if not self.root.closed:
-                if owner_in(self.root.context.live).epoch == epoch:
-                    self._set_deadline(epoch, 0)
-                self._unlock()
+            if not self.root.closed and owner_in(self.root.context.live).epoch == epoch:
+                self._set_deadline(epoch, 0)
+            self._unlock()
 
 
 class MaintenanceThread(threading.Thread):

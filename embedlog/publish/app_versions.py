@@ -95,11 +95,6 @@ def put(txn: kv.Txn, name: str, topic_id: int, row: AppVersion) -> None:
     APP_VERSIONS.put(txn, _name_field(name), topic_id, value=row)
 
 
-def every(txn: kv.Txn) -> dict[tuple[str, int], AppVersion]:
-    """Return all rows that are not damaged, by name and topic id."""
-    return {(name, topic_id): row for (name, topic_id), row in APP_VERSIONS.scan_valid(txn)}
-
-
 def is_lost(txn: kv.Txn, row: AppVersion) -> bool:
     """Return whether the log no longer has all of the publication of a row.
 
@@ -149,8 +144,7 @@ def advance_clock(txn: kv.Txn, clocks: ClockState) -> int:
         else:
             passed = min(clocks.time_ms - before.time_ms, clocks.uptime_ms + _MOST_OFF_MS)
         elapsed_ms = before.elapsed_ms + max(passed, 0)
-    value = (elapsed_ms, clocks.uptime_ms, clocks.time_ms, clocks.boot)
-    PUBLICATION_CLOCK.put(txn, value=value)
+    PUBLICATION_CLOCK.put(txn, value=(elapsed_ms, clocks.uptime_ms, clocks.time_ms, clocks.boot))
     return int(elapsed_ms)
 
 
@@ -162,7 +156,8 @@ def expire(txn: kv.Txn, elapsed_ms: int) -> None:
         elapsed_ms: Now, as `advance_clock` returned it.
     """
     rows: list[tuple[int, tuple[str, int]]] = []
-    for key, row in every(txn).items():
+    # An application that reads a damaged row gets the error.
+    for key, row in list(APP_VERSIONS.scan_valid(txn)):
         topic_id = key[1]
         if topic_id == ANY_TOPIC or PARTITIONS.exists(txn, PARTITION_KEY.pack(topic_id, 0)):
             rows.append((row.elapsed_ms, key))

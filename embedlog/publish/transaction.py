@@ -331,12 +331,20 @@ def _carry_out(
         context.files.boot_id(), context.files.uptime_ms(), context.clock()
     )
     try:
-        number = context.state.write(lambda txn: _prepare(txn, plans))
+        number, prepared = context.state.write(lambda txn: _prepare(txn, plans))
         written = [_write(plan) for plan in plans]
         if synced:
             for plan, files in zip(plans, written, strict=True):
                 _flush(plan, files)
-        entries = {plan.log.key: _committed(plan, plans, number, synced) for plan in plans}
+        entries = {}
+        for plan, entry in zip(plans, prepared, strict=True):
+            after, indexed = plan.after, plan.segments[-1].pending.entries
+            if synced:
+                flushed_ms = context.clock()
+                after = after._replace(durable_offset=after.log_end_offset, flushed_ms=flushed_ms)
+            entries[plan.log.key] = entry._replace(
+                state=journal.COMMITTED, files=(), after=after.pack(), entries=index.pack(indexed)
+            )
         producers = {plan.log.key: remembered_producers(plan.log) for plan in plans if synced}
 
         def commit(txn: kv.Txn) -> AppVersion | None:
@@ -391,15 +399,16 @@ def _put_app_versions(
             app_versions.put(txn, name, topic_id, version._replace(ends=tuple(of_topic)))
 
 
-def _prepare(txn: kv.Txn, plans: list[PartitionPlan]) -> int:
-    """Write the prepared journal entries; return the number of the publication."""
+def _prepare(txn: kv.Txn, plans: list[PartitionPlan]) -> tuple[int, list[JournalEntry]]:
+    """Write the prepared journal entries; return them, and the number of the publication."""
     number = catalog.next_number(txn, "publication")
-    keys = tuple(plan.log.key for plan in plans)
+    keys, entries = tuple(plan.log.key for plan in plans), []
     for plan in plans:
         files = tuple((segment.info.base_offset, segment.info.id) for segment in plan.segments[1:])
         entry = JournalEntry(number, journal.PREPARED, journal.end_of(plan.before), keys, files)
         journal.JOURNAL.put(txn, plan.log.key, value=entry)
-    return number
+        entries.append(entry)
+    return number, entries
 
 
 def _write(plan: PartitionPlan) -> list[SegmentFile]:
@@ -433,25 +442,6 @@ def _flush(plan: PartitionPlan, files: list[SegmentFile]) -> None:
             raise StorageError(error.what, **error.facts) from error
     if len(files) > 1:
         sync_entries(plan.log, plan.segments[-1].info.id)
-
-
-def _committed(
-    plan: PartitionPlan, plans: list[PartitionPlan], number: int, synced: bool
-) -> JournalEntry:
-    """Return the committed journal entry of a partition."""
-    after = plan.after
-    if synced:
-        after = after._replace(
-            durable_offset=after.log_end_offset, flushed_ms=plan.log.context.clock()
-        )
-    return JournalEntry(
-        number,
-        journal.COMMITTED,
-        journal.end_of(plan.before),
-        tuple(other.log.key for other in plans),
-        after=after.pack(),
-        entries=index.pack(plan.segments[-1].pending.entries),
-    )
 
 
 def _put_partition(

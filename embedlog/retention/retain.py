@@ -104,7 +104,7 @@ def retain(
         if stopped():
             break
         with collected(failures, f"Retention of {view.log.topic}-{view.log.partition}"):
-            results += _trim_even_if_full(view, goal, fence, timeout)
+            results += _delete_even_if_full(view, goal, fence, timeout)
     if fence is not None:
         root.context.live.read(fence)
     # The step that frees space comes first, since the others need some.
@@ -239,14 +239,14 @@ def _positions(
     return {group: 0 if row is None else row.position.offset for group, row in rows.items()}
 
 
-def _trim_even_if_full(
+def _delete_even_if_full(
     view: PartitionView, goal: int, fence: Fence | None, timeout: float | None
 ) -> list[RetentionResult]:
-    """Trim; if the disk is full, free space and try again, then with fewer and fewer segments."""
+    """Delete; if the disk is full, free space and try again, then with fewer segments."""
     context, segments = view.log.context, view.segments
     count = sum(segment.next_offset <= goal for segment in segments)
     try:
-        return _trim(view, goal, fence, timeout)
+        return _delete(view, goal, fence, timeout)
     except DiskFullError:
         # First unlink the files whose deletion is pending, then the reserve.
         with suppress(DiskFullError):
@@ -254,7 +254,7 @@ def _trim_even_if_full(
         context.reserve.give_up()
     while True:
         try:
-            return _trim(view, goal, fence, timeout)
+            return _delete(view, goal, fence, timeout)
         except DiskFullError:
             count //= 2
             if not count:
@@ -262,7 +262,7 @@ def _trim_even_if_full(
             goal = policy.start_after(segments, count)
 
 
-def _trim(
+def _delete(
     view: PartitionView, goal: int, fence: Fence | None, timeout: float | None
 ) -> list[RetentionResult]:
     log = view.log

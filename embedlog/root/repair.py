@@ -104,12 +104,9 @@ def _drop_unflushed(log: PartitionLog, dry_run: bool) -> list[str]:
     if not dry_run:
         for segment in log.segments.values():
             if segment.next_offset is None or segment.next_offset > tail.durable_offset:
-                try:
+                # The roll that named it may have died before it created it.
+                with startup.ignore_missing():
                     log.open_segment(segment, write=True).drop_cache()
-                except StorageError as error:
-                    # The roll that named it may have died before it created it.
-                    if not error.missing:
-                        raise
         recovery.discard_tail(log)
         after = recovery.rebuild(log)
         roll.roll_locked(log, after)
@@ -162,29 +159,34 @@ def _salvage_as(
     log: PartitionLog, segment: SegmentInfo, schema: pa.Schema, data: bytes
 ) -> SalvagedSegment:
     path, salvage = log.path_of(segment), SalvagedSegment(schema, [], [])
-    position, expected = _start(data), segment.base_offset
-    buffer, end = pa.py_buffer(data), segment.next_offset
+    buffer, expected, end = pa.py_buffer(data), segment.base_offset, segment.next_offset
+    position = 8 + int.from_bytes(data[4:8], "little")  # behind the schema
+    if data[:4] != _MESSAGE_START or position >= len(data):
+        position = 0
     if end is None:
         # Above the end of the log no record was published.
         tail = tails.TAILS.get(log.context.live, log.key)
         end = None if tail is None else tail.log_end_offset
     # An end mark elsewhere is damage: good batches may follow it.
     while position < len(data) and buffer[position:] != END_MARK:
-        batch = _batch_at(buffer, position, path, schema)
-        if (
-            batch is not None
-            and expected <= batch.base_offset
-            and (end is None or batch.next_offset <= end)
-        ):
-            if batch.base_offset > expected:
-                dropped = f"offsets {expected} to {batch.base_offset - 1} dropped"
-                salvage.messages.append(f"{path}: {dropped}")
-            salvage.good.append(batch)
-            position, expected = position + batch.size, batch.next_offset
-        else:
+        try:
+            batch = batches.parse(
+                buffer, position, len(data), path=path, position=position, schema=schema
+            )
+            batch.verify()
+            is_good = expected <= batch.base_offset and (end is None or batch.next_offset <= end)
+        except EmbedlogError:
+            is_good = False
+        if not is_good:
             position = data.find(_MESSAGE_START, position + 1)
             if position < 0:
                 break
+            continue
+        if batch.base_offset > expected:
+            dropped = f"offsets {expected} to {batch.base_offset - 1} dropped"
+            salvage.messages.append(f"{path}: {dropped}")
+        salvage.good.append(batch)
+        position, expected = position + batch.size, batch.next_offset
     if end is None:
         info = log.context.state.read(lambda txn: catalog.PARTITIONS.get(txn, log.key))
         end = 0 if info is None else info.recovery_offset
@@ -193,22 +195,6 @@ def _salvage_as(
     if not salvage.messages:
         salvage.messages.append(f"{path}: rewritten, no record is dropped")
     return salvage
-
-
-def _start(data: bytes) -> int:
-    length = 8 + int.from_bytes(data[4:8], "little")
-    return length if data[:4] == _MESSAGE_START and length < len(data) else 0
-
-
-def _batch_at(data: pa.Buffer, position: int, path: str, schema: pa.Schema) -> Batch | None:
-    try:
-        batch = batches.parse(
-            data, position, data.size, path=path, position=position, schema=schema
-        )
-        batch.verify()
-        return batch
-    except EmbedlogError:
-        return None
 
 
 def _replace(log: PartitionLog, old: SegmentInfo, salvage: SalvagedSegment) -> None:

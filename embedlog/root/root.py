@@ -121,10 +121,9 @@ class Root:
             # The maintenance owner creates the activity topic, with other settings.
             if not self.auto_create or name == ACTIVITY or not self.context.files.writable:
                 raise
-        try:
+        with suppress(TopicAlreadyExistsError):
             return self.create_topic(name, 1, TopicConfig())
-        except TopicAlreadyExistsError:
-            return self.topic(name)
+        return self.topic(name)
 
     def create_topic(self, name: str, partitions: int, config: TopicConfig) -> TopicInfo:
         """Create a topic; every process sees it when this returns."""
@@ -154,11 +153,10 @@ class Root:
         # If a stopped process holds a partition, nothing is deleted.
         topic_deletion.wait_for_writers(context, info)
         info = context.catalog.delete_topic(info)
-        for number in range(info.partitions):
-            log = self._partitions.get((name, number))
-            if log is not None and log.topic_id == info.id:
+        for key, log in list(self._partitions.items()):
+            if log.topic_id == info.id:
                 log.close()
-                del self._partitions[name, number]
+                del self._partitions[key]
         topic_deletion.try_to_finish(context, info)
         context.wake.advance()
 
@@ -194,8 +192,7 @@ class Root:
         with self._lock:
             log = self._partitions.get((topic, number))
             if log is None or log.topic_id != info.id:
-                log = PartitionLog(context, info, number)
-                self._partitions[topic, number] = log
+                log = self._partitions[topic, number] = PartitionLog(context, info, number)
             return log
 
     def partition_logs(self, topics: Iterable[TopicInfo]) -> Iterator[PartitionLog]:
@@ -379,38 +376,40 @@ class Root:
 
 def _check_format(files: Files) -> None:
     """Raise if this is no log root or has another format; write the format file of a new one."""
-    if files.exists(FORMAT_FILE):
-        try:
-            format_version = tomllib.loads(files.read_file(FORMAT_FILE).decode())["format"]
-        except (ValueError, KeyError) as error:
+    if not files.exists(FORMAT_FILE):
+        foreign = [name for name in files.list("") if not name.startswith(("embedlog.toml", "."))]
+        if foreign or not files.writable:
             raise NotALogError(
-                f"{FORMAT_FILE} is not readable: {error}", path=files.path(FORMAT_FILE)
-            ) from error
-        if format_version != FORMAT_VERSION:
-            newer = not isinstance(format_version, int) or format_version > FORMAT_VERSION
-            raise UnsupportedFormatError(
-                f"The root has format {format_version}, this embedlog {__version__} knows "
-                f"{FORMAT_VERSION}",
+                "The directory holds other files" if foreign else "There is no log here",
                 path=files.root,
-                todo="Use a newer embedlog."
-                if newer
-                else "An embedlog before the first release wrote it; create a new root and write "
-                "the records again.",
+                todo="Name a new or empty directory.",
             )
-        return
-    foreign = [name for name in files.list("") if not name.startswith(("embedlog.toml", "."))]
-    if foreign or not files.writable:
-        raise NotALogError(
-            "The directory holds other files" if foreign else "There is no log here",
-            path=files.root,
-            todo="Name a new or empty directory.",
+        text = (
+            f"# A log root of embedlog: read docs/format.md before you touch anything here.\n"
+            f"format = {FORMAT_VERSION}\n"
+            f'id = "{uuid.uuid4()}"\n'
         )
-    text = (
-        f"# A log root of embedlog: read docs/format.md before you touch anything here.\n"
-        f"format = {FORMAT_VERSION}\n"
-        f'id = "{uuid.uuid4()}"\n'
-    )
-    files.write_file(FORMAT_FILE, text.encode())
+        files.write_file(FORMAT_FILE, text.encode())
+        return
+    try:
+        format_version = tomllib.loads(files.read_file(FORMAT_FILE).decode())["format"]
+    except (ValueError, KeyError) as error:
+        raise NotALogError(
+            f"{FORMAT_FILE} is not readable: {error}", path=files.path(FORMAT_FILE)
+        ) from error
+    if format_version != FORMAT_VERSION:
+        todo = (
+            "An embedlog before the first release wrote it; create a new root and write the "
+            "records again."
+        )
+        if not isinstance(format_version, int) or format_version > FORMAT_VERSION:
+            todo = "Use a newer embedlog."
+        raise UnsupportedFormatError(
+            f"The root has format {format_version}, this embedlog {__version__} knows "
+            f"{FORMAT_VERSION}",
+            path=files.root,
+            todo=todo,
+        )
 
 
 def _after_fork_in_child() -> None:

@@ -10,6 +10,7 @@ import re
 from collections.abc import Collection, Iterator
 from contextlib import closing, contextmanager, suppress
 from itertools import dropwhile
+from operator import itemgetter
 
 from embedlog import catalog, keyspace, kv
 from embedlog.checksum import crc32c
@@ -182,24 +183,20 @@ def _affects_one_user(key: bytes) -> bool:
     of a partition: there a number follows the letter, and it begins with zeros.
     """
     table = keyspace.table_of(key, keyspace.STATE)
-    if table is None or not table.optional:
-        return False
-    return table is keyspace.SEGMENT_INDEXES or key[1:2] != b"\0"
+    is_named = table is keyspace.SEGMENT_INDEXES or key[1:2] != b"\0"
+    return table is not None and table.optional and is_named
 
 
 def _adopt_newer(files: Files) -> list[str]:
     """Adopt segments whose numbers `state` never assigned: then it is older than the log."""
-    newest_file = max(
-        (
-            _number_of(name)
-            for topic in _names(files, "topics")
-            for partition in files.list(f"topics/{topic}")
-            for name in _segment_names(files, f"topics/{topic}/{partition}")
-        ),
-        default=0,
-    )
+    numbers = [
+        number
+        for topic in _names(files, "topics")
+        for partition in files.list(f"topics/{topic}")
+        for _, number, _ in _segment_files(files, f"topics/{topic}/{partition}")
+    ]
     with closing(kv.Store(files, "state", durable=True, timeout=10)) as store:
-        if newest_file <= store.read(lambda txn: catalog.last_number(txn, "segment")):
+        if max(numbers, default=0) <= store.read(lambda txn: catalog.last_number(txn, "segment")):
             return []
         return ["state is older than the log", *_adopt(files, store)]
 
@@ -271,13 +268,15 @@ def _adopt_compacted(
 ) -> list[str]:
     """Add the segments that replaced those that the copy names and whose files are missing."""
     directory, key = f"{info.directory}/{number}", info.key(number)
-    names = _segment_names(files, directory)
+    present = _segment_files(files, directory)
+    names = {name for _, _, name in present}
     named, done = catalog.segments(txn, key), []
     missing = {segment for segment in named if segment.file_name not in names}
     # The highest number first: of several replacements it is the one that was swapped in last.
-    candidates = [name for name in names if missing and _number_of(name) > newest]
-    for name in sorted(candidates, key=_number_of, reverse=True):
-        new = _compacted(files, f"{directory}/{name}")
+    for base, file_id, name in sorted(present, key=itemgetter(1), reverse=True):
+        if not missing or file_id <= newest:
+            break
+        new = _compacted(files, f"{directory}/{name}", base, file_id)
         if new is None or new.next_offset is None:
             continue
         replaced = [
@@ -294,9 +293,8 @@ def _adopt_compacted(
     return done
 
 
-def _compacted(files: Files, path: str) -> catalog.SegmentInfo | None:
+def _compacted(files: Files, path: str, base: int, file_id: int) -> catalog.SegmentInfo | None:
     """Return the manifest row for a compacted segment that is whole; None for any other file."""
-    base, number = _parse(path.rpartition("/")[2])
     newest, end = None, None
     try:
         file = SegmentFile(files, path)
@@ -310,18 +308,8 @@ def _compacted(files: Files, path: str) -> catalog.SegmentInfo | None:
         return None
     headers = "headers" in file.schema.names
     return catalog.SegmentInfo(
-        base, number, 0, end, stop + len(END_MARK), stop, newest, headers=headers
+        base, file_id, 0, end, stop + len(END_MARK), stop, newest, headers=headers
     )
-
-
-def _parse(name: str) -> tuple[int, int]:
-    """Return base offset and number of a segment file."""
-    base, number = name.removesuffix(".arrows").split("-")
-    return int(base), int(number)
-
-
-def _number_of(name: str) -> int:
-    return _parse(name)[1]
 
 
 def _names(files: Files, directory: str) -> list[str]:
@@ -329,9 +317,10 @@ def _names(files: Files, directory: str) -> list[str]:
     return files.list(directory) if files.exists(directory) else []
 
 
-def _segment_names(files: Files, directory: str) -> list[str]:
-    """Return the names of the segment files in a directory, in offset order."""
-    return list(filter(_SEGMENT_NAME.fullmatch, _names(files, directory)))
+def _segment_files(files: Files, directory: str) -> list[tuple[int, int, str]]:
+    """Return base offset, number and name of the segment files in a directory, by name."""
+    matches = map(_SEGMENT_NAME.fullmatch, _names(files, directory))
+    return [(int(match[1]), int(match[2]), match[0]) for match in matches if match]
 
 
 def _adopt_segments(
@@ -339,11 +328,11 @@ def _adopt_segments(
 ) -> list[str]:
     """Add the segments that follow the last one that the copy names."""
     directory, key = f"{info.directory}/{number}", info.key(number)
-    names = _segment_names(files, directory)
-    named, done = _without_trimmed(txn, key, catalog.segments(txn, key), names)
+    present = _segment_files(files, directory)
+    names = [name for _, _, name in present]
+    named, done = _without_deleted(txn, key, catalog.segments(txn, key), names)
     last = named[-1] if named else None
-    for name in names:
-        base, file_id = _parse(name)
+    for base, file_id, name in present:
         if last is not None:
             # Segments below the end of a compacted one were replaced by it.
             if base < (last.next_offset or last.base_offset) or file_id <= newest:
@@ -374,7 +363,7 @@ def _adopt_segments(
     return done
 
 
-def _without_trimmed(
+def _without_deleted(
     txn: kv.Txn, key: bytes, named: list[catalog.SegmentInfo], names: list[str]
 ) -> tuple[list[catalog.SegmentInfo], list[str]]:
     """Drop the segments that retention deleted after the copy was made.
@@ -384,7 +373,7 @@ def _without_trimmed(
     rest = list(dropwhile(lambda segment: segment.file_name not in names, named))
     if len(rest) == len(named) or not names:
         return named, []
-    first = _parse(names[0])[0]
+    first = int(names[0][:20])
     if (rest and first < rest[0].base_offset) or (not rest and first <= named[-1].base_offset):
         return named, []
     for segment in named[: len(named) - len(rest)]:
@@ -405,12 +394,9 @@ def live_is_valid(files: Files) -> bool:
 
     After a power cut an unsynced LMDB can kill the process that opens it.
     """
-    try:
+    with ignore_missing():
         return files.read_file(BOOT_FILE) == _boot(files)
-    except StorageError as error:
-        if not error.missing:
-            raise
-        return False
+    return False
 
 
 def _boot(files: Files) -> bytes:
@@ -473,7 +459,7 @@ def strays(files: Files, state: kv.Store, pending: Collection[str] = ()) -> list
     present: dict[str, list[str]] = {}
     for topic in _names(files, "topics"):
         paths = present[f"topics/{topic}"] = []
-        with _ignore_missing():  # being deleted
+        with ignore_missing():  # being deleted
             for number in files.list(f"topics/{topic}"):
                 directory = f"topics/{topic}/{number}"
                 paths += [f"{directory}/{name}" for name in files.list(directory)]
@@ -484,7 +470,7 @@ def strays(files: Files, state: kv.Store, pending: Collection[str] = ()) -> list
         found += [
             path
             for path in present[topic]
-            if _SEGMENT_NAME.fullmatch(path.rpartition("/")[2]) and path not in named
+            if path not in named and _SEGMENT_NAME.fullmatch(path.rpartition("/")[2])
         ]
     return found
 
@@ -513,9 +499,9 @@ def _named(txn: kv.Txn) -> tuple[set[str], set[str], set[str]]:
 def remove_tree(files: Files, directory: str) -> None:
     """Remove a topic's directory and everything in it."""
     # Another process may remove it too, so files may be missing.
-    with _ignore_missing():
+    with ignore_missing():
         for partition in files.list(directory):
-            with _ignore_missing():
+            with ignore_missing():
                 for name in files.list(f"{directory}/{partition}"):
                     files.unlink(f"{directory}/{partition}/{name}", missing_ok=True)
                 files.remove_directory(f"{directory}/{partition}")
@@ -523,7 +509,7 @@ def remove_tree(files: Files, directory: str) -> None:
 
 
 @contextmanager
-def _ignore_missing() -> Iterator[None]:
+def ignore_missing() -> Iterator[None]:
     """Suppress the error for a missing file or directory."""
     try:
         yield

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import partial
 from itertools import zip_longest
 from typing import NamedTuple
@@ -71,10 +71,9 @@ def verify_root(root: Root, progress: Progress | None = None) -> list[Finding]:
 
 
 def _bytes_of(log: PartitionLog) -> int:
-    try:
+    with suppress(EmbedlogError):
         return log.size_bytes()
-    except EmbedlogError:
-        return 0
+    return 0
 
 
 class PartitionSnapshot(NamedTuple):
@@ -116,25 +115,19 @@ def verify_partition(log: PartitionLog) -> Iterator[Finding | int]:
 
 def _confirmed(log: PartitionLog, suspects: list[Finding]) -> list[Finding]:
     """Return the findings that a second check, under the partition's lock, confirms."""
-    paths = {finding.path for finding in suspects}
-    locked = False
     try:
-        # A read-only handle has no lock, and a stopped process may hold it: then the second
-        # check also runs without it.
-        with suppress(LockTimeoutError, ReadOnlyError):
-            log.acquire()
-            locked = True
-        again = {
-            step
-            for step in _verify_snapshot(log, _snapshot(log), paths)
-            if isinstance(step, Finding)
-        }
+        with ExitStack() as lock:
+            # A read-only handle has no lock, and a stopped process may hold it: then the second
+            # check also runs without it.
+            with suppress(LockTimeoutError, ReadOnlyError):
+                log.acquire()
+                lock.callback(log.release)
+            paths = {finding.path for finding in suspects}
+            again = set(_verify_snapshot(log, _snapshot(log), paths))
+            suspects = [finding for finding in suspects if finding in again]
     except EmbedlogError:
-        return [] if _is_deleted(log) else suspects
-    finally:
-        if locked:
-            log.release()
-    return [] if _is_deleted(log) else [finding for finding in suspects if finding in again]
+        pass  # It could not be checked again.
+    return [] if _is_deleted(log) else suspects
 
 
 def _is_deleted(log: PartitionLog) -> bool:
@@ -184,15 +177,12 @@ def _verify_snapshot(
             for step in _verify_segment(log, segment, snapshot):
                 yield step if isinstance(step, int) else finding(path, *step)
         except EmbedlogError as error:
-            if isinstance(error, StorageError) and error.missing and not _is_named(log, segment):
-                continue  # dropped since the manifest was read
+            if isinstance(error, StorageError) and error.missing:
+                log.refresh()
+                current = log.segments.get(segment.base_offset)
+                if current is None or current.id != segment.id:
+                    continue  # dropped since the manifest was read
             yield finding(path, error.position or 0, str(error))
-
-
-def _is_named(log: PartitionLog, segment: SegmentInfo) -> bool:
-    log.refresh()
-    current = log.segments.get(segment.base_offset)
-    return current is not None and current.id == segment.id
 
 
 def _is_rolling(segments: list[SegmentInfo], tail: Tail) -> bool:
