@@ -207,8 +207,8 @@ def _detect_new_live(root: Root, fence: Fence) -> list[Event]:
     had_topics = root.context.state.read(REPORTED_TOPICS.any)
     if not live.write(step) or not had_topics:
         return []
-    reason = "live was rebuilt after a reboot, or because it was damaged"
-    return [Event("recovered", "live", {"reason": reason})]
+    facts = {"reason": "live was rebuilt after a reboot, or because it was damaged"}
+    return [Event("recovered", "live", facts)]
 
 
 def _detect_topic_changes(root: Root, fence: Fence) -> list[Event]:

@@ -135,17 +135,14 @@ def _checkpoint(job: JobContext) -> int:
 
 def _expire_offsets(job: JobContext, retention_ms: int) -> int:
     """Delete committed offsets of groups that were not used for ``retention_ms`` (M15)."""
-    context, now_ms, expired = job.root.context, job.clock(), 0
-    events = []
+    context, now_ms, events = job.root.context, job.clock(), []
     for name in group_ids(context.live, context.state):
         if job.should_stop():
             break
-        count = Group(context, name, tail.ends).expire_offsets(now_ms, retention_ms)
-        if count:
+        if count := Group(context, name, tail.ends).expire_offsets(now_ms, retention_ms):
             events.append(activity.Event("expired", name, {"group": name, "offsets": count}))
-            expired += count
     job.report(events)
-    return expired
+    return sum(event.facts["offsets"] for event in events)
 
 
 def _expire_producers(job: JobContext) -> int:
@@ -213,7 +210,7 @@ class CompactionJob:
             if isinstance(error, DiskFullError):
                 self._failed.pop(log, None)  # Another thread may have done so.
         if results:
-            # Compaction may have given up the reserve, and freed the space for it since.
+            # Compaction may have released the reserve, and freed the space for it since.
             job.root.context.reserve.keep()
         return results
 
@@ -224,7 +221,7 @@ def _used_partitions(
     """Yield the partitions used since the boot whose topics have such a config."""
     topics = [info for info in job.root.topics().values() if wanted(info.config)]
     for log in job.root.partition_logs(topics):
-        # Using one that was not used since the boot would create its files.
+        # Using a partition for the first time since the boot would create its files.
         if log.context.live.get(log.tail_key) is not None:
             yield log
 

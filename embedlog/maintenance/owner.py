@@ -20,7 +20,6 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from time import monotonic
-from typing import TypeVar
 
 from embedlog import kv
 from embedlog.errors import ClosedError, EmbedlogError, FencedError
@@ -50,11 +49,9 @@ _MAX_BLIND_TRIES = 100
 """Tries while the owner's process is not found; after them, it counts as one that is not
 visible from here, as in another container."""
 _FIRST_SECONDS = 1.0
-"""A program does its own work first; one that ends before this does no maintenance."""
+"""The thread waits this long first, so that a short program does no maintenance."""
 _FORK_SECONDS = 1.0
 _MAX_TRIES = 3
-
-T = TypeVar("T")
 
 _LOCK = "locks/maintenance"
 _log = logging.getLogger("embedlog")
@@ -62,7 +59,7 @@ _instances: weakref.WeakSet[Maintenance] = weakref.WeakSet()
 
 
 class Maintenance:
-    """The part of one process in the maintenance of one log.
+    """What one process does for the maintenance of one log.
 
     Args:
         root: The open log.
@@ -251,7 +248,7 @@ class Maintenance:
         finally:
             self._unlock()
 
-    def _write(self, step: kv.Step[T]) -> T:
+    def _write(self, step: kv.Step[kv.T]) -> kv.T:
         """Run a step on `live`, with the help of the reserve if the disk is full."""
         context = self.root.context
         return context.reserve.used_by(lambda: context.live.write(step))
@@ -407,7 +404,7 @@ class MaintenanceThread(threading.Thread):
                     self._run_job()
                 due = self._job.every_seconds
         except (ClosedError, FencedError):
-            pass  # The thread with the heartbeat notices it as well, and ends this one.
+            pass  # The thread that sends heartbeats gets the error too, and ends this thread.
 
     def _run_job(self) -> None:
         maintenance, job = self._maintenance, self._job

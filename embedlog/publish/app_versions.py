@@ -45,7 +45,7 @@ class AppVersion(NamedTuple):
     version: int
     """Its number, counted by the application, such as a batch id."""
     source: str
-    """What counts the versions, such as a query's id: only versions of one source compare."""
+    """What counts the versions, such as a query's id; only its own versions are comparable."""
     run: str
     """The process, or attempt, that published it; for messages."""
     records: int
@@ -91,7 +91,7 @@ def get(txn: kv.Txn | kv.Store, name: str, topic_id: int = ANY_TOPIC) -> AppVers
 
 
 def put(txn: kv.Txn, name: str, topic_id: int, row: AppVersion) -> None:
-    """Write a row over the one before it."""
+    """Write a row, replacing the previous one."""
     APP_VERSIONS.put(txn, _name_field(name), topic_id, value=row)
 
 
@@ -114,7 +114,7 @@ def is_lost(txn: kv.Txn, row: AppVersion) -> bool:
 
 
 class ClockState(NamedTuple):
-    """What the clocks of a machine show at one instant."""
+    """What the clocks of a machine show at the same time."""
 
     boot: str
     uptime_ms: int

@@ -284,7 +284,7 @@ def _restarted(
     )
 
 
-# Where it goes
+# Where it is written
 
 
 def _plan(log: PartitionState, encoded: list[EncodedBatch], synced: bool) -> PartitionPlan:

@@ -1,6 +1,6 @@
 """Retention in words: what is deleted when, and what keeps the rest (C9).
 
-People read ``retention.ms`` as "deleted after"; it means "kept at least so long".
+People read ``retention.ms`` as "deleted after"; it means "kept at least this long".
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def _describe_time_rule(config: TopicConfig) -> str:
 
 
 def _describe_partition(view: PartitionView, now_ms: int) -> Iterator[str]:
-    """Describe each run of segments for which the same is true."""
+    """Describe the segments that will be deleted, those that stay although due, and the rest."""
     if not view.segments:
         yield "is empty"
         return
@@ -114,7 +114,7 @@ def _range(view: PartitionView, segments: list[RetainedSegment]) -> str:
 
 
 def _describe_rest(segments: list[RetainedSegment], config: TopicConfig) -> Iterator[str]:
-    """Say when the oldest of the other segments is due; all after it wait for it (C2)."""
+    """Say when the oldest of the other segments is due; later ones are not deleted before (C2)."""
     if not segments:
         return
     where = f"offsets {segments[0].base_offset} to {segments[-1].next_offset - 1} stay"

@@ -53,7 +53,7 @@ def retained_segments(
             and tail.high_watermark == tail.log_end_offset
         ):
             retained.append(retained_segment(up_to_tail(info, tail), now_ms, clock, active=True))
-        # It was created when the one before was sealed, so no record of that one is younger.
+        # It was created when the segment before it was sealed, so no record there is younger.
         if 0 < info.created_ms <= now_ms:
             sealed_ms = info.created_ms
     return retained[::-1]
@@ -70,11 +70,7 @@ def up_to_tail(active: SegmentInfo, tail: Tail) -> SegmentInfo:
 
 
 def retained_segment(
-    info: SegmentInfo,
-    now_ms: int,
-    clock: str,
-    sealed_ms: int | None = None,
-    active: bool = False,
+    info: SegmentInfo, now_ms: int, clock: str, sealed_ms: int | None = None, active: bool = False
 ) -> RetainedSegment:
     """Return a segment with the time from which `retention.ms` counts.
 

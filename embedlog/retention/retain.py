@@ -196,7 +196,7 @@ def _may_be_due(log: PartitionLog, now_ms: int) -> bool:
 
 
 def inspect(log: PartitionLog, now_ms: int) -> PartitionView:
-    """Return a partition as it is now, and what must be kept of it."""
+    """Return the state of a partition, and what must be kept of it."""
     # The tail first: a segment that is rolled after it counts as sealed.
     tail = log.tail()
     log.refresh()

@@ -39,7 +39,7 @@ def prepare(files: Files) -> list[str]:
         # No process is attached: its slots and mutexes belong to dead processes.
         files.unlink(f"{name}/lock.mdb", missing_ok=True)
     for name in files.list("locks"):
-        if f"locks/{name}".startswith(membership.LOCKS):  # of a dead member, too
+        if f"locks/{name}".startswith(membership.LOCKS):  # the members are dead, too
             files.unlink(f"locks/{name}")
     forget_waiters(files)
     new = not files.exists("state") and not files.exists(COPY)
@@ -76,7 +76,7 @@ def copy_state(files: Files, state: kv.Store) -> None:
     """Copy `state`, unless it has not changed since the last copy.
 
     Raises:
-        CorruptionError: It was damaged while it was open.  The last copy is kept.
+        CorruptionError: It was damaged while it was open.  The last copy stays.
     """
     problems = _problems_at_close(files, "state")
     if problems:
@@ -117,7 +117,7 @@ def mark_clean(files: Files) -> None:
 def _problems_at_close(files: Files, name: str) -> list[str]:
     """Return what is wrong with a database that no other process uses.
 
-    An unusually large one is not checked, since a close must not take long.
+    An unusually large database is not checked, since a close must not take long.
     """
     data = files.open(f"{name}/data.mdb")
     try:
@@ -157,18 +157,16 @@ def _check_state(files: Files, clean: dict[str, int] | None) -> list[str]:
 
 
 def _copy_is_good(files: Files) -> bool:
-    if not files.exists(f"{COPY}/data.mdb"):
-        return False
-    kv.check_size(files, COPY)
-    return not _damage(files, COPY)
+    return files.exists(f"{COPY}/data.mdb") and not _damage(files, COPY)
 
 
 def _damage(files: Files, name: str) -> list[str]:
     """Return what is wrong with `state`, or a copy of it.
 
-    Rows are checked too: if the row of a segment has another key, its file would be
-    taken for garbage.
+    Rows are checked too: if the key of a segment's row is damaged, its file would be removed
+    as garbage.
     """
+    kv.check_size(files, name)
     return kv.findings(files.path(name)) or [
         f"the row {key!r} is not as it was written"
         for key in keyspace.damaged_rows(files, name)
@@ -179,8 +177,8 @@ def _damage(files: Files, name: str) -> list[str]:
 def _affects_one_user(key: bytes) -> bool:
     """Whether damage to a row affects only reads of this row, which raise.
 
-    Restoring an older copy would be worse.  A key with one wrong bit may belong to a row
-    of a partition: there a number follows the letter, and it begins with zeros.
+    Restoring an older copy would be worse.  If the letter of the key has a wrong bit, the row
+    may be that of a partition: its key has a number after the letter, which begins with zeros.
     """
     table = keyspace.table_of(key, keyspace.STATE)
     is_named = table is keyspace.SEGMENT_INDEXES or key[1:2] != b"\0"
@@ -202,7 +200,7 @@ def _adopt_newer(files: Files) -> list[str]:
 
 
 def _restore_state(files: Files, reason: str) -> list[str]:
-    """Replace a damaged `state` by its last copy; the damaged one is kept as `state.damaged`.
+    """Replace a damaged `state` by its last copy; rename the damaged one to `state.damaged`.
 
     Segments that the copy does not name are adopted, never removed: metadata
     that looks wrong deletes no data (R7).
@@ -236,7 +234,7 @@ def _adopt(files: Files, store: kv.Store) -> list[str]:
     """Add the topics and segments created after the copy to it; recovery scans them."""
 
     def step(txn: kv.Txn) -> list[str]:
-        # A file whose number the copy had assigned, but not named, was garbage then.
+        # If the copy had assigned a file's number and does not name it, the file is garbage.
         newest = catalog.last_number(txn, "segment")
         done = _adopt_topics(files, txn)
         for info in list(catalog.topics(txn)):
@@ -254,7 +252,7 @@ def _adopt_topics(files: Files, txn: kv.Txn) -> list[str]:
     newest = catalog.last_number(txn, "topic")
     for directory in _names(files, "topics"):
         name, _, number = directory.rpartition("-")
-        # A topic whose id the copy had assigned, but that it does not have, was deleted before.
+        # If the copy had assigned the id and does not have the topic, the topic was deleted.
         if not catalog.NAME.fullmatch(name) or not number.isdigit() or int(number) <= newest:
             continue
         partitions = [int(entry) for entry in files.list(f"topics/{directory}") if entry.isdigit()]
@@ -452,10 +450,10 @@ def remove_uncommitted_files(files: Files, state: kv.Store) -> None:
 def strays(files: Files, state: kv.Store, pending: Collection[str] = ()) -> list[str]:
     """Return the segment files, and the topics' directories, that the manifest does not name.
 
-    Uncommitted files are not among them, nor the ``pending`` deletes.  Files with other
-    names do not belong to the log and are left alone (A28).
+    Without uncommitted files and the ``pending`` deletes.  Files with other names do not
+    belong to the log and are ignored (A28).
     """
-    # Files before names: a file that is created meanwhile was named before.
+    # Files before names: a file that is created meanwhile is named already.
     present: dict[str, list[str]] = {}
     for topic in _names(files, "topics"):
         paths = present[f"topics/{topic}"] = []
@@ -465,14 +463,14 @@ def strays(files: Files, state: kv.Store, pending: Collection[str] = ()) -> list
                 paths += [f"{directory}/{name}" for name in files.list(directory)]
     topics, named, deleted = state.read(_named)
     named.update(pending)
-    found = [topic for topic in present if topic not in topics | deleted]
+    unnamed = [topic for topic in present if topic not in topics | deleted]
     for topic in sorted(topics & present.keys()):
-        found += [
+        unnamed += [
             path
             for path in present[topic]
             if path not in named and _SEGMENT_NAME.fullmatch(path.rpartition("/")[2])
         ]
-    return found
+    return unnamed
 
 
 def remove_stray(files: Files, path: str) -> None:

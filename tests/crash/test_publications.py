@@ -121,7 +121,7 @@ def no_journal(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def nothing_flushed(monkeypatch: pytest.MonkeyPatch) -> None:
     """It says it is durable, and is not."""
-    monkeypatch.setattr(transaction, "_flush", lambda share: None)
+    monkeypatch.setattr(transaction, "_flush", lambda plan, files: None)
 
 
 def ends_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
