@@ -27,6 +27,7 @@ def describe(root: Root, topic: str, now_ms: int) -> list[str]:
     info = root.topic(topic)
     lines = [f"{topic}: {line}" for line in _describe_rules(info.config, root.context.catalog)]
     for log in root.partition_logs([info]):
+        log.refresh()
         view = inspect(log, now_ms)
         lines += [
             f"partition {log.partition}: {line}" for line in _describe_partition(view, now_ms)

@@ -215,10 +215,10 @@ def _verify_segment(
 ) -> Iterator[_Problem | int]:
     tail = snapshot.tail
     if not segment.sealed and tail.empty and not log.context.files.exists(log.path_of(segment)):
-        return  # named and not needed yet: the first append creates it
+        return  # not needed yet: the first append creates it
     file = log.open_segment(segment)
     size = file.size()
-    # Including what is written and waits for its flush: it is in the index already.
+    # Includes what is written but not flushed yet, since the index has it already.
     stop = segment.end_position if segment.sealed else tail.log_end_position
     if size < stop:
         yield size, f"the file is cut short: {stop} bytes were written"
