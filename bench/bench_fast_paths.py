@@ -170,8 +170,8 @@ def hash_keys(log: embedlog.Log) -> tuple[Any, Work]:
 
 def crc(log: embedlog.Log) -> tuple[Any, Work]:
     """Checksum 64 KiB."""
-    backends, data = checksum.backends(), bytes(64 << 10)
-    return lambda: backends["crcmod"](data), lambda: backends[checksum.BACKEND](data)
+    backends, data = dict(checksum.backends()), bytes(64 << 10)
+    return lambda: backends["crcmod"](0, data), lambda: backends[checksum.BACKEND](0, data)
 
 
 PAIRS = (

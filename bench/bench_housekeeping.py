@@ -10,7 +10,8 @@ import pytest
 
 import embedlog
 from embedlog import batch
-from embedlog.maintenance import JOBS, Maintenance, owner
+from embedlog.maintenance import Maintenance, owner
+from embedlog.maintenance.jobs import JOBS
 
 CONFIG = {
     "cleanup.policy": "compact,delete",

@@ -485,7 +485,7 @@ REPORTED_TOPICS = Table[Any](
     "A",
     "topic_id: u64",
     "fields: JSON",
-    "What `__activity` has of a topic: `name`, `id`, `config`, and `places`",
+    "What `__activity` has of a topic: `name`, `id`, `config`, and `partitions`",
 )
 
 # live

@@ -19,11 +19,12 @@ from support.patience import patient
 from support.roots import encoded, fill, make_log, open_root, rows
 
 import embedlog
-from embedlog import kv, maintenance
+from embedlog import kv
 from embedlog.catalog import ACTIVITY
 from embedlog.errors import DiskFullError, FencedError, InvalidTopicError
 from embedlog.keyspace import REPORTED_TOPICS
-from embedlog.maintenance import JOBS, JobContext, Maintenance, activity, owner
+from embedlog.maintenance import Maintenance, activity, owner
+from embedlog.maintenance.jobs import JOBS, JobContext, MaintenanceJob
 from embedlog.record import TopicPartition
 
 SIZE = encoded(b"v0").size
@@ -241,7 +242,7 @@ def test_a_failure_is_reported_once(tmp_path):
             raise error
 
     with embedlog.open(tmp_path / "log", maintenance=False) as log:
-        job = maintenance.MaintenanceJob("bad", 1.0, run)
+        job = MaintenanceJob("bad", 1.0, run)
         mine = Maintenance(log.root, [job])
         worker = owner.MaintenanceThread(mine, job, 1, log.root.clock)
         for _ in range(4):
@@ -386,7 +387,7 @@ MINE, THEIRS = {("retained", "t-0")}, {("created", "u"), ("rolled", "t-0")}
         ("_note", None, set()),
         ("report", "retained", MINE),
         ("report", "created", THEIRS),
-        ("_is_new_owner", None, MINE),
+        ("_topic", None, MINE),
     ],
 )
 def test_an_owner_killed_before_its_report_loses_at_most_that_report(

@@ -22,16 +22,8 @@ from embedlog.config import MaintenanceConfig
 from embedlog.errors import DurabilityError, FencedError, ReadOnlyError
 from embedlog.files import Files
 from embedlog.keyspace import JOB_RUNS, PRODUCERS
-from embedlog.maintenance import (
-    JOBS,
-    OWNER,
-    JobContext,
-    Maintenance,
-    MaintenanceJob,
-    MaintenanceOwner,
-    current_owner,
-    owner,
-)
+from embedlog.maintenance import Maintenance, owner
+from embedlog.maintenance.jobs import JOBS, OWNER, JobContext, MaintenanceJob, MaintenanceOwner
 from embedlog.partition import pending_deletes, tail
 from embedlog.partition.bounded_clock import CLOCK_READING, last_reading
 from embedlog.partition.producer_expiration import expire_producers
@@ -64,6 +56,11 @@ def eventually(holds: Callable[[], object], seconds: float = 20) -> float:
 
 def threads(name="embedlog-"):
     return [each for each in threading.enumerate() if each.name.startswith(name)]
+
+
+def current_owner(root):
+    """Return the maintenance owner of a log; None if there was none since the boot."""
+    return OWNER.get(root.context.live)
 
 
 def often(run=lambda context: None, name="often"):

@@ -15,9 +15,14 @@ import embedlog
 from embedlog.compaction import CleanOptions, clean, explain, try_clean
 from embedlog.config import MaintenanceConfig
 from embedlog.errors import InvalidConfigError
-from embedlog.maintenance import JobContext, Maintenance, MaintenanceJob, jobs, jobs_of, owner
-from embedlog.maintenance.job_context import OWNER, MaintenanceOwner
-from embedlog.maintenance.jobs import CompactionJob
+from embedlog.maintenance import Maintenance, jobs, jobs_of, owner
+from embedlog.maintenance.jobs import (
+    OWNER,
+    CompactionJob,
+    JobContext,
+    MaintenanceJob,
+    MaintenanceOwner,
+)
 from embedlog.partition import pending_deletes
 from embedlog.partition.leases import hold
 from embedlog.record import TopicPartition

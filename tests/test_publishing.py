@@ -25,7 +25,7 @@ from embedlog.errors import (
     UnknownTopicOrPartitionError,
 )
 from embedlog.files import Files
-from embedlog.publish import app_versions, staging, transaction
+from embedlog.publish import app_versions, transaction
 from embedlog.publish.staging import StagedFileWriter
 
 DAY = 86_400_000
@@ -195,7 +195,7 @@ def test_a_topic_that_was_made_anew_is_another_topic(topics):
 def test_a_staged_file_that_is_gone_or_damaged_is_told(topics):
     """Nothing is published of it."""
     gone, damaged = stage(topics, a_0=[b"1"]), stage(topics, a_0=[b"2"])
-    staging.discard(topics.context.files, gone)
+    topics.context.files.unlink(gone.path)
     with open(f"{topics.path}/{damaged.path}", "r+b") as file:
         file.seek(300)
         file.write(b"\xff\xff\xff")
@@ -239,7 +239,7 @@ def test_a_failed_flush_publishes_nothing_and_closes_that_partition_only(tmp_pat
     assert [root.partition("a", number).tail().failed for number in range(2)] == [True, False]
     fill(root.partition("a", 1), 1, first=1)
     assert content(root) == {"a_0": [b"v0"], "a_1": [b"v0", b"v1"]}
-    assert transaction.last_app_version(root, "q") is None
+    assert app_versions.get(root.context.state, "q") is None
     abandon(root)
 
 
@@ -273,7 +273,7 @@ def test_an_empty_publication_is_noted_as_well(topics):
     """A micro-batch without rows is one of the sequence."""
     publish(topics, [], 0)
 
-    assert transaction.last_app_version(topics, "q").version == 0
+    assert app_versions.get(topics.context.state, "q").version == 0
     assert publish(topics, [stage(topics, a_0=[b"1"])], 0).repeated is not None
 
 
@@ -313,7 +313,7 @@ def test_a_checkpoint_is_known_by_its_place(topics):
     again = transaction.Publication("query 2", 0, "query 2", "r", "/checkpoints/a")
     with pytest.raises(RestartedApplicationError, match="/checkpoints/a"):
         transaction.publish(topics, [stage(topics, a_0=[b"0"])], again)
-    elsewhere = again._replace(place="/checkpoints/b")
+    elsewhere = again._replace(checkpoint="/checkpoints/b")
     transaction.publish(topics, [stage(topics, a_0=[b"1"])], elsewhere)
 
     assert content(topics)["a_0"] == [b"0", b"1"]
@@ -324,7 +324,9 @@ def test_a_checkpoint_that_was_moved_is_still_the_same_query(topics):
     first = transaction.Publication("query", 0, "query", "r", "/here")
     transaction.publish(topics, [stage(topics, a_0=[b"0"])], first)
 
-    told = transaction.publish(topics, [stage(topics, a_0=[b"0"])], first._replace(place="/there"))
+    told = transaction.publish(
+        topics, [stage(topics, a_0=[b"0"])], first._replace(checkpoint="/there")
+    )
 
     assert told.repeated is not None
 
@@ -560,7 +562,7 @@ class Machine(Files):
 @pytest.fixture
 def machine(tmp_path, clock, monkeypatch):
     """A root with a topic, where two markers are many, and every publication looks at them."""
-    monkeypatch.setattr(app_versions, "KEPT", 2)
+    monkeypatch.setattr(app_versions, "MAX_ROWS", 2)
     monkeypatch.setattr(app_versions, "CHECK_INTERVAL", 1)
     monkeypatch.setattr(Machine, "up", 1_000)
     monkeypatch.setattr(Machine, "boot", "first boot")
@@ -580,7 +582,11 @@ def others(root, count=3):
 
 
 def names(root):
-    return {name for name, _ in root.context.state.read(app_versions.every)}
+    return {name for name, _ in all_versions(root)}
+
+
+def all_versions(root):
+    return root.context.state.read(lambda txn: dict(app_versions.APP_VERSIONS.scan_valid(txn)))
 
 
 def test_markers_are_dropped_when_they_are_many_and_idle(machine, clock):
@@ -658,7 +664,7 @@ def test_markers_of_deleted_topics_are_dropped(machine):
     make_again(machine, "b")
     others(machine, count=1)
 
-    found = machine.context.state.read(app_versions.every)
+    found = all_versions(machine)
     assert ("app", machine.topic("a").id) in found
     assert ("app", old) not in found
 

@@ -31,14 +31,14 @@ from embedlog.errors import (
 )
 from embedlog.files import Files
 from embedlog.groups import offsets as committed
+from embedlog.maintenance.owner import BoundedClock
 from embedlog.partition import tail
-from embedlog.partition.bounded_clock import CLOCK_READING, bounded_ms
+from embedlog.partition.bounded_clock import CLOCK_READING, MOST_AHEAD_MS, bounded_ms
 from embedlog.partition.leases import hold, leases
 from embedlog.publish import staging, transaction
 from embedlog.publish.transaction import Publication
 from embedlog.record import OffsetAndMetadata, TopicPartition
-from embedlog.retention import BoundedClock, delete_records, describe, policy, retain
-from embedlog.retention.clock import MOST_AHEAD_MS
+from embedlog.retention import delete_records, describe, policy, retain
 from embedlog.retention.policy import RetainedSegment
 from embedlog.root.repair import repair_root
 

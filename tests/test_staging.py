@@ -13,7 +13,7 @@ from embedlog.config import TopicConfig
 from embedlog.files import Files, process_id
 from embedlog.files.process_id import ProcessId
 from embedlog.publish import staging
-from embedlog.publish.staging import KEPT_MS, StagedFileWriter
+from embedlog.publish.staging import MAX_AGE_MS, StagedFileWriter
 from embedlog.root import startup
 from embedlog.root.repair import repair_root
 
@@ -47,7 +47,6 @@ def test_a_stage_without_batches_makes_no_file(root, files):
 
     assert staged == staging.StagedFile("", (), (), 0)
     assert not files.exists("staging")
-    staging.discard(files, staged)
     staging.remove(files, [staged])
 
 
@@ -99,7 +98,7 @@ def test_the_stages_of_a_dead_owner_are_swept_up(root, files):
     owner = forks.run(work).value
     living = stage(root, t_0=[b"2"])
 
-    swept = staging.sweep(files, KEPT_MS)
+    swept = staging.sweep(files, MAX_AGE_MS)
 
     assert [path.split("/")[1] for path in swept] == [owner]
     assert files.exists(living.path)
@@ -113,8 +112,8 @@ def test_the_stages_of_an_owner_elsewhere_are_swept_up_late(root, files):
     one.add("t", 1, 0, encoded(b"1"))
     one.finish()
 
-    assert staging.sweep(files, 1000 + KEPT_MS) == []
-    assert staging.sweep(files, 1001 + KEPT_MS) == [path]
+    assert staging.sweep(files, 1000 + MAX_AGE_MS) == []
+    assert staging.sweep(files, 1001 + MAX_AGE_MS) == [path]
     assert staged_files(root) == []
 
 
@@ -122,8 +121,8 @@ def test_what_a_living_owner_forgot_is_swept_up_at_last(root, files):
     """A driver that runs for months."""
     staged = stage(root, t_0=[b"1"])
 
-    assert staging.sweep(files, 7 * KEPT_MS) == []
-    assert staging.sweep(files, 7 * KEPT_MS + 1) == [staged.path.rpartition("/")[0]]
+    assert staging.sweep(files, 7 * MAX_AGE_MS) == []
+    assert staging.sweep(files, 7 * MAX_AGE_MS + 1) == [staged.path.rpartition("/")[0]]
 
 
 def test_names_that_are_nobodys_are_swept_up(root, files):

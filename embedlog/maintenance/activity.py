@@ -1,12 +1,12 @@
 """Records in the topic ``__activity`` what happened to a log.
 
-The maintenance owner writes it, so appending, creating a topic or joining a group costs
-nothing for it.  The owner compares the catalog and the groups with what was reported
-before and reports the differences; its own work it reports when that is done.  So no event
-is lost because the process that caused it was killed.
+The maintenance owner writes it, so an append, a new topic or a new member costs nothing
+extra.  The owner compares the catalog and the groups with what was reported before and
+reports the differences, so no event is lost because the process that caused it was
+killed.  It also reports its own work.
 
 An event is noted as reported first and written second: a crash in between loses an event,
-but none is reported twice, and none that did not happen.  Several rolls or rebalances
+but no event is reported twice or without having happened.  Several rolls or rebalances
 between two rounds are one event.  An idle log gets no events, and not even the topic.
 """
 
@@ -14,10 +14,9 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from embedlog import batch, catalog, kv
 from embedlog.catalog import ACTIVITY, TopicInfo
@@ -31,7 +30,7 @@ from embedlog.errors import (
     TopicAlreadyExistsError,
     UnknownTopicOrPartitionError,
 )
-from embedlog.groups.membership import GROUPS, Membership
+from embedlog.groups.membership import GROUPS
 from embedlog.keyspace import (
     GROUP_VERSIONS,
     REPORTED_GROUPS,
@@ -43,9 +42,6 @@ from embedlog.keyspace import (
 from embedlog.partition import PartitionLog
 from embedlog.retention import RetentionResult
 from embedlog.root.root import Root
-
-if TYPE_CHECKING:
-    from embedlog.compaction import CleanResult
 
 KINDS: Final = (
     *("created", "altered", "deleted", "rolled", "recovered", "retained", "compacted"),
@@ -59,12 +55,12 @@ SETTINGS: Final[Mapping[str, object]] = {
 """Settings of the new topic; they can be altered like those of any other."""
 
 _LOCK_SECONDS = 1.0
-_NEW: Final[Mapping[str, Any]] = {"config": {}, "places": []}
+_NEW: Final[Mapping[str, Any]] = {"config": {}, "partitions": []}
 """What was reported of a topic that is new."""
 _MAX_BATCH = 1_000
 """Events per batch, so that no batch is larger than ``max.message.bytes``."""
 _MIN_FREE_BYTES = 1 << 20
-"""With less free space nothing is reported: the jobs need what is left."""
+"""If less space is free, nothing is reported: the jobs need that space."""
 _log = logging.getLogger("embedlog")
 
 Fence = Callable[[kv.Txn], None]
@@ -80,15 +76,11 @@ class Event(NamedTuple):
     facts: dict[str, Any]
     """The details, for JSON."""
 
-    def value(self) -> bytes:
-        """Return the value of the record."""
-        return json.dumps({"kind": self.kind, **self.facts}, ensure_ascii=False).encode()
-
 
 # Reporting
 
 
-def report(root: Root, events: Iterable[Event], pid: int | None = None) -> None:
+def report(root: Root, events: Sequence[Event], pid: int | None = None) -> None:
     """Append events to the topic, which is created if necessary.
 
     Errors are only logged: no job should fail because of them.
@@ -101,18 +93,21 @@ def report(root: Root, events: Iterable[Event], pid: int | None = None) -> None:
     Raises:
         ClosedError: The log was closed meanwhile.
     """
-    events = list(events)
     if not events:
         return
     try:
         if root.context.files.free_bytes() < _MIN_FREE_BYTES:
             raise DiskFullError("The disk is full", path=root.path)
-        if pid is not None and _is_new_owner(root, pid):
-            events.insert(0, Event("owner", "maintenance", {"pid": pid}))
+        live = root.context.live
+        if pid is not None and REPORTED_OWNER.get(live) != pid:
+            live.write(lambda txn: REPORTED_OWNER.put(txn, value=pid))
+            events = [Event("owner", "maintenance", {"pid": pid}), *events]
         log, now_ms = _topic(root), root.clock()
         for first in range(0, len(events), _MAX_BATCH):
             part = events[first : first + _MAX_BATCH]
-            values, keys = [event.value() for event in part], [event.key.encode() for event in part]
+            records = [{"kind": event.kind, **event.facts} for event in part]
+            values = [json.dumps(record, ensure_ascii=False).encode() for record in records]
+            keys = [event.key.encode() for event in part]
             log.append([batch.encode_lists(values, keys, now_ms)], timeout=_LOCK_SECONDS)
     except ClosedError:
         raise
@@ -129,68 +124,46 @@ def _topic(root: Root) -> PartitionLog:
         return root.partition(ACTIVITY, 0)
 
 
-def _is_new_owner(root: Root, pid: int) -> bool:
-    live = root.context.live
-    if REPORTED_OWNER.get(live) == pid:
-        return False
-    live.write(lambda txn: REPORTED_OWNER.put(txn, value=pid))
-    return True
-
-
 # What jobs did
 
 
 def events_of(result: object) -> list[Event]:
     """Return the events for the result of a job."""
-    if not isinstance(result, list):
-        return []
-    return [event for item in result for event in _events_of_item(item)]
-
-
-def expired(group_id: str, count: int) -> Event:
-    """Return the event of committed offsets that expired."""
-    return Event("expired", group_id, {"group": group_id, "offsets": count})
+    items = result if isinstance(result, list) else []
+    return [event for item in items for event in _events_of_item(item)]
 
 
 def _events_of_item(item: object) -> Iterator[Event]:
     if isinstance(item, Event):
         yield item
-    elif isinstance(item, RetentionResult):
+        return
+    if isinstance(item, RetentionResult):
         yield from _partition_event(item.topic, item.partition, "retained", item._asdict())
-    else:
-        # Imported here: it loads numpy, unless the compaction job has done that already.
-        from embedlog.compaction import CleanResult
+        return
+    # Imported here: it loads numpy, unless the compaction job has done that already.
+    from embedlog.compaction import CleanResult
 
-        if isinstance(item, CleanResult):
-            yield from _compaction_event(item)
-
-
-def _compaction_event(result: CleanResult) -> Iterator[Event]:
-    topic, partition = result.topic, result.partition
-    if result.error is not None and not isinstance(result.error, FencedError):
-        facts: dict[str, Any] = {"error": result.why, "job": "compaction"}
-        yield from _partition_event(topic, partition, "failed", facts)
-    elif result.passes:
+    if not isinstance(item, CleanResult):
+        return
+    if item.error is not None and not isinstance(item.error, FencedError):
+        facts: dict[str, Any] = {"error": item.why, "job": "compaction"}
+        yield from _partition_event(item.topic, item.partition, "failed", facts)
+    elif item.passes:
         names = (
             *("first_dirty", "passes", "bytes_before", "bytes_after", "records_read"),
             *("records_kept", "tombstones", "segments_before", "segments_after"),
         )
-        facts = {name: getattr(result, name) for name in names}
-        yield from _partition_event(topic, partition, "compacted", facts)
+        facts = {name: getattr(item, name) for name in names}
+        yield from _partition_event(item.topic, item.partition, "compacted", facts)
 
 
 def _partition_event(
     topic: str, partition: int, kind: str, facts: Mapping[str, Any]
 ) -> Iterator[Event]:
-    # Nothing is reported of the activity topic itself: that would never end.
+    # Nothing is reported about the activity topic itself: that would never end.
     if topic != ACTIVITY:
         where = {"topic": topic, "partition": partition}
         yield Event(kind, f"{topic}-{partition}", where | dict(facts))
-
-
-def failed(job: str, error: Exception) -> Event:
-    """Return the event of a job that failed."""
-    return Event("failed", job, {"job": job, "error": str(error)})
 
 
 # What other processes did
@@ -231,11 +204,11 @@ def _detect_new_live(root: Root, fence: Fence) -> list[Event]:
         REPORTED_LIVE.put(txn, value=None)
         return new
 
-    known = root.context.state.read(REPORTED_TOPICS.any)
-    if not live.write(step) or not known:
+    had_topics = root.context.state.read(REPORTED_TOPICS.any)
+    if not live.write(step) or not had_topics:
         return []
-    reason = "live was rebuilt after a reboot, or because it was damaged"
-    return [Event("recovered", "live", {"reason": reason})]
+    facts = {"reason": "live was rebuilt after a reboot, or because it was damaged"}
+    return [Event("recovered", "live", facts)]
 
 
 def _detect_topic_changes(root: Root, fence: Fence) -> list[Event]:
@@ -246,7 +219,8 @@ def _detect_topic_changes(root: Root, fence: Fence) -> list[Event]:
     if changes.rows:
         live.read(fence)
         # Compared again in the transaction that notes it: of two processes only one reports it.
-        changes, number = state.write(partial(_note, changes.rows.keys()))
+        wanted = changes.rows.keys()
+        changes, number = state.write(lambda txn: _note(txn, wanted))
         # What others changed in between is reported in the next round.
         version = number if number == version + 1 else version
     live.write(lambda txn: REPORTED_VERSION.put(txn, value=version))
@@ -261,87 +235,82 @@ class TopicChanges(NamedTuple):
     """By key."""
 
 
-def _note(wanted: Collection[bytes], txn: kv.Txn) -> tuple[TopicChanges, int]:
+def _note(txn: kv.Txn, wanted: Collection[bytes]) -> tuple[TopicChanges, int]:
     changes = _compare(txn, wanted)
-    for key, row in changes.rows.items():
-        if row is None:
+    for key, fields in changes.rows.items():
+        if fields is None:
             txn.delete(key)
         else:
-            txn.put(key, REPORTED_TOPICS.dump(key, row))
-    # A transaction that writes nothing does not exist, and its number is that of another.
+            txn.put(key, REPORTED_TOPICS.dump(key, fields))
+    # The number of a transaction that writes nothing is used again.
     return changes, txn.id() if changes.rows else -1
 
 
 def _compare(txn: kv.Txn, wanted: Collection[bytes] | None = None) -> TopicChanges:
     """Return the differences to what was reported of all topics, or of those wanted."""
-    reported = dict(kv.rows(txn, REPORTED_TOPICS.prefix()))
-    if wanted is not None:
-        reported = {key: row for key, row in reported.items() if key in wanted}
+    reported = {
+        key: row
+        for key, row in kv.rows(txn, REPORTED_TOPICS.prefix())
+        if wanted is None or key in wanted
+    }
     changes = TopicChanges([], {})
     for info in catalog.topics(txn):
         key = REPORTED_TOPICS.key(info.id)
         if info.name == ACTIVITY or (wanted is not None and key not in wanted):
             continue
-        before, positions = reported.pop(key, None), _positions(txn, info)
-        row = _reported_row(info, positions)
-        if before != REPORTED_TOPICS.dump(key, row):
-            changes.rows[key] = row
-            known = _NEW if before is None else _unpack(key, before)
-            if known is not None:
-                changes.events.extend(_topic_events(info, known))
-                changes.events.extend(_segment_events(txn, info, known, positions))
+        row, config, ends = reported.pop(key, None), info.config.overrides(), _ends(txn, info)
+        fields = {"name": info.name, "id": info.id, "config": config, "partitions": ends}
+        if row == REPORTED_TOPICS.dump(key, fields):
+            continue
+        changes.rows[key] = fields
+        before = _NEW if row is None else _load(key, row)
+        if before is not None:
+            changes.events.extend(_topic_events(info, before))
+            changes.events.extend(_segment_events(txn, info, before["partitions"], ends))
     changes.rows.update(dict.fromkeys(reported))
+    deleted = filter(None, (_load(key, row) for key, row in reported.items()))
     # First, since a topic that was created again has the name of one that was deleted.
-    changes.events[:0] = [event for item in reported.items() for event in _deleted(*item)]
+    changes.events[:0] = [
+        Event("deleted", fields["name"], {"topic": fields["name"], "id": fields["id"]})
+        for fields in deleted
+    ]
     return changes
 
 
-def _deleted(key: bytes, row: bytes) -> Iterator[Event]:
-    known = _unpack(key, row)
-    if known is not None:
-        yield Event("deleted", known["name"], {"topic": known["name"], "id": known["id"]})
-
-
-def _reported_row(info: TopicInfo, positions: list[list[int]]) -> dict[str, Any]:
-    config = info.config.overrides()
-    return {"name": info.name, "id": info.id, "config": config, "places": positions}
-
-
-def _unpack(key: bytes, row: bytes) -> dict[str, Any] | None:
-    """Return what was reported of a topic; None if that is damaged: events begin with now then."""
+def _load(key: bytes, row: bytes) -> Mapping[str, Any] | None:
+    """Return what was reported of a topic; None if that is damaged, so that it is not compared."""
     try:
-        known: dict[str, Any] = REPORTED_TOPICS.load(key, row)
+        fields: Mapping[str, Any] = REPORTED_TOPICS.load(key, row)
     except CorruptionError as error:
         _log.warning("%s; what happened to the topic since then is not reported", error)
         return None
-    return known
+    return fields
 
 
-def _positions(txn: kv.Txn, info: TopicInfo) -> list[list[int]]:
+def _ends(txn: kv.Txn, info: TopicInfo) -> list[list[int]]:
     """Return the base offset of the active segment and the leader epoch of each partition."""
-    positions = []
+    ends = []
     for number in range(info.partitions):
         key = info.key(number)
         last, durable = catalog.last_segment(txn, key), catalog.PARTITIONS.get(txn, key)
         if last is not None and durable is not None:
-            positions.append([last.base_offset, durable.leader_epoch])
-    return positions
+            ends.append([last.base_offset, durable.leader_epoch])
+    return ends
 
 
-def _topic_events(info: TopicInfo, known: Mapping[str, Any]) -> Iterator[Event]:
+def _topic_events(info: TopicInfo, before: Mapping[str, Any]) -> Iterator[Event]:
     config = info.config.overrides()
     facts: dict[str, Any] = {"topic": info.name, "id": info.id}
-    if known is _NEW:
+    if before is _NEW:
         facts |= {"partitions": info.partitions, "config": config, "created_ms": info.created_ms}
         yield Event("created", info.name, facts)
         return
-    before = known["config"]
+    old_config, count = before["config"], len(before["partitions"])
     changes = {
-        name: [before.get(name), config.get(name)]
-        for name in sorted(before.keys() | config.keys())
-        if before.get(name) != config.get(name)
+        name: [old_config.get(name), config.get(name)]
+        for name in sorted(old_config.keys() | config.keys())
+        if old_config.get(name) != config.get(name)
     }
-    count = len(known["places"])
     if changes or count != info.partitions:
         facts["config"] = changes
         facts |= {"partitions": [count, info.partitions]} if count != info.partitions else {}
@@ -349,11 +318,10 @@ def _topic_events(info: TopicInfo, known: Mapping[str, Any]) -> Iterator[Event]:
 
 
 def _segment_events(
-    txn: kv.Txn, info: TopicInfo, known: Mapping[str, Any], positions: list[list[int]]
+    txn: kv.Txn, info: TopicInfo, before: list[list[int]], after: list[list[int]]
 ) -> Iterator[Event]:
     """Yield the new segments and the new leader epochs, each of which begins at a truncation."""
-    before = known["places"]
-    for number, (base, epoch) in enumerate(positions):
+    for number, (base, epoch) in enumerate(after):
         old_base, old_epoch = before[number] if number < len(before) else (0, 0)
         if epoch > old_epoch:
             for new_epoch, start in catalog.epochs(txn, info.key(number)):
@@ -383,8 +351,16 @@ def _detect_rebalances(root: Root, fence: Fence) -> list[Event]:
             reported = REPORTED_GROUPS.get(txn, name)
             generation = 0 if reported is None else reported.generation
             if group.settled and group.generation != generation:
-                events.append(_rebalanced(name, group))
                 generation = group.generation
+                facts = {
+                    "group": name,
+                    "generation": generation,
+                    "assignor": group.assignor,
+                    "topics": sorted(group.topics),
+                    "members": len(group.members),
+                    "partitions": sum(map(len, group.target.values())),
+                }
+                events.append(Event("rebalanced", name, facts))
             REPORTED_GROUPS.put(txn, name, value=(version, generation))
         return events
 
@@ -399,15 +375,3 @@ def _changed_groups(txn: kv.Txn) -> dict[str, int | None]:
     return deleted | {
         name: version for name, version in versions.items() if reported.get(name) != version
     }
-
-
-def _rebalanced(name: str, group: Membership) -> Event:
-    facts = {
-        "group": name,
-        "generation": group.generation,
-        "assignor": group.assignor,
-        "topics": sorted(group.topics),
-        "members": len(group.members),
-        "partitions": sum(map(len, group.target.values())),
-    }
-    return Event("rebalanced", name, facts)

@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from time import monotonic
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
+from embedlog import keyspace, kv
 from embedlog.config import MaintenanceConfig, TopicConfig
-from embedlog.errors import (
-    ClosedError,
-    DiskFullError,
-    EmbedlogError,
-    FencedError,
-    UnknownTopicOrPartitionError,
-)
+from embedlog.errors import DiskFullError, EmbedlogError, FencedError
 from embedlog.group import Group, group_ids
 from embedlog.groups import offsets
 from embedlog.maintenance import activity
-from embedlog.maintenance.job_context import JobContext, MaintenanceJob
 from embedlog.partition import PartitionLog, flush, tail
 from embedlog.partition.append_rules import has_flush_interval
 from embedlog.partition.producer_expiration import expire_producers
 from embedlog.retention import RetentionResult, retain
+from embedlog.retention.retain import collected
+from embedlog.root.root import Root
 
 if TYPE_CHECKING:
     from embedlog.compaction import CleanResult, Throttle
@@ -31,6 +29,67 @@ ACTIVITY_SECONDS = 2.0
 FLUSH_SECONDS = 1.0
 RETRY_SECONDS = 600.0
 """How long a partition that could not be compacted is skipped."""
+
+
+class MaintenanceOwner(NamedTuple):
+    """The process that does the maintenance of a log."""
+
+    epoch: int
+    """Grows with each change of the owner."""
+    deadline_ms: int
+    """In milliseconds since boot; after it another process may take over."""
+    pid: int
+
+
+OWNER = keyspace.MAINTENANCE_OWNER.typed(MaintenanceOwner)
+
+
+def owner_in(txn: kv.Txn | kv.Store) -> MaintenanceOwner:
+    """Return the owner in a transaction of `live`; without one, epoch 0 with a deadline of 0."""
+    return OWNER.get(txn) or MaintenanceOwner(0, 0, 0)
+
+
+@dataclass(slots=True)
+class JobContext:
+    """What a job gets: the log, the time, and whether to continue."""
+
+    root: Root
+    epoch: int
+    """The epoch of this owner."""
+    clock: Callable[[], int]
+    """Returns milliseconds since 1970; called once per round."""
+    should_stop: Callable[[], bool]
+    """Whether the job must end; a fork may happen during this call."""
+    timeout: float | None = None
+    """Seconds to wait for the lock of a partition; by default as for any lock."""
+
+    def report(self, events: Sequence[activity.Event]) -> None:
+        """Append events to the activity topic of the log; failures are only logged."""
+        activity.report(self.root, events, os.getpid())
+
+    def fence(self, txn: kv.Txn) -> None:
+        """Check in a transaction of `live` that this process still is the owner.
+
+        Raises:
+            FencedError: Another process took over.
+        """
+        if owner_in(txn).epoch != self.epoch:
+            raise FencedError(
+                "Another process took over the maintenance of the log",
+                path=self.root.path,
+                todo="Nothing to do: it continues there.",
+            )
+
+
+class MaintenanceJob(NamedTuple):
+    """A job that one process does at regular intervals."""
+
+    name: str
+    every_seconds: float
+    run: Callable[[JobContext], object]
+    """Must call `JobContext.should_stop` often, and `JobContext.fence` before it deletes."""
+    threads: int = 1
+    """How many threads may run it at the same time."""
 
 
 def jobs_of(config: MaintenanceConfig) -> tuple[MaintenanceJob, ...]:
@@ -76,14 +135,14 @@ def _checkpoint(job: JobContext) -> int:
 
 def _expire_offsets(job: JobContext, retention_ms: int) -> int:
     """Delete committed offsets of groups that were not used for ``retention_ms`` (M15)."""
-    context, now_ms = job.root.context, job.clock()
-    expired = {}
+    context, now_ms, events = job.root.context, job.clock(), []
     for name in group_ids(context.live, context.state):
         if job.should_stop():
             break
-        expired[name] = Group(context, name, tail.ends).expire_offsets(now_ms, retention_ms)
-    job.report([activity.expired(name, count) for name, count in expired.items() if count])
-    return sum(expired.values())
+        if count := Group(context, name, tail.ends).expire_offsets(now_ms, retention_ms):
+            events.append(activity.Event("expired", name, {"group": name, "offsets": count}))
+    job.report(events)
+    return sum(event.facts["offsets"] for event in events)
 
 
 def _expire_producers(job: JobContext) -> int:
@@ -93,14 +152,8 @@ def _expire_producers(job: JobContext) -> int:
     for log in _used_partitions(job, lambda config: True):
         if job.should_stop():
             break
-        try:
+        with collected(failures):
             expired += expire_producers(log, now_ms, fence=job.fence, timeout=job.timeout)
-        except (ClosedError, FencedError):
-            raise
-        except UnknownTopicOrPartitionError:
-            continue  # The topic was deleted meanwhile.
-        except EmbedlogError as error:
-            failures.append(error)
     if failures:
         raise failures[0]
     return expired
@@ -112,10 +165,10 @@ def _activity(job: JobContext) -> list[activity.Event]:
 
 
 class CompactionJob:
-    """Compacts what is due; its threads share a throttle and the list of failures (D3, D4).
+    """Compacts what is due; its threads share a throttle and the failures (D3, D4).
 
-    Each thread selects partitions by itself; if another thread is compacting one, the
-    thread gets an error and continues with the next.
+    Each thread selects partitions by itself, and skips one that another thread is
+    compacting.
     """
 
     def __init__(self, config: MaintenanceConfig) -> None:
@@ -149,9 +202,9 @@ class CompactionJob:
         # There may be space again in the next round.
         for log, error in list(self._failed.items()):
             if isinstance(error, DiskFullError):
-                self._failed.pop(log, None)
+                self._failed.pop(log, None)  # Another thread may have done so.
         if results:
-            # Compaction may have given up the reserve, and freed the space for it since.
+            # Compaction may have released the reserve, and freed the space for it since.
             job.root.context.reserve.keep()
         return results
 
@@ -160,15 +213,11 @@ def _used_partitions(
     job: JobContext, wanted: Callable[[TopicConfig], bool]
 ) -> Iterator[PartitionLog]:
     """Yield the partitions used since the boot whose topics have such a config."""
-    for info in job.root.topics().values():
-        for number in range(info.partitions if wanted(info.config) else 0):
-            try:
-                log = job.root.partition(info.name, number)
-            except UnknownTopicOrPartitionError:
-                break  # The topic was deleted meanwhile.
-            # Using one that was not used since the boot would create its files.
-            if log.context.live.get(log.tail_key) is not None:
-                yield log
+    topics = [info for info in job.root.topics().values() if wanted(info.config)]
+    for log in job.root.partition_logs(topics):
+        # Using a partition for the first time since the boot would create its files.
+        if log.context.live.get(log.tail_key) is not None:
+            yield log
 
 
 JOBS = jobs_of(MaintenanceConfig())

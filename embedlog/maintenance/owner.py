@@ -1,14 +1,14 @@
 """Decides which process does the maintenance of a log, and runs its threads.
 
 One of all attached processes is the owner: it holds the lock ``locks/maintenance``, and
-its *epoch* is in `live`.  The lock is free the moment the owner dies, and a thread of each
-other process waits for that death.  A process that was stopped keeps the lock, so its
-deadline counts, by a clock that goes on while the machine sleeps: after it, another
+its *epoch* is in `live`.  The lock is free as soon as the owner dies, and a thread of each
+other process waits for that.  A process that was stopped keeps the lock, but must renew a
+deadline, by a clock that also advances while the machine sleeps: after the deadline another
 process raises the epoch.  Every transaction that deletes checks the epoch, so a former
-owner that wakes up deletes nothing (R3, P14).
+owner that continues deletes nothing (R3, P14).
 
-The time when a job was last done is in `live` too, so that processes that live for a few
-seconds do their share only.  Nothing starts before a program uses its log.
+The time when a job was last done is in `live` too, so that processes that end after a few
+seconds do not run each job again.  Nothing starts before a program uses its log.
 """
 
 from __future__ import annotations
@@ -18,24 +18,23 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from time import monotonic
-from typing import TypeVar
 
 from embedlog import kv
 from embedlog.errors import ClosedError, EmbedlogError, FencedError
 from embedlog.files import ProcessWatch
 from embedlog.keyspace import JOB_RUNS
 from embedlog.maintenance import activity
-from embedlog.maintenance.job_context import (
+from embedlog.maintenance.jobs import (
+    JOBS,
     OWNER,
     JobContext,
     MaintenanceJob,
     MaintenanceOwner,
     owner_in,
 )
-from embedlog.maintenance.jobs import JOBS
-from embedlog.retention import BoundedClock
+from embedlog.partition.bounded_clock import CLOCK_READING, ClockReading, last_reading
 from embedlog.root.root import Root
 
 SESSION_MS = 15_000
@@ -47,13 +46,12 @@ LOCK_SECONDS = 1.0
 _RETRY_SECONDS = 0.01
 """The death of a process is reported a moment before its locks are free."""
 _MAX_BLIND_TRIES = 100
-"""Tries while the owner's process is gone; after that it may be one not visible from here."""
+"""Tries while the owner's process is not found; after them, it counts as one that is not
+visible from here, as in another container."""
 _FIRST_SECONDS = 1.0
-"""A program does its own work first; one that ends before this does no maintenance."""
+"""The thread waits this long first, so that a short program does no maintenance."""
 _FORK_SECONDS = 1.0
 _MAX_TRIES = 3
-
-T = TypeVar("T")
 
 _LOCK = "locks/maintenance"
 _log = logging.getLogger("embedlog")
@@ -61,7 +59,7 @@ _instances: weakref.WeakSet[Maintenance] = weakref.WeakSet()
 
 
 class Maintenance:
-    """The part of one process in the maintenance of one log.
+    """What one process does for the maintenance of one log.
 
     Args:
         root: The open log.
@@ -159,26 +157,23 @@ class Maintenance:
         if not self._owner_lock.acquire(blocking=False):
             return HEARTBEAT_SECONDS  # `maintain` runs.
         try:
-            if self.epoch is not None:
-                self._heartbeat()
-                return HEARTBEAT_SECONDS
-            return self._try_own()
+            if self.epoch is None:
+                return self._try_own()
+            self._lock()  # A former owner may have released it since.
+            self._set_deadline(self.epoch)
         except FencedError as error:
             _log.info("%s", error)
             self._resign(release=False)
-            return HEARTBEAT_SECONDS
         except ClosedError:
             raise
-        except EmbedlogError as error:
+        except (EmbedlogError, RuntimeError) as error:
             _log.warning("Maintenance of %s: %s", self.root.path, error)
-            return HEARTBEAT_SECONDS
-        except RuntimeError as error:
-            # No thread can be started here; another process may be able to.
-            _log.warning("Maintenance of %s: %s", self.root.path, error)
-            self._resign(release=True)
-            return HEARTBEAT_SECONDS
+            if not isinstance(error, EmbedlogError):
+                # No thread can be started here; another process may be able to.
+                self._resign(release=True)
         finally:
             self._owner_lock.release()
+        return HEARTBEAT_SECONDS
 
     def _try_own(self) -> float:
         """Become the owner if there is none; otherwise watch for the end of its process."""
@@ -204,7 +199,7 @@ class Maintenance:
         return files.try_lock(self._lock_fd)
 
     def _unlock(self) -> None:
-        if self._lock_fd is not None:
+        if self._lock_fd is not None and not self.root.closed:
             self.root.context.files.unlock(self._lock_fd)
 
     def _claim(self, *, force: bool) -> int | None:
@@ -219,18 +214,15 @@ class Maintenance:
             OWNER.put(txn, value=MaintenanceOwner(epoch, now_ms + self.session_ms, os.getpid()))
             return epoch
 
-        # First without a write transaction, since all other processes come here again and again.
+        # First without a write transaction, since all other processes do this repeatedly.
         if not force and owner_in(self.root.context.live).deadline_ms > now_ms:
             return None
         return self._write(step)
 
-    def _heartbeat(self) -> None:
-        """Move the deadline, and take the lock if a former owner has released it since."""
-        assert self.epoch is not None
-        self._lock()
-        self._set_deadline(self.epoch, self._uptime_ms() + self.session_ms)
-
-    def _set_deadline(self, epoch: int, deadline_ms: int) -> None:
+    def _set_deadline(self, epoch: int, deadline_ms: int | None = None) -> None:
+        """Move the deadline, by default to `session_ms` from now."""
+        if deadline_ms is None:
+            deadline_ms = self._uptime_ms() + self.session_ms
         context = JobContext(self.root, epoch, self.root.clock, bool)
 
         def step(txn: kv.Txn) -> None:
@@ -254,10 +246,9 @@ class Maintenance:
         except EmbedlogError:
             pass  # There is a new owner, or the log is closed; the lock shows that too.
         finally:
-            if not self.root.closed:
-                self._unlock()
+            self._unlock()
 
-    def _write(self, step: kv.Step[T]) -> T:
+    def _write(self, step: kv.Step[kv.T]) -> kv.T:
         """Run a step on `live`, with the help of the reserve if the disk is full."""
         context = self.root.context
         return context.reserve.used_by(lambda: context.live.write(step))
@@ -266,20 +257,20 @@ class Maintenance:
         return self.root.context.files.uptime_ms()
 
     def _job_clock(self) -> Callable[[], int]:
-        return self._bounded_clock() if self._bound_clock else self.root.clock
-
-    def _bounded_clock(self) -> BoundedClock:
-        context = self.root.context
-        return BoundedClock(context.live, self.root.clock, context.files.uptime_ms)
+        context, clock = self.root.context, self.root.clock
+        if self._bound_clock:
+            clock = BoundedClock(context.live, clock, context.files.uptime_ms)
+        return clock
 
     # Jobs
 
     def _start_workers(self, epoch: int) -> None:
-        if self._bound_clock:
+        clock = self._job_clock()
+        if isinstance(clock, BoundedClock):
             # Before the first round, so that a jump meanwhile is noticed.
-            self._bounded_clock().begin()
+            clock.begin()
         self._workers = [
-            MaintenanceThread(self, job, epoch, self._job_clock())
+            MaintenanceThread(self, job, epoch, clock)
             for job in self.jobs
             for _ in range(job.threads)
         ]
@@ -308,32 +299,31 @@ class Maintenance:
             self._note_done(job)
         if events := activity.events_of(result):
             context.report(events)
+        self.failures.pop(job.name, None)
         return result
 
     def note_failure(self, job: MaintenanceJob, context: JobContext, error: Exception) -> None:
         """Keep the error of a job, and report it unless it is the same as before."""
         before, self.failures[job.name] = self.failures.get(job.name), error
         if str(before) != str(error):
-            context.report([activity.failed(job.name, error)])
+            facts = {"job": job.name, "error": str(error)}
+            context.report([activity.Event("failed", job.name, facts)])
 
     def maintain(self) -> dict[str, object]:
         """Run every job once, in this thread, and return their results by name.
 
-        If another process is the owner, this one takes over for that time.
+        If another process is the owner, this one takes over until it is done.
 
         Raises:
-            FencedError: Other processes took over in the meantime, again and again.
+            FencedError: Other processes took over meanwhile, at each of several attempts.
             EmbedlogError: The first error of a job; all other jobs were run.
         """
         self.root.context.check_writable()
-        for attempt in range(_MAX_TRIES):
-            try:
-                with self._owned() as context:
-                    return self._run_all(context)
-            except FencedError:
-                if attempt == _MAX_TRIES - 1:
-                    raise
-        raise AssertionError("unreachable")
+        for _ in range(_MAX_TRIES - 1):
+            with suppress(FencedError), self._owned() as context:
+                return self._run_all(context)
+        with self._owned() as context:
+            return self._run_all(context)
 
     def _run_all(self, context: JobContext) -> dict[str, object]:
         failures: list[EmbedlogError] = []
@@ -341,7 +331,6 @@ class Maintenance:
         for job in self.jobs:
             try:
                 results[job.name] = self.run_job(job, context)
-                self.failures.pop(job.name, None)
             except (ClosedError, FencedError):
                 raise
             except EmbedlogError as error:
@@ -353,7 +342,7 @@ class Maintenance:
 
     @contextmanager
     def _owned(self) -> Iterator[JobContext]:
-        """Be the owner for a while: with the epoch of the background thread, or a new one."""
+        """Be the owner during the block: with the epoch of the background thread, or a new one."""
         with self._owner_lock:
             epoch = self.epoch
             if epoch is None:
@@ -362,7 +351,7 @@ class Maintenance:
         yield JobContext(self.root, epoch, self._job_clock(), bool)
 
     def _take_over(self) -> Iterator[JobContext]:
-        """Raise the epoch: the owner is fenced, releases the lock, and may own it again later."""
+        """Raise the epoch: this fences the owner, which may take over again later."""
         locked, last_heartbeat = self._lock(), monotonic()
         epoch = self._claim(force=True)
         assert epoch is not None
@@ -372,16 +361,15 @@ class Maintenance:
             locked = locked or self._lock()
             if monotonic() - last_heartbeat > HEARTBEAT_SECONDS:
                 last_heartbeat = monotonic()
-                self._set_deadline(epoch, self._uptime_ms() + self.session_ms)
+                self._set_deadline(epoch)
             return False
 
         try:
             yield JobContext(self.root, epoch, self._job_clock(), should_stop)
         finally:
-            if not self.root.closed:
-                if owner_in(self.root.context.live).epoch == epoch:
-                    self._set_deadline(epoch, 0)
-                self._unlock()
+            if not self.root.closed and owner_in(self.root.context.live).epoch == epoch:
+                self._set_deadline(epoch, 0)
+            self._unlock()
 
 
 class MaintenanceThread(threading.Thread):
@@ -416,19 +404,55 @@ class MaintenanceThread(threading.Thread):
                     self._run_job()
                 due = self._job.every_seconds
         except (ClosedError, FencedError):
-            pass  # The thread with the heartbeat notices it as well, and ends this one.
+            pass  # The thread that sends heartbeats gets the error too, and ends this thread.
 
     def _run_job(self) -> None:
         maintenance, job = self._maintenance, self._job
         try:
             maintenance.run_job(job, self._context)
-            maintenance.failures.pop(job.name, None)
         except (ClosedError, FencedError):
             raise
         except Exception as error:  # noqa: BLE001 - there is no caller to raise it to
             maintenance.note_failure(job, self._context, error)
             trace = None if isinstance(error, EmbedlogError) else error
             _log.warning("Job %s of %s: %s", job.name, maintenance.root.path, error, exc_info=trace)
+
+
+class BoundedClock:
+    """Milliseconds since 1970; follows a jump ahead of the wall clock in steps (P17).
+
+    A round deletes at most what is an hour older than the machine's uptime suggests, so
+    that an administrator who notices a wrong clock in time loses little.
+
+    Args:
+        live: Where all processes store the last reading.
+        clock: The wall clock.
+        uptime: Milliseconds since boot.
+    """
+
+    def __init__(self, live: kv.Store, clock: Callable[[], int], uptime: Callable[[], int]) -> None:
+        self._live, self._clock, self._uptime = live, clock, uptime
+
+    def __call__(self) -> int:
+        """Return the time for one round; each call moves the clock by one step."""
+        wall_ms, uptime_ms = self._clock(), self._uptime()
+        reading = last_reading(self._live)
+        bounded_ms = wall_ms if reading is None else reading.bound(wall_ms, uptime_ms)
+        if bounded_ms < wall_ms:
+            _log.warning(
+                "The clock jumped %.1f hours ahead; retention follows it in steps of an hour",
+                (wall_ms - bounded_ms) / 3_600_000,
+            )
+        self._save(ClockReading(bounded_ms, uptime_ms))
+        return bounded_ms
+
+    def begin(self) -> None:
+        """Save a first reading, if there is none: jumps are detected by comparing with it."""
+        if last_reading(self._live) is None:
+            self._save(ClockReading(self._clock(), self._uptime()))
+
+    def _save(self, reading: ClockReading) -> None:
+        self._live.write(lambda txn: CLOCK_READING.put(txn, value=reading))
 
 
 def _before_fork() -> None:

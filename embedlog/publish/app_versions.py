@@ -3,17 +3,16 @@
 An `AppVersion` is a row of `state`, written in the transaction that publishes.  There
 are two kinds:
 
-- *By source*, such as a query (`Publication.source`): its last publication, to whichever
-  topics.  A source never uses a version twice, so all versions up to this one were
-  published.
+- *By source*, such as a query (`Publication.source`): its last publication to any topics.
+  A source never uses a version twice, so all versions up to this one were published.
 - *By name and topic*: the last publication under a name, such as the path of a
-  checkpoint or a ``txnAppId``, to this topic.  It tells a query that starts over
-  (another source under the same name) from one that continues.  A topic that is deleted
-  and created again has another id, so it has no rows: an application that starts over
-  there publishes nothing twice.
+  checkpoint or a ``txnAppId``, to this topic.  It shows whether a query starts over
+  (another source under the same name) or continues.  A topic that is deleted and created
+  again has another id and no rows, so an application that starts over there publishes
+  nothing twice.
 
-All rows are kept while there are few (`KEPT`).  Beyond that, those are deleted that were
-not written for `IDLE_MS`, by a clock that a change of the wall clock does not move (P17).
+Up to `MAX_ROWS` rows stay however old they are.  If there are more, those that were not
+written for `IDLE_MS` are deleted, by a clock that setting the wall clock does not move (P17).
 """
 
 from __future__ import annotations
@@ -29,10 +28,8 @@ from embedlog.keyspace import PARTITION_KEY, PUBLICATION_CLOCK
 
 ANY_TOPIC = 0
 """Stands for a topic's id in the key of a row by source; ids of topics begin at 1."""
-KEPT = 1000
-"""Up to so many rows are kept however old they are."""
+MAX_ROWS = 1000
 IDLE_MS = 30 * 24 * 60 * 60 * 1000
-"""If there are more than `KEPT` rows, those are deleted that were not written for so long."""
 CHECK_INTERVAL = 64
 """Publications between two checks for too many rows."""
 
@@ -48,7 +45,7 @@ class AppVersion(NamedTuple):
     version: int
     """Its number, counted by the application, such as a batch id."""
     source: str
-    """What counts the versions, such as a query's id: only versions of one source compare."""
+    """What counts the versions, such as a query's id; only its own versions are comparable."""
     run: str
     """The process, or attempt, that published it; for messages."""
     records: int
@@ -79,12 +76,12 @@ def _name_field(name: str) -> bytes:
     return data if len(data) <= 400 else hashlib.sha256(data).hexdigest().encode()
 
 
-def get(txn: kv.Txn, name: str, topic_id: int = ANY_TOPIC) -> AppVersion | None:
+def get(txn: kv.Txn | kv.Store, name: str, topic_id: int = ANY_TOPIC) -> AppVersion | None:
     """Return a row; None if there was no such publication.
 
     Args:
-        txn: A transaction of `state`.
-        name: The source, or the name that was published under.
+        txn: A transaction of `state`, or `state` itself.
+        name: The source, or the name of the application.
         topic_id: The topic; left out for a row by source.
 
     Raises:
@@ -94,22 +91,14 @@ def get(txn: kv.Txn, name: str, topic_id: int = ANY_TOPIC) -> AppVersion | None:
 
 
 def put(txn: kv.Txn, name: str, topic_id: int, row: AppVersion) -> None:
-    """Write a row over the one before it."""
+    """Write a row, replacing the previous one."""
     APP_VERSIONS.put(txn, _name_field(name), topic_id, value=row)
 
 
-def every(txn: kv.Txn) -> dict[tuple[str, int], AppVersion]:
-    """Return all rows that are not damaged, by name and topic id.
-
-    An application that reads a damaged one gets the error.
-    """
-    return {(name, topic_id): row for (name, topic_id), row in APP_VERSIONS.scan_valid(txn)}
-
-
 def is_lost(txn: kv.Txn, row: AppVersion) -> bool:
-    """Return whether the publication of a row is no longer in the log as it was published.
+    """Return whether the log no longer has all of the publication of a row.
 
-    A power cut or a truncation took a part of it, or all its topics were deleted.
+    A power cut or a truncation removed a part of it, or all its topics were deleted.
     """
     ends = [end for end in row.ends if PARTITIONS.exists(txn, end[0])]
     if row.ends and not ends:
@@ -125,7 +114,7 @@ def is_lost(txn: kv.Txn, row: AppVersion) -> bool:
 
 
 class ClockState(NamedTuple):
-    """What the clocks of a machine show at one instant."""
+    """What the clocks of a machine show at the same time."""
 
     boot: str
     uptime_ms: int
@@ -134,13 +123,19 @@ class ClockState(NamedTuple):
 
 
 def advance_clock(txn: kv.Txn, clocks: ClockState) -> int:
-    """Return for how long publications were made in this log, and store what the clocks show.
+    """Return the time of this log's clock of publications in ms, and store what the clocks show.
 
-    It counts milliseconds, and never more of them than have passed, however the wall
-    clock is set.  Within a boot it follows the uptime.  From one boot to the next it
-    follows the wall clock, but for at most a day more than the machine has been up.
+    It never advances by more than the time that has passed, however the wall clock is
+    set.  Within a boot it follows the uptime.  From one boot to the next it follows the
+    wall clock, but at most for a day more than the machine has been up.
     """
-    before = _last_clock(txn)
+    try:
+        before = PUBLICATION_CLOCK.get(txn)
+    except CorruptionError:
+        _logger.warning(
+            "The clock of publications is damaged; it continues from the last publication"
+        )
+        before = None
     if before is None:
         elapsed_ms = max((row.elapsed_ms for _, row in APP_VERSIONS.scan_valid(txn)), default=0)
     else:
@@ -149,19 +144,8 @@ def advance_clock(txn: kv.Txn, clocks: ClockState) -> int:
         else:
             passed = min(clocks.time_ms - before.time_ms, clocks.uptime_ms + _MOST_OFF_MS)
         elapsed_ms = before.elapsed_ms + max(passed, 0)
-    value = (elapsed_ms, clocks.uptime_ms, clocks.time_ms, clocks.boot)
-    PUBLICATION_CLOCK.put(txn, value=value)
+    PUBLICATION_CLOCK.put(txn, value=(elapsed_ms, clocks.uptime_ms, clocks.time_ms, clocks.boot))
     return int(elapsed_ms)
-
-
-def _last_clock(txn: kv.Txn) -> Any | None:
-    try:
-        return PUBLICATION_CLOCK.get(txn)
-    except CorruptionError:
-        _logger.warning(
-            "The clock of publications is damaged; it continues from the last publication"
-        )
-        return None
 
 
 def expire(txn: kv.Txn, elapsed_ms: int) -> None:
@@ -171,14 +155,14 @@ def expire(txn: kv.Txn, elapsed_ms: int) -> None:
         txn: A transaction of `state`.
         elapsed_ms: Now, as `advance_clock` returned it.
     """
-    kept: list[tuple[int, tuple[str, int]]] = []
-    for key, row in every(txn).items():
+    rows: list[tuple[int, tuple[str, int]]] = []
+    # An application that reads a damaged row gets the error.
+    for key, row in list(APP_VERSIONS.scan_valid(txn)):
         topic_id = key[1]
-        if topic_id != ANY_TOPIC and not PARTITIONS.exists(txn, PARTITION_KEY.pack(topic_id, 0)):
-            APP_VERSIONS.delete(txn, *key)
+        if topic_id == ANY_TOPIC or PARTITIONS.exists(txn, PARTITION_KEY.pack(topic_id, 0)):
+            rows.append((row.elapsed_ms, key))
         else:
-            kept.append((row.elapsed_ms, key))
-    too_many = max(len(kept) - KEPT, 0)
-    for written_ms, key in sorted(kept)[:too_many]:
+            APP_VERSIONS.delete(txn, *key)
+    for written_ms, key in sorted(rows)[: max(len(rows) - MAX_ROWS, 0)]:
         if written_ms + IDLE_MS < elapsed_ms:
             APP_VERSIONS.delete(txn, *key)

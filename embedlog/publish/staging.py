@@ -1,23 +1,24 @@
 """Staged files: batches that are ready to be published, and not part of the log yet.
 
 A process that stages opens no database and takes no lock, so it may be killed at any
-instant, and may run where only the directory is shared.  No row names its file:
-`transaction.publish` gets the path, and copies the contents; before and after that,
-any process may remove the file.
+time, and may run where only the directory is shared.  No row names its file:
+`transaction.publish` gets the path and copies the contents; before and after that, any
+process may remove the file.
 
     staging/<owner>/<job>/<name>
 
 The *owner* is a process on which all processes of a job depend, such as the driver of a
 Spark application: once it is dead, its files will not be published.  Its name contains
-boot, process namespace, pid and start, so that no other process with the same pid, here
-or on another machine, is taken for it.  The name of a job begins with the time of its
-start, for when it is unknown whether the owner is alive.
+boot, process namespace, pid and start time, which tell it from any other process with the
+same pid.  The name of a job begins with its start time, which counts if it is unknown
+whether the owner is alive.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from itertools import accumulate
 from typing import NamedTuple
 
 import pyarrow as pa
@@ -28,17 +29,21 @@ from embedlog.errors import StorageError
 from embedlog.files import Files, process_id
 
 STAGING = "staging"
-KEPT_MS = 24 * 60 * 60 * 1000
+MAX_AGE_MS = 24 * 60 * 60 * 1000
 """Older jobs are removed if it is unknown whether their owner is alive."""
-_LIVE_OWNER_FACTOR = 7
-"""Jobs this many times as old are removed even if it is alive."""
+_MAX_AGE_WITH_OWNER_MS = 7 * MAX_AGE_MS
+"""Older jobs are removed even if their owner is alive."""
+
+
+StagedPartition = tuple[str, int, int]
+"""Topic, the topic's id, and partition."""
 
 
 class StagedBatch(NamedTuple):
     """One batch in a staged file, and the partition that it is for."""
 
-    place: int
-    """The index of its partition in `StagedFile.places`."""
+    partition: int
+    """The index of its partition in `StagedFile.partitions`."""
     position: int
     size: int
     headers: bool
@@ -49,9 +54,8 @@ class StagedFile(NamedTuple):
 
     path: str
     """Relative to the root; empty if there was nothing to stage."""
-    places: tuple[tuple[str, int, int], ...]
-    """Topic, the topic's id, and partition."""
-    parts: tuple[StagedBatch, ...]
+    partitions: tuple[StagedPartition, ...]
+    batches: tuple[StagedBatch, ...]
     records: int
 
 
@@ -69,8 +73,8 @@ class StagedFileWriter:
         self._path = f"{directory}/{name}"
         self._fd: int | None = None
         self._position = self._records = 0
-        self._places: dict[tuple[str, int, int], int] = {}
-        self._parts: list[StagedBatch] = []
+        self._partitions: dict[StagedPartition, int] = {}
+        self._batches: list[StagedBatch] = []
 
     def add(self, topic: str, topic_id: int, partition: int, batch: EncodedBatch) -> None:
         """Write a batch; the batches of a partition keep their order.
@@ -81,8 +85,8 @@ class StagedFileWriter:
         if self._fd is None:
             make_directories(self._files, self._directory)
             self._fd = self._files.open(self._path, write=True, create=True, exclusive=True)
-        place = self._places.setdefault((topic, topic_id, partition), len(self._places))
-        self._parts.append(StagedBatch(place, self._position, batch.size, batch.has_headers))
+        index = self._partitions.setdefault((topic, topic_id, partition), len(self._partitions))
+        self._batches.append(StagedBatch(index, self._position, batch.size, batch.has_headers))
         self._position += self._files.write(self._fd, batch.stamp(0, 0), self._position)
         self._records += batch.count
 
@@ -91,31 +95,31 @@ class StagedFileWriter:
 
         It is not flushed: `publish` copies it, and flushes the copy.
         """
-        path = self._path if self._fd is not None else ""
-        self._close()
-        return StagedFile(path, tuple(self._places), tuple(self._parts), self._records)
+        path = self._path if self._close() else ""
+        return StagedFile(path, tuple(self._partitions), tuple(self._batches), self._records)
 
     def abandon(self) -> None:
-        """Remove the file; one that cannot be removed now is removed by `sweep` later."""
-        if self._fd is not None:
-            self._close()
+        """Remove the file; if that fails, `sweep` removes it later."""
+        if self._close():
             with suppress(StorageError):
                 self._files.unlink(self._path, missing_ok=True)
 
-    def _close(self) -> None:
+    def _close(self) -> bool:
+        """Close the file; return whether it was open."""
         fd, self._fd = self._fd, None
         if fd is not None:
             self._files.close(fd)
+        return fd is not None
 
 
-def read(files: Files, staged: StagedFile) -> Iterator[tuple[tuple[str, int, int], EncodedBatch]]:
-    """Yield the batches of a staged file with their partitions, over a map of the file.
+def read(files: Files, staged: StagedFile) -> Iterator[tuple[StagedPartition, EncodedBatch]]:
+    """Yield the batches of a staged file with their partitions; they refer to a map of the file.
 
     Raises:
         CorruptBatchError: The file is not the one that was written.
-        StorageError: It is gone: `sweep` removed it, because its owner seemed dead.
+        StorageError: It is missing: `sweep` removed it, because its owner seemed dead.
     """
-    if not staged.parts:
+    if not staged.batches:
         return
     fd = files.open(staged.path)
     try:
@@ -124,33 +128,31 @@ def read(files: Files, staged: StagedFile) -> Iterator[tuple[tuple[str, int, int
         files.close(fd)
     sources = {
         headers: batches.BatchSource(whole, staged.path, 0, batches.schema(headers=headers))
-        for headers in {part.headers for part in staged.parts}
+        for headers in (False, True)
     }
-    for place, position, size, headers in staged.parts:
+    for index, position, size, headers in staged.batches:
         batch = batches.Batch(sources[headers], position, position + size)
-        yield staged.places[place], batches.to_encoded(batch)
+        yield staged.partitions[index], batches.to_encoded(batch)
 
 
 # The directories of jobs, and when they may be removed
 
 
 def job_directory(owner: str, began_ms: int, job: str) -> str:
-    """Return the directory of a job, the same for all processes that take part in it."""
+    """Return the directory of a job; all of its processes use the same one."""
     return f"{STAGING}/{owner}/{began_ms:013d}-{job}"
 
 
 def make_directories(files: Files, directory: str) -> None:
     """Make a directory and its parents."""
-    parts = directory.split("/")
-    for depth in range(1, len(parts) + 1):
-        files.make_directory("/".join(parts[:depth]))
+    for path in accumulate(directory.split("/"), "{}/{}".format):
+        files.make_directory(path)
 
 
 def remove(files: Files, staged: Iterable[StagedFile]) -> None:
-    """Remove the directories of staged files that are not needed any more.
+    """Remove the directories of staged files, with what failed attempts left there.
 
-    Failed attempts may have left other files there.  What cannot be removed is left
-    to `sweep`.
+    If that fails, `sweep` removes them later.
     """
     for directory in {file.path.rpartition("/")[0] for file in staged if file.path}:
         remove_job(files, directory)
@@ -166,13 +168,6 @@ def remove_job(files: Files, directory: str) -> None:
         files.remove_directory(directory.rpartition("/")[0])
 
 
-def discard(files: Files, staged: StagedFile) -> None:
-    """Remove one staged file; it may be gone already."""
-    if staged.path:
-        with suppress(StorageError):
-            files.unlink(staged.path, missing_ok=True)
-
-
 def job_directories(files: Files) -> list[str]:
     """Return the directories of all jobs that have staged something."""
     paths: list[str] = []
@@ -182,29 +177,29 @@ def job_directories(files: Files) -> list[str]:
     return paths
 
 
-def sweep(files: Files, now_ms: int, kept_ms: int = KEPT_MS) -> list[str]:
+def sweep(files: Files, now_ms: int) -> list[str]:
     """Remove the jobs that will not be published any more; return their directories."""
-    paths = [path for path in job_directories(files) if is_orphaned(path, now_ms, kept_ms)]
+    paths = [path for path in job_directories(files) if is_orphaned(path, now_ms)]
     for path in paths:
         remove_job(files, path)
     return paths
 
 
-def is_orphaned(path: str, now_ms: int, kept_ms: int = KEPT_MS) -> bool:
-    """Whether what a job staged will not be published any more.
+def is_orphaned(path: str, now_ms: int) -> bool:
+    """Return whether what a job staged will not be published any more.
 
-    Its owner is dead, or unknown here and the job is old.
+    Its owner is dead, or it is unknown whether the owner is alive and the job is old.
 
     Args:
         path: The job's directory.
         now_ms: The time, in milliseconds since 1970.
-        kept_ms: How old a job may be if it is unknown whether its owner is alive.
     """
     _, owner, job = path.split("/")
     began = job.partition("-")[0]
-    age_ms = now_ms - int(began) if began.isdigit() else kept_ms * _LIVE_OWNER_FACTOR + 1
+    # A directory that is not named as a job counts as old.
+    age_ms = now_ms - int(began) if began.isdigit() else _MAX_AGE_WITH_OWNER_MS + 1
     process = process_id.parse(owner)
     if process is not None and process.here:
         # A long-lived driver may not have removed what it aborted.
-        return not process.alive or age_ms > kept_ms * _LIVE_OWNER_FACTOR
-    return age_ms > kept_ms
+        return not process.alive or age_ms > _MAX_AGE_WITH_OWNER_MS
+    return age_ms > MAX_AGE_MS

@@ -3,36 +3,36 @@
 In order, under the locks of all partitions, taken in the order of their keys:
 
 1. Read the application's versions: a publication at or below them was published before.
-2. Work out where everything goes: past the end of the active segment, and into
-   new segments where that is full.
+2. Plan where each batch is written: past the end of the active segment, and into new
+   segments where that is full.
 3. One transaction on `state` writes the journal entries, *prepared*: where each
    partition ends, and which files will be created.
 4. Write past the ends, where no reader looks, and into the new files.
-5. With ``durability="fsync"``, flush them, their names, and what was there
-   before and not flushed.
+5. With ``durability="fsync"``, flush them, their names, and what was written before and
+   not flushed.
 6. One transaction on `state` commits: the journal entries are *committed*, the manifest
    has the new segments, the app versions are written, the recovery points move.
 7. One transaction on `live` moves all ends, and readers are woken: it is *visible*.
 
 Killed before 6, nothing happened, and the next process to use one of the partitions
-removes what was written; killed after it, that process does 7.  After a power cut the same
-holds by the journal alone: a log ends where the journal says that a publication began,
-unless it is committed.  (With ``durability="os"`` what is written may be lost after 6, as
-after any append.  The app versions note where their publication ended, so they are void
-then, and a repetition publishes it again.)
+removes what was written; killed after it, that process does 7.  After a power cut the
+journal decides: a log ends where a publication began, unless it is committed.  (With
+``durability="os"`` what is written may be lost after 6, as after any append.  The app
+versions note where their publication ended, so they are void then, and a repetition
+publishes it again.)
 
-Staged bytes are copied, not adopted by renaming their files: so segments are as
-large as the topic wants them, a small publication costs no segment, and staged files
+Staged bytes are copied, not adopted by renaming their files: so segments have the size
+that the topic is configured for, a small publication costs no segment, and staged files
 need not be flushed, since they are not needed after a crash.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
+from itertools import pairwise
+from typing import NamedTuple
 
 from embedlog import batch as batches
 from embedlog import catalog, index, keyspace, kv
@@ -46,7 +46,6 @@ from embedlog.errors import (
     StorageError,
     UnknownTopicOrPartitionError,
 )
-from embedlog.index import IndexEntry
 from embedlog.partition import journal, recovery, roll, validation
 from embedlog.partition import tail as tails
 from embedlog.partition.append import PendingAppend, note_appended
@@ -72,21 +71,22 @@ class Publication(NamedTuple):
     application: str
     version: int
     source: str = ""
-    """What counts the versions, such as a query's id.  It counts over all topics, and
-    another source that publishes under the same name to the same topic has started over.
-    Without a source each topic has a count of its own, as each table has in Delta."""
+    """What counts the versions, such as a query's id, over all topics.  Another source that
+    publishes under the same name to the same topic has started over.  Without a source the
+    versions count for each topic separately, as for each table in Delta."""
     run: str = ""
     """The process or attempt; for messages."""
-    place: str = ""
-    """Another name by which a source that starts over is recognised: a checkpoint's path."""
+    checkpoint: str = ""
+    """The path of its checkpoint: another name by which a source that starts over is
+    recognised."""
     topics: tuple[int, ...] = ()
     """The ids of topics that count as written to although nothing was staged for them."""
 
     @property
     def names(self) -> tuple[str, ...]:
         """The names under which it has an app version in each topic."""
-        names = [] if self.application == self.source else [self.application]
-        return (*names, f"at {self.place}") if self.place else tuple(names)
+        names = () if self.application == self.source else (self.application,)
+        return (*names, f"at {self.checkpoint}") if self.checkpoint else names
 
 
 class PublishResult(NamedTuple):
@@ -97,27 +97,29 @@ class PublishResult(NamedTuple):
     """The version published before, if this is a repetition; then nothing was done."""
 
 
-@dataclass(slots=True)
-class SegmentPlan:
+class SegmentPlan(NamedTuple):
     """What will be written to one segment: the active one, or a new one after it."""
 
     info: SegmentInfo
     pending: PendingAppend
-    file: SegmentFile | None = None
 
 
-@dataclass(slots=True)
-class PartitionPlan:
+class PartitionPlan(NamedTuple):
     """What will be written to one partition; under its lock."""
 
     log: PartitionState
     before: Tail
-    segments: list[SegmentPlan] = field(default_factory=list)
+    segments: list[SegmentPlan]
 
     @property
     def after(self) -> Tail:
         """The tail that makes it visible."""
         return self.segments[-1].pending.tail
+
+    @property
+    def end(self) -> tuple[bytes, int, int]:
+        """Where the publication ends, as in `AppVersion.ends`."""
+        return self.log.key, self.after.leader_epoch, self.after.log_end_offset
 
 
 def publish(
@@ -131,12 +133,11 @@ def publish(
 ) -> PublishResult:
     """Make staged batches part of the log: in all their partitions at once, or in none.
 
-    Those of a partition are in the order of ``staged``.  The caller may remove the
-    staged files when this returns or raises.
+    The caller may remove the staged files when this returns or raises.
 
     Args:
         root: The log that they were staged for.
-        staged: The files, in the order in which they are to be read.
+        staged: The files; in each partition, the batches are in their order.
         publication: The application and its version; without it a repetition publishes again.
         durability: ``"os"`` or ``"fsync"``; that of the log by default.
         timeout: Seconds to wait for each partition; ``lock_timeout`` by default.
@@ -158,23 +159,32 @@ def publish(
     encoded = _by_partition(root, staged)
     if not encoded and publication is None:
         return PublishResult(0)
-    with _locked(list(encoded), timeout):
-        target = None if publication is None else _target(publication, list(encoded), restart)
-        result = _earlier_result(context, target)
-        if result is not None:
-            return result
+    records = sum(file.records for file in staged)
+    target = None
+    if publication is not None:
+        topics = dict.fromkeys(publication.topics, "") | {
+            log.topic_id: log.topic for log in encoded
+        }
+        target = PublicationTarget(publication, topics, restart, records)
+    with ExitStack() as locks:
+        # In the order of the keys, as in every process: otherwise two could wait for each other.
+        for log in encoded:
+            log.acquire(timeout)
+            locks.callback(log.release)
+        before = _visible_version(context, target) if target else None
+        if before is not None:
+            return PublishResult(0, before)
         synced = (durability or context.durability) == "fsync"
-        records = sum(file.records for file in staged)
         try:
-            plans = [_plan(log, batches, synced) for log, batches in encoded.items()]
-            result = _carry_out(context, plans, target, records, synced)
+            plans = [_plan(log, of_log, synced) for log, of_log in encoded.items()]
+            before = _carry_out(context, plans, target, synced)
         except DiskFullError:
             context.reserve.mark_full()
             raise
     for log, appended in encoded.items():
         note_appended(log, appended)
     context.wake.advance()
-    return result or PublishResult(records)
+    return PublishResult(records) if before is None else PublishResult(0, before)
 
 
 def _by_partition(
@@ -186,31 +196,17 @@ def _by_partition(
         for (topic, topic_id, partition), batch in staging.read(root.context.files, file):
             key = topic_id, partition
             if key not in by_key:
-                by_key[key] = _partition(root, topic, topic_id, partition), []
+                log = root.partition(topic, partition)
+                if log.topic_id != topic_id:
+                    raise UnknownTopicOrPartitionError(
+                        "The topic was deleted and created again since this was staged",
+                        topic=topic,
+                        partition=partition,
+                        todo="Nothing was published.",
+                    )
+                by_key[key] = log, []
             by_key[key][1].append(batch)
     return dict(by_key[key] for key in sorted(by_key))
-
-
-def _partition(root: Partitions, topic: str, topic_id: int, partition: int) -> PartitionState:
-    log = root.partition(topic, partition)
-    if log.topic_id != topic_id:
-        raise UnknownTopicOrPartitionError(
-            "The topic was deleted and created again since this was staged",
-            topic=topic,
-            partition=partition,
-            todo="Nothing was published.",
-        )
-    return log
-
-
-@contextmanager
-def _locked(logs: list[PartitionState], timeout: float | None) -> Iterator[None]:
-    """Hold the locks of all partitions; every process takes them in the same order."""
-    with ExitStack() as stack:
-        for log in logs:
-            log.acquire(timeout)
-            stack.callback(log.release)
-        yield
 
 
 # Whether it was published before
@@ -223,28 +219,19 @@ class PublicationTarget(NamedTuple):
     topics: dict[int, str]
     """Their names by id."""
     restart: bool
+    records: int
 
 
-def _target(
-    publication: Publication, logs: list[PartitionState], restart: bool
-) -> PublicationTarget:
-    topics = dict.fromkeys(publication.topics, "") | {log.topic_id: log.topic for log in logs}
-    return PublicationTarget(publication, topics, restart)
-
-
-def _earlier_result(context: Context, target: PublicationTarget | None) -> PublishResult | None:
-    """Return the result for a repetition, which must be visible; None for a new publication."""
-    if target is None:
-        return None
+def _visible_version(context: Context, target: PublicationTarget) -> AppVersion | None:
+    """Return `_published_before`, and make that version visible if it is not yet."""
     # A commit whose process died may become visible only with the next commit.
     context.state.catch_up()
     before = context.state.read(lambda txn: _published_before(txn, target))
-    if before is None:
-        return None
-    # Its process may have died before it made the publication visible.
-    context.live.catch_up()
-    journal.finish_committed(context, [key for key, _, _ in before.ends])
-    return PublishResult(0, before)
+    if before is not None:
+        # Its process may have died before it made the publication visible.
+        context.live.catch_up()
+        journal.finish_committed(context, [key for key, _, _ in before.ends])
+    return before
 
 
 def _published_before(txn: kv.Txn, target: PublicationTarget) -> AppVersion | None:
@@ -255,13 +242,13 @@ def _published_before(txn: kv.Txn, target: PublicationTarget) -> AppVersion | No
             under its name to one of its topics.
     """
     publication = target.publication
-    known = [
+    versions = [
         (name, topic, version)
         for topic_id, topic in target.topics.items()
         for name in publication.names
         if (version := app_versions.get(txn, name, topic_id)) is not None
     ]
-    comparable = [version for _, _, version in known if version.source == publication.source]
+    comparable = [version for _, _, version in versions if version.source == publication.source]
     if publication.source and (last := app_versions.get(txn, publication.source)) is not None:
         comparable.append(last)
     reached = [version for version in comparable if version.version >= publication.version]
@@ -272,7 +259,7 @@ def _published_before(txn: kv.Txn, target: PublicationTarget) -> AppVersion | No
             app_versions.is_lost(txn, version) for version in reached
         ):
             return latest
-    for name, topic, version in known:
+    for name, topic, version in versions:
         if version.source != publication.source and not target.restart:
             raise _restarted(publication, name, topic, version)
     return None
@@ -297,11 +284,11 @@ def _restarted(
     )
 
 
-# Where it goes
+# Where it is written
 
 
 def _plan(log: PartitionState, encoded: list[EncodedBatch], synced: bool) -> PartitionPlan:
-    """Plan the segments of one partition; changes nothing but for a roll that is due."""
+    """Plan the segments of one partition; changes nothing, except that it rolls if that is due."""
     tail = recovery.tail_locked(log)
     if tail.failed:
         raise log.flush_failed()
@@ -309,24 +296,22 @@ def _plan(log: PartitionState, encoded: list[EncodedBatch], synced: bool) -> Par
     active = log.active_segment
     headers = active.headers or any(batch.has_headers for batch in encoded)
     if headers is not active.headers or roll.is_due(log, log.active_file(), tail, encoded[0]):
-        # On its own, before anything else: the roll is complete, whatever happens to the rest.
+        # Before anything else: the roll is complete, whether or not the rest succeeds.
         tail = roll.roll(log, tail, headers, synced)
-    first = SegmentPlan(log.active_segment, PendingAppend(log, tail, publish=True))
-    plan = PartitionPlan(log, tail, [first])
-    file = log.active_file()
+    segments = [SegmentPlan(log.active_segment, PendingAppend(log, tail, publish=True))]
+    plan, file = PartitionPlan(log, tail, segments), log.active_file()
     for batch in encoded:
         if headers and not batch.has_headers:
             batch = batches.add_headers(batch)
         if roll.is_due(log, file, plan.after, batch):
-            plan.segments.append(_plan_next_segment(log, plan.after, headers))
-        plan.segments[-1].pending.add(batch)
+            segments.append(_plan_next_segment(log, plan.after, headers))
+        segments[-1].pending.add(batch)
     return plan
 
 
 def _plan_next_segment(log: PartitionState, tail: Tail, headers: bool) -> SegmentPlan:
-    context = log.context
-    number = context.state.write(lambda txn: catalog.next_number(txn, "segment"))
-    created_ms = tails.creation_time(tail, context.clock())
+    number = log.context.state.write(lambda txn: catalog.next_number(txn, "segment"))
+    created_ms = tails.creation_time(tail, log.context.clock())
     info = SegmentInfo(tail.log_end_offset, number, created_ms, headers=headers, dense=True)
     start = roll.schema_of(log, info).serialize().size
     return SegmentPlan(info, PendingAppend(log, roll.tail_of_new(tail, info, start), publish=True))
@@ -335,157 +320,128 @@ def _plan_next_segment(log: PartitionState, tail: Tail, headers: bool) -> Segmen
 # Carrying it out
 
 
-class RepeatedPublication(Exception):  # noqa: N818 - it ends a transaction, and reaches no caller
-    """Another run has published the same version meanwhile."""
-
-    def __init__(self, before: AppVersion) -> None:
-        super().__init__(before)
-        self.before = before
-
-
 def _carry_out(
-    context: Context,
-    plans: list[PartitionPlan],
-    target: PublicationTarget | None,
-    records: int,
-    synced: bool,
-) -> PublishResult | None:
-    """Write the planned batches, commit, and make them visible; a result for a repetition."""
+    context: Context, plans: list[PartitionPlan], target: PublicationTarget | None, synced: bool
+) -> AppVersion | None:
+    """Write the planned batches, commit, and make them visible.
+
+    If another run has published this version meanwhile, undo it and return that version.
+    """
     clocks = app_versions.ClockState(
         context.files.boot_id(), context.files.uptime_ms(), context.clock()
     )
     try:
-        number = context.state.write(lambda txn: _prepare(txn, plans))
-        for plan in plans:
-            _write(plan)
+        number, prepared = context.state.write(lambda txn: _prepare(txn, plans))
+        written = [_write(plan) for plan in plans]
         if synced:
-            for plan in plans:
-                _flush(plan)
-        entries = {plan.log.key: _committed(plan, plans, number, synced) for plan in plans}
+            for plan, files in zip(plans, written, strict=True):
+                _flush(plan, files)
+        entries = {}
+        for plan, entry in zip(plans, prepared, strict=True):
+            after, indexed = plan.after, plan.segments[-1].pending.entries
+            if synced:
+                flushed_ms = context.clock()
+                after = after._replace(durable_offset=after.log_end_offset, flushed_ms=flushed_ms)
+            entries[plan.log.key] = entry._replace(
+                state=journal.COMMITTED, files=(), after=after.pack(), entries=index.pack(indexed)
+            )
         producers = {plan.log.key: remembered_producers(plan.log) for plan in plans if synced}
 
-        def commit(txn: kv.Txn) -> None:
+        def commit(txn: kv.Txn) -> AppVersion | None:
             if target is not None:
                 # Another run of it may have published to other partitions meanwhile.
                 before = _published_before(txn, target)
                 if before is not None:
-                    raise RepeatedPublication(before)
+                    return before
                 elapsed_ms = app_versions.advance_clock(txn, clocks)
-                version = _app_version(
-                    target.publication, plans, records, clocks.time_ms, elapsed_ms
-                )
-                _put_app_versions(txn, target, version)
+                _put_app_versions(txn, target, plans, clocks.time_ms, elapsed_ms)
                 if number % app_versions.CHECK_INTERVAL == 0:
                     app_versions.expire(txn, elapsed_ms)
             for plan in plans:
                 _put_partition(txn, plan, entries[plan.log.key], producers.get(plan.log.key))
+            return None
 
-        context.state.write(commit)
-        context.live.write(lambda txn: journal.make_visible(txn, entries.items()))
-    except RepeatedPublication as repeated:
-        _resolve(plans)
-        return PublishResult(0, repeated.before)
+        before = context.state.write(commit)
+        if before is None:
+            context.live.write(lambda txn: journal.make_visible(txn, entries.items()))
+            return None
     except BaseException:
         _resolve(plans)
         raise
-    return None
+    _resolve(plans)
+    return before
 
 
-def _app_version(
-    publication: Publication,
+def _put_app_versions(
+    txn: kv.Txn,
+    target: PublicationTarget,
     plans: list[PartitionPlan],
-    records: int,
     time_ms: int,
     elapsed_ms: int,
-) -> AppVersion:
-    ends = [(plan.log.key, plan.after.leader_epoch, plan.after.log_end_offset) for plan in plans]
-    return AppVersion(
+) -> None:
+    publication = target.publication
+    version = AppVersion(
         publication.version,
         publication.source,
         publication.run,
-        records,
+        target.records,
         time_ms,
         elapsed_ms,
-        tuple(ends),
+        tuple(plan.end for plan in plans),
     )
-
-
-def _put_app_versions(txn: kv.Txn, target: PublicationTarget, version: AppVersion) -> None:
     if version.source:
         app_versions.put(txn, version.source, app_versions.ANY_TOPIC, version)
     ends: dict[int, list[tuple[bytes, int, int]]] = {topic_id: [] for topic_id in target.topics}
-    for end in version.ends:
-        ends[keyspace.PARTITION_KEY.unpack(end[0])[0]].append(end)
-    for topic_id in target.topics:
-        of_topic = version._replace(ends=tuple(ends[topic_id]))
-        for name in target.publication.names:
-            app_versions.put(txn, name, topic_id, of_topic)
+    for plan in plans:
+        ends[plan.log.topic_id].append(plan.end)
+    for topic_id, of_topic in ends.items():
+        for name in publication.names:
+            app_versions.put(txn, name, topic_id, version._replace(ends=tuple(of_topic)))
 
 
-def _prepare(txn: kv.Txn, plans: list[PartitionPlan]) -> int:
-    """Write the prepared journal entries; return the number of the publication."""
+def _prepare(txn: kv.Txn, plans: list[PartitionPlan]) -> tuple[int, list[JournalEntry]]:
+    """Write the prepared journal entries; return them, and the number of the publication."""
     number = catalog.next_number(txn, "publication")
-    keys = tuple(plan.log.key for plan in plans)
+    keys, entries = tuple(plan.log.key for plan in plans), []
     for plan in plans:
         files = tuple((segment.info.base_offset, segment.info.id) for segment in plan.segments[1:])
         entry = JournalEntry(number, journal.PREPARED, journal.end_of(plan.before), keys, files)
         journal.JOURNAL.put(txn, plan.log.key, value=entry)
-    return number
+        entries.append(entry)
+    return number, entries
 
 
-def _write(plan: PartitionPlan) -> None:
+def _write(plan: PartitionPlan) -> list[SegmentFile]:
     """Write past the end of the active segment, and into the new files after it."""
-    log, last = plan.log, plan.segments[-1]
+    log, files = plan.log, []
     for segment in plan.segments:
         if segment is plan.segments[0]:
-            segment.file = log.active_file()
+            file = log.active_file()
         else:
             schema = roll.schema_of(log, segment.info)
-            segment.file = create(log.context.files, log.path_of(segment.info), schema)
-            assert segment.file.size() == segment.pending.position
-        buffers: list[Any] = segment.pending.buffers
-        if segment is not last:
-            buffers = [*buffers, END_MARK]
-        segment.file.write(buffers, segment.pending.position)
+            file = create(log.context.files, log.path_of(segment.info), schema)
+            assert file.size() == segment.pending.position
+        end_mark = [] if segment is plan.segments[-1] else [END_MARK]
+        file.write([*segment.pending.buffers, *end_mark], segment.pending.position)
+        files.append(file)
+    return files
 
 
-def _flush(plan: PartitionPlan) -> None:
+def _flush(plan: PartitionPlan, files: list[SegmentFile]) -> None:
     """Put all of it on the disk, with what was written before it.
 
     Raises:
         DurabilityError: The active segment or a name could not be flushed: that is final (P9).
         StorageError: A new file could not be flushed; nothing is lost, since it is not named.
     """
-    log, first = plan.log, plan.segments[0]
-    assert first.file is not None
-    sync_files(log, plan.before, first.file)
-    for segment in plan.segments[1:]:
-        assert segment.file is not None
+    sync_files(plan.log, plan.before, files[0])
+    for file in files[1:]:
         try:
-            segment.file.sync()
+            file.sync()
         except DurabilityError as error:
             raise StorageError(error.what, **error.facts) from error
-    if len(plan.segments) > 1:
-        sync_entries(log, plan.segments[-1].info.id)
-
-
-def _committed(
-    plan: PartitionPlan, plans: list[PartitionPlan], number: int, synced: bool
-) -> JournalEntry:
-    """Return the committed journal entry of a partition."""
-    after = plan.after
-    if synced:
-        after = after._replace(
-            durable_offset=after.log_end_offset, flushed_ms=plan.log.context.clock()
-        )
-    return JournalEntry(
-        number,
-        journal.COMMITTED,
-        journal.end_of(plan.before),
-        tuple(other.log.key for other in plans),
-        after=after.pack(),
-        entries=index.pack(plan.segments[-1].pending.entries),
-    )
+    if len(files) > 1:
+        sync_entries(plan.log, plan.segments[-1].info.id)
 
 
 def _put_partition(
@@ -496,47 +452,33 @@ def _put_partition(
 ) -> None:
     """Write the rows of a partition; ``producers`` if it was flushed."""
     log, key = plan.log, plan.log.key
-    for segment, following in zip(plan.segments, plan.segments[1:], strict=False):
-        sealed = _sealed(segment)
-        catalog.put_segment(txn, key, sealed)
-        keyspace.SEGMENT_INDEXES.put(
-            txn, key, *sealed.key, value=index.pack(_entries(log, segment, plan))
+    active = plan.segments[0]
+    for segment, following in pairwise(plan.segments):
+        tail, entries = segment.pending.tail, segment.pending.entries
+        if segment is active:
+            before = log.context.live.read(lambda txn: index.entries(txn, key, active.info.id))
+            entries = before + entries
+        sealed = segment.info._replace(
+            next_offset=tail.log_end_offset,
+            size=tail.log_end_position + len(END_MARK),
+            end_position=tail.log_end_position,
+            max_timestamp=tail.timestamp,
+            appended_ms=tail.appended_ms,
         )
+        catalog.put_segment(txn, key, sealed)
+        keyspace.SEGMENT_INDEXES.put(txn, key, *sealed.key, value=index.pack(entries))
         catalog.put_segment(txn, key, following.info)
     if producers is not None:
         put_recovery_point(txn, key, plan.after, producers)
     journal.JOURNAL.put(txn, key, value=entry)
 
 
-def _sealed(segment: SegmentPlan) -> SegmentInfo:
-    tail = segment.pending.tail
-    return segment.info._replace(
-        next_offset=tail.log_end_offset,
-        size=tail.log_end_position + len(END_MARK),
-        end_position=tail.log_end_position,
-        max_timestamp=tail.timestamp,
-        appended_ms=tail.appended_ms,
-    )
-
-
-def _entries(log: PartitionState, segment: SegmentPlan, plan: PartitionPlan) -> list[IndexEntry]:
-    if segment is not plan.segments[0]:
-        return segment.pending.entries
-    before = log.context.live.read(lambda txn: index.entries(txn, log.key, segment.info.id))
-    return before + segment.pending.entries
-
-
 def _resolve(plans: list[PartitionPlan]) -> None:
     """After a failure: undo what was prepared, or make visible what was committed."""
     for plan in plans:
-        # On a disk that refuses even this, the journal is left to the next writer.
+        # If the disk refuses even this, the next writer reads the journal and does it.
         with suppress(EmbedlogError):
             recovery.resolve_publication(plan.log)
-
-
-def last_app_version(root: Partitions, source: str) -> AppVersion | None:
-    """Return the version of the last publication by a source."""
-    return root.context.state.read(lambda txn: app_versions.get(txn, source))
 
 
 def log_repetition(publication: Publication, result: PublishResult) -> None:

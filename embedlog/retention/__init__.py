@@ -1,18 +1,10 @@
-"""Retention: what is deleted, when, and what may keep it; functions of an open log and a time.
+"""Retention: what is deleted, when, and what is kept; functions of an open log and a time.
 
-`policy` says what the settings ask for; `constraints` what must be kept nevertheless, for
-leases and groups; `retain` deletes, partition by partition, by `partition.log_start`;
-`explain` says it in words; `clock` bounds a clock that jumped.
+`policy` decides by the settings which segments are due; `retain` deletes them, partition by
+partition, unless leases or groups need them; `explain` describes both in words.
 """
 
-from embedlog.retention.clock import BoundedClock
 from embedlog.retention.explain import describe
 from embedlog.retention.retain import RetentionResult, delete_records, retain
 
-__all__ = [
-    "BoundedClock",
-    "RetentionResult",
-    "delete_records",
-    "describe",
-    "retain",
-]
+__all__ = ["RetentionResult", "delete_records", "describe", "retain"]

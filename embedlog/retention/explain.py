@@ -1,6 +1,6 @@
 """Retention in words: what is deleted when, and what keeps the rest (C9).
 
-People read ``retention.ms`` as "deleted after"; it means "kept at least so long".
+People read ``retention.ms`` as "deleted after"; it means "kept at least this long".
 """
 
 from __future__ import annotations
@@ -26,11 +26,12 @@ def describe(root: Root, topic: str, now_ms: int) -> list[str]:
     """
     info = root.topic(topic)
     lines = [f"{topic}: {line}" for line in _describe_rules(info.config, root.context.catalog)]
-    for number in range(info.partitions):
-        log = root.partition(topic, number)
+    for log in root.partition_logs([info]):
         log.refresh()
         view = inspect(log, now_ms)
-        lines += [f"partition {number}: {line}" for line in _describe_partition(view, now_ms)]
+        lines += [
+            f"partition {log.partition}: {line}" for line in _describe_partition(view, now_ms)
+        ]
     return lines
 
 
@@ -90,13 +91,13 @@ def _describe_time_rule(config: TopicConfig) -> str:
 
 
 def _describe_partition(view: PartitionView, now_ms: int) -> Iterator[str]:
-    """Describe each run of segments for which the same is true."""
+    """Describe the segments that will be deleted, those that stay although due, and the rest."""
     if not view.segments:
         yield "is empty"
         return
     config = view.log.config
     due = policy.count_due(view.segments, config, now_ms)
-    deletable = view.count_deletable(due)
+    deletable = view.count_deletable(now_ms)
     if deletable:
         yield f"{_range(view, view.segments[:deletable])} will be deleted in the next round"
     if deletable < due:
@@ -114,7 +115,7 @@ def _range(view: PartitionView, segments: list[RetainedSegment]) -> str:
 
 
 def _describe_rest(segments: list[RetainedSegment], config: TopicConfig) -> Iterator[str]:
-    """Say when the oldest of the other segments is due; all after it wait for it (C2)."""
+    """Say when the oldest of the other segments is due; later ones are not deleted before (C2)."""
     if not segments:
         return
     where = f"offsets {segments[0].base_offset} to {segments[-1].next_offset - 1} stay"

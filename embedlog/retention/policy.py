@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Mapping, Sequence
+from itertools import takewhile
 from typing import NamedTuple, TypeVar
 
 from embedlog.catalog import SegmentInfo
@@ -14,13 +15,13 @@ Key = TypeVar("Key")
 
 
 class RetainedSegment(NamedTuple):
-    """A segment as retention sees it: it is deleted as a whole or not at all (C1)."""
+    """A segment as retention sees it; it is deleted entirely or not at all (C1)."""
 
     base_offset: int
     next_offset: int
     size: int
     timestamp: int | None
-    """The time from which `retention.ms` counts; None is unknown, so the segment is kept."""
+    """The time from which `retention.ms` counts; None if unknown, so the segment is kept."""
     active: bool = False
     future: bool = False
     """Whether the youngest record has a timestamp in the future."""
@@ -44,37 +45,32 @@ def retained_segments(
     retained = []
     sealed_ms: int | None = None
     for info in reversed(segments):
-        if info.next_offset is not None:
-            segment = RetainedSegment(info.base_offset, info.next_offset, info.size, None)
-            times = info.max_timestamp, info.appended_ms, sealed_ms
-            retained.append(with_timestamp(segment, *times, now_ms, clock))
+        if info.sealed:
+            retained.append(retained_segment(info, now_ms, clock, sealed_ms))
         elif (
             info.id == tail.segment_id
             and not tail.empty
             and tail.high_watermark == tail.log_end_offset
         ):
-            segment = RetainedSegment(
-                info.base_offset,
-                tail.log_end_offset,
-                tail.high_watermark_position,
-                None,
-                active=True,
-            )
-            times = tail.timestamp, tail.appended_ms, None
-            retained.append(with_timestamp(segment, *times, now_ms, clock))
-        # It was created when the one before was sealed, so no record of that one is younger.
+            retained.append(retained_segment(up_to_tail(info, tail), now_ms, clock, active=True))
+        # It was created when the segment before it was sealed, so no record there is younger.
         if 0 < info.created_ms <= now_ms:
             sealed_ms = info.created_ms
     return retained[::-1]
 
 
-def with_timestamp(
-    segment: RetainedSegment,
-    max_timestamp: int | None,
-    appended_ms: int,
-    sealed_ms: int | None,
-    now_ms: int,
-    clock: str,
+def up_to_tail(active: SegmentInfo, tail: Tail) -> SegmentInfo:
+    """Return the active segment with what the manifest has of sealed ones only."""
+    return active._replace(
+        next_offset=tail.log_end_offset,
+        size=tail.high_watermark_position,
+        max_timestamp=tail.timestamp,
+        appended_ms=tail.appended_ms,
+    )
+
+
+def retained_segment(
+    info: SegmentInfo, now_ms: int, clock: str, sealed_ms: int | None = None, active: bool = False
 ) -> RetainedSegment:
     """Return a segment with the time from which `retention.ms` counts.
 
@@ -84,25 +80,26 @@ def with_timestamp(
     it for ever.  If the time of the append is impossible, that of the sealing counts.
 
     Args:
-        segment: The segment.
-        max_timestamp: The largest timestamp of its records.
-        appended_ms: When its last batch was appended.
-        sealed_ms: When it was sealed, or a later segment was created; None if unknown.
+        info: The segment; the active one as `up_to_tail` returns it.
         now_ms: The time.
         clock: The topic's ``retention.clock``.
+        sealed_ms: When it was sealed, or a later segment was created; None if unknown.
+        active: Whether it is the active segment.
     """
-    future = max_timestamp is not None and max_timestamp > now_ms
-    uncertain = not 0 < appended_ms <= now_ms
-    record_ms = (
-        max_timestamp if max_timestamp is not None and 0 <= max_timestamp <= now_ms else None
-    )
-    append_ms = sealed_ms if uncertain else appended_ms
+    assert info.next_offset is not None
+    record_ms, append_ms = info.max_timestamp, info.appended_ms
+    future = record_ms is not None and record_ms > now_ms
+    if record_ms is not None and not 0 <= record_ms <= now_ms:
+        record_ms = None
+    uncertain = not 0 < append_ms <= now_ms
+    appended_ms = sealed_ms if uncertain else append_ms
     by_append = record_ms is None or (
-        clock == "append" and (append_ms is None or append_ms > record_ms)
+        clock == "append" and (appended_ms is None or appended_ms > record_ms)
     )
-    timestamp = append_ms if by_append else record_ms
-    return segment._replace(
-        timestamp=timestamp, future=future, by_append=by_append, uncertain=uncertain
+    timestamp = appended_ms if by_append else record_ms
+    return RetainedSegment(
+        *(info.base_offset, info.next_offset, info.size, timestamp),
+        *(active, future, by_append, uncertain),
     )
 
 
@@ -118,24 +115,15 @@ def count_by_size(segments: Sequence[RetainedSegment], retention_bytes: int) -> 
 
 
 def count_by_time(segments: Sequence[RetainedSegment], retention_ms: int, now_ms: int) -> int:
-    """Return how many of the oldest are older than ``retention_ms``, up to the first not (C2)."""
+    """Return how many of the oldest are older than ``retention_ms``: all before the first that
+    is not (C2)."""
     if retention_ms < 0:
         return 0
-    for count, segment in enumerate(segments):
-        if segment.timestamp is None or now_ms - segment.timestamp <= retention_ms:
-            return count
-    return len(segments)
-
-
-def count_above(segments: Sequence[RetainedSegment], max_bytes: int) -> int:
-    """Return how many sealed ones to delete so that at most this many bytes stay."""
-    if max_bytes < 0:
-        return 0
-    total, count = sum(segment.size for segment in segments), 0
-    while count < len(segments) and total > max_bytes and not segments[count].active:
-        total -= segments[count].size
-        count += 1
-    return count
+    due = takewhile(
+        lambda segment: segment.timestamp is not None and now_ms - segment.timestamp > retention_ms,
+        segments,
+    )
+    return sum(1 for _ in due)
 
 
 def count_due(segments: Sequence[RetainedSegment], config: TopicConfig, now_ms: int) -> int:
@@ -164,17 +152,17 @@ def apply_budget(
     Args:
         segments: By partition.
         counts: How many are deleted in any case.
-        keep_from: The offset from which on each partition must keep everything.
+        keep_from: The offset at and above which each partition must keep everything.
         max_bytes: The budget; negative means no limit.
     """
     counts = dict(counts)
+    if max_bytes < 0:
+        return counts
     total = sum(
         segment.size
         for key, candidates in segments.items()
         for segment in candidates[counts[key] :]
     )
-    if max_bytes < 0:
-        return counts
     oldest: list[tuple[int, int, Key]] = []
 
     def push(number: int, key: Key) -> None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
-from embedlog import kv
+from embedlog import keyspace, kv
 from embedlog.errors import (
     ClosedError,
     DiskFullError,
@@ -15,15 +15,10 @@ from embedlog.errors import (
     FencedError,
     UnknownTopicOrPartitionError,
 )
+from embedlog.groups.offsets import CHECKPOINTS, COMMITTED, CommittedOffset, in_partition
 from embedlog.partition import PartitionLog, leases, log_start, pending_deletes
 from embedlog.partition.tail import Tail
 from embedlog.retention import policy
-from embedlog.retention.constraints import (
-    NO_LIMIT,
-    RetentionConstraint,
-    checkpointed_positions,
-    find_constraints,
-)
 from embedlog.retention.policy import RetainedSegment
 from embedlog.root import topic_deletion
 from embedlog.root.root import Root
@@ -31,6 +26,7 @@ from embedlog.root.root import Root
 Fence = Callable[[kv.Txn], None]
 """Raises, in a transaction of `live`, if this process may not do maintenance any more."""
 
+_NO_LIMIT = (1 << 63) - 1
 _log = logging.getLogger("embedlog")
 
 
@@ -44,30 +40,37 @@ class RetentionResult(NamedTuple):
     bytes: int
 
 
+class RetentionConstraint(NamedTuple):
+    """Records from ``offset`` on must be kept."""
+
+    offset: int
+    why: str
+
+
 class PartitionView(NamedTuple):
     """A partition as retention sees it at one moment."""
 
     log: PartitionLog
     tail: Tail
     segments: list[RetainedSegment]
-    checkpointed: dict[bytes, int]
+    checkpointed: Mapping[bytes, int]
+    """The committed offsets by group, as of the last checkpoint."""
     constraints: list[RetentionConstraint]
 
     @property
-    def hard_limit(self) -> int:
-        """The offset below which ``retention.bytes.hard`` overrides all constraints."""
-        count = policy.count_above(self.segments, self.log.config.retention_bytes_hard)
-        return policy.start_after(self.segments, count)
-
-    @property
     def keep_from(self) -> int:
-        """The offset from which on nothing may be deleted."""
-        lowest = min((constraint.offset for constraint in self.constraints), default=NO_LIMIT)
-        return max(lowest, self.hard_limit)
+        """The offset at and above which nothing may be deleted."""
+        lowest = min((constraint.offset for constraint in self.constraints), default=_NO_LIMIT)
+        # Below this offset ``retention.bytes.hard`` overrides all constraints.
+        hard_bytes = self.log.config.retention_bytes_hard
+        count = policy.apply_budget({0: self.segments}, {0: 0}, {0: _NO_LIMIT}, hard_bytes)[0]
+        return max(lowest, policy.start_after(self.segments, count))
 
-    def count_deletable(self, due: int) -> int:
-        """Return how many of the first ``due`` segments no constraint keeps."""
-        return sum(segment.next_offset <= self.keep_from for segment in self.segments[:due])
+    def count_deletable(self, now_ms: int) -> int:
+        """Return how many of the segments that are due no constraint keeps."""
+        due = policy.count_due(self.segments, self.log.config, now_ms)
+        keep_from = self.keep_from
+        return sum(segment.next_offset <= keep_from for segment in self.segments[:due])
 
 
 def retain(
@@ -80,14 +83,14 @@ def retain(
 ) -> list[RetentionResult]:
     """Delete what the settings ask for in every partition, and unlink the files that are due.
 
-    Uses the settings as they are now (C10).  A partition that fails does not stop the
-    others; the first error is raised at the end.
+    Uses the settings as they are now (C10).  If a partition fails, the others are done
+    nevertheless, and the first error is raised at the end.
 
     Args:
         root: The open log.
         now_ms: The time, in milliseconds since 1970.
         fence: Called in every transaction that deletes.
-        stopped: Called between partitions: True leaves the others to the next round.
+        stopped: Called between partitions; if it returns True, the next round does the others.
         timeout: Seconds to wait for the lock of a partition; by default as for any lock.
 
     Raises:
@@ -100,29 +103,37 @@ def retain(
     for view, goal in _goals(root, now_ms, failures, stopped):
         if stopped():
             break
-        try:
-            results += _trim_even_if_full(view, goal, fence, timeout)
-        except (ClosedError, FencedError):
-            raise
-        except UnknownTopicOrPartitionError:
-            continue  # The topic was deleted meanwhile.
-        except EmbedlogError as error:
-            failures.append(error)
-            _log.warning("Retention of %s-%d: %s", view.log.topic, view.log.partition, error)
+        with collected(failures, f"Retention of {view.log.topic}-{view.log.partition}"):
+            results += _delete_even_if_full(view, goal, fence, timeout)
     if fence is not None:
         root.context.live.read(fence)
-    # First what frees space, since the rest needs some.
+    # The step that frees space comes first, since the others need some.
     for step in (pending_deletes.sweep_due, topic_deletion.finish_all, leases.forget_ended):
-        try:
+        with collected(failures):
             step(root.context)
-        except ClosedError:
-            raise
-        except EmbedlogError as error:
-            failures.append(error)
     root.context.reserve.keep()
     if failures:
         raise failures[0]
     return results
+
+
+@contextmanager
+def collected(failures: list[EmbedlogError], warning: str = "") -> Iterator[None]:
+    """Add an error to a list, so that the next partition is done, unless the round must end.
+
+    If the topic was deleted meanwhile, that is no error.  With ``warning`` the error is
+    logged, too.
+    """
+    try:
+        yield
+    except (ClosedError, FencedError):
+        raise
+    except UnknownTopicOrPartitionError:
+        pass
+    except EmbedlogError as error:
+        failures.append(error)
+        if warning:
+            _log.warning("%s: %s", warning, error)
 
 
 def _goals(
@@ -133,68 +144,39 @@ def _goals(
     views: dict[PartitionLog, PartitionView] = {}
     counts: dict[PartitionLog, int] = {}
     for info in root.topics().values():
-        topic_views: dict[PartitionLog, PartitionView] = {}
+        of_topic: dict[PartitionLog, PartitionView] = {}
         for number in range(info.partitions):
             if stopped():
                 break
-            view = _try_inspect(root, info.name, number, now_ms, budget is not None, failures)
-            if view is not None:
-                topic_views[view.log] = view
-        views |= topic_views
-        topic_counts = {
-            log: view.count_deletable(policy.count_due(view.segments, log.config, now_ms))
-            for log, view in topic_views.items()
-        }
-        counts |= _apply_budget(topic_views, topic_counts, info.config.retention_topic_bytes)
+            with collected(failures, f"Retention of {info.name}-{number}"):
+                log = root.partition(info.name, number)
+                # Inspecting a partition that was not used since the boot would create its files.
+                if log.context.live.get(log.tail_key) is not None:
+                    log.refresh()
+                    if budget is not None or _may_be_due(log, now_ms):
+                        of_topic[log] = inspect(log, now_ms)
+        views |= of_topic
+        deletable = {log: view.count_deletable(now_ms) for log, view in of_topic.items()}
+        counts |= _apply_budget(of_topic, deletable, info.config.retention_topic_bytes)
     if budget is not None:
         counts = _apply_budget(views, counts, budget)
-    return [
-        (view, goal)
-        for log, view in views.items()
-        if (goal := policy.start_after(view.segments, counts[log])) or _has_leftovers(view)
-    ]
+    goals = []
+    for log, view in views.items():
+        goal = policy.start_after(view.segments, counts[log])
+        # Segments may also lie below the log start offset, whatever moved it (C1, C6).
+        if goal or (view.segments and view.segments[0].next_offset <= view.tail.start_offset):
+            goals.append((view, goal))
+    return goals
 
 
 def _apply_budget(
-    views: Mapping[PartitionLog, PartitionView],
-    counts: Mapping[PartitionLog, int],
-    max_bytes: int,
+    views: Mapping[PartitionLog, PartitionView], counts: Mapping[PartitionLog, int], max_bytes: int
 ) -> dict[PartitionLog, int]:
     """Raise the counts to what a budget asks for; only what may be deleted frees space."""
     # A compacted topic counts, but only compaction makes it smaller (C6).
     keep_from = {log: view.keep_from if log.config.deletes else 0 for log, view in views.items()}
     segments = {log: view.segments for log, view in views.items()}
     return policy.apply_budget(segments, counts, keep_from, max_bytes)
-
-
-def _has_leftovers(view: PartitionView) -> bool:
-    """Whether whole segments lie below the log start offset, whatever moved it (C1, C6)."""
-    return bool(view.segments) and view.segments[0].next_offset <= view.tail.start_offset
-
-
-def _try_inspect(
-    root: Root,
-    topic: str,
-    number: int,
-    now_ms: int,
-    always: bool,
-    failures: list[EmbedlogError],
-) -> PartitionView | None:
-    try:
-        log = root.partition(topic, number)
-        # Not used since the boot; inspecting it would create its files.
-        if log.context.live.get(log.tail_key) is None:
-            return None
-        log.refresh()
-        return inspect(log, now_ms) if always or _may_be_due(log, now_ms) else None
-    except ClosedError:
-        raise
-    except UnknownTopicOrPartitionError:
-        return None
-    except EmbedlogError as error:
-        failures.append(error)
-        _log.warning("Retention of %s-%d: %s", topic, number, error)
-        return None
 
 
 def _may_be_due(log: PartitionLog, now_ms: int) -> bool:
@@ -208,48 +190,71 @@ def _may_be_due(log: PartitionLog, now_ms: int) -> bool:
         return True
     if not config.deletes or config.retention_ms < 0:
         return False
-    max_timestamp = oldest.max_timestamp if oldest.sealed else tail.timestamp
-    appended_ms = oldest.appended_ms if oldest.sealed else tail.appended_ms
-    segment = policy.with_timestamp(
-        RetainedSegment(oldest.base_offset, oldest.base_offset, 0, None),
-        max_timestamp,
-        appended_ms,
-        None,
-        now_ms,
-        config.retention_clock,
-    )
+    info = oldest if oldest.sealed else policy.up_to_tail(oldest, tail)
+    segment = policy.retained_segment(info, now_ms, config.retention_clock)
     return segment.timestamp is None or now_ms - segment.timestamp > config.retention_ms
 
 
 def inspect(log: PartitionLog, now_ms: int) -> PartitionView:
-    """Return a partition as it is now, and what must be kept of it."""
+    """Return the state of a partition, and what must be kept of it."""
     # The tail first: a segment that is rolled after it counts as sealed.
     tail = log.tail()
     log.refresh()
     segments = policy.retained_segments(
         list(log.segments.values()), tail, now_ms, log.config.retention_clock
     )
-    checkpointed = checkpointed_positions(log)
-    constraints = log.context.live.read(lambda txn: list(find_constraints(log, txn, checkpointed)))
-    return PartitionView(log, tail, segments, checkpointed, constraints)
+    checkpointed = {}
+    if log.config.retention_min_consumed:
+        # The last checkpoint counts for groups that were not used since the boot.
+        checkpointed = log.context.state.read(lambda txn: _positions(CHECKPOINTS, txn, log.key))
+    view = PartitionView(log, tail, segments, checkpointed, [])
+    return view._replace(constraints=log.context.live.read(lambda txn: _constraints(view, txn)))
 
 
-def _trim_even_if_full(
+def _constraints(view: PartitionView, txn: kv.Txn) -> list[RetentionConstraint]:
+    """Return what leases and groups keep of a partition, in a transaction of `live`."""
+    log = view.log
+    constraints = [
+        RetentionConstraint(offset, f"lease {name!r} holds them for another {ms_left // 1000} s")
+        for name, offset, ms_left in leases.held_in(txn, log.key, log.context.files.uptime_ms())
+    ]
+    required = log.config.retention_min_consumed
+    if not required:
+        return constraints
+    positions = {**view.checkpointed, **_positions(COMMITTED, txn, log.key)}
+    for group in positions if required == "all" else map(str.encode, required.split(",")):
+        progress = "has not consumed them"
+        if group not in positions:
+            progress = "has consumed nothing of this partition"
+        why = f"group {group.decode()!r} {progress}"
+        constraints.append(RetentionConstraint(positions.get(group, 0), why))
+    return constraints
+
+
+def _positions(
+    table: keyspace.Table[CommittedOffset], txn: kv.Txn, partition: bytes
+) -> dict[bytes, int]:
+    """Return the committed offset of each group; 0, the safe one, if its row is damaged."""
+    rows = in_partition(table, txn, partition)
+    return {group: 0 if row is None else row.position.offset for group, row in rows.items()}
+
+
+def _delete_even_if_full(
     view: PartitionView, goal: int, fence: Fence | None, timeout: float | None
 ) -> list[RetentionResult]:
-    """Trim; if the disk is too full for that, free space first, then try with fewer segments."""
+    """Delete; if the disk is full, free space and try again, then with fewer segments."""
     context, segments = view.log.context, view.segments
     count = sum(segment.next_offset <= goal for segment in segments)
     try:
-        return _trim(view, goal, fence, timeout)
+        return _delete(view, goal, fence, timeout)
     except DiskFullError:
-        # First the files that wait for their deletion anyway, then the reserve.
+        # First unlink the files whose deletion is pending, then the reserve.
         with suppress(DiskFullError):
             pending_deletes.sweep(context, early=True)
         context.reserve.give_up()
     while True:
         try:
-            return _trim(view, goal, fence, timeout)
+            return _delete(view, goal, fence, timeout)
         except DiskFullError:
             count //= 2
             if not count:
@@ -257,18 +262,16 @@ def _trim_even_if_full(
             goal = policy.start_after(segments, count)
 
 
-def _trim(
+def _delete(
     view: PartitionView, goal: int, fence: Fence | None, timeout: float | None
 ) -> list[RetentionResult]:
-    log, hard_limit = view.log, view.hard_limit
+    log = view.log
 
     def limit(txn: kv.Txn) -> int:
         # Checked again in the transaction: there may be a new lease, or a new owner.
         if fence is not None:
             fence(txn)
-        constraints = find_constraints(log, txn, view.checkpointed)
-        lowest = min((constraint.offset for constraint in constraints), default=NO_LIMIT)
-        return max(lowest, hard_limit)
+        return view._replace(constraints=_constraints(view, txn)).keep_from
 
     goal, epoch = min(goal, view.tail.high_watermark), view.tail.leader_epoch
     start, segments, size = log_start.trim(
@@ -286,8 +289,8 @@ def delete_records(log: PartitionLog, offset: int) -> int:
     """Make all records below ``offset`` unreadable, and return the new log start offset.
 
     As in Kafka, -1 is the end of the log.  Takes effect immediately and durably, ignoring
-    leases and consumer groups.  Whole segments below the offset are deleted, the active one
-    too if all of its records are.
+    leases and consumer groups.  Segments that are entirely below the offset are deleted,
+    including the active one.
 
     Raises:
         OffsetOutOfRangeError: The offset is past the end (A30).

@@ -1,7 +1,7 @@
 """Attaching to a log root, and the partitions and topics of an open log.
 
 The first process to attach runs the startup (boots, damage, leftovers) while no other
-process can attach; the others join.  A forked child attaches again by itself.
+process can attach; the others join.  A forked child attaches again at its first call.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import threading
 import tomllib
 import uuid
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from functools import partial
 from typing import Any
@@ -40,6 +40,10 @@ from embedlog.partition.partition_log import PartitionLog
 from embedlog.root import startup, topic_deletion
 from embedlog.version import __version__
 
+_OPTIONS = (
+    *("mode", "durability", "visibility", "clock", "lock_timeout"),
+    *("auto_create", "unsafe_filesystem", "files"),
+)
 _roots: weakref.WeakSet[Root] = weakref.WeakSet()
 
 
@@ -72,11 +76,11 @@ class Root:
     ) -> None:
         self.path, self.mode, self.clock = path, mode, clock
         self.durability, self.visibility = durability, visibility
-        self._lock_timeout, self.auto_create = lock_timeout, auto_create
-        self._unsafe_filesystem, self._make_files = unsafe_filesystem, files
+        self.lock_timeout, self.auto_create = lock_timeout, auto_create
+        self.unsafe_filesystem, self.files = unsafe_filesystem, files
         self.closed = False
         self.generation = 0
-        """Grows when all objects taken from this root become void: after a fork."""
+        """Grows with each fork, after which no object taken from this root is valid."""
         self.startup_report: list[str] = []
         """What the startup found and repaired, in words; empty after a clean close."""
         self._lock = threading.RLock()
@@ -86,19 +90,8 @@ class Root:
         _roots.add(self)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        opener = partial(
-            Root,
-            self.path,
-            mode=self.mode,
-            durability=self.durability,
-            visibility=self.visibility,
-            clock=self.clock,
-            lock_timeout=self._lock_timeout,
-            auto_create=self.auto_create,
-            unsafe_filesystem=self._unsafe_filesystem,
-            files=self._make_files,
-        )
-        return opener, ()
+        options = {name: getattr(self, name) for name in _OPTIONS}
+        return partial(Root, self.path, **options), ()
 
     @property
     def context(self) -> Context:
@@ -125,17 +118,15 @@ class Root:
         try:
             return self.topic(name)
         except UnknownTopicOrPartitionError:
-            # The maintenance owner creates the activity topic, with settings of its own.
-            allowed = self.auto_create and name != ACTIVITY
-            if not allowed or not self.context.files.writable:
+            # The maintenance owner creates the activity topic, with other settings.
+            if not self.auto_create or name == ACTIVITY or not self.context.files.writable:
                 raise
-        try:
+        with suppress(TopicAlreadyExistsError):
             return self.create_topic(name, 1, TopicConfig())
-        except TopicAlreadyExistsError:
-            return self.topic(name)
+        return self.topic(name)
 
     def create_topic(self, name: str, partitions: int, config: TopicConfig) -> TopicInfo:
-        """Create a topic; visible to every process when this returns."""
+        """Create a topic; every process sees it when this returns."""
         self.context.check_writable()
         info = self.context.catalog.create_topic(name, partitions, config, self.clock())
         self.wake.advance()
@@ -154,7 +145,7 @@ class Root:
     def delete_topic(self, name: str) -> None:
         """Delete a topic; readers that have its files open finish with them (A38).
 
-        What cannot be removed now is removed by the housekeeping or the next open.
+        Housekeeping, or the next open, removes what cannot be removed now.
         """
         context = self.context
         context.check_writable()
@@ -162,11 +153,10 @@ class Root:
         # If a stopped process holds a partition, nothing is deleted.
         topic_deletion.wait_for_writers(context, info)
         info = context.catalog.delete_topic(info)
-        for number in range(info.partitions):
-            log = self._partitions.get((name, number))
-            if log is not None and log.topic_id == info.id:
+        for key, log in list(self._partitions.items()):
+            if log.topic_id == info.id:
                 log.close()
-                del self._partitions[name, number]
+                del self._partitions[key]
         topic_deletion.try_to_finish(context, info)
         context.wake.advance()
 
@@ -202,9 +192,18 @@ class Root:
         with self._lock:
             log = self._partitions.get((topic, number))
             if log is None or log.topic_id != info.id:
-                log = PartitionLog(context, info, number)
-                self._partitions[topic, number] = log
+                log = self._partitions[topic, number] = PartitionLog(context, info, number)
             return log
+
+    def partition_logs(self, topics: Iterable[TopicInfo]) -> Iterator[PartitionLog]:
+        """Yield the partitions of topics, except those of topics that were deleted meanwhile."""
+        for info in topics:
+            for number in range(info.partitions):
+                try:
+                    log = self.partition(info.name, number)
+                except UnknownTopicOrPartitionError:
+                    break
+                yield log
 
     def producer_identity(self, name: str | None) -> tuple[int, int]:
         """Return a producer id and epoch; see `Catalog.producer_identity`."""
@@ -226,13 +225,19 @@ class Root:
             writable = self.mode == "rw"
             if writable:
                 Files.create_root(self.path)
-            files = self._make_files(
-                self.path, writable=writable, unsafe_filesystem=self._unsafe_filesystem
+            files = self.files(
+                self.path, writable=writable, unsafe_filesystem=self.unsafe_filesystem
             )
             try:
                 context = self._context = Reserve(files).used_by(lambda: self._join(files))
                 if self.startup_report:
-                    self._recover_all()
+                    # After a reboot: recover all partitions now, rather than on first use.
+                    for log in self.partition_logs(self.topics().values()):
+                        try:
+                            log.tail()
+                        except CorruptionError as error:
+                            # Using this partition raises it again; the others can be used.
+                            self.startup_report.append(str(error))
                 if writable:
                     topic_deletion.finish_all(context)
                 return context
@@ -243,47 +248,48 @@ class Root:
     def _detach(self, files: Files) -> None:
         """Undo an attachment that failed, so that the next attempt starts from nothing."""
         context, self._context = self._context, None
-        for log in self._partitions.values():
-            log.close()
-        self._partitions.clear()
+        self._close_partitions()
         if context is not None:
             context.live.close()
             context.wake.close()
             context.state.close()
         files.close_all()
 
+    def _close_partitions(self) -> None:
+        for log in self._partitions.values():
+            log.close()
+        self._partitions.clear()
+
     def _join(self, files: Files) -> Context:
         """Join the attached processes; runs the startup first if there are none."""
         _check_format(files)
         if not files.writable:
-            return self._join_readers(files)
+            if files.exists("locks/attached"):
+                try:
+                    self._attached = files.open("locks/attached")
+                except StorageError:
+                    pass
+                else:
+                    # So that no startup runs meanwhile.
+                    files.lock(self._attached, self.lock_timeout, shared=True)
+            return self._open_context(files)
         for directory in ("locks", "topics"):
             files.make_directory(directory)
         root_lock = files.open("locks/root", write=True, create=True)
-        files.lock(root_lock, self._lock_timeout)
+        files.lock(root_lock, self.lock_timeout)
         try:
             self._attached = files.open("locks/attached", write=True, create=True)
             if files.try_lock(self._attached):
                 kv.close_unused()
                 self.startup_report = startup.prepare(files)
-            files.lock(self._attached, self._lock_timeout, shared=True)
+            files.lock(self._attached, self.lock_timeout, shared=True)
             return self._open_context(files)
         finally:
             files.unlock(root_lock)
             files.close(root_lock)
 
-    def _join_readers(self, files: Files) -> Context:
-        """Hold the lock of attached processes if possible, so that no startup runs meanwhile."""
-        if files.exists("locks/attached"):
-            try:
-                self._attached = files.open("locks/attached")
-            except StorageError:
-                return self._open_context(files)
-            files.lock(self._attached, self._lock_timeout, shared=True)
-        return self._open_context(files)
-
     def _open_context(self, files: Files) -> Context:
-        timeout = self._lock_timeout
+        timeout = self.lock_timeout
         with ExitStack() as stack:
             state = kv.Store(files, "state", durable=True, timeout=timeout)
             stack.callback(state.close)
@@ -308,16 +314,6 @@ class Root:
             stack.pop_all()
             return context
 
-    def _recover_all(self) -> None:
-        """After a reboot: recover all partitions now, rather than on first use."""
-        for info in self.topics().values():
-            for number in range(info.partitions):
-                try:
-                    self.partition(info.name, number).tail()
-                except CorruptionError as error:
-                    # Using this partition raises it again; the others can be used.
-                    self.startup_report.append(str(error))
-
     # Detaching
 
     def close(self) -> None:
@@ -341,9 +337,7 @@ class Root:
     def _leave(self, context: Context) -> None:
         files = context.files
         context.closed = True
-        for log in self._partitions.values():
-            log.close()
-        self._partitions.clear()
+        self._close_partitions()
         try:
             # The next process to open the log trusts the mark and does not check the rows.
             whole = files.writable and context.live.is_whole() and context.state.is_whole()
@@ -360,10 +354,10 @@ class Root:
     def _mark_clean(self, context: Context) -> None:
         files = context.files
         root_lock = files.open("locks/root", write=True, create=True)
-        files.lock(root_lock, self._lock_timeout)
+        files.lock(root_lock, self.lock_timeout)
         files.unlock(self._attached)
         if files.try_lock(self._attached):
-            # If a full disk has no room for the mark, the next open checks everything.
+            # If the disk is too full for the mark, the next open checks everything.
             with suppress(DiskFullError):
                 startup.remove_uncommitted_files(files, context.state)
                 startup.copy_state(files, context.state)
@@ -382,38 +376,40 @@ class Root:
 
 def _check_format(files: Files) -> None:
     """Raise if this is no log root or has another format; write the format file of a new one."""
-    if files.exists(FORMAT_FILE):
-        try:
-            format_version = tomllib.loads(files.read_file(FORMAT_FILE).decode())["format"]
-        except (ValueError, KeyError) as error:
+    if not files.exists(FORMAT_FILE):
+        foreign = [name for name in files.list("") if not name.startswith(("embedlog.toml", "."))]
+        if foreign or not files.writable:
             raise NotALogError(
-                f"{FORMAT_FILE} is not readable: {error}", path=files.path(FORMAT_FILE)
-            ) from error
-        if format_version != FORMAT_VERSION:
-            newer = not isinstance(format_version, int) or format_version > FORMAT_VERSION
-            raise UnsupportedFormatError(
-                f"The root has format {format_version}, this embedlog {__version__} knows "
-                f"{FORMAT_VERSION}",
+                "The directory holds other files" if foreign else "There is no log here",
                 path=files.root,
-                todo="Use a newer embedlog."
-                if newer
-                else "An embedlog before the first release wrote it; create a new root and write "
-                "the records again.",
+                todo="Name a new or empty directory.",
             )
-        return
-    foreign = [name for name in files.list("") if not name.startswith(("embedlog.toml", "."))]
-    if foreign or not files.writable:
-        raise NotALogError(
-            "The directory holds other files" if foreign else "There is no log here",
-            path=files.root,
-            todo="Name a new or empty directory.",
+        text = (
+            f"# A log root of embedlog: read docs/format.md before you touch anything here.\n"
+            f"format = {FORMAT_VERSION}\n"
+            f'id = "{uuid.uuid4()}"\n'
         )
-    text = (
-        f"# A log root of embedlog: read docs/format.md before you touch anything here.\n"
-        f"format = {FORMAT_VERSION}\n"
-        f'id = "{uuid.uuid4()}"\n'
-    )
-    files.write_file(FORMAT_FILE, text.encode())
+        files.write_file(FORMAT_FILE, text.encode())
+        return
+    try:
+        format_version = tomllib.loads(files.read_file(FORMAT_FILE).decode())["format"]
+    except (ValueError, KeyError) as error:
+        raise NotALogError(
+            f"{FORMAT_FILE} is not readable: {error}", path=files.path(FORMAT_FILE)
+        ) from error
+    if format_version != FORMAT_VERSION:
+        todo = (
+            "An embedlog before the first release wrote it; create a new root and write the "
+            "records again."
+        )
+        if not isinstance(format_version, int) or format_version > FORMAT_VERSION:
+            todo = "Use a newer embedlog."
+        raise UnsupportedFormatError(
+            f"The root has format {format_version}, this embedlog {__version__} knows "
+            f"{FORMAT_VERSION}",
+            path=files.root,
+            todo=todo,
+        )
 
 
 def _after_fork_in_child() -> None:

@@ -1,4 +1,4 @@
-"""What the first process to attach does to a root: boots, damage, leftovers.
+"""What the first process to attach does to a root: it handles boots, damage and leftovers.
 
 Runs while no other process is attached, so it may replace a database.
 """
@@ -8,7 +8,9 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
+from itertools import dropwhile
+from operator import itemgetter
 
 from embedlog import catalog, keyspace, kv
 from embedlog.checksum import crc32c
@@ -23,7 +25,7 @@ CLEAN_FILE = "closed"
 COPY = "state.copy"
 CHECKED_AT_CLOSE = 1 << 20
 """A clean close checks databases up to this many bytes, which takes 40 ms at most."""
-_SEGMENT_NAME = re.compile(r"\d{20}-\d+\.arrows")
+_SEGMENT_NAME = re.compile(r"(\d{20})-(\d+)\.arrows")
 
 
 def prepare(files: Files) -> list[str]:
@@ -35,10 +37,9 @@ def prepare(files: Files) -> list[str]:
     clean = _remove_clean_mark(files)
     for name in ("state", "live"):
         # No process is attached: its slots and mutexes belong to dead processes.
-        if files.exists(f"{name}/lock.mdb"):
-            files.unlink(f"{name}/lock.mdb")
+        files.unlink(f"{name}/lock.mdb", missing_ok=True)
     for name in files.list("locks"):
-        if name.startswith("member-"):
+        if f"locks/{name}".startswith(membership.LOCKS):  # the members are dead, too
             files.unlink(f"locks/{name}")
     forget_waiters(files)
     new = not files.exists("state") and not files.exists(COPY)
@@ -46,7 +47,9 @@ def prepare(files: Files) -> list[str]:
     done = _check_state(files, clean)
     if done or rebooted or not _live_is_whole(files, clean):
         kv.discard(files, "live")
-        _create_live(files)
+        kv.create(files, "live", durable=False, rows={})
+        # Last: a `live` without it counts as one of another boot.
+        files.write_file(BOOT_FILE, _boot(files))
         if not new:
             done.append("live was of another boot, or damaged: it was created again")
     # A power cut can undo the last unlinks, and the unlink of the clean mark.
@@ -64,7 +67,7 @@ def _remove_clean_mark(files: Files) -> dict[str, int] | None:
     except ValueError:
         mark = {}
     files.unlink(CLEAN_FILE)
-    # Otherwise a power cut could bring it back, and it would vouch for an older `state`.
+    # Otherwise a power cut could bring it back, and an older `state` would count as checked.
     files.sync_directory("")
     return mark
 
@@ -73,7 +76,7 @@ def copy_state(files: Files, state: kv.Store) -> None:
     """Copy `state`, unless it has not changed since the last copy.
 
     Raises:
-        CorruptionError: It was damaged while it was open.  The last copy is kept.
+        CorruptionError: It was damaged while it was open.  The last copy stays.
     """
     problems = _problems_at_close(files, "state")
     if problems:
@@ -93,7 +96,7 @@ def copy_state(files: Files, state: kv.Store) -> None:
         files.write_file(f"{new}/of", version)
     except StorageError:
         with suppress(StorageError):
-            kv.discard(files, new)  # on a full disk others need the space
+            kv.discard(files, new)  # on a full disk other files need the space
         raise
     kv.discard(files, COPY)
     files.rename(new, COPY)
@@ -103,8 +106,8 @@ def copy_state(files: Files, state: kv.Store) -> None:
 def mark_clean(files: Files) -> None:
     """Write the mark of a clean close, with the checksums of the databases.
 
-    Every process must have closed them.  A damaged `live` is left out, so the next process
-    to open the log creates it again.
+    Every process must have closed them.  A damaged `live` is omitted, so the next process to
+    open the log creates it again.
     """
     names = ["state", *([] if _problems_at_close(files, "live") else ["live"])]
     mark = {name: _digest(files, f"{name}/data.mdb") for name in names}
@@ -114,7 +117,7 @@ def mark_clean(files: Files) -> None:
 def _problems_at_close(files: Files, name: str) -> list[str]:
     """Return what is wrong with a database that no other process uses.
 
-    An unusually large one is not checked, since a close must not take long.
+    An unusually large database is not checked, since a close must not take long.
     """
     data = files.open(f"{name}/data.mdb")
     try:
@@ -138,7 +141,7 @@ def _digest(files: Files, path: str) -> int:
 def _check_state(files: Files, clean: dict[str, int] | None) -> list[str]:
     kv.discard(files, "state.new")
     if not files.exists("state/data.mdb"):
-        if files.exists("topics") and files.list("topics"):
+        if _names(files, "topics"):
             return _restore_state(files, "it is missing")
         kv.create(files, "state", durable=True, rows={})
         return []
@@ -154,18 +157,16 @@ def _check_state(files: Files, clean: dict[str, int] | None) -> list[str]:
 
 
 def _copy_is_good(files: Files) -> bool:
-    if not files.exists(f"{COPY}/data.mdb"):
-        return False
-    kv.check_size(files, COPY)
-    return not _damage(files, COPY)
+    return files.exists(f"{COPY}/data.mdb") and not _damage(files, COPY)
 
 
 def _damage(files: Files, name: str) -> list[str]:
     """Return what is wrong with `state`, or a copy of it.
 
-    Rows are checked too: if the row of a segment has another key, its file would be
-    taken for garbage.
+    Rows are checked too: if the key of a segment's row is damaged, its file would be removed
+    as garbage.
     """
+    kv.check_size(files, name)
     return kv.findings(files.path(name)) or [
         f"the row {key!r} is not as it was written"
         for key in keyspace.damaged_rows(files, name)
@@ -176,36 +177,30 @@ def _damage(files: Files, name: str) -> list[str]:
 def _affects_one_user(key: bytes) -> bool:
     """Whether damage to a row affects only reads of this row, which raise.
 
-    Restoring an older copy would be worse.  A key with one wrong bit may belong to a row
-    of a partition: there a number follows the letter, and it begins with zeros.
+    Restoring an older copy would be worse.  If the letter of the key has a wrong bit, the row
+    may be that of a partition: its key has a number after the letter, which begins with zeros.
     """
     table = keyspace.table_of(key, keyspace.STATE)
-    if table is None or not table.optional:
-        return False
-    return table is keyspace.SEGMENT_INDEXES or key[1:2] != b"\0"
+    is_named = table is keyspace.SEGMENT_INDEXES or key[1:2] != b"\0"
+    return table is not None and table.optional and is_named
 
 
 def _adopt_newer(files: Files) -> list[str]:
     """Adopt segments whose numbers `state` never assigned: then it is older than the log."""
     numbers = [
-        _number_of(name)
-        for topic in (files.list("topics") if files.exists("topics") else [])
+        number
+        for topic in _names(files, "topics")
         for partition in files.list(f"topics/{topic}")
-        for name in files.list(f"topics/{topic}/{partition}")
-        if _SEGMENT_NAME.fullmatch(name)
+        for _, number, _ in _segment_files(files, f"topics/{topic}/{partition}")
     ]
-    store = kv.Store(files, "state", durable=True, timeout=10)
-    try:
-        newest = store.read(lambda txn: catalog.last_number(txn, "segment"))
-        if max(numbers, default=0) <= newest:
+    with closing(kv.Store(files, "state", durable=True, timeout=10)) as store:
+        if max(numbers, default=0) <= store.read(lambda txn: catalog.last_number(txn, "segment")):
             return []
         return ["state is older than the log", *_adopt(files, store)]
-    finally:
-        store.close()
 
 
 def _restore_state(files: Files, reason: str) -> list[str]:
-    """Replace a damaged `state` by its last copy; the damaged one is kept as `state.damaged`.
+    """Replace a damaged `state` by its last copy; rename the damaged one to `state.damaged`.
 
     Segments that the copy does not name are adopted, never removed: metadata
     that looks wrong deletes no data (R7).
@@ -225,13 +220,10 @@ def _restore_state(files: Files, reason: str) -> list[str]:
     files.unlink(f"{COPY}/of", missing_ok=True)
     files.make_directory("state.new")
     files.write_file("state.new/data.mdb", data)
-    # Before the rename: otherwise, killed here, the next process would take what
-    # the copy does not name for garbage.
-    store = kv.Store(files, "state.new", durable=True, timeout=10)
-    try:
+    # Before the rename: if this process were killed in between, the next one would remove
+    # what the copy does not name as garbage.
+    with closing(kv.Store(files, "state.new", durable=True, timeout=10)) as store:
         adopted = _adopt(files, store)
-    finally:
-        store.close()
     files.unlink("state.new/lock.mdb")
     files.rename("state.new", "state")
     files.sync_directory("")
@@ -240,31 +232,30 @@ def _restore_state(files: Files, reason: str) -> list[str]:
 
 def _adopt(files: Files, store: kv.Store) -> list[str]:
     """Add the topics and segments created after the copy to it; recovery scans them."""
-    done: list[str] = []
 
-    def step(txn: kv.Txn) -> None:
-        # A file whose number the copy had assigned, but not named, was garbage then.
+    def step(txn: kv.Txn) -> list[str]:
+        # If the copy had assigned a file's number and does not name it, the file is garbage.
         newest = catalog.last_number(txn, "segment")
-        done[:] = _adopt_topics(files, txn)
+        done = _adopt_topics(files, txn)
         for info in list(catalog.topics(txn)):
             for number in range(info.partitions):
-                done.extend(_adopt_compacted(files, txn, info, number, newest))
-                done.extend(_adopt_partition(files, txn, info, number, newest))
+                done += _adopt_compacted(files, txn, info, number, newest)
+                done += _adopt_segments(files, txn, info, number, newest)
+        return done
 
-    store.write(step)
-    return done
+    return store.write(step)
 
 
 def _adopt_topics(files: Files, txn: kv.Txn) -> list[str]:
-    """Add the topics that the copy does not know; their settings are lost."""
+    """Add the topics that the copy does not have; their settings are lost."""
     done = []
     newest = catalog.last_number(txn, "topic")
-    for directory in sorted(files.list("topics") if files.exists("topics") else []):
+    for directory in _names(files, "topics"):
         name, _, number = directory.rpartition("-")
-        # A topic whose id the copy had assigned, but not kept, was deleted before it.
+        # If the copy had assigned the id and does not have the topic, the topic was deleted.
         if not catalog.NAME.fullmatch(name) or not number.isdigit() or int(number) <= newest:
             continue
-        partitions = [int(each) for each in files.list(f"topics/{directory}") if each.isdigit()]
+        partitions = [int(entry) for entry in files.list(f"topics/{directory}") if entry.isdigit()]
         if catalog.adopt_topic(txn, name, int(number), max(partitions, default=0) + 1):
             done.append(f"adopted topic {name}, with default settings")
     return done
@@ -273,21 +264,23 @@ def _adopt_topics(files: Files, txn: kv.Txn) -> list[str]:
 def _adopt_compacted(
     files: Files, txn: kv.Txn, info: catalog.TopicInfo, number: int, newest: int
 ) -> list[str]:
-    """Add the segments that replaced those that the copy names and whose files are gone."""
-    directory, key, done = f"{info.directory}/{number}", info.key(number), []
-    present = files.list(directory) if files.exists(directory) else []
-    named = catalog.segments(txn, key)
-    gone = [segment for segment in named if segment.file_name not in present]
+    """Add the segments that replaced those that the copy names and whose files are missing."""
+    directory, key = f"{info.directory}/{number}", info.key(number)
+    present = _segment_files(files, directory)
+    names = {name for _, _, name in present}
+    named, done = catalog.segments(txn, key), []
+    missing = {segment for segment in named if segment.file_name not in names}
     # The highest number first: of several replacements it is the one that was swapped in last.
-    candidates = [name for name in present if gone and _SEGMENT_NAME.fullmatch(name)]
-    for name in sorted(candidates, key=_number_of, reverse=True):
-        new = _compacted(files, f"{directory}/{name}") if _number_of(name) > newest else None
+    for base, file_id, name in sorted(present, key=itemgetter(1), reverse=True):
+        if not missing or file_id <= newest:
+            break
+        new = _compacted(files, f"{directory}/{name}", base, file_id)
         if new is None or new.next_offset is None:
             continue
         replaced = [
             segment for segment in named if new.base_offset <= segment.base_offset < new.next_offset
         ]
-        if not set(gone).intersection(replaced):
+        if missing.isdisjoint(replaced):
             continue
         for segment in replaced:
             catalog.drop_segment(txn, key, segment)
@@ -298,9 +291,8 @@ def _adopt_compacted(
     return done
 
 
-def _compacted(files: Files, path: str) -> catalog.SegmentInfo | None:
+def _compacted(files: Files, path: str, base: int, file_id: int) -> catalog.SegmentInfo | None:
     """Return the manifest row for a compacted segment that is whole; None for any other file."""
-    base, number = map(int, path.rpartition("/")[2].removesuffix(".arrows").split("-"))
     newest, end = None, None
     try:
         file = SegmentFile(files, path)
@@ -314,34 +306,49 @@ def _compacted(files: Files, path: str) -> catalog.SegmentInfo | None:
         return None
     headers = "headers" in file.schema.names
     return catalog.SegmentInfo(
-        base, number, 0, end, stop + len(END_MARK), stop, newest, headers=headers
+        base, file_id, 0, end, stop + len(END_MARK), stop, newest, headers=headers
     )
 
 
-def _number_of(name: str) -> int:
-    return int(name.removesuffix(".arrows").partition("-")[2])
+def _names(files: Files, directory: str) -> list[str]:
+    """Return the names in a directory; none if it is missing."""
+    return files.list(directory) if files.exists(directory) else []
 
 
-def _adopt_partition(
+def _segment_files(files: Files, directory: str) -> list[tuple[int, int, str]]:
+    """Return base offset, number and name of the segment files in a directory, by name."""
+    matches = map(_SEGMENT_NAME.fullmatch, _names(files, directory))
+    return [(int(match[1]), int(match[2]), match[0]) for match in matches if match]
+
+
+def _adopt_segments(
     files: Files, txn: kv.Txn, info: catalog.TopicInfo, number: int, newest: int
 ) -> list[str]:
+    """Add the segments that follow the last one that the copy names."""
     directory, key = f"{info.directory}/{number}", info.key(number)
-    present = files.list(directory) if files.exists(directory) else []
-    names = sorted(name for name in present if _SEGMENT_NAME.fullmatch(name))
-    named, done = _without_trimmed(txn, key, catalog.segments(txn, key), names)
+    present = _segment_files(files, directory)
+    names = [name for _, _, name in present]
+    named, done = _without_deleted(txn, key, catalog.segments(txn, key), names)
     last = named[-1] if named else None
-    for name in names:
-        base, file_id = map(int, name.removesuffix(".arrows").split("-"))
+    for base, file_id, name in present:
         if last is not None:
             # Segments below the end of a compacted one were replaced by it.
             if base < (last.next_offset or last.base_offset) or file_id <= newest:
                 continue
             if base == last.base_offset and last.file_name in names:
                 continue
-            _seal_before_adopted(txn, key, last, base)
+            if last.base_offset == base:
+                # It was empty when it was rolled, so it was replaced.
+                catalog.drop_segment(txn, key, last)
+            elif not last.sealed:
+                # Recovery finds its size by a scan; it may have ended in a gap (A8).
+                sealed = last._replace(next_offset=base, size=0, end_position=1 << 62, dense=False)
+                catalog.put_segment(txn, key, sealed)
         elif base:
             _start_at(txn, key, base)
-        headers = _has_headers(files, f"{directory}/{name}")
+        headers = False
+        with suppress(EmbedlogError):  # an empty file, which recovery creates again
+            headers = "headers" in SegmentFile(files, f"{directory}/{name}").schema.names
         last = catalog.SegmentInfo(base, file_id, 0, headers=headers)
         catalog.put_segment(txn, key, last)
         catalog.raise_number(txn, "segment", last.id)
@@ -354,27 +361,24 @@ def _adopt_partition(
     return done
 
 
-def _without_trimmed(
+def _without_deleted(
     txn: kv.Txn, key: bytes, named: list[catalog.SegmentInfo], names: list[str]
 ) -> tuple[list[catalog.SegmentInfo], list[str]]:
     """Drop the segments that retention deleted after the copy was made.
 
-    Those are the first ones whose files are gone and were not replaced.
+    Those are the first ones whose files are missing and were not replaced.
     """
-    bases = sorted(int(name[:20]) for name in names)
-    gone = 0
-    while gone < len(named) and named[gone].file_name not in names:
-        gone += 1
-    kept = named[gone:]
-    if not gone or not bases or bases[0] < (kept[0].base_offset if kept else named[-1].base_offset):
+    rest = list(dropwhile(lambda segment: segment.file_name not in names, named))
+    if len(rest) == len(named) or not names:
         return named, []
-    if not kept and bases[0] == named[-1].base_offset:
+    first = int(names[0][:20])
+    if (rest and first < rest[0].base_offset) or (not rest and first <= named[-1].base_offset):
         return named, []
-    for segment in named[:gone]:
+    for segment in named[: len(named) - len(rest)]:
         catalog.drop_segment(txn, key, segment)
-    start = kept[0].base_offset if kept else bases[0]
+    start = rest[0].base_offset if rest else first
     _start_at(txn, key, start)
-    return kept, [f"offsets below {start} were deleted after the copy was made"]
+    return rest, [f"offsets below {start} were deleted after the copy was made"]
 
 
 def _start_at(txn: kv.Txn, key: bytes, offset: int) -> None:
@@ -383,37 +387,14 @@ def _start_at(txn: kv.Txn, key: bytes, offset: int) -> None:
         catalog.PARTITIONS.put(txn, key, value=info._replace(start_offset=offset))
 
 
-def _has_headers(files: Files, path: str) -> bool:
-    try:
-        return "headers" in SegmentFile(files, path).schema.names
-    except EmbedlogError:
-        return False  # empty: recovery creates it again
-
-
-def _seal_before_adopted(
-    txn: kv.Txn, key: bytes, before: catalog.SegmentInfo, next_offset: int
-) -> None:
-    """Seal the segment before an adopted one; the scan finds its size."""
-    if before.base_offset == next_offset:
-        # It was empty when it was rolled, so it was replaced.
-        catalog.drop_segment(txn, key, before)
-    elif not before.sealed:
-        # It may have ended in a gap (A8).
-        sealed = before._replace(next_offset=next_offset, size=0, end_position=1 << 62, dense=False)
-        catalog.put_segment(txn, key, sealed)
-
-
 def live_is_valid(files: Files) -> bool:
     """Whether `live` belongs to this boot and this root; decided without opening it.
 
     After a power cut an unsynced LMDB can kill the process that opens it.
     """
-    try:
+    with ignore_missing():
         return files.read_file(BOOT_FILE) == _boot(files)
-    except StorageError as error:
-        if not error.missing:
-            raise
-        return False
+    return False
 
 
 def _boot(files: Files) -> bytes:
@@ -431,34 +412,16 @@ def _live_is_whole(files: Files, clean: dict[str, int] | None) -> bool:
     return not kv.findings(files.path("live"))
 
 
-def _create_live(files: Files) -> None:
-    kv.create(files, "live", durable=False, rows={})
-    # Last: a `live` without it counts as one of another boot.
-    files.write_file(BOOT_FILE, _boot(files))
-
-
 def _sweep(files: Files) -> list[str]:
     """Remove the files of killed processes that the manifest does not name."""
-    # No process is attached, so no member is alive; their locks are not reported.
-    for name in files.list("locks"):
-        if f"locks/{name}".startswith(membership.LOCKS):
-            files.unlink(f"locks/{name}")
-    store = kv.Store(files, "state", durable=True, timeout=10)
-    try:
-        _forget_uncommitted_files(store)
+    with closing(kv.Store(files, "state", durable=True, timeout=10)) as store:
+        # No process is attached that could commit these files, so they are garbage.
+        if store.read(keyspace.UNCOMMITTED_FILES.any):
+            store.write(keyspace.UNCOMMITTED_FILES.delete_all)
         paths = strays(files, store)
-    finally:
-        store.close()
     for path in paths:
         remove_stray(files, path)
     return [f"removed {path}: the manifest does not name it" for path in paths]
-
-
-def _forget_uncommitted_files(store: kv.Store) -> None:
-    """No process is attached that could commit them, so they are garbage."""
-
-    if store.read(keyspace.UNCOMMITTED_FILES.any):
-        store.write(keyspace.UNCOMMITTED_FILES.delete_all)
 
 
 def remove_uncommitted_files(files: Files, state: kv.Store) -> None:
@@ -467,7 +430,7 @@ def remove_uncommitted_files(files: Files, state: kv.Store) -> None:
     The operations that created them have failed or were killed, so they are garbage.
 
     Raises:
-        StorageError: One could not be removed; the next open removes it.
+        StorageError: A file could not be removed; the next open removes it.
     """
 
     def step(txn: kv.Txn) -> list[str]:
@@ -481,35 +444,33 @@ def remove_uncommitted_files(files: Files, state: kv.Store) -> None:
     if state.read(keyspace.UNCOMMITTED_FILES.any):
         for path in state.read(step):
             files.unlink(path, missing_ok=True)
-        _forget_uncommitted_files(state)
+        state.write(keyspace.UNCOMMITTED_FILES.delete_all)
 
 
 def strays(files: Files, state: kv.Store, pending: Collection[str] = ()) -> list[str]:
     """Return the segment files, and the topics' directories, that the manifest does not name.
 
-    Uncommitted files are not among them, nor the ``pending`` deletes.  Files with other
-    names do not belong to the log and are left alone (A28).
+    Without uncommitted files and the ``pending`` deletes.  Files with other names do not
+    belong to the log and are ignored (A28).
     """
-    # Files before names: a file that is created meanwhile was named before.
-    present: dict[str, dict[str, list[str]]] = {}
-    for topic in files.list("topics") if files.exists("topics") else []:
-        partitions = present[f"topics/{topic}"] = {}
-        with _ignore_missing():  # being deleted
+    # Files before names: a file that is created meanwhile is named already.
+    present: dict[str, list[str]] = {}
+    for topic in _names(files, "topics"):
+        paths = present[f"topics/{topic}"] = []
+        with ignore_missing():  # being deleted
             for number in files.list(f"topics/{topic}"):
-                partitions[f"topics/{topic}/{number}"] = files.list(f"topics/{topic}/{number}")
+                directory = f"topics/{topic}/{number}"
+                paths += [f"{directory}/{name}" for name in files.list(directory)]
     topics, named, deleted = state.read(_named)
-    paths = [topic for topic in present if topic not in topics | deleted]
+    named.update(pending)
+    unnamed = [topic for topic in present if topic not in topics | deleted]
     for topic in sorted(topics & present.keys()):
-        for directory, names in present[topic].items():
-            known = named.get(directory, set())
-            paths += [
-                f"{directory}/{name}"
-                for name in names
-                if _SEGMENT_NAME.fullmatch(name)
-                and name not in known
-                and f"{directory}/{name}" not in pending
-            ]
-    return paths
+        unnamed += [
+            path
+            for path in present[topic]
+            if path not in named and _SEGMENT_NAME.fullmatch(path.rpartition("/")[2])
+        ]
+    return unnamed
 
 
 def remove_stray(files: Files, path: str) -> None:
@@ -520,26 +481,25 @@ def remove_stray(files: Files, path: str) -> None:
         files.unlink(path, missing_ok=True)
 
 
-def _named(txn: kv.Txn) -> tuple[set[str], dict[str, set[str]], set[str]]:
-    """Return the directories of topics, the files of partitions, and directories to delete."""
-    topics, named = set(), {}
-    deleted = {topic.directory for topic in catalog.deleted_topics(txn)}
+def _named(txn: kv.Txn) -> tuple[set[str], set[str], set[str]]:
+    """Return the directories of topics, the paths of segments, and directories to delete."""
+    topics, paths = set[str](), set[str]()
     for info in catalog.topics(txn):
         topics.add(info.directory)
         for number in range(info.partitions):
             key = info.key(number)
             segments = [*catalog.segments(txn, key), *catalog.uncommitted_files(txn, key)]
             names = {segment.file_name for segment in segments} | journal.files_of(txn, key)
-            named[f"{info.directory}/{number}"] = names
-    return topics, named, deleted
+            paths.update(f"{info.directory}/{number}/{name}" for name in names)
+    return topics, paths, {topic.directory for topic in catalog.deleted_topics(txn)}
 
 
 def remove_tree(files: Files, directory: str) -> None:
     """Remove a topic's directory and everything in it."""
-    # Another process may remove it too, so missing files are fine.
-    with _ignore_missing():
+    # Another process may remove it too, so files may be missing.
+    with ignore_missing():
         for partition in files.list(directory):
-            with _ignore_missing():
+            with ignore_missing():
                 for name in files.list(f"{directory}/{partition}"):
                     files.unlink(f"{directory}/{partition}/{name}", missing_ok=True)
                 files.remove_directory(f"{directory}/{partition}")
@@ -547,7 +507,7 @@ def remove_tree(files: Files, directory: str) -> None:
 
 
 @contextmanager
-def _ignore_missing() -> Iterator[None]:
+def ignore_missing() -> Iterator[None]:
     """Suppress the error for a missing file or directory."""
     try:
         yield

@@ -1,9 +1,9 @@
 """Deleting a topic: first its name, in one transaction on `state`, then its files and rows.
 
-The transaction that drops the name also notes the deletion in `state`, and the
-note stays until no file and no row of the topic is left.  If the process dies or
-an operation fails in between, the next process to open the log, or the next
-round of housekeeping, removes the rest.
+The transaction that drops the name also notes the deletion in `state`.  The note stays
+until no file and no row of the topic is left.  If the process dies or an operation fails
+before that, the next process to open the log, or the next round of housekeeping, removes
+the rest.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ _logger = logging.getLogger("embedlog")
 def wait_for_writers(context: Context, topic: TopicInfo, timeout: float | None = None) -> None:
     """Wait until all operations in progress in the partitions of a topic have ended.
 
-    One partition after the other, each for ``timeout`` seconds, by default the
-    ``lock_timeout``.  Once the name is gone, later operations find no topic.
+    Waits ``timeout`` seconds for each partition, by default the ``lock_timeout``.  Once the
+    name is dropped, no operation can begin.
 
     Raises:
         LockTimeoutError: A process holds a partition for longer.
@@ -40,7 +40,7 @@ def wait_for_writers(context: Context, topic: TopicInfo, timeout: float | None =
 
 
 def finish(context: Context, topic: TopicInfo, timeout: float | None = None) -> None:
-    """Remove the files and rows of a topic whose name is gone; any process may repeat it.
+    """Remove the files and rows of a topic whose name was dropped; any process may repeat it.
 
     Raises:
         LockTimeoutError: As `wait_for_writers`.
@@ -60,26 +60,17 @@ def finish(context: Context, topic: TopicInfo, timeout: float | None = None) -> 
     context.state.write(forget)
 
 
-def unfinished(state: kv.Store) -> list[TopicInfo]:
-    """Return the deleted topics that may have files or rows left."""
-    return state.read(catalog.deleted_topics)
-
-
-def finish_all(context: Context) -> int:
-    """Finish all deletions in progress; return how many were finished.
-
-    A failure is logged and left to the next call: the topics are deleted, and
-    nothing depends on what is left of them.
-    """
-    finished = 0
-    for topic in unfinished(context.state):
+def finish_all(context: Context) -> None:
+    """Finish all deletions in progress, as `try_to_finish`."""
+    for topic in context.state.read(catalog.deleted_topics):
         # With timeout 0: the process that deletes it may still be doing so.
-        finished += try_to_finish(context, topic, timeout=0)
-    return finished
+        try_to_finish(context, topic, timeout=0)
 
 
-def try_to_finish(context: Context, topic: TopicInfo, timeout: float | None = None) -> bool:
+def try_to_finish(context: Context, topic: TopicInfo, timeout: float | None = None) -> None:
     """Finish one deletion; a failure is logged and left to the next open or housekeeping.
+
+    Nothing depends on what is left of a deleted topic.
 
     Raises:
         ClosedError: The log was closed meanwhile.
@@ -96,5 +87,3 @@ def try_to_finish(context: Context, topic: TopicInfo, timeout: float | None = No
             context.files.path(topic.directory),
             error,
         )
-        return False
-    return True

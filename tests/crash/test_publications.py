@@ -121,7 +121,7 @@ def no_journal(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def nothing_flushed(monkeypatch: pytest.MonkeyPatch) -> None:
     """It says it is durable, and is not."""
-    monkeypatch.setattr(transaction, "_flush", lambda share: None)
+    monkeypatch.setattr(transaction, "_flush", lambda plan, files: None)
 
 
 def ends_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,8 +140,8 @@ def marker_apart(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def wrong(context: Any, plans: Any, target: Any, *rest: Any) -> Any:
         if target is not None:
-            version = transaction._app_version(target.publication, plans, 0, 0, 0)
-            context.state.write(lambda txn: transaction._put_app_versions(txn, target, version))
+            put = transaction._put_app_versions
+            context.state.write(lambda txn: put(txn, target, plans, 0, 0))
         return carry_out(context, plans, None, *rest)
 
     monkeypatch.setattr(transaction, "_carry_out", wrong)

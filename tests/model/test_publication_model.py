@@ -73,7 +73,7 @@ class PublicationModel(RuleBasedStateMachine):
         Machine.up, Machine.boot = 1_000, 0
         self.clock = ManualClock()
         # As if there were so many that each marker is dropped that may be.
-        self.limits = patch.multiple(app_versions, KEPT=0, CHECK_INTERVAL=1)
+        self.limits = patch.multiple(app_versions, MAX_ROWS=0, CHECK_INTERVAL=1)
         self.limits.start()
         self.root = open_root(f"{self.path}/root", files=Machine, clock=self.clock)
         self.held: dict[int, list[bytes]] = {}

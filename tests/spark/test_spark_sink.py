@@ -283,7 +283,8 @@ def test_app_versions_name_the_query_and_its_checkpoint(lines, log):
     lines.put()
     query = lines.run()
 
-    versions = log.root.context.state.read(app_versions.every)
+    rows = app_versions.APP_VERSIONS
+    versions = log.root.context.state.read(lambda txn: dict(rows.scan_valid(txn)))
     topic = log.root.topic("u").id
     assert versions.keys() == {
         (query.id, app_versions.ANY_TOPIC),

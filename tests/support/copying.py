@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 import embedlog
 from embedlog.api import Log
-from embedlog.publish import transaction
+from embedlog.publish import app_versions
 from support import killable
 from support.forks import until
 from support.patience import patient
@@ -115,7 +115,7 @@ def state(log: Log, directory: Path, topic: str) -> State:
     checkpoint = directory / f"checkpoint of {topic}"
     metadata = checkpoint / "metadata"
     query = json.loads(metadata.read_text())["id"] if metadata.exists() else ""
-    marker = transaction.last_app_version(log.root, query)
+    marker = app_versions.get(log.root.context.state, query)
     offsets, commits = (killable.newest(checkpoint / name) for name in ("offsets", "commits"))
     return State(offsets, -1 if marker is None else marker.version, commits)
 

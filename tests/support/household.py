@@ -21,7 +21,8 @@ from typing import Any, NamedTuple
 import embedlog
 from embedlog import batch
 from embedlog.errors import FencedError, LockTimeoutError, OffsetOutOfRangeError
-from embedlog.maintenance import JOBS, Maintenance, owner
+from embedlog.maintenance import Maintenance, owner
+from embedlog.maintenance.jobs import JOBS
 from embedlog.partitioner import partition_for_key
 from embedlog.record import TopicPartition
 from support import forks

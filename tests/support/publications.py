@@ -130,17 +130,14 @@ def jump(root: Root) -> None:
     As if they were so many that every marker is dropped that may be.
     """
     clock: Any = root.clock
-    with patch.multiple(app_versions, KEPT=0, CHECK_INTERVAL=1):
+    with patch.multiple(app_versions, MAX_ROWS=0, CHECK_INTERVAL=1):
         for days in (40, 700, -1000, 260):
             clock.advance(days * DAY)
             for number in range(2):
                 name = f"other {number}"
-                version = (
-                    0
-                    if (last := transaction.last_app_version(root, name)) is None
-                    else last.version
-                )
-                transaction.publish(root, [], Publication(name, version + 1, name))
+                last = app_versions.get(root.context.state, name)
+                version = 1 if last is None else last.version + 1
+                transaction.publish(root, [], Publication(name, version, name))
 
 
 def check_done(root: Root, durability: str) -> None:
@@ -359,7 +356,7 @@ def _check_unsynced(path: Path, told: set[str], number: int) -> None:
             there = values(root.partition(*_place(part)))
             assert there == expected(part, everything)[: len(there)], f"{part}: {there}"
         # Nobody repeats what came before the last one.
-        marker = transaction.last_app_version(root, "q")
+        marker = app_versions.get(root.context.state, "q")
         for version in VERSIONS:
             if marker is None or version >= marker.version:
                 send(root, version, "os")
