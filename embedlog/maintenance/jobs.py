@@ -20,7 +20,7 @@ from embedlog.maintenance import activity
 from embedlog.maintenance.job_context import JobContext, MaintenanceJob
 from embedlog.partition import PartitionLog, flush, tail
 from embedlog.partition.append_rules import has_flush_interval
-from embedlog.partition.producer_expiration import expire_producers
+from embedlog.partition.producers import expire_producers
 from embedlog.retention import RetentionResult, retain
 
 if TYPE_CHECKING:

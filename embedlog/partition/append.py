@@ -58,14 +58,12 @@ def append(
         raise
     finally:
         log.release()
-    if receipt is None:
-        note_appended(log, encoded)
-        if synced or flush.is_due(log, pending.tail):
-            flush.flush_to(log, pending.tail)
-    else:
+    if receipt is not None:
         log.dirty = True
-    log.context.wake.advance()
-    return pending.receipts if receipt is None else [receipt]
+        log.context.wake.advance()
+        return [receipt]
+    finish(log, encoded, pending.tail, synced)
+    return pending.receipts
 
 
 def end_locked(log: PartitionState) -> tuple[SegmentFile, Tail]:
@@ -98,8 +96,7 @@ def end_locked(log: PartitionState) -> tuple[SegmentFile, Tail]:
     elif size < tail.log_end_position:
         raise CorruptionError(
             f"The file ends at byte {size}, {tail.log_end_position} were written",
-            topic=log.topic,
-            partition=log.partition,
+            **log.where,
             path=file.path,
             position=size,
             todo="Run `embedlog repair`, which first reports what it would drop.",
@@ -148,13 +145,21 @@ def _commit(log: PartitionState, file: SegmentFile, pending: PendingAppend) -> N
     log.cached_tail = pending.published
 
 
+def finish(log: PartitionState, encoded: Sequence[EncodedBatch], tail: Tail, synced: bool) -> None:
+    """Flush what was appended, if required, and wake readers; without the partition's lock."""
+    note_appended(log, encoded)
+    if synced or flush.is_due(log, tail):
+        flush.flush_to(log, tail)
+    log.context.wake.advance()
+
+
 def note_appended(log: PartitionState, encoded: Sequence[EncodedBatch]) -> None:
-    """Remember that batches were appended, and warn of those that retention deletes soon.
+    """Note that the next flush has work, and warn of records that retention deletes soon.
 
     Must be called without the partition's lock.
     """
     log.dirty = True
-    log.overdue_warning.warn(encoded, log.context.clock)
+    validation.warn_if_overdue(log, encoded)
 
 
 class PendingAppend:
@@ -196,22 +201,19 @@ class PendingAppend:
         self._producers: dict[int, ProducerState] = {}
 
     def publish_repeated(self) -> bool:
-        """Publish everything written, if that includes a repeated batch; return whether it does.
+        """Move the high watermark past repeated batches; return whether that was necessary.
 
-        The process that wrote it may have died before its flush, and a repetition without
+        The process that wrote one may have died before its flush, and a repetition without
         a flush would get a receipt for a record that cannot be read.
         """
         tail = self.tail
-        hidden = any(
-            receipt.next_offset > tail.high_watermark
-            for receipt in self.receipts
-            if receipt.duplicate
+        repeated = [receipt.next_offset for receipt in self.receipts if receipt.duplicate]
+        if not self._publish or max(repeated, default=0) <= tail.high_watermark:
+            return False
+        self.tail = tail._replace(
+            high_watermark=tail.log_end_offset, high_watermark_position=tail.log_end_position
         )
-        if hidden and self._publish:
-            self.tail = tail._replace(
-                high_watermark=tail.log_end_offset, high_watermark_position=tail.log_end_position
-            )
-        return hidden and self._publish
+        return True
 
     def receipt_of_repeated(self, batch: EncodedBatch) -> Appended | None:
         """Return the first receipt of a batch that was sent before (G16); None if it was not.
@@ -223,13 +225,13 @@ class PendingAppend:
             return None
         assert batch.producer_epoch is not None
         assert batch.base_sequence is not None
-        producer = self._producer(batch.producer_id)
         sent = producer_state.check(
-            producer, batch.producer_epoch, batch.base_sequence, batch.count
+            self._producer(batch.producer_id),
+            batch.producer_epoch,
+            batch.base_sequence,
+            batch.count,
         )
-        if sent is None:
-            return None
-        return Appended(sent.base_offset, sent.next_offset, None, True)
+        return None if sent is None else Appended(sent.base_offset, sent.next_offset, None, True)
 
     def _producer(self, producer_id: int) -> ProducerState | None:
         producer = self._producers.get(producer_id) or self._cached.get(producer_id)
@@ -294,7 +296,12 @@ class PendingAppend:
         if version != self._version + 1:
             row = txn.get(log.tail_key)
             if row is not None and row != self.row:
-                self._adopt_flush(tails.unpack(row))
+                # A flush, which works without the partition's lock, changed it meanwhile.
+                current = tails.unpack(row)
+                if current.failed:
+                    raise log.flush_failed()
+                assert current[:4] == self._before[:4], "only the holder of the lock moves the end"
+                self.tail = self.tail.with_flush(current)
         packed = self.tail.pack()
         txn.put(log.tail_key, packed)
         for entry in self.entries:
@@ -305,19 +312,3 @@ class PendingAppend:
                 txn.put(producer_state.key(log.key, producer_id), producer.row)
             cached = {**cached, **changed} if len(cached) < _MAX_CACHED_PRODUCERS else changed
         self.published = CachedTail(version, packed, self.tail, cached)
-
-    def _adopt_flush(self, tail: Tail) -> None:
-        """Keep what a flush, which works without the partition's lock, noted meanwhile."""
-        if tail.failed:
-            raise self._log.flush_failed()
-        before, pending = self._before, self.tail
-        assert tail[:4] == before[:4], "only the holder of the lock moves the end"
-        self.tail = pending._replace(
-            high_watermark=max(pending.high_watermark, tail.high_watermark),
-            high_watermark_position=max(
-                pending.high_watermark_position, tail.high_watermark_position
-            ),
-            durable_offset=max(pending.durable_offset, tail.durable_offset),
-            start_offset=max(pending.start_offset, tail.start_offset),
-            flushed_ms=max(pending.flushed_ms, tail.flushed_ms),
-        )

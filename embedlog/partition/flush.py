@@ -6,9 +6,10 @@ the data is gone (R6).  So the partition becomes read-only for every process unt
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from embedlog import catalog, kv
+from embedlog.config import LONG_MAX
 from embedlog.errors import (
     DurabilityError,
     EmbedlogError,
@@ -20,13 +21,10 @@ from embedlog.errors import (
 from embedlog.partition import tail as tails
 from embedlog.partition.producer_state import ProducerState
 from embedlog.partition.recovery import current_tail, tail_locked
-from embedlog.partition.remembered_producers import remembered_producers
 from embedlog.partition.state import PartitionState
 from embedlog.partition.sync import directories_of, put_recovery_point, sync_data, sync_files
 from embedlog.partition.tail import Tail
 from embedlog.segment import SegmentFile
-
-_NEVER = (1 << 63) - 1
 
 
 def is_due(log: PartitionState, tail: Tail) -> bool:
@@ -34,9 +32,7 @@ def is_due(log: PartitionState, tail: Tail) -> bool:
     config = log.config
     if tail.log_end_offset - tail.durable_offset >= config.flush_messages:
         return True
-    if config.flush_ms >= _NEVER:
-        return False
-    return log.context.clock() - tail.flushed_ms >= config.flush_ms
+    return config.flush_ms < LONG_MAX and log.context.clock() - tail.flushed_ms >= config.flush_ms
 
 
 def is_overdue(log: PartitionState) -> bool:
@@ -76,19 +72,13 @@ def flush(logs: Iterable[PartitionState]) -> None:
 
 
 def _note_failure(log: PartitionState, error: EmbedlogError, failures: list[EmbedlogError]) -> None:
-    if _is_deleted(log):
-        return
-    log.dirty = True
-    failures.append(error)
-
-
-def _is_deleted(log: PartitionState) -> bool:
-    """Whether the topic was deleted, or re-created, since the log was opened."""
+    """Add an error, unless the topic was deleted, or re-created, since the log was opened."""
     try:
         log.refresh()
     except UnknownTopicOrPartitionError:
-        return True
-    return False
+        return
+    log.dirty = True
+    failures.append(error)
 
 
 def _sync_all(
@@ -98,23 +88,28 @@ def _sync_all(
     flushed: dict[PartitionState, Tail] = {}
     for log in logs:
         try:
-            flushed[log] = _sync_one(log)
+            flushed[log] = _sync_one(log, sync_data)
         except EmbedlogError as error:
             _note_failure(log, error, failures)
     _sync_names(flushed, failures)
     return flushed
 
 
-def _sync_one(log: PartitionState) -> Tail:
+def _sync_one(
+    log: PartitionState, sync: Callable[[PartitionState, Tail, SegmentFile], None]
+) -> Tail:
+    """Flush one partition; return its tail as of before."""
     while True:
         tail = current_tail(log)
         if tail.failed:
             raise log.flush_failed()
         try:
-            sync_data(log, tail, _file_of(log, tail))
+            sync(log, tail, _file_of(log, tail))
             return tail
         except EmbedlogError as error:
-            if not _retention_overtook(log, tail, error):
+            missing = isinstance(error, OffsetOutOfRangeError) or getattr(error, "missing", False)
+            # Again if retention dropped a file during the flush.
+            if not missing or current_tail(log).start_offset <= tail.start_offset:
                 raise
 
 
@@ -164,7 +159,12 @@ def _move_recovery_points(
     """
     held: list[PartitionState] = []
     busy: list[PartitionState] = []
-    points = []
+    points: list[tuple[bytes, Tail, dict[int, ProducerState]]] = []
+
+    def step(txn: kv.Txn) -> None:
+        for key, tail, producers in points:
+            put_recovery_point(txn, key, tail, producers)
+
     try:
         for log, tail in flushed.items():
             try:
@@ -172,25 +172,18 @@ def _move_recovery_points(
                 held.append(log)
                 # A truncation in between raised the epoch: then the point stays.
                 if tail_locked(log).leader_epoch == tail.leader_epoch:
-                    points.append((log.key, tail, remembered_producers(log)))
+                    points.append((log.key, tail, log.remembered_producers()))
             except EmbedlogError as error:
                 if timeout == 0 and isinstance(error, LockTimeoutError) and log not in held:
                     busy.append(log)
                 else:
                     _note_failure(log, error, failures)
         if points:
-            held[0].context.state.write(lambda txn: _put_recovery_points(txn, points))
+            held[0].context.state.write(step)
     finally:
         for log in held:
             log.release()
     return busy
-
-
-def _put_recovery_points(
-    txn: kv.Txn, points: list[tuple[bytes, Tail, dict[int, ProducerState]]]
-) -> None:
-    for key, tail, producers in points:
-        put_recovery_point(txn, key, tail, producers)
 
 
 # One partition
@@ -203,19 +196,10 @@ def flush_to(log: PartitionState, target: Tail) -> None:
     what they wrote before it began (group commit).
     """
     with log.flush_lock:
-        while (current := current_tail(log)).durable_offset < target.log_end_offset:
-            if current.failed:
-                raise log.flush_failed()
-            try:
-                sync_files(log, current, _file_of(log, current))
-            except EmbedlogError as error:
-                if _retention_overtook(log, current, error):
-                    continue
-                raise
-            break
-        else:
+        if current_tail(log).durable_offset >= target.log_end_offset:
             return
-        if not log.context.live.write(lambda txn: _publish(log, txn, current)):
+        flushed = _sync_one(log, sync_files)
+        if not log.context.live.write(lambda txn: _publish(log, txn, flushed)):
             raise log.flush_failed()
 
 
@@ -232,12 +216,6 @@ def flush_up_to(log: PartitionState, offset: int) -> None:
         flush([log])
 
 
-def _retention_overtook(log: PartitionState, before: Tail, error: EmbedlogError) -> bool:
-    """Whether a file is missing because retention dropped it during the flush."""
-    missing = isinstance(error, OffsetOutOfRangeError) or getattr(error, "missing", False)
-    return missing and current_tail(log).start_offset > before.start_offset
-
-
 def _file_of(log: PartitionState, tail: Tail) -> SegmentFile:
     """Return the file of the segment that a tail is in."""
     log.refresh()
@@ -251,9 +229,7 @@ def _file_of(log: PartitionState, tail: Tail) -> SegmentFile:
             # Sealed and compacted meanwhile, which flushes first: nothing is left to do,
             # and any file serves.
             return log.active_file()
-        raise OffsetOutOfRangeError(
-            "The log was cut while it was flushed", topic=log.topic, partition=log.partition
-        )
+        raise OffsetOutOfRangeError("The log was cut while it was flushed", **log.where)
     return log.open_segment(info, write=True)
 
 

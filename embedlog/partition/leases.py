@@ -16,10 +16,8 @@ from embedlog import keyspace, kv
 from embedlog.errors import OffsetOutOfRangeError
 from embedlog.keyspace import PARTITION_KEY
 from embedlog.partition import tail
-from embedlog.partition.context import Context
 from embedlog.partition.extents import size_bytes
-from embedlog.partition.partitions import Partitions
-from embedlog.partition.state import PartitionState
+from embedlog.partition.state import Context, Partitions, PartitionState
 from embedlog.record import TopicPartition
 
 LONGEST_NAME = 200

@@ -6,18 +6,20 @@ deletes.  Then one transaction of `state` makes the start durable and drops the 
 Only then are files unlinked, at once or after ``file.delete.delay.ms``.
 
 Killed before the first transaction, nothing happened.  Killed between the two, readers
-see the new log, and the next trim drops the names.  Killed after the second, the rows of
+see the new log, and the next call drops the names.  Killed after the second, the rows of
 pending deletes say which files are left.  After a power cut `live` is gone: the log is the
 old one or the new one, and what the manifest does not name is garbage, as always.
 
 A reader of records that are deleted finishes with the file it has open, or gets
 `OffsetOutOfRangeError` (A21, P20).  The rows of producers stay: they are forgotten by
-time only, so that a repetition is still known as one (G19).
+time only, so that a repetition is still recognized (G19).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
+from itertools import takewhile
 from typing import NamedTuple
 
 from embedlog import catalog, keyspace, kv
@@ -38,7 +40,7 @@ Limit = Callable[[kv.Txn], int]
 
 
 class LogStartChange(NamedTuple):
-    """What a trim did."""
+    """What `trim` did."""
 
     start_offset: int
     """The first offset that can be read now."""
@@ -76,37 +78,29 @@ def trim(
         OffsetOutOfRangeError: Past the high watermark (A30).
         DurabilityError: A flush failed, so nothing may change until `repair` (P9).
         LockTimeoutError: Another process holds the partition.
-        DiskFullError, StorageError: The start may have moved; the next trim continues.
+        DiskFullError, StorageError: The start may have moved; the next call continues.
         Exception: What ``limit`` raised; nothing was changed.
     """
     log.context.check_writable()
-    log.acquire(timeout)
-    try:
+    with log.locked(timeout):
         tail = tail_locked(log)
         if tail.failed:
             raise log.flush_failed()
-        _check(log, tail, offset)
+        if not 0 <= offset <= tail.high_watermark:
+            raise OffsetOutOfRangeError(
+                f"The log ends at offset {tail.high_watermark}",
+                **log.where,
+                offset=offset,
+                todo="Nothing was deleted.",
+            )
         if epoch is not None and tail.leader_epoch != epoch:
             return LogStartChange(tail.start_offset)
         change = _trim_locked(log, tail, offset, whole, limit)
-    finally:
-        log.release()
     if change.segments:
         pending_deletes.sweep_soon(log)
     if change.start_offset != tail.start_offset:
         log.context.wake.advance()
     return change
-
-
-def _check(log: PartitionState, tail: Tail, offset: int) -> None:
-    if not 0 <= offset <= tail.high_watermark:
-        raise OffsetOutOfRangeError(
-            f"The log ends at offset {tail.high_watermark}",
-            topic=log.topic,
-            partition=log.partition,
-            offset=offset,
-            todo="Nothing was deleted.",
-        )
 
 
 def _trim_locked(
@@ -135,9 +129,10 @@ def _trim_locked(
 
     start = log.context.live.write(step)
     dropped = _before(log, start)
-    # The first ones first: what is left after a crash is below the start, and goes next time.
+    # In offset order: what a crash leaves is below the start, and the next call drops it.
     for number in range(0, max(len(dropped), 1), _NAMES_PER_COMMIT):
-        _drop_names(log, start, dropped[number : number + _NAMES_PER_COMMIT])
+        names = dropped[number : number + _NAMES_PER_COMMIT]
+        log.context.state.write(partial(_drop_names, key=log.key, start=start, segments=names))
     return LogStartChange(start, len(dropped), sum(info.size for info in dropped))
 
 
@@ -153,19 +148,11 @@ def _goal(log: PartitionState, tail: Tail, offset: int, whole: bool, highest: in
 
 def _before(log: PartitionState, start: int) -> list[SegmentInfo]:
     """Return the sealed segments that end at or below an offset."""
-    segments = []
-    for info in log.segments.values():
-        if info.next_offset is None or info.next_offset > start:
-            break
-        segments.append(info)
-    return segments
+    sealed = takewhile(lambda info: info.sealed, log.segments.values())
+    return list(takewhile(lambda info: info.next_offset <= start, sealed))
 
 
-def _drop_names(log: PartitionState, start: int, segments: list[SegmentInfo]) -> None:
-    log.context.state.write(lambda txn: _drop(txn, log.key, start, segments))
-
-
-def _drop(txn: kv.Txn, key: bytes, start: int, segments: list[SegmentInfo]) -> None:
+def _drop_names(txn: kv.Txn, key: bytes, start: int, segments: list[SegmentInfo]) -> None:
     """Make the start durable, and drop the segments below it with their rows."""
     info = catalog.PARTITIONS.get(txn, key) or PartitionInfo()
     catalog.PARTITIONS.put(
@@ -175,6 +162,6 @@ def _drop(txn: kv.Txn, key: bytes, start: int, segments: list[SegmentInfo]) -> N
         catalog.drop_segment(txn, key, segment)
     epochs = catalog.epochs(txn, key)
     # The last epoch that began before the start is the epoch of the first record now (A37).
-    kept = [entry for entry in epochs if entry[1] > start]
-    if len(kept) + 1 < len(epochs):
-        keyspace.LEADER_EPOCHS.put(txn, key, value=[(epochs[-len(kept) - 1][0], start), *kept])
+    later = [entry for entry in epochs if entry[1] > start]
+    if len(later) + 1 < len(epochs):
+        keyspace.LEADER_EPOCHS.put(txn, key, value=[(epochs[-len(later) - 1][0], start), *later])

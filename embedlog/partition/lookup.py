@@ -26,10 +26,9 @@ _ANY_TIME = -(1 << 63)
 
 def entries(log: PartitionState, info: SegmentInfo) -> list[index.IndexEntry]:
     """Return the index of one segment, from `live` or `state`; empty if it is lost."""
-    if not info.sealed:
-        return log.context.live.read(lambda txn: index.entries(txn, log.key, info.id))
-    blob = log.context.state.read(lambda txn: keyspace.SEGMENT_INDEXES.get(txn, log.key, *info.key))
-    return [] if blob is None else index.unpack(blob)
+    if info.sealed:
+        return index.unpack(_packed(log, info))
+    return log.context.live.read(lambda txn: index.entries(txn, log.key, info.id))
 
 
 def searchable(log: PartitionState, info: SegmentInfo) -> Sequence[index.IndexEntry]:
@@ -37,12 +36,14 @@ def searchable(log: PartitionState, info: SegmentInfo) -> Sequence[index.IndexEn
     if not info.sealed:
         return entries(log, info)
     try:
-        blob = log.context.state.read(
-            lambda txn: keyspace.SEGMENT_INDEXES.get(txn, log.key, *info.key)
-        )
+        return index.SealedIndex(_packed(log, info))
     except CorruptionError:
-        blob = None  # A damaged index counts as lost: slower, and the same answers (B5).
-    return index.SealedIndex(blob or b"")
+        return ()  # A damaged index counts as lost: slower, and the same answers (B5).
+
+
+def _packed(log: PartitionState, info: SegmentInfo) -> bytes:
+    table, key = keyspace.SEGMENT_INDEXES, info.key
+    return log.context.state.read(lambda txn: table.get(txn, log.key, *key)) or b""
 
 
 def position_of_offset(log: PartitionState, info: SegmentInfo, offset: int) -> int | None:
@@ -70,7 +71,6 @@ def offset_for_timestamp(log: PartitionState, timestamp: int) -> OffsetAndTimest
     """Return the first record, in offset order, at or after ``timestamp`` ms (B10)."""
     while True:
         log.refresh()
-        start = current_tail(log).start_offset
         # The tail first: a segment that is rolled after it is looked at as sealed.
         tail = current_tail(log)
         log.refresh()
@@ -82,7 +82,7 @@ def offset_for_timestamp(log: PartitionState, timestamp: int) -> OffsetAndTimest
             if not error.missing:
                 raise
             log.refresh()
-            unchanged = current_tail(log).start_offset == start
+            unchanged = current_tail(log).start_offset == tail.start_offset
             if unchanged and log.context.catalog.version() == version:
                 raise
 
@@ -99,10 +99,19 @@ def _first_at_time(log: PartitionState, tail: Tail, timestamp: int) -> OffsetAnd
             continue
         file = log.open_segment(info)
         stop = info.end_position if info.sealed else tail.high_watermark_position
-        start = index.position_of_time(searchable(log, info), timestamp) or file.start
+        start = _position_of_time(log, info, timestamp) or file.start
         for record in _records_at(file, start, stop, timestamp, tail.start_offset):
             return record if record.offset < end else None
     return None
+
+
+def _position_of_time(log: PartitionState, info: SegmentInfo, timestamp: int) -> int | None:
+    """Return a position before which every record is older than ``timestamp`` (B9)."""
+    if info.sealed:
+        return index.position_of_time(searchable(log, info), timestamp)
+    return log.context.live.read(
+        lambda txn: index.active_position_of_time(txn, log.key, info.id, timestamp)
+    )
 
 
 def _records_at(

@@ -12,8 +12,7 @@ from typing import NamedTuple
 from embedlog import keyspace, kv
 from embedlog.catalog import SegmentInfo
 from embedlog.partition import leases
-from embedlog.partition.context import Context
-from embedlog.partition.state import PartitionState
+from embedlog.partition.state import Context, PartitionState
 
 LITTLE_SPACE = 64 << 20
 """Free bytes below which a disk counts as full: then no file waits for its delay (P10)."""
@@ -43,9 +42,9 @@ def put(txn: kv.Txn, log: PartitionState, info: SegmentInfo, due_ms: int) -> Non
 
 
 def paths(live: kv.Store | kv.EmptyStore) -> set[str]:
-    """Return the paths of the files to unlink: no strays, though the manifest does not name them.
+    """Return the paths of the files to unlink, which are no strays.
 
-    It may still name some, if a process died in the middle.
+    If a process died in the middle, the manifest still names some of them.
     """
     return {row.path for row in live.read(_pending)}
 
@@ -67,12 +66,17 @@ def sweep(context: Context, partition: bytes | None = None, *, early: bool = Fal
     """
     now_ms, prefix = context.files.uptime_ms(), () if partition is None else (partition,)
 
+    def is_held(txn: kv.Txn, row: PendingDelete) -> bool:
+        # The holder of a lease may have looked up the file before its name was dropped.
+        holds = leases.held_in(txn, row.key[0], now_ms)
+        return any(hold.offset < row.end_offset for hold in holds)
+
     def step(txn: kv.Txn) -> list[PendingDelete]:
         rows = [row for row in _pending(txn, *prefix) if early or row.due_ms <= now_ms]
-        return [row for row in rows if not _is_held(txn, row, now_ms)]
+        return [row for row in rows if not is_held(txn, row)]
 
     ready = context.live.read(step)
-    # Still named: the process that drops it died before it dropped the name; the next one will.
+    # A process that died before it dropped the name leaves that to the next one.
     named = context.state.read(
         lambda txn: {row for row in ready if keyspace.SEGMENTS.exists(txn, *row.key)}
     )
@@ -84,7 +88,12 @@ def sweep(context: Context, partition: bytes | None = None, *, early: bool = Fal
     for directory in sorted({row.path.rpartition("/")[0] for row in rows}):
         if context.files.exists(directory):
             context.files.sync_directory(directory)
-    context.live.write(lambda txn: _forget(txn, rows))
+
+    def forget(txn: kv.Txn) -> None:
+        for row in rows:
+            _ROWS.delete(txn, *row.key)
+
+    context.live.write(forget)
     return len(rows)
 
 
@@ -111,14 +120,3 @@ def sweep_soon(log: PartitionState) -> None:
 
 def _is_full(context: Context) -> bool:
     return context.reserve.short or context.files.free_bytes() < LITTLE_SPACE
-
-
-def _is_held(txn: kv.Txn, row: PendingDelete, now_ms: int) -> bool:
-    """Whether a lease covers it: its holder may have looked up the file before it was dropped."""
-    holds = leases.held_in(txn, row.key[0], now_ms)
-    return any(hold.offset < row.end_offset for hold in holds)
-
-
-def _forget(txn: kv.Txn, rows: list[PendingDelete]) -> None:
-    for row in rows:
-        _ROWS.delete(txn, *row.key)

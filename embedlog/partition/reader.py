@@ -42,25 +42,24 @@ class PartitionReader:
         """Held by `read`: only between two reads may another thread close the file."""
         self._position = 0
         self._version = -1
-        """The snapshot by which `_info` was last found to be current."""
+        """The snapshot by which `_info` was last checked to be current."""
         log.refresh()
         self._check_range(current_tail(log))
 
     def _check_range(self, tail: Tail) -> int:
         if tail.leader_epoch != self.leader_epoch:
-            self._check_epoch(tail)
+            self._follow_epoch(tail)
         end = self._log.visible_end(tail)
         if tail.start_offset <= self.offset <= end:
             return end
         raise OffsetOutOfRangeError(
             f"The log holds offsets {tail.start_offset} to {end}",
-            topic=self._log.topic,
-            partition=self._log.partition,
+            **self._log.where,
             offset=self.offset,
             todo="Seek to one of them.",
         )
 
-    def _check_epoch(self, tail: Tail) -> None:
+    def _follow_epoch(self, tail: Tail) -> None:
         """Follow the log into another epoch, unless it was cut below the position (A36, A37)."""
         if self.leader_epoch is not None:
             log, own_epoch = self._log, self.leader_epoch
@@ -69,8 +68,7 @@ class PartitionReader:
             if cut < self.offset:
                 raise LogTruncatedError(
                     f"The log was cut at offset {cut} after the position was read",
-                    topic=log.topic,
-                    partition=log.partition,
+                    **log.where,
                     offset=self.offset,
                     next_offset=cut,
                     todo=f"Seek to {cut}.",
@@ -173,7 +171,7 @@ class PartitionReader:
         """Move past the batches, and return those that reach from the offset to the end."""
         last = batches[-1]
         if last is batches[0] and self.offset < last.next_offset <= end:
-            # One batch, all of it: what a reader finds that was woken.
+            # One whole batch: what a reader that was woken usually gets.
             self._position, self.offset = last.position + last.size, last.next_offset
             return batches
         wanted = [batch for batch in batches if self.offset < batch.next_offset <= end]
@@ -211,8 +209,7 @@ class PartitionReader:
         return True
 
     def _open(self, info: SegmentInfo) -> None:
-        active = None if info.sealed else self._log.open_active(info.id)
-        self._info, self._file = info, active or self._log.open_segment(info)
+        self._info, self._file = info, self._log.open_shared(info)
         self._position = self._file.start
         self._log.context.open_files.opened(self)
 
@@ -234,15 +231,9 @@ class PartitionReader:
     def _located(self, error: CorruptBatchError) -> CorruptBatchError:
         """Return an error that names the partition, and the offset after the damage."""
         next_good = self._next_readable(error.position or 0)
-        facts = {
-            **error.facts,
-            "topic": self._log.topic,
-            "partition": self._log.partition,
-            "offset": self.offset,
-            "next_offset": next_good,
-        }
+        where = {**self._log.where, "offset": self.offset, "next_offset": next_good}
         todo = f"Seek to {next_good}, which can be read again, and run `embedlog verify`."
-        return CorruptBatchError(error.what, todo=todo, **facts)
+        return CorruptBatchError(error.what, todo=todo, **{**error.facts, **where})
 
     def _next_readable(self, position: int) -> int:
         """Return where reading can continue: by the index, since damage hides a batch's end."""

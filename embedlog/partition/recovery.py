@@ -1,4 +1,4 @@
-"""Finding the end of a partition again from its segments (R7), and the tail while it is known.
+"""The tail of a partition, and finding it again from the segments (R7).
 
 Recovery is needed where `live` has no row for a partition: on first use, after a reboot,
 or when `live` was lost.  The scan begins at the recovery point.  Past it the first
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from embedlog import catalog, index, keyspace, kv
 from embedlog.batch import Batch
@@ -27,16 +27,13 @@ from embedlog.groups import offsets
 from embedlog.index import IndexEntry
 from embedlog.partition import journal, producer_state, roll, uncommitted_files
 from embedlog.partition import tail as tails
-from embedlog.partition.bounded_clock import bounded_ms
 from embedlog.partition.producer_state import ProducerState, SentBatch
-from embedlog.partition.remembered_producers import oldest_ms
 from embedlog.partition.state import PartitionState
 from embedlog.partition.sync import sync_entries
-from embedlog.partition.tail import Tail
+from embedlog.partition.tail import NO_TIME, Tail
 from embedlog.segment import CHUNK_BYTES, END_MARK, SegmentFile
 
 _logger = logging.getLogger("embedlog")
-_NO_TIME = -(1 << 63)
 _NO_LIMIT = 1 << 63
 
 
@@ -50,11 +47,8 @@ def current_tail(log: PartitionState) -> Tail:
         return tail
     if not log.context.files.writable:
         return _preview(log)
-    log.acquire()
-    try:
+    with log.locked():
         return tail_locked(log)
-    finally:
-        log.release()
 
 
 def tail_locked(log: PartitionState) -> Tail:
@@ -144,8 +138,8 @@ class RecoveryScan:
     """Whether a publication may have left batches past the end."""
     damage: Damage | None = None
     """Set if the log ends here because of damage, not because nothing follows."""
-    max_timestamp: int = _NO_TIME
-    first_timestamp: int = _NO_TIME
+    max_timestamp: int = NO_TIME
+    first_timestamp: int = NO_TIME
     unindexed: int = 0
     entries: list[IndexEntry] = field(default_factory=list)
     producers: dict[int, ProducerState] = field(default_factory=dict)
@@ -154,7 +148,7 @@ class RecoveryScan:
     def begin(self, segment: SegmentInfo) -> None:
         """Start on another segment."""
         self.active, self.position, self.start = segment, None, 0
-        self.max_timestamp = self.first_timestamp = _NO_TIME
+        self.max_timestamp = self.first_timestamp = NO_TIME
         self.unindexed, self.entries = 0, []
 
     def add(self, batch: Batch, interval: int, now_ms: int) -> None:
@@ -162,7 +156,7 @@ class RecoveryScan:
         if self.unindexed > interval:
             self.entries.append(IndexEntry(batch.base_offset, batch.position, self.max_timestamp))
             self.unindexed = 0
-        if self.first_timestamp == _NO_TIME:
+        if self.first_timestamp == NO_TIME:
             self.first_timestamp = batch.max_timestamp
         self.max_timestamp = max(self.max_timestamp, batch.max_timestamp)
         self.unindexed += batch.size
@@ -207,9 +201,8 @@ def scan(log: PartitionState, limit: int = _NO_LIMIT) -> RecoveryScan:
     if info is None or not segments:
         raise _rows_missing(log)
     result = RecoveryScan(info, segments[0], segments[0].base_offset)
-    oldest = oldest_ms(log, bounded_ms(log.context))
-    stored = snapshot or {}
-    kept = {
+    oldest, stored = log.oldest_producer_ms(), snapshot or {}
+    remembered = {
         producer_id: producer
         for producer_id, producer in stored.items()
         if producer.last_ms >= oldest
@@ -217,11 +210,12 @@ def scan(log: PartitionState, limit: int = _NO_LIMIT) -> RecoveryScan:
     # All stored batches of a producer may lie past a truncation; what it sent before
     # can then be found only in its batches (A34).
     result.replay = bool(stored) and limit != _NO_LIMIT
-    result.producers = {} if result.replay else kept
-    result.journaled, published = entry is not None, journal.ceiling(entry)
-    if published is not None:
-        # What a publication wrote past it is whole, and was never a part of the log.
-        result.unpublished, limit = True, min(limit, published)
+    result.producers = {} if result.replay else remembered
+    if entry is not None:
+        result.journaled, result.unpublished = True, entry.state == journal.PREPARED
+    if entry is not None and result.unpublished:
+        # What the publication wrote past its base is whole, and was never a part of the log.
+        limit = min(limit, entry.before.next_offset)
     for number, segment in enumerate(segments):
         result.begin(segment)
         if not _scan_segment(log, result, segment, limit) or number == len(segments) - 1:
@@ -230,27 +224,26 @@ def scan(log: PartitionState, limit: int = _NO_LIMIT) -> RecoveryScan:
         result.whole.append(result.active)
     result.producers = {
         producer_id: producer_state.below(producer, result.next_offset)
-        for producer_id, producer in _merged(kept, result.producers).items()
+        for producer_id, producer in _merged(remembered, result.producers).items()
     }
     return result
 
 
 def _rows_missing(log: PartitionState) -> EmbedlogError:
     """Return the error for a partition without rows: its topic was deleted, or they are lost."""
-    where: dict[str, Any] = {"topic": log.topic, "partition": log.partition}
     topic = log.context.catalog.topics().get(log.topic)
     if topic is None or topic.id != log.topic_id:
-        return UnknownTopicOrPartitionError("The partition is gone", **where)
-    return CorruptionError("The database state has lost the rows of the partition", **where)
+        return UnknownTopicOrPartitionError("The partition is gone", **log.where)
+    return CorruptionError("The database state has lost the rows of the partition", **log.where)
 
 
 def _merged(
-    kept: dict[int, ProducerState], replayed: dict[int, ProducerState]
+    remembered: dict[int, ProducerState], replayed: dict[int, ProducerState]
 ) -> dict[int, ProducerState]:
     """Add the producers whose batches are all gone; an epoch that fenced others stays (G17)."""
-    merged = {**kept, **replayed}
-    for producer_id in kept.keys() & replayed.keys():
-        epoch = max(kept[producer_id].epoch, replayed[producer_id].epoch)
+    merged = {**remembered, **replayed}
+    for producer_id in remembered.keys() & replayed.keys():
+        epoch = max(remembered[producer_id].epoch, replayed[producer_id].epoch)
         merged[producer_id] = replayed[producer_id]._replace(epoch=epoch)
     return merged
 
@@ -283,20 +276,15 @@ def _scan_segment(
     if not whole or segment.next_offset is None:
         return False
     if result.position != segment.end_position:
-        result.active = _with_size(result, segment)
+        result.active = segment._replace(
+            size=result.position + len(END_MARK),
+            end_position=result.position,
+            max_timestamp=None if result.max_timestamp == NO_TIME else result.max_timestamp,
+        )
         result.sized.append((result.active, index.pack(result.entries)))
     if not _has_end_mark(file, result.active):
         result.unmarked.append(result.active)
     return True
-
-
-def _with_size(result: RecoveryScan, segment: SegmentInfo) -> SegmentInfo:
-    assert result.position is not None
-    return segment._replace(
-        size=result.position + len(END_MARK),
-        end_position=result.position,
-        max_timestamp=None if result.max_timestamp == _NO_TIME else result.max_timestamp,
-    )
 
 
 def _scan_batches(
@@ -304,9 +292,7 @@ def _scan_batches(
 ) -> bool:
     """Count the batches of a file up to the first bad one; True if a sealed segment is whole."""
     recovery_point, now_ms = result.info.recovery_offset, log.context.clock()
-    stop = file.size()
-    if segment.next_offset is not None:
-        stop = min(stop, segment.end_position)
+    stop = min(file.size(), segment.end_position) if segment.sealed else file.size()
     try:
         for batch in file.scan(file.start, stop):
             if batch.next_offset > limit:
@@ -323,9 +309,9 @@ def _scan_batches(
             raise _damaged(log, segment, error.position or 0, str(error)) from error
         if error.reason != "stale":
             result.damage = Damage(file.path, error.position or 0, error.reason or error.what)
-    if result.next_offset < recovery_point and segment.next_offset is None:
-        raise _damaged(log, segment, stop, "the file ends early")
     if segment.next_offset is None:
+        if result.next_offset < recovery_point:
+            raise _damaged(log, segment, stop, "the file ends early")
         return False
     if segment.next_offset > limit:
         # All its batches stay, but not the gap that an earlier truncation left after them.
@@ -374,8 +360,7 @@ def _damaged(
 ) -> CorruptionError:
     return CorruptionError(
         f"A segment is damaged below the recovery point: {reason}",
-        topic=log.topic,
-        partition=log.partition,
+        **log.where,
         offset=segment.base_offset,
         path=log.path_of(segment),
         position=position,
@@ -391,7 +376,7 @@ def _preview(log: PartitionState) -> Tail:
         active = result.active._replace(next_offset=None)
         position = result.start if result.position is None else result.position
         epoch, appended_ms = result.info.leader_epoch, _append_time(log, result)
-        tail = _tail_of(result, active, position, result.next_offset, epoch, appended_ms)
+        tail = _tail_of(result, active, position, epoch, appended_ms)
         log.cached_preview = version, tail
     return log.cached_preview[1]
 
@@ -418,8 +403,9 @@ def _rebuild(log: PartitionState, limit: int) -> Tail:
         end = max(result.next_offset, result.info.start_offset)
         offsets.clamp(log.context.state, log.key, end)
     _warn_of_loss(log, result)
-    if result.next_offset < result.info.start_offset or _leaves_nothing(result, limit):
-        return _start_over(log, result, min(max(result.info.start_offset, 0), limit))
+    no_record_left = not result.whole and limit <= result.active.base_offset
+    if no_record_left or result.next_offset < result.info.start_offset:
+        return _start_over(log, result, min(result.info.start_offset, limit))
     if limit != _NO_LIMIT and not file_missing:
         _copy_active(log, result)
     # A partition that was never written to has no file; any other may have had readers.
@@ -439,20 +425,18 @@ def _rebuild(log: PartitionState, limit: int) -> Tail:
         epoch = _write_state(log, result, active, appended_ms)
     log.refresh()
     _write_end_marks(log, result.unmarked)
-    file = (
-        roll.create_segment(log, active, False)
-        if file_missing
-        else log.open_segment(active, write=True)
-    )
+    if file_missing:
+        file = roll.create_segment(log, active, False)
+    else:
+        file = log.open_segment(active, write=True)
     position = file.start if result.position is None else result.position
     if file.size() > position:
         file.truncate(position)
     if result.next_offset > result.info.recovery_offset or limit != _NO_LIMIT or result.unpublished:
-        # From here on what was found is kept, and what was cut stays cut.
+        # From here on the log keeps what the scan counted, and what was cut stays cut.
         _sync(log, result, file)
-    _unlink(log, result.dropped)
-    tail = _tail_of(result, active, position, result.next_offset, epoch, appended_ms)
-    return _write_tail(log, result, tail)
+    uncommitted_files.discard(log, result.dropped)
+    return _write_tail(log, result, _tail_of(result, active, position, epoch, appended_ms))
 
 
 def _warn_of_loss(log: PartitionState, result: RecoveryScan) -> None:
@@ -544,22 +528,18 @@ def _copy_active(log: PartitionState, result: RecoveryScan) -> None:
     result.dropped.append(old)
 
 
-def _leaves_nothing(result: RecoveryScan, limit: int) -> bool:
-    """Whether a truncation leaves no record at all (A35)."""
-    return not result.whole and limit <= result.active.base_offset
-
-
 def _start_over(log: PartitionState, result: RecoveryScan, offset: int) -> Tail:
     """Drop every segment and begin an empty one at ``offset`` (A29, A35)."""
     old = [*result.whole, result.active, *result.dropped]
     epoch = result.info.leader_epoch + 1
+    info = PartitionInfo(offset, offset, epoch)
 
     def step(txn: kv.Txn) -> SegmentInfo:
-        _drop_names(txn, log, old)
+        uncommitted_files.drop_names(txn, log.key, old)
         number = catalog.next_number(txn, "segment")
         new = SegmentInfo(offset, number, log.context.clock(), dense=True)
         catalog.put_segment(txn, log.key, new)
-        catalog.PARTITIONS.put(txn, log.key, value=PartitionInfo(offset, offset, epoch))
+        catalog.PARTITIONS.put(txn, log.key, value=info)
         producer_state.SNAPSHOTS.put(txn, log.key, value={})
         _put_epoch(txn, log.key, epoch, offset)
         return new
@@ -567,10 +547,9 @@ def _start_over(log: PartitionState, result: RecoveryScan, offset: int) -> Tail:
     new = log.context.state.write(step)
     log.refresh()
     file = roll.create_segment(log, new, log.context.durability == "fsync")
-    _unlink(log, old)
-    empty = RecoveryScan(PartitionInfo(offset, offset, epoch), new, offset)
-    tail = _tail_of(empty, new, file.start, offset, epoch, new.created_ms)
-    return _write_tail(log, empty, tail)
+    uncommitted_files.discard(log, old)
+    empty = RecoveryScan(info, new, offset)
+    return _write_tail(log, empty, _tail_of(empty, new, file.start, epoch, new.created_ms))
 
 
 def _write_state(
@@ -588,7 +567,7 @@ def _write_state(
             keyspace.SEGMENT_INDEXES.put(txn, log.key, *segment.key, value=blob)
         for segment in undated:
             catalog.put_segment(txn, log.key, segment._replace(appended_ms=now_ms))
-        _drop_names(txn, log, result.dropped)
+        uncommitted_files.drop_names(txn, log.key, result.dropped)
         catalog.drop_segment(txn, log.key, result.active)
         keyspace.UNCOMMITTED_FILES.delete(txn, log.key, *result.active.key)
         catalog.put_segment(txn, log.key, active)
@@ -608,8 +587,8 @@ def _write_state(
 
 def _put_epoch(txn: kv.Txn, key: bytes, epoch: int, offset: int) -> None:
     """Add an epoch; those that began at or past its start never had a record (A37)."""
-    kept = [entry for entry in catalog.epochs(txn, key) if entry[1] < offset]
-    keyspace.LEADER_EPOCHS.put(txn, key, value=[*kept, (epoch, offset)])
+    earlier = [entry for entry in catalog.epochs(txn, key) if entry[1] < offset]
+    keyspace.LEADER_EPOCHS.put(txn, key, value=[*earlier, (epoch, offset)])
 
 
 def _write_end_marks(log: PartitionState, segments: list[SegmentInfo]) -> None:
@@ -637,19 +616,6 @@ def _sync(log: PartitionState, result: RecoveryScan, active: SegmentFile) -> Non
         raise
 
 
-def _drop_names(txn: kv.Txn, log: PartitionState, segments: list[SegmentInfo]) -> None:
-    """Remove segments from the manifest; they are uncommitted files until `_unlink`."""
-    for segment in segments:
-        catalog.drop_segment(txn, log.key, segment)
-        keyspace.UNCOMMITTED_FILES.put(txn, log.key, *segment.key, value=None)
-
-
-def _unlink(log: PartitionState, segments: list[SegmentInfo]) -> None:
-    """Remove the files whose names `_drop_names` removed."""
-    if segments:
-        uncommitted_files.discard(log, segments)
-
-
 def _write_tail(log: PartitionState, result: RecoveryScan, tail: Tail) -> Tail:
     def step(txn: kv.Txn) -> None:
         index.remove(txn, log.key)
@@ -665,21 +631,17 @@ def _write_tail(log: PartitionState, result: RecoveryScan, tail: Tail) -> Tail:
 
 
 def _tail_of(
-    result: RecoveryScan, active: SegmentInfo, position: int, end: int, epoch: int, appended_ms: int
+    result: RecoveryScan, active: SegmentInfo, position: int, epoch: int, appended_ms: int
 ) -> Tail:
+    end = result.next_offset
     return Tail(
-        active.id,
-        active.base_offset,
-        end,
-        position,
-        end,
-        position,
-        end,
-        result.info.start_offset,
-        epoch,
-        result.max_timestamp,
-        result.first_timestamp,
-        active.created_ms,
-        appended_ms,
-        result.unindexed,
+        *(active.id, active.base_offset, end, position, end, position),
+        durable_offset=end,
+        start_offset=result.info.start_offset,
+        leader_epoch=epoch,
+        max_timestamp=result.max_timestamp,
+        first_timestamp=result.first_timestamp,
+        created_ms=active.created_ms,
+        appended_ms=appended_ms,
+        unindexed=result.unindexed,
     )

@@ -41,8 +41,6 @@ from embedlog.segment import END_MARK, create
 Fence = Callable[[], None]
 """Raises `FencedError` if its caller lost the right to change the log."""
 
-_NO_TIME = -(1 << 63)
-
 
 def no_fence() -> None:
     """The fence of a caller that needs no right but the partition's lock."""
@@ -75,12 +73,8 @@ def _sweep(log: PartitionState) -> None:
     """
     if not log.context.state.read(lambda txn: catalog.uncommitted_files(txn, log.key)):
         return
-    with suppress(LockTimeoutError):
-        log.acquire(0)
-        try:
-            uncommitted_files.discard(log, uncommitted_files.uncommitted_files(log))
-        finally:
-            log.release()
+    with suppress(LockTimeoutError), log.locked(0):
+        uncommitted_files.discard(log, uncommitted_files.uncommitted_files(log))
 
 
 def _retire(log: PartitionState, segments: Sequence[SegmentInfo]) -> None:
@@ -130,7 +124,7 @@ class Replacement:
             raise
         self._position = self._file.start
         self._entries: list[IndexEntry] = []
-        self._unindexed, self._newest = 0, _NO_TIME
+        self._unindexed, self._newest = 0, tails.NO_TIME
         self._records = 0
 
     @property
@@ -166,7 +160,7 @@ class Replacement:
             next_offset=next_offset,
             size=self._position + len(END_MARK),
             end_position=self._position,
-            max_timestamp=None if self._newest == _NO_TIME else self._newest,
+            max_timestamp=None if self._newest == tails.NO_TIME else self._newest,
             dense=self._records == next_offset - self.info.base_offset,
         )
 
@@ -195,15 +189,14 @@ class Replacement:
         assert old[-1].next_offset is not None, "only sealed segments are replaced"
         self._seal(old)
         self._sync_names()
-        log.acquire()
-        try:
+        with log.locked():
             # Before the rest: a recovery that is due would read the files that are replaced.
             _check_epoch(log, tail_locked(log), epoch)
             fence()
-            _check_leases(log, old)
+            lease = leases.held_from(log)
+            if lease is not None and lease.offset < (old[-1].next_offset or 0):
+                raise _fenced(log, f"lease {lease.name!r} holds it")
             log.context.state.write(lambda txn: self._swap(txn, old, cleaned))
-        finally:
-            log.release()
         self._uncommitted = False
         # The swap is done; what fails here is left to the next sweep.
         with suppress(EmbedlogError):
@@ -224,9 +217,7 @@ class Replacement:
     def _swap(self, txn: kv.Txn, old: Sequence[SegmentInfo], cleaned: int | None) -> None:
         key = self._log.key
         _check_segments(self._log, txn, old)
-        for segment in old:
-            catalog.drop_segment(txn, key, segment)
-            keyspace.UNCOMMITTED_FILES.put(txn, key, *segment.key, value=None)
+        uncommitted_files.drop_names(txn, key, old)
         keyspace.UNCOMMITTED_FILES.delete(txn, key, *self.info.key)
         catalog.put_segment(txn, key, self.info)
         keyspace.SEGMENT_INDEXES.put(txn, key, *self.info.key, value=index.pack(self._entries))
@@ -251,12 +242,6 @@ def _check_epoch(log: PartitionState, tail: Tail, epoch: int | None) -> None:
         raise _fenced(log, "it was cut meanwhile")
 
 
-def _check_leases(log: PartitionState, old: Sequence[SegmentInfo]) -> None:
-    lease = leases.held_from(log)
-    if lease is not None and lease.offset < (old[-1].next_offset or 0):
-        raise _fenced(log, f"lease {lease.name!r} holds it")
-
-
 def _check_segments(log: PartitionState, txn: kv.Txn, old: Sequence[SegmentInfo]) -> None:
     """Raise if the segments were changed, or recovery would still scan them."""
     info = catalog.PARTITIONS.get(txn, log.key)
@@ -272,8 +257,7 @@ def _check_segments(log: PartitionState, txn: kv.Txn, old: Sequence[SegmentInfo]
 def _fenced(log: PartitionState, reason: str) -> FencedError:
     return FencedError(
         f"The partition was not rewritten: {reason}",
-        topic=log.topic,
-        partition=log.partition,
+        **log.where,
         todo="Nothing was changed; the next round tries again.",
     )
 
@@ -304,10 +288,7 @@ def note_cleaned(
         _check_segments(log, txn, last)
         keyspace.CLEANED_OFFSETS.put(txn, log.key, value=offset)
 
-    log.acquire()
-    try:
+    with log.locked():
         _check_epoch(log, tail_locked(log), epoch)
         fence()
         log.context.state.write(step)
-    finally:
-        log.release()

@@ -9,9 +9,8 @@ from embedlog import catalog, index, keyspace, kv
 from embedlog.batch import EncodedBatch
 from embedlog.catalog import SegmentInfo
 from embedlog.errors import DurabilityError
+from embedlog.partition import producer_state, uncommitted_files
 from embedlog.partition import tail as tails
-from embedlog.partition.bounded_clock import bounded_ms
-from embedlog.partition.remembered_producers import expire, oldest_ms, remembered_producers
 from embedlog.partition.state import PartitionState
 from embedlog.partition.sync import put_recovery_point, sync_entries, sync_files
 from embedlog.partition.tail import Tail
@@ -63,10 +62,7 @@ def roll(
     log.refresh()
     after = start_segment(log, tail, new, synced)
     if tail.empty:
-        log.context.files.unlink(log.path_of(old), missing_ok=True)
-        log.context.state.write(
-            lambda txn: keyspace.UNCOMMITTED_FILES.delete(txn, log.key, *old.key)
-        )
+        uncommitted_files.discard(log, [old])
     return after
 
 
@@ -75,7 +71,7 @@ def _name_next(
 ) -> SegmentInfo:
     """Seal the old segment in the manifest and name the new one, in one transaction."""
     entries = log.context.live.read(lambda txn: index.entries(txn, log.key, old.id))
-    producers = remembered_producers(log) if synced else {}
+    producers = log.remembered_producers() if synced else {}
     sealed = old._replace(
         next_offset=tail.log_end_offset,
         size=tail.log_end_position + len(END_MARK),
@@ -89,8 +85,7 @@ def _name_next(
         number = catalog.next_number(txn, "segment")
         new = SegmentInfo(tail.log_end_offset, number, created_ms, headers=headers, dense=True)
         if tail.empty:
-            catalog.drop_segment(txn, log.key, old)
-            keyspace.UNCOMMITTED_FILES.put(txn, log.key, *old.key, value=None)
+            uncommitted_files.drop_names(txn, log.key, [old])
         else:
             catalog.put_segment(txn, log.key, sealed)
             keyspace.SEGMENT_INDEXES.put(txn, log.key, *sealed.key, value=index.pack(entries))
@@ -108,7 +103,7 @@ def start_segment(log: PartitionState, tail: Tail, new: SegmentInfo, synced: boo
     after = tail_of_new(tail, new, file.start)
     if synced:
         after = after._replace(durable_offset=tail.log_end_offset)
-    oldest = oldest_ms(log, bounded_ms(log.context))
+    oldest = log.oldest_producer_ms()
 
     def step(txn: kv.Txn) -> bool:
         row = txn.get(log.tail_key)
@@ -116,7 +111,7 @@ def start_segment(log: PartitionState, tail: Tail, new: SegmentInfo, synced: boo
         failed = row is not None and tails.unpack(row).failed
         txn.put(log.tail_key, after._replace(failed=failed).pack())
         index.remove(txn, log.key, tail.segment_id)
-        expire(txn, log.key, oldest)
+        producer_state.expire(txn, log.key, oldest)
         return failed
 
     if log.context.live.write(step):

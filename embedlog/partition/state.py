@@ -1,4 +1,4 @@
-"""What the operations on one partition share: its lock, its snapshot, its cached tail, its files.
+"""What the operations share: of an open log, its `Context`; of one partition, its `PartitionState`.
 
 Append, roll, flush, recovery and the others are functions over a `PartitionState`, in
 files named after what they do.  `PartitionLog` adds the public methods.
@@ -9,31 +9,82 @@ Lock order: thread lock, then the partition's `flock`, then `state` or `live`.
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cache
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from sortedcontainers import SortedDict
 
 from embedlog import batch as batches
 from embedlog import catalog, kv
-from embedlog.catalog import SegmentInfo, TopicInfo
+from embedlog.catalog import Catalog, SegmentInfo, TopicInfo
 from embedlog.config import TopicConfig
 from embedlog.errors import (
     ClosedError,
     DurabilityError,
     EmbedlogError,
     LockTimeoutError,
+    ReadOnlyError,
     StorageError,
     UnknownTopicOrPartitionError,
 )
+from embedlog.files import Files, WakePage
+from embedlog.files.reserve import Reserve
+from embedlog.partition import producer_state
 from embedlog.partition import tail as tails
 from embedlog.partition.append_rules import AppendRules, append_rules
-from embedlog.partition.context import Context
-from embedlog.partition.overdue_warning import OverdueWarning
+from embedlog.partition.bounded_clock import last_reading
+from embedlog.partition.open_files import OpenFiles
+from embedlog.partition.producer_state import ProducerState
 from embedlog.partition.tail import CachedTail, Tail
 from embedlog.segment import SegmentFile, path_of
 
 T = TypeVar("T")
+
+DURABILITIES = ("os", "fsync")
+VISIBILITIES = ("append", "durable")
+
+
+@dataclass(slots=True)
+class Context:
+    """The files, the databases and the options of one open log; `Root` creates it."""
+
+    files: Files
+    state: kv.Store
+    live: kv.Store
+    catalog: Catalog
+    wake: WakePage
+    reserve: Reserve
+    open_files: OpenFiles
+    clock: Callable[[], int]
+    durability: str
+    visibility: str
+    lock_timeout: float
+    root: str
+    closed: bool = False
+    """Set before the files and databases are closed: no operation may begin any more."""
+
+    def check_writable(self) -> None:
+        """Raise unless the log may be changed."""
+        if not self.files.writable:
+            raise ReadOnlyError("The log was opened with mode='r'", path=self.root)
+
+    def check_appendable(self) -> None:
+        """Raise unless records may be added: also while the disk is known to be full."""
+        self.check_writable()
+        if self.reserve.short:
+            self.reserve.check()
+
+    def bounded_ms(self) -> int:
+        """Return the time for decisions that forget something (`bounded_clock`).
+
+        It is the clock of the log as it is, if no process does housekeeping: a clock that a
+        program passed is trusted.
+        """
+        wall_ms, reading = self.clock(), last_reading(self.live)
+        return wall_ms if reading is None else reading.bound(wall_ms, self.files.uptime_ms())
 
 
 class PartitionState:
@@ -76,7 +127,11 @@ class PartitionState:
         """The newest segment whose directory entry this handle has flushed."""
         self.dirty = False
         """Whether this handle appended something since its last flush."""
-        self.overdue_warning = OverdueWarning(context.root, topic.name, topic.id, partition)
+
+    @property
+    def where(self) -> dict[str, Any]:
+        """The topic and the partition, as errors name them."""
+        return {"topic": self.topic, "partition": self.partition}
 
     # The right to append
 
@@ -110,6 +165,15 @@ class PartitionState:
         self.context.files.unlock(self._lock_fd)
         self.thread_lock.release()
 
+    @contextmanager
+    def locked(self, timeout: float | None = None) -> Iterator[None]:
+        """Hold the partition's lock; see `acquire`."""
+        self.acquire(timeout)
+        try:
+            yield
+        finally:
+            self.release()
+
     # The snapshot of the manifest and the settings
 
     def refresh(self) -> None:
@@ -129,29 +193,24 @@ class PartitionState:
         if topic.id != self.topic_id:
             raise UnknownTopicOrPartitionError(
                 "The topic was deleted and created again",
-                topic=self.topic,
-                partition=self.partition,
+                **self.where,
                 todo="Open it again; its offsets begin at 0.",
             )
         read = self.context.state.read
         if whole:
             segments = read(lambda txn: catalog.segments(txn, self.key))
+            self.active_segment = self._existing(segments[-1] if segments else None)
+            self._segments = SortedDict((segment.base_offset, segment) for segment in segments)
         else:
-            segments = [self._existing(read(lambda txn: catalog.last_segment(txn, self.key)))]
-        self.active_segment = self._existing(segments[-1] if segments else None)
-        self._segments = (
-            SortedDict({segment.base_offset: segment for segment in segments}) if whole else None
-        )
+            active = read(lambda txn: catalog.last_segment(txn, self.key))
+            self.active_segment, self._segments = self._existing(active), None
         self.config = topic.config
         self.rules = append_rules(topic.config, self.active_segment)
-        self.overdue_warning.configure(topic.config)
         self.snapshot_version = version
 
     def _existing(self, segment: SegmentInfo | None) -> SegmentInfo:
         if segment is None:
-            raise UnknownTopicOrPartitionError(
-                "The topic was just deleted", topic=self.topic, partition=self.partition
-            )
+            raise UnknownTopicOrPartitionError("The topic was just deleted", **self.where)
         return segment
 
     @property
@@ -215,6 +274,19 @@ class PartitionState:
             return min(tail.durable_offset, tail.high_watermark)
         return tail.high_watermark
 
+    # Producers
+
+    def oldest_producer_ms(self) -> int:
+        """Return when a producer must have appended, or been fenced, to be remembered (G19)."""
+        return self.context.bounded_ms() - self.config.producer_id_expiration_ms + 1
+
+    def remembered_producers(self) -> dict[int, ProducerState]:
+        """Return what the partition remembers of its producers, without those idle too long."""
+        oldest = self.oldest_producer_ms()
+        return self.context.live.read(
+            lambda txn: producer_state.active_since(txn, self.key, oldest)
+        )
+
     # Files
 
     def active_file(self) -> SegmentFile:
@@ -231,6 +303,11 @@ class PartitionState:
         opened = self.open_segment_file
         return opened[1] if opened is not None and opened[0] == segment_id else None
 
+    def open_shared(self, info: SegmentInfo) -> SegmentFile:
+        """Return a segment's file for reading: the one that appends use, if it is open."""
+        active = None if info.sealed else self.open_active(info.id)
+        return active or self.open_segment(info)
+
     def open_segment(self, info: SegmentInfo, *, write: bool = False) -> SegmentFile:
         """Open one of the partition's segment files."""
         expected = _columns(info.headers)
@@ -245,16 +322,12 @@ class PartitionState:
 
         Waits for an append of another thread, whose lock must not be closed during it.
         """
-        acquired = self.thread_lock.acquire(timeout=self.context.lock_timeout)
-        try:
+        if not self.release_files(self.context.lock_timeout):
             self._close_files()
-        finally:
-            if acquired:
-                self.thread_lock.release()
 
-    def release_files(self) -> bool:
+    def release_files(self, timeout: float = 0) -> bool:
         """Close the files for now, unless an operation holds the partition's lock."""
-        if not self.thread_lock.acquire(False):
+        if not self.thread_lock.acquire(timeout=timeout):
             return False
         try:
             self._close_files()
@@ -323,11 +396,25 @@ class PartitionState:
         """Return the error of a partition that a failed flush made read-only."""
         return DurabilityError(
             "A flush failed; what was written since the last good one may be lost",
-            topic=self.topic,
-            partition=self.partition,
+            **self.where,
             errno=errno,
             todo="Check the disk, then run `embedlog repair`.",
         )
+
+
+class Partitions(Protocol):
+    """Gives the partitions of an open log to the packages below it; `root.root.Root` does."""
+
+    @property
+    def context(self) -> Context:
+        """What the partitions share; another one in a forked child."""
+
+    def partition(self, topic: str, number: int) -> PartitionState:
+        """Return one partition.
+
+        Raises:
+            UnknownTopicOrPartitionError: There is no such partition.
+        """
 
 
 @cache

@@ -15,17 +15,16 @@ def truncate_to(log: PartitionState, offset: int) -> bool:
     if offset < 0:
         raise ValueError(f"offset must be at least 0, got {offset}")
     log.context.check_writable()
-    log.acquire()
     try:
-        tail = tail_locked(log)
-        if tail.failed:
-            raise log.flush_failed()
-        if offset >= tail.log_end_offset:
-            return False
-        _truncate_locked(log, tail, offset)
-        return True
+        with log.locked():
+            tail = tail_locked(log)
+            if tail.failed:
+                raise log.flush_failed()
+            if offset >= tail.log_end_offset:
+                return False
+            _truncate_locked(log, tail, offset)
+            return True
     finally:
-        log.release()
         log.context.wake.advance()
 
 

@@ -50,12 +50,9 @@ from embedlog.index import IndexEntry
 from embedlog.partition import journal, recovery, roll, validation
 from embedlog.partition import tail as tails
 from embedlog.partition.append import PendingAppend, note_appended
-from embedlog.partition.context import Context
 from embedlog.partition.journal import JournalEntry
-from embedlog.partition.partitions import Partitions
 from embedlog.partition.producer_state import ProducerState
-from embedlog.partition.remembered_producers import remembered_producers
-from embedlog.partition.state import PartitionState
+from embedlog.partition.state import Context, Partitions, PartitionState
 from embedlog.partition.sync import put_recovery_point, sync_entries, sync_files
 from embedlog.partition.tail import Tail
 from embedlog.publish import app_versions, staging
@@ -362,7 +359,7 @@ def _carry_out(
             for plan in plans:
                 _flush(plan)
         entries = {plan.log.key: _committed(plan, plans, number, synced) for plan in plans}
-        producers = {plan.log.key: remembered_producers(plan.log) for plan in plans if synced}
+        producers = {plan.log.key: plan.log.remembered_producers() for plan in plans if synced}
 
         def commit(txn: kv.Txn) -> None:
             if target is not None:
