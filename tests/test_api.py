@@ -569,7 +569,7 @@ def test_a_topic_that_exists_with_other_settings_is_refused(
         log.create_topic("t", partitions, config, exist_ok=True)
 
     assert caught.value.differences == differences
-    assert caught.value.todo.endswith(todo)
+    assert caught.value.todo.endswith(f"{todo}.")
     for name, (its, asked) in differences.items():
         assert f"{name} is {its!r}, not {asked!r}" in str(caught.value)
     again = pickle.loads(pickle.dumps(caught.value))

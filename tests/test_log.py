@@ -162,7 +162,7 @@ def test_a_compacted_topic_refuses_records_without_a_key(root, compression, head
     keyless = encoded(
         b"b", None, b"d", keys=[None, b"", None], headers=headers, compression=compression
     )
-    with pytest.raises(InvalidRecordError, match=r"records \[1, 3\] have no key") as told:
+    with pytest.raises(InvalidRecordError, match=r"Records \[1, 3\] have no key") as told:
         log.append([good, keyless, good])
 
     assert told.value.indices == [1, 3]
@@ -215,7 +215,7 @@ def test_what_a_topic_refuses_is_refused_at_given_offsets_too(root):
     """Before anything is written, a gap included (A4, A6)."""
     log = make_log(root, {"cleanup.policy": "compact", "max.message.bytes": 1000})
     good = encoded(b"a", keys=[b"k"])
-    with pytest.raises(InvalidRecordError, match=r"records \[1\] have no key"):
+    with pytest.raises(InvalidRecordError, match=r"Records \[1\] have no key"):
         log.append_at([(5, good), (6, encoded(b"b"))])
     with pytest.raises(RecordTooLargeError):
         log.append_at([(5, good), (6, encoded(b"b" * 1000, keys=[b"k"]))])

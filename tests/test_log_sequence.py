@@ -37,7 +37,7 @@ def test_the_last_five_batches_are_remembered(log):
 
     for number in range(3, 8):
         assert send(log, number) == Appended(number, number + 1, None, True)
-    with pytest.raises(OutOfOrderSequenceError, match="sequence 2 where 8 is next"):
+    with pytest.raises(OutOfOrderSequenceError, match="Sequence 2 where 8 is next"):
         send(log, 2)
     assert log.end_offset() == 8
 
@@ -87,7 +87,7 @@ def test_a_lower_epoch_is_fenced_and_a_higher_one_begins_at_0(log):
     with pytest.raises(OutOfOrderSequenceError, match="not 0"):
         send(log, 5, epoch=1)
     send(log, 0, epoch=1)
-    with pytest.raises(InvalidProducerEpochError, match="epoch 0 was fenced by epoch 1"):
+    with pytest.raises(InvalidProducerEpochError, match="Epoch 0 was fenced by epoch 1"):
         send(log, 1, epoch=0)
     assert send(log, 1, epoch=1).base_offset == 2
 
@@ -158,7 +158,7 @@ def test_a_cut_takes_what_was_past_it_from_the_memory(tmp_path, flush_at):
     log.truncate_to(4)
 
     assert send(log, 2) == Appended(2, 3, None, True)
-    with pytest.raises(OutOfOrderSequenceError, match="sequence 5 where 4 is next"):
+    with pytest.raises(OutOfOrderSequenceError, match="Sequence 5 where 4 is next"):
         send(log, 5)
     assert send(log, 4) == Appended(4, 5)
     root.close()

@@ -197,12 +197,13 @@ def test_any_arrow_reads_a_sealed_segment(tmp_path, file):
     "content",
     [b"", b"\xff" * 4, b"hello, this is no segment", bytes(5000), b"\xff" * 5000,
      b"\xff\xff\xff\xff\x10\x00\x00\x00" + bytes(16)],
+    ids=["empty", "four bytes", "text", "zeros", "ones", "damaged schema"],
 )  # fmt: skip
 def test_a_file_that_is_no_segment_is_refused_with_its_path(files, tmp_path, content):
     """Whatever stands where a segment should be: a typed error, in bounded memory (P22)."""
     (tmp_path / PATH).write_bytes(content)
 
-    with pytest.raises(CorruptionError, match=r"not a segment") as caught:
+    with pytest.raises(CorruptionError, match=r"Not a segment") as caught:
         assert segment.SegmentFile(files, PATH).start
     assert caught.value.path == PATH
 
