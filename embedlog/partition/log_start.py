@@ -18,7 +18,6 @@ time only, so that a repetition is still recognized (G19).
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from itertools import takewhile
 from typing import NamedTuple
 
@@ -131,8 +130,11 @@ def _trim_locked(
     dropped = _before(log, start)
     # In offset order: what a crash leaves is below the start, and the next call drops it.
     for number in range(0, max(len(dropped), 1), _NAMES_PER_COMMIT):
-        names = dropped[number : number + _NAMES_PER_COMMIT]
-        log.context.state.write(partial(_drop_names, key=log.key, start=start, segments=names))
+
+        def drop(txn: kv.Txn, number: int = number) -> None:
+            _drop(txn, log.key, start, dropped[number : number + _NAMES_PER_COMMIT])
+
+        log.context.state.write(drop)
     return LogStartChange(start, len(dropped), sum(info.size for info in dropped))
 
 
@@ -152,7 +154,7 @@ def _before(log: PartitionState, start: int) -> list[SegmentInfo]:
     return list(takewhile(lambda info: info.next_offset <= start, sealed))
 
 
-def _drop_names(txn: kv.Txn, key: bytes, start: int, segments: list[SegmentInfo]) -> None:
+def _drop(txn: kv.Txn, key: bytes, start: int, segments: list[SegmentInfo]) -> None:
     """Make the start durable, and drop the segments below it with their rows."""
     info = catalog.PARTITIONS.get(txn, key) or PartitionInfo()
     catalog.PARTITIONS.put(
