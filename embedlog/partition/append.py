@@ -124,7 +124,7 @@ def append_locked(
             continue
         if roll.is_due(log, file, pending.tail, batch):
             _commit(log, file, pending)
-            pending.begin(roll.roll(log, pending.tail, batch.has_headers, synced))
+            pending.begin(roll.roll(log, pending.tail, headers=batch.has_headers, synced=synced))
             file = log.active_file()
         # A segment has one schema: batches after one with headers get the column too.
         add_column = log.active_segment.headers and not batch.has_headers

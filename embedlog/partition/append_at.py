@@ -45,7 +45,7 @@ def append_at(
                 # The sealed segment notes durably that it ends at the offset: in an active
                 # segment recovery could not tell the gap from lost records.
                 beyond = tail._replace(log_end_offset=offset, high_watermark=offset)
-                tail = roll.roll(log, beyond, log.active_segment.headers, True, gap=True)
+                tail = roll.roll(log, beyond, synced=True, gap=True)
             pending = append_locked(log, log.active_file(), tail, run, synced)
             tail = pending.tail
             receipts += pending.receipts

@@ -18,12 +18,11 @@ from embedlog.errors import (
     StorageError,
     UnknownTopicOrPartitionError,
 )
-from embedlog.partition import tail as tails
 from embedlog.partition.producer_state import ProducerState
 from embedlog.partition.recovery import current_tail, tail_locked
 from embedlog.partition.state import PartitionState
 from embedlog.partition.sync import directories_of, put_recovery_point, sync_data, sync_files
-from embedlog.partition.tail import Tail
+from embedlog.partition.tail import TAILS, Tail
 from embedlog.segment import SegmentFile
 
 
@@ -57,8 +56,14 @@ def flush(logs: Iterable[PartitionState]) -> None:
     # Before the tails are read: what is appended from now on makes them dirty again.
     for log in logs:
         log.dirty = False
+    flushed: dict[PartitionState, Tail] = {}
     try:
-        flushed = _sync_all(logs, failures)
+        for log in logs:
+            try:
+                flushed[log] = _sync_one(log, sync_data)
+            except EmbedlogError as error:
+                _note_failure(log, error, failures)
+        _sync_names(flushed, failures)
         _publish_all(flushed, failures)
         # A process that holds a partition, and may be stopped, delays that partition only.
         for log in _move_recovery_points(flushed, failures, timeout=0):
@@ -79,20 +84,6 @@ def _note_failure(log: PartitionState, error: EmbedlogError, failures: list[Embe
         return
     log.dirty = True
     failures.append(error)
-
-
-def _sync_all(
-    logs: list[PartitionState], failures: list[EmbedlogError]
-) -> dict[PartitionState, Tail]:
-    """Flush the files of partitions, then their names; return how far each was flushed."""
-    flushed: dict[PartitionState, Tail] = {}
-    for log in logs:
-        try:
-            flushed[log] = _sync_one(log, sync_data)
-        except EmbedlogError as error:
-            _note_failure(log, error, failures)
-    _sync_names(flushed, failures)
-    return flushed
 
 
 def _sync_one(
@@ -241,7 +232,7 @@ def _publish(log: PartitionState, txn: kv.Txn, flushed: Tail) -> bool:
     row = txn.get(log.tail_key)
     if row is None:
         return True
-    tail = tails.unpack(row)
+    tail = TAILS.unpack(row)
     if tail.leader_epoch != flushed.leader_epoch or tail.failed:
         return not tail.failed
     durable = max(tail.durable_offset, flushed.log_end_offset)

@@ -76,12 +76,20 @@ class Lease:
         context = self._root.context
         context.check_writable()
         until_ms = context.files.uptime_ms() + int(self.seconds * 1000)
-        keys = {_partition_key(self._root, partition): partition for partition in self.offsets}
+        keys = {self._root.partition(*partition).key: partition for partition in self.offsets}
 
         def step(txn: kv.Txn) -> None:
             for key, partition in keys.items():
                 offset = self.offsets[partition]
-                _check(txn, key, partition, offset)
+                start, end = tail.ends(txn, key) or (0, None)
+                if offset < start or offset < 0 or (end is not None and offset > end):
+                    raise OffsetOutOfRangeError(
+                        f"The log holds offsets {start} to {end}",
+                        topic=partition.topic,
+                        partition=partition.partition,
+                        offset=offset,
+                        todo="Nothing is held; pass an offset that the log has.",
+                    )
                 LEASES.put(txn, key, self.name, value=LeaseRow(offset, until_ms))
 
         context.live.write(step)
@@ -115,7 +123,7 @@ def hold(
             f"A lease needs a name of 1 to {LONGEST_NAME} bytes and a positive time, "
             f"got {name!r} and {seconds!r}"
         )
-    keep = [_partition_key(root, partition) for partition in offsets]
+    keep = [root.partition(*partition).key for partition in offsets]
     release(root.context, name, keep=keep)
     return Lease(root, name, offsets, seconds)
 
@@ -178,19 +186,3 @@ def held_from(log: PartitionState) -> LeaseHold | None:
     if not holds or 0 <= hard < size_bytes(log):
         return None
     return min(holds, key=lambda hold: hold.offset)
-
-
-def _check(txn: kv.Txn, key: bytes, partition: TopicPartition, offset: int) -> None:
-    start, end = tail.ends(txn, key) or (0, None)
-    if offset < start or offset < 0 or (end is not None and offset > end):
-        raise OffsetOutOfRangeError(
-            f"The log holds offsets {start} to {end}",
-            topic=partition.topic,
-            partition=partition.partition,
-            offset=offset,
-            todo="Nothing is held; pass an offset that the log has.",
-        )
-
-
-def _partition_key(root: Partitions, partition: TopicPartition) -> bytes:
-    return root.partition(*partition).key

@@ -25,11 +25,10 @@ from embedlog import catalog, keyspace, kv
 from embedlog.catalog import PartitionInfo, SegmentInfo
 from embedlog.errors import OffsetOutOfRangeError
 from embedlog.partition import pending_deletes
-from embedlog.partition import tail as tails
 from embedlog.partition.recovery import tail_locked
-from embedlog.partition.roll import roll_locked
+from embedlog.partition.roll import roll
 from embedlog.partition.state import PartitionState
-from embedlog.partition.tail import Tail
+from embedlog.partition.tail import TAILS, Tail
 
 _NAMES_PER_COMMIT = 1_000
 """Names to drop in one transaction: few enough that a full disk has room for its pages."""
@@ -108,13 +107,13 @@ def _trim_locked(
     highest = log.context.live.read(limit) if limit else offset
     goal = _goal(log, tail, offset, whole, highest)
     if goal == tail.log_end_offset and not tail.empty:
-        tail = roll_locked(log, tail)
+        tail = roll(log, tail)
     if goal == tail.start_offset and not _before(log, goal):
         return LogStartChange(goal)
     due = pending_deletes.due(log)
 
     def step(txn: kv.Txn) -> int:
-        current = tails.unpack(txn.get(log.tail_key))
+        current = TAILS.unpack(txn.get(log.tail_key))
         start = goal
         if limit is not None:
             start = min(goal, _goal(log, current, goal, whole, limit(txn)))

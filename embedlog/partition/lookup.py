@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -14,12 +14,8 @@ from embedlog.catalog import SegmentInfo
 from embedlog.errors import CorruptionError, StorageError
 from embedlog.partition.recovery import current_tail
 from embedlog.partition.state import PartitionState
-from embedlog.partition.tail import Tail
+from embedlog.partition.tail import NO_TIME, Tail
 from embedlog.record import OffsetAndTimestamp
-from embedlog.segment import SegmentFile
-
-_ANY_TIME = -(1 << 63)
-
 
 # Offsets
 
@@ -100,8 +96,11 @@ def _first_at_time(log: PartitionState, tail: Tail, timestamp: int) -> OffsetAnd
         file = log.open_segment(info)
         stop = info.end_position if info.sealed else tail.high_watermark_position
         start = _position_of_time(log, info, timestamp) or file.start
-        for record in _records_at(file, start, stop, timestamp, tail.start_offset):
-            return record if record.offset < end else None
+        for batch in file.scan(start, stop):
+            if batch.max_timestamp >= timestamp and batch.next_offset > tail.start_offset:
+                record = first_record(batch, tail.start_offset, timestamp)
+                if record is not None:
+                    return record if record.offset < end else None
     return None
 
 
@@ -114,25 +113,13 @@ def _position_of_time(log: PartitionState, info: SegmentInfo, timestamp: int) ->
     )
 
 
-def _records_at(
-    file: SegmentFile, start: int, stop: int, timestamp: int, first: int
-) -> Iterator[OffsetAndTimestamp]:
-    for batch in file.scan(start, stop):
-        if batch.max_timestamp >= timestamp and batch.next_offset > first:
-            yield from _records_in(batch, timestamp, first)
-
-
-def first_record(batch: Batch, offset: int) -> OffsetAndTimestamp | None:
-    """Return the first record of a batch at or above an offset; None if there is none."""
-    return next(_records_in(batch, _ANY_TIME, offset), None)
-
-
-def _records_in(batch: Batch, timestamp: int, first: int) -> Iterator[OffsetAndTimestamp]:
-    """Yield the first record of a batch at or after a time and an offset, if there is one."""
+def first_record(batch: Batch, offset: int, timestamp: int = NO_TIME) -> OffsetAndTimestamp | None:
+    """Return the first record of a batch at or above an offset and a time; None if it has none."""
     times = batch.columns(["timestamp"]).column(0).cast(pa.int64())
     offsets = batch.offsets()
-    since, start = number(timestamp, pa.int64()), number(first, pa.int64())
+    since, start = number(timestamp, pa.int64()), number(offset, pa.int64())
     matches = pc.and_(pc.greater_equal(times, since), pc.greater_equal(offsets, start))
     row = pc.index(matches, TRUE[0]).as_py()
-    if row >= 0:
-        yield OffsetAndTimestamp(offsets[row].as_py(), times[row].as_py(), batch.leader_epoch)
+    if row < 0:
+        return None
+    return OffsetAndTimestamp(offsets[row].as_py(), times[row].as_py(), batch.leader_epoch)

@@ -47,19 +47,14 @@ class OpenFiles:
         with self._lock:
             self._holders.pop(id(holder), None)
             self._holders[id(holder)] = weakref.ref(holder)
-            surplus = self._take_surplus()
+            surplus = []
+            if len(self._holders) > self._limit:
+                # The oldest eighth at once: one pass for many openings.
+                alive = [item for item in self._holders.items() if item[1]() is not None]
+                keep = self._limit - self._limit // 8
+                surplus, self._holders = alive[:-keep], dict(alive[-keep:])
         for number, reference in surplus:
             oldest = reference()
             if oldest is not None and not oldest.release_files():
                 with self._lock:
                     self._holders.setdefault(number, reference)
-
-    def _take_surplus(self) -> list[tuple[int, weakref.ref[FileHolder]]]:
-        """Take the oldest eighth off the list once it is full: one pass for many openings."""
-        if len(self._holders) <= self._limit:
-            return []
-        alive = [item for item in self._holders.items() if item[1]() is not None]
-        keep = self._limit - self._limit // 8
-        surplus = alive[:-keep]
-        self._holders = dict(alive[-keep:])
-        return surplus

@@ -117,7 +117,7 @@ class PartitionLog(PartitionState):
             _, tail = append.end_locked(self)
             if tail.empty:
                 return False
-            roll.roll_locked(self, tail)
+            roll.roll(self, tail)
             return True
 
     def flush(self) -> None:

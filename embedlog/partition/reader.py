@@ -75,7 +75,7 @@ class PartitionReader:
                 )
         self.leader_epoch = tail.leader_epoch
 
-    def read(self, max_bytes: int = CHUNK_BYTES, known: Tail | None = None) -> list[Batch]:
+    def read(self, max_bytes: int = CHUNK_BYTES, tail: Tail | None = None) -> list[Batch]:
         """Return the next batches, about ``max_bytes`` of them; ``[]`` at the end.
 
         The first batch may begin below `offset`, if the offset lies inside it: not only at
@@ -83,7 +83,7 @@ class PartitionReader:
 
         Args:
             max_bytes: About how many bytes to read; at least one batch is returned.
-            known: A tail that the caller has just read.  It is used if it allows to read
+            tail: A tail that the caller has just read.  It is used if it allows to read
                 on, and the tail is read again before an error is raised.
 
         Raises:
@@ -93,7 +93,7 @@ class PartitionReader:
                 begin after it.
         """
         with self._using:
-            return self._read_next(max_bytes, known)
+            return self._read_next(max_bytes, tail)
 
     def release_files(self) -> bool:
         """Close the file for now, unless a read is in progress; the next read opens it again."""
@@ -103,11 +103,11 @@ class PartitionReader:
         self._using.release()
         return True
 
-    def _read_next(self, max_bytes: int, known: Tail | None) -> list[Batch]:
+    def _read_next(self, max_bytes: int, recent: Tail | None) -> list[Batch]:
         log = self._log
         for attempt in range(_ATTEMPTS):
             log.refresh()
-            tail, known = known, None
+            tail, recent = recent, None
             end = None if tail is None else self._end_by(tail)
             guessed = end is not None
             if tail is None or end is None:
@@ -200,10 +200,9 @@ class PartitionReader:
             self._info = self._file = None
             return False
         self._open(segment)
-        assert self._info is not None
-        assert self._file is not None
-        position = lookup.position_of_offset(log, self._info, self.offset)
-        self._position = self._file.start if position is None else position
+        position = lookup.position_of_offset(log, segment, self.offset)
+        if position is not None:
+            self._position = position
         # As of before the lookup: if the manifest changed since, the next read checks it.
         self._version = version
         return True

@@ -11,7 +11,8 @@ import threading
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from functools import wraps
+from typing import Concatenate, NamedTuple, ParamSpec
 
 from embedlog import catalog
 from embedlog.catalog import SegmentInfo
@@ -99,6 +100,29 @@ class GappedRange(NamedTuple):
     """How many records they have."""
 
 
+P = ParamSpec("P")
+
+
+def _repeated(
+    step: Callable[Concatenate[RecordCounts, P], int],
+) -> Callable[Concatenate[RecordCounts, P], int]:
+    """Run a method under the lock; again if compaction or retention removed a file meanwhile."""
+
+    @wraps(step)
+    def run(counts: RecordCounts, /, *args: P.args, **options: P.kwargs) -> int:
+        with counts._lock:
+            for _ in range(_ATTEMPTS - 1):
+                try:
+                    return step(counts, *args, **options)
+                except StorageError as error:
+                    if not error.missing:
+                        raise
+                    counts._version = -1
+            return step(counts, *args, **options)
+
+    return run
+
+
 class RecordCounts:
     """Counts the records of one partition; for any thread."""
 
@@ -110,71 +134,53 @@ class RecordCounts:
         self._segments: dict[tuple[int, int], SegmentCounts] = {}
         """By segment and leader epoch: the active segment may be truncated and grow again."""
 
+    @_repeated
     def count(self, first: int, stop: int) -> int:
         """Return how many records the offsets ``[first, stop)`` have.
 
         Raises:
             CorruptBatchError: A batch is damaged, in a segment that has gaps.
         """
+        parts = self._parts(first, stop)
+        return stop - first - sum(part.stop - part.first - part.records for part in parts)
 
-        def count() -> int:
-            parts = self._parts(first, stop)
-            missing = sum(part.stop - part.first - part.records for part in parts)
-            return stop - first - missing
-
-        return self._repeat(count)
-
+    @_repeated
     def after(self, first: int, stop: int, count: int) -> int:
         """Return the end of the first ``count`` records of a range; its end if it has fewer.
 
         Raises:
             CorruptBatchError: As `count`.
         """
+        if not count:
+            return first
+        offset, left = first, count
+        for part in self._parts(first, stop):
+            if left <= part.first - offset:
+                break
+            left -= part.first - offset
+            if left <= part.records:
+                return part.segment.offset(part.segment.below(part.first) + left - 1) + 1
+            left, offset = left - part.records, part.stop
+        return min(offset + left, stop)
 
-        def after() -> int:
-            offset, left = first, count
-            for part in self._parts(first, stop):
-                if left <= part.first - offset:
-                    break
-                left -= part.first - offset
-                if left <= part.records:
-                    return part.segment.offset(part.segment.below(part.first) + left - 1) + 1
-                left, offset = left - part.records, part.stop
-            return min(offset + left, stop)
-
-        return self._repeat(after) if count else first
-
+    @_repeated
     def before(self, first: int, stop: int, count: int) -> int:
         """Return where the last ``count`` records of a range begin; its start if it has fewer.
 
         Raises:
             CorruptBatchError: As `count`.
         """
-
-        def before() -> int:
-            offset, left = stop, count
-            for part in self._parts(first, stop, backwards=True):
-                if left <= offset - part.stop:
-                    break
-                left -= offset - part.stop
-                if left <= part.records:
-                    return part.segment.offset(part.segment.below(part.stop) - left)
-                left, offset = left - part.records, part.first
-            return max(offset - left, first)
-
-        return self._repeat(before) if count else stop
-
-    def _repeat(self, step: Callable[[], int]) -> int:
-        """Run a step; again if compaction or retention removed a file meanwhile."""
-        with self._lock:
-            for attempt in range(_ATTEMPTS):
-                try:
-                    return step()
-                except StorageError as error:
-                    if not error.missing or attempt == _ATTEMPTS - 1:
-                        raise
-                    self._version = -1
-        raise AssertionError("unreachable")
+        if not count:
+            return stop
+        offset, left = stop, count
+        for part in self._parts(first, stop, backwards=True):
+            if left <= offset - part.stop:
+                break
+            left -= offset - part.stop
+            if left <= part.records:
+                return part.segment.offset(part.segment.below(part.stop) - left)
+            left, offset = left - part.records, part.first
+        return max(offset - left, first)
 
     def _parts(self, first: int, stop: int, *, backwards: bool = False) -> Iterator[GappedRange]:
         """Yield the parts of a range that are in segments with gaps."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from embedlog import catalog, index, keyspace, kv
 from embedlog.batch import Batch
@@ -105,14 +104,6 @@ def with_append_time(info: PartitionInfo, tail: Tail) -> PartitionInfo:
 # The scan, which changes nothing
 
 
-class Damage(NamedTuple):
-    """Why the log ends before its files do."""
-
-    path: str
-    position: int
-    reason: str
-
-
 @dataclass(slots=True)
 class RecoveryScan:
     """What the segments of a partition hold."""
@@ -123,7 +114,6 @@ class RecoveryScan:
     """Where the log ends."""
     position: int | None = None
     """Where the active file ends; None if the file has to be created again."""
-    start: int = 0
     whole: list[SegmentInfo] = field(default_factory=list)
     dropped: list[SegmentInfo] = field(default_factory=list)
     unmarked: list[SegmentInfo] = field(default_factory=list)
@@ -136,8 +126,8 @@ class RecoveryScan:
     """Whether a publication wrote here, so that readers may have seen what is gone."""
     unpublished: bool = False
     """Whether a publication may have left batches past the end."""
-    damage: Damage | None = None
-    """Set if the log ends here because of damage, not because nothing follows."""
+    damage: str | None = None
+    """The damage at which the log ends; None if it ends because nothing follows."""
     max_timestamp: int = NO_TIME
     first_timestamp: int = NO_TIME
     unindexed: int = 0
@@ -147,7 +137,7 @@ class RecoveryScan:
 
     def begin(self, segment: SegmentInfo) -> None:
         """Start on another segment."""
-        self.active, self.position, self.start = segment, None, 0
+        self.active, self.position = segment, None
         self.max_timestamp = self.first_timestamp = NO_TIME
         self.unindexed, self.entries = 0, []
 
@@ -263,15 +253,14 @@ def _scan_segment(
     result.next_offset = segment.base_offset
     try:
         file = log.open_segment(segment)
-        result.start = file.start
+        result.position = file.start
     except (StorageError, CorruptionError) as error:
         if isinstance(error, StorageError) and not error.missing:
             raise  # Too many open files, for example, are no reason to cut a log.
         if segment.base_offset < result.info.recovery_offset:
             raise _damaged(log, segment, 0, f"cannot be read: {error}") from error
-        result.damage = Damage(log.path_of(segment), 0, "the file is missing or empty")
+        result.damage = f"{log.path_of(segment)} at byte 0 (the file is missing or empty)"
         return False
-    result.position = file.start
     whole = _scan_batches(log, result, file, segment, limit)
     if not whole or segment.next_offset is None:
         return False
@@ -308,7 +297,8 @@ def _scan_batches(
         if result.next_offset < recovery_point:
             raise _damaged(log, segment, error.position or 0, str(error)) from error
         if error.reason != "stale":
-            result.damage = Damage(file.path, error.position or 0, error.reason or error.what)
+            where = f"{file.path} at byte {error.position or 0}"
+            result.damage = f"{where} ({error.reason or error.what})"
     if segment.next_offset is None:
         if result.next_offset < recovery_point:
             raise _damaged(log, segment, stop, "the file ends early")
@@ -374,9 +364,8 @@ def _preview(log: PartitionState) -> Tail:
     if log.cached_preview is None or log.cached_preview[0] != version:
         result = scan(log)
         active = result.active._replace(next_offset=None)
-        position = result.start if result.position is None else result.position
         epoch, appended_ms = result.info.leader_epoch, _append_time(log, result)
-        tail = _tail_of(result, active, position, epoch, appended_ms)
+        tail = _tail_of(result, active, result.position or 0, epoch, appended_ms)
         log.cached_preview = version, tail
     return log.cached_preview[1]
 
@@ -390,13 +379,6 @@ def rebuild(log: PartitionState, limit: int = _NO_LIMIT) -> Tail:
     The leader epoch grows, because records that readers may have seen can be
     gone (A37).  A recovery that was killed is repeated with the same result (A26).
     """
-    tail = _rebuild(log, limit)
-    # Last: what a publication left is cut now, and that is on the disk.
-    journal.forget(log)
-    return tail
-
-
-def _rebuild(log: PartitionState, limit: int) -> Tail:
     result = scan(log, limit)
     file_missing = result.position is None
     if limit == _NO_LIMIT:
@@ -443,9 +425,9 @@ def _warn_of_loss(log: PartitionState, result: RecoveryScan) -> None:
     """Log what a recovery is about to cut because of damage."""
     if result.damage is None:
         return
-    position = 0 if result.position is None else result.position
+    position = result.position or 0
     cut = max(_size_of(log, result.active) - position, 0)
-    if result.position is not None and cut == len(END_MARK):
+    if position and cut == len(END_MARK):
         # A roll that did not get to seal the segment leaves an end mark.
         file = log.open_segment(result.active)
         cut = 0 if file.bytes(position, len(END_MARK)) == END_MARK else cut
@@ -453,29 +435,20 @@ def _warn_of_loss(log: PartitionState, result: RecoveryScan) -> None:
     if not cut:
         return
     _logger.warning(
-        "%s-%d: recovery found damage in %s at byte %d (%s). The log now ends at offset %d, and "
-        "%d bytes after it are dropped. They were written after the last flush of the log, so a "
-        "power cut or a crash of the system may have lost a part of them; if there was none, "
-        "check the disk.",
+        "%s-%d: recovery found damage in %s. The log now ends at offset %d, and %d bytes after it "
+        "are dropped. They were written after the last flush of the log, so a power cut or a crash "
+        "of the system may have lost a part of them; if there was none, check the disk.",
         log.topic,
         log.partition,
-        result.damage.path,
-        result.damage.position,
-        result.damage.reason,
+        result.damage,
         result.next_offset,
         cut,
     )
 
 
 def _size_of(log: PartitionState, segment: SegmentInfo) -> int:
-    files, path = log.context.files, log.path_of(segment)
-    if not files.exists(path):
-        return 0
-    fd = files.open(path)
-    try:
-        return files.size(fd)
-    finally:
-        files.close(fd)
+    exists = log.context.files.exists(log.path_of(segment))
+    return log.open_segment(segment).size() if exists else 0
 
 
 def _append_time(log: PartitionState, result: RecoveryScan) -> int:
@@ -504,7 +477,8 @@ def _copy_active(log: PartitionState, result: RecoveryScan) -> None:
     """
     old = result.active
     source = log.open_segment(old)
-    stop = source.start if result.position is None else result.position
+    assert result.position is not None
+    stop = result.position
     if source.size() <= stop:
         return
 
@@ -617,6 +591,8 @@ def _sync(log: PartitionState, result: RecoveryScan, active: SegmentFile) -> Non
 
 
 def _write_tail(log: PartitionState, result: RecoveryScan, tail: Tail) -> Tail:
+    """Write the tail row with the rows of the index and the producers; ends the recovery."""
+
     def step(txn: kv.Txn) -> None:
         index.remove(txn, log.key)
         kv.remove(txn, producer_state.PRODUCERS.prefix(log.key))
@@ -627,6 +603,8 @@ def _write_tail(log: PartitionState, result: RecoveryScan, tail: Tail) -> Tail:
         txn.put(log.tail_key, tail.pack())
 
     log.context.live.write(step)
+    # Last: what a publication left is cut now, and that is on the disk.
+    journal.forget(log)
     return tail
 
 

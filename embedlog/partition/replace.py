@@ -188,7 +188,7 @@ class Replacement:
         log, self._old = self._log, old
         assert old[-1].next_offset is not None, "only sealed segments are replaced"
         self._seal(old)
-        self._sync_names()
+        log.sync_directory(f"{log.directory}/{log.partition}")
         with log.locked():
             # Before the rest: a recovery that is due would read the files that are replaced.
             _check_epoch(log, tail_locked(log), epoch)
@@ -205,14 +205,6 @@ class Replacement:
             except DiskFullError:
                 # No room for the rows: unlinking at once makes some.
                 uncommitted_files.discard(log, old)
-
-    def _sync_names(self) -> None:
-        log = self._log
-        try:
-            log.context.files.sync_directory(f"{log.directory}/{log.partition}")
-        except DurabilityError as error:
-            # Other names were in it too, and the kernel reports the failure only once (P9).
-            raise log.mark_flush_failed(error) from error
 
     def _swap(self, txn: kv.Txn, old: Sequence[SegmentInfo], cleaned: int | None) -> None:
         key = self._log.key

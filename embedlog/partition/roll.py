@@ -34,24 +34,27 @@ def is_due(log: PartitionState, file: SegmentFile, tail: Tail, batch: EncodedBat
     return newest - tail.first_timestamp > log.rules.max_segment_ms
 
 
-def roll_locked(log: PartitionState, tail: Tail) -> Tail:
-    """Roll with the durability of the log, and keep the columns of the active segment."""
-    return roll(log, tail, log.active_segment.headers, log.context.durability == "fsync")
-
-
 def roll(
-    log: PartitionState, tail: Tail, headers: bool, synced: bool, *, gap: bool = False
+    log: PartitionState,
+    tail: Tail,
+    *,
+    headers: bool | None = None,
+    synced: bool | None = None,
+    gap: bool = False,
 ) -> Tail:
     """Seal the active segment and open the next one after it (A14, A15).
 
     Args:
         log: The partition.
         tail: Its tail.
-        headers: Whether the new segment has a column for headers.
-        synced: Flush what is sealed first, and move the recovery point past it.
+        headers: Whether the new segment has a column for headers; by default as the old one.
+        synced: Flush what is sealed first, and move the recovery point past it; by default
+            if the ``durability`` of the log is "fsync".
         gap: Whether the last offsets of the sealed segment have no records.
     """
     old, file = log.active_segment, log.active_file()
+    headers = old.headers if headers is None else headers
+    synced = log.context.durability == "fsync" if synced is None else synced
     if not tail.empty:
         file.write([END_MARK], tail.log_end_position)
     if synced:
@@ -121,16 +124,10 @@ def start_segment(log: PartitionState, tail: Tail, new: SegmentInfo, synced: boo
 
 def tail_of_new(before: Tail, new: SegmentInfo, position: int) -> Tail:
     """Return the tail after a roll: in a new, empty segment whose batches begin at a position."""
+    end = before.log_end_offset
     return Tail(
-        new.id,
-        new.base_offset,
-        before.log_end_offset,
-        position,
-        before.log_end_offset,
-        position,
-        before.durable_offset,
-        before.start_offset,
-        before.leader_epoch,
+        *(new.id, new.base_offset, end, position, end, position),
+        *(before.durable_offset, before.start_offset, before.leader_epoch),
         created_ms=new.created_ms,
         appended_ms=tails.first_append_time(new.created_ms, before.appended_ms),
         flushed_ms=before.flushed_ms,

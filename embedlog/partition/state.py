@@ -33,12 +33,11 @@ from embedlog.errors import (
 from embedlog.files import Files, WakePage
 from embedlog.files.reserve import Reserve
 from embedlog.partition import producer_state
-from embedlog.partition import tail as tails
 from embedlog.partition.append_rules import AppendRules, append_rules
 from embedlog.partition.bounded_clock import last_reading
 from embedlog.partition.open_files import OpenFiles
 from embedlog.partition.producer_state import ProducerState
-from embedlog.partition.tail import CachedTail, Tail
+from embedlog.partition.tail import TAILS, CachedTail, Tail
 from embedlog.segment import SegmentFile, path_of
 
 T = TypeVar("T")
@@ -97,7 +96,7 @@ class PartitionState:
         self.context, self.topic, self.partition = context, topic.name, partition
         self.topic_id, self.directory = topic.id, topic.directory
         self.key = topic.key(partition)
-        self.tail_key = tails.TAILS.key(self.key)
+        self.tail_key = TAILS.key(self.key)
 
         self.thread_lock = threading.Lock()
         self.flush_lock = threading.Lock()
@@ -264,7 +263,7 @@ class PartitionState:
             return cached.tail
         if row is None:
             return None
-        tail = tails.unpack(row)
+        tail = TAILS.unpack(row)
         self.cached_tail = CachedTail(version, row, tail, {})
         return tail
 
@@ -363,7 +362,7 @@ class PartitionState:
         try:
             # An interrupt can come after the commit: what is published stays.
             row = self.context.live.get(self.tail_key)
-            if row is None or tails.unpack(row).log_end_offset < log_end_offset:
+            if row is None or TAILS.unpack(row).log_end_offset < log_end_offset:
                 file.truncate(position)
                 # Otherwise a power cut could bring it back, behind what is written next.
                 self.sync(file)
@@ -381,13 +380,26 @@ class PartitionState:
         except DurabilityError as error:
             raise self.mark_flush_failed(error) from error
 
+    def sync_directory(self, path: str) -> None:
+        """Flush the names in a directory.
+
+        Raises:
+            DurabilityError: It failed; the partition is read-only from now on, since the
+                kernel reports the failure only once, and other names may be lost too (P9).
+            StorageError: The directory could not be opened, so nothing is lost.
+        """
+        try:
+            self.context.files.sync_directory(path)
+        except DurabilityError as error:
+            raise self.mark_flush_failed(error) from error
+
     def mark_flush_failed(self, error: StorageError) -> DurabilityError:
         """Make the partition read-only for every process, and return the error to raise."""
 
         def step(txn: kv.Txn) -> None:
             row = txn.get(self.tail_key)
             if row is not None:
-                txn.put(self.tail_key, tails.unpack(row)._replace(failed=True).pack())
+                txn.put(self.tail_key, TAILS.unpack(row)._replace(failed=True).pack())
 
         self.context.live.write(step)
         return self.flush_failed(error.errno)

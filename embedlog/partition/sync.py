@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from embedlog import catalog, kv
 from embedlog.catalog import PartitionInfo, SegmentInfo
-from embedlog.errors import DurabilityError, StorageError
+from embedlog.errors import StorageError
 from embedlog.partition import producer_state
 from embedlog.partition.producer_state import ProducerState
 from embedlog.partition.state import PartitionState
@@ -51,11 +51,8 @@ def sync_entries(log: PartitionState, segment_id: int) -> None:
         DurabilityError: A flush failed; the partition is read-only from now on (P9).
         StorageError: A directory could not be opened, so nothing was tried and nothing is lost.
     """
-    try:
-        for directory in directories_of(log):
-            log.context.files.sync_directory(directory)
-    except DurabilityError as error:
-        raise log.mark_flush_failed(error) from error
+    for directory in directories_of(log):
+        log.sync_directory(directory)
     log.entry_synced_segment_id = segment_id
 
 

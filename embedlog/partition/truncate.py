@@ -48,4 +48,4 @@ def _truncate_locked(log: PartitionState, tail: Tail, offset: int) -> Tail:
     # The log must end at the offset, past the last batch (A34).  A sealed segment notes
     # that durably: otherwise recovery could not tell the gap from lost records.
     after = after._replace(log_end_offset=offset, high_watermark=offset, durable_offset=offset)
-    return roll.roll(log, after, log.active_segment.headers, True, gap=True)
+    return roll.roll(log, after, synced=True, gap=True)

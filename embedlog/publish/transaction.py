@@ -307,7 +307,7 @@ def _plan(log: PartitionState, encoded: list[EncodedBatch], synced: bool) -> Par
     headers = active.headers or any(batch.has_headers for batch in encoded)
     if headers is not active.headers or roll.is_due(log, log.active_file(), tail, encoded[0]):
         # On its own, before anything else: the roll is complete, whatever happens to the rest.
-        tail = roll.roll(log, tail, headers, synced)
+        tail = roll.roll(log, tail, headers=headers, synced=synced)
     first = SegmentPlan(log.active_segment, PendingAppend(log, tail, publish=True))
     plan = PartitionPlan(log, tail, [first])
     file = log.active_file()
