@@ -17,12 +17,11 @@ from embedlog.batch import EncodedBatch
 from embedlog.errors import CorruptionError, DiskFullError
 from embedlog.index import IndexEntry
 from embedlog.partition import flush, producer_state, roll, validation
-from embedlog.partition import tail as tails
 from embedlog.partition.append_fast import append_fast
-from embedlog.partition.producer_state import ProducerState
+from embedlog.partition.producer_state import PRODUCERS, ProducerState
 from embedlog.partition.recovery import tail_locked
 from embedlog.partition.state import PartitionState
-from embedlog.partition.tail import CachedTail, Tail
+from embedlog.partition.tail import TAILS, CachedTail, Tail, next_append_time
 from embedlog.record import Appended
 from embedlog.segment import SegmentFile
 
@@ -173,12 +172,6 @@ class PendingAppend:
         publish: Move the high watermark too; False if a flush must come first.
     """
 
-    __slots__ = (
-        *("_appended_ms", "_before", "_cached", "_log", "_now_ms", "_producers", "_publish"),
-        "_version",
-        *("buffers", "entries", "position", "published", "receipts", "row", "tail"),
-    )
-
     def __init__(self, log: PartitionState, tail: Tail, *, publish: bool) -> None:
         self._log, self._publish = log, publish
         self._now_ms = log.context.clock()
@@ -188,14 +181,14 @@ class PendingAppend:
 
     def begin(self, tail: Tail) -> None:
         """Start at another tail, with no batches."""
-        self.tail = self._before = tail
+        self.tail = tail
         cached = self._log.cached_tail
         if cached is None or cached.tail is not tail:
             cached = CachedTail(-1, tail.pack(), tail, {})
         # Rows of producers change only under the partition's lock: those read before are valid.
-        self._version, self.row, _, self._cached = cached
+        self._version, self._row, _, self._cached = cached
         self.position = tail.log_end_position
-        self._appended_ms = tails.next_append_time(tail.appended_ms, self._now_ms)
+        self._appended_ms = next_append_time(tail.appended_ms, self._now_ms)
         self.buffers: list[Any] = []
         self.entries: list[IndexEntry] = []
         self._producers: dict[int, ProducerState] = {}
@@ -236,9 +229,9 @@ class PendingAppend:
     def _producer(self, producer_id: int) -> ProducerState | None:
         producer = self._producers.get(producer_id) or self._cached.get(producer_id)
         if producer is None:
-            row = self._log.context.live.get(producer_state.key(self._log.key, producer_id))
-            if row is not None:
-                producer = self._cached[producer_id] = producer_state.unpack(row)
+            producer = PRODUCERS.get(self._log.context.live, self._log.key, producer_id)
+            if producer is not None:
+                self._cached[producer_id] = producer
         return producer
 
     def add(self, batch: EncodedBatch) -> None:
@@ -255,7 +248,14 @@ class PendingAppend:
             self.entries.append(IndexEntry(base, position, newest))
             unindexed = 0
         if batch.producer_id is not None:
-            self._note_producer(batch, base, next_offset)
+            epoch, first = batch.producer_epoch, batch.base_sequence
+            assert epoch is not None
+            assert first is not None
+            sent = first, producer_state.after(first, batch.count - 1), base, next_offset
+            producer = producer_state.note(
+                self._producer(batch.producer_id), epoch, sent, self._now_ms
+            )
+            self._producers[batch.producer_id] = producer
         publish, first = self._publish, tail.base_offset
         self.tail = Tail(
             tail.segment_id,
@@ -276,15 +276,6 @@ class PendingAppend:
         )
         self.receipts.append(Appended(base, next_offset, append_time))
 
-    def _note_producer(self, batch: EncodedBatch, base: int, next_offset: int) -> None:
-        producer_id, epoch, first = batch.producer_id, batch.producer_epoch, batch.base_sequence
-        assert producer_id is not None
-        assert epoch is not None
-        assert first is not None
-        sent = first, producer_state.after(first, batch.count - 1), base, next_offset
-        producer = self._producer(producer_id)
-        self._producers[producer_id] = producer_state.note(producer, epoch, sent, self._now_ms)
-
     def publish(self, txn: kv.Txn) -> None:
         """Make the batches part of the log, in a transaction of `live`.
 
@@ -295,12 +286,12 @@ class PendingAppend:
         # Versions have no gaps: the next one after the tail's means that nothing came between.
         if version != self._version + 1:
             row = txn.get(log.tail_key)
-            if row is not None and row != self.row:
+            if row is not None and row != self._row:
                 # A flush, which works without the partition's lock, changed it meanwhile.
-                current = tails.unpack(row)
+                current, before = TAILS.unpack(row), TAILS.unpack(self._row)
                 if current.failed:
                     raise log.flush_failed()
-                assert current[:4] == self._before[:4], "only the holder of the lock moves the end"
+                assert current[:4] == before[:4], "only the holder of the lock moves the end"
                 self.tail = self.tail.with_flush(current)
         packed = self.tail.pack()
         txn.put(log.tail_key, packed)

@@ -11,10 +11,9 @@ from embedlog import index, kv
 from embedlog.batch import HEADERS, EncodedBatch
 from embedlog.index import IndexEntry
 from embedlog.partition import producer_state
-from embedlog.partition import tail as tails
 from embedlog.partition.producer_state import LAST_SEQUENCE
 from embedlog.partition.state import PartitionState
-from embedlog.partition.tail import CachedTail, Tail, pack
+from embedlog.partition.tail import CachedTail, Tail, next_append_time, pack
 from embedlog.record import Appended
 from embedlog.segment import SegmentFile
 
@@ -42,7 +41,7 @@ def append_fast(
     now_ms = log.context.clock()
     if (age_ms := rules.overdue_age_ms) is not None and 0 <= timestamp < now_ms - age_ms:
         return None
-    stamp = now_ms if now_ms >= stamp > 0 else tails.next_append_time(stamp, now_ms)
+    stamp = now_ms if now_ms >= stamp > 0 else next_append_time(stamp, now_ms)
     producer_id, noted, producer_key = batch.producer_id, None, b""
     if producer_id is not None:
         producer, sequence = producers.get(producer_id), batch.base_sequence

@@ -128,7 +128,7 @@ def finish_or_undo(log: PartitionState) -> None:
                 finish_publication(log.context, entry)
         elif not tail.failed:
             # After a failed flush nothing is touched until the repair, which recovers (P9).
-            _undo(log, tail, entry)
+            _undo(log, tail)
     log.journal_checked_version = version
 
 
@@ -181,25 +181,22 @@ def make_visible(txn: kv.Txn, rows: Iterable[tuple[bytes, JournalEntry]]) -> Non
             index.put(txn, key, after.segment_id, index_entry)
 
 
-def _undo(log: PartitionState, tail: Tail, entry: JournalEntry) -> None:
+def _undo(log: PartitionState, tail: Tail) -> None:
     """Remove what a publication that was never committed wrote, then its row."""
     file = log.active_file()
     if file.size() > tail.log_end_position:
         file.truncate(tail.log_end_position)
         # Before the row is deleted: without it recovery would take this for a part of the log.
         log.sync(file)
-    _forget(log, entry)
-
-
-def _forget(log: PartitionState, entry: JournalEntry) -> None:
-    if entry.state == PREPARED:
-        for base, number in entry.files:
-            log.context.files.unlink(log.path_of(SegmentInfo(base, number, 0)), missing_ok=True)
-    log.context.state.write(lambda txn: JOURNAL.delete(txn, log.key))
+    forget(log)
 
 
 def forget(log: PartitionState) -> None:
     """Remove the files of a publication that was never committed, and delete its row."""
     entry = _read(log.context, log.key)
-    if entry is not None:
-        _forget(log, entry)
+    if entry is None:
+        return
+    if entry.state == PREPARED:
+        for base, number in entry.files:
+            log.context.files.unlink(log.path_of(SegmentInfo(base, number, 0)), missing_ok=True)
+    log.context.state.write(lambda txn: JOURNAL.delete(txn, log.key))

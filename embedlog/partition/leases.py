@@ -42,15 +42,7 @@ class LeaseInfo(NamedTuple):
     ms_left: int
 
 
-class LeaseRow(NamedTuple):
-    """A row in `live`."""
-
-    offset: int
-    until_ms: int
-    """In milliseconds since boot."""
-
-
-LEASES = keyspace.LEASES.typed(LeaseRow)
+_LEASES = keyspace.LEASES
 
 
 class Lease:
@@ -90,7 +82,7 @@ class Lease:
                         offset=offset,
                         todo="Nothing is held; pass an offset that the log has.",
                     )
-                LEASES.put(txn, key, self.name, value=LeaseRow(offset, until_ms))
+                _LEASES.put(txn, key, self.name, value=(offset, until_ms))
 
         context.live.write(step)
 
@@ -132,9 +124,9 @@ def release(context: Context, name: str, keep: Collection[bytes] = ()) -> None:
     """End the lease of that name, except in the partitions ``keep``, which are keys."""
 
     def step(txn: kv.Txn) -> None:
-        for partition, lease in list(LEASES.keys(txn)):
+        for partition, lease in list(_LEASES.keys(txn)):
             if lease == name and partition not in keep:
-                LEASES.delete(txn, partition, lease)
+                _LEASES.delete(txn, partition, lease)
 
     context.live.write(step)
 
@@ -144,7 +136,7 @@ def leases(root: Partitions) -> list[LeaseInfo]:
     now_ms = root.context.files.uptime_ms()
     topics = {topic.id: topic.name for topic in root.context.catalog.topics().values()}
     infos: dict[str, LeaseInfo] = {}
-    for (key, name), row in root.context.live.read(lambda txn: list(LEASES.scan(txn))):
+    for (key, name), row in root.context.live.read(lambda txn: list(_LEASES.scan(txn))):
         topic_id, partition = PARTITION_KEY.unpack(key)
         if row.until_ms > now_ms and topic_id in topics:
             info = infos.setdefault(name, LeaseInfo(name, {}, row.until_ms - now_ms))
@@ -157,12 +149,12 @@ def forget_ended(context: Context) -> None:
     now_ms = context.files.uptime_ms()
 
     def ended(txn: kv.Txn) -> list[tuple[bytes, str]]:
-        return [(*key,) for key, row in LEASES.scan(txn) if row.until_ms <= now_ms]
+        return [(*key,) for key, row in _LEASES.scan(txn) if row.until_ms <= now_ms]
 
     def step(txn: kv.Txn) -> None:
         # Again: some may have been renewed meanwhile.
         for key in ended(txn):
-            LEASES.delete(txn, *key)
+            _LEASES.delete(txn, *key)
 
     if context.live.read(ended):
         context.live.write(step)
@@ -170,7 +162,7 @@ def forget_ended(context: Context) -> None:
 
 def held_in(txn: kv.Txn, partition: bytes, uptime_ms: int) -> Iterator[LeaseHold]:
     """Yield the leases on a partition, in a transaction of `live`."""
-    for (_, name), row in LEASES.scan(txn, partition):
+    for (_, name), row in _LEASES.scan(txn, partition):
         if row.until_ms > uptime_ms:
             yield LeaseHold(name, row.offset, row.until_ms - uptime_ms)
 

@@ -12,7 +12,7 @@ from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator
 from functools import wraps
-from typing import Concatenate, NamedTuple, ParamSpec
+from typing import Concatenate, ParamSpec
 
 from embedlog import catalog
 from embedlog.catalog import SegmentInfo
@@ -90,16 +90,6 @@ class SegmentCounts:
         return self._decoded[1]
 
 
-class GappedRange(NamedTuple):
-    """The offsets ``[first, stop)`` of a segment with gaps."""
-
-    segment: SegmentCounts
-    first: int
-    stop: int
-    records: int
-    """How many records they have."""
-
-
 P = ParamSpec("P")
 
 
@@ -141,8 +131,10 @@ class RecordCounts:
         Raises:
             CorruptBatchError: A batch is damaged, in a segment that has gaps.
         """
-        parts = self._parts(first, stop)
-        return stop - first - sum(part.stop - part.first - part.records for part in parts)
+        missing = 0
+        for segment, begin, end in self._parts(first, stop):
+            missing += end - begin - segment.count(begin, end)
+        return stop - first - missing
 
     @_repeated
     def after(self, first: int, stop: int, count: int) -> int:
@@ -154,13 +146,14 @@ class RecordCounts:
         if not count:
             return first
         offset, left = first, count
-        for part in self._parts(first, stop):
-            if left <= part.first - offset:
+        for segment, begin, end in self._parts(first, stop):
+            if left <= begin - offset:
                 break
-            left -= part.first - offset
-            if left <= part.records:
-                return part.segment.offset(part.segment.below(part.first) + left - 1) + 1
-            left, offset = left - part.records, part.stop
+            left -= begin - offset
+            records = segment.count(begin, end)
+            if left <= records:
+                return segment.offset(segment.below(begin) + left - 1) + 1
+            left, offset = left - records, end
         return min(offset + left, stop)
 
     @_repeated
@@ -173,17 +166,20 @@ class RecordCounts:
         if not count:
             return stop
         offset, left = stop, count
-        for part in self._parts(first, stop, backwards=True):
-            if left <= offset - part.stop:
+        for segment, begin, end in self._parts(first, stop, backwards=True):
+            if left <= offset - end:
                 break
-            left -= offset - part.stop
-            if left <= part.records:
-                return part.segment.offset(part.segment.below(part.stop) - left)
-            left, offset = left - part.records, part.first
+            left -= offset - end
+            records = segment.count(begin, end)
+            if left <= records:
+                return segment.offset(segment.below(end) - left)
+            left, offset = left - records, begin
         return max(offset - left, first)
 
-    def _parts(self, first: int, stop: int, *, backwards: bool = False) -> Iterator[GappedRange]:
-        """Yield the parts of a range that are in segments with gaps."""
+    def _parts(
+        self, first: int, stop: int, *, backwards: bool = False
+    ) -> Iterator[tuple[SegmentCounts, int, int]]:
+        """Yield the segments with gaps in a range, each with the part of the range in it."""
         # The tail first: a segment that is rolled after it is looked at as sealed.
         tail = current_tail(self._log)
         segments = self._segments_with_gaps() if first < stop else []
@@ -194,7 +190,7 @@ class RecordCounts:
                 key = info.id, -1 if info.sealed else tail.leader_epoch
                 segment = self._segments.setdefault(key, SegmentCounts(self._log, info))
                 segment.extend(info.end_position if info.sealed else tail.high_watermark_position)
-                yield GappedRange(segment, begin, end, segment.count(begin, end))
+                yield segment, begin, end
 
     def _segments_with_gaps(self) -> list[SegmentInfo]:
         log = self._log

@@ -25,11 +25,10 @@ from embedlog.errors import (
 from embedlog.groups import offsets
 from embedlog.index import IndexEntry
 from embedlog.partition import journal, producer_state, roll, uncommitted_files
-from embedlog.partition import tail as tails
 from embedlog.partition.producer_state import ProducerState, SentBatch
 from embedlog.partition.state import PartitionState
 from embedlog.partition.sync import sync_entries
-from embedlog.partition.tail import NO_TIME, Tail
+from embedlog.partition.tail import NO_TIME, TAILS, Tail, first_append_time, next_append_time
 from embedlog.segment import CHUNK_BYTES, END_MARK, SegmentFile
 
 _logger = logging.getLogger("embedlog")
@@ -90,7 +89,7 @@ def discard_tail(log: PartitionState) -> None:
 
     def step(txn: kv.Txn) -> None:
         info = catalog.PARTITIONS.get(txn, log.key) or PartitionInfo()
-        catalog.PARTITIONS.put(txn, log.key, value=with_append_time(info, tails.unpack(row)))
+        catalog.PARTITIONS.put(txn, log.key, value=with_append_time(info, TAILS.unpack(row)))
 
     log.context.state.write(step)
     log.context.live.write(lambda txn: txn.delete(log.tail_key))
@@ -152,12 +151,10 @@ class RecoveryScan:
         self.unindexed += batch.size
         self.next_offset, self.epoch = batch.next_offset, batch.leader_epoch
         self.position = batch.position + batch.size
-        unknown = self.replay or batch.base_offset >= self.info.recovery_offset
-        if batch.producer_id is not None and unknown:
-            self._note_producer(batch, now_ms)
-
-    def _note_producer(self, batch: Batch, now_ms: int) -> None:
-        assert batch.producer_id is not None
+        if batch.producer_id is None:
+            return
+        if not self.replay and batch.base_offset < self.info.recovery_offset:
+            return  # The producers as of the recovery point include it.
         assert batch.producer_epoch is not None
         assert batch.base_sequence is not None
         # A compacted batch lacks some of its records, but keeps their sequence numbers (D11).
@@ -212,9 +209,14 @@ def scan(log: PartitionState, limit: int = _NO_LIMIT) -> RecoveryScan:
             result.dropped = segments[number + 1 :]
             break
         result.whole.append(result.active)
+    for producer_id, producer in remembered.items():
+        # Its batches may all be gone; an epoch that fenced others stays (G17).
+        replayed = result.producers.get(producer_id, producer)
+        epoch = max(producer.epoch, replayed.epoch)
+        result.producers[producer_id] = replayed._replace(epoch=epoch)
     result.producers = {
         producer_id: producer_state.below(producer, result.next_offset)
-        for producer_id, producer in _merged(remembered, result.producers).items()
+        for producer_id, producer in result.producers.items()
     }
     return result
 
@@ -225,17 +227,6 @@ def _rows_missing(log: PartitionState) -> EmbedlogError:
     if topic is None or topic.id != log.topic_id:
         return UnknownTopicOrPartitionError("The partition is gone", **log.where)
     return CorruptionError("The database state has lost the rows of the partition", **log.where)
-
-
-def _merged(
-    remembered: dict[int, ProducerState], replayed: dict[int, ProducerState]
-) -> dict[int, ProducerState]:
-    """Add the producers whose batches are all gone; an epoch that fenced others stays (G17)."""
-    merged = {**remembered, **replayed}
-    for producer_id in remembered.keys() & replayed.keys():
-        epoch = max(remembered[producer_id].epoch, replayed[producer_id].epoch)
-        merged[producer_id] = replayed[producer_id]._replace(epoch=epoch)
-    return merged
 
 
 def _scan_segment(
@@ -390,23 +381,20 @@ def rebuild(log: PartitionState, limit: int = _NO_LIMIT) -> Tail:
         return _start_over(log, result, min(result.info.start_offset, limit))
     if limit != _NO_LIMIT and not file_missing:
         _copy_active(log, result)
-    # A partition that was never written to has no file; any other may have had readers.
-    changed = bool(
-        result.whole
-        or result.dropped
-        or result.active.sealed
-        or result.journaled
-        or log.context.files.exists(log.path_of(result.active))
-    )
+    changed = result.whole or result.dropped or result.active.sealed or result.journaled
     active = result.active._replace(
         next_offset=None, size=0, end_position=0, max_timestamp=None, appended_ms=0
     )
     appended_ms = _append_time(log, result)
     epoch = result.info.leader_epoch
-    if changed:
+    # A partition that was never written to has no file; any other may have had readers.
+    if changed or log.context.files.exists(log.path_of(result.active)):
         epoch = _write_state(log, result, active, appended_ms)
     log.refresh()
-    _write_end_marks(log, result.unmarked)
+    for segment in result.unmarked:
+        sealed = log.open_segment(segment, write=True)
+        sealed.truncate(segment.end_position)
+        sealed.write([END_MARK], segment.end_position)
     if file_missing:
         file = roll.create_segment(log, active, False)
     else:
@@ -460,12 +448,12 @@ def _append_time(log: PartitionState, result: RecoveryScan) -> int:
     """
     info, active = result.info, result.active
     if result.next_offset == active.base_offset:
-        return tails.first_append_time(active.created_ms, info.appended_ms)
+        return first_append_time(active.created_ms, info.appended_ms)
     if active.appended_ms:
         return active.appended_ms
     if info.appended_ms and result.next_offset <= info.appended_offset:
         return info.appended_ms
-    return tails.next_append_time(info.appended_ms, log.context.clock())
+    return next_append_time(info.appended_ms, log.context.clock())
 
 
 def _copy_active(log: PartitionState, result: RecoveryScan) -> None:
@@ -481,13 +469,7 @@ def _copy_active(log: PartitionState, result: RecoveryScan) -> None:
     stop = result.position
     if source.size() <= stop:
         return
-
-    def step(txn: kv.Txn) -> SegmentInfo:
-        copy = old._replace(id=catalog.next_number(txn, "segment"))
-        keyspace.UNCOMMITTED_FILES.put(txn, log.key, *copy.key, value=None)
-        return copy
-
-    copy, files = log.context.state.write(step), log.context.files
+    copy, files = uncommitted_files.new_file(log, old), log.context.files
     fd = files.open(log.path_of(copy), write=True, create=True)
     try:
         for position in range(0, stop, CHUNK_BYTES):
@@ -563,13 +545,6 @@ def _put_epoch(txn: kv.Txn, key: bytes, epoch: int, offset: int) -> None:
     """Add an epoch; those that began at or past its start never had a record (A37)."""
     earlier = [entry for entry in catalog.epochs(txn, key) if entry[1] < offset]
     keyspace.LEADER_EPOCHS.put(txn, key, value=[*earlier, (epoch, offset)])
-
-
-def _write_end_marks(log: PartitionState, segments: list[SegmentInfo]) -> None:
-    for segment in segments:
-        file = log.open_segment(segment, write=True)
-        file.truncate(segment.end_position)
-        file.write([END_MARK], segment.end_position)
 
 
 def _sync(log: PartitionState, result: RecoveryScan, active: SegmentFile) -> None:

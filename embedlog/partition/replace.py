@@ -32,10 +32,9 @@ from embedlog.errors import (
 )
 from embedlog.index import IndexEntry
 from embedlog.partition import leases, pending_deletes, roll, uncommitted_files
-from embedlog.partition import tail as tails
 from embedlog.partition.recovery import tail_locked
 from embedlog.partition.state import PartitionState
-from embedlog.partition.tail import Tail
+from embedlog.partition.tail import NO_TIME, Tail, latest_append_time
 from embedlog.segment import END_MARK, create
 
 Fence = Callable[[], None]
@@ -105,16 +104,10 @@ class Replacement:
 
     def __init__(self, log: PartitionState, base_offset: int, *, headers: bool) -> None:
         self._log = log
-
-        def step(txn: kv.Txn) -> SegmentInfo:
-            number = catalog.next_number(txn, "segment")
-            new = SegmentInfo(base_offset, number, log.context.clock(), headers=headers)
-            keyspace.UNCOMMITTED_FILES.put(txn, log.key, *new.key, value=None)
-            return new
-
         self._uncommitted = True
         self._old: Sequence[SegmentInfo] = ()
-        self.info = log.context.state.write(step)
+        new = SegmentInfo(base_offset, 0, log.context.clock(), headers=headers)
+        self.info = uncommitted_files.new_file(log, new)
         """Its row of the manifest; complete once it is swapped in."""
         schema = roll.schema_of(log, self.info, offsets=True)
         try:
@@ -122,45 +115,39 @@ class Replacement:
         except BaseException:
             self.abandon()
             raise
-        self._position = self._file.start
-        self._entries: list[IndexEntry] = []
-        self._unindexed, self._newest = 0, tails.NO_TIME
-        self._records = 0
-
-    @property
-    def size(self) -> int:
+        self.size = self._file.start
         """How many bytes were written so far."""
-        return self._position
+        self._entries: list[IndexEntry] = []
+        self._unindexed, self._newest = 0, NO_TIME
+        self._records = 0
 
     def write(self, batch: EncodedBatch, base_offset: int, next_offset: int, epoch: int) -> None:
         """Write a batch that covers ``[base_offset, next_offset)``."""
         if self._unindexed > self._log.config.index_interval_bytes:
-            self._entries.append(IndexEntry(base_offset, self._position, self._newest))
+            self._entries.append(IndexEntry(base_offset, self.size, self._newest))
             self._unindexed = 0
         buffers = batch.stamp(base_offset, epoch, next_offset=next_offset)
-        self._position += self._file.write(buffers, self._position)
+        self.size += self._file.write(buffers, self.size)
         self._unindexed += batch.size
         self._records += batch.count
         self._newest = max(self._newest, batch.max_timestamp)
 
-    def _seal(self, old: Sequence[SegmentInfo]) -> None:
-        self._file.write([END_MARK], self._position)
+    def _seal(self, old: Sequence[SegmentInfo], next_offset: int) -> None:
+        self._file.write([END_MARK], self.size)
         try:
             self._file.sync()
         except DurabilityError as error:
             # Nothing is lost: the log is still in the old files.
             raise StorageError(error.what, **error.facts) from error
-        next_offset = old[-1].next_offset
-        assert next_offset is not None, "only sealed segments are replaced"
         self.info = self.info._replace(
             # As old as the first one: what is before it was sealed then (D12, C2).
             created_ms=old[0].created_ms,
             # And as new as the newest.
-            appended_ms=tails.latest_append_time(info.appended_ms for info in old),
+            appended_ms=latest_append_time(info.appended_ms for info in old),
             next_offset=next_offset,
-            size=self._position + len(END_MARK),
-            end_position=self._position,
-            max_timestamp=None if self._newest == tails.NO_TIME else self._newest,
+            size=self.size + len(END_MARK),
+            end_position=self.size,
+            max_timestamp=None if self._newest == NO_TIME else self._newest,
             dense=self._records == next_offset - self.info.base_offset,
         )
 
@@ -185,16 +172,16 @@ class Replacement:
             FencedError: Raised by the fence, or the segments were changed meanwhile.
             StorageError, LockTimeoutError: Nothing was changed.
         """
-        log, self._old = self._log, old
-        assert old[-1].next_offset is not None, "only sealed segments are replaced"
-        self._seal(old)
+        log, self._old, end = self._log, old, old[-1].next_offset
+        assert end is not None, "only sealed segments are replaced"
+        self._seal(old, end)
         log.sync_directory(f"{log.directory}/{log.partition}")
         with log.locked():
             # Before the rest: a recovery that is due would read the files that are replaced.
             _check_epoch(log, tail_locked(log), epoch)
             fence()
             lease = leases.held_from(log)
-            if lease is not None and lease.offset < (old[-1].next_offset or 0):
+            if lease is not None and lease.offset < end:
                 raise _fenced(log, f"lease {lease.name!r} holds it")
             log.context.state.write(lambda txn: self._swap(txn, old, cleaned))
         self._uncommitted = False

@@ -10,10 +10,9 @@ from embedlog.batch import EncodedBatch
 from embedlog.catalog import SegmentInfo
 from embedlog.errors import DurabilityError
 from embedlog.partition import producer_state, uncommitted_files
-from embedlog.partition import tail as tails
 from embedlog.partition.state import PartitionState
 from embedlog.partition.sync import put_recovery_point, sync_entries, sync_files
-from embedlog.partition.tail import Tail
+from embedlog.partition.tail import TAILS, Tail, creation_time, first_append_time
 from embedlog.segment import END_MARK, SegmentFile, create
 
 
@@ -82,7 +81,7 @@ def _name_next(
         max_timestamp=tail.timestamp,
         appended_ms=tail.appended_ms,
     )
-    created_ms = tails.creation_time(tail, log.context.clock())
+    created_ms = creation_time(tail, log.context.clock())
 
     def step(txn: kv.Txn) -> SegmentInfo:
         number = catalog.next_number(txn, "segment")
@@ -111,7 +110,7 @@ def start_segment(log: PartitionState, tail: Tail, new: SegmentInfo, synced: boo
     def step(txn: kv.Txn) -> bool:
         row = txn.get(log.tail_key)
         # A flush works without the partition's lock: its failure must be kept.
-        failed = row is not None and tails.unpack(row).failed
+        failed = row is not None and TAILS.unpack(row).failed
         txn.put(log.tail_key, after._replace(failed=failed).pack())
         index.remove(txn, log.key, tail.segment_id)
         producer_state.expire(txn, log.key, oldest)
@@ -129,7 +128,7 @@ def tail_of_new(before: Tail, new: SegmentInfo, position: int) -> Tail:
         *(new.id, new.base_offset, end, position, end, position),
         *(before.durable_offset, before.start_offset, before.leader_epoch),
         created_ms=new.created_ms,
-        appended_ms=tails.first_append_time(new.created_ms, before.appended_ms),
+        appended_ms=first_append_time(new.created_ms, before.appended_ms),
         flushed_ms=before.flushed_ms,
     )
 

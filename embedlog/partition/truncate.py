@@ -28,7 +28,7 @@ def truncate_to(log: PartitionState, offset: int) -> bool:
         log.context.wake.advance()
 
 
-def _truncate_locked(log: PartitionState, tail: Tail, offset: int) -> Tail:
+def _truncate_locked(log: PartitionState, tail: Tail, offset: int) -> None:
     def step(txn: kv.Txn) -> None:
         info = catalog.PARTITIONS.get(txn, log.key) or PartitionInfo()
         recovery_point = min(info.recovery_offset, offset)
@@ -43,9 +43,8 @@ def _truncate_locked(log: PartitionState, tail: Tail, offset: int) -> Tail:
     # and finds the records either still there or gone, never half of them.
     log.context.live.write(lambda txn: txn.delete(log.tail_key))
     after = rebuild(log, offset)
-    if after.log_end_offset == offset:
-        return after
-    # The log must end at the offset, past the last batch (A34).  A sealed segment notes
-    # that durably: otherwise recovery could not tell the gap from lost records.
-    after = after._replace(log_end_offset=offset, high_watermark=offset, durable_offset=offset)
-    return roll.roll(log, after, synced=True, gap=True)
+    if after.log_end_offset < offset:
+        # The log must end at the offset, past the last batch (A34).  A sealed segment notes
+        # that durably: otherwise recovery could not tell the gap from lost records.
+        after = after._replace(log_end_offset=offset, high_watermark=offset, durable_offset=offset)
+        roll.roll(log, after, synced=True, gap=True)

@@ -14,6 +14,17 @@ from embedlog.keyspace import UNCOMMITTED_FILES
 from embedlog.partition.state import PartitionState
 
 
+def new_file(log: PartitionState, segment: SegmentInfo) -> SegmentInfo:
+    """Return a segment with a new id, whose file may be created now: it is uncommitted."""
+
+    def step(txn: kv.Txn) -> SegmentInfo:
+        new = segment._replace(id=catalog.next_number(txn, "segment"))
+        UNCOMMITTED_FILES.put(txn, log.key, *new.key, value=None)
+        return new
+
+    return log.context.state.write(step)
+
+
 def uncommitted_files(log: PartitionState) -> list[SegmentInfo]:
     """Return the uncommitted files of a partition, as the disk has them too."""
 

@@ -24,30 +24,26 @@ def check(log: PartitionState, encoded: Sequence[EncodedBatch]) -> None:
         RecordBatchTooLargeError: A batch takes more than ``segment.bytes`` on the disk (A4).
         InvalidRecordError: A6, A7.
     """
+    config = log.config
     for batch in encoded:
-        _check_batch(log, batch)
+        if batches.is_over(batch, config.max_message_bytes):
+            raise RecordTooLargeError(
+                f"A batch of {batches.kafka_size(batch)} bytes, as Kafka counts them, is over "
+                f"max.message.bytes {config.max_message_bytes}",
+                **log.where,
+                todo="Send fewer records at once, or raise max.message.bytes of the topic.",
+            )
+        if batch.size > config.segment_bytes:
+            raise RecordBatchTooLargeError(
+                f"A batch that takes {batch.size} bytes on the disk is over segment.bytes "
+                f"{config.segment_bytes}",
+                **log.where,
+                todo="Send fewer records at once, or raise segment.bytes of the topic.",
+            )
+        if log.rules.checks_timestamps:
+            _check_timestamps(log, batch)
     if log.rules.requires_keys and any(batch.null_keys for batch in encoded):
         raise _keys_missing(log, encoded)
-
-
-def _check_batch(log: PartitionState, batch: EncodedBatch) -> None:
-    size, config = batch.size, log.config
-    if batches.is_over(batch, config.max_message_bytes):
-        raise RecordTooLargeError(
-            f"A batch of {batches.kafka_size(batch)} bytes, as Kafka counts them, is over "
-            f"max.message.bytes {config.max_message_bytes}",
-            **log.where,
-            todo="Send fewer records at once, or raise max.message.bytes of the topic.",
-        )
-    if size > config.segment_bytes:
-        raise RecordBatchTooLargeError(
-            f"A batch that takes {size} bytes on the disk is over segment.bytes "
-            f"{config.segment_bytes}",
-            **log.where,
-            todo="Send fewer records at once, or raise segment.bytes of the topic.",
-        )
-    if log.rules.checks_timestamps:
-        _check_timestamps(log, batch)
 
 
 def _check_timestamps(log: PartitionState, batch: EncodedBatch) -> None:
