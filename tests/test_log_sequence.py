@@ -188,8 +188,18 @@ def test_a_producers_row_comes_back():
     batches = SentBatch(0, 9, 0, 10), SentBatch(10, 10, 17, 18)
     some, none = remembered(3, 1 << 40, batches), remembered(0x7FFE, -1)
 
-    assert (some.epoch, some.due, some.last_ms, some.batches) == (3, 11, 1 << 40, batches)
-    assert (none.epoch, none.due, none.last_ms, none.batches) == (0x7FFE, None, -1, ())
+    assert (some.epoch, some.due, producer_state.last_ms(some.row), some.batches) == (
+        3,
+        11,
+        1 << 40,
+        batches,
+    )
+    assert (none.epoch, none.due, producer_state.last_ms(none.row), none.batches) == (
+        0x7FFE,
+        None,
+        -1,
+        (),
+    )
     assert [producer_state.unpack(one.row) for one in (some, none)] == [some, none]
     assert producer_state.unpack_all(producer_state.pack_all({1: some, 1 << 40: none})) == {
         1: some,

@@ -19,8 +19,8 @@ from embedlog.groups import offsets
 from embedlog.maintenance import activity
 from embedlog.maintenance.job_context import JobContext, MaintenanceJob
 from embedlog.partition import PartitionLog, flush, tail
-from embedlog.partition.append_rules import has_flush_interval
 from embedlog.partition.producers import expire_producers
+from embedlog.partition.state import has_flush_interval
 from embedlog.retention import RetentionResult, retain
 
 if TYPE_CHECKING:

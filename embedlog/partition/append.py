@@ -89,9 +89,7 @@ def end_locked(log: PartitionState) -> tuple[SegmentFile, Tail]:
         file = log.active_file()
     size = file.size()
     if size > tail.log_end_position:
-        file.truncate(tail.log_end_position)
-        # Otherwise a power cut could bring it back, behind what is written next.
-        log.sync(file)
+        log.cut(file, tail.log_end_position)
     elif size < tail.log_end_position:
         raise CorruptionError(
             f"The file ends at byte {size}, {tail.log_end_position} were written",
@@ -256,17 +254,12 @@ class PendingAppend:
                 self._producer(batch.producer_id), epoch, sent, self._now_ms
             )
             self._producers[batch.producer_id] = producer
-        publish, first = self._publish, tail.base_offset
+        first, visible = tail.base_offset, (next_offset, end)
+        if not self._publish:
+            visible = tail.high_watermark, tail.high_watermark_position
         self.tail = Tail(
-            tail.segment_id,
-            first,
-            next_offset,
-            end,
-            next_offset if publish else tail.high_watermark,
-            end if publish else tail.high_watermark_position,
-            tail.durable_offset,
-            tail.start_offset,
-            tail.leader_epoch,
+            *(tail.segment_id, first, next_offset, end, *visible),
+            *(tail.durable_offset, tail.start_offset, tail.leader_epoch),
             timestamp if timestamp > newest else newest,
             timestamp if base == first else tail.first_timestamp,
             tail.created_ms,

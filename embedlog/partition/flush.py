@@ -20,18 +20,17 @@ from embedlog.errors import (
 )
 from embedlog.partition.producer_state import ProducerState
 from embedlog.partition.recovery import current_tail, tail_locked
-from embedlog.partition.state import PartitionState
-from embedlog.partition.sync import directories_of, put_recovery_point, sync_data, sync_files
+from embedlog.partition.state import PartitionState, put_recovery_point, sync_data, sync_files
 from embedlog.partition.tail import TAILS, Tail
 from embedlog.segment import SegmentFile
 
 
 def is_due(log: PartitionState, tail: Tail) -> bool:
     """Whether flush.messages or flush.ms requires a flush (A22)."""
-    config = log.config
+    config, interval_ms = log.config, log.config.flush_ms
     if tail.log_end_offset - tail.durable_offset >= config.flush_messages:
         return True
-    return config.flush_ms < LONG_MAX and log.context.clock() - tail.flushed_ms >= config.flush_ms
+    return interval_ms < LONG_MAX and log.context.clock() - tail.flushed_ms >= interval_ms
 
 
 def is_overdue(log: PartitionState) -> bool:
@@ -64,7 +63,8 @@ def flush(logs: Iterable[PartitionState]) -> None:
             except EmbedlogError as error:
                 _note_failure(log, error, failures)
         _sync_names(flushed, failures)
-        _publish_all(flushed, failures)
+        if flushed:
+            _publish_all(flushed, failures)
         # A process that holds a partition, and may be stopped, delays that partition only.
         for log in _move_recovery_points(flushed, failures, timeout=0):
             _move_recovery_points({log: flushed[log]}, failures, timeout=None)
@@ -109,7 +109,7 @@ def _sync_names(flushed: dict[PartitionState, Tail], failures: list[EmbedlogErro
     new = [log for log, tail in flushed.items() if log.entry_synced_segment_id != tail.segment_id]
     users: dict[str, list[PartitionState]] = {}
     for log in new:
-        for directory in directories_of(log):
+        for directory in log.directories:
             users.setdefault(directory, []).append(log)
     for directory, logs in users.items():
         try:
@@ -127,14 +127,11 @@ def _sync_names(flushed: dict[PartitionState, Tail], failures: list[EmbedlogErro
 
 def _publish_all(flushed: dict[PartitionState, Tail], failures: list[EmbedlogError]) -> None:
     """Move the ends in one transaction; drop partitions whose flush failed in another process."""
-    if not flushed:
-        return
-
-    def step(txn: kv.Txn) -> list[PartitionState]:
-        return [log for log, tail in flushed.items() if not _publish(log, txn, tail)]
-
     context = next(iter(flushed)).context
-    for log in context.live.write(step):
+    failed = context.live.write(
+        lambda txn: [log for log, tail in flushed.items() if not _publish(log, txn, tail)]
+    )
+    for log in failed:
         del flushed[log]
         _note_failure(log, log.flush_failed(), failures)
     context.wake.advance()

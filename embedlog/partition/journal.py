@@ -101,9 +101,8 @@ def _read(context: Context, key: bytes) -> JournalEntry | None:
 def files_of(txn: kv.Txn, key: bytes) -> set[str]:
     """Return the names of the segment files that a prepared publication creates."""
     entry = JOURNAL.get(txn, key)
-    if entry is None or entry.state == COMMITTED:
-        return set()
-    return {SegmentInfo(base, number, 0).file_name for base, number in entry.files}
+    files = () if entry is None else entry.files
+    return {SegmentInfo(base, number, 0).file_name for base, number in files}
 
 
 # The next process; under the partition's lock
@@ -185,9 +184,8 @@ def _undo(log: PartitionState, tail: Tail) -> None:
     """Remove what a publication that was never committed wrote, then its row."""
     file = log.active_file()
     if file.size() > tail.log_end_position:
-        file.truncate(tail.log_end_position)
         # Before the row is deleted: without it recovery would take this for a part of the log.
-        log.sync(file)
+        log.cut(file, tail.log_end_position)
     forget(log)
 
 
@@ -196,7 +194,6 @@ def forget(log: PartitionState) -> None:
     entry = _read(log.context, log.key)
     if entry is None:
         return
-    if entry.state == PREPARED:
-        for base, number in entry.files:
-            log.context.files.unlink(log.path_of(SegmentInfo(base, number, 0)), missing_ok=True)
+    for base, number in entry.files:
+        log.context.files.unlink(log.path_of(SegmentInfo(base, number, 0)), missing_ok=True)
     log.context.state.write(lambda txn: JOURNAL.delete(txn, log.key))

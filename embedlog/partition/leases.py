@@ -12,9 +12,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from typing import NamedTuple, Self
 
-from embedlog import keyspace, kv
+from embedlog import kv
 from embedlog.errors import OffsetOutOfRangeError
-from embedlog.keyspace import PARTITION_KEY
+from embedlog.keyspace import LEASES, PARTITION_KEY
 from embedlog.partition import tail
 from embedlog.partition.extents import size_bytes
 from embedlog.partition.state import Context, Partitions, PartitionState
@@ -40,9 +40,6 @@ class LeaseInfo(NamedTuple):
     offsets: dict[TopicPartition, int]
     """Nothing from here on is deleted."""
     ms_left: int
-
-
-_LEASES = keyspace.LEASES
 
 
 class Lease:
@@ -77,12 +74,11 @@ class Lease:
                 if offset < start or offset < 0 or (end is not None and offset > end):
                     raise OffsetOutOfRangeError(
                         f"The log holds offsets {start} to {end}",
-                        topic=partition.topic,
-                        partition=partition.partition,
+                        **partition._asdict(),
                         offset=offset,
                         todo="Nothing is held; pass an offset that the log has.",
                     )
-                _LEASES.put(txn, key, self.name, value=(offset, until_ms))
+                LEASES.put(txn, key, self.name, value=(offset, until_ms))
 
         context.live.write(step)
 
@@ -124,9 +120,9 @@ def release(context: Context, name: str, keep: Collection[bytes] = ()) -> None:
     """End the lease of that name, except in the partitions ``keep``, which are keys."""
 
     def step(txn: kv.Txn) -> None:
-        for partition, lease in list(_LEASES.keys(txn)):
+        for partition, lease in list(LEASES.keys(txn)):
             if lease == name and partition not in keep:
-                _LEASES.delete(txn, partition, lease)
+                LEASES.delete(txn, partition, lease)
 
     context.live.write(step)
 
@@ -136,7 +132,7 @@ def leases(root: Partitions) -> list[LeaseInfo]:
     now_ms = root.context.files.uptime_ms()
     topics = {topic.id: topic.name for topic in root.context.catalog.topics().values()}
     infos: dict[str, LeaseInfo] = {}
-    for (key, name), row in root.context.live.read(lambda txn: list(_LEASES.scan(txn))):
+    for (key, name), row in root.context.live.read(lambda txn: list(LEASES.scan(txn))):
         topic_id, partition = PARTITION_KEY.unpack(key)
         if row.until_ms > now_ms and topic_id in topics:
             info = infos.setdefault(name, LeaseInfo(name, {}, row.until_ms - now_ms))
@@ -149,12 +145,12 @@ def forget_ended(context: Context) -> None:
     now_ms = context.files.uptime_ms()
 
     def ended(txn: kv.Txn) -> list[tuple[bytes, str]]:
-        return [(*key,) for key, row in _LEASES.scan(txn) if row.until_ms <= now_ms]
+        return [(*key,) for key, row in LEASES.scan(txn) if row.until_ms <= now_ms]
 
     def step(txn: kv.Txn) -> None:
         # Again: some may have been renewed meanwhile.
         for key in ended(txn):
-            _LEASES.delete(txn, *key)
+            LEASES.delete(txn, *key)
 
     if context.live.read(ended):
         context.live.write(step)
@@ -162,7 +158,7 @@ def forget_ended(context: Context) -> None:
 
 def held_in(txn: kv.Txn, partition: bytes, uptime_ms: int) -> Iterator[LeaseHold]:
     """Yield the leases on a partition, in a transaction of `live`."""
-    for (_, name), row in _LEASES.scan(txn, partition):
+    for (_, name), row in LEASES.scan(txn, partition):
         if row.until_ms > uptime_ms:
             yield LeaseHold(name, row.offset, row.until_ms - uptime_ms)
 

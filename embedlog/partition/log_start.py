@@ -141,9 +141,7 @@ def _goal(log: PartitionState, tail: Tail, offset: int, whole: bool, highest: in
     """Return how far the start may move: never back, and with ``whole`` to a segment's base."""
     goal = min(offset, highest)
     if whole and goal < tail.log_end_offset:
-        bases = log.segments.keys()
-        number = log.segments.bisect_right(goal)
-        goal = bases[number - 1] if number else tail.start_offset
+        goal = min(goal, log.segment_at(goal).base_offset)
     return max(goal, tail.start_offset)
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from embedlog import index, keyspace
+from embedlog import index, keyspace, kv
 from embedlog.batch import Batch
 from embedlog.batch.arrays import TRUE, number
 from embedlog.catalog import SegmentInfo
@@ -44,20 +44,25 @@ def _packed(log: PartitionState, info: SegmentInfo) -> bytes:
 
 def position_of_offset(log: PartitionState, info: SegmentInfo, offset: int) -> int | None:
     """Return where to start reading for ``offset``; None for the segment's beginning."""
-    if info.sealed:
-        return index.position_of_offset(searchable(log, info), offset)
-    return log.context.live.read(
-        lambda txn: index.active_position_of_offset(txn, log.key, info.id, offset)
-    )
+    return _search(log, info, offset, index.position_of_offset, index.active_position_of_offset)
 
 
 def position_from_offset(log: PartitionState, info: SegmentInfo, offset: int) -> int | None:
     """Return where the first indexed batch at or above ``offset`` begins; None if none does."""
+    return _search(log, info, offset, index.position_from_offset, index.active_position_from_offset)
+
+
+def _search(
+    log: PartitionState,
+    info: SegmentInfo,
+    target: int,
+    sealed: Callable[[Sequence[index.IndexEntry], int], int | None],
+    active: Callable[[kv.Txn, bytes, int, int], int | None],
+) -> int | None:
+    """Search an index: by ``sealed``, or, in rows of `live`, by its twin ``active``."""
     if info.sealed:
-        return index.position_from_offset(searchable(log, info), offset)
-    return log.context.live.read(
-        lambda txn: index.active_position_from_offset(txn, log.key, info.id, offset)
-    )
+        return sealed(searchable(log, info), target)
+    return log.context.live.read(lambda txn: active(txn, log.key, info.id, target))
 
 
 # Times
@@ -95,22 +100,14 @@ def _first_at_time(log: PartitionState, tail: Tail, timestamp: int) -> OffsetAnd
             continue
         file = log.open_segment(info)
         stop = info.end_position if info.sealed else tail.high_watermark_position
-        start = _position_of_time(log, info, timestamp) or file.start
+        by_time = index.position_of_time, index.active_position_of_time
+        start = _search(log, info, timestamp, *by_time) or file.start
         for batch in file.scan(start, stop):
             if batch.max_timestamp >= timestamp and batch.next_offset > tail.start_offset:
                 record = first_record(batch, tail.start_offset, timestamp)
                 if record is not None:
                     return record if record.offset < end else None
     return None
-
-
-def _position_of_time(log: PartitionState, info: SegmentInfo, timestamp: int) -> int | None:
-    """Return a position before which every record is older than ``timestamp`` (B9)."""
-    if info.sealed:
-        return index.position_of_time(searchable(log, info), timestamp)
-    return log.context.live.read(
-        lambda txn: index.active_position_of_time(txn, log.key, info.id, timestamp)
-    )
 
 
 def first_record(batch: Batch, offset: int, timestamp: int = NO_TIME) -> OffsetAndTimestamp | None:

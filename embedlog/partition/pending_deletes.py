@@ -9,15 +9,14 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from embedlog import keyspace, kv
+from embedlog import kv
 from embedlog.catalog import SegmentInfo
+from embedlog.keyspace import PENDING_DELETES, SEGMENTS
 from embedlog.partition import leases
 from embedlog.partition.state import Context, PartitionState
 
 LITTLE_SPACE = 64 << 20
 """Free bytes below which a disk counts as full: then no file waits for its delay (P10)."""
-
-_ROWS = keyspace.PENDING_DELETES
 
 
 class PendingDelete(NamedTuple):
@@ -38,7 +37,9 @@ def due(log: PartitionState) -> int:
 
 def put(txn: kv.Txn, log: PartitionState, info: SegmentInfo, due_ms: int) -> None:
     """Have a segment's file unlinked, in a transaction of `live`."""
-    _ROWS.put(txn, log.key, *info.key, value=(due_ms, info.next_offset or 0, log.path_of(info)))
+    PENDING_DELETES.put(
+        txn, log.key, *info.key, value=(due_ms, info.next_offset or 0, log.path_of(info))
+    )
 
 
 def paths(live: kv.Store | kv.EmptyStore) -> set[str]:
@@ -50,7 +51,7 @@ def paths(live: kv.Store | kv.EmptyStore) -> set[str]:
 
 
 def _pending(txn: kv.Txn, *prefix: bytes) -> list[PendingDelete]:
-    return [PendingDelete((*key,), *value) for key, value in _ROWS.scan(txn, *prefix)]
+    return [PendingDelete((*key,), *value) for key, value in PENDING_DELETES.scan(txn, *prefix)]
 
 
 def sweep(context: Context, partition: bytes | None = None, *, early: bool = False) -> int:
@@ -77,9 +78,7 @@ def sweep(context: Context, partition: bytes | None = None, *, early: bool = Fal
 
     ready = context.live.read(step)
     # A process that died before it dropped the name leaves that to the next one.
-    named = context.state.read(
-        lambda txn: {row for row in ready if keyspace.SEGMENTS.exists(txn, *row.key)}
-    )
+    named = context.state.read(lambda txn: {row for row in ready if SEGMENTS.exists(txn, *row.key)})
     rows = [row for row in ready if row not in named]
     if not rows:
         return 0
@@ -91,7 +90,7 @@ def sweep(context: Context, partition: bytes | None = None, *, early: bool = Fal
 
     def forget(txn: kv.Txn) -> None:
         for row in rows:
-            _ROWS.delete(txn, *row.key)
+            PENDING_DELETES.delete(txn, *row.key)
 
     context.live.write(forget)
     return len(rows)

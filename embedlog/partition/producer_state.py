@@ -49,11 +49,6 @@ class ProducerState(NamedTuple):
         """Its last five batches, oldest first."""
         return tuple(map(SentBatch._make, _BATCH.iter_unpack(self.row[_HEAD.size :])))
 
-    @property
-    def last_ms(self) -> int:
-        """When it sent its last batch, by the log's clock."""
-        return last_ms(self.row)
-
 
 def remembered(epoch: int, last_ms: int, batches: Iterable[SentBatch] = ()) -> ProducerState:
     """Return the state of a producer that sent ``batches``, oldest first."""
@@ -133,15 +128,15 @@ def note(
 def below(producer: ProducerState, offset: int) -> ProducerState:
     """Return the state of a producer after the log was cut at ``offset``."""
     batches = [sent for sent in producer.batches if sent.next_offset <= offset]
-    return remembered(producer.epoch, producer.last_ms, batches)
+    return remembered(producer.epoch, last_ms(producer.row), batches)
 
 
 def pack_all(producers: dict[int, ProducerState]) -> bytes:
     """Return the producers of a partition as one value (G18)."""
-    parts = []
-    for producer_id, state in producers.items():
-        parts += [_SNAPSHOT_HEAD.pack(producer_id, len(state.row)), state.row]
-    return b"".join(parts)
+    return b"".join(
+        _SNAPSHOT_HEAD.pack(producer_id, len(producer.row)) + producer.row
+        for producer_id, producer in producers.items()
+    )
 
 
 def unpack_all(data: bytes) -> dict[int, ProducerState]:

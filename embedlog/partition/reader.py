@@ -228,23 +228,21 @@ class PartitionReader:
         return True
 
     def _located(self, error: CorruptBatchError) -> CorruptBatchError:
-        """Return an error that names the partition, and the offset after the damage."""
-        next_good = self._next_readable(error.position or 0)
-        where = {**self._log.where, "offset": self.offset, "next_offset": next_good}
-        todo = f"Seek to {next_good}, which can be read again, and run `embedlog verify`."
-        return CorruptBatchError(error.what, todo=todo, **{**error.facts, **where})
+        """Return an error that names the partition, and the offset after the damage.
 
-    def _next_readable(self, position: int) -> int:
-        """Return where reading can continue: by the index, since damage hides a batch's end."""
-        info = self._info
+        The index says where reading can continue, since damage hides the end of a batch.
+        """
+        log, info, position = self._log, self._info, error.position or 0
         assert info is not None
-        for entry in lookup.entries(self._log, info):
-            if entry.position > position:
-                return entry.offset
-        if info.next_offset is not None:
-            return info.next_offset
-        self._log.refresh()
-        return self._log.visible_end(current_tail(self._log))
+        following = (entry for entry in lookup.entries(log, info) if entry.position > position)
+        entry = next(following, None)
+        next_good = info.next_offset if entry is None else entry.offset
+        if next_good is None:
+            log.refresh()
+            next_good = log.visible_end(current_tail(log))
+        facts = {**error.facts, **log.where, "offset": self.offset, "next_offset": next_good}
+        todo = f"Seek to {next_good}, which can be read again, and run `embedlog verify`."
+        return CorruptBatchError(error.what, todo=todo, **facts)
 
 
 def record_at(log: PartitionState, offset: int) -> OffsetAndTimestamp | None:

@@ -15,6 +15,7 @@ from functools import wraps
 from typing import Concatenate, ParamSpec
 
 from embedlog import catalog
+from embedlog.batch import Batch
 from embedlog.catalog import SegmentInfo
 from embedlog.errors import StorageError
 from embedlog.partition.recovery import current_tail
@@ -41,12 +42,8 @@ class SegmentCounts:
 
     def extend(self, end_position: int) -> None:
         """Scan the batches that were not scanned yet, up to a position."""
-        if self._end_position >= end_position:
-            return
-        file = self._log.open_shared(self._info)
-        read = file.mapped if self._info.sealed else file.read
         while self._end_position < end_position:
-            batches = read(self._end_position or file.start, end_position, _READ_BYTES)
+            batches = self._read(self._end_position, end_position, _READ_BYTES)
             if not batches:
                 return  # an empty segment
             for batch in batches:
@@ -83,11 +80,14 @@ class SegmentCounts:
         if after - self._before[number] == stop - base:
             return range(base, stop)
         if self._decoded[0] != number:
-            file = self._log.open_shared(self._info)
-            read = file.mapped if self._info.sealed else file.read
-            batch = read(self._positions[number], self._end_position, 1)[0]
+            batch = self._read(self._positions[number], self._end_position, 1)[0]
             self._decoded = number, batch.offsets().to_pylist()
         return self._decoded[1]
+
+    def _read(self, position: int, stop: int, max_bytes: int) -> list[Batch]:
+        file = self._log.open_shared(self._info)
+        read = file.mapped if self._info.sealed else file.read
+        return read(position or file.start, stop, max_bytes)
 
 
 P = ParamSpec("P")

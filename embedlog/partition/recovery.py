@@ -18,7 +18,6 @@ from embedlog.errors import (
     CorruptBatchError,
     CorruptionError,
     DurabilityError,
-    EmbedlogError,
     StorageError,
     UnknownTopicOrPartitionError,
 )
@@ -26,8 +25,7 @@ from embedlog.groups import offsets
 from embedlog.index import IndexEntry
 from embedlog.partition import journal, producer_state, roll, uncommitted_files
 from embedlog.partition.producer_state import ProducerState, SentBatch
-from embedlog.partition.state import PartitionState
-from embedlog.partition.sync import sync_entries
+from embedlog.partition.state import PartitionState, sync_entries
 from embedlog.partition.tail import NO_TIME, TAILS, Tail, first_append_time, next_append_time
 from embedlog.segment import CHUNK_BYTES, END_MARK, SegmentFile
 
@@ -83,21 +81,17 @@ def discard_tail(log: PartitionState) -> None:
 
     The time of the last append is kept in `state`.
     """
-    row = log.context.live.get(log.tail_key)
-    if row is None:
+    tail = TAILS.get(log.context.live, log.key)
+    if tail is None:
         return
 
     def step(txn: kv.Txn) -> None:
         info = catalog.PARTITIONS.get(txn, log.key) or PartitionInfo()
-        catalog.PARTITIONS.put(txn, log.key, value=with_append_time(info, TAILS.unpack(row)))
+        info = info._replace(appended_ms=tail.appended_ms, appended_offset=tail.log_end_offset)
+        catalog.PARTITIONS.put(txn, log.key, value=info)
 
     log.context.state.write(step)
     log.context.live.write(lambda txn: txn.delete(log.tail_key))
-
-
-def with_append_time(info: PartitionInfo, tail: Tail) -> PartitionInfo:
-    """Return the row of a partition with the time of the last append before a tail."""
-    return info._replace(appended_ms=tail.appended_ms, appended_offset=tail.log_end_offset)
 
 
 # The scan, which changes nothing
@@ -133,12 +127,6 @@ class RecoveryScan:
     entries: list[IndexEntry] = field(default_factory=list)
     producers: dict[int, ProducerState] = field(default_factory=dict)
     epoch: int = 0
-
-    def begin(self, segment: SegmentInfo) -> None:
-        """Start on another segment."""
-        self.active, self.position = segment, None
-        self.max_timestamp = self.first_timestamp = NO_TIME
-        self.unindexed, self.entries = 0, []
 
     def add(self, batch: Batch, interval: int, now_ms: int) -> None:
         """Count a good batch: index it as the append did (B1), and note its producer."""
@@ -186,13 +174,16 @@ def scan(log: PartitionState, limit: int = _NO_LIMIT) -> RecoveryScan:
         )
     )
     if info is None or not segments:
-        raise _rows_missing(log)
+        topic = log.context.catalog.topics().get(log.topic)
+        if topic is None or topic.id != log.topic_id:
+            raise UnknownTopicOrPartitionError("The partition is gone", **log.where)
+        raise CorruptionError("The database state has lost the rows of the partition", **log.where)
     result = RecoveryScan(info, segments[0], segments[0].base_offset)
     oldest, stored = log.oldest_producer_ms(), snapshot or {}
     remembered = {
         producer_id: producer
         for producer_id, producer in stored.items()
-        if producer.last_ms >= oldest
+        if producer_state.last_ms(producer.row) >= oldest
     }
     # All stored batches of a producer may lie past a truncation; what it sent before
     # can then be found only in its batches (A34).
@@ -204,7 +195,9 @@ def scan(log: PartitionState, limit: int = _NO_LIMIT) -> RecoveryScan:
         # What the publication wrote past its base is whole, and was never a part of the log.
         limit = min(limit, entry.before.next_offset)
     for number, segment in enumerate(segments):
-        result.begin(segment)
+        result.active, result.position = segment, None
+        result.max_timestamp = result.first_timestamp = NO_TIME
+        result.unindexed, result.entries = 0, []
         if not _scan_segment(log, result, segment, limit) or number == len(segments) - 1:
             result.dropped = segments[number + 1 :]
             break
@@ -221,14 +214,6 @@ def scan(log: PartitionState, limit: int = _NO_LIMIT) -> RecoveryScan:
     return result
 
 
-def _rows_missing(log: PartitionState) -> EmbedlogError:
-    """Return the error for a partition without rows: its topic was deleted, or they are lost."""
-    topic = log.context.catalog.topics().get(log.topic)
-    if topic is None or topic.id != log.topic_id:
-        return UnknownTopicOrPartitionError("The partition is gone", **log.where)
-    return CorruptionError("The database state has lost the rows of the partition", **log.where)
-
-
 def _scan_segment(
     log: PartitionState, result: RecoveryScan, segment: SegmentInfo, limit: int
 ) -> bool:
@@ -237,7 +222,16 @@ def _scan_segment(
     # An adopted segment has no size yet: only the scan finds it.
     flushed = flushed and not result.replay and segment.size > 0
     if flushed and segment.next_offset is not None and segment.next_offset <= limit:
-        if not _has_end_mark(_open_flushed(log, segment), segment):
+        try:
+            file = log.open_segment(segment)
+            size = file.size()
+        except StorageError as error:
+            if not error.missing:
+                raise
+            raise _damaged(log, segment, 0, f"cannot be opened: {error}") from error
+        if size < segment.end_position:
+            raise _damaged(log, segment, size, f"{segment.size} bytes were flushed")
+        if not _has_end_mark(file, segment):
             result.unmarked.append(segment)
         result.next_offset = segment.next_offset
         return True
@@ -320,20 +314,6 @@ def _has_end_mark(file: SegmentFile, segment: SegmentInfo) -> bool:
     if file.size() != segment.size:
         return False
     return file.bytes(segment.end_position, len(END_MARK)) == END_MARK
-
-
-def _open_flushed(log: PartitionState, segment: SegmentInfo) -> SegmentFile:
-    """Open a segment below the recovery point, and check that all of it is there."""
-    try:
-        file = log.open_segment(segment)
-        size = file.size()
-    except StorageError as error:
-        if not error.missing:
-            raise
-        raise _damaged(log, segment, 0, f"cannot be opened: {error}") from error
-    if size < segment.end_position:
-        raise _damaged(log, segment, size, f"{segment.size} bytes were flushed")
-    return file
 
 
 def _damaged(

@@ -50,30 +50,21 @@ def rewrite_lock(log: PartitionState) -> Iterator[bool]:
     """Hold the lock for rewriting a partition's segments; yields whether it was free.
 
     One process at a time: two would do the same work, and one swap would be refused.
-    Removes the files that a process left that was killed during a rewrite.
+    Removes the uncommitted files of a process that was killed or gave up.
     """
     log.context.check_writable()
     files = log.context.files
     fd = files.open(f"locks/{log.topic_id}-{log.partition}.rewrite", write=True, create=True)
     try:
         free = files.try_lock(fd)
-        if free:
-            _sweep(log)
+        if free and log.context.state.read(lambda txn: catalog.uncommitted_files(txn, log.key)):
+            # A truncation in progress has such files too, and holds the partition's lock.  If
+            # that is not free at once, the next rewrite, or the last close, removes the files.
+            with suppress(LockTimeoutError), log.locked(0):
+                uncommitted_files.discard(log, uncommitted_files.uncommitted_files(log))
         yield free
     finally:
         files.close(fd)
-
-
-def _sweep(log: PartitionState) -> None:
-    """Remove the uncommitted files of a process that was killed or gave up.
-
-    A truncation in progress has such files too, and holds the partition's lock.  If that
-    is not free at once, the files are left to the next rewrite, or to the last close.
-    """
-    if not log.context.state.read(lambda txn: catalog.uncommitted_files(txn, log.key)):
-        return
-    with suppress(LockTimeoutError), log.locked(0):
-        uncommitted_files.discard(log, uncommitted_files.uncommitted_files(log))
 
 
 def _retire(log: PartitionState, segments: Sequence[SegmentInfo]) -> None:

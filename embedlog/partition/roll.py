@@ -10,8 +10,7 @@ from embedlog.batch import EncodedBatch
 from embedlog.catalog import SegmentInfo
 from embedlog.errors import DurabilityError
 from embedlog.partition import producer_state, uncommitted_files
-from embedlog.partition.state import PartitionState
-from embedlog.partition.sync import put_recovery_point, sync_entries, sync_files
+from embedlog.partition.state import PartitionState, put_recovery_point, sync_entries, sync_files
 from embedlog.partition.tail import TAILS, Tail, creation_time, first_append_time
 from embedlog.segment import END_MARK, SegmentFile, create
 

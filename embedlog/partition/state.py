@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Protocol, TypeVar
@@ -19,8 +19,8 @@ from sortedcontainers import SortedDict
 
 from embedlog import batch as batches
 from embedlog import catalog, kv
-from embedlog.catalog import Catalog, SegmentInfo, TopicInfo
-from embedlog.config import TopicConfig
+from embedlog.catalog import Catalog, PartitionInfo, SegmentInfo, TopicInfo
+from embedlog.config import INT_MAX, LONG_MAX, TopicConfig
 from embedlog.errors import (
     ClosedError,
     DurabilityError,
@@ -33,7 +33,6 @@ from embedlog.errors import (
 from embedlog.files import Files, WakePage
 from embedlog.files.reserve import Reserve
 from embedlog.partition import producer_state
-from embedlog.partition.append_rules import AppendRules, append_rules
 from embedlog.partition.bounded_clock import last_reading
 from embedlog.partition.open_files import OpenFiles
 from embedlog.partition.producer_state import ProducerState
@@ -86,6 +85,68 @@ class Context:
         return wall_ms if reading is None else reading.bound(wall_ms, self.files.uptime_ms())
 
 
+@dataclass(slots=True)
+class AppendRules:
+    """The settings that each append looks at; those of the topic and of its active segment.
+
+    Not a named tuple, whose fields take three times as long to read.
+    """
+
+    max_segment_ms: int
+    """How far the timestamps of the active segment may lie apart before it is rolled."""
+    fast_max_bytes: int
+    """The largest batch that `append_fast` may write; -1 if the topic requires more of a batch."""
+    checks_timestamps: bool
+    requires_keys: bool
+    uses_append_time: bool
+    overdue_age_ms: int | None
+    """The age from which on a record is reported by `validation.warn_if_overdue`, if any is."""
+
+
+def append_rules(config: TopicConfig, active: SegmentInfo) -> AppendRules:
+    """Return the rules for appends to a segment."""
+    uses_append_time = config.message_timestamp_type == "LogAppendTime"
+    farthest = min(config.message_timestamp_before_max_ms, config.message_timestamp_after_max_ms)
+    checks_timestamps = not uses_append_time and farthest < LONG_MAX
+    overdue_age_ms = None
+    if config.retention_clock == "record" and config.deletes and not uses_append_time:
+        overdue_age_ms = config.retention_ms if config.retention_ms >= 0 else None
+    fast_max_bytes = min(config.max_message_bytes, config.segment_bytes)
+    if (
+        uses_append_time
+        or checks_timestamps
+        or config.compacts
+        or active.headers
+        or config.segment_max_offset_span < INT_MAX
+        or has_flush_interval(config)
+    ):
+        fast_max_bytes = -1
+    return AppendRules(
+        max_segment_ms(config, active),
+        fast_max_bytes,
+        checks_timestamps,
+        config.compacts,
+        uses_append_time,
+        overdue_age_ms,
+    )
+
+
+def max_segment_ms(config: TopicConfig, segment: SegmentInfo) -> int:
+    """Return how far the timestamps of a segment may lie apart before it is rolled (A12)."""
+    longest = config.segment_ms
+    if config.compacts:
+        longest = min(longest, config.max_compaction_lag_ms)
+    if config.segment_jitter_ms:
+        # Fixed for a segment, spread over segments (A16), and always less than `longest` (D6).
+        longest -= segment.id * 2654435761 % (min(config.segment_jitter_ms, longest - 1) + 1)
+    return longest
+
+
+def has_flush_interval(config: TopicConfig) -> bool:
+    """Whether flush.messages or flush.ms ever requires a flush; by default neither does."""
+    return min(config.flush_messages, config.flush_ms) < LONG_MAX
+
+
 class PartitionState:
     """The fields that the operations on one partition share, and the primitives on them.
 
@@ -131,6 +192,11 @@ class PartitionState:
     def where(self) -> dict[str, Any]:
         """The topic and the partition, as errors name them."""
         return {"topic": self.topic, "partition": self.partition}
+
+    @property
+    def directories(self) -> tuple[str, str, str]:
+        """The directories that hold the name of a new file of the partition, or of one another."""
+        return f"{self.directory}/{self.partition}", self.directory, "topics"
 
     # The right to append
 
@@ -290,12 +356,13 @@ class PartitionState:
 
     def active_file(self) -> SegmentFile:
         """Return the active segment's file, open for writing unless the log is read-only."""
-        opened, active = self.open_segment_file, self.active_segment
-        if opened is None or opened[0] != active.id:
+        active = self.active_segment
+        file = self.open_active(active.id)
+        if file is None:
             file = self.open_segment(active, write=self.context.files.writable)
-            opened = self.open_segment_file = active.id, file
+            self.open_segment_file = active.id, file
             self.context.open_files.opened(self)
-        return opened[1]
+        return file
 
     def open_active(self, segment_id: int) -> SegmentFile | None:
         """Return the active segment's file if it is open and has this id."""
@@ -355,19 +422,24 @@ class PartitionState:
             file.write(buffers, position)
             return self.context.live.write(publish)
         except BaseException:
-            self._cut_back(file, position, log_end_offset)
+            # A dead disk may refuse even this: then the next writer cuts it.
+            with suppress(EmbedlogError):
+                # An interrupt can come after the commit: what is published stays.
+                tail = TAILS.get(self.context.live, self.key)
+                if tail is None or tail.log_end_offset < log_end_offset:
+                    self.cut(file, position)
             raise
 
-    def _cut_back(self, file: SegmentFile, position: int, log_end_offset: int) -> None:
-        try:
-            # An interrupt can come after the commit: what is published stays.
-            row = self.context.live.get(self.tail_key)
-            if row is None or TAILS.unpack(row).log_end_offset < log_end_offset:
-                file.truncate(position)
-                # Otherwise a power cut could bring it back, behind what is written next.
-                self.sync(file)
-        except EmbedlogError:
-            pass  # A dead disk may refuse even this: then the next writer cuts it.
+    def cut(self, file: SegmentFile, position: int) -> None:
+        """Cut a file, and flush that.
+
+        Otherwise a power cut could bring back what was cut, behind what is written next.
+
+        Raises:
+            DurabilityError: As `sync`.
+        """
+        file.truncate(position)
+        self.sync(file)
 
     def sync(self, file: SegmentFile) -> None:
         """Flush one file.
@@ -412,6 +484,69 @@ class PartitionState:
             errno=errno,
             todo="Check the disk, then run `embedlog repair`.",
         )
+
+
+# Flushing the files of one partition, and noting in `state` how far that has come
+
+
+def sync_files(log: PartitionState, tail: Tail, file: SegmentFile) -> None:
+    """Flush the older segments that were not flushed yet, the active one, and their names.
+
+    Raises:
+        DurabilityError: A flush failed; the partition is read-only from now on (P9).
+    """
+    sync_data(log, tail, file)
+    if log.entry_synced_segment_id != tail.segment_id:
+        sync_entries(log, tail.segment_id)
+
+
+def sync_data(log: PartitionState, tail: Tail, file: SegmentFile) -> None:
+    """Flush the segments, as `sync_files` does, but not their names."""
+    if tail.durable_offset < tail.base_offset:
+        for info in list(log.segments.values()):
+            if info.sealed and tail.durable_offset < info.next_offset <= tail.base_offset:
+                _sync_sealed(log, info)
+    log.sync(file)
+
+
+def _sync_sealed(log: PartitionState, info: SegmentInfo) -> None:
+    try:
+        file = log.open_segment(info, write=True)
+    except StorageError as error:
+        log.refresh()
+        current = log.segments.get(info.base_offset)
+        if not error.missing or (current is not None and current.id == info.id):
+            raise
+        return  # Compacted meanwhile, which flushes first.
+    log.sync(file)
+
+
+def sync_entries(log: PartitionState, segment_id: int) -> None:
+    """Flush the names of new files: without it a power cut loses the whole file.
+
+    Raises:
+        DurabilityError: A flush failed; the partition is read-only from now on (P9).
+        StorageError: A directory could not be opened, so nothing was tried and nothing is lost.
+    """
+    for directory in log.directories:
+        log.sync_directory(directory)
+    log.entry_synced_segment_id = segment_id
+
+
+def put_recovery_point(
+    txn: kv.Txn, key: bytes, flushed: Tail, producers: dict[int, ProducerState]
+) -> None:
+    """Note in `state` that everything below the end of a tail is on the disk.
+
+    The recovery point only moves forward (A23).
+    """
+    info, offset = catalog.PARTITIONS.get(txn, key) or PartitionInfo(), flushed.log_end_offset
+    if offset > info.recovery_offset:
+        changed = info._replace(
+            recovery_offset=offset, appended_ms=flushed.appended_ms, appended_offset=offset
+        )
+        catalog.PARTITIONS.put(txn, key, value=changed)
+        producer_state.SNAPSHOTS.put(txn, key, value=producers)
 
 
 class Partitions(Protocol):

@@ -6,7 +6,7 @@ takes it for garbage, and after a crash the next process knows what to remove.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 from embedlog import catalog, kv
 from embedlog.catalog import SegmentInfo
@@ -39,23 +39,22 @@ def uncommitted_files(log: PartitionState) -> list[SegmentInfo]:
     return log.context.state.write(step)
 
 
-def drop_names(txn: kv.Txn, key: bytes, segments: Iterable[SegmentInfo]) -> None:
+def drop_names(txn: kv.Txn, key: bytes, segments: Sequence[SegmentInfo]) -> None:
     """Take segments off the manifest, in a transaction of `state`; `discard` removes the files."""
     for segment in segments:
         catalog.drop_segment(txn, key, segment)
         UNCOMMITTED_FILES.put(txn, key, *segment.key, value=None)
 
 
-def discard(log: PartitionState, segments: Iterable[SegmentInfo]) -> None:
+def discard(log: PartitionState, segments: Sequence[SegmentInfo]) -> None:
     """Unlink files that were never in the manifest, or that no reader can be looking for."""
-    segments = list(segments)
     for segment in segments:
         log.context.files.unlink(log.path_of(segment), missing_ok=True)
     if segments:
         forget(log, segments)
 
 
-def forget(log: PartitionState, segments: Iterable[SegmentInfo]) -> None:
+def forget(log: PartitionState, segments: Sequence[SegmentInfo]) -> None:
     """Delete the rows of files that are unlinked, or that a row of `live` says to unlink."""
 
     def step(txn: kv.Txn) -> None:

@@ -41,22 +41,18 @@ def check(log: PartitionState, encoded: Sequence[EncodedBatch]) -> None:
                 todo="Send fewer records at once, or raise segment.bytes of the topic.",
             )
         if log.rules.checks_timestamps:
-            _check_timestamps(log, batch)
+            now_ms = log.context.clock()
+            oldest = now_ms - config.message_timestamp_before_max_ms
+            newest = now_ms + config.message_timestamp_after_max_ms
+            if batch.min_timestamp < oldest or batch.max_timestamp > newest:
+                raise InvalidRecordError(
+                    f"Timestamps {batch.min_timestamp} to {batch.max_timestamp} are not within "
+                    f"{oldest} to {newest}",
+                    **log.where,
+                    todo="See message.timestamp.before.max.ms and .after.max.ms.",
+                )
     if log.rules.requires_keys and any(batch.null_keys for batch in encoded):
         raise _keys_missing(log, encoded)
-
-
-def _check_timestamps(log: PartitionState, batch: EncodedBatch) -> None:
-    now_ms, config = log.context.clock(), log.config
-    oldest = now_ms - config.message_timestamp_before_max_ms
-    newest = now_ms + config.message_timestamp_after_max_ms
-    if batch.min_timestamp < oldest or batch.max_timestamp > newest:
-        raise InvalidRecordError(
-            f"Timestamps {batch.min_timestamp} to {batch.max_timestamp} are not within "
-            f"{oldest} to {newest}",
-            **log.where,
-            todo="See message.timestamp.before.max.ms and .after.max.ms.",
-        )
 
 
 def _keys_missing(log: PartitionState, encoded: Sequence[EncodedBatch]) -> InvalidRecordError:

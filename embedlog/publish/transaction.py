@@ -52,8 +52,14 @@ from embedlog.partition import tail as tails
 from embedlog.partition.append import PendingAppend, note_appended
 from embedlog.partition.journal import JournalEntry
 from embedlog.partition.producer_state import ProducerState
-from embedlog.partition.state import Context, Partitions, PartitionState
-from embedlog.partition.sync import put_recovery_point, sync_entries, sync_files
+from embedlog.partition.state import (
+    Context,
+    Partitions,
+    PartitionState,
+    put_recovery_point,
+    sync_entries,
+    sync_files,
+)
 from embedlog.partition.tail import Tail
 from embedlog.publish import app_versions, staging
 from embedlog.publish.app_versions import AppVersion

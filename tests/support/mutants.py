@@ -134,7 +134,7 @@ MUTANTS = [
         "fsync",
         (
             Change(
-                "embedlog.partition.sync:sync_entries",
+                "embedlog.partition.state:sync_entries",
                 {"log.sync_directory(directory)": "..."},
             ),
         ),
