@@ -26,7 +26,7 @@ from embedlog.record import Appended
 from embedlog.segment import SegmentFile
 
 _MAX_CACHED_PRODUCERS = 64
-"""The rows of up to this many producers are kept from one append to the next."""
+"""Cache the rows of up to this many producers from one append to the next."""
 
 
 def append(
@@ -132,14 +132,12 @@ def append_locked(
 
 def _commit(log: PartitionState, file: SegmentFile, pending: PendingAppend) -> None:
     """Write the pending batches and publish them."""
-    if not pending.buffers:
-        if pending.publish_repeated():
-            log.context.live.write(pending.publish)
-        return
-    log.commit_locked(
-        file, pending.buffers, pending.position, pending.tail.log_end_offset, pending.publish
-    )
-    log.cached_tail = pending.published
+    end = pending.tail.log_end_offset
+    if pending.buffers:
+        log.commit_locked(file, pending.buffers, pending.position, end, pending.publish)
+        log.cached_tail = pending.published
+    elif pending.publish_repeated():
+        log.context.live.write(pending.publish)
 
 
 def finish(log: PartitionState, encoded: Sequence[EncodedBatch], tail: Tail, synced: bool) -> None:

@@ -13,7 +13,7 @@ from embedlog.partition.state import PartitionState
 from embedlog.record import Appended
 
 Run = tuple[int, list[EncodedBatch]]
-"""Batches to be written without a gap between them, and the offset of the first."""
+"""The offset of the first of several batches without gaps, and the batches."""
 
 
 def append_at(
@@ -61,7 +61,7 @@ def append_at(
 def _runs_of(log: PartitionState, placed: Sequence[tuple[int, EncodedBatch]]) -> list[Run]:
     """Return the batches in runs without gaps; a batch with a sequence number ends its run.
 
-    It may be a repeat, which is not written, and the batch after it keeps its offset.
+    If it is a repeat, it is not written, and the batch after it must not move down.
 
     Raises:
         OffsetsOutOfOrderError: A batch begins before the one in front of it ends, or too high.

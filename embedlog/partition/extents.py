@@ -49,12 +49,12 @@ def extents(log: PartitionState, first: int, stop: int) -> list[Extent]:
 
     Offsets below the start of the log are left out; nothing else is checked.
     """
-    # The tail first: a segment that is rolled after it is looked at as sealed.
+    # The tail first: a segment that is rolled meanwhile then counts as sealed.
     tail = current_tail(log)
     log.refresh()
     result: list[Extent] = []
     info: SegmentInfo | None = log.segment_at(first) if first < stop else None
-    # A segment that has no file yet was begun after the tail was read: it is above the range.
+    # A segment without a file was begun after the tail was read, so it is above the range.
     while info is not None and info.base_offset < stop and tail.has_made(info):
         end, end_position = tail.high_watermark, tail.high_watermark_position
         if info.next_offset is not None:
@@ -75,8 +75,8 @@ def extents(log: PartitionState, first: int, stop: int) -> list[Extent]:
 def offset_near(log: PartitionState, extent: Extent, position: int, tolerance: int) -> int:
     """Return an offset whose record is about at a byte of an extent.
 
-    The beginning of an indexed batch if one is within ``tolerance`` bytes, so that
-    no two readers need the same batch; otherwise by interpolation.
+    If an indexed batch begins within ``tolerance`` bytes, this is its first offset, so that
+    no two readers need the same batch; otherwise it is interpolated.
     """
     entries = lookup.searchable(log, extent.info)
     number = bisect_right(entries, position, key=attrgetter("position"))

@@ -226,10 +226,9 @@ def _publish(log: PartitionState, txn: kv.Txn, flushed: Tail) -> bool:
 
     The system reports a failure to only one process, so success here proves nothing then.
     """
-    row = txn.get(log.tail_key)
-    if row is None:
+    tail = TAILS.get(txn, log.key)
+    if tail is None:
         return True
-    tail = TAILS.unpack(row)
     if tail.leader_epoch != flushed.leader_epoch or tail.failed:
         return not tail.failed
     durable = max(tail.durable_offset, flushed.log_end_offset)
@@ -239,5 +238,5 @@ def _publish(log: PartitionState, txn: kv.Txn, flushed: Tail) -> bool:
             high_watermark=flushed.log_end_offset,
             high_watermark_position=flushed.log_end_position,
         )
-    txn.put(log.tail_key, tail.pack())
+    TAILS.put(txn, log.key, value=tail)
     return True

@@ -1,10 +1,10 @@
 """Leases: records from an offset on are neither deleted nor rewritten, for a time (C1, D22).
 
-A lease is a row in `live` for each partition: from which offset on, and until when, by
-the clock that goes on while a machine sleeps.  Retention reads it in the transaction
-that moves the start of the partition, compaction before it swaps segments, and no file
-is unlinked while a lease covers it: so it holds from the moment it is granted.  It ends
-if it is not renewed, and with a reboot.
+A lease has a row in `live` for each of its partitions: an offset, and the time when it
+ends, by the clock that continues while the machine sleeps.  Retention reads it in the
+transaction that moves the start of the partition, compaction before it swaps segments, and
+no file is unlinked while a lease covers it, so a lease is effective at once.  It ends if it
+is not renewed, and with a reboot.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from embedlog.partition.state import Context, Partitions, PartitionState
 from embedlog.record import TopicPartition
 
 LONGEST_NAME = 200
-"""Bytes."""
+"""In bytes."""
 
 
 class LeaseHold(NamedTuple):
-    """What one lease keeps of one partition."""
+    """What a lease keeps of one partition."""
 
     name: str
     offset: int
-    """It keeps the records from here on."""
+    """The lease keeps the records from this offset on."""
     ms_left: int
 
 
@@ -38,7 +38,7 @@ class LeaseInfo(NamedTuple):
 
     name: str
     offsets: dict[TopicPartition, int]
-    """Nothing from here on is deleted."""
+    """The records from these offsets on are not deleted."""
     ms_left: int
 
 
@@ -55,10 +55,10 @@ class Lease:
         self.renew()
 
     def renew(self, seconds: float | None = None) -> None:
-        """Extend it to ``seconds`` from now, or to the time it was created with.
+        """Extend it to ``seconds`` from now; by default, to as many as the last time.
 
         Raises:
-            OffsetOutOfRangeError: It had ended, and what it kept is deleted.
+            OffsetOutOfRangeError: The lease had ended, and records that it kept were deleted.
         """
         if seconds is not None:
             self.seconds = seconds
@@ -83,7 +83,7 @@ class Lease:
         context.live.write(step)
 
     def release(self) -> None:
-        """End it now; a second time does nothing."""
+        """End the lease; does nothing if it has ended."""
         release(self._root.context, self.name)
 
     def __enter__(self) -> Self:
@@ -103,7 +103,7 @@ def hold(
 
     Raises:
         ValueError: The name is empty or longer than 200 bytes, or the time is not positive.
-        OffsetOutOfRangeError: Some of it is deleted already; nothing is held.
+        OffsetOutOfRangeError: Some of the records are deleted already; nothing is held.
         UnknownTopicOrPartitionError: There is no such partition.
     """
     if not 1 <= len(name.encode()) <= LONGEST_NAME or not seconds > 0:
@@ -164,9 +164,9 @@ def held_in(txn: kv.Txn, partition: bytes, uptime_ms: int) -> Iterator[LeaseHold
 
 
 def held_from(log: PartitionState) -> LeaseHold | None:
-    """Return the lease with the lowest offset in a partition; None if there is none.
+    """Return the lease with the lowest offset in a partition, if any.
 
-    Nor does a lease count beyond ``retention.bytes.hard``.
+    Leases do not count while the partition is larger than ``retention.bytes.hard``.
     """
     now_ms = log.context.files.uptime_ms()
     holds = log.context.live.read(lambda txn: list(held_in(txn, log.key, now_ms)))

@@ -5,14 +5,14 @@ reads the leases and other limits; the same transaction adds the files to the pe
 deletes.  Then one transaction of `state` makes the start durable and drops the names.
 Only then are files unlinked, at once or after ``file.delete.delay.ms``.
 
-Killed before the first transaction, nothing happened.  Killed between the two, readers
-see the new log, and the next call drops the names.  Killed after the second, the rows of
-pending deletes say which files are left.  After a power cut `live` is gone: the log is the
-old one or the new one, and what the manifest does not name is garbage, as always.
+If the process is killed before the first transaction, nothing has happened; between the
+two, readers see the new log, and the next call drops the names; after the second, the
+pending deletes say which files are left.  After a power cut, which takes `live`, the log is
+the old one or the new one, and files that the manifest does not name are garbage, as always.
 
-A reader of records that are deleted finishes with the file it has open, or gets
-`OffsetOutOfRangeError` (A21, P20).  The rows of producers stay: they are forgotten by
-time only, so that a repetition is still recognized (G19).
+A reader of deleted records finishes with the file it has open, or gets
+`OffsetOutOfRangeError` (A21, P20).  The rows of producers stay: they only expire with
+time, so that a repetition is still recognized (G19).
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def trim(
     limit: Limit | None = None,
     timeout: float | None = None,
 ) -> LogStartChange:
-    """Make ``offset`` the first that can be read, and drop what is wholly below it.
+    """Make ``offset`` the first that can be read, and drop the segments that end below it.
 
     Durable when it returns.  The start never moves back (A30).  The active segment is
     dropped only if all of its records are below the offset: it is rolled first, so that
@@ -120,7 +120,7 @@ def _trim_locked(
         # Nothing below the start can be lost any more, so all of it counts as durable.
         durable = max(current.durable_offset, start)
         changed = current._replace(start_offset=start, durable_offset=durable)
-        txn.put(log.tail_key, changed.pack())
+        TAILS.put(txn, log.key, value=changed)
         for info in _before(log, start):
             pending_deletes.put(txn, log, info, due)
         return start
@@ -154,9 +154,8 @@ def _before(log: PartitionState, start: int) -> list[SegmentInfo]:
 def _drop(txn: kv.Txn, key: bytes, start: int, segments: list[SegmentInfo]) -> None:
     """Make the start durable, and drop the segments below it with their rows."""
     info = catalog.PARTITIONS.get(txn, key) or PartitionInfo()
-    catalog.PARTITIONS.put(
-        txn, key, value=info._replace(start_offset=max(info.start_offset, start))
-    )
+    info = info._replace(start_offset=max(info.start_offset, start))
+    catalog.PARTITIONS.put(txn, key, value=info)
     for segment in segments:
         catalog.drop_segment(txn, key, segment)
     epochs = catalog.epochs(txn, key)

@@ -72,7 +72,7 @@ def offset_for_timestamp(log: PartitionState, timestamp: int) -> OffsetAndTimest
     """Return the first record, in offset order, at or after ``timestamp`` ms (B10)."""
     while True:
         log.refresh()
-        # The tail first: a segment that is rolled after it is looked at as sealed.
+        # The tail first: a segment that is rolled meanwhile then counts as sealed.
         tail = current_tail(log)
         log.refresh()
         version = log.snapshot_version

@@ -1,8 +1,7 @@
 """Which partitions and readers of an open log hold descriptors, and how many may at once.
 
-A process that goes through thousands of partitions must not use up its
-descriptors.  What was opened longest ago is closed first, and opened again
-when it is needed.
+A process that uses thousands of partitions must not run out of descriptors.  The files
+opened longest ago are closed first, and opened again when they are needed.
 """
 
 from __future__ import annotations
@@ -16,14 +15,14 @@ LEAST, MOST = 16, 1000
 
 
 class FileHolder(Protocol):
-    """Something that opens files, and can close them between two uses."""
+    """Opens files, and can close them between two uses."""
 
     def release_files(self) -> bool:
-        """Close what is open, unless it is in use; say whether that was done."""
+        """Close the open files, unless they are in use; return whether they were closed."""
 
 
 def limit_for(descriptors: int) -> int:
-    """Return how many holders may keep files open in a process with so many descriptors."""
+    """Return how many holders may keep files open in a process with this many descriptors."""
     return max(LEAST, min(MOST, descriptors // 8))
 
 

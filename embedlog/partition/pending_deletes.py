@@ -1,8 +1,8 @@
 """Files that the manifest no longer names: they are unlinked after a delay, by the next sweep.
 
-A reader that looked a file up before its name was dropped still opens it.  Rows in
-`live` say which files are to be unlinked, and when; a power cut takes these rows too,
-and then a file that the manifest does not name is garbage, as always.
+During the delay, a reader that looked up a file before its name was dropped can still open
+it.  Rows in `live` say which files are to be unlinked, and when.  A power cut takes these
+rows too; then a file that the manifest does not name is garbage, as always.
 """
 
 from __future__ import annotations
@@ -31,15 +31,14 @@ class PendingDelete(NamedTuple):
 
 
 def due(log: PartitionState) -> int:
-    """Return when to unlink a file of this partition that is dropped now, in ms since boot."""
+    """Return when to unlink a file that this partition drops now, in ms since boot."""
     return log.context.files.uptime_ms() + log.config.file_delete_delay_ms
 
 
 def put(txn: kv.Txn, log: PartitionState, info: SegmentInfo, due_ms: int) -> None:
-    """Have a segment's file unlinked, in a transaction of `live`."""
-    PENDING_DELETES.put(
-        txn, log.key, *info.key, value=(due_ms, info.next_offset or 0, log.path_of(info))
-    )
+    """Schedule the unlinking of a segment's file, in a transaction of `live`."""
+    row = due_ms, info.next_offset or 0, log.path_of(info)
+    PENDING_DELETES.put(txn, log.key, *info.key, value=row)
 
 
 def paths(live: kv.Store | kv.EmptyStore) -> set[str]:
@@ -107,7 +106,7 @@ def sweep_due(context: Context) -> None:
 
 
 def sweep_soon(log: PartitionState) -> None:
-    """Unlink what a partition just dropped, if there is no delay, or no room on the disk.
+    """Unlink what a partition just dropped, if it has no delay or the disk is full.
 
     Raises:
         StorageError: As `sweep`.

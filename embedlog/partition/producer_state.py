@@ -1,9 +1,8 @@
 """Idempotence: the last batches of each producer of a partition (KIP-98, G15-G19).
 
-Each process that makes a producer has an id of its own, so the rows would grow without
-limit.  A producer that was idle for ``producer.id.expiration.ms`` is forgotten by
-`producers.expire_producers`, and whenever the partition reads all of them anyway: when it
-is rolled, flushed or recovered.
+Every producer has a new id, so the rows would grow without limit.  A producer that was
+idle for ``producer.id.expiration.ms`` is forgotten by `producers.expire_producers`, and when
+the partition is rolled, flushed or recovered, which reads all of them anyway.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ class SentBatch(NamedTuple):
 
 
 class ProducerState(NamedTuple):
-    """A producer as one partition knows it: its row, and what every append reads from it."""
+    """A producer in one partition: its row, and what every append reads from it."""
 
     epoch: int
     due: int | None
@@ -117,7 +116,7 @@ def note(
     before, due, row = (epoch, None, b"") if producer is None else producer
     if before != epoch and due != first:
         row = b""
-    # In one go for a producer with five batches: that is nearly every append, under the lock.
+    # One call for a producer with five batches, which is nearly every append, under the lock.
     if len(row) == _FULL.size:
         row = _FULL.pack(epoch, now_ms, row[-_KEPT:], *sent)
     else:

@@ -184,7 +184,7 @@ class PartitionReader:
         return wanted
 
     def _find(self, tail: Tail) -> bool:
-        """Open the segment of `offset`, at a position at or before it; False if it is gone."""
+        """Open the segment of `offset`, at a position at or before it; False if it was dropped."""
         log, info, version = self._log, self._info, self._log.snapshot_version
         if info is not None:
             current = log.segment_at(info.base_offset)

@@ -1,8 +1,8 @@
 """How many records a range of offsets has, and which offset the n-th of them has.
 
-In a segment without gaps that is arithmetic; the manifest names the segments that have
-gaps (compaction, repair and mirrors leave them).  Of those the headers of the batches
-are read, which say how many records each batch has, and cached while the segment exists.
+In a segment without gaps that is arithmetic.  The manifest says which segments have gaps,
+left by compaction, repair and mirrors.  For those, the record counts in the headers of
+their batches are read, and cached while the segment exists.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from embedlog.partition.recovery import current_tail
 from embedlog.partition.state import PartitionState
 
 _READ_BYTES = 64 << 20
-"""How much of a mapped file is scanned at once: only the headers of batches are touched."""
+"""Scan this much of a mapped file at once: only the headers of batches are touched."""
 _ATTEMPTS = 20
 """How often a count starts again because compaction or retention removes a file meanwhile."""
 
 
 class SegmentCounts:
-    """The published batches of one segment: their offsets, and how many records are before each."""
+    """The published batches of a segment: their offsets, and how many records precede them."""
 
     def __init__(self, log: PartitionState, info: SegmentInfo) -> None:
         self._log, self._info = log, info
@@ -179,8 +179,8 @@ class RecordCounts:
     def _parts(
         self, first: int, stop: int, *, backwards: bool = False
     ) -> Iterator[tuple[SegmentCounts, int, int]]:
-        """Yield the segments with gaps in a range, each with the part of the range in it."""
-        # The tail first: a segment that is rolled after it is looked at as sealed.
+        """Yield the segments with gaps in a range, with the part of the range that they hold."""
+        # The tail first: a segment that is rolled meanwhile then counts as sealed.
         tail = current_tail(self._log)
         segments = self._segments_with_gaps() if first < stop else []
         for info in reversed(segments) if backwards else segments:

@@ -53,7 +53,7 @@ def tail_locked(log: PartitionState) -> Tail:
     That is a publication that was prepared or committed, a roll, or a recovery.
     """
     # Bytes are cut by what is read here.  A commit of a killed process that becomes
-    # visible later would then point at bytes that are gone.
+    # visible later would then point at bytes that were cut.
     log.context.state.catch_up()
     log.context.live.catch_up()
     log.refresh()
@@ -79,7 +79,7 @@ def resolve_publication(log: PartitionState) -> None:
 def discard_tail(log: PartitionState) -> None:
     """Delete the tail row, so that the next use recovers the partition.
 
-    The time of the last append is kept in `state`.
+    Notes the time of the last append in `state`.
     """
     tail = TAILS.get(log.context.live, log.key)
     if tail is None:
@@ -116,7 +116,7 @@ class RecoveryScan:
     replay: bool = False
     """Whether to rebuild the producers from the batches alone, from the first one on."""
     journaled: bool = False
-    """Whether a publication wrote here, so that readers may have seen what is gone."""
+    """Whether a publication wrote here, so that readers may have seen what is cut."""
     unpublished: bool = False
     """Whether a publication may have left batches past the end."""
     damage: str | None = None
@@ -512,7 +512,7 @@ def _write_state(
             result.info.start_offset, recovery_point, epoch, appended_ms, result.next_offset
         )
         catalog.PARTITIONS.put(txn, log.key, value=changed)
-        # Otherwise the next recovery would take batches that are gone for sent, and
+        # Otherwise the next recovery would take batches that were cut for sent, and
         # answer their repetition with offsets that other batches have then.
         producer_state.SNAPSHOTS.put(txn, log.key, value=result.producers)
         _put_epoch(txn, log.key, epoch, result.next_offset)

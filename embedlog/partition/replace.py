@@ -218,7 +218,7 @@ def _check_segments(log: PartitionState, txn: kv.Txn, old: Sequence[SegmentInfo]
     current = {segment.base_offset: segment for segment in catalog.segments(txn, log.key)}
     if info is None or any(current.get(segment.base_offset) != segment for segment in old):
         raise _fenced(log, "its segments were changed meanwhile")
-    # Above the recovery point a scan takes gaps for lost records.
+    # Above the recovery point, a recovery would take gaps for lost records.
     end = old[-1].next_offset if old else 0
     if end is None or end > info.recovery_offset:
         raise _fenced(log, "its segments are not on the disk yet")
@@ -240,7 +240,7 @@ def note_cleaned(
     fence: Fence = no_fence,
     epoch: int | None = None,
 ) -> None:
-    """Note how far the log is compacted where there was nothing to rewrite.
+    """Note how far the log is compacted after a pass that rewrote nothing.
 
     Args:
         log: The partition.

@@ -107,9 +107,9 @@ def start_segment(log: PartitionState, tail: Tail, new: SegmentInfo, synced: boo
     oldest = log.oldest_producer_ms()
 
     def step(txn: kv.Txn) -> bool:
-        row = txn.get(log.tail_key)
-        # A flush works without the partition's lock: its failure must be kept.
-        failed = row is not None and TAILS.unpack(row).failed
+        current = TAILS.get(txn, log.key)
+        # A flush works without the partition's lock: do not overwrite its failure.
+        failed = current is not None and current.failed
         txn.put(log.tail_key, after._replace(failed=failed).pack())
         index.remove(txn, log.key, tail.segment_id)
         producer_state.expire(txn, log.key, oldest)

@@ -70,7 +70,7 @@ class Context:
             raise ReadOnlyError("The log was opened with mode='r'", path=self.root)
 
     def check_appendable(self) -> None:
-        """Raise unless records may be added: also while the disk is known to be full."""
+        """Raise unless records may be added: the log is writable, and the disk is not full."""
         self.check_writable()
         if self.reserve.short:
             self.reserve.check()
@@ -87,7 +87,7 @@ class Context:
 
 @dataclass(slots=True)
 class AppendRules:
-    """The settings that each append looks at; those of the topic and of its active segment.
+    """The settings that every append reads: those of the topic and of its active segment.
 
     Not a named tuple, whose fields take three times as long to read.
     """
@@ -182,7 +182,7 @@ class PartitionState:
         """The id and the file of the active segment, while it is open."""
 
         self.journal_checked_version = -1
-        """The snapshot for which the journal was found to have no unfinished publication."""
+        """The last snapshot for which the journal had no unfinished publication."""
         self.entry_synced_segment_id: int | None = None
         """The newest segment whose directory entry this handle has flushed."""
         self.dirty = False
@@ -195,7 +195,7 @@ class PartitionState:
 
     @property
     def directories(self) -> tuple[str, str, str]:
-        """The directories that hold the name of a new file of the partition, or of one another."""
+        """The partition's directory and those above it, which a new file must be flushed with."""
         return f"{self.directory}/{self.partition}", self.directory, "topics"
 
     # The right to append
@@ -469,9 +469,9 @@ class PartitionState:
         """Make the partition read-only for every process, and return the error to raise."""
 
         def step(txn: kv.Txn) -> None:
-            row = txn.get(self.tail_key)
-            if row is not None:
-                txn.put(self.tail_key, TAILS.unpack(row)._replace(failed=True).pack())
+            tail = TAILS.get(txn, self.key)
+            if tail is not None:
+                TAILS.put(txn, self.key, value=tail._replace(failed=True))
 
         self.context.live.write(step)
         return self.flush_failed(error.errno)

@@ -111,9 +111,8 @@ class CachedTail(NamedTuple):
 def next_append_time(before: int, now_ms: int) -> int:
     """Return the append time of a segment after an append at ``now_ms``.
 
-    It never goes back.  If the clock shows much less than it did, it was wrong then or is
-    wrong now, and it is not known which: the time is uncertain until the clock has passed
-    it again.
+    It never goes back.  If the clock shows much less than before, it was wrong then or is
+    wrong now: the time is uncertain until the clock has passed it again.
 
     Args:
         before: The append time until now, as in `Tail.appended_ms`.
@@ -147,7 +146,7 @@ def latest_append_time(times: Iterable[int]) -> int:
 
 
 def ends(txn: Txn, key: bytes, *, durable: bool = False) -> tuple[int, int] | None:
-    """Return where a partition starts and ends; None if it is not known in this boot yet.
+    """Return where a partition starts and ends; None if it was not recovered in this boot yet.
 
     Args:
         txn: A transaction of `live`.

@@ -40,8 +40,8 @@ def _truncate_locked(log: PartitionState, tail: Tail, offset: int) -> None:
         catalog.clamp_cleaned_offset(txn, log.key, offset)
 
     log.context.state.write(step)
-    # From here on the old tail is gone.  If this process dies, the next one rebuilds it
-    # and finds the records either still there or gone, never half of them.
+    # If this process dies from here on, the next one rebuilds the tail, and the log has
+    # either all of the records or none of them.
     log.context.live.write(lambda txn: txn.delete(log.tail_key))
     after = rebuild(log, offset)
     if after.log_end_offset != offset:
