@@ -20,7 +20,7 @@ from embedlog.errors import (
     RecordBatchTooLargeError,
     RecordTooLargeError,
 )
-from embedlog.partition.append_rules import max_segment_ms
+from embedlog.partition.state import max_segment_ms
 from embedlog.record import TopicPartition
 
 SIZE = encoded(b"v0").size

@@ -40,9 +40,9 @@ from embedlog.compaction.scanner import SegmentScanner
 from embedlog.config import LONG_MAX, MaintenanceConfig, TopicConfig
 from embedlog.errors import FencedError, InvalidConfigError, InvalidRecordError, StorageError
 from embedlog.partition import flush, replace
-from embedlog.partition.append_rules import max_segment_ms
 from embedlog.partition.log_start import trim
-from embedlog.partition.producer_expiration import expire_producers
+from embedlog.partition.producers import expire_producers
+from embedlog.partition.state import max_segment_ms
 from embedlog.retention import delete_records
 
 COMPACT = {"cleanup.policy": "compact", "delete.retention.ms": 1000, "file.delete.delay.ms": 0}

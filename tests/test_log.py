@@ -359,13 +359,13 @@ def test_a_reader_believes_an_end_it_is_given_only_to_go_on(log):
     fill(log, 3, first=3)
     reader = log.reader(0)
 
-    assert [one.base_offset for one in reader.read(known=middle)] == [0, 1, 2]
-    assert reader.read(known=middle) == []
-    assert [one.base_offset for one in reader.read(known=before)] == [3, 4, 5]
+    assert [one.base_offset for one in reader.read(tail=middle)] == [0, 1, 2]
+    assert reader.read(tail=middle) == []
+    assert [one.base_offset for one in reader.read(tail=before)] == [3, 4, 5]
 
     reader, long = log.reader(2), log.tail()
     log.truncate_to(3)
-    assert [one.base_offset for one in reader.read(known=long)] == [2]
+    assert [one.base_offset for one in reader.read(tail=long)] == [2]
 
 
 def test_a_read_inside_a_batch_gives_that_batch(log):

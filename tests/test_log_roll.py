@@ -209,7 +209,7 @@ def test_a_segment_that_is_named_but_not_made_is_not_opened(root, begun, monkeyp
     if begun:
         path.touch()
 
-    found = [one.base_offset for _ in range(3) for one in reader.read(known=long)]
+    found = [one.base_offset for _ in range(3) for one in reader.read(tail=long)]
     assert found == [0, 1]
     other.close()
     monkeypatch.undo()

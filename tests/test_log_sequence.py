@@ -7,9 +7,8 @@ from support.roots import abandon, encoded, fill, make_log, open_root, values
 
 from embedlog.errors import InvalidProducerEpochError, OutOfOrderSequenceError
 from embedlog.partition import producer_state
-from embedlog.partition.fence_producer import known
-from embedlog.partition.producer_expiration import expire_producers
 from embedlog.partition.producer_state import LAST_SEQUENCE, SentBatch, remembered
+from embedlog.partition.producers import expire_producers, read_producer
 from embedlog.record import Appended
 
 
@@ -189,8 +188,18 @@ def test_a_producers_row_comes_back():
     batches = SentBatch(0, 9, 0, 10), SentBatch(10, 10, 17, 18)
     some, none = remembered(3, 1 << 40, batches), remembered(0x7FFE, -1)
 
-    assert (some.epoch, some.due, some.last_ms, some.batches) == (3, 11, 1 << 40, batches)
-    assert (none.epoch, none.due, none.last_ms, none.batches) == (0x7FFE, None, -1, ())
+    assert (some.epoch, some.due, producer_state.last_ms(some.row), some.batches) == (
+        3,
+        11,
+        1 << 40,
+        batches,
+    )
+    assert (none.epoch, none.due, producer_state.last_ms(none.row), none.batches) == (
+        0x7FFE,
+        None,
+        -1,
+        (),
+    )
     assert [producer_state.unpack(one.row) for one in (some, none)] == [some, none]
     assert producer_state.unpack_all(producer_state.pack_all({1: some, 1 << 40: none})) == {
         1: some,
@@ -213,7 +222,7 @@ def test_a_producer_that_was_idle_for_a_day_is_forgotten(log, clock):
 
     assert expire_producers(log, START + DAY - 1) == 0
     assert expire_producers(log, START + DAY) == 1
-    assert known(log, 7) is None
+    assert read_producer(log, 7) is None
     with pytest.raises(OutOfOrderSequenceError):
         send(log, 5, pid=8)
     assert send(log, 5) == Appended(2, 3)
@@ -247,8 +256,8 @@ def test_a_roll_forgets_idle_producers(log, clock):
     send(log, 0, pid=8)
     log.roll()
 
-    assert known(log, 7) is None
-    assert known(log, 8) is not None
+    assert read_producer(log, 7) is None
+    assert read_producer(log, 8) is not None
 
 
 @pytest.mark.parametrize("later", [0, DAY])
@@ -267,6 +276,6 @@ def test_an_idle_producer_does_not_come_back_with_a_recovery(tmp_path, later):
     root = open_root(tmp_path, clock=clock)
     log = root.partition("t", 0)
 
-    assert known(log, 7) is None
-    assert known(log, 8) is not None
+    assert read_producer(log, 7) is None
+    assert read_producer(log, 8) is not None
     root.close()

@@ -26,8 +26,8 @@ from embedlog.maintenance import Maintenance, owner
 from embedlog.maintenance.jobs import JOBS, OWNER, JobContext, MaintenanceJob, MaintenanceOwner
 from embedlog.partition import pending_deletes, tail
 from embedlog.partition.bounded_clock import CLOCK_READING, last_reading
-from embedlog.partition.producer_expiration import expire_producers
 from embedlog.partition.producer_state import SNAPSHOTS
+from embedlog.partition.producers import expire_producers
 from embedlog.record import TopicPartition
 
 pytestmark = pytest.mark.tier("test")  # its threads wait for each other

@@ -33,7 +33,7 @@ from embedlog.files import Files
 from embedlog.groups import offsets as committed
 from embedlog.maintenance.owner import BoundedClock
 from embedlog.partition import tail
-from embedlog.partition.bounded_clock import CLOCK_READING, MOST_AHEAD_MS, bounded_ms
+from embedlog.partition.bounded_clock import CLOCK_READING, MOST_AHEAD_MS
 from embedlog.partition.leases import hold, leases
 from embedlog.publish import staging, transaction
 from embedlog.publish.transaction import Publication
@@ -916,7 +916,7 @@ def test_a_damaged_reading_counts_as_none(root):
     log.truncate_to(2)
 
     assert offsets(log) == [0, 1]
-    assert bounded_ms(root.context) == root.clock()
+    assert root.context.bounded_ms() == root.clock()
     assert BoundedClock(root.context.live, root.clock, ManualClock(1))() == root.clock()
 
 

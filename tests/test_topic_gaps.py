@@ -13,7 +13,7 @@ from support.tiers import choose
 
 import embedlog
 from embedlog import catalog
-from embedlog.partition.record_counts import RecordCounts
+from embedlog.partition.record_counts import RecordCounts, SegmentCounts
 from embedlog.record import TopicPartition
 from embedlog.segment import SegmentFile
 
@@ -205,7 +205,7 @@ def test_head_reads_only_the_first_segments(log, monkeypatch):
         keep(part, [10 * number + 3, 10 * number + 5], slice(number, number + 1))
     seen = []
     monkeypatch.setattr(
-        RecordCounts, "_part", lambda *of, real=RecordCounts._part: seen.append(1) or real(*of)
+        SegmentCounts, "extend", lambda *of, real=SegmentCounts.extend: seen.append(1) or real(*of)
     )
     topic = log.topic("t")
 

@@ -21,7 +21,7 @@ from support.roots import (
 from embedlog import catalog
 from embedlog.errors import DurabilityError, OffsetOutOfRangeError, ReadOnlyError
 from embedlog.files import Files
-from embedlog.partition import log_start, pending_deletes, producer_state, sync, tail
+from embedlog.partition import log_start, pending_deletes, producer_state, state, tail
 from embedlog.partition.log_start import trim
 from embedlog.root import startup
 
@@ -346,7 +346,7 @@ def test_what_is_deleted_counts_as_flushed(tmp_path):
 
 def test_a_flush_that_is_overtaken_flushes_what_is_left(root, log, monkeypatch):
     """A22: a segment that retention drops meanwhile needs no flush."""
-    sync_data, overtaken = sync.sync_data, []
+    sync_data, overtaken = state.sync_data, []
 
     def slow(*found):
         if not overtaken:
@@ -355,7 +355,7 @@ def test_a_flush_that_is_overtaken_flushes_what_is_left(root, log, monkeypatch):
         sync_data(*found)
 
     log.append([encoded(b"v10")])
-    monkeypatch.setattr(sync, "sync_data", slow)
+    monkeypatch.setattr(state, "sync_data", slow)
     append = log.append([encoded(b"v11")], durability="fsync")
 
     assert append[0].base_offset == 11

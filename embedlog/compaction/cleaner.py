@@ -34,7 +34,6 @@ from embedlog.compaction.scanner import ScannedBatches, SegmentScanner, nulls
 from embedlog.config import LONG_MAX, MaintenanceConfig
 from embedlog.errors import ClosedError, DiskFullError, EmbedlogError, FencedError, StorageError
 from embedlog.partition import PartitionLog, flush, pending_deletes, replace
-from embedlog.partition.remembered_producers import remembered_producers
 from embedlog.partition.replace import Fence, Replacement, no_fence
 
 _logger = logging.getLogger("embedlog.compaction")
@@ -336,7 +335,7 @@ class CleanPass:
         self._checkpointed = False
         self._last_batch_of_producer = {
             producer_id: state.batches[-1].base_offset
-            for producer_id, state in remembered_producers(self._log).items()
+            for producer_id, state in self._log.remembered_producers().items()
             if state.batches
         }
 

@@ -15,8 +15,8 @@ from embedlog.group import Group, group_ids
 from embedlog.groups import offsets
 from embedlog.maintenance import activity
 from embedlog.partition import PartitionLog, flush, tail
-from embedlog.partition.append_rules import has_flush_interval
-from embedlog.partition.producer_expiration import expire_producers
+from embedlog.partition.producers import expire_producers
+from embedlog.partition.state import has_flush_interval
 from embedlog.retention import RetentionResult, retain
 from embedlog.retention.retain import collected
 from embedlog.root.root import Root

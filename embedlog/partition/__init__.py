@@ -6,8 +6,8 @@ after it; `partition_log` is the class that offers them.
 
 from __future__ import annotations
 
-from embedlog.partition.context import DURABILITIES, VISIBILITIES, Context
 from embedlog.partition.partition_log import PartitionLog
 from embedlog.partition.reader import PartitionReader
+from embedlog.partition.state import DURABILITIES, VISIBILITIES, Context
 
 __all__ = ["DURABILITIES", "VISIBILITIES", "Context", "PartitionLog", "PartitionReader"]

@@ -17,17 +17,16 @@ from embedlog.batch import EncodedBatch
 from embedlog.errors import CorruptionError, DiskFullError
 from embedlog.index import IndexEntry
 from embedlog.partition import flush, producer_state, roll, validation
-from embedlog.partition import tail as tails
 from embedlog.partition.append_fast import append_fast
-from embedlog.partition.producer_state import ProducerState
+from embedlog.partition.producer_state import PRODUCERS, ProducerState
 from embedlog.partition.recovery import tail_locked
 from embedlog.partition.state import PartitionState
-from embedlog.partition.tail import CachedTail, Tail
+from embedlog.partition.tail import TAILS, CachedTail, Tail, next_append_time
 from embedlog.record import Appended
 from embedlog.segment import SegmentFile
 
 _MAX_CACHED_PRODUCERS = 64
-"""The rows of up to this many producers are kept from one append to the next."""
+"""Cache the rows of up to this many producers from one append to the next."""
 
 
 def append(
@@ -58,14 +57,12 @@ def append(
         raise
     finally:
         log.release()
-    if receipt is None:
-        note_appended(log, encoded)
-        if synced or flush.is_due(log, pending.tail):
-            flush.flush_to(log, pending.tail)
-    else:
+    if receipt is not None:
         log.dirty = True
-    log.context.wake.advance()
-    return pending.receipts if receipt is None else [receipt]
+        log.context.wake.advance()
+        return [receipt]
+    finish(log, encoded, pending.tail, synced)
+    return pending.receipts
 
 
 def end_locked(log: PartitionState) -> tuple[SegmentFile, Tail]:
@@ -92,14 +89,11 @@ def end_locked(log: PartitionState) -> tuple[SegmentFile, Tail]:
         file = log.active_file()
     size = file.size()
     if size > tail.log_end_position:
-        file.truncate(tail.log_end_position)
-        # Otherwise a power cut could bring it back, behind what is written next.
-        log.sync(file)
+        log.cut(file, tail.log_end_position)
     elif size < tail.log_end_position:
         raise CorruptionError(
             f"The file ends at byte {size}, {tail.log_end_position} were written",
-            topic=log.topic,
-            partition=log.partition,
+            **log.where,
             path=file.path,
             position=size,
             todo="Run `embedlog repair`, which first reports what it would drop.",
@@ -127,7 +121,7 @@ def append_locked(
             continue
         if roll.is_due(log, file, pending.tail, batch):
             _commit(log, file, pending)
-            pending.begin(roll.roll(log, pending.tail, batch.has_headers, synced))
+            pending.begin(roll.roll(log, pending.tail, headers=batch.has_headers, synced=synced))
             file = log.active_file()
         # A segment has one schema: batches after one with headers get the column too.
         add_column = log.active_segment.headers and not batch.has_headers
@@ -138,23 +132,29 @@ def append_locked(
 
 def _commit(log: PartitionState, file: SegmentFile, pending: PendingAppend) -> None:
     """Write the pending batches and publish them."""
-    if not pending.buffers:
-        if pending.publish_repeated():
-            log.context.live.write(pending.publish)
-        return
-    log.commit_locked(
-        file, pending.buffers, pending.position, pending.tail.log_end_offset, pending.publish
-    )
-    log.cached_tail = pending.published
+    end = pending.tail.log_end_offset
+    if pending.buffers:
+        log.commit_locked(file, pending.buffers, pending.position, end, pending.publish)
+        log.cached_tail = pending.published
+    elif pending.publish_repeated():
+        log.context.live.write(pending.publish)
+
+
+def finish(log: PartitionState, encoded: Sequence[EncodedBatch], tail: Tail, synced: bool) -> None:
+    """Flush what was appended, if required, and wake readers; without the partition's lock."""
+    note_appended(log, encoded)
+    if synced or flush.is_due(log, tail):
+        flush.flush_to(log, tail)
+    log.context.wake.advance()
 
 
 def note_appended(log: PartitionState, encoded: Sequence[EncodedBatch]) -> None:
-    """Remember that batches were appended, and warn of those that retention deletes soon.
+    """Note that the next flush has work, and warn of records that retention deletes soon.
 
     Must be called without the partition's lock.
     """
     log.dirty = True
-    log.overdue_warning.warn(encoded, log.context.clock)
+    validation.warn_if_overdue(log, encoded)
 
 
 class PendingAppend:
@@ -168,12 +168,6 @@ class PendingAppend:
         publish: Move the high watermark too; False if a flush must come first.
     """
 
-    __slots__ = (
-        *("_appended_ms", "_before", "_cached", "_log", "_now_ms", "_producers", "_publish"),
-        "_version",
-        *("buffers", "entries", "position", "published", "receipts", "row", "tail"),
-    )
-
     def __init__(self, log: PartitionState, tail: Tail, *, publish: bool) -> None:
         self._log, self._publish = log, publish
         self._now_ms = log.context.clock()
@@ -183,35 +177,32 @@ class PendingAppend:
 
     def begin(self, tail: Tail) -> None:
         """Start at another tail, with no batches."""
-        self.tail = self._before = tail
+        self.tail = tail
         cached = self._log.cached_tail
         if cached is None or cached.tail is not tail:
             cached = CachedTail(-1, tail.pack(), tail, {})
         # Rows of producers change only under the partition's lock: those read before are valid.
-        self._version, self.row, _, self._cached = cached
+        self._version, self._row, _, self._cached = cached
         self.position = tail.log_end_position
-        self._appended_ms = tails.next_append_time(tail.appended_ms, self._now_ms)
+        self._appended_ms = next_append_time(tail.appended_ms, self._now_ms)
         self.buffers: list[Any] = []
         self.entries: list[IndexEntry] = []
         self._producers: dict[int, ProducerState] = {}
 
     def publish_repeated(self) -> bool:
-        """Publish everything written, if that includes a repeated batch; return whether it does.
+        """Move the high watermark past repeated batches; return whether that was necessary.
 
-        The process that wrote it may have died before its flush, and a repetition without
+        The process that wrote one may have died before its flush, and a repetition without
         a flush would get a receipt for a record that cannot be read.
         """
         tail = self.tail
-        hidden = any(
-            receipt.next_offset > tail.high_watermark
-            for receipt in self.receipts
-            if receipt.duplicate
+        repeated = [receipt.next_offset for receipt in self.receipts if receipt.duplicate]
+        if not self._publish or max(repeated, default=0) <= tail.high_watermark:
+            return False
+        self.tail = tail._replace(
+            high_watermark=tail.log_end_offset, high_watermark_position=tail.log_end_position
         )
-        if hidden and self._publish:
-            self.tail = tail._replace(
-                high_watermark=tail.log_end_offset, high_watermark_position=tail.log_end_position
-            )
-        return hidden and self._publish
+        return True
 
     def receipt_of_repeated(self, batch: EncodedBatch) -> Appended | None:
         """Return the first receipt of a batch that was sent before (G16); None if it was not.
@@ -223,20 +214,20 @@ class PendingAppend:
             return None
         assert batch.producer_epoch is not None
         assert batch.base_sequence is not None
-        producer = self._producer(batch.producer_id)
         sent = producer_state.check(
-            producer, batch.producer_epoch, batch.base_sequence, batch.count
+            self._producer(batch.producer_id),
+            batch.producer_epoch,
+            batch.base_sequence,
+            batch.count,
         )
-        if sent is None:
-            return None
-        return Appended(sent.base_offset, sent.next_offset, None, True)
+        return None if sent is None else Appended(sent.base_offset, sent.next_offset, None, True)
 
     def _producer(self, producer_id: int) -> ProducerState | None:
         producer = self._producers.get(producer_id) or self._cached.get(producer_id)
         if producer is None:
-            row = self._log.context.live.get(producer_state.key(self._log.key, producer_id))
-            if row is not None:
-                producer = self._cached[producer_id] = producer_state.unpack(row)
+            producer = PRODUCERS.get(self._log.context.live, self._log.key, producer_id)
+            if producer is not None:
+                self._cached[producer_id] = producer
         return producer
 
     def add(self, batch: EncodedBatch) -> None:
@@ -253,18 +244,20 @@ class PendingAppend:
             self.entries.append(IndexEntry(base, position, newest))
             unindexed = 0
         if batch.producer_id is not None:
-            self._note_producer(batch, base, next_offset)
-        publish, first = self._publish, tail.base_offset
+            epoch, first = batch.producer_epoch, batch.base_sequence
+            assert epoch is not None
+            assert first is not None
+            sent = first, producer_state.after(first, batch.count - 1), base, next_offset
+            producer = producer_state.note(
+                self._producer(batch.producer_id), epoch, sent, self._now_ms
+            )
+            self._producers[batch.producer_id] = producer
+        first, visible = tail.base_offset, (next_offset, end)
+        if not self._publish:
+            visible = tail.high_watermark, tail.high_watermark_position
         self.tail = Tail(
-            tail.segment_id,
-            first,
-            next_offset,
-            end,
-            next_offset if publish else tail.high_watermark,
-            end if publish else tail.high_watermark_position,
-            tail.durable_offset,
-            tail.start_offset,
-            tail.leader_epoch,
+            *(tail.segment_id, first, next_offset, end, *visible),
+            *(tail.durable_offset, tail.start_offset, tail.leader_epoch),
             timestamp if timestamp > newest else newest,
             timestamp if base == first else tail.first_timestamp,
             tail.created_ms,
@@ -273,15 +266,6 @@ class PendingAppend:
             tail.flushed_ms,
         )
         self.receipts.append(Appended(base, next_offset, append_time))
-
-    def _note_producer(self, batch: EncodedBatch, base: int, next_offset: int) -> None:
-        producer_id, epoch, first = batch.producer_id, batch.producer_epoch, batch.base_sequence
-        assert producer_id is not None
-        assert epoch is not None
-        assert first is not None
-        sent = first, producer_state.after(first, batch.count - 1), base, next_offset
-        producer = self._producer(producer_id)
-        self._producers[producer_id] = producer_state.note(producer, epoch, sent, self._now_ms)
 
     def publish(self, txn: kv.Txn) -> None:
         """Make the batches part of the log, in a transaction of `live`.
@@ -293,8 +277,13 @@ class PendingAppend:
         # Versions have no gaps: the next one after the tail's means that nothing came between.
         if version != self._version + 1:
             row = txn.get(log.tail_key)
-            if row is not None and row != self.row:
-                self._adopt_flush(tails.unpack(row))
+            if row is not None and row != self._row:
+                # A flush, which works without the partition's lock, changed it meanwhile.
+                current, before = TAILS.unpack(row), TAILS.unpack(self._row)
+                if current.failed:
+                    raise log.flush_failed()
+                assert current[:4] == before[:4], "only the holder of the lock moves the end"
+                self.tail = self.tail.with_flush(current)
         packed = self.tail.pack()
         txn.put(log.tail_key, packed)
         for entry in self.entries:
@@ -305,19 +294,3 @@ class PendingAppend:
                 txn.put(producer_state.key(log.key, producer_id), producer.row)
             cached = {**cached, **changed} if len(cached) < _MAX_CACHED_PRODUCERS else changed
         self.published = CachedTail(version, packed, self.tail, cached)
-
-    def _adopt_flush(self, tail: Tail) -> None:
-        """Keep what a flush, which works without the partition's lock, noted meanwhile."""
-        if tail.failed:
-            raise self._log.flush_failed()
-        before, pending = self._before, self.tail
-        assert tail[:4] == before[:4], "only the holder of the lock moves the end"
-        self.tail = pending._replace(
-            high_watermark=max(pending.high_watermark, tail.high_watermark),
-            high_watermark_position=max(
-                pending.high_watermark_position, tail.high_watermark_position
-            ),
-            durable_offset=max(pending.durable_offset, tail.durable_offset),
-            start_offset=max(pending.start_offset, tail.start_offset),
-            flushed_ms=max(pending.flushed_ms, tail.flushed_ms),
-        )

@@ -5,17 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from embedlog.batch import EncodedBatch
+from embedlog.config import LONG_MAX
 from embedlog.errors import DiskFullError, OffsetsOutOfOrderError, UnexpectedAppendOffsetError
-from embedlog.partition import flush, roll, validation
-from embedlog.partition.append import append_locked, end_locked, note_appended
+from embedlog.partition import roll, validation
+from embedlog.partition.append import append_locked, end_locked, finish
 from embedlog.partition.state import PartitionState
-from embedlog.partition.tail import Tail
 from embedlog.record import Appended
 
 Run = tuple[int, list[EncodedBatch]]
-"""Batches to be written without a gap between them, and the offset of the first."""
-_MAX_OFFSET = (1 << 63) - 1
-"""Offsets are signed in the rows that keep them."""
+"""The offset of the first of several batches without gaps, and the batches."""
 
 
 def append_at(
@@ -34,10 +32,20 @@ def append_at(
     log.acquire(timeout)
     try:
         _, tail = end_locked(log)
-        _check_first(log, tail, runs[0][0])
+        if runs[0][0] < tail.log_end_offset:
+            raise UnexpectedAppendOffsetError(
+                f"The log goes on at offset {tail.log_end_offset}",
+                **log.where,
+                offset=runs[0][0],
+                todo="Append from there on.",
+            )
         validation.check(log, encoded)
         for offset, run in runs:
-            tail = _skip_to(log, tail, offset)
+            if offset > tail.log_end_offset:
+                # The sealed segment notes durably that it ends at the offset: in an active
+                # segment recovery could not tell the gap from lost records.
+                beyond = tail._replace(log_end_offset=offset, high_watermark=offset)
+                tail = roll.roll(log, beyond, synced=True, gap=True)
             pending = append_locked(log, log.active_file(), tail, run, synced)
             tail = pending.tail
             receipts += pending.receipts
@@ -46,17 +54,14 @@ def append_at(
         raise
     finally:
         log.release()
-    note_appended(log, encoded)
-    if synced or flush.is_due(log, tail):
-        flush.flush_to(log, tail)
-    log.context.wake.advance()
+    finish(log, encoded, tail, synced)
     return receipts
 
 
 def _runs_of(log: PartitionState, placed: Sequence[tuple[int, EncodedBatch]]) -> list[Run]:
     """Return the batches in runs without gaps; a batch with a sequence number ends its run.
 
-    It may be a repeat, which is not written, and the batch after it keeps its offset.
+    If it is a repeat, it is not written, and the batch after it must not move down.
 
     Raises:
         OffsetsOutOfOrderError: A batch begins before the one in front of it ends, or too high.
@@ -64,12 +69,11 @@ def _runs_of(log: PartitionState, placed: Sequence[tuple[int, EncodedBatch]]) ->
     runs: list[Run] = []
     expected, sequenced = 0, False
     for offset, batch in placed:
-        if not expected <= offset <= _MAX_OFFSET - batch.count:
+        if not expected <= offset <= LONG_MAX - batch.count:
             raise OffsetsOutOfOrderError(
                 f"A batch of {batch.count} at offset {offset}, which is not in "
-                f"{expected}..{_MAX_OFFSET}",
-                topic=log.topic,
-                partition=log.partition,
+                f"{expected}..{LONG_MAX}",
+                **log.where,
                 offset=offset,
             )
         if not runs or offset > expected or sequenced:
@@ -77,27 +81,3 @@ def _runs_of(log: PartitionState, placed: Sequence[tuple[int, EncodedBatch]]) ->
         runs[-1][1].append(batch)
         expected, sequenced = offset + batch.count, batch.producer_id is not None
     return runs
-
-
-def _check_first(log: PartitionState, tail: Tail, offset: int) -> None:
-    """Raise if the log has used an offset already."""
-    if offset < tail.log_end_offset:
-        raise UnexpectedAppendOffsetError(
-            f"The log goes on at offset {tail.log_end_offset}",
-            topic=log.topic,
-            partition=log.partition,
-            offset=offset,
-            todo="Append from there on.",
-        )
-
-
-def _skip_to(log: PartitionState, tail: Tail, offset: int) -> Tail:
-    """Leave a gap up to ``offset``, where the next batch goes; under the partition's lock.
-
-    The segment is sealed and notes durably that it ends there: in an active segment
-    recovery could not tell the gap from lost records.
-    """
-    if offset == tail.log_end_offset:
-        return tail
-    beyond = tail._replace(log_end_offset=offset, high_watermark=offset)
-    return roll.roll(log, beyond, log.active_segment.headers, True, gap=True)

@@ -11,10 +11,9 @@ from embedlog import index, kv
 from embedlog.batch import HEADERS, EncodedBatch
 from embedlog.index import IndexEntry
 from embedlog.partition import producer_state
-from embedlog.partition import tail as tails
 from embedlog.partition.producer_state import LAST_SEQUENCE
 from embedlog.partition.state import PartitionState
-from embedlog.partition.tail import CachedTail, Tail, pack
+from embedlog.partition.tail import CachedTail, Tail, next_append_time, pack
 from embedlog.record import Appended
 from embedlog.segment import SegmentFile
 
@@ -29,7 +28,7 @@ def append_fast(
     version, row, _, producers = cached
     # Tuples are taken apart and put together as such here: the names of their fields and
     # their constructors, which are in Python, would take 3 of the 20 µs.
-    segment, first, base, position, _, _, *kept, newest, oldest, made, stamp, gap, flushed, _ = tail
+    segment, first, base, position, _, _, *same, newest, oldest, made, stamp, gap, flushed, _ = tail
     timestamp, next_offset, end = batch.max_timestamp, base + batch.count, position + batch.size
     if (
         base == first
@@ -40,9 +39,9 @@ def append_fast(
     ):
         return None
     now_ms = log.context.clock()
-    if (age_ms := log.overdue_warning.age_ms) is not None and 0 <= timestamp < now_ms - age_ms:
+    if (age_ms := rules.overdue_age_ms) is not None and 0 <= timestamp < now_ms - age_ms:
         return None
-    stamp = now_ms if now_ms >= stamp > 0 else tails.next_append_time(stamp, now_ms)
+    stamp = now_ms if now_ms >= stamp > 0 else next_append_time(stamp, now_ms)
     producer_id, noted, producer_key = batch.producer_id, None, b""
     if producer_id is not None:
         producer, sequence = producers.get(producer_id), batch.base_sequence
@@ -59,7 +58,7 @@ def append_fast(
         entry, gap = IndexEntry(base, position, newest), 0
     newest = timestamp if timestamp > newest else newest
     ends, gap = (next_offset, end, next_offset, end), gap + batch.size
-    fields = segment, first, *ends, *kept, newest, oldest, made, stamp, gap, flushed, False
+    fields = segment, first, *ends, *same, newest, oldest, made, stamp, gap, flushed, False
     after, packed = tuple.__new__(Tail, fields), pack(*fields)
 
     def publish(txn: kv.Txn) -> int:

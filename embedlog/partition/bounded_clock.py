@@ -5,7 +5,7 @@ producer idle for long.  The uptime of the machine comes from a clock that is ne
 Time that passed by the wall clock only counts up to an hour; a step back counts at
 once, because it deletes nothing.
 
-Housekeeping keeps what both clocks showed in `live`.
+Housekeeping keeps what both clocks showed in `live`; `Context.bounded_ms` reads it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from embedlog import keyspace, kv
-from embedlog.partition.context import Context
 
 MOST_AHEAD_MS = 3_600_000
 """How much of the time that passed by the wall clock only counts at one reading."""
@@ -44,15 +43,3 @@ def last_reading(live: kv.Store) -> ClockReading | None:
     key = CLOCK_READING.key()
     row = live.get(key)
     return None if row is None else CLOCK_READING.load_if_valid(key, row)
-
-
-def bounded_ms(context: Context) -> int:
-    """Return the time for decisions that forget something; changes nothing.
-
-    The clock of the log as it is, where housekeeping keeps no readings: it trusts a
-    clock that a program passed.
-    """
-    wall_ms, reading = context.clock(), last_reading(context.live)
-    if reading is None:
-        return wall_ms
-    return reading.bound(wall_ms, context.files.uptime_ms())

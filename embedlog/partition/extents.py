@@ -7,9 +7,9 @@ use neither databases nor locks.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+from operator import attrgetter
 from typing import NamedTuple
 
-from embedlog import index
 from embedlog.catalog import SegmentInfo
 from embedlog.partition import lookup
 from embedlog.partition.recovery import current_tail
@@ -49,45 +49,37 @@ def extents(log: PartitionState, first: int, stop: int) -> list[Extent]:
 
     Offsets below the start of the log are left out; nothing else is checked.
     """
-    # The tail first: a segment that is rolled after it is looked at as sealed.
+    # The tail first: a segment that is rolled meanwhile then counts as sealed.
     tail = current_tail(log)
     log.refresh()
     result: list[Extent] = []
     info: SegmentInfo | None = log.segment_at(first) if first < stop else None
-    while info is not None and info.base_offset < stop:
-        if info.sealed:
+    # A segment without a file was begun after the tail was read, so it is above the range.
+    while info is not None and info.base_offset < stop and tail.has_made(info):
+        end, end_position = tail.high_watermark, tail.high_watermark_position
+        if info.next_offset is not None:
             end, end_position = info.next_offset, info.end_position
-        elif info.id == tail.segment_id:
-            end, end_position = tail.high_watermark, tail.high_watermark_position
-        else:
-            break  # begun after the tail was read, so above the range
-        assert end is not None
         if first < end:
-            begin = max(first, info.base_offset)
-            result.append(_extent(log, info, begin, min(stop, end), end, end_position))
+            position = None
+            if first > info.base_offset:
+                position = lookup.position_of_offset(log, info, first)
+            if stop < end:
+                end_position = lookup.position_from_offset(log, info, stop) or end_position
+            begin, last = max(first, info.base_offset), min(stop, end)
+            path = log.path_of(info)
+            result.append(Extent(info, path, begin, last, position or 0, end_position))
         info = log.segment_after(info)
     return result
-
-
-def _extent(
-    log: PartitionState, info: SegmentInfo, first: int, stop: int, end: int, end_position: int
-) -> Extent:
-    position = None
-    if first > info.base_offset:
-        position = lookup.position_of_offset(log, info, first)
-    if stop < end:
-        end_position = lookup.position_from_offset(log, info, stop) or end_position
-    return Extent(info, log.path_of(info), first, stop, position or 0, end_position)
 
 
 def offset_near(log: PartitionState, extent: Extent, position: int, tolerance: int) -> int:
     """Return an offset whose record is about at a byte of an extent.
 
-    The beginning of an indexed batch if one is within ``tolerance`` bytes, so that
-    no two readers need the same batch; otherwise by interpolation.
+    If an indexed batch begins within ``tolerance`` bytes, this is its first offset, so that
+    no two readers need the same batch; otherwise it is interpolated.
     """
     entries = lookup.searchable(log, extent.info)
-    number = bisect_right(entries, position, key=_position)
+    number = bisect_right(entries, position, key=attrgetter("position"))
     before = (extent.first, extent.position)
     after = (extent.stop, extent.end_position)
     if number:
@@ -110,13 +102,10 @@ def end_within(log: PartitionState, first: int, stop: int, max_bytes: int) -> in
     for extent in extents(log, first, stop):
         if extent.size > max_bytes:
             entries = lookup.searchable(log, extent.info)
-            number = bisect_left(entries, extent.position + max(max_bytes, 1), key=_position)
+            wanted = extent.position + max(max_bytes, 1)
+            number = bisect_left(entries, wanted, key=attrgetter("position"))
             while number < len(entries) and entries[number].offset <= first:
                 number += 1
             return min(entries[number].offset, stop) if number < len(entries) else stop
         max_bytes -= extent.size
     return stop
-
-
-def _position(entry: index.IndexEntry) -> int:
-    return entry.position

@@ -6,9 +6,10 @@ the data is gone (R6).  So the partition becomes read-only for every process unt
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from embedlog import catalog, kv
+from embedlog.config import LONG_MAX
 from embedlog.errors import (
     DurabilityError,
     EmbedlogError,
@@ -17,26 +18,19 @@ from embedlog.errors import (
     StorageError,
     UnknownTopicOrPartitionError,
 )
-from embedlog.partition import tail as tails
 from embedlog.partition.producer_state import ProducerState
 from embedlog.partition.recovery import current_tail, tail_locked
-from embedlog.partition.remembered_producers import remembered_producers
-from embedlog.partition.state import PartitionState
-from embedlog.partition.sync import directories_of, put_recovery_point, sync_data, sync_files
-from embedlog.partition.tail import Tail
+from embedlog.partition.state import PartitionState, put_recovery_point, sync_data, sync_files
+from embedlog.partition.tail import TAILS, Tail
 from embedlog.segment import SegmentFile
-
-_NEVER = (1 << 63) - 1
 
 
 def is_due(log: PartitionState, tail: Tail) -> bool:
     """Whether flush.messages or flush.ms requires a flush (A22)."""
-    config = log.config
+    config, interval_ms = log.config, log.config.flush_ms
     if tail.log_end_offset - tail.durable_offset >= config.flush_messages:
         return True
-    if config.flush_ms >= _NEVER:
-        return False
-    return log.context.clock() - tail.flushed_ms >= config.flush_ms
+    return interval_ms < LONG_MAX and log.context.clock() - tail.flushed_ms >= interval_ms
 
 
 def is_overdue(log: PartitionState) -> bool:
@@ -61,9 +55,16 @@ def flush(logs: Iterable[PartitionState]) -> None:
     # Before the tails are read: what is appended from now on makes them dirty again.
     for log in logs:
         log.dirty = False
+    flushed: dict[PartitionState, Tail] = {}
     try:
-        flushed = _sync_all(logs, failures)
-        _publish_all(flushed, failures)
+        for log in logs:
+            try:
+                flushed[log] = _sync_one(log, sync_data)
+            except EmbedlogError as error:
+                _note_failure(log, error, failures)
+        _sync_names(flushed, failures)
+        if flushed:
+            _publish_all(flushed, failures)
         # A process that holds a partition, and may be stopped, delays that partition only.
         for log in _move_recovery_points(flushed, failures, timeout=0):
             _move_recovery_points({log: flushed[log]}, failures, timeout=None)
@@ -76,45 +77,30 @@ def flush(logs: Iterable[PartitionState]) -> None:
 
 
 def _note_failure(log: PartitionState, error: EmbedlogError, failures: list[EmbedlogError]) -> None:
-    if _is_deleted(log):
+    """Add an error, unless the topic was deleted, or re-created, since the log was opened."""
+    try:
+        log.refresh()
+    except UnknownTopicOrPartitionError:
         return
     log.dirty = True
     failures.append(error)
 
 
-def _is_deleted(log: PartitionState) -> bool:
-    """Whether the topic was deleted, or re-created, since the log was opened."""
-    try:
-        log.refresh()
-    except UnknownTopicOrPartitionError:
-        return True
-    return False
-
-
-def _sync_all(
-    logs: list[PartitionState], failures: list[EmbedlogError]
-) -> dict[PartitionState, Tail]:
-    """Flush the files of partitions, then their names; return how far each was flushed."""
-    flushed: dict[PartitionState, Tail] = {}
-    for log in logs:
-        try:
-            flushed[log] = _sync_one(log)
-        except EmbedlogError as error:
-            _note_failure(log, error, failures)
-    _sync_names(flushed, failures)
-    return flushed
-
-
-def _sync_one(log: PartitionState) -> Tail:
+def _sync_one(
+    log: PartitionState, sync: Callable[[PartitionState, Tail, SegmentFile], None]
+) -> Tail:
+    """Flush one partition; return its tail as of before."""
     while True:
         tail = current_tail(log)
         if tail.failed:
             raise log.flush_failed()
         try:
-            sync_data(log, tail, _file_of(log, tail))
+            sync(log, tail, _file_of(log, tail))
             return tail
         except EmbedlogError as error:
-            if not _retention_overtook(log, tail, error):
+            missing = isinstance(error, OffsetOutOfRangeError) or getattr(error, "missing", False)
+            # Again if retention dropped a file during the flush.
+            if not missing or current_tail(log).start_offset <= tail.start_offset:
                 raise
 
 
@@ -123,7 +109,7 @@ def _sync_names(flushed: dict[PartitionState, Tail], failures: list[EmbedlogErro
     new = [log for log, tail in flushed.items() if log.entry_synced_segment_id != tail.segment_id]
     users: dict[str, list[PartitionState]] = {}
     for log in new:
-        for directory in directories_of(log):
+        for directory in log.directories:
             users.setdefault(directory, []).append(log)
     for directory, logs in users.items():
         try:
@@ -141,14 +127,11 @@ def _sync_names(flushed: dict[PartitionState, Tail], failures: list[EmbedlogErro
 
 def _publish_all(flushed: dict[PartitionState, Tail], failures: list[EmbedlogError]) -> None:
     """Move the ends in one transaction; drop partitions whose flush failed in another process."""
-    if not flushed:
-        return
-
-    def step(txn: kv.Txn) -> list[PartitionState]:
-        return [log for log, tail in flushed.items() if not _publish(log, txn, tail)]
-
     context = next(iter(flushed)).context
-    for log in context.live.write(step):
+    failed = context.live.write(
+        lambda txn: [log for log, tail in flushed.items() if not _publish(log, txn, tail)]
+    )
+    for log in failed:
         del flushed[log]
         _note_failure(log, log.flush_failed(), failures)
     context.wake.advance()
@@ -164,7 +147,12 @@ def _move_recovery_points(
     """
     held: list[PartitionState] = []
     busy: list[PartitionState] = []
-    points = []
+    points: list[tuple[bytes, Tail, dict[int, ProducerState]]] = []
+
+    def step(txn: kv.Txn) -> None:
+        for key, tail, producers in points:
+            put_recovery_point(txn, key, tail, producers)
+
     try:
         for log, tail in flushed.items():
             try:
@@ -172,25 +160,18 @@ def _move_recovery_points(
                 held.append(log)
                 # A truncation in between raised the epoch: then the point stays.
                 if tail_locked(log).leader_epoch == tail.leader_epoch:
-                    points.append((log.key, tail, remembered_producers(log)))
+                    points.append((log.key, tail, log.remembered_producers()))
             except EmbedlogError as error:
                 if timeout == 0 and isinstance(error, LockTimeoutError) and log not in held:
                     busy.append(log)
                 else:
                     _note_failure(log, error, failures)
         if points:
-            held[0].context.state.write(lambda txn: _put_recovery_points(txn, points))
+            held[0].context.state.write(step)
     finally:
         for log in held:
             log.release()
     return busy
-
-
-def _put_recovery_points(
-    txn: kv.Txn, points: list[tuple[bytes, Tail, dict[int, ProducerState]]]
-) -> None:
-    for key, tail, producers in points:
-        put_recovery_point(txn, key, tail, producers)
 
 
 # One partition
@@ -203,19 +184,10 @@ def flush_to(log: PartitionState, target: Tail) -> None:
     what they wrote before it began (group commit).
     """
     with log.flush_lock:
-        while (current := current_tail(log)).durable_offset < target.log_end_offset:
-            if current.failed:
-                raise log.flush_failed()
-            try:
-                sync_files(log, current, _file_of(log, current))
-            except EmbedlogError as error:
-                if _retention_overtook(log, current, error):
-                    continue
-                raise
-            break
-        else:
+        if current_tail(log).durable_offset >= target.log_end_offset:
             return
-        if not log.context.live.write(lambda txn: _publish(log, txn, current)):
+        flushed = _sync_one(log, sync_files)
+        if not log.context.live.write(lambda txn: _publish(log, txn, flushed)):
             raise log.flush_failed()
 
 
@@ -232,12 +204,6 @@ def flush_up_to(log: PartitionState, offset: int) -> None:
         flush([log])
 
 
-def _retention_overtook(log: PartitionState, before: Tail, error: EmbedlogError) -> bool:
-    """Whether a file is missing because retention dropped it during the flush."""
-    missing = isinstance(error, OffsetOutOfRangeError) or getattr(error, "missing", False)
-    return missing and current_tail(log).start_offset > before.start_offset
-
-
 def _file_of(log: PartitionState, tail: Tail) -> SegmentFile:
     """Return the file of the segment that a tail is in."""
     log.refresh()
@@ -251,9 +217,7 @@ def _file_of(log: PartitionState, tail: Tail) -> SegmentFile:
             # Sealed and compacted meanwhile, which flushes first: nothing is left to do,
             # and any file serves.
             return log.active_file()
-        raise OffsetOutOfRangeError(
-            "The log was cut while it was flushed", topic=log.topic, partition=log.partition
-        )
+        raise OffsetOutOfRangeError("The log was cut while it was flushed", **log.where)
     return log.open_segment(info, write=True)
 
 
@@ -262,10 +226,9 @@ def _publish(log: PartitionState, txn: kv.Txn, flushed: Tail) -> bool:
 
     The system reports a failure to only one process, so success here proves nothing then.
     """
-    row = txn.get(log.tail_key)
-    if row is None:
+    tail = TAILS.get(txn, log.key)
+    if tail is None:
         return True
-    tail = tails.unpack(row)
     if tail.leader_epoch != flushed.leader_epoch or tail.failed:
         return not tail.failed
     durable = max(tail.durable_offset, flushed.log_end_offset)
@@ -275,5 +238,5 @@ def _publish(log: PartitionState, txn: kv.Txn, flushed: Tail) -> bool:
             high_watermark=flushed.log_end_offset,
             high_watermark_position=flushed.log_end_position,
         )
-    txn.put(log.tail_key, tail.pack())
+    TAILS.put(txn, log.key, value=tail)
     return True

@@ -25,8 +25,7 @@ from typing import NamedTuple
 from embedlog import index, keyspace, kv
 from embedlog.catalog import SegmentInfo
 from embedlog.keyspace import PARTITION_KEY
-from embedlog.partition.context import Context
-from embedlog.partition.state import PartitionState
+from embedlog.partition.state import Context, PartitionState
 from embedlog.partition.tail import TAILS, Tail
 
 PREPARED, COMMITTED = 0, 1
@@ -102,9 +101,8 @@ def _read(context: Context, key: bytes) -> JournalEntry | None:
 def files_of(txn: kv.Txn, key: bytes) -> set[str]:
     """Return the names of the segment files that a prepared publication creates."""
     entry = JOURNAL.get(txn, key)
-    if entry is None or entry.state == COMMITTED:
-        return set()
-    return {SegmentInfo(base, number, 0).file_name for base, number in entry.files}
+    files = () if entry is None else entry.files
+    return {SegmentInfo(base, number, 0).file_name for base, number in files}
 
 
 # The next process; under the partition's lock
@@ -122,20 +120,15 @@ def finish_or_undo(log: PartitionState) -> None:
     if log.journal_checked_version == version:
         return
     entry = _read(log.context, log.key)
-    if entry is not None:
-        tail = TAILS.get(log.context.live, log.key)
-        if tail is not None:
-            _finish_or_undo(log, tail, entry)
-        # Without a tail recovery is due, which reads the journal itself.
+    # Without a tail recovery is due, which reads the journal itself.
+    if entry is not None and (tail := TAILS.get(log.context.live, log.key)) is not None:
+        if entry.state == COMMITTED:
+            if end_of(tail) == entry.before:
+                finish_publication(log.context, entry)
+        elif not tail.failed:
+            # After a failed flush nothing is touched until the repair, which recovers (P9).
+            _undo(log, tail)
     log.journal_checked_version = version
-
-
-def _finish_or_undo(log: PartitionState, tail: Tail, entry: JournalEntry) -> None:
-    if entry.state == COMMITTED and end_of(tail) == entry.before:
-        finish_publication(log.context, entry)
-    elif entry.state == PREPARED and not tail.failed:
-        # After a failed flush nothing is touched until the repair, which recovers (P9).
-        undo(log, tail, entry)
 
 
 def visible_tail(log: PartitionState, tail: Tail) -> Tail:
@@ -154,11 +147,10 @@ def finish_committed(context: Context, keys: Iterable[bytes]) -> None:
     """
     for key in keys:
         entry = _read(context, key)
-        tail = TAILS.get(context.live, key)
-        if entry is None or tail is None or entry.state == PREPARED:
-            continue
-        if end_of(tail) == entry.before:
-            finish_publication(context, entry)
+        if entry is not None and entry.state == COMMITTED:
+            tail = TAILS.get(context.live, key)
+            if tail is not None and end_of(tail) == entry.before:
+                finish_publication(context, entry)
 
 
 def finish_publication(context: Context, entry: JournalEntry) -> None:
@@ -180,18 +172,7 @@ def make_visible(txn: kv.Txn, rows: Iterable[tuple[bytes, JournalEntry]]) -> Non
         tail = TAILS.get(txn, key)
         if tail is None or end_of(tail) != entry.before:
             continue
-        after = TAILS.unpack(entry.after)
-        # A flush works without the partition's lock, and so does a change of its start.
-        after = after._replace(
-            high_watermark=max(after.high_watermark, tail.high_watermark),
-            high_watermark_position=max(after.high_watermark_position, tail.high_watermark_position)
-            if after.segment_id == tail.segment_id
-            else after.high_watermark_position,
-            durable_offset=max(after.durable_offset, tail.durable_offset),
-            start_offset=max(after.start_offset, tail.start_offset),
-            flushed_ms=max(after.flushed_ms, tail.flushed_ms),
-            failed=tail.failed,
-        )
+        after = TAILS.unpack(entry.after).with_flush(tail)
         TAILS.put(txn, key, value=after)
         if after.segment_id != tail.segment_id:
             index.remove(txn, key, tail.segment_id)
@@ -199,28 +180,20 @@ def make_visible(txn: kv.Txn, rows: Iterable[tuple[bytes, JournalEntry]]) -> Non
             index.put(txn, key, after.segment_id, index_entry)
 
 
-def undo(log: PartitionState, tail: Tail, entry: JournalEntry) -> None:
+def _undo(log: PartitionState, tail: Tail) -> None:
     """Remove what a publication that was never committed wrote, then its row."""
     file = log.active_file()
     if file.size() > tail.log_end_position:
-        file.truncate(tail.log_end_position)
         # Before the row is deleted: without it recovery would take this for a part of the log.
-        log.sync(file)
-    forget(log, entry)
+        log.cut(file, tail.log_end_position)
+    forget(log)
 
 
-def forget(log: PartitionState, entry: JournalEntry | None = None) -> None:
+def forget(log: PartitionState) -> None:
     """Remove the files of a publication that was never committed, and delete its row."""
-    if entry is None:
-        entry = _read(log.context, log.key)
+    entry = _read(log.context, log.key)
     if entry is None:
         return
-    if entry.state == PREPARED:
-        for base, number in entry.files:
-            log.context.files.unlink(log.path_of(SegmentInfo(base, number, 0)), missing_ok=True)
+    for base, number in entry.files:
+        log.context.files.unlink(log.path_of(SegmentInfo(base, number, 0)), missing_ok=True)
     log.context.state.write(lambda txn: JOURNAL.delete(txn, log.key))
-
-
-def ceiling(entry: JournalEntry | None) -> int | None:
-    """Return where a log must end, whatever batches follow there; None if there is no limit."""
-    return None if entry is None or entry.state == COMMITTED else entry.before.next_offset

@@ -1,10 +1,10 @@
 """Leases: records from an offset on are neither deleted nor rewritten, for a time (C1, D22).
 
-A lease is a row in `live` for each partition: from which offset on, and until when, by
-the clock that goes on while a machine sleeps.  Retention reads it in the transaction
-that moves the start of the partition, compaction before it swaps segments, and no file
-is unlinked while a lease covers it: so it holds from the moment it is granted.  It ends
-if it is not renewed, and with a reboot.
+A lease has a row in `live` for each of its partitions: an offset, and the time when it
+ends, by the clock that continues while the machine sleeps.  Retention reads it in the
+transaction that moves the start of the partition, compaction before it swaps segments, and
+no file is unlinked while a lease covers it, so a lease is effective at once.  It ends if it
+is not renewed, and with a reboot.
 """
 
 from __future__ import annotations
@@ -12,26 +12,24 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from typing import NamedTuple, Self
 
-from embedlog import keyspace, kv
+from embedlog import kv
 from embedlog.errors import OffsetOutOfRangeError
-from embedlog.keyspace import PARTITION_KEY
+from embedlog.keyspace import LEASES, PARTITION_KEY
 from embedlog.partition import tail
-from embedlog.partition.context import Context
 from embedlog.partition.extents import size_bytes
-from embedlog.partition.partitions import Partitions
-from embedlog.partition.state import PartitionState
+from embedlog.partition.state import Context, Partitions, PartitionState
 from embedlog.record import TopicPartition
 
 LONGEST_NAME = 200
-"""Bytes."""
+"""In bytes."""
 
 
 class LeaseHold(NamedTuple):
-    """What one lease keeps of one partition."""
+    """What a lease keeps of one partition."""
 
     name: str
     offset: int
-    """It keeps the records from here on."""
+    """The lease keeps the records from this offset on."""
     ms_left: int
 
 
@@ -40,19 +38,8 @@ class LeaseInfo(NamedTuple):
 
     name: str
     offsets: dict[TopicPartition, int]
-    """Nothing from here on is deleted."""
+    """The records from these offsets on are not deleted."""
     ms_left: int
-
-
-class LeaseRow(NamedTuple):
-    """A row in `live`."""
-
-    offset: int
-    until_ms: int
-    """In milliseconds since boot."""
-
-
-LEASES = keyspace.LEASES.typed(LeaseRow)
 
 
 class Lease:
@@ -68,28 +55,35 @@ class Lease:
         self.renew()
 
     def renew(self, seconds: float | None = None) -> None:
-        """Extend it to ``seconds`` from now, or to the time it was created with.
+        """Extend it to ``seconds`` from now; by default, to as many as the last time.
 
         Raises:
-            OffsetOutOfRangeError: It had ended, and what it kept is deleted.
+            OffsetOutOfRangeError: The lease had ended, and records that it kept were deleted.
         """
         if seconds is not None:
             self.seconds = seconds
         context = self._root.context
         context.check_writable()
         until_ms = context.files.uptime_ms() + int(self.seconds * 1000)
-        keys = {_partition_key(self._root, partition): partition for partition in self.offsets}
+        keys = {self._root.partition(*partition).key: partition for partition in self.offsets}
 
         def step(txn: kv.Txn) -> None:
             for key, partition in keys.items():
                 offset = self.offsets[partition]
-                _check(txn, key, partition, offset)
-                LEASES.put(txn, key, self.name, value=LeaseRow(offset, until_ms))
+                start, end = tail.ends(txn, key) or (0, None)
+                if offset < start or offset < 0 or (end is not None and offset > end):
+                    raise OffsetOutOfRangeError(
+                        f"The log holds offsets {start} to {end}",
+                        **partition._asdict(),
+                        offset=offset,
+                        todo="Nothing is held; pass an offset that the log has.",
+                    )
+                LEASES.put(txn, key, self.name, value=(offset, until_ms))
 
         context.live.write(step)
 
     def release(self) -> None:
-        """End it now; a second time does nothing."""
+        """End the lease; does nothing if it has ended."""
         release(self._root.context, self.name)
 
     def __enter__(self) -> Self:
@@ -109,7 +103,7 @@ def hold(
 
     Raises:
         ValueError: The name is empty or longer than 200 bytes, or the time is not positive.
-        OffsetOutOfRangeError: Some of it is deleted already; nothing is held.
+        OffsetOutOfRangeError: Some of the records are deleted already; nothing is held.
         UnknownTopicOrPartitionError: There is no such partition.
     """
     if not 1 <= len(name.encode()) <= LONGEST_NAME or not seconds > 0:
@@ -117,7 +111,7 @@ def hold(
             f"A lease needs a name of 1 to {LONGEST_NAME} bytes and a positive time, "
             f"got {name!r} and {seconds!r}"
         )
-    keep = [_partition_key(root, partition) for partition in offsets]
+    keep = [root.partition(*partition).key for partition in offsets]
     release(root.context, name, keep=keep)
     return Lease(root, name, offsets, seconds)
 
@@ -170,9 +164,9 @@ def held_in(txn: kv.Txn, partition: bytes, uptime_ms: int) -> Iterator[LeaseHold
 
 
 def held_from(log: PartitionState) -> LeaseHold | None:
-    """Return the lease with the lowest offset in a partition; None if there is none.
+    """Return the lease with the lowest offset in a partition, if any.
 
-    Nor does a lease count beyond ``retention.bytes.hard``.
+    Leases do not count while the partition is larger than ``retention.bytes.hard``.
     """
     now_ms = log.context.files.uptime_ms()
     holds = log.context.live.read(lambda txn: list(held_in(txn, log.key, now_ms)))
@@ -180,19 +174,3 @@ def held_from(log: PartitionState) -> LeaseHold | None:
     if not holds or 0 <= hard < size_bytes(log):
         return None
     return min(holds, key=lambda hold: hold.offset)
-
-
-def _check(txn: kv.Txn, key: bytes, partition: TopicPartition, offset: int) -> None:
-    start, end = tail.ends(txn, key) or (0, None)
-    if offset < start or offset < 0 or (end is not None and offset > end):
-        raise OffsetOutOfRangeError(
-            f"The log holds offsets {start} to {end}",
-            topic=partition.topic,
-            partition=partition.partition,
-            offset=offset,
-            todo="Nothing is held; pass an offset that the log has.",
-        )
-
-
-def _partition_key(root: Partitions, partition: TopicPartition) -> bytes:
-    return root.partition(*partition).key

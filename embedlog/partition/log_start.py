@@ -5,30 +5,30 @@ reads the leases and other limits; the same transaction adds the files to the pe
 deletes.  Then one transaction of `state` makes the start durable and drops the names.
 Only then are files unlinked, at once or after ``file.delete.delay.ms``.
 
-Killed before the first transaction, nothing happened.  Killed between the two, readers
-see the new log, and the next trim drops the names.  Killed after the second, the rows of
-pending deletes say which files are left.  After a power cut `live` is gone: the log is the
-old one or the new one, and what the manifest does not name is garbage, as always.
+If the process is killed before the first transaction, nothing has happened; between the
+two, readers see the new log, and the next call drops the names; after the second, the
+pending deletes say which files are left.  After a power cut, which takes `live`, the log is
+the old one or the new one, and files that the manifest does not name are garbage, as always.
 
-A reader of records that are deleted finishes with the file it has open, or gets
-`OffsetOutOfRangeError` (A21, P20).  The rows of producers stay: they are forgotten by
-time only, so that a repetition is still known as one (G19).
+A reader of deleted records finishes with the file it has open, or gets
+`OffsetOutOfRangeError` (A21, P20).  The rows of producers stay: they only expire with
+time, so that a repetition is still recognized (G19).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import takewhile
 from typing import NamedTuple
 
 from embedlog import catalog, keyspace, kv
 from embedlog.catalog import PartitionInfo, SegmentInfo
 from embedlog.errors import OffsetOutOfRangeError
 from embedlog.partition import pending_deletes
-from embedlog.partition import tail as tails
 from embedlog.partition.recovery import tail_locked
-from embedlog.partition.roll import roll_locked
+from embedlog.partition.roll import roll
 from embedlog.partition.state import PartitionState
-from embedlog.partition.tail import Tail
+from embedlog.partition.tail import TAILS, Tail
 
 _NAMES_PER_COMMIT = 1_000
 """Names to drop in one transaction: few enough that a full disk has room for its pages."""
@@ -38,7 +38,7 @@ Limit = Callable[[kv.Txn], int]
 
 
 class LogStartChange(NamedTuple):
-    """What a trim did."""
+    """What `trim` did."""
 
     start_offset: int
     """The first offset that can be read now."""
@@ -57,7 +57,7 @@ def trim(
     limit: Limit | None = None,
     timeout: float | None = None,
 ) -> LogStartChange:
-    """Make ``offset`` the first that can be read, and drop what is wholly below it.
+    """Make ``offset`` the first that can be read, and drop the segments that end below it.
 
     Durable when it returns.  The start never moves back (A30).  The active segment is
     dropped only if all of its records are below the offset: it is rolled first, so that
@@ -76,37 +76,29 @@ def trim(
         OffsetOutOfRangeError: Past the high watermark (A30).
         DurabilityError: A flush failed, so nothing may change until `repair` (P9).
         LockTimeoutError: Another process holds the partition.
-        DiskFullError, StorageError: The start may have moved; the next trim continues.
+        DiskFullError, StorageError: The start may have moved; the next call continues.
         Exception: What ``limit`` raised; nothing was changed.
     """
     log.context.check_writable()
-    log.acquire(timeout)
-    try:
+    with log.locked(timeout):
         tail = tail_locked(log)
         if tail.failed:
             raise log.flush_failed()
-        _check(log, tail, offset)
+        if not 0 <= offset <= tail.high_watermark:
+            raise OffsetOutOfRangeError(
+                f"The log ends at offset {tail.high_watermark}",
+                **log.where,
+                offset=offset,
+                todo="Nothing was deleted.",
+            )
         if epoch is not None and tail.leader_epoch != epoch:
             return LogStartChange(tail.start_offset)
         change = _trim_locked(log, tail, offset, whole, limit)
-    finally:
-        log.release()
     if change.segments:
         pending_deletes.sweep_soon(log)
     if change.start_offset != tail.start_offset:
         log.context.wake.advance()
     return change
-
-
-def _check(log: PartitionState, tail: Tail, offset: int) -> None:
-    if not 0 <= offset <= tail.high_watermark:
-        raise OffsetOutOfRangeError(
-            f"The log ends at offset {tail.high_watermark}",
-            topic=log.topic,
-            partition=log.partition,
-            offset=offset,
-            todo="Nothing was deleted.",
-        )
 
 
 def _trim_locked(
@@ -115,29 +107,33 @@ def _trim_locked(
     highest = log.context.live.read(limit) if limit else offset
     goal = _goal(log, tail, offset, whole, highest)
     if goal == tail.log_end_offset and not tail.empty:
-        tail = roll_locked(log, tail)
+        tail = roll(log, tail)
     if goal == tail.start_offset and not _before(log, goal):
         return LogStartChange(goal)
     due = pending_deletes.due(log)
 
     def step(txn: kv.Txn) -> int:
-        current = tails.unpack(txn.get(log.tail_key))
+        current = TAILS.unpack(txn.get(log.tail_key))
         start = goal
         if limit is not None:
             start = min(goal, _goal(log, current, goal, whole, limit(txn)))
         # Nothing below the start can be lost any more, so all of it counts as durable.
         durable = max(current.durable_offset, start)
         changed = current._replace(start_offset=start, durable_offset=durable)
-        txn.put(log.tail_key, changed.pack())
+        TAILS.put(txn, log.key, value=changed)
         for info in _before(log, start):
             pending_deletes.put(txn, log, info, due)
         return start
 
     start = log.context.live.write(step)
     dropped = _before(log, start)
-    # The first ones first: what is left after a crash is below the start, and goes next time.
+    # In offset order: what a crash leaves is below the start, and the next call drops it.
     for number in range(0, max(len(dropped), 1), _NAMES_PER_COMMIT):
-        _drop_names(log, start, dropped[number : number + _NAMES_PER_COMMIT])
+
+        def drop(txn: kv.Txn, number: int = number) -> None:
+            _drop(txn, log.key, start, dropped[number : number + _NAMES_PER_COMMIT])
+
+        log.context.state.write(drop)
     return LogStartChange(start, len(dropped), sum(info.size for info in dropped))
 
 
@@ -145,36 +141,25 @@ def _goal(log: PartitionState, tail: Tail, offset: int, whole: bool, highest: in
     """Return how far the start may move: never back, and with ``whole`` to a segment's base."""
     goal = min(offset, highest)
     if whole and goal < tail.log_end_offset:
-        bases = log.segments.keys()
-        number = log.segments.bisect_right(goal)
-        goal = bases[number - 1] if number else tail.start_offset
+        goal = min(goal, log.segment_at(goal).base_offset)
     return max(goal, tail.start_offset)
 
 
 def _before(log: PartitionState, start: int) -> list[SegmentInfo]:
     """Return the sealed segments that end at or below an offset."""
-    segments = []
-    for info in log.segments.values():
-        if info.next_offset is None or info.next_offset > start:
-            break
-        segments.append(info)
-    return segments
-
-
-def _drop_names(log: PartitionState, start: int, segments: list[SegmentInfo]) -> None:
-    log.context.state.write(lambda txn: _drop(txn, log.key, start, segments))
+    sealed = takewhile(lambda info: info.sealed, log.segments.values())
+    return list(takewhile(lambda info: info.next_offset <= start, sealed))
 
 
 def _drop(txn: kv.Txn, key: bytes, start: int, segments: list[SegmentInfo]) -> None:
     """Make the start durable, and drop the segments below it with their rows."""
     info = catalog.PARTITIONS.get(txn, key) or PartitionInfo()
-    catalog.PARTITIONS.put(
-        txn, key, value=info._replace(start_offset=max(info.start_offset, start))
-    )
+    info = info._replace(start_offset=max(info.start_offset, start))
+    catalog.PARTITIONS.put(txn, key, value=info)
     for segment in segments:
         catalog.drop_segment(txn, key, segment)
     epochs = catalog.epochs(txn, key)
     # The last epoch that began before the start is the epoch of the first record now (A37).
-    kept = [entry for entry in epochs if entry[1] > start]
-    if len(kept) + 1 < len(epochs):
-        keyspace.LEADER_EPOCHS.put(txn, key, value=[(epochs[-len(kept) - 1][0], start), *kept])
+    later = [entry for entry in epochs if entry[1] > start]
+    if len(later) + 1 < len(epochs):
+        keyspace.LEADER_EPOCHS.put(txn, key, value=[(epochs[-len(later) - 1][0], start), *later])

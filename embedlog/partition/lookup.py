@@ -2,34 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from embedlog import index, keyspace
+from embedlog import index, keyspace, kv
 from embedlog.batch import Batch
 from embedlog.batch.arrays import TRUE, number
 from embedlog.catalog import SegmentInfo
 from embedlog.errors import CorruptionError, StorageError
 from embedlog.partition.recovery import current_tail
 from embedlog.partition.state import PartitionState
-from embedlog.partition.tail import Tail
+from embedlog.partition.tail import NO_TIME, Tail
 from embedlog.record import OffsetAndTimestamp
-from embedlog.segment import SegmentFile
-
-_ANY_TIME = -(1 << 63)
-
 
 # Offsets
 
 
 def entries(log: PartitionState, info: SegmentInfo) -> list[index.IndexEntry]:
     """Return the index of one segment, from `live` or `state`; empty if it is lost."""
-    if not info.sealed:
-        return log.context.live.read(lambda txn: index.entries(txn, log.key, info.id))
-    blob = log.context.state.read(lambda txn: keyspace.SEGMENT_INDEXES.get(txn, log.key, *info.key))
-    return [] if blob is None else index.unpack(blob)
+    if info.sealed:
+        return index.unpack(_packed(log, info))
+    return log.context.live.read(lambda txn: index.entries(txn, log.key, info.id))
 
 
 def searchable(log: PartitionState, info: SegmentInfo) -> Sequence[index.IndexEntry]:
@@ -37,30 +32,37 @@ def searchable(log: PartitionState, info: SegmentInfo) -> Sequence[index.IndexEn
     if not info.sealed:
         return entries(log, info)
     try:
-        blob = log.context.state.read(
-            lambda txn: keyspace.SEGMENT_INDEXES.get(txn, log.key, *info.key)
-        )
+        return index.SealedIndex(_packed(log, info))
     except CorruptionError:
-        blob = None  # A damaged index counts as lost: slower, and the same answers (B5).
-    return index.SealedIndex(blob or b"")
+        return ()  # A damaged index counts as lost: slower, and the same answers (B5).
+
+
+def _packed(log: PartitionState, info: SegmentInfo) -> bytes:
+    table, key = keyspace.SEGMENT_INDEXES, info.key
+    return log.context.state.read(lambda txn: table.get(txn, log.key, *key)) or b""
 
 
 def position_of_offset(log: PartitionState, info: SegmentInfo, offset: int) -> int | None:
     """Return where to start reading for ``offset``; None for the segment's beginning."""
-    if info.sealed:
-        return index.position_of_offset(searchable(log, info), offset)
-    return log.context.live.read(
-        lambda txn: index.active_position_of_offset(txn, log.key, info.id, offset)
-    )
+    return _search(log, info, offset, index.position_of_offset, index.active_position_of_offset)
 
 
 def position_from_offset(log: PartitionState, info: SegmentInfo, offset: int) -> int | None:
     """Return where the first indexed batch at or above ``offset`` begins; None if none does."""
+    return _search(log, info, offset, index.position_from_offset, index.active_position_from_offset)
+
+
+def _search(
+    log: PartitionState,
+    info: SegmentInfo,
+    target: int,
+    sealed: Callable[[Sequence[index.IndexEntry], int], int | None],
+    active: Callable[[kv.Txn, bytes, int, int], int | None],
+) -> int | None:
+    """Search an index: by ``sealed``, or, in rows of `live`, by its twin ``active``."""
     if info.sealed:
-        return index.position_from_offset(searchable(log, info), offset)
-    return log.context.live.read(
-        lambda txn: index.active_position_from_offset(txn, log.key, info.id, offset)
-    )
+        return sealed(searchable(log, info), target)
+    return log.context.live.read(lambda txn: active(txn, log.key, info.id, target))
 
 
 # Times
@@ -70,8 +72,7 @@ def offset_for_timestamp(log: PartitionState, timestamp: int) -> OffsetAndTimest
     """Return the first record, in offset order, at or after ``timestamp`` ms (B10)."""
     while True:
         log.refresh()
-        start = current_tail(log).start_offset
-        # The tail first: a segment that is rolled after it is looked at as sealed.
+        # The tail first: a segment that is rolled meanwhile then counts as sealed.
         tail = current_tail(log)
         log.refresh()
         version = log.snapshot_version
@@ -82,7 +83,7 @@ def offset_for_timestamp(log: PartitionState, timestamp: int) -> OffsetAndTimest
             if not error.missing:
                 raise
             log.refresh()
-            unchanged = current_tail(log).start_offset == start
+            unchanged = current_tail(log).start_offset == tail.start_offset
             if unchanged and log.context.catalog.version() == version:
                 raise
 
@@ -99,31 +100,23 @@ def _first_at_time(log: PartitionState, tail: Tail, timestamp: int) -> OffsetAnd
             continue
         file = log.open_segment(info)
         stop = info.end_position if info.sealed else tail.high_watermark_position
-        start = index.position_of_time(searchable(log, info), timestamp) or file.start
-        for record in _records_at(file, start, stop, timestamp, tail.start_offset):
-            return record if record.offset < end else None
+        by_time = index.position_of_time, index.active_position_of_time
+        start = _search(log, info, timestamp, *by_time) or file.start
+        for batch in file.scan(start, stop):
+            if batch.max_timestamp >= timestamp and batch.next_offset > tail.start_offset:
+                record = first_record(batch, tail.start_offset, timestamp)
+                if record is not None:
+                    return record if record.offset < end else None
     return None
 
 
-def _records_at(
-    file: SegmentFile, start: int, stop: int, timestamp: int, first: int
-) -> Iterator[OffsetAndTimestamp]:
-    for batch in file.scan(start, stop):
-        if batch.max_timestamp >= timestamp and batch.next_offset > first:
-            yield from _records_in(batch, timestamp, first)
-
-
-def first_record(batch: Batch, offset: int) -> OffsetAndTimestamp | None:
-    """Return the first record of a batch at or above an offset; None if there is none."""
-    return next(_records_in(batch, _ANY_TIME, offset), None)
-
-
-def _records_in(batch: Batch, timestamp: int, first: int) -> Iterator[OffsetAndTimestamp]:
-    """Yield the first record of a batch at or after a time and an offset, if there is one."""
+def first_record(batch: Batch, offset: int, timestamp: int = NO_TIME) -> OffsetAndTimestamp | None:
+    """Return the first record of a batch at or above an offset and a time; None if it has none."""
     times = batch.columns(["timestamp"]).column(0).cast(pa.int64())
     offsets = batch.offsets()
-    since, start = number(timestamp, pa.int64()), number(first, pa.int64())
+    since, start = number(timestamp, pa.int64()), number(offset, pa.int64())
     matches = pc.and_(pc.greater_equal(times, since), pc.greater_equal(offsets, start))
     row = pc.index(matches, TRUE[0]).as_py()
-    if row >= 0:
-        yield OffsetAndTimestamp(offsets[row].as_py(), times[row].as_py(), batch.leader_epoch)
+    if row < 0:
+        return None
+    return OffsetAndTimestamp(offsets[row].as_py(), times[row].as_py(), batch.leader_epoch)

@@ -1,8 +1,7 @@
 """Which partitions and readers of an open log hold descriptors, and how many may at once.
 
-A process that goes through thousands of partitions must not use up its
-descriptors.  What was opened longest ago is closed first, and opened again
-when it is needed.
+A process that uses thousands of partitions must not run out of descriptors.  The files
+opened longest ago are closed first, and opened again when they are needed.
 """
 
 from __future__ import annotations
@@ -16,14 +15,14 @@ LEAST, MOST = 16, 1000
 
 
 class FileHolder(Protocol):
-    """Something that opens files, and can close them between two uses."""
+    """Opens files, and can close them between two uses."""
 
     def release_files(self) -> bool:
-        """Close what is open, unless it is in use; say whether that was done."""
+        """Close the open files, unless they are in use; return whether they were closed."""
 
 
 def limit_for(descriptors: int) -> int:
-    """Return how many holders may keep files open in a process with so many descriptors."""
+    """Return how many holders may keep files open in a process with this many descriptors."""
     return max(LEAST, min(MOST, descriptors // 8))
 
 
@@ -47,19 +46,14 @@ class OpenFiles:
         with self._lock:
             self._holders.pop(id(holder), None)
             self._holders[id(holder)] = weakref.ref(holder)
-            surplus = self._take_surplus()
+            surplus = []
+            if len(self._holders) > self._limit:
+                # The oldest eighth at once: one pass for many openings.
+                alive = [item for item in self._holders.items() if item[1]() is not None]
+                keep = self._limit - self._limit // 8
+                surplus, self._holders = alive[:-keep], dict(alive[-keep:])
         for number, reference in surplus:
             oldest = reference()
             if oldest is not None and not oldest.release_files():
                 with self._lock:
                     self._holders.setdefault(number, reference)
-
-    def _take_surplus(self) -> list[tuple[int, weakref.ref[FileHolder]]]:
-        """Take the oldest eighth off the list once it is full: one pass for many openings."""
-        if len(self._holders) <= self._limit:
-            return []
-        alive = [item for item in self._holders.items() if item[1]() is not None]
-        keep = self._limit - self._limit // 8
-        surplus = alive[:-keep]
-        self._holders = dict(alive[-keep:])
-        return surplus

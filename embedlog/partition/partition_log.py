@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 
 from embedlog.batch import EncodedBatch
-from embedlog.catalog import TopicInfo
 from embedlog.partition import append, append_at, extents, flush, lookup, recovery, roll, truncate
-from embedlog.partition.context import Context
 from embedlog.partition.reader import PartitionReader
 from embedlog.partition.record_counts import RecordCounts
 from embedlog.partition.state import PartitionState
@@ -24,9 +23,10 @@ class PartitionLog(PartitionState):
     packages take (`flush.flush`, `replace.Replacement`), and no call has an indirection.
     """
 
-    def __init__(self, context: Context, topic: TopicInfo, partition: int) -> None:
-        super().__init__(context, topic, partition)
-        self.record_counts = RecordCounts(self)
+    @cached_property
+    def record_counts(self) -> RecordCounts:
+        """Counts the records between two offsets."""
+        return RecordCounts(self)
 
     def __repr__(self) -> str:
         return f"<PartitionLog {self.topic}-{self.partition}>"
@@ -113,15 +113,12 @@ class PartitionLog(PartitionState):
     def roll(self) -> bool:
         """Seal the active segment and begin the next; False if it is empty (A13)."""
         self.context.check_writable()
-        self.acquire()
-        try:
+        with self.locked():
             _, tail = append.end_locked(self)
             if tail.empty:
                 return False
-            roll.roll_locked(self, tail)
+            roll.roll(self, tail)
             return True
-        finally:
-            self.release()
 
     def flush(self) -> None:
         """Put everything written so far on the disk, and move the recovery point (A22)."""

@@ -1,24 +1,22 @@
 """Files that the manifest no longer names: they are unlinked after a delay, by the next sweep.
 
-A reader that looked a file up before its name was dropped still opens it.  Rows in
-`live` say which files are to be unlinked, and when; a power cut takes these rows too,
-and then a file that the manifest does not name is garbage, as always.
+During the delay, a reader that looked up a file before its name was dropped can still open
+it.  Rows in `live` say which files are to be unlinked, and when.  A power cut takes these
+rows too; then a file that the manifest does not name is garbage, as always.
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-from embedlog import keyspace, kv
+from embedlog import kv
 from embedlog.catalog import SegmentInfo
+from embedlog.keyspace import PENDING_DELETES, SEGMENTS
 from embedlog.partition import leases
-from embedlog.partition.context import Context
-from embedlog.partition.state import PartitionState
+from embedlog.partition.state import Context, PartitionState
 
 LITTLE_SPACE = 64 << 20
 """Free bytes below which a disk counts as full: then no file waits for its delay (P10)."""
-
-_ROWS = keyspace.PENDING_DELETES
 
 
 class PendingDelete(NamedTuple):
@@ -33,25 +31,26 @@ class PendingDelete(NamedTuple):
 
 
 def due(log: PartitionState) -> int:
-    """Return when to unlink a file of this partition that is dropped now, in ms since boot."""
+    """Return when to unlink a file that this partition drops now, in ms since boot."""
     return log.context.files.uptime_ms() + log.config.file_delete_delay_ms
 
 
 def put(txn: kv.Txn, log: PartitionState, info: SegmentInfo, due_ms: int) -> None:
-    """Have a segment's file unlinked, in a transaction of `live`."""
-    _ROWS.put(txn, log.key, *info.key, value=(due_ms, info.next_offset or 0, log.path_of(info)))
+    """Schedule the unlinking of a segment's file, in a transaction of `live`."""
+    row = due_ms, info.next_offset or 0, log.path_of(info)
+    PENDING_DELETES.put(txn, log.key, *info.key, value=row)
 
 
 def paths(live: kv.Store | kv.EmptyStore) -> set[str]:
-    """Return the paths of the files to unlink: no strays, though the manifest does not name them.
+    """Return the paths of the files to unlink, which are no strays.
 
-    It may still name some, if a process died in the middle.
+    If a process died in the middle, the manifest still names some of them.
     """
     return {row.path for row in live.read(_pending)}
 
 
 def _pending(txn: kv.Txn, *prefix: bytes) -> list[PendingDelete]:
-    return [PendingDelete((*key,), *value) for key, value in _ROWS.scan(txn, *prefix)]
+    return [PendingDelete((*key,), *value) for key, value in PENDING_DELETES.scan(txn, *prefix)]
 
 
 def sweep(context: Context, partition: bytes | None = None, *, early: bool = False) -> int:
@@ -67,15 +66,18 @@ def sweep(context: Context, partition: bytes | None = None, *, early: bool = Fal
     """
     now_ms, prefix = context.files.uptime_ms(), () if partition is None else (partition,)
 
+    def is_held(txn: kv.Txn, row: PendingDelete) -> bool:
+        # The holder of a lease may have looked up the file before its name was dropped.
+        holds = leases.held_in(txn, row.key[0], now_ms)
+        return any(hold.offset < row.end_offset for hold in holds)
+
     def step(txn: kv.Txn) -> list[PendingDelete]:
         rows = [row for row in _pending(txn, *prefix) if early or row.due_ms <= now_ms]
-        return [row for row in rows if not _is_held(txn, row, now_ms)]
+        return [row for row in rows if not is_held(txn, row)]
 
     ready = context.live.read(step)
-    # Still named: the process that drops it died before it dropped the name; the next one will.
-    named = context.state.read(
-        lambda txn: {row for row in ready if keyspace.SEGMENTS.exists(txn, *row.key)}
-    )
+    # A process that died before it dropped the name leaves that to the next one.
+    named = context.state.read(lambda txn: {row for row in ready if SEGMENTS.exists(txn, *row.key)})
     rows = [row for row in ready if row not in named]
     if not rows:
         return 0
@@ -84,7 +86,12 @@ def sweep(context: Context, partition: bytes | None = None, *, early: bool = Fal
     for directory in sorted({row.path.rpartition("/")[0] for row in rows}):
         if context.files.exists(directory):
             context.files.sync_directory(directory)
-    context.live.write(lambda txn: _forget(txn, rows))
+
+    def forget(txn: kv.Txn) -> None:
+        for row in rows:
+            PENDING_DELETES.delete(txn, *row.key)
+
+    context.live.write(forget)
     return len(rows)
 
 
@@ -99,7 +106,7 @@ def sweep_due(context: Context) -> None:
 
 
 def sweep_soon(log: PartitionState) -> None:
-    """Unlink what a partition just dropped, if there is no delay, or no room on the disk.
+    """Unlink what a partition just dropped, if it has no delay or the disk is full.
 
     Raises:
         StorageError: As `sweep`.
@@ -111,14 +118,3 @@ def sweep_soon(log: PartitionState) -> None:
 
 def _is_full(context: Context) -> bool:
     return context.reserve.short or context.files.free_bytes() < LITTLE_SPACE
-
-
-def _is_held(txn: kv.Txn, row: PendingDelete, now_ms: int) -> bool:
-    """Whether a lease covers it: its holder may have looked up the file before it was dropped."""
-    holds = leases.held_in(txn, row.key[0], now_ms)
-    return any(hold.offset < row.end_offset for hold in holds)
-
-
-def _forget(txn: kv.Txn, rows: list[PendingDelete]) -> None:
-    for row in rows:
-        _ROWS.delete(txn, *row.key)

@@ -1,4 +1,9 @@
-"""Idempotence: the last batches of each producer of a partition (KIP-98, G15-G19)."""
+"""Idempotence: the last batches of each producer of a partition (KIP-98, G15-G19).
+
+Every producer has a new id, so the rows would grow without limit.  A producer that was
+idle for ``producer.id.expiration.ms`` is forgotten by `producers.expire_producers`, and when
+the partition is rolled, flushed or recovered, which reads all of them anyway.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +11,7 @@ import struct
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from embedlog import keyspace
+from embedlog import keyspace, kv
 from embedlog.errors import InvalidProducerEpochError, OutOfOrderSequenceError
 
 REMEMBERED = 5
@@ -30,7 +35,7 @@ class SentBatch(NamedTuple):
 
 
 class ProducerState(NamedTuple):
-    """A producer as one partition knows it: its row, and what every append reads from it."""
+    """A producer in one partition: its row, and what every append reads from it."""
 
     epoch: int
     due: int | None
@@ -42,11 +47,6 @@ class ProducerState(NamedTuple):
     def batches(self) -> tuple[SentBatch, ...]:
         """Its last five batches, oldest first."""
         return tuple(map(SentBatch._make, _BATCH.iter_unpack(self.row[_HEAD.size :])))
-
-    @property
-    def last_ms(self) -> int:
-        """When it sent its last batch, by the log's clock."""
-        return last_ms(self.row)
 
 
 def remembered(epoch: int, last_ms: int, batches: Iterable[SentBatch] = ()) -> ProducerState:
@@ -73,7 +73,9 @@ def after(sequence: int, count: int) -> int:
     return (sequence + count) & LAST_SEQUENCE
 
 
-def check(known: ProducerState | None, epoch: int, sequence: int, count: int) -> SentBatch | None:
+def check(
+    producer: ProducerState | None, epoch: int, sequence: int, count: int
+) -> SentBatch | None:
     """Return the batch that this one repeats, or None if it is the next in order (G16, G17).
 
     Raises:
@@ -81,29 +83,29 @@ def check(known: ProducerState | None, epoch: int, sequence: int, count: int) ->
         OutOfOrderSequenceError: A gap, a partial repeat, or older than what is remembered.
     """
     # The next number in order repeats none of the five batches before it.
-    if known is None or (known.epoch == epoch and known.due in (sequence, None)):
+    if producer is None or (producer.epoch == epoch and producer.due in (sequence, None)):
         return None
-    if epoch < known.epoch:
+    if epoch < producer.epoch:
         raise InvalidProducerEpochError(
-            f"Epoch {epoch} was fenced by epoch {known.epoch}",
+            f"Epoch {epoch} was fenced by epoch {producer.epoch}",
             todo="A newer producer has this name; close this one.",
         )
-    if epoch > known.epoch:
+    if epoch > producer.epoch:
         if sequence != 0:
             raise OutOfOrderSequenceError(f"Epoch {epoch} begins at sequence {sequence}, not 0")
         return None
     last = after(sequence, count - 1)
-    for sent in known.batches:
+    for sent in producer.batches:
         if (sent.first_sequence, sent.last_sequence) == (sequence, last):
             return sent
     raise OutOfOrderSequenceError(
-        f"Sequence {sequence} where {known.due} is next",
+        f"Sequence {sequence} where {producer.due} is next",
         todo="Records before it failed or were sent too long ago; create a new producer.",
     )
 
 
 def note(
-    known: ProducerState | None, epoch: int, sent: tuple[int, int, int, int], now_ms: int
+    producer: ProducerState | None, epoch: int, sent: tuple[int, int, int, int], now_ms: int
 ) -> ProducerState:
     """Return the state of a producer after a batch, passed as the fields of `SentBatch`.
 
@@ -111,10 +113,10 @@ def note(
     starts over at 0, as in Kafka, must not mistake its batches for those.
     """
     first, last, _, _ = sent
-    before, due, row = (epoch, None, b"") if known is None else known
+    before, due, row = (epoch, None, b"") if producer is None else producer
     if before != epoch and due != first:
         row = b""
-    # In one go for a producer with five batches: that is nearly every append, under the lock.
+    # One call for a producer with five batches, which is nearly every append, under the lock.
     if len(row) == _FULL.size:
         row = _FULL.pack(epoch, now_ms, row[-_KEPT:], *sent)
     else:
@@ -122,18 +124,18 @@ def note(
     return tuple.__new__(ProducerState, (epoch, last + 1 & LAST_SEQUENCE, row))
 
 
-def below(known: ProducerState, offset: int) -> ProducerState:
+def below(producer: ProducerState, offset: int) -> ProducerState:
     """Return the state of a producer after the log was cut at ``offset``."""
-    kept = [sent for sent in known.batches if sent.next_offset <= offset]
-    return remembered(known.epoch, known.last_ms, kept)
+    batches = [sent for sent in producer.batches if sent.next_offset <= offset]
+    return remembered(producer.epoch, last_ms(producer.row), batches)
 
 
 def pack_all(producers: dict[int, ProducerState]) -> bytes:
     """Return the producers of a partition as one value (G18)."""
-    parts = []
-    for producer_id, state in producers.items():
-        parts += [_SNAPSHOT_HEAD.pack(producer_id, len(state.row)), state.row]
-    return b"".join(parts)
+    return b"".join(
+        _SNAPSHOT_HEAD.pack(producer_id, len(producer.row)) + producer.row
+        for producer_id, producer in producers.items()
+    )
 
 
 def unpack_all(data: bytes) -> dict[int, ProducerState]:
@@ -152,3 +154,29 @@ PRODUCERS = keyspace.PRODUCERS.coded(lambda state: state.row, unpack)
 SNAPSHOTS = keyspace.PRODUCER_SNAPSHOTS.coded(pack_all, unpack_all)
 """In `state`, by partition."""
 key = PRODUCERS.key
+
+
+# Steps of a transaction on `live`
+
+
+def active_since(txn: kv.Txn, partition_key: bytes, oldest: int) -> dict[int, ProducerState]:
+    """Return the producers of a partition that appended or were fenced since a time."""
+    return {
+        int.from_bytes(row_key[-8:], "big"): unpack(row)
+        for row_key, row in kv.rows(txn, PRODUCERS.prefix(partition_key))
+        if last_ms(row) >= oldest
+    }
+
+
+def idle_keys(txn: kv.Txn, partition_key: bytes, oldest: int) -> list[bytes]:
+    """Return the keys of the producers that neither appended nor were fenced since a time."""
+    rows = kv.rows(txn, PRODUCERS.prefix(partition_key))
+    return [row_key for row_key, row in rows if last_ms(row) < oldest]
+
+
+def expire(txn: kv.Txn, partition_key: bytes, oldest: int) -> int:
+    """Delete the rows of idle producers; return how many."""
+    keys = idle_keys(txn, partition_key, oldest)
+    for row_key in keys:
+        txn.delete(row_key)
+    return len(keys)

@@ -42,25 +42,24 @@ class PartitionReader:
         """Held by `read`: only between two reads may another thread close the file."""
         self._position = 0
         self._version = -1
-        """The snapshot by which `_info` was last found to be current."""
+        """The snapshot by which `_info` was last checked to be current."""
         log.refresh()
         self._check_range(current_tail(log))
 
     def _check_range(self, tail: Tail) -> int:
         if tail.leader_epoch != self.leader_epoch:
-            self._check_epoch(tail)
+            self._follow_epoch(tail)
         end = self._log.visible_end(tail)
         if tail.start_offset <= self.offset <= end:
             return end
         raise OffsetOutOfRangeError(
             f"The log holds offsets {tail.start_offset} to {end}",
-            topic=self._log.topic,
-            partition=self._log.partition,
+            **self._log.where,
             offset=self.offset,
             todo="Seek to one of them.",
         )
 
-    def _check_epoch(self, tail: Tail) -> None:
+    def _follow_epoch(self, tail: Tail) -> None:
         """Follow the log into another epoch, unless it was cut below the position (A36, A37)."""
         if self.leader_epoch is not None:
             log, own_epoch = self._log, self.leader_epoch
@@ -69,15 +68,14 @@ class PartitionReader:
             if cut < self.offset:
                 raise LogTruncatedError(
                     f"The log was cut at offset {cut} after the position was read",
-                    topic=log.topic,
-                    partition=log.partition,
+                    **log.where,
                     offset=self.offset,
                     next_offset=cut,
                     todo=f"Seek to {cut}.",
                 )
         self.leader_epoch = tail.leader_epoch
 
-    def read(self, max_bytes: int = CHUNK_BYTES, known: Tail | None = None) -> list[Batch]:
+    def read(self, max_bytes: int = CHUNK_BYTES, tail: Tail | None = None) -> list[Batch]:
         """Return the next batches, about ``max_bytes`` of them; ``[]`` at the end.
 
         The first batch may begin below `offset`, if the offset lies inside it: not only at
@@ -85,7 +83,7 @@ class PartitionReader:
 
         Args:
             max_bytes: About how many bytes to read; at least one batch is returned.
-            known: A tail that the caller has just read.  It is used if it allows to read
+            tail: A tail that the caller has just read.  It is used if it allows to read
                 on, and the tail is read again before an error is raised.
 
         Raises:
@@ -95,7 +93,7 @@ class PartitionReader:
                 begin after it.
         """
         with self._using:
-            return self._read_next(max_bytes, known)
+            return self._read_next(max_bytes, tail)
 
     def release_files(self) -> bool:
         """Close the file for now, unless a read is in progress; the next read opens it again."""
@@ -105,11 +103,11 @@ class PartitionReader:
         self._using.release()
         return True
 
-    def _read_next(self, max_bytes: int, known: Tail | None) -> list[Batch]:
+    def _read_next(self, max_bytes: int, recent: Tail | None) -> list[Batch]:
         log = self._log
         for attempt in range(_ATTEMPTS):
             log.refresh()
-            tail, known = known, None
+            tail, recent = recent, None
             end = None if tail is None else self._end_by(tail)
             guessed = end is not None
             if tail is None or end is None:
@@ -173,7 +171,7 @@ class PartitionReader:
         """Move past the batches, and return those that reach from the offset to the end."""
         last = batches[-1]
         if last is batches[0] and self.offset < last.next_offset <= end:
-            # One batch, all of it: what a reader finds that was woken.
+            # One whole batch: what a reader that was woken usually gets.
             self._position, self.offset = last.position + last.size, last.next_offset
             return batches
         wanted = [batch for batch in batches if self.offset < batch.next_offset <= end]
@@ -186,7 +184,7 @@ class PartitionReader:
         return wanted
 
     def _find(self, tail: Tail) -> bool:
-        """Open the segment of `offset`, at a position at or before it; False if it is gone."""
+        """Open the segment of `offset`, at a position at or before it; False if it was dropped."""
         log, info, version = self._log, self._info, self._log.snapshot_version
         if info is not None:
             current = log.segment_at(info.base_offset)
@@ -202,17 +200,15 @@ class PartitionReader:
             self._info = self._file = None
             return False
         self._open(segment)
-        assert self._info is not None
-        assert self._file is not None
-        position = lookup.position_of_offset(log, self._info, self.offset)
-        self._position = self._file.start if position is None else position
+        position = lookup.position_of_offset(log, segment, self.offset)
+        if position is not None:
+            self._position = position
         # As of before the lookup: if the manifest changed since, the next read checks it.
         self._version = version
         return True
 
     def _open(self, info: SegmentInfo) -> None:
-        active = None if info.sealed else self._log.open_active(info.id)
-        self._info, self._file = info, active or self._log.open_segment(info)
+        self._info, self._file = info, self._log.open_shared(info)
         self._position = self._file.start
         self._log.context.open_files.opened(self)
 
@@ -232,29 +228,21 @@ class PartitionReader:
         return True
 
     def _located(self, error: CorruptBatchError) -> CorruptBatchError:
-        """Return an error that names the partition, and the offset after the damage."""
-        next_good = self._next_readable(error.position or 0)
-        facts = {
-            **error.facts,
-            "topic": self._log.topic,
-            "partition": self._log.partition,
-            "offset": self.offset,
-            "next_offset": next_good,
-        }
+        """Return an error that names the partition, and the offset after the damage.
+
+        The index says where reading can continue, since damage hides the end of a batch.
+        """
+        log, info, position = self._log, self._info, error.position or 0
+        assert info is not None
+        following = (entry for entry in lookup.entries(log, info) if entry.position > position)
+        entry = next(following, None)
+        next_good = info.next_offset if entry is None else entry.offset
+        if next_good is None:
+            log.refresh()
+            next_good = log.visible_end(current_tail(log))
+        facts = {**error.facts, **log.where, "offset": self.offset, "next_offset": next_good}
         todo = f"Seek to {next_good}, which can be read again, and run `embedlog verify`."
         return CorruptBatchError(error.what, todo=todo, **facts)
-
-    def _next_readable(self, position: int) -> int:
-        """Return where reading can continue: by the index, since damage hides a batch's end."""
-        info = self._info
-        assert info is not None
-        for entry in lookup.entries(self._log, info):
-            if entry.position > position:
-                return entry.offset
-        if info.next_offset is not None:
-            return info.next_offset
-        self._log.refresh()
-        return self._log.visible_end(current_tail(self._log))
 
 
 def record_at(log: PartitionState, offset: int) -> OffsetAndTimestamp | None:

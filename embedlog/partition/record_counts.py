@@ -1,8 +1,8 @@
 """How many records a range of offsets has, and which offset the n-th of them has.
 
-In a segment without gaps that is arithmetic; the manifest names the segments that have
-gaps (compaction, repair and mirrors leave them).  Of those the headers of the batches
-are read, which say how many records each batch has, and cached while the segment exists.
+In a segment without gaps that is arithmetic.  The manifest says which segments have gaps,
+left by compaction, repair and mirrors.  For those, the record counts in the headers of
+their batches are read, and cached while the segment exists.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ import threading
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from functools import wraps
+from typing import Concatenate, ParamSpec
 
 from embedlog import catalog
 from embedlog.batch import Batch
@@ -19,57 +20,30 @@ from embedlog.catalog import SegmentInfo
 from embedlog.errors import StorageError
 from embedlog.partition.recovery import current_tail
 from embedlog.partition.state import PartitionState
-from embedlog.partition.tail import Tail
-from embedlog.segment import SegmentFile
 
 _READ_BYTES = 64 << 20
-"""How much of a mapped file is scanned at once: only the headers of batches are touched."""
+"""Scan this much of a mapped file at once: only the headers of batches are touched."""
 _ATTEMPTS = 20
 """How often a count starts again because compaction or retention removes a file meanwhile."""
 
 
-class SegmentBatches:
-    """The published batches of a segment; its file is opened when a batch is read."""
-
-    def __init__(self, log: PartitionState, info: SegmentInfo, tail: Tail) -> None:
-        self._log, self._info = log, info
-        self.end_position = info.end_position if info.sealed else tail.high_watermark_position
-        self._file: SegmentFile | None = None
-
-    def _open(self) -> SegmentFile:
-        if self._file is None:
-            active = None if self._info.sealed else self._log.open_active(self._info.id)
-            self._file = active or self._log.open_segment(self._info)
-        return self._file
-
-    @property
-    def start(self) -> int:
-        """Where the first batch begins."""
-        return self._open().start
-
-    def read(self, position: int, max_bytes: int) -> list[Batch]:
-        """Return batches from a position on, at least one."""
-        file = self._open()
-        read = file.mapped if self._info.sealed else file.read
-        return read(position, self.end_position, max_bytes)
-
-
 class SegmentCounts:
-    """The batches of one segment: their offsets, and how many records are before each."""
+    """The published batches of a segment: their offsets, and how many records precede them."""
 
-    def __init__(self) -> None:
+    def __init__(self, log: PartitionState, info: SegmentInfo) -> None:
+        self._log, self._info = log, info
         self._bases, self._stops = array("q"), array("q")
         self._before, self._positions = array("q"), array("q")
         self._records = 0
-        self._position = 0
+        self._end_position = 0
         """How far the file was scanned."""
         self._decoded: tuple[int, list[int]] = (-1, [])
         """The last batch whose offsets had to be read, and these offsets."""
 
-    def extend(self, file: SegmentBatches) -> None:
-        """Scan the batches that were not scanned yet."""
-        while self._position < file.end_position:
-            batches = file.read(self._position or file.start, _READ_BYTES)
+    def extend(self, end_position: int) -> None:
+        """Scan the batches that were not scanned yet, up to a position."""
+        while self._end_position < end_position:
+            batches = self._read(self._end_position, end_position, _READ_BYTES)
             if not batches:
                 return  # an empty segment
             for batch in batches:
@@ -78,57 +52,65 @@ class SegmentCounts:
                 self._positions.append(batch.position)
                 self._before.append(self._records)
                 self._records += batch.count
-            self._position = batches[-1].position + batches[-1].size
+            self._end_position = batches[-1].position + batches[-1].size
 
-    def below(self, file: SegmentBatches, offset: int) -> int:
+    def count(self, first: int, stop: int) -> int:
+        """Return how many records the offsets ``[first, stop)`` have."""
+        return self.below(stop) - self.below(first)
+
+    def below(self, offset: int) -> int:
         """Return how many records are below an offset."""
         number = bisect_right(self._stops, offset)
         if number == len(self._stops):
             return self._records
         count = self._before[number]
         if self._bases[number] < offset:
-            count += bisect_left(self._offsets(file, number), offset)
+            count += bisect_left(self._offsets(number), offset)
         return count
 
-    def offset(self, file: SegmentBatches, record: int) -> int:
+    def offset(self, record: int) -> int:
         """Return the offset of a record, by its number."""
         # Empty batches have the same number before them as the next one: take the last.
         number = bisect_right(self._before, record) - 1
-        return self._offsets(file, number)[record - self._before[number]]
+        return self._offsets(number)[record - self._before[number]]
 
-    def _offsets(self, file: SegmentBatches, number: int) -> range | list[int]:
+    def _offsets(self, number: int) -> range | list[int]:
         base, stop = self._bases[number], self._stops[number]
         after = self._before[number + 1] if number + 1 < len(self._before) else self._records
         if after - self._before[number] == stop - base:
             return range(base, stop)
         if self._decoded[0] != number:
-            batch = file.read(self._positions[number], 1)[0]
+            batch = self._read(self._positions[number], self._end_position, 1)[0]
             self._decoded = number, batch.offsets().to_pylist()
         return self._decoded[1]
 
+    def _read(self, position: int, stop: int, max_bytes: int) -> list[Batch]:
+        file = self._log.open_shared(self._info)
+        read = file.mapped if self._info.sealed else file.read
+        return read(position or file.start, stop, max_bytes)
 
-class CountedRange(NamedTuple):
-    """The offsets ``[first, stop)`` of a segment with gaps."""
 
-    segment: SegmentCounts
-    file: SegmentBatches
-    first: int
-    stop: int
+P = ParamSpec("P")
 
-    @property
-    def records(self) -> int:
-        """How many records the range has."""
-        below = self.segment.below
-        return below(self.file, self.stop) - below(self.file, self.first)
 
-    def after(self, count: int) -> int:
-        """Return the offset after its first ``count`` records, at least one."""
-        record = self.segment.below(self.file, self.first) + count - 1
-        return self.segment.offset(self.file, record) + 1
+def _repeated(
+    step: Callable[Concatenate[RecordCounts, P], int],
+) -> Callable[Concatenate[RecordCounts, P], int]:
+    """Run a method under the lock; again if compaction or retention removed a file meanwhile."""
 
-    def before(self, count: int) -> int:
-        """Return the offset of the first of its last ``count`` records, at least one."""
-        return self.segment.offset(self.file, self.segment.below(self.file, self.stop) - count)
+    @wraps(step)
+    def run(counts: RecordCounts, /, *args: P.args, **options: P.kwargs) -> int:
+        with counts._lock:
+            for _ in range(_ATTEMPTS - 1):
+                try:
+                    return step(counts, *args, **options)
+                except StorageError as error:
+                    if not error.missing:
+                        raise
+                    counts._version = -1
+            return step(counts, *args, **options)
+
+    return run
 
 
 class RecordCounts:
@@ -142,82 +124,73 @@ class RecordCounts:
         self._segments: dict[tuple[int, int], SegmentCounts] = {}
         """By segment and leader epoch: the active segment may be truncated and grow again."""
 
+    @_repeated
     def count(self, first: int, stop: int) -> int:
         """Return how many records the offsets ``[first, stop)`` have.
 
         Raises:
             CorruptBatchError: A batch is damaged, in a segment that has gaps.
         """
+        missing = 0
+        for segment, begin, end in self._parts(first, stop):
+            missing += end - begin - segment.count(begin, end)
+        return stop - first - missing
 
-        def count() -> int:
-            parts = self._parts(first, stop)
-            missing = sum(part.stop - part.first - part.records for part in parts)
-            return stop - first - missing
-
-        return self._repeat(count)
-
+    @_repeated
     def after(self, first: int, stop: int, count: int) -> int:
         """Return the end of the first ``count`` records of a range; its end if it has fewer.
 
         Raises:
             CorruptBatchError: As `count`.
         """
+        if not count:
+            return first
+        offset, left = first, count
+        for segment, begin, end in self._parts(first, stop):
+            if left <= begin - offset:
+                break
+            left -= begin - offset
+            records = segment.count(begin, end)
+            if left <= records:
+                return segment.offset(segment.below(begin) + left - 1) + 1
+            left, offset = left - records, end
+        return min(offset + left, stop)
 
-        def after() -> int:
-            offset, left = first, count
-            for part in self._parts(first, stop):
-                if left <= part.first - offset:
-                    break
-                left -= part.first - offset
-                if left <= (records := part.records):
-                    return part.after(left)
-                left, offset = left - records, part.stop
-            return min(offset + left, stop)
-
-        return self._repeat(after) if count else first
-
+    @_repeated
     def before(self, first: int, stop: int, count: int) -> int:
         """Return where the last ``count`` records of a range begin; its start if it has fewer.
 
         Raises:
             CorruptBatchError: As `count`.
         """
+        if not count:
+            return stop
+        offset, left = stop, count
+        for segment, begin, end in self._parts(first, stop, backwards=True):
+            if left <= offset - end:
+                break
+            left -= offset - end
+            records = segment.count(begin, end)
+            if left <= records:
+                return segment.offset(segment.below(end) - left)
+            left, offset = left - records, begin
+        return max(offset - left, first)
 
-        def before() -> int:
-            offset, left = stop, count
-            for part in self._parts(first, stop, backwards=True):
-                if left <= offset - part.stop:
-                    break
-                left -= offset - part.stop
-                if left <= (records := part.records):
-                    return part.before(left)
-                left, offset = left - records, part.first
-            return max(offset - left, first)
-
-        return self._repeat(before) if count else stop
-
-    def _repeat(self, step: Callable[[], int]) -> int:
-        """Run a step; again if compaction or retention removed a file meanwhile."""
-        with self._lock:
-            for attempt in range(_ATTEMPTS):
-                try:
-                    return step()
-                except StorageError as error:
-                    if not error.missing or attempt == _ATTEMPTS - 1:
-                        raise
-                    self._version = -1
-        raise AssertionError("unreachable")
-
-    def _parts(self, first: int, stop: int, *, backwards: bool = False) -> Iterator[CountedRange]:
-        """Yield the parts of a range that are in segments with gaps."""
-        # The tail first: a segment that is rolled after it is looked at as sealed.
+    def _parts(
+        self, first: int, stop: int, *, backwards: bool = False
+    ) -> Iterator[tuple[SegmentCounts, int, int]]:
+        """Yield the segments with gaps in a range, with the part of the range that they hold."""
+        # The tail first: a segment that is rolled meanwhile then counts as sealed.
         tail = current_tail(self._log)
         segments = self._segments_with_gaps() if first < stop else []
         for info in reversed(segments) if backwards else segments:
             end = stop if info.next_offset is None else min(stop, info.next_offset)
             begin = max(first, info.base_offset)
             if begin < end and tail.has_made(info):
-                yield self._part(info, tail, begin, end)
+                key = info.id, -1 if info.sealed else tail.leader_epoch
+                segment = self._segments.setdefault(key, SegmentCounts(self._log, info))
+                segment.extend(info.end_position if info.sealed else tail.high_watermark_position)
+                yield segment, begin, end
 
     def _segments_with_gaps(self) -> list[SegmentInfo]:
         log = self._log
@@ -233,10 +206,3 @@ class RecordCounts:
             }
             self._version = version
         return self._with_gaps
-
-    def _part(self, info: SegmentInfo, tail: Tail, first: int, stop: int) -> CountedRange:
-        key = info.id, -1 if info.sealed else tail.leader_epoch
-        segment = self._segments.setdefault(key, SegmentCounts())
-        file = SegmentBatches(self._log, info, tail)
-        segment.extend(file)
-        return CountedRange(segment, file, first, stop)

@@ -1,4 +1,4 @@
-"""Finding the end of a partition again from its segments (R7), and the tail while it is known.
+"""The tail of a partition, and finding it again from the segments (R7).
 
 Recovery is needed where `live` has no row for a partition: on first use, after a reboot,
 or when `live` was lost.  The scan begins at the recovery point.  Past it the first
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
 
 from embedlog import catalog, index, keyspace, kv
 from embedlog.batch import Batch
@@ -19,24 +18,18 @@ from embedlog.errors import (
     CorruptBatchError,
     CorruptionError,
     DurabilityError,
-    EmbedlogError,
     StorageError,
     UnknownTopicOrPartitionError,
 )
 from embedlog.groups import offsets
 from embedlog.index import IndexEntry
 from embedlog.partition import journal, producer_state, roll, uncommitted_files
-from embedlog.partition import tail as tails
-from embedlog.partition.bounded_clock import bounded_ms
 from embedlog.partition.producer_state import ProducerState, SentBatch
-from embedlog.partition.remembered_producers import oldest_ms
-from embedlog.partition.state import PartitionState
-from embedlog.partition.sync import sync_entries
-from embedlog.partition.tail import Tail
+from embedlog.partition.state import PartitionState, sync_entries
+from embedlog.partition.tail import NO_TIME, TAILS, Tail, first_append_time, next_append_time
 from embedlog.segment import CHUNK_BYTES, END_MARK, SegmentFile
 
 _logger = logging.getLogger("embedlog")
-_NO_TIME = -(1 << 63)
 _NO_LIMIT = 1 << 63
 
 
@@ -50,11 +43,8 @@ def current_tail(log: PartitionState) -> Tail:
         return tail
     if not log.context.files.writable:
         return _preview(log)
-    log.acquire()
-    try:
+    with log.locked():
         return tail_locked(log)
-    finally:
-        log.release()
 
 
 def tail_locked(log: PartitionState) -> Tail:
@@ -63,7 +53,7 @@ def tail_locked(log: PartitionState) -> Tail:
     That is a publication that was prepared or committed, a roll, or a recovery.
     """
     # Bytes are cut by what is read here.  A commit of a killed process that becomes
-    # visible later would then point at bytes that are gone.
+    # visible later would then point at bytes that were cut.
     log.context.state.catch_up()
     log.context.live.catch_up()
     log.refresh()
@@ -89,34 +79,22 @@ def resolve_publication(log: PartitionState) -> None:
 def discard_tail(log: PartitionState) -> None:
     """Delete the tail row, so that the next use recovers the partition.
 
-    The time of the last append is kept in `state`.
+    Notes the time of the last append in `state`.
     """
-    row = log.context.live.get(log.tail_key)
-    if row is None:
+    tail = TAILS.get(log.context.live, log.key)
+    if tail is None:
         return
 
     def step(txn: kv.Txn) -> None:
         info = catalog.PARTITIONS.get(txn, log.key) or PartitionInfo()
-        catalog.PARTITIONS.put(txn, log.key, value=with_append_time(info, tails.unpack(row)))
+        info = info._replace(appended_ms=tail.appended_ms, appended_offset=tail.log_end_offset)
+        catalog.PARTITIONS.put(txn, log.key, value=info)
 
     log.context.state.write(step)
     log.context.live.write(lambda txn: txn.delete(log.tail_key))
 
 
-def with_append_time(info: PartitionInfo, tail: Tail) -> PartitionInfo:
-    """Return the row of a partition with the time of the last append before a tail."""
-    return info._replace(appended_ms=tail.appended_ms, appended_offset=tail.log_end_offset)
-
-
 # The scan, which changes nothing
-
-
-class Damage(NamedTuple):
-    """Why the log ends before its files do."""
-
-    path: str
-    position: int
-    reason: str
 
 
 @dataclass(slots=True)
@@ -129,7 +107,6 @@ class RecoveryScan:
     """Where the log ends."""
     position: int | None = None
     """Where the active file ends; None if the file has to be created again."""
-    start: int = 0
     whole: list[SegmentInfo] = field(default_factory=list)
     dropped: list[SegmentInfo] = field(default_factory=list)
     unmarked: list[SegmentInfo] = field(default_factory=list)
@@ -139,41 +116,33 @@ class RecoveryScan:
     replay: bool = False
     """Whether to rebuild the producers from the batches alone, from the first one on."""
     journaled: bool = False
-    """Whether a publication wrote here, so that readers may have seen what is gone."""
+    """Whether a publication wrote here, so that readers may have seen what is cut."""
     unpublished: bool = False
     """Whether a publication may have left batches past the end."""
-    damage: Damage | None = None
-    """Set if the log ends here because of damage, not because nothing follows."""
-    max_timestamp: int = _NO_TIME
-    first_timestamp: int = _NO_TIME
+    damage: str | None = None
+    """The damage at which the log ends; None if it ends because nothing follows."""
+    max_timestamp: int = NO_TIME
+    first_timestamp: int = NO_TIME
     unindexed: int = 0
     entries: list[IndexEntry] = field(default_factory=list)
     producers: dict[int, ProducerState] = field(default_factory=dict)
     epoch: int = 0
-
-    def begin(self, segment: SegmentInfo) -> None:
-        """Start on another segment."""
-        self.active, self.position, self.start = segment, None, 0
-        self.max_timestamp = self.first_timestamp = _NO_TIME
-        self.unindexed, self.entries = 0, []
 
     def add(self, batch: Batch, interval: int, now_ms: int) -> None:
         """Count a good batch: index it as the append did (B1), and note its producer."""
         if self.unindexed > interval:
             self.entries.append(IndexEntry(batch.base_offset, batch.position, self.max_timestamp))
             self.unindexed = 0
-        if self.first_timestamp == _NO_TIME:
+        if self.first_timestamp == NO_TIME:
             self.first_timestamp = batch.max_timestamp
         self.max_timestamp = max(self.max_timestamp, batch.max_timestamp)
         self.unindexed += batch.size
         self.next_offset, self.epoch = batch.next_offset, batch.leader_epoch
         self.position = batch.position + batch.size
-        unknown = self.replay or batch.base_offset >= self.info.recovery_offset
-        if batch.producer_id is not None and unknown:
-            self._note_producer(batch, now_ms)
-
-    def _note_producer(self, batch: Batch, now_ms: int) -> None:
-        assert batch.producer_id is not None
+        if batch.producer_id is None:
+            return
+        if not self.replay and batch.base_offset < self.info.recovery_offset:
+            return  # The producers as of the recovery point include it.
         assert batch.producer_epoch is not None
         assert batch.base_sequence is not None
         # A compacted batch lacks some of its records, but keeps their sequence numbers (D11).
@@ -205,54 +174,44 @@ def scan(log: PartitionState, limit: int = _NO_LIMIT) -> RecoveryScan:
         )
     )
     if info is None or not segments:
-        raise _rows_missing(log)
+        topic = log.context.catalog.topics().get(log.topic)
+        if topic is None or topic.id != log.topic_id:
+            raise UnknownTopicOrPartitionError("The partition is gone", **log.where)
+        raise CorruptionError("The database state has lost the rows of the partition", **log.where)
     result = RecoveryScan(info, segments[0], segments[0].base_offset)
-    oldest = oldest_ms(log, bounded_ms(log.context))
-    stored = snapshot or {}
-    kept = {
+    oldest, stored = log.oldest_producer_ms(), snapshot or {}
+    remembered = {
         producer_id: producer
         for producer_id, producer in stored.items()
-        if producer.last_ms >= oldest
+        if producer_state.last_ms(producer.row) >= oldest
     }
     # All stored batches of a producer may lie past a truncation; what it sent before
     # can then be found only in its batches (A34).
     result.replay = bool(stored) and limit != _NO_LIMIT
-    result.producers = {} if result.replay else kept
-    result.journaled, published = entry is not None, journal.ceiling(entry)
-    if published is not None:
-        # What a publication wrote past it is whole, and was never a part of the log.
-        result.unpublished, limit = True, min(limit, published)
+    result.producers = {} if result.replay else remembered
+    if entry is not None:
+        result.journaled, result.unpublished = True, entry.state == journal.PREPARED
+    if entry is not None and result.unpublished:
+        # What the publication wrote past its base is whole, and was never a part of the log.
+        limit = min(limit, entry.before.next_offset)
     for number, segment in enumerate(segments):
-        result.begin(segment)
+        result.active, result.position = segment, None
+        result.max_timestamp = result.first_timestamp = NO_TIME
+        result.unindexed, result.entries = 0, []
         if not _scan_segment(log, result, segment, limit) or number == len(segments) - 1:
             result.dropped = segments[number + 1 :]
             break
         result.whole.append(result.active)
+    for producer_id, producer in remembered.items():
+        # Its batches may all be gone; an epoch that fenced others stays (G17).
+        replayed = result.producers.get(producer_id, producer)
+        epoch = max(producer.epoch, replayed.epoch)
+        result.producers[producer_id] = replayed._replace(epoch=epoch)
     result.producers = {
         producer_id: producer_state.below(producer, result.next_offset)
-        for producer_id, producer in _merged(kept, result.producers).items()
+        for producer_id, producer in result.producers.items()
     }
     return result
-
-
-def _rows_missing(log: PartitionState) -> EmbedlogError:
-    """Return the error for a partition without rows: its topic was deleted, or they are lost."""
-    where: dict[str, Any] = {"topic": log.topic, "partition": log.partition}
-    topic = log.context.catalog.topics().get(log.topic)
-    if topic is None or topic.id != log.topic_id:
-        return UnknownTopicOrPartitionError("The partition is gone", **where)
-    return CorruptionError("The database state has lost the rows of the partition", **where)
-
-
-def _merged(
-    kept: dict[int, ProducerState], replayed: dict[int, ProducerState]
-) -> dict[int, ProducerState]:
-    """Add the producers whose batches are all gone; an epoch that fenced others stays (G17)."""
-    merged = {**kept, **replayed}
-    for producer_id in kept.keys() & replayed.keys():
-        epoch = max(kept[producer_id].epoch, replayed[producer_id].epoch)
-        merged[producer_id] = replayed[producer_id]._replace(epoch=epoch)
-    return merged
 
 
 def _scan_segment(
@@ -263,40 +222,43 @@ def _scan_segment(
     # An adopted segment has no size yet: only the scan finds it.
     flushed = flushed and not result.replay and segment.size > 0
     if flushed and segment.next_offset is not None and segment.next_offset <= limit:
-        if not _has_end_mark(_open_flushed(log, segment), segment):
+        try:
+            file = log.open_segment(segment)
+            size = file.size()
+        except StorageError as error:
+            if not error.missing:
+                raise
+            raise _damaged(log, segment, 0, f"cannot be opened: {error}") from error
+        if size < segment.end_position:
+            raise _damaged(log, segment, size, f"{segment.size} bytes were flushed")
+        if not _has_end_mark(file, segment):
             result.unmarked.append(segment)
         result.next_offset = segment.next_offset
         return True
     result.next_offset = segment.base_offset
     try:
         file = log.open_segment(segment)
-        result.start = file.start
+        result.position = file.start
     except (StorageError, CorruptionError) as error:
         if isinstance(error, StorageError) and not error.missing:
             raise  # Too many open files, for example, are no reason to cut a log.
         if segment.base_offset < result.info.recovery_offset:
             raise _damaged(log, segment, 0, f"cannot be read: {error}") from error
-        result.damage = Damage(log.path_of(segment), 0, "the file is missing or empty")
+        result.damage = f"{log.path_of(segment)} at byte 0 (the file is missing or empty)"
         return False
-    result.position = file.start
     whole = _scan_batches(log, result, file, segment, limit)
     if not whole or segment.next_offset is None:
         return False
     if result.position != segment.end_position:
-        result.active = _with_size(result, segment)
+        result.active = segment._replace(
+            size=result.position + len(END_MARK),
+            end_position=result.position,
+            max_timestamp=None if result.max_timestamp == NO_TIME else result.max_timestamp,
+        )
         result.sized.append((result.active, index.pack(result.entries)))
     if not _has_end_mark(file, result.active):
         result.unmarked.append(result.active)
     return True
-
-
-def _with_size(result: RecoveryScan, segment: SegmentInfo) -> SegmentInfo:
-    assert result.position is not None
-    return segment._replace(
-        size=result.position + len(END_MARK),
-        end_position=result.position,
-        max_timestamp=None if result.max_timestamp == _NO_TIME else result.max_timestamp,
-    )
 
 
 def _scan_batches(
@@ -304,9 +266,7 @@ def _scan_batches(
 ) -> bool:
     """Count the batches of a file up to the first bad one; True if a sealed segment is whole."""
     recovery_point, now_ms = result.info.recovery_offset, log.context.clock()
-    stop = file.size()
-    if segment.next_offset is not None:
-        stop = min(stop, segment.end_position)
+    stop = min(file.size(), segment.end_position) if segment.sealed else file.size()
     try:
         for batch in file.scan(file.start, stop):
             if batch.next_offset > limit:
@@ -322,10 +282,11 @@ def _scan_batches(
         if result.next_offset < recovery_point:
             raise _damaged(log, segment, error.position or 0, str(error)) from error
         if error.reason != "stale":
-            result.damage = Damage(file.path, error.position or 0, error.reason or error.what)
-    if result.next_offset < recovery_point and segment.next_offset is None:
-        raise _damaged(log, segment, stop, "the file ends early")
+            where = f"{file.path} at byte {error.position or 0}"
+            result.damage = f"{where} ({error.reason or error.what})"
     if segment.next_offset is None:
+        if result.next_offset < recovery_point:
+            raise _damaged(log, segment, stop, "the file ends early")
         return False
     if segment.next_offset > limit:
         # All its batches stay, but not the gap that an earlier truncation left after them.
@@ -355,27 +316,12 @@ def _has_end_mark(file: SegmentFile, segment: SegmentInfo) -> bool:
     return file.bytes(segment.end_position, len(END_MARK)) == END_MARK
 
 
-def _open_flushed(log: PartitionState, segment: SegmentInfo) -> SegmentFile:
-    """Open a segment below the recovery point, and check that all of it is there."""
-    try:
-        file = log.open_segment(segment)
-        size = file.size()
-    except StorageError as error:
-        if not error.missing:
-            raise
-        raise _damaged(log, segment, 0, f"cannot be opened: {error}") from error
-    if size < segment.end_position:
-        raise _damaged(log, segment, size, f"{segment.size} bytes were flushed")
-    return file
-
-
 def _damaged(
     log: PartitionState, segment: SegmentInfo, position: int, reason: str
 ) -> CorruptionError:
     return CorruptionError(
         f"A segment is damaged below the recovery point: {reason}",
-        topic=log.topic,
-        partition=log.partition,
+        **log.where,
         offset=segment.base_offset,
         path=log.path_of(segment),
         position=position,
@@ -389,9 +335,8 @@ def _preview(log: PartitionState) -> Tail:
     if log.cached_preview is None or log.cached_preview[0] != version:
         result = scan(log)
         active = result.active._replace(next_offset=None)
-        position = result.start if result.position is None else result.position
         epoch, appended_ms = result.info.leader_epoch, _append_time(log, result)
-        tail = _tail_of(result, active, position, result.next_offset, epoch, appended_ms)
+        tail = _tail_of(result, active, result.position or 0, epoch, appended_ms)
         log.cached_preview = version, tail
     return log.cached_preview[1]
 
@@ -405,63 +350,52 @@ def rebuild(log: PartitionState, limit: int = _NO_LIMIT) -> Tail:
     The leader epoch grows, because records that readers may have seen can be
     gone (A37).  A recovery that was killed is repeated with the same result (A26).
     """
-    tail = _rebuild(log, limit)
-    # Last: what a publication left is cut now, and that is on the disk.
-    journal.forget(log)
-    return tail
-
-
-def _rebuild(log: PartitionState, limit: int) -> Tail:
     result = scan(log, limit)
     file_missing = result.position is None
     if limit == _NO_LIMIT:
         end = max(result.next_offset, result.info.start_offset)
         offsets.clamp(log.context.state, log.key, end)
     _warn_of_loss(log, result)
-    if result.next_offset < result.info.start_offset or _leaves_nothing(result, limit):
-        return _start_over(log, result, min(max(result.info.start_offset, 0), limit))
+    no_record_left = not result.whole and limit <= result.active.base_offset
+    if no_record_left or result.next_offset < result.info.start_offset:
+        return _start_over(log, result, min(result.info.start_offset, limit))
     if limit != _NO_LIMIT and not file_missing:
         _copy_active(log, result)
-    # A partition that was never written to has no file; any other may have had readers.
-    changed = bool(
-        result.whole
-        or result.dropped
-        or result.active.sealed
-        or result.journaled
-        or log.context.files.exists(log.path_of(result.active))
-    )
+    changed = result.whole or result.dropped or result.active.sealed or result.journaled
     active = result.active._replace(
         next_offset=None, size=0, end_position=0, max_timestamp=None, appended_ms=0
     )
     appended_ms = _append_time(log, result)
     epoch = result.info.leader_epoch
-    if changed:
+    # A partition that was never written to has no file; any other may have had readers.
+    if changed or log.context.files.exists(log.path_of(result.active)):
         epoch = _write_state(log, result, active, appended_ms)
     log.refresh()
-    _write_end_marks(log, result.unmarked)
-    file = (
-        roll.create_segment(log, active, False)
-        if file_missing
-        else log.open_segment(active, write=True)
-    )
+    for segment in result.unmarked:
+        sealed = log.open_segment(segment, write=True)
+        sealed.truncate(segment.end_position)
+        sealed.write([END_MARK], segment.end_position)
+    if file_missing:
+        file = roll.create_segment(log, active, False)
+    else:
+        file = log.open_segment(active, write=True)
     position = file.start if result.position is None else result.position
     if file.size() > position:
         file.truncate(position)
     if result.next_offset > result.info.recovery_offset or limit != _NO_LIMIT or result.unpublished:
-        # From here on what was found is kept, and what was cut stays cut.
+        # From here on the log keeps what the scan counted, and what was cut stays cut.
         _sync(log, result, file)
-    _unlink(log, result.dropped)
-    tail = _tail_of(result, active, position, result.next_offset, epoch, appended_ms)
-    return _write_tail(log, result, tail)
+    uncommitted_files.discard(log, result.dropped)
+    return _write_tail(log, result, _tail_of(result, active, position, epoch, appended_ms))
 
 
 def _warn_of_loss(log: PartitionState, result: RecoveryScan) -> None:
     """Log what a recovery is about to cut because of damage."""
     if result.damage is None:
         return
-    position = 0 if result.position is None else result.position
+    position = result.position or 0
     cut = max(_size_of(log, result.active) - position, 0)
-    if result.position is not None and cut == len(END_MARK):
+    if position and cut == len(END_MARK):
         # A roll that did not get to seal the segment leaves an end mark.
         file = log.open_segment(result.active)
         cut = 0 if file.bytes(position, len(END_MARK)) == END_MARK else cut
@@ -469,29 +403,20 @@ def _warn_of_loss(log: PartitionState, result: RecoveryScan) -> None:
     if not cut:
         return
     _logger.warning(
-        "%s-%d: recovery found damage in %s at byte %d (%s). The log now ends at offset %d, and "
-        "%d bytes after it are dropped. They were written after the last flush of the log, so a "
-        "power cut or a crash of the system may have lost a part of them; if there was none, "
-        "check the disk.",
+        "%s-%d: recovery found damage in %s. The log now ends at offset %d, and %d bytes after it "
+        "are dropped. They were written after the last flush of the log, so a power cut or a crash "
+        "of the system may have lost a part of them; if there was none, check the disk.",
         log.topic,
         log.partition,
-        result.damage.path,
-        result.damage.position,
-        result.damage.reason,
+        result.damage,
         result.next_offset,
         cut,
     )
 
 
 def _size_of(log: PartitionState, segment: SegmentInfo) -> int:
-    files, path = log.context.files, log.path_of(segment)
-    if not files.exists(path):
-        return 0
-    fd = files.open(path)
-    try:
-        return files.size(fd)
-    finally:
-        files.close(fd)
+    exists = log.context.files.exists(log.path_of(segment))
+    return log.open_segment(segment).size() if exists else 0
 
 
 def _append_time(log: PartitionState, result: RecoveryScan) -> int:
@@ -503,12 +428,12 @@ def _append_time(log: PartitionState, result: RecoveryScan) -> int:
     """
     info, active = result.info, result.active
     if result.next_offset == active.base_offset:
-        return tails.first_append_time(active.created_ms, info.appended_ms)
+        return first_append_time(active.created_ms, info.appended_ms)
     if active.appended_ms:
         return active.appended_ms
     if info.appended_ms and result.next_offset <= info.appended_offset:
         return info.appended_ms
-    return tails.next_append_time(info.appended_ms, log.context.clock())
+    return next_append_time(info.appended_ms, log.context.clock())
 
 
 def _copy_active(log: PartitionState, result: RecoveryScan) -> None:
@@ -520,16 +445,11 @@ def _copy_active(log: PartitionState, result: RecoveryScan) -> None:
     """
     old = result.active
     source = log.open_segment(old)
-    stop = source.start if result.position is None else result.position
+    assert result.position is not None
+    stop = result.position
     if source.size() <= stop:
         return
-
-    def step(txn: kv.Txn) -> SegmentInfo:
-        copy = old._replace(id=catalog.next_number(txn, "segment"))
-        keyspace.UNCOMMITTED_FILES.put(txn, log.key, *copy.key, value=None)
-        return copy
-
-    copy, files = log.context.state.write(step), log.context.files
+    copy, files = uncommitted_files.new_file(log, old), log.context.files
     fd = files.open(log.path_of(copy), write=True, create=True)
     try:
         for position in range(0, stop, CHUNK_BYTES):
@@ -544,22 +464,18 @@ def _copy_active(log: PartitionState, result: RecoveryScan) -> None:
     result.dropped.append(old)
 
 
-def _leaves_nothing(result: RecoveryScan, limit: int) -> bool:
-    """Whether a truncation leaves no record at all (A35)."""
-    return not result.whole and limit <= result.active.base_offset
-
-
 def _start_over(log: PartitionState, result: RecoveryScan, offset: int) -> Tail:
     """Drop every segment and begin an empty one at ``offset`` (A29, A35)."""
     old = [*result.whole, result.active, *result.dropped]
     epoch = result.info.leader_epoch + 1
+    info = PartitionInfo(offset, offset, epoch)
 
     def step(txn: kv.Txn) -> SegmentInfo:
-        _drop_names(txn, log, old)
+        uncommitted_files.drop_names(txn, log.key, old)
         number = catalog.next_number(txn, "segment")
         new = SegmentInfo(offset, number, log.context.clock(), dense=True)
         catalog.put_segment(txn, log.key, new)
-        catalog.PARTITIONS.put(txn, log.key, value=PartitionInfo(offset, offset, epoch))
+        catalog.PARTITIONS.put(txn, log.key, value=info)
         producer_state.SNAPSHOTS.put(txn, log.key, value={})
         _put_epoch(txn, log.key, epoch, offset)
         return new
@@ -567,10 +483,9 @@ def _start_over(log: PartitionState, result: RecoveryScan, offset: int) -> Tail:
     new = log.context.state.write(step)
     log.refresh()
     file = roll.create_segment(log, new, log.context.durability == "fsync")
-    _unlink(log, old)
-    empty = RecoveryScan(PartitionInfo(offset, offset, epoch), new, offset)
-    tail = _tail_of(empty, new, file.start, offset, epoch, new.created_ms)
-    return _write_tail(log, empty, tail)
+    uncommitted_files.discard(log, old)
+    empty = RecoveryScan(info, new, offset)
+    return _write_tail(log, empty, _tail_of(empty, new, file.start, epoch, new.created_ms))
 
 
 def _write_state(
@@ -588,7 +503,7 @@ def _write_state(
             keyspace.SEGMENT_INDEXES.put(txn, log.key, *segment.key, value=blob)
         for segment in undated:
             catalog.put_segment(txn, log.key, segment._replace(appended_ms=now_ms))
-        _drop_names(txn, log, result.dropped)
+        uncommitted_files.drop_names(txn, log.key, result.dropped)
         catalog.drop_segment(txn, log.key, result.active)
         keyspace.UNCOMMITTED_FILES.delete(txn, log.key, *result.active.key)
         catalog.put_segment(txn, log.key, active)
@@ -597,7 +512,7 @@ def _write_state(
             result.info.start_offset, recovery_point, epoch, appended_ms, result.next_offset
         )
         catalog.PARTITIONS.put(txn, log.key, value=changed)
-        # Otherwise the next recovery would take batches that are gone for sent, and
+        # Otherwise the next recovery would take batches that were cut for sent, and
         # answer their repetition with offsets that other batches have then.
         producer_state.SNAPSHOTS.put(txn, log.key, value=result.producers)
         _put_epoch(txn, log.key, epoch, result.next_offset)
@@ -608,15 +523,8 @@ def _write_state(
 
 def _put_epoch(txn: kv.Txn, key: bytes, epoch: int, offset: int) -> None:
     """Add an epoch; those that began at or past its start never had a record (A37)."""
-    kept = [entry for entry in catalog.epochs(txn, key) if entry[1] < offset]
-    keyspace.LEADER_EPOCHS.put(txn, key, value=[*kept, (epoch, offset)])
-
-
-def _write_end_marks(log: PartitionState, segments: list[SegmentInfo]) -> None:
-    for segment in segments:
-        file = log.open_segment(segment, write=True)
-        file.truncate(segment.end_position)
-        file.write([END_MARK], segment.end_position)
+    earlier = [entry for entry in catalog.epochs(txn, key) if entry[1] < offset]
+    keyspace.LEADER_EPOCHS.put(txn, key, value=[*earlier, (epoch, offset)])
 
 
 def _sync(log: PartitionState, result: RecoveryScan, active: SegmentFile) -> None:
@@ -637,20 +545,9 @@ def _sync(log: PartitionState, result: RecoveryScan, active: SegmentFile) -> Non
         raise
 
 
-def _drop_names(txn: kv.Txn, log: PartitionState, segments: list[SegmentInfo]) -> None:
-    """Remove segments from the manifest; they are uncommitted files until `_unlink`."""
-    for segment in segments:
-        catalog.drop_segment(txn, log.key, segment)
-        keyspace.UNCOMMITTED_FILES.put(txn, log.key, *segment.key, value=None)
-
-
-def _unlink(log: PartitionState, segments: list[SegmentInfo]) -> None:
-    """Remove the files whose names `_drop_names` removed."""
-    if segments:
-        uncommitted_files.discard(log, segments)
-
-
 def _write_tail(log: PartitionState, result: RecoveryScan, tail: Tail) -> Tail:
+    """Write the tail row with the rows of the index and the producers; ends the recovery."""
+
     def step(txn: kv.Txn) -> None:
         index.remove(txn, log.key)
         kv.remove(txn, producer_state.PRODUCERS.prefix(log.key))
@@ -661,25 +558,23 @@ def _write_tail(log: PartitionState, result: RecoveryScan, tail: Tail) -> Tail:
         txn.put(log.tail_key, tail.pack())
 
     log.context.live.write(step)
+    # Last: what a publication left is cut now, and that is on the disk.
+    journal.forget(log)
     return tail
 
 
 def _tail_of(
-    result: RecoveryScan, active: SegmentInfo, position: int, end: int, epoch: int, appended_ms: int
+    result: RecoveryScan, active: SegmentInfo, position: int, epoch: int, appended_ms: int
 ) -> Tail:
+    end = result.next_offset
     return Tail(
-        active.id,
-        active.base_offset,
-        end,
-        position,
-        end,
-        position,
-        end,
-        result.info.start_offset,
-        epoch,
-        result.max_timestamp,
-        result.first_timestamp,
-        active.created_ms,
-        appended_ms,
-        result.unindexed,
+        *(active.id, active.base_offset, end, position, end, position),
+        durable_offset=end,
+        start_offset=result.info.start_offset,
+        leader_epoch=epoch,
+        max_timestamp=result.max_timestamp,
+        first_timestamp=result.first_timestamp,
+        created_ms=active.created_ms,
+        appended_ms=appended_ms,
+        unindexed=result.unindexed,
     )

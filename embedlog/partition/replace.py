@@ -32,16 +32,13 @@ from embedlog.errors import (
 )
 from embedlog.index import IndexEntry
 from embedlog.partition import leases, pending_deletes, roll, uncommitted_files
-from embedlog.partition import tail as tails
 from embedlog.partition.recovery import tail_locked
 from embedlog.partition.state import PartitionState
-from embedlog.partition.tail import Tail
+from embedlog.partition.tail import NO_TIME, Tail, latest_append_time
 from embedlog.segment import END_MARK, create
 
 Fence = Callable[[], None]
 """Raises `FencedError` if its caller lost the right to change the log."""
-
-_NO_TIME = -(1 << 63)
 
 
 def no_fence() -> None:
@@ -53,34 +50,21 @@ def rewrite_lock(log: PartitionState) -> Iterator[bool]:
     """Hold the lock for rewriting a partition's segments; yields whether it was free.
 
     One process at a time: two would do the same work, and one swap would be refused.
-    Removes the files that a process left that was killed during a rewrite.
+    Removes the uncommitted files of a process that was killed or gave up.
     """
     log.context.check_writable()
     files = log.context.files
     fd = files.open(f"locks/{log.topic_id}-{log.partition}.rewrite", write=True, create=True)
     try:
         free = files.try_lock(fd)
-        if free:
-            _sweep(log)
+        if free and log.context.state.read(lambda txn: catalog.uncommitted_files(txn, log.key)):
+            # A truncation in progress has such files too, and holds the partition's lock.  If
+            # that is not free at once, the next rewrite, or the last close, removes the files.
+            with suppress(LockTimeoutError), log.locked(0):
+                uncommitted_files.discard(log, uncommitted_files.uncommitted_files(log))
         yield free
     finally:
         files.close(fd)
-
-
-def _sweep(log: PartitionState) -> None:
-    """Remove the uncommitted files of a process that was killed or gave up.
-
-    A truncation in progress has such files too, and holds the partition's lock.  If that
-    is not free at once, the files are left to the next rewrite, or to the last close.
-    """
-    if not log.context.state.read(lambda txn: catalog.uncommitted_files(txn, log.key)):
-        return
-    with suppress(LockTimeoutError):
-        log.acquire(0)
-        try:
-            uncommitted_files.discard(log, uncommitted_files.uncommitted_files(log))
-        finally:
-            log.release()
 
 
 def _retire(log: PartitionState, segments: Sequence[SegmentInfo]) -> None:
@@ -111,16 +95,10 @@ class Replacement:
 
     def __init__(self, log: PartitionState, base_offset: int, *, headers: bool) -> None:
         self._log = log
-
-        def step(txn: kv.Txn) -> SegmentInfo:
-            number = catalog.next_number(txn, "segment")
-            new = SegmentInfo(base_offset, number, log.context.clock(), headers=headers)
-            keyspace.UNCOMMITTED_FILES.put(txn, log.key, *new.key, value=None)
-            return new
-
         self._uncommitted = True
         self._old: Sequence[SegmentInfo] = ()
-        self.info = log.context.state.write(step)
+        new = SegmentInfo(base_offset, 0, log.context.clock(), headers=headers)
+        self.info = uncommitted_files.new_file(log, new)
         """Its row of the manifest; complete once it is swapped in."""
         schema = roll.schema_of(log, self.info, offsets=True)
         try:
@@ -128,45 +106,39 @@ class Replacement:
         except BaseException:
             self.abandon()
             raise
-        self._position = self._file.start
-        self._entries: list[IndexEntry] = []
-        self._unindexed, self._newest = 0, _NO_TIME
-        self._records = 0
-
-    @property
-    def size(self) -> int:
+        self.size = self._file.start
         """How many bytes were written so far."""
-        return self._position
+        self._entries: list[IndexEntry] = []
+        self._unindexed, self._newest = 0, NO_TIME
+        self._records = 0
 
     def write(self, batch: EncodedBatch, base_offset: int, next_offset: int, epoch: int) -> None:
         """Write a batch that covers ``[base_offset, next_offset)``."""
         if self._unindexed > self._log.config.index_interval_bytes:
-            self._entries.append(IndexEntry(base_offset, self._position, self._newest))
+            self._entries.append(IndexEntry(base_offset, self.size, self._newest))
             self._unindexed = 0
         buffers = batch.stamp(base_offset, epoch, next_offset=next_offset)
-        self._position += self._file.write(buffers, self._position)
+        self.size += self._file.write(buffers, self.size)
         self._unindexed += batch.size
         self._records += batch.count
         self._newest = max(self._newest, batch.max_timestamp)
 
-    def _seal(self, old: Sequence[SegmentInfo]) -> None:
-        self._file.write([END_MARK], self._position)
+    def _seal(self, old: Sequence[SegmentInfo], next_offset: int) -> None:
+        self._file.write([END_MARK], self.size)
         try:
             self._file.sync()
         except DurabilityError as error:
             # Nothing is lost: the log is still in the old files.
             raise StorageError(error.what, **error.facts) from error
-        next_offset = old[-1].next_offset
-        assert next_offset is not None, "only sealed segments are replaced"
         self.info = self.info._replace(
             # As old as the first one: what is before it was sealed then (D12, C2).
             created_ms=old[0].created_ms,
             # And as new as the newest.
-            appended_ms=tails.latest_append_time(info.appended_ms for info in old),
+            appended_ms=latest_append_time(info.appended_ms for info in old),
             next_offset=next_offset,
-            size=self._position + len(END_MARK),
-            end_position=self._position,
-            max_timestamp=None if self._newest == _NO_TIME else self._newest,
+            size=self.size + len(END_MARK),
+            end_position=self.size,
+            max_timestamp=None if self._newest == NO_TIME else self._newest,
             dense=self._records == next_offset - self.info.base_offset,
         )
 
@@ -191,19 +163,18 @@ class Replacement:
             FencedError: Raised by the fence, or the segments were changed meanwhile.
             StorageError, LockTimeoutError: Nothing was changed.
         """
-        log, self._old = self._log, old
-        assert old[-1].next_offset is not None, "only sealed segments are replaced"
-        self._seal(old)
-        self._sync_names()
-        log.acquire()
-        try:
+        log, self._old, end = self._log, old, old[-1].next_offset
+        assert end is not None, "only sealed segments are replaced"
+        self._seal(old, end)
+        log.sync_directory(f"{log.directory}/{log.partition}")
+        with log.locked():
             # Before the rest: a recovery that is due would read the files that are replaced.
             _check_epoch(log, tail_locked(log), epoch)
             fence()
-            _check_leases(log, old)
+            lease = leases.held_from(log)
+            if lease is not None and lease.offset < end:
+                raise _fenced(log, f"lease {lease.name!r} holds it")
             log.context.state.write(lambda txn: self._swap(txn, old, cleaned))
-        finally:
-            log.release()
         self._uncommitted = False
         # The swap is done; what fails here is left to the next sweep.
         with suppress(EmbedlogError):
@@ -213,20 +184,10 @@ class Replacement:
                 # No room for the rows: unlinking at once makes some.
                 uncommitted_files.discard(log, old)
 
-    def _sync_names(self) -> None:
-        log = self._log
-        try:
-            log.context.files.sync_directory(f"{log.directory}/{log.partition}")
-        except DurabilityError as error:
-            # Other names were in it too, and the kernel reports the failure only once (P9).
-            raise log.mark_flush_failed(error) from error
-
     def _swap(self, txn: kv.Txn, old: Sequence[SegmentInfo], cleaned: int | None) -> None:
         key = self._log.key
         _check_segments(self._log, txn, old)
-        for segment in old:
-            catalog.drop_segment(txn, key, segment)
-            keyspace.UNCOMMITTED_FILES.put(txn, key, *segment.key, value=None)
+        uncommitted_files.drop_names(txn, key, old)
         keyspace.UNCOMMITTED_FILES.delete(txn, key, *self.info.key)
         catalog.put_segment(txn, key, self.info)
         keyspace.SEGMENT_INDEXES.put(txn, key, *self.info.key, value=index.pack(self._entries))
@@ -251,19 +212,13 @@ def _check_epoch(log: PartitionState, tail: Tail, epoch: int | None) -> None:
         raise _fenced(log, "it was cut meanwhile")
 
 
-def _check_leases(log: PartitionState, old: Sequence[SegmentInfo]) -> None:
-    lease = leases.held_from(log)
-    if lease is not None and lease.offset < (old[-1].next_offset or 0):
-        raise _fenced(log, f"lease {lease.name!r} holds it")
-
-
 def _check_segments(log: PartitionState, txn: kv.Txn, old: Sequence[SegmentInfo]) -> None:
     """Raise if the segments were changed, or recovery would still scan them."""
     info = catalog.PARTITIONS.get(txn, log.key)
     current = {segment.base_offset: segment for segment in catalog.segments(txn, log.key)}
     if info is None or any(current.get(segment.base_offset) != segment for segment in old):
         raise _fenced(log, "its segments were changed meanwhile")
-    # Above the recovery point a scan takes gaps for lost records.
+    # Above the recovery point, a recovery would take gaps for lost records.
     end = old[-1].next_offset if old else 0
     if end is None or end > info.recovery_offset:
         raise _fenced(log, "its segments are not on the disk yet")
@@ -272,8 +227,7 @@ def _check_segments(log: PartitionState, txn: kv.Txn, old: Sequence[SegmentInfo]
 def _fenced(log: PartitionState, reason: str) -> FencedError:
     return FencedError(
         f"The partition was not rewritten: {reason}",
-        topic=log.topic,
-        partition=log.partition,
+        **log.where,
         todo="Nothing was changed; the next round tries again.",
     )
 
@@ -286,7 +240,7 @@ def note_cleaned(
     fence: Fence = no_fence,
     epoch: int | None = None,
 ) -> None:
-    """Note how far the log is compacted where there was nothing to rewrite.
+    """Note how far the log is compacted after a pass that rewrote nothing.
 
     Args:
         log: The partition.
@@ -304,10 +258,7 @@ def note_cleaned(
         _check_segments(log, txn, last)
         keyspace.CLEANED_OFFSETS.put(txn, log.key, value=offset)
 
-    log.acquire()
-    try:
+    with log.locked():
         _check_epoch(log, tail_locked(log), epoch)
         fence()
         log.context.state.write(step)
-    finally:
-        log.release()

@@ -9,12 +9,9 @@ from embedlog import catalog, index, keyspace, kv
 from embedlog.batch import EncodedBatch
 from embedlog.catalog import SegmentInfo
 from embedlog.errors import DurabilityError
-from embedlog.partition import tail as tails
-from embedlog.partition.bounded_clock import bounded_ms
-from embedlog.partition.remembered_producers import expire, oldest_ms, remembered_producers
-from embedlog.partition.state import PartitionState
-from embedlog.partition.sync import put_recovery_point, sync_entries, sync_files
-from embedlog.partition.tail import Tail
+from embedlog.partition import producer_state, uncommitted_files
+from embedlog.partition.state import PartitionState, put_recovery_point, sync_entries, sync_files
+from embedlog.partition.tail import TAILS, Tail, creation_time, first_append_time
 from embedlog.segment import END_MARK, SegmentFile, create
 
 
@@ -35,24 +32,27 @@ def is_due(log: PartitionState, file: SegmentFile, tail: Tail, batch: EncodedBat
     return newest - tail.first_timestamp > log.rules.max_segment_ms
 
 
-def roll_locked(log: PartitionState, tail: Tail) -> Tail:
-    """Roll with the durability of the log, and keep the columns of the active segment."""
-    return roll(log, tail, log.active_segment.headers, log.context.durability == "fsync")
-
-
 def roll(
-    log: PartitionState, tail: Tail, headers: bool, synced: bool, *, gap: bool = False
+    log: PartitionState,
+    tail: Tail,
+    *,
+    headers: bool | None = None,
+    synced: bool | None = None,
+    gap: bool = False,
 ) -> Tail:
     """Seal the active segment and open the next one after it (A14, A15).
 
     Args:
         log: The partition.
         tail: Its tail.
-        headers: Whether the new segment has a column for headers.
-        synced: Flush what is sealed first, and move the recovery point past it.
+        headers: Whether the new segment has a column for headers; by default as the old one.
+        synced: Flush what is sealed first, and move the recovery point past it; by default
+            if the ``durability`` of the log is "fsync".
         gap: Whether the last offsets of the sealed segment have no records.
     """
     old, file = log.active_segment, log.active_file()
+    headers = old.headers if headers is None else headers
+    synced = log.context.durability == "fsync" if synced is None else synced
     if not tail.empty:
         file.write([END_MARK], tail.log_end_position)
     if synced:
@@ -63,10 +63,7 @@ def roll(
     log.refresh()
     after = start_segment(log, tail, new, synced)
     if tail.empty:
-        log.context.files.unlink(log.path_of(old), missing_ok=True)
-        log.context.state.write(
-            lambda txn: keyspace.UNCOMMITTED_FILES.delete(txn, log.key, *old.key)
-        )
+        uncommitted_files.discard(log, [old])
     return after
 
 
@@ -75,7 +72,7 @@ def _name_next(
 ) -> SegmentInfo:
     """Seal the old segment in the manifest and name the new one, in one transaction."""
     entries = log.context.live.read(lambda txn: index.entries(txn, log.key, old.id))
-    producers = remembered_producers(log) if synced else {}
+    producers = log.remembered_producers() if synced else {}
     sealed = old._replace(
         next_offset=tail.log_end_offset,
         size=tail.log_end_position + len(END_MARK),
@@ -83,14 +80,13 @@ def _name_next(
         max_timestamp=tail.timestamp,
         appended_ms=tail.appended_ms,
     )
-    created_ms = tails.creation_time(tail, log.context.clock())
+    created_ms = creation_time(tail, log.context.clock())
 
     def step(txn: kv.Txn) -> SegmentInfo:
         number = catalog.next_number(txn, "segment")
         new = SegmentInfo(tail.log_end_offset, number, created_ms, headers=headers, dense=True)
         if tail.empty:
-            catalog.drop_segment(txn, log.key, old)
-            keyspace.UNCOMMITTED_FILES.put(txn, log.key, *old.key, value=None)
+            uncommitted_files.drop_names(txn, log.key, [old])
         else:
             catalog.put_segment(txn, log.key, sealed)
             keyspace.SEGMENT_INDEXES.put(txn, log.key, *sealed.key, value=index.pack(entries))
@@ -108,15 +104,15 @@ def start_segment(log: PartitionState, tail: Tail, new: SegmentInfo, synced: boo
     after = tail_of_new(tail, new, file.start)
     if synced:
         after = after._replace(durable_offset=tail.log_end_offset)
-    oldest = oldest_ms(log, bounded_ms(log.context))
+    oldest = log.oldest_producer_ms()
 
     def step(txn: kv.Txn) -> bool:
-        row = txn.get(log.tail_key)
-        # A flush works without the partition's lock: its failure must be kept.
-        failed = row is not None and tails.unpack(row).failed
+        current = TAILS.get(txn, log.key)
+        # A flush works without the partition's lock: do not overwrite its failure.
+        failed = current is not None and current.failed
         txn.put(log.tail_key, after._replace(failed=failed).pack())
         index.remove(txn, log.key, tail.segment_id)
-        expire(txn, log.key, oldest)
+        producer_state.expire(txn, log.key, oldest)
         return failed
 
     if log.context.live.write(step):
@@ -126,18 +122,12 @@ def start_segment(log: PartitionState, tail: Tail, new: SegmentInfo, synced: boo
 
 def tail_of_new(before: Tail, new: SegmentInfo, position: int) -> Tail:
     """Return the tail after a roll: in a new, empty segment whose batches begin at a position."""
+    end = before.log_end_offset
     return Tail(
-        new.id,
-        new.base_offset,
-        before.log_end_offset,
-        position,
-        before.log_end_offset,
-        position,
-        before.durable_offset,
-        before.start_offset,
-        before.leader_epoch,
+        *(new.id, new.base_offset, end, position, end, position),
+        *(before.durable_offset, before.start_offset, before.leader_epoch),
         created_ms=new.created_ms,
-        appended_ms=tails.first_append_time(new.created_ms, before.appended_ms),
+        appended_ms=first_append_time(new.created_ms, before.appended_ms),
         flushed_ms=before.flushed_ms,
     )
 

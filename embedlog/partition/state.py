@@ -1,4 +1,4 @@
-"""What the operations on one partition share: its lock, its snapshot, its cached tail, its files.
+"""What the operations share: of an open log, its `Context`; of one partition, its `PartitionState`.
 
 Append, roll, flush, recovery and the others are functions over a `PartitionState`, in
 files named after what they do.  `PartitionLog` adds the public methods.
@@ -9,31 +9,142 @@ Lock order: thread lock, then the partition's `flock`, then `state` or `live`.
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from functools import cache
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from sortedcontainers import SortedDict
 
 from embedlog import batch as batches
 from embedlog import catalog, kv
-from embedlog.catalog import SegmentInfo, TopicInfo
-from embedlog.config import TopicConfig
+from embedlog.catalog import Catalog, PartitionInfo, SegmentInfo, TopicInfo
+from embedlog.config import INT_MAX, LONG_MAX, TopicConfig
 from embedlog.errors import (
     ClosedError,
     DurabilityError,
     EmbedlogError,
     LockTimeoutError,
+    ReadOnlyError,
     StorageError,
     UnknownTopicOrPartitionError,
 )
-from embedlog.partition import tail as tails
-from embedlog.partition.append_rules import AppendRules, append_rules
-from embedlog.partition.context import Context
-from embedlog.partition.overdue_warning import OverdueWarning
-from embedlog.partition.tail import CachedTail, Tail
+from embedlog.files import Files, WakePage
+from embedlog.files.reserve import Reserve
+from embedlog.partition import producer_state
+from embedlog.partition.bounded_clock import last_reading
+from embedlog.partition.open_files import OpenFiles
+from embedlog.partition.producer_state import ProducerState
+from embedlog.partition.tail import TAILS, CachedTail, Tail
 from embedlog.segment import SegmentFile, path_of
 
 T = TypeVar("T")
+
+DURABILITIES = ("os", "fsync")
+VISIBILITIES = ("append", "durable")
+
+
+@dataclass(slots=True)
+class Context:
+    """The files, the databases and the options of one open log; `Root` creates it."""
+
+    files: Files
+    state: kv.Store
+    live: kv.Store
+    catalog: Catalog
+    wake: WakePage
+    reserve: Reserve
+    open_files: OpenFiles
+    clock: Callable[[], int]
+    durability: str
+    visibility: str
+    lock_timeout: float
+    root: str
+    closed: bool = False
+    """Set before the files and databases are closed: no operation may begin any more."""
+
+    def check_writable(self) -> None:
+        """Raise unless the log may be changed."""
+        if not self.files.writable:
+            raise ReadOnlyError("The log was opened with mode='r'", path=self.root)
+
+    def check_appendable(self) -> None:
+        """Raise unless records may be added: the log is writable, and the disk is not full."""
+        self.check_writable()
+        if self.reserve.short:
+            self.reserve.check()
+
+    def bounded_ms(self) -> int:
+        """Return the time for decisions that forget something (`bounded_clock`).
+
+        It is the clock of the log as it is, if no process does housekeeping: a clock that a
+        program passed is trusted.
+        """
+        wall_ms, reading = self.clock(), last_reading(self.live)
+        return wall_ms if reading is None else reading.bound(wall_ms, self.files.uptime_ms())
+
+
+@dataclass(slots=True)
+class AppendRules:
+    """The settings that every append reads: those of the topic and of its active segment.
+
+    Not a named tuple, whose fields take three times as long to read.
+    """
+
+    max_segment_ms: int
+    """How far the timestamps of the active segment may lie apart before it is rolled."""
+    fast_max_bytes: int
+    """The largest batch that `append_fast` may write; -1 if the topic requires more of a batch."""
+    checks_timestamps: bool
+    requires_keys: bool
+    uses_append_time: bool
+    overdue_age_ms: int | None
+    """The age from which on a record is reported by `validation.warn_if_overdue`, if any is."""
+
+
+def append_rules(config: TopicConfig, active: SegmentInfo) -> AppendRules:
+    """Return the rules for appends to a segment."""
+    uses_append_time = config.message_timestamp_type == "LogAppendTime"
+    farthest = min(config.message_timestamp_before_max_ms, config.message_timestamp_after_max_ms)
+    checks_timestamps = not uses_append_time and farthest < LONG_MAX
+    overdue_age_ms = None
+    if config.retention_clock == "record" and config.deletes and not uses_append_time:
+        overdue_age_ms = config.retention_ms if config.retention_ms >= 0 else None
+    fast_max_bytes = min(config.max_message_bytes, config.segment_bytes)
+    if (
+        uses_append_time
+        or checks_timestamps
+        or config.compacts
+        or active.headers
+        or config.segment_max_offset_span < INT_MAX
+        or has_flush_interval(config)
+    ):
+        fast_max_bytes = -1
+    return AppendRules(
+        max_segment_ms(config, active),
+        fast_max_bytes,
+        checks_timestamps,
+        config.compacts,
+        uses_append_time,
+        overdue_age_ms,
+    )
+
+
+def max_segment_ms(config: TopicConfig, segment: SegmentInfo) -> int:
+    """Return how far the timestamps of a segment may lie apart before it is rolled (A12)."""
+    longest = config.segment_ms
+    if config.compacts:
+        longest = min(longest, config.max_compaction_lag_ms)
+    if config.segment_jitter_ms:
+        # Fixed for a segment, spread over segments (A16), and always less than `longest` (D6).
+        longest -= segment.id * 2654435761 % (min(config.segment_jitter_ms, longest - 1) + 1)
+    return longest
+
+
+def has_flush_interval(config: TopicConfig) -> bool:
+    """Whether flush.messages or flush.ms ever requires a flush; by default neither does."""
+    return min(config.flush_messages, config.flush_ms) < LONG_MAX
 
 
 class PartitionState:
@@ -46,7 +157,7 @@ class PartitionState:
         self.context, self.topic, self.partition = context, topic.name, partition
         self.topic_id, self.directory = topic.id, topic.directory
         self.key = topic.key(partition)
-        self.tail_key = tails.TAILS.key(self.key)
+        self.tail_key = TAILS.key(self.key)
 
         self.thread_lock = threading.Lock()
         self.flush_lock = threading.Lock()
@@ -71,12 +182,21 @@ class PartitionState:
         """The id and the file of the active segment, while it is open."""
 
         self.journal_checked_version = -1
-        """The snapshot for which the journal was found to have no unfinished publication."""
+        """The last snapshot for which the journal had no unfinished publication."""
         self.entry_synced_segment_id: int | None = None
         """The newest segment whose directory entry this handle has flushed."""
         self.dirty = False
         """Whether this handle appended something since its last flush."""
-        self.overdue_warning = OverdueWarning(context.root, topic.name, topic.id, partition)
+
+    @property
+    def where(self) -> dict[str, Any]:
+        """The topic and the partition, as errors name them."""
+        return {"topic": self.topic, "partition": self.partition}
+
+    @property
+    def directories(self) -> tuple[str, str, str]:
+        """The partition's directory and those above it, which a new file must be flushed with."""
+        return f"{self.directory}/{self.partition}", self.directory, "topics"
 
     # The right to append
 
@@ -110,6 +230,15 @@ class PartitionState:
         self.context.files.unlock(self._lock_fd)
         self.thread_lock.release()
 
+    @contextmanager
+    def locked(self, timeout: float | None = None) -> Iterator[None]:
+        """Hold the partition's lock; see `acquire`."""
+        self.acquire(timeout)
+        try:
+            yield
+        finally:
+            self.release()
+
     # The snapshot of the manifest and the settings
 
     def refresh(self) -> None:
@@ -129,29 +258,24 @@ class PartitionState:
         if topic.id != self.topic_id:
             raise UnknownTopicOrPartitionError(
                 "The topic was deleted and created again",
-                topic=self.topic,
-                partition=self.partition,
+                **self.where,
                 todo="Open it again; its offsets begin at 0.",
             )
         read = self.context.state.read
         if whole:
             segments = read(lambda txn: catalog.segments(txn, self.key))
+            self.active_segment = self._existing(segments[-1] if segments else None)
+            self._segments = SortedDict((segment.base_offset, segment) for segment in segments)
         else:
-            segments = [self._existing(read(lambda txn: catalog.last_segment(txn, self.key)))]
-        self.active_segment = self._existing(segments[-1] if segments else None)
-        self._segments = (
-            SortedDict({segment.base_offset: segment for segment in segments}) if whole else None
-        )
+            active = read(lambda txn: catalog.last_segment(txn, self.key))
+            self.active_segment, self._segments = self._existing(active), None
         self.config = topic.config
         self.rules = append_rules(topic.config, self.active_segment)
-        self.overdue_warning.configure(topic.config)
         self.snapshot_version = version
 
     def _existing(self, segment: SegmentInfo | None) -> SegmentInfo:
         if segment is None:
-            raise UnknownTopicOrPartitionError(
-                "The topic was just deleted", topic=self.topic, partition=self.partition
-            )
+            raise UnknownTopicOrPartitionError("The topic was just deleted", **self.where)
         return segment
 
     @property
@@ -205,7 +329,7 @@ class PartitionState:
             return cached.tail
         if row is None:
             return None
-        tail = tails.unpack(row)
+        tail = TAILS.unpack(row)
         self.cached_tail = CachedTail(version, row, tail, {})
         return tail
 
@@ -215,21 +339,40 @@ class PartitionState:
             return min(tail.durable_offset, tail.high_watermark)
         return tail.high_watermark
 
+    # Producers
+
+    def oldest_producer_ms(self) -> int:
+        """Return when a producer must have appended, or been fenced, to be remembered (G19)."""
+        return self.context.bounded_ms() - self.config.producer_id_expiration_ms + 1
+
+    def remembered_producers(self) -> dict[int, ProducerState]:
+        """Return what the partition remembers of its producers, without those idle too long."""
+        oldest = self.oldest_producer_ms()
+        return self.context.live.read(
+            lambda txn: producer_state.active_since(txn, self.key, oldest)
+        )
+
     # Files
 
     def active_file(self) -> SegmentFile:
         """Return the active segment's file, open for writing unless the log is read-only."""
-        opened, active = self.open_segment_file, self.active_segment
-        if opened is None or opened[0] != active.id:
+        active = self.active_segment
+        file = self.open_active(active.id)
+        if file is None:
             file = self.open_segment(active, write=self.context.files.writable)
-            opened = self.open_segment_file = active.id, file
+            self.open_segment_file = active.id, file
             self.context.open_files.opened(self)
-        return opened[1]
+        return file
 
     def open_active(self, segment_id: int) -> SegmentFile | None:
         """Return the active segment's file if it is open and has this id."""
         opened = self.open_segment_file
         return opened[1] if opened is not None and opened[0] == segment_id else None
+
+    def open_shared(self, info: SegmentInfo) -> SegmentFile:
+        """Return a segment's file for reading: the one that appends use, if it is open."""
+        active = None if info.sealed else self.open_active(info.id)
+        return active or self.open_segment(info)
 
     def open_segment(self, info: SegmentInfo, *, write: bool = False) -> SegmentFile:
         """Open one of the partition's segment files."""
@@ -245,16 +388,12 @@ class PartitionState:
 
         Waits for an append of another thread, whose lock must not be closed during it.
         """
-        acquired = self.thread_lock.acquire(timeout=self.context.lock_timeout)
-        try:
+        if not self.release_files(self.context.lock_timeout):
             self._close_files()
-        finally:
-            if acquired:
-                self.thread_lock.release()
 
-    def release_files(self) -> bool:
+    def release_files(self, timeout: float = 0) -> bool:
         """Close the files for now, unless an operation holds the partition's lock."""
-        if not self.thread_lock.acquire(False):
+        if not self.thread_lock.acquire(timeout=timeout):
             return False
         try:
             self._close_files()
@@ -283,19 +422,24 @@ class PartitionState:
             file.write(buffers, position)
             return self.context.live.write(publish)
         except BaseException:
-            self._cut_back(file, position, log_end_offset)
+            # A dead disk may refuse even this: then the next writer cuts it.
+            with suppress(EmbedlogError):
+                # An interrupt can come after the commit: what is published stays.
+                tail = TAILS.get(self.context.live, self.key)
+                if tail is None or tail.log_end_offset < log_end_offset:
+                    self.cut(file, position)
             raise
 
-    def _cut_back(self, file: SegmentFile, position: int, log_end_offset: int) -> None:
-        try:
-            # An interrupt can come after the commit: what is published stays.
-            row = self.context.live.get(self.tail_key)
-            if row is None or tails.unpack(row).log_end_offset < log_end_offset:
-                file.truncate(position)
-                # Otherwise a power cut could bring it back, behind what is written next.
-                self.sync(file)
-        except EmbedlogError:
-            pass  # A dead disk may refuse even this: then the next writer cuts it.
+    def cut(self, file: SegmentFile, position: int) -> None:
+        """Cut a file, and flush that.
+
+        Otherwise a power cut could bring back what was cut, behind what is written next.
+
+        Raises:
+            DurabilityError: As `sync`.
+        """
+        file.truncate(position)
+        self.sync(file)
 
     def sync(self, file: SegmentFile) -> None:
         """Flush one file.
@@ -308,13 +452,26 @@ class PartitionState:
         except DurabilityError as error:
             raise self.mark_flush_failed(error) from error
 
+    def sync_directory(self, path: str) -> None:
+        """Flush the names in a directory.
+
+        Raises:
+            DurabilityError: It failed; the partition is read-only from now on, since the
+                kernel reports the failure only once, and other names may be lost too (P9).
+            StorageError: The directory could not be opened, so nothing is lost.
+        """
+        try:
+            self.context.files.sync_directory(path)
+        except DurabilityError as error:
+            raise self.mark_flush_failed(error) from error
+
     def mark_flush_failed(self, error: StorageError) -> DurabilityError:
         """Make the partition read-only for every process, and return the error to raise."""
 
         def step(txn: kv.Txn) -> None:
-            row = txn.get(self.tail_key)
-            if row is not None:
-                txn.put(self.tail_key, tails.unpack(row)._replace(failed=True).pack())
+            tail = TAILS.get(txn, self.key)
+            if tail is not None:
+                TAILS.put(txn, self.key, value=tail._replace(failed=True))
 
         self.context.live.write(step)
         return self.flush_failed(error.errno)
@@ -323,11 +480,88 @@ class PartitionState:
         """Return the error of a partition that a failed flush made read-only."""
         return DurabilityError(
             "A flush failed; what was written since the last good one may be lost",
-            topic=self.topic,
-            partition=self.partition,
+            **self.where,
             errno=errno,
             todo="Check the disk, then run `embedlog repair`.",
         )
+
+
+# Flushing the files of one partition, and noting in `state` how far that has come
+
+
+def sync_files(log: PartitionState, tail: Tail, file: SegmentFile) -> None:
+    """Flush the older segments that were not flushed yet, the active one, and their names.
+
+    Raises:
+        DurabilityError: A flush failed; the partition is read-only from now on (P9).
+    """
+    sync_data(log, tail, file)
+    if log.entry_synced_segment_id != tail.segment_id:
+        sync_entries(log, tail.segment_id)
+
+
+def sync_data(log: PartitionState, tail: Tail, file: SegmentFile) -> None:
+    """Flush the segments, as `sync_files` does, but not their names."""
+    if tail.durable_offset < tail.base_offset:
+        for info in list(log.segments.values()):
+            if info.sealed and tail.durable_offset < info.next_offset <= tail.base_offset:
+                _sync_sealed(log, info)
+    log.sync(file)
+
+
+def _sync_sealed(log: PartitionState, info: SegmentInfo) -> None:
+    try:
+        file = log.open_segment(info, write=True)
+    except StorageError as error:
+        log.refresh()
+        current = log.segments.get(info.base_offset)
+        if not error.missing or (current is not None and current.id == info.id):
+            raise
+        return  # Compacted meanwhile, which flushes first.
+    log.sync(file)
+
+
+def sync_entries(log: PartitionState, segment_id: int) -> None:
+    """Flush the names of new files: without it a power cut loses the whole file.
+
+    Raises:
+        DurabilityError: A flush failed; the partition is read-only from now on (P9).
+        StorageError: A directory could not be opened, so nothing was tried and nothing is lost.
+    """
+    for directory in log.directories:
+        log.sync_directory(directory)
+    log.entry_synced_segment_id = segment_id
+
+
+def put_recovery_point(
+    txn: kv.Txn, key: bytes, flushed: Tail, producers: dict[int, ProducerState]
+) -> None:
+    """Note in `state` that everything below the end of a tail is on the disk.
+
+    The recovery point only moves forward (A23).
+    """
+    info, offset = catalog.PARTITIONS.get(txn, key) or PartitionInfo(), flushed.log_end_offset
+    if offset > info.recovery_offset:
+        changed = info._replace(
+            recovery_offset=offset, appended_ms=flushed.appended_ms, appended_offset=offset
+        )
+        catalog.PARTITIONS.put(txn, key, value=changed)
+        producer_state.SNAPSHOTS.put(txn, key, value=producers)
+
+
+class Partitions(Protocol):
+    """Gives the partitions of an open log to the packages below it; `root.root.Root` does."""
+
+    @property
+    def context(self) -> Context:
+        """What the partitions share; another one in a forked child."""
+
+    def partition(self, topic: str, number: int) -> PartitionState:
+        """Return one partition.
+
+        Raises:
+            UnknownTopicOrPartitionError: There is no such partition.
+        """
 
 
 @cache

@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 
 pack = keyspace.TAILS.value_layout.head.pack
 """Returns the row for the fields of a tail."""
-_NO_TIME = -(1 << 63)
+NO_TIME = -(1 << 63)
+"""The timestamp of a segment without records: below every other."""
 _TOLERATED_MS = 3_600_000
 """A clock that goes back by at most this much, as in a correction, is still trusted."""
 
@@ -36,9 +37,9 @@ class Tail(NamedTuple):
     durable_offset: int
     start_offset: int
     leader_epoch: int
-    max_timestamp: int = _NO_TIME
+    max_timestamp: int = NO_TIME
     """The largest timestamp in the active segment."""
-    first_timestamp: int = _NO_TIME
+    first_timestamp: int = NO_TIME
     """The largest timestamp of its first batch: its age counts from there (A12)."""
     created_ms: int = 0
     appended_ms: int = 0
@@ -59,12 +60,30 @@ class Tail(NamedTuple):
     @property
     def timestamp(self) -> int | None:
         """The largest timestamp of the active segment, if it has a batch."""
-        return None if self.max_timestamp == _NO_TIME else self.max_timestamp
+        return None if self.max_timestamp == NO_TIME else self.max_timestamp
 
     @property
     def empty(self) -> bool:
         """Whether the active segment has no batch."""
         return self.log_end_offset == self.base_offset
+
+    def with_flush(self, current: Tail) -> Tail:
+        """Return this tail with what ``current`` has of a flush or a move of the start.
+
+        These change the row without the partition's lock.  ``current`` is the row that this
+        tail replaces.
+        """
+        position = self.high_watermark_position
+        if self.segment_id == current.segment_id:
+            position = max(position, current.high_watermark_position)
+        return self._replace(
+            high_watermark=max(self.high_watermark, current.high_watermark),
+            high_watermark_position=position,
+            durable_offset=max(self.durable_offset, current.durable_offset),
+            start_offset=max(self.start_offset, current.start_offset),
+            flushed_ms=max(self.flushed_ms, current.flushed_ms),
+            failed=current.failed,
+        )
 
     def has_made(self, info: SegmentInfo) -> bool:
         """Whether a segment's file exists: a roll names it, creates it, and moves the tail into it.
@@ -86,15 +105,14 @@ class CachedTail(NamedTuple):
     row: bytes
     tail: Tail
     producers: dict[int, ProducerState]
-    """Producers whose rows are known as well; they only change with the tail's version."""
+    """Producers whose rows were read as well; they only change with the tail's version."""
 
 
 def next_append_time(before: int, now_ms: int) -> int:
     """Return the append time of a segment after an append at ``now_ms``.
 
-    It never goes back.  If the clock shows much less than it did, it was wrong then or is
-    wrong now, and it is not known which: the time is uncertain until the clock has passed
-    it again.
+    It never goes back.  If the clock shows much less than before, it was wrong then or is
+    wrong now: the time is uncertain until the clock has passed it again.
 
     Args:
         before: The append time until now, as in `Tail.appended_ms`.
@@ -106,13 +124,13 @@ def next_append_time(before: int, now_ms: int) -> int:
     return latest if latest - now_ms <= _TOLERATED_MS else -latest
 
 
-def creation_time(now: Tail, now_ms: int) -> int:
+def creation_time(tail: Tail, now_ms: int) -> int:
     """Return when the segment after this tail's was created; 0 if unknown.
 
     A clock that was in doubt for a whole segment is trusted from then on.
     """
-    doubted = next_append_time(now.appended_ms, now_ms) < 0
-    return 0 if doubted and now.created_ms else now_ms
+    doubted = next_append_time(tail.appended_ms, now_ms) < 0
+    return 0 if doubted and tail.created_ms else now_ms
 
 
 def first_append_time(created_ms: int, before: int) -> int:
@@ -128,7 +146,7 @@ def latest_append_time(times: Iterable[int]) -> int:
 
 
 def ends(txn: Txn, key: bytes, *, durable: bool = False) -> tuple[int, int] | None:
-    """Return where a partition starts and ends; None if it is not known in this boot yet.
+    """Return where a partition starts and ends; None if it was not recovered in this boot yet.
 
     Args:
         txn: A transaction of `live`.

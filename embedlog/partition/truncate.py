@@ -5,7 +5,7 @@ from __future__ import annotations
 from embedlog import catalog, kv
 from embedlog.catalog import PartitionInfo
 from embedlog.partition import roll
-from embedlog.partition.recovery import rebuild, tail_locked, with_append_time
+from embedlog.partition.recovery import rebuild, tail_locked
 from embedlog.partition.state import PartitionState
 from embedlog.partition.tail import Tail
 
@@ -15,38 +15,37 @@ def truncate_to(log: PartitionState, offset: int) -> bool:
     if offset < 0:
         raise ValueError(f"offset must be at least 0, got {offset}")
     log.context.check_writable()
-    log.acquire()
     try:
-        tail = tail_locked(log)
-        if tail.failed:
-            raise log.flush_failed()
-        if offset >= tail.log_end_offset:
-            return False
-        _truncate_locked(log, tail, offset)
-        return True
+        with log.locked():
+            tail = tail_locked(log)
+            if tail.failed:
+                raise log.flush_failed()
+            if offset < tail.log_end_offset:
+                _truncate_locked(log, tail, offset)
+            return offset < tail.log_end_offset
     finally:
-        log.release()
         log.context.wake.advance()
 
 
-def _truncate_locked(log: PartitionState, tail: Tail, offset: int) -> Tail:
+def _truncate_locked(log: PartitionState, tail: Tail, offset: int) -> None:
     def step(txn: kv.Txn) -> None:
         info = catalog.PARTITIONS.get(txn, log.key) or PartitionInfo()
         recovery_point = min(info.recovery_offset, offset)
-        # The start in `live` is ahead if a trim died before it was durable; it never moves back.
+        # The start in `live` is ahead if a move of it was not made durable; it never moves back.
         start = min(max(info.start_offset, tail.start_offset), offset)
-        changed = info._replace(recovery_offset=recovery_point, start_offset=start)
-        catalog.PARTITIONS.put(txn, log.key, value=with_append_time(changed, tail))
+        changed = PartitionInfo(
+            start, recovery_point, info.leader_epoch, tail.appended_ms, tail.log_end_offset
+        )
+        catalog.PARTITIONS.put(txn, log.key, value=changed)
         catalog.clamp_cleaned_offset(txn, log.key, offset)
 
     log.context.state.write(step)
-    # From here on the old tail is gone.  If this process dies, the next one rebuilds it
-    # and finds the records either still there or gone, never half of them.
+    # If this process dies from here on, the next one rebuilds the tail, and the log has
+    # either all of the records or none of them.
     log.context.live.write(lambda txn: txn.delete(log.tail_key))
     after = rebuild(log, offset)
-    if after.log_end_offset == offset:
-        return after
-    # The log must end at the offset, past the last batch (A34).  A sealed segment notes
-    # that durably: otherwise recovery could not tell the gap from lost records.
-    after = after._replace(log_end_offset=offset, high_watermark=offset, durable_offset=offset)
-    return roll.roll(log, after, log.active_segment.headers, True, gap=True)
+    if after.log_end_offset != offset:
+        # The log must end at the offset, past the last batch (A34).  A sealed segment notes
+        # that durably: otherwise recovery could not tell the gap from lost records.
+        after = after._replace(log_end_offset=offset, high_watermark=offset, durable_offset=offset)
+        roll.roll(log, after, synced=True, gap=True)

@@ -8,9 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from embedlog import catalog, keyspace, kv
+from embedlog import catalog, kv
 from embedlog.catalog import SegmentInfo
+from embedlog.keyspace import UNCOMMITTED_FILES
 from embedlog.partition.state import PartitionState
+
+
+def new_file(log: PartitionState, segment: SegmentInfo) -> SegmentInfo:
+    """Return a segment with a new id, whose file may be created now: it is uncommitted."""
+
+    def step(txn: kv.Txn) -> SegmentInfo:
+        new = segment._replace(id=catalog.next_number(txn, "segment"))
+        UNCOMMITTED_FILES.put(txn, log.key, *new.key, value=None)
+        return new
+
+    return log.context.state.write(step)
 
 
 def uncommitted_files(log: PartitionState) -> list[SegmentInfo]:
@@ -19,7 +31,7 @@ def uncommitted_files(log: PartitionState) -> list[SegmentInfo]:
     def step(txn: kv.Txn) -> list[SegmentInfo]:
         segments = catalog.uncommitted_files(txn, log.key)
         for segment in segments:
-            keyspace.UNCOMMITTED_FILES.put(txn, log.key, *segment.key, value=None)
+            UNCOMMITTED_FILES.put(txn, log.key, *segment.key, value=None)
         return segments
 
     # A commit, though it changes nothing: after a commit that failed it is unknown what is
@@ -27,11 +39,19 @@ def uncommitted_files(log: PartitionState) -> list[SegmentInfo]:
     return log.context.state.write(step)
 
 
+def drop_names(txn: kv.Txn, key: bytes, segments: Sequence[SegmentInfo]) -> None:
+    """Take segments off the manifest, in a transaction of `state`; `discard` removes the files."""
+    for segment in segments:
+        catalog.drop_segment(txn, key, segment)
+        UNCOMMITTED_FILES.put(txn, key, *segment.key, value=None)
+
+
 def discard(log: PartitionState, segments: Sequence[SegmentInfo]) -> None:
     """Unlink files that were never in the manifest, or that no reader can be looking for."""
     for segment in segments:
         log.context.files.unlink(log.path_of(segment), missing_ok=True)
-    forget(log, segments)
+    if segments:
+        forget(log, segments)
 
 
 def forget(log: PartitionState, segments: Sequence[SegmentInfo]) -> None:
@@ -39,7 +59,7 @@ def forget(log: PartitionState, segments: Sequence[SegmentInfo]) -> None:
 
     def step(txn: kv.Txn) -> None:
         for segment in segments:
-            keyspace.UNCOMMITTED_FILES.delete(txn, log.key, *segment.key)
+            UNCOMMITTED_FILES.delete(txn, log.key, *segment.key)
 
     # After that, not before: a row that is deleted first would leave garbage behind.
     log.context.state.write(step)

@@ -1,7 +1,8 @@
-"""Checking batches against the limits of a topic (A4, A6, A7)."""
+"""Checking batches against the limits of a topic (A4, A6, A7), and warning of overdue ones (C2)."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from itertools import accumulate
 
@@ -9,6 +10,10 @@ from embedlog import batch as batches
 from embedlog.batch import EncodedBatch
 from embedlog.errors import InvalidRecordError, RecordBatchTooLargeError, RecordTooLargeError
 from embedlog.partition.state import PartitionState
+
+_logger = logging.getLogger("embedlog")
+_warned: set[tuple[str, int]] = set()
+"""The topics that this process has warned of: the path of the root, and the topic's id."""
 
 
 def check(log: PartitionState, encoded: Sequence[EncodedBatch]) -> None:
@@ -19,46 +24,35 @@ def check(log: PartitionState, encoded: Sequence[EncodedBatch]) -> None:
         RecordBatchTooLargeError: A batch takes more than ``segment.bytes`` on the disk (A4).
         InvalidRecordError: A6, A7.
     """
+    config = log.config
     for batch in encoded:
-        _check_batch(log, batch)
+        if batches.is_over(batch, config.max_message_bytes):
+            raise RecordTooLargeError(
+                f"A batch of {batches.kafka_size(batch)} bytes, as Kafka counts them, is over "
+                f"max.message.bytes {config.max_message_bytes}",
+                **log.where,
+                todo="Send fewer records at once, or raise max.message.bytes of the topic.",
+            )
+        if batch.size > config.segment_bytes:
+            raise RecordBatchTooLargeError(
+                f"A batch that takes {batch.size} bytes on the disk is over segment.bytes "
+                f"{config.segment_bytes}",
+                **log.where,
+                todo="Send fewer records at once, or raise segment.bytes of the topic.",
+            )
+        if log.rules.checks_timestamps:
+            now_ms = log.context.clock()
+            oldest = now_ms - config.message_timestamp_before_max_ms
+            newest = now_ms + config.message_timestamp_after_max_ms
+            if batch.min_timestamp < oldest or batch.max_timestamp > newest:
+                raise InvalidRecordError(
+                    f"Timestamps {batch.min_timestamp} to {batch.max_timestamp} are not within "
+                    f"{oldest} to {newest}",
+                    **log.where,
+                    todo="See message.timestamp.before.max.ms and .after.max.ms.",
+                )
     if log.rules.requires_keys and any(batch.null_keys for batch in encoded):
         raise _keys_missing(log, encoded)
-
-
-def _check_batch(log: PartitionState, batch: EncodedBatch) -> None:
-    size, config = batch.size, log.config
-    if batches.is_over(batch, config.max_message_bytes):
-        raise RecordTooLargeError(
-            f"A batch of {batches.kafka_size(batch)} bytes, as Kafka counts them, is over "
-            f"max.message.bytes {config.max_message_bytes}",
-            topic=log.topic,
-            partition=log.partition,
-            todo="Send fewer records at once, or raise max.message.bytes of the topic.",
-        )
-    if size > config.segment_bytes:
-        raise RecordBatchTooLargeError(
-            f"A batch that takes {size} bytes on the disk is over segment.bytes "
-            f"{config.segment_bytes}",
-            topic=log.topic,
-            partition=log.partition,
-            todo="Send fewer records at once, or raise segment.bytes of the topic.",
-        )
-    if log.rules.checks_timestamps:
-        _check_timestamps(log, batch)
-
-
-def _check_timestamps(log: PartitionState, batch: EncodedBatch) -> None:
-    now_ms, config = log.context.clock(), log.config
-    oldest = now_ms - config.message_timestamp_before_max_ms
-    newest = now_ms + config.message_timestamp_after_max_ms
-    if batch.min_timestamp < oldest or batch.max_timestamp > newest:
-        raise InvalidRecordError(
-            f"Timestamps {batch.min_timestamp} to {batch.max_timestamp} are not within "
-            f"{oldest} to {newest}",
-            topic=log.topic,
-            partition=log.partition,
-            todo="See message.timestamp.before.max.ms and .after.max.ms.",
-        )
 
 
 def _keys_missing(log: PartitionState, encoded: Sequence[EncodedBatch]) -> InvalidRecordError:
@@ -72,8 +66,34 @@ def _keys_missing(log: PartitionState, encoded: Sequence[EncodedBatch]) -> Inval
     return InvalidRecordError(
         f"Records {rows[:20]}{'…' if len(rows) > 20 else ''} have no key, "
         "and the topic keeps the last record of each key",
-        topic=log.topic,
-        partition=log.partition,
+        **log.where,
         indices=rows,
         todo="Give them keys.",
     )
+
+
+def warn_if_overdue(log: PartitionState, encoded: Sequence[EncodedBatch]) -> None:
+    """Warn, once per topic and process, of records that retention deletes at its next round.
+
+    Under ``retention.clock=record``, which is Kafka's rule, records with old timestamps are
+    older than ``retention.ms`` when they arrive, and nothing else reports it.  Must be
+    called without the partition's lock: a logging handler may be slow.
+    """
+    age_ms, topic = log.rules.overdue_age_ms, (log.context.root, log.topic_id)
+    if age_ms is None:
+        return
+    oldest = log.context.clock() - age_ms
+    if topic not in _warned:
+        if not any(0 <= batch.max_timestamp < oldest for batch in encoded):
+            return
+        _warned.add(topic)
+        _logger.warning(
+            "%s-%d: records were appended whose timestamps are older than retention.ms (%d); "
+            "with retention.clock=record they are deleted soon, once their segment has no newer "
+            "ones. To keep them for retention.ms after they were appended, set "
+            "retention.clock=append.",
+            log.topic,
+            log.partition,
+            age_ms,
+        )
+    log.rules.overdue_age_ms = None

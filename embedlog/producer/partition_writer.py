@@ -20,8 +20,8 @@ from embedlog.errors import (
     TimeoutError,  # noqa: A004 - it is one
 )
 from embedlog.partition import PartitionLog, producer_state
-from embedlog.partition.fence_producer import fence_producer, known
 from embedlog.partition.producer_state import LAST_SEQUENCE, REMEMBERED, ProducerState, SentBatch
+from embedlog.partition.producers import fence_producer, read_producer
 from embedlog.producer.context import ProducerContext
 from embedlog.producer.delivery import OpenBatch, ProducerBatch
 from embedlog.record import Appended, RecordMetadata
@@ -65,7 +65,7 @@ class PartitionWriter:
                 state = fence_producer(self.log, *identity, self._lock_timeout)
             self._identity = identity
         else:
-            state = known(self.log, identity[0])
+            state = read_producer(self.log, identity[0])
         last = state.batches[-1].last_sequence if state is not None and state.batches else None
         self._next_sequence = 0 if last is None else producer_state.after(last, 1)
         return state
@@ -86,7 +86,7 @@ class PartitionWriter:
         """Return which of the batches the log has, by sequence; the others get new numbers."""
         self._next_sequence = None
         try:
-            state = None if self._identity is None else known(self.log, self._identity[0])
+            state = None if self._identity is None else read_producer(self.log, self._identity[0])
         except EmbedlogError:
             # With a new identity no batch can be mistaken for a repeat.
             self._context.drop_identity()

@@ -49,13 +49,16 @@ from embedlog.errors import (
 from embedlog.partition import journal, recovery, roll, validation
 from embedlog.partition import tail as tails
 from embedlog.partition.append import PendingAppend, note_appended
-from embedlog.partition.context import Context
 from embedlog.partition.journal import JournalEntry
-from embedlog.partition.partitions import Partitions
 from embedlog.partition.producer_state import ProducerState
-from embedlog.partition.remembered_producers import remembered_producers
-from embedlog.partition.state import PartitionState
-from embedlog.partition.sync import put_recovery_point, sync_entries, sync_files
+from embedlog.partition.state import (
+    Context,
+    Partitions,
+    PartitionState,
+    put_recovery_point,
+    sync_entries,
+    sync_files,
+)
 from embedlog.partition.tail import Tail
 from embedlog.publish import app_versions, staging
 from embedlog.publish.app_versions import AppVersion
@@ -297,7 +300,7 @@ def _plan(log: PartitionState, encoded: list[EncodedBatch], synced: bool) -> Par
     headers = active.headers or any(batch.has_headers for batch in encoded)
     if headers is not active.headers or roll.is_due(log, log.active_file(), tail, encoded[0]):
         # Before anything else: the roll is complete, whether or not the rest succeeds.
-        tail = roll.roll(log, tail, headers, synced)
+        tail = roll.roll(log, tail, headers=headers, synced=synced)
     segments = [SegmentPlan(log.active_segment, PendingAppend(log, tail, publish=True))]
     plan, file = PartitionPlan(log, tail, segments), log.active_file()
     for batch in encoded:
@@ -345,7 +348,7 @@ def _carry_out(
             entries[plan.log.key] = entry._replace(
                 state=journal.COMMITTED, files=(), after=after.pack(), entries=index.pack(indexed)
             )
-        producers = {plan.log.key: remembered_producers(plan.log) for plan in plans if synced}
+        producers = {plan.log.key: plan.log.remembered_producers() for plan in plans if synced}
 
         def commit(txn: kv.Txn) -> AppVersion | None:
             if target is not None:

@@ -109,7 +109,7 @@ def _drop_unflushed(log: PartitionLog, dry_run: bool) -> list[str]:
                     log.open_segment(segment, write=True).drop_cache()
         recovery.discard_tail(log)
         after = recovery.rebuild(log)
-        roll.roll_locked(log, after)
+        roll.roll(log, after)
         message += f"; {tail.log_end_offset - after.log_end_offset} records were lost"
     return [message]
 

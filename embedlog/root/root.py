@@ -34,9 +34,9 @@ from embedlog.files.reserve import Reserve
 from embedlog.groups import offsets
 from embedlog.keyspace import FORMAT_FILE, FORMAT_VERSION
 from embedlog.partition import flush
-from embedlog.partition.context import Context
 from embedlog.partition.open_files import OpenFiles, limit_for
 from embedlog.partition.partition_log import PartitionLog
+from embedlog.partition.state import Context
 from embedlog.root import startup, topic_deletion
 from embedlog.version import __version__
 

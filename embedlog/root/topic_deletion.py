@@ -13,7 +13,7 @@ import logging
 from embedlog import catalog, keyspace, kv
 from embedlog.catalog import TopicInfo
 from embedlog.errors import ClosedError, EmbedlogError
-from embedlog.partition.context import Context
+from embedlog.partition.state import Context
 from embedlog.root import startup
 
 _logger = logging.getLogger("embedlog")

@@ -22,9 +22,9 @@ from embedlog.errors import (
 from embedlog.index import IndexEntry
 from embedlog.partition import journal, lookup, pending_deletes
 from embedlog.partition import tail as tails
-from embedlog.partition.context import Context
 from embedlog.partition.partition_log import PartitionLog
 from embedlog.partition.recovery import tail_locked
+from embedlog.partition.state import Context
 from embedlog.partition.tail import Tail
 from embedlog.root import startup
 from embedlog.root.root import Root

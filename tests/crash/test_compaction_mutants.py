@@ -73,14 +73,14 @@ MUTANTS = [
     Mutant(
         "its name is not on the disk",
         by_power_cuts,
-        f"{REPLACE}:Replacement._sync_names",
-        {"log.context.files.sync_directory(": "str("},
+        f"{REPLACE}:Replacement.swap",
+        {"log.sync_directory(": "str("},
     ),
     Mutant(
         "what is replaced is unlinked first",
         by_kills,
         f"{REPLACE}:Replacement.swap",
-        {"self._sync_names()": "[log.context.files.unlink(log.path_of(one)) for one in old]"},
+        {"log.sync_directory(": "[log.context.files.unlink(log.path_of(s)) for s in old], str("},
     ),
     Mutant(
         "what is given up is not asked of the manifest",

@@ -134,8 +134,8 @@ MUTANTS = [
         "fsync",
         (
             Change(
-                "embedlog.partition.sync:sync_entries",
-                {"log.context.files.sync_directory(directory)": "..."},
+                "embedlog.partition.state:sync_entries",
+                {"log.sync_directory(directory)": "..."},
             ),
         ),
     ),
@@ -143,7 +143,7 @@ MUTANTS = [
     Mutant(
         "the recovery point moves without a flush",
         "os",
-        (Change(f"{FLUSH}:_sync_one", {"sync_data(log, tail, _file_of(log, tail))": "..."}),),
+        (Change(f"{FLUSH}:flush", {"_sync_one(log, sync_data)": "current_tail(log)"}),),
     ),
     Mutant("no checksum is checked in memory", "memory", (no_checksums,)),
     Mutant("no checksum is checked after a power cut", "os", (no_checksums,)),
@@ -225,13 +225,13 @@ MUTANTS = [
         "what a truncation leaves is not synced",
         "fsync",
         (
-            Change(f"{RECOVERY}:_rebuild", {"or limit != _NO_LIMIT": ""}),
+            Change(f"{RECOVERY}:rebuild", {"or limit != _NO_LIMIT": ""}),
             Change(
                 f"{RECOVERY}:_copy_active", {"files.sync(fd)": "...", "files.sync_directory": "str"}
             ),
             Change(
                 "embedlog.partition.truncate:_truncate_locked",
-                {"headers, True, gap": "headers, False, gap"},
+                {"synced=True": "synced=False"},
             ),
         ),
     ),
