@@ -35,7 +35,7 @@ class Committer:
         commit: Callable[[Positions], None],
     ) -> None:
         self._assignment, self._commit = assignment, commit
-        self._auto_commit = config.enable_auto_commit
+        self._auto_commit = config.enable_auto_commit and config.group_id is not None
         self._interval = config.auto_commit_interval_ms / 1000
         self._backoff = config.retry_backoff_ms / 1000
         self._due = monotonic() + self._interval

@@ -13,10 +13,11 @@ from embedlog.config import ConsumerConfig
 from embedlog.consumer import fetcher
 from embedlog.consumer.arguments import (
     SingleThreadGuard,
-    check_group_settings,
     check_max_records,
+    check_stream_counts,
     check_topics,
     explicitly_enabled,
+    parse_offsets,
     to_topic_partition,
 )
 from embedlog.consumer.assignment import Assignment
@@ -27,13 +28,12 @@ from embedlog.consumer.fetcher import Ends, Fetcher
 from embedlog.consumer.group_client import ConsumerGroupMetadata, GroupClient
 from embedlog.consumer.rebalance_notifier import ConsumerRebalanceListener
 from embedlog.consumer.static_assignment import StaticAssignment
-from embedlog.consumer.streams import create_streams
-from embedlog.consumer.subscription import GroupSubscription
 from embedlog.consumer.waiter import Waiter
 from embedlog.errors import (
     ClosedError,
     EmbedlogError,
     IllegalStateError,
+    InvalidConfigError,
     UnknownTopicOrPartitionError,
 )
 from embedlog.record import OffsetAndMetadata, OffsetAndTimestamp, Record, TopicPartition
@@ -74,14 +74,19 @@ class Consumer:
 
     def __init__(self, root: Root, *topics: str, **config: object) -> None:
         self.config = ConsumerConfig.parse(config)
-        check_group_settings(self.config, config)
+        if self.config.group_id is None and explicitly_enabled(config, "enable_auto_commit"):
+            raise InvalidConfigError(
+                "enable_auto_commit needs a group to commit for",
+                todo="Set group_id, or leave enable_auto_commit out.",
+                settings=("enable_auto_commit", "group_id"),
+            )
         check_topics(topics)
         self._root, self._init_topics, self._init_config = root, topics, config
         self._assignment = Assignment(root, RecordDecoder(self.config), self._committed_position)
         self._fetcher = Fetcher(self.config, self._assignment, self._fetchable, self._handle_error)
         create = explicitly_enabled(config, "allow_auto_create_topics")
         self._group = GroupClient(root, self.config, self._assignment, create)
-        self._subscription: StaticAssignment | GroupSubscription | None = None
+        self._subscription: StaticAssignment | GroupClient | None = None
         """Keeps the assignment up to date; None where the program assigns partitions."""
         self._guard = SingleThreadGuard()
         self._waiter = Waiter(root, self.config, self._guard)
@@ -134,7 +139,8 @@ class Consumer:
             if not topics and pattern is None:
                 self._unsubscribe()
             else:
-                self._subscription = self._group.subscribe(topics, pattern, listener)
+                self._group.subscribe(topics, pattern, listener)
+                self._subscription = self._group
 
     def assign(self, partitions: Iterable[TopicPartition]) -> None:
         """Read exactly these partitions; those already assigned keep their positions.
@@ -152,7 +158,7 @@ class Consumer:
                     "The consumer was created with topics, or subscribed to topics",
                     todo="Call unsubscribe first, or create one without topics.",
                 )
-            self._group.auto_commit_before_assign()
+            self._group.committer.auto_commit_now()  # of partitions that are replaced (E20)
             reset = self.config.auto_offset_reset
             for cursor in self._assignment.replace(map(to_topic_partition, partitions), reset):
                 cursor.start_at(reset)
@@ -174,7 +180,7 @@ class Consumer:
             self._unsubscribe()
 
     def _unsubscribe(self) -> None:
-        self._group.check_not_in_callback("unsubscribe")
+        self._group.notifier.check_not_in_callback("unsubscribe")
         try:
             self._group.leave()
         finally:
@@ -208,7 +214,8 @@ class Consumer:
             ValueError, TypeError, OffsetMetadataTooLargeError: The offsets are invalid.
         """
         with self._guard:
-            self._group.committer.commit_sync(self._group.parse_offsets(offsets))
+            self._group.check_writable()
+            self._group.committer.commit_sync(parse_offsets(offsets))
 
     def commit_async(
         self,
@@ -223,7 +230,8 @@ class Consumer:
                 commits, on this thread by a later `poll`, `commit` or `close` (E22).
         """
         with self._guard:
-            return self._group.committer.commit_async(self._group.parse_offsets(offsets), callback)
+            self._group.check_writable()
+            return self._group.committer.commit_async(parse_offsets(offsets), callback)
 
     def committed(
         self, partition: TopicPartition, metadata: bool = False, timeout_ms: float | None = None
@@ -555,11 +563,38 @@ class Consumer:
             IllegalStateError, InvalidGroupIdError: It reads topics itself, or has no group.
         """
         with self._guard:
-            self._group.check_streams(counts, self._subscription)
-            new_consumer = partial(Consumer, self._root)
-            streams = create_streams(new_consumer, Consumer._update_assignment, self.config, counts)
-            self._streams += chain.from_iterable(streams.values())
+            self._group.check_subscribe(counts, None)
+            if self._subscription is not None or len(self._assignment):
+                raise IllegalStateError(
+                    "The consumer reads topics itself",
+                    todo="Create streams from a consumer that has a group_id and no topics.",
+                )
+            check_stream_counts(counts)
+            streams: dict[str, list[Consumer]] = {topic: [] for topic in counts}
+            created: list[Consumer] = []
+            try:
+                for topic, count in counts.items():
+                    for number in range(count):
+                        settings = self._stream_settings(f"{topic}-{number}")
+                        created.append(Consumer(self._root, topic, **settings))
+                        streams[topic].append(created[-1])
+                # Three rounds: the first streams release what they acquired while they were
+                # alone, and only then the last ones can acquire it.
+                for stream in created + created + created:
+                    stream._update_assignment()
+            except BaseException:
+                for stream in created:
+                    stream.close()
+                raise
+            self._streams += created
             return streams
+
+    def _stream_settings(self, name: str) -> dict[str, object]:
+        instance_id = self.config.group_instance_id
+        if instance_id is None:
+            return self.config.overrides()
+        # Each member needs a `group_instance_id` of its own.
+        return self.config.changed({"group_instance_id": f"{instance_id}-{name}"}).overrides()
 
     # Closing
 
@@ -581,7 +616,7 @@ class Consumer:
         """
         if self._guard.closed:
             return
-        self._group.check_not_in_callback("close")
+        self._group.notifier.check_not_in_callback("close")
         seconds = _CLOSE_SECONDS if timeout_ms is None else timeout_ms / 1000
         # All at once: no stream may acquire partitions that another one releases.
         for consumer in (consumers := [*self._streams, self]):
