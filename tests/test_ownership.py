@@ -83,7 +83,8 @@ def test_freed_partitions_keep_epoch_and_start(live):
 def test_when_the_last_member_goes_every_start_is_forgotten(live):
     """Also that of what nobody owned: who comes next begins at the end of then (E1)."""
     put(
-        live, {key(1): PartitionOwner(4, 9, "a", "t"), key(1, 1): PartitionOwner(2, 8, NO_OWNER, "t")}
+        live,
+        {key(1): PartitionOwner(4, 9, "a", "t"), key(1, 1): PartitionOwner(2, 8, NO_OWNER, "t")},
     )
     live.write(lambda txn: ownership.free(txn, b"g", {"a"}, forget_start=True))
 

@@ -24,7 +24,7 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from embedlog.assignor.owned_partitions import OwnedPartitions
+from embedlog.assignor.members import OwnedPartitions
 from embedlog.record import TopicPartition
 
 _OWNED = 1 << 32
@@ -74,51 +74,46 @@ def optimize(
     holder = {tp: n for n, partitions in enumerate(assigned) for tp in partitions}
     # Classes in which nothing moved, too: a member may hold as many as it owns, but others.
     mixed = {class_of[tp] for tp, owner in owned.owner.items() if holder[tp] != owner}
-    return _distribute(assigned, flow, class_of, owned, flow.changed | mixed)
+    changed = flow.changed | mixed
+    if not changed:
+        return assigned
+    result = [[tp for tp in partitions if class_of[tp] not in changed] for partitions in assigned]
+    counts = [{c: n for c, n in counts.items() if c in changed} for counts in flow.counts]
+    moving = {tp: n for tp, n in holder.items() if class_of[tp] in changed}
+    _distribute(result, counts, moving, class_of, owned.owner)
+    return result
 
 
 def _distribute(
-    assigned: list[list[TopicPartition]],
-    flow: FlowNetwork,
+    result: list[list[TopicPartition]],
+    counts: list[dict[int, int]],
+    holder: Mapping[TopicPartition, int],
     class_of: Mapping[TopicPartition, int],
-    owned: OwnedPartitions,
-    classes: set[int],
-) -> list[list[TopicPartition]]:
-    """Give each member its count of these classes: owned ones first, then held ones."""
-    if not classes:
-        return assigned
-    result = [[tp for tp in partitions if class_of[tp] not in classes] for partitions in assigned]
-    wanted = [{c: n for c, n in counts.items() if c in classes} for counts in flow.counts]
-    holder = {
-        tp: n
-        for n, partitions in enumerate(assigned)
-        for tp in partitions
-        if class_of[tp] in classes
-    }
+    owner: Mapping[TopicPartition, int],
+) -> None:
+    """Add partitions to the result, by the counts: first to owners, then to holders."""
 
     def assign(pairs: Iterable[tuple[TopicPartition, int | None]]) -> list[TopicPartition]:
         """Assign partitions to these members; return those that do not fit their counts."""
         rest = []
         for tp, index in pairs:
             class_ = class_of[tp]
-            if index is not None and wanted[index].get(class_):
-                wanted[index][class_] -= 1
+            if index is not None and counts[index].get(class_):
+                counts[index][class_] -= 1
                 result[index].append(tp)
             else:
                 rest.append(tp)
         return rest
 
-    owner = owned.owner
     away = assign((tp, n if owner.get(tp) == n else None) for tp, n in holder.items())
     unowned = assign((tp, owner.get(tp)) for tp in sorted(away))
     rest = assign((tp, holder[tp]) for tp in unowned)
     free: dict[int, list[TopicPartition]] = defaultdict(list)
     for tp in sorted(rest, reverse=True):
         free[class_of[tp]].append(tp)
-    for index, counts in enumerate(wanted):
-        for class_, count in counts.items():
+    for index, wanted in enumerate(counts):
+        for class_, count in wanted.items():
             result[index] += [free[class_].pop() for _ in range(count)]
-    return result
 
 
 class FlowNetwork:

@@ -10,19 +10,19 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
-from operator import attrgetter
 
 from embedlog.assignor.balance import balance
 from embedlog.assignor.members import (
     Assignment,
     Member,
+    OwnedPartitions,
     all_partitions,
+    resolve_claims,
     sort_members,
     subscribers,
     to_assignment,
 )
 from embedlog.assignor.min_cost_flow import optimize
-from embedlog.assignor.owned_partitions import OwnedPartitions, resolve_claims
 from embedlog.record import TopicPartition
 
 
@@ -60,7 +60,7 @@ class CooperativeStickyAssignor(StickyAssignor):
     """The same assignment as sticky, for groups that keep reading while partitions move.
 
     Kafka's leaves out partitions that still have another owner; this returns the whole
-    target, and `next_steps` says which part of it may happen now.
+    target, and `next_step` says which part of it may happen now.
     """
 
     name = "cooperative-sticky"
@@ -71,12 +71,12 @@ def _assign_evenly(
     members: Sequence[Member], subscribed: Sequence[TopicPartition], owned: OwnedPartitions
 ) -> list[list[TopicPartition]]:
     """Assign partitions to members that all have the same subscription."""
-    assigned = _owned_by_member(len(members), owned)
+    assigned = owned.by_member(len(members))
     if not members:
         return assigned
     min_share, extra = divmod(len(subscribed), len(members))
     below, at_min = _trim(assigned, min_share, extra)
-    kept = {tp for partitions in assigned for tp in partitions}
+    kept = set().union(*assigned)
     free = deque(tp for tp in subscribed if tp not in kept)
     while below:
         index = below.popleft()
@@ -89,15 +89,6 @@ def _assign_evenly(
     # Owners keep as much as possible; claims of other members were not considered yet.
     topics = Counter(tp.topic for tp in subscribed)
     return optimize(assigned, subscribers(topics, members), owned)
-
-
-def _owned_by_member(count: int, owned: OwnedPartitions) -> list[list[TopicPartition]]:
-    """List the partitions of each member, low numbers first: the last ones are trimmed first."""
-    assigned: list[list[TopicPartition]] = [[] for _ in range(count)]
-    # `owner` is ordered by topic and number, and the sort is stable.
-    for tp in sorted(owned.owner, key=attrgetter("partition")):
-        assigned[owned.owner[tp]].append(tp)
-    return assigned
 
 
 def _trim(

@@ -89,7 +89,9 @@ def owners(group: Group) -> dict[TopicPartition, str]:
     """The owner of each partition, according to the rows."""
     rows = owner_rows(group).items()
     return {
-        ownership.topic_partition(key, owner): owner.member for key, owner in rows if owner.member != NO_OWNER
+        ownership.topic_partition(key, owner): owner.member
+        for key, owner in rows
+        if owner.member != NO_OWNER
     }
 
 
