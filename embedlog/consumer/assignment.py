@@ -123,9 +123,7 @@ class Assignment:
                 cursor = self._new_cursor(partition, reset)
             cursors[partition] = cursor
         old = dict(self._cursors)
-        for partition, cursor in old.items():
-            if cursor is not cursors.get(partition):
-                self.remove(partition)
+        self.remove(tp for tp, cursor in old.items() if cursor is not cursors.get(tp))
         added = [cursor for tp, cursor in cursors.items() if cursor is not old.get(tp)]
         self._cursors = cursors
         self._order.extend(added)
@@ -146,15 +144,15 @@ class Assignment:
         self._unresolved.add(cursor)
         return cursor
 
-    def remove(self, partition: TopicPartition) -> None:
-        """Remove a partition, if it is assigned, and discard what was fetched ahead."""
-        cursor = self._cursors.pop(partition, None)
-        if cursor is not None:
-            cursor.discard_buffer()
-            self._order.remove(cursor)
-            self._unresolved.discard(cursor)
+    def remove(self, partitions: Iterable[TopicPartition]) -> None:
+        """Remove partitions, if they are assigned, and discard what was fetched ahead."""
+        for partition in partitions:
+            cursor = self._cursors.pop(partition, None)
+            if cursor is not None:
+                cursor.discard_buffer()
+                self._order.remove(cursor)
+                self._unresolved.discard(cursor)
 
     def clear(self) -> None:
         """Remove all partitions."""
-        for partition in list(self._cursors):
-            self.remove(partition)
+        self.remove(self.partitions())

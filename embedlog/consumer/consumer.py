@@ -137,7 +137,7 @@ class Consumer:
                     todo="Call unsubscribe first, or use another consumer.",
                 )
             if not topics and pattern is None:
-                self._unsubscribe()
+                self.unsubscribe()
             else:
                 self._group.subscribe(topics, pattern, listener)
                 self._subscription = self._group
@@ -177,14 +177,11 @@ class Consumer:
     def unsubscribe(self) -> None:
         """Leave the group, and remove all partitions from the assignment."""
         with self._guard:
-            self._unsubscribe()
-
-    def _unsubscribe(self) -> None:
-        self._group.notifier.check_not_in_callback("unsubscribe")
-        try:
-            self._group.leave()
-        finally:
-            self._subscription = None
+            self._group.notifier.check_not_in_callback("unsubscribe")
+            try:
+                self._group.leave()
+            finally:
+                self._subscription = None
 
     def _update_assignment(self) -> None:
         if self._subscription is not None:
@@ -536,7 +533,7 @@ class Consumer:
     def _handle_error(self, cursor: PartitionCursor, error: EmbedlogError) -> None:
         """Raise the error, except if a subscribed topic was deleted: that is just removed."""
         if self._subscription is not None and isinstance(error, UnknownTopicOrPartitionError):
-            self._assignment.remove(cursor.partition)
+            self._assignment.remove([cursor.partition])
             self._subscription.require_update()
             return
         # The other partitions are served before it fails again.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -12,8 +13,8 @@ from embedlog.consumer.deserialize import (
     ArrowDecoder,
     RecordDecoder,
     RecordRun,
+    batch_offsets,
     locate_error,
-    rows_between,
 )
 from embedlog.errors import (
     CorruptBatchError,
@@ -354,15 +355,11 @@ def _partial_rows(
 ) -> tuple[Any, int]:
     """Return some rows of a batch, or None if there are none, and the position after them."""
     after = batch.next_offset if stop is None else min(stop, batch.next_offset)
-    rows = rows_between(batch, position, after)
-    if rows.stop <= rows.start:
+    offsets = batch_offsets(batch)
+    first, end = bisect_left(offsets, position), bisect_left(offsets, after)
+    if end <= first:
         return None, after
-    if rows.stop - rows.start > max_rows:
-        rows = slice(rows.start, rows.start + max_rows)
-        has_offsets = batch.has_offsets
-        after = (
-            int(batch.offsets()[rows.stop].as_py())
-            if has_offsets
-            else batch.base_offset + rows.stop
-        )
-    return arrow.decode(batch, rows), after
+    if end - first > max_rows:
+        end = first + max_rows
+        after = offsets[end]
+    return arrow.decode(batch, slice(first, end)), after

@@ -130,11 +130,7 @@ class RowLists:
 
     def __init__(self, batch: Batch, position: int, verify: bool) -> None:
         self.times, self.keys, self.values, self.headers = batch.lists(verify)
-        self.offsets: Sequence[int] = (
-            batch.offsets().to_pylist()
-            if batch.has_offsets
-            else range(batch.base_offset, batch.next_offset)
-        )
+        self.offsets = batch_offsets(batch)
         row = bisect_left(self.offsets, position)
         if row:
             self.keep(slice(row, None))
@@ -268,13 +264,12 @@ def check_columns(names: Sequence[str] | None) -> tuple[str, ...]:
     return columns
 
 
-def rows_between(batch: Batch, start: int, stop: int) -> slice:
-    """Return the rows of a batch with offsets in ``[start, stop)``."""
-    if not batch.has_offsets:
-        base = batch.base_offset
-        return slice(max(start - base, 0), min(stop - base, batch.count))
-    offsets = batch.offsets().to_pylist()
-    return slice(bisect_left(offsets, start), bisect_left(offsets, stop))
+def batch_offsets(batch: Batch) -> Sequence[int]:
+    """Return the offsets of a batch's records."""
+    if batch.has_offsets:
+        offsets: list[int] = batch.offsets().to_pylist()
+        return offsets
+    return range(batch.base_offset, batch.next_offset)
 
 
 def locate_error(

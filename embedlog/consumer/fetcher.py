@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from itertools import islice
 from time import monotonic
 from typing import Any, TypeVar
@@ -97,10 +96,16 @@ class Fetcher:
 
     def fetch_records(self, max_records: int) -> dict[TopicPartition, list[Record]]:
         """Return up to ``max_records`` records."""
-        if max_records <= _GC_THRESHOLD:
+        # None of thousands of new records can be garbage yet, and the collector would traverse
+        # them again and again: half of the time of a long list.
+        pause = max_records > _GC_THRESHOLD and gc.isenabled()
+        if pause:
+            gc.disable()
+        try:
             return self.fetch_all(take_records, max_records)
-        with _gc_paused():
-            return self.fetch_all(take_records, max_records)
+        finally:
+            if pause:
+                gc.enable()
 
     def _has_min_bytes(self, cursors: list[PartitionCursor]) -> bool:
         """Return whether fetch_min_bytes are fetched, or fetch_max_wait_ms have passed."""
@@ -112,8 +117,7 @@ class Fetcher:
                 return True  # it occurs again once the records before it were returned
             size += cursor.buffered_bytes
         waited_ms = (monotonic() - self._wait_began) * 1000
-        config = self._config
-        enough = size >= config.fetch_min_bytes or waited_ms >= config.fetch_max_wait_ms
+        enough = size >= self._config.fetch_min_bytes or waited_ms >= self._config.fetch_max_wait_ms
         if enough:
             self._wait_began = monotonic()
         return enough
@@ -161,19 +165,3 @@ def take_rows(
 def take_cursor(cursor: PartitionCursor, stop: int | None) -> PartitionCursor | None:
     """Take the cursor itself, if records of it were fetched."""
     return cursor if cursor.buffered_bytes else None
-
-
-@contextmanager
-def _gc_paused() -> Iterator[None]:
-    """Pause the garbage collector while thousands of records are made.
-
-    None of them can be garbage yet, and it would traverse them again and again: half of
-    the time of a long list.
-    """
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()

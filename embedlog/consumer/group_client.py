@@ -16,7 +16,7 @@ from functools import partial
 from time import monotonic
 from typing import NamedTuple, TypeVar
 
-from embedlog.assignor import RebalanceStep, configured
+from embedlog.assignor import configured
 from embedlog.catalog import INTERNAL
 from embedlog.config import ConsumerConfig
 from embedlog.consumer import group_member as members
@@ -234,7 +234,8 @@ class GroupClient:
             instance_id=config.group_instance_id,
             client_id=config.client_id,
         )
-        self._heartbeat, self._notified_generation = HeartbeatThread(member, config, self), -1
+        self._heartbeat = HeartbeatThread(member, config, self.idle_seconds)
+        self._notified_generation = -1
         return member
 
     def _rebalance(self, member: GroupMember) -> None:
@@ -248,42 +249,29 @@ class GroupClient:
 
     def _apply(self, member: GroupMember, assignment: MemberAssignment) -> None:
         step, new_generation = assignment.step, assignment.generation != self._notified_generation
-        self._drop_lost(self._assignment.partitions() - member.owned)
+        lost = self._assignment.partitions() - member.owned
+        self.notifier.lost(lost)
+        self._assignment.remove(lost)
         notify_all = self._eager and (new_generation or bool(step.added or step.revoked))
         if notify_all or step.revoked:
             self.committer.auto_commit_now()
             self.notifier.revoked(self._assignment.partitions() if notify_all else step.revoked)
-        reacquired = self._kept_to_reacquire(step, notify_all)
-        self._release(member, reacquired.union(step.revoked))
+        # Kept partitions that it does not read were lost in the middle of a rebalance.  And a
+        # program that was notified that a partition is revoked may have dropped records that
+        # it did not commit, so it gets them again, as in Kafka.
+        reacquired = set(step.kept)
+        if not (notify_all and self.notifier.has_listener):
+            reacquired -= self._assignment.partitions()
+        released = reacquired.union(step.revoked)
+        self._assignment.remove(released)
+        # Last: from now on another member reads from the committed offset (M23).
+        member.release(released)
         to_acquire = reacquired.union(step.added)
         acquired = self._acquire(member, to_acquire) if to_acquire else {}
         if new_generation or notify_all or acquired:
             self.committer.restart_interval()
             self.notifier.assigned(self._assignment.partitions() if notify_all else acquired)
         self._notified_generation = assignment.generation
-
-    def _kept_to_reacquire(self, step: RebalanceStep, notify_all: bool) -> set[TopicPartition]:
-        """Return kept partitions that must be released and acquired again.
-
-        Those that it owns but does not read were lost in the middle of a rebalance.  And a
-        program that was notified that a partition is revoked may have dropped records that it
-        did not commit, so it gets them again, as in Kafka.
-        """
-        kept = set(step.kept)
-        return kept if notify_all and self.notifier else kept - self._assignment.partitions()
-
-    def _drop_lost(self, lost: set[TopicPartition]) -> None:
-        if lost:
-            self.notifier.lost(lost)
-            for partition in lost:
-                self._assignment.remove(partition)
-
-    def _release(self, member: GroupMember, partitions: Iterable[TopicPartition]) -> None:
-        released = list(partitions)
-        for partition in released:
-            self._assignment.remove(partition)
-        # Last: from now on another member reads from the committed offset (M23).
-        member.release(released)
 
     def _acquire(
         self, member: GroupMember, added: Iterable[TopicPartition]

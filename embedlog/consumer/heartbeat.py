@@ -9,9 +9,9 @@ from __future__ import annotations
 import logging
 import threading
 import weakref
+from collections.abc import Callable
 from math import inf
 from time import monotonic
-from typing import Protocol
 
 from embedlog.config import ConsumerConfig
 from embedlog.consumer.group_member import GroupMember
@@ -37,23 +37,19 @@ _RETRY_SECONDS = 0.1
 _log = logging.getLogger(__name__)
 
 
-class PollTimer(Protocol):
-    """What the thread needs of the consumer."""
-
-    def idle_seconds(self) -> float:
-        """Return for how many seconds the program has not polled; 0 during a poll."""
-
-
 class HeartbeatThread:
     """The thread of one member; it ends with the member or with the consumer object.
 
     Args:
         member: The member.
         config: The settings of the consumer.
-        owner: The consumer's subscription; once it is garbage, the member leaves.
+        idle_seconds: A method of the consumer that returns for how many seconds the program
+            has not polled, 0 during a poll; once its object is garbage, the member leaves.
     """
 
-    def __init__(self, member: GroupMember, config: ConsumerConfig, owner: PollTimer) -> None:
+    def __init__(
+        self, member: GroupMember, config: ConsumerConfig, idle_seconds: Callable[[], float]
+    ) -> None:
         self.member = member
         self.failure: EmbedlogError | None = None
         """Why the member was removed, or None."""
@@ -61,7 +57,7 @@ class HeartbeatThread:
         self._max_idle_seconds = config.max_poll_interval_ms / 1000
         watch = self._watch = ProcessWatch()
         # Weak: a consumer that the program dropped must be collected in spite of this thread.
-        self._owner = weakref.ref(owner, lambda _: watch.ring())
+        self._idle_seconds = weakref.WeakMethod(idle_seconds, lambda _: watch.ring())
         self._stopped = threading.Event()
         self._next_heartbeat = monotonic() + self._heartbeat_seconds
         self._uncheckpointed_since: float | None = None
@@ -98,18 +94,18 @@ class HeartbeatThread:
     def _run(self) -> None:
         try:
             while not self._stopped.is_set() and self.failure is None:
-                owner = self._owner()
-                if owner is None:
-                    self._leave_for_owner()
+                idle_seconds = self._idle_seconds()
+                if idle_seconds is None:
+                    self._leave_for_consumer()
                     return
-                idle_seconds, owner = owner.idle_seconds(), None
-                self._run_once(idle_seconds)
+                seconds, idle_seconds = idle_seconds(), None
+                self._run_once(seconds)
         except ClosedError:
             pass  # the log was closed, which closes the member as well
         finally:
             self._watch.close()
 
-    def _leave_for_owner(self) -> None:
+    def _leave_for_consumer(self) -> None:
         """Leave, so that the others need not wait until the session of a dropped consumer ends."""
         _log.warning("%s: the consumer was not closed before it was collected", self.member.id)
         try:
@@ -123,7 +119,9 @@ class HeartbeatThread:
     def _run_once(self, idle_seconds: float) -> None:
         try:
             self._check_members()
-            self._send_heartbeat()
+            if monotonic() >= self._next_heartbeat:
+                self._next_heartbeat = monotonic() + self._heartbeat_seconds
+                self.member.heartbeat()
             self._check_poll_interval(idle_seconds)
             self._checkpoint()
         except (UnknownMemberIdError, FencedInstanceIdError) as error:
@@ -153,7 +151,11 @@ class HeartbeatThread:
         self._last_check_ms = group.uptime()
         if overslept:
             self._remove_from = monotonic() + self._heartbeat_seconds
-        if monotonic() >= self._remove_from and self._should_check_all():
+        # Checking every member opens a file for each.  So check if a process ended or may have
+        # ended unnoticed, and with each heartbeat, for members that are silent.  If each change
+        # caused it, 50 members that join would make 5,000 checks of up to 50 members.
+        check = self._ended_pids or self._watch.blind or monotonic() >= self._next_heartbeat
+        if check and monotonic() >= self._remove_from:
             removed = group.remove_dead_members(exclude=self.member.id)
             if removed:
                 _log.info("%s: removed dead members %s", self.member.id, ", ".join(removed))
@@ -161,20 +163,6 @@ class HeartbeatThread:
         if self._ended_pids:
             members = group.read().members.values()
             self._ended_pids &= {info.pid for info in members if not info.instance_id}
-
-    def _should_check_all(self) -> bool:
-        """Return whether to check every member, which opens a file for each.
-
-        True if a process ended or may have ended unnoticed, and with each heartbeat, for
-        members that are silent.  If each change caused it, 50 members that join would make
-        5,000 checks of up to 50 members.
-        """
-        return bool(self._ended_pids) or self._watch.blind or monotonic() >= self._next_heartbeat
-
-    def _send_heartbeat(self) -> None:
-        if monotonic() >= self._next_heartbeat:
-            self._next_heartbeat = monotonic() + self._heartbeat_seconds
-            self.member.heartbeat()
 
     def _check_poll_interval(self, idle_seconds: float) -> None:
         """Leave if the program polls too rarely; its next poll reports that (M9)."""
@@ -213,9 +201,8 @@ class HeartbeatThread:
 def _next_processes(member: GroupMember, count: int) -> set[int]:
     """Return the ids of the processes whose members follow this one in a ring."""
     members = member.group.read().members
-    own = members.get(member.id)
-    ids = sorted(members)
-    index = ids.index(member.id) if own is not None else 0
-    ring = [members[id_].pid for id_ in ids[index:] + ids[:index]]
-    others = [pid for pid in dict.fromkeys(ring) if own is None or pid != own.pid]
-    return set(others[:count])
+    following = sorted(members, key=lambda id_: (id_ < member.id, id_))
+    pids = dict.fromkeys(members[id_].pid for id_ in following)
+    if member.id in members:
+        del pids[member.info.pid]
+    return set(list(pids)[:count])
