@@ -135,6 +135,7 @@ class Group:
             GroupIdNotFoundError: The group does not exist.
         """
         topics, checkpointed = self.context.catalog.topics(), self._checkpointed()
+        names = {info.id: name for name, info in topics.items()}
         now_ms, dead = self.uptime(), self._dead_members()
 
         def step(txn: kv.Txn) -> GroupSnapshot | None:
@@ -144,7 +145,31 @@ class Group:
                 return None
             group = group or Membership()
             group.remove(dead | self._expired_members(txn, now_ms), self.context.clock())
-            return self._snapshot(txn, group, commits, topics)
+            owners = {
+                ownership.topic_partition(row_key, owner): owner.member
+                for row_key, owner in ownership.of_group(txn, self.key)
+                if owner.member in group.members and ownership.topic_id(row_key) in names
+            }
+            committed: dict[TopicPartition, CommittedOffset] = {}
+            for partition_key, offset in commits.items():
+                topic_id, partition = PARTITION_KEY.unpack(partition_key)
+                if topic_id in names:
+                    committed[TopicPartition(names[topic_id], partition)] = offset
+            ends = {
+                tp: self.ends(txn, topics[tp.topic].key(tp.partition))
+                for tp in sorted(committed.keys() | owners.keys())
+                if tp.topic in topics
+            }
+            return GroupSnapshot(
+                group=self.name,
+                state=_state(group, owners),
+                generation=group.generation,
+                assignor=group.assignor,
+                members=tuple(group.members.values()),
+                owners=dict(sorted(owners.items())),
+                committed=dict(sorted(committed.items())),
+                ends={tp: bounds for tp, bounds in ends.items() if bounds is not None},
+            )
 
         snapshot = self.context.live.read(step)
         if snapshot is None:
@@ -152,40 +177,6 @@ class Group:
                 "The group does not exist", group=self.name, todo="See `embedlog groups list`."
             )
         return snapshot
-
-    def _snapshot(
-        self,
-        txn: kv.Txn,
-        group: Membership,
-        commits: Mapping[bytes, CommittedOffset],
-        topics: Mapping[str, TopicInfo],
-    ) -> GroupSnapshot:
-        names = {info.id: name for name, info in topics.items()}
-        committed: dict[TopicPartition, CommittedOffset] = {}
-        for partition_key, offset in commits.items():
-            topic_id, partition = PARTITION_KEY.unpack(partition_key)
-            if topic_id in names:
-                committed[TopicPartition(names[topic_id], partition)] = offset
-        owners = {
-            ownership.topic_partition(row_key, owner): owner.member
-            for row_key, owner in ownership.of_group(txn, self.key)
-            if owner.member in group.members and ownership.topic_id(row_key) in names
-        }
-        ends = {
-            tp: self.ends(txn, topics[tp.topic].key(tp.partition))
-            for tp in sorted(committed.keys() | owners.keys())
-            if tp.topic in topics
-        }
-        return GroupSnapshot(
-            group=self.name,
-            state=_state(group, owners),
-            generation=group.generation,
-            assignor=group.assignor,
-            members=tuple(group.members.values()),
-            owners=dict(sorted(owners.items())),
-            committed=dict(sorted(committed.items())),
-            ends={tp: bounds for tp, bounds in ends.items() if bounds is not None},
-        )
 
     # Members
 

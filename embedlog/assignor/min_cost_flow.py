@@ -151,11 +151,8 @@ class FlowNetwork:
         """The classes of which each member has more than it owns."""
         self._deficit: list[dict[int, None]] = [{} for _ in classes]
         """The members that own more of each class than they have."""
-        self.kept = 0
-        """How many partitions can be with their owners."""
         for index, counts in enumerate(owned_counts):
-            for class_, count in counts.items():
-                self.kept += min(self.counts[index].get(class_, 0), count)
+            for class_ in counts:
                 self._compare(index, class_)
         self._loads = [len(partitions) for partitions in assigned]
         self._receivers = [class_.subscribers for class_ in classes]
@@ -177,7 +174,6 @@ class FlowNetwork:
 
     def _remove(self, index: int, class_: int) -> None:
         self.changed.add(class_)
-        self.kept -= class_ not in self._surplus[index]
         self._loads[index] -= 1
         self.counts[index][class_] -= 1
         if not self.counts[index][class_]:
@@ -185,7 +181,6 @@ class FlowNetwork:
         self._compare(index, class_)
 
     def _add(self, index: int, class_: int) -> None:
-        self.kept += index in self._deficit[class_]
         self._loads[index] += 1
         self.counts[index][class_] = self.counts[index].get(class_, 0) + 1
         self._compare(index, class_)
@@ -240,26 +235,10 @@ class FlowNetwork:
 
     def return_to_owners(self) -> None:
         """Move along cycles until none returns more than it takes."""
-        max_kept = None if any(self._claimants) else self._max_kept()
-        if self.kept == max_kept:
-            return
         self._restrict_to_levels()
         while cycles := self._cheaper_cycles():
             for cycle in cycles:
                 self._move_along(cycle)
-            if self.kept == max_kept:
-                return
-
-    def _max_kept(self) -> int:
-        """Return how many could be kept at these loads if all members subscribed to all topics."""
-        max_kept = 0
-        full, wanting = Counter[int](), Counter[int]()
-        for index, level in enumerate(self._level_of):
-            owned, top = sum(self._owned[index].values()), self._tops[level]
-            max_kept += min(owned, top - 1)
-            full[level] += self._loads[index] == top
-            wanting[level] += owned >= top
-        return max_kept + sum(min(full[level], wanting[level]) for level in full)
 
     def _restrict_to_levels(self) -> None:
         """Remove moves to members of other levels: no cycle leads back from there."""

@@ -451,8 +451,8 @@ class Consumer:
         Raises:
             Exception: As `poll`; iterate again to continue.
         """
-        self._check_usable()
-        ends = self._ends(until)
+        with self._guard:
+            ends = self._ends(until)
         # The caller gets the records of a batch without any Python code in between.  A group
         # member gets fewer at a time: in between it auto-commits and follows the group.
         limit = self.config.max_poll_records if self.config.group_id is not None else None
@@ -475,8 +475,8 @@ class Consumer:
         Raises:
             Exception: As `poll`; ValueError, if a column does not exist.
         """
-        self._check_usable()
-        return self._iter_batches(check_columns(columns), self._ends(until))
+        with self._guard:
+            return self._iter_batches(check_columns(columns), self._ends(until))
 
     def _iter_batches(self, names: tuple[str, ...], ends: Ends | None) -> Iterator[Any]:
         while (cursor := self._next(fetcher.take_cursor, ends)) is not None:
@@ -500,10 +500,6 @@ class Consumer:
         if isinstance(until, str):
             raise ValueError(f"until must be 'end', a dict of end offsets or None, got {until!r}")
         return {to_topic_partition(tp): end for tp, end in until.items()}
-
-    def _check_usable(self) -> None:
-        with self._guard:
-            pass
 
     def _next(
         self, take: Callable[[PartitionCursor, int | None], T | None], ends: Ends | None

@@ -23,10 +23,9 @@ from embedlog.errors import (
     OffsetOutOfRangeError,
     UnknownTopicOrPartitionError,
 )
-from embedlog.partition import tail
 from embedlog.partition.partition_log import PartitionLog
 from embedlog.partition.reader import PartitionReader
-from embedlog.partition.tail import Tail
+from embedlog.partition.tail import unpack as unpack_tail
 from embedlog.record import OffsetAndMetadata, TopicPartition
 from embedlog.root.root import Root
 
@@ -231,8 +230,9 @@ class PartitionCursor:
             if row is None:
                 row = self._root.context.live.get(self.tail_key)
             try:
-                known_tail = None if row is None else tail.unpack(row)
-                batches = self._open_reader().read(max_bytes, known_tail)
+                tail = None if row is None else unpack_tail(row)
+                reader = self._open_reader()
+                batches = reader.read(max_bytes, tail)
             except LogTruncatedError as error:
                 self._handle_truncation(error)
                 continue
@@ -242,21 +242,16 @@ class PartitionCursor:
             # Skip control batches, and those that compaction emptied.
             useful = [batch for batch in batches if batch.count and not batch.flags & CONTROL]
             if batches and not useful and not self._batches:
-                self._skip_to(batches[-1].next_offset)
+                # Moving past offsets without records does not count as returning records.
+                after = batches[-1].next_offset
+                if self.known_position == self._last_set:
+                    self._last_set = after
+                self._position = after
             if useful or not batches:
-                self._end_row = None if batches or not self._is_at_end(known_tail) else row
+                at_end = not batches and tail is not None and reader.is_at_end(tail)
+                self._end_row = row if at_end else None
                 self._batches += useful
                 return sum([batch.size for batch in useful])
-
-    def _skip_to(self, offset: int) -> None:
-        """Move past offsets without records, which does not count as returning records."""
-        if self.known_position == self._last_set:
-            self._last_set = offset
-        self._position = offset
-
-    def _is_at_end(self, known_tail: Tail | None) -> bool:
-        reader = self._reader
-        return known_tail is not None and reader is not None and reader.is_at_end(known_tail)
 
     def _open_reader(self) -> PartitionReader:
         # In a forked child the parent's reader must not be used.

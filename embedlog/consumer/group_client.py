@@ -205,20 +205,17 @@ class GroupClient:
         if member is None:
             member = self._join()
         elif version != self._catalog_version:
-            self._update_topics(member)
+            # The catalog has changed, and perhaps the topics that match (E17, M16).
+            topics = self._subscribed_topics()
+            if topics != set(member.info.topics):
+                member.resubscribe(topics)
+            member.group.check_topics()
         self._catalog_version = version
         self.committer.auto_commit_if_due()
         while member.changed():
             self._rebalance(member)
             if self._heartbeat is not None:
                 self._heartbeat.wake()
-
-    def _update_topics(self, member: GroupMember) -> None:
-        """Update the member's topics after a change of the catalog (E17, M16)."""
-        topics = self._subscribed_topics()
-        if topics != set(member.info.topics):
-            member.resubscribe(topics)
-        member.group.check_topics()
 
     def _join(self) -> GroupMember:
         if self._left:
@@ -316,11 +313,9 @@ class GroupClient:
 
     def metadata(self) -> ConsumerGroupMetadata:
         """Return the consumer's identity in the group."""
-        group_id, instance_id = self._config.group_id, self._config.group_instance_id
-        member = self._current_member()
-        if member is None:
-            return ConsumerGroupMetadata(group_id, group_instance_id=instance_id)
-        return ConsumerGroupMetadata(group_id, member.generation, member.id, instance_id)
+        config, member = self._config, self._current_member()
+        identity = (-1, "") if member is None else (member.generation, member.id)
+        return ConsumerGroupMetadata(config.group_id, *identity, config.group_instance_id)
 
     # Polling
 

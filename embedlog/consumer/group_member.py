@@ -61,7 +61,6 @@ def join(
     session_ms: int,
     instance_id: str | None = None,
     client_id: str = "",
-    user_data: bytes | None = None,
     max_members: int | None = None,
 ) -> GroupMember:
     """Join a group; the member owns no partitions before `GroupMember.acquire`.
@@ -73,7 +72,6 @@ def join(
         session_ms: The session timeout.
         instance_id: The id of a static member; a live member with that id is fenced.
         client_id: The prefix of the member id if there is no instance id.
-        user_data: Data for a custom assignor.
         max_members: The maximum number of members.
 
     Raises:
@@ -91,7 +89,6 @@ def join(
         assignors=tuple(assignors),
         session_ms=session_ms,
         joined_ms=group.context.clock(),
-        user_data=None if user_data is None else user_data.decode("latin-1"),
     )
     files = group.context.files
     # Locked before the member is visible to others: a free lock means that it is dead.
@@ -199,40 +196,34 @@ class GroupMember:
 
         def step(
             txn: kv.Txn, group: Membership
-        ) -> dict[TopicPartition, tuple[bytes, int, StartPosition]]:
+        ) -> dict[TopicPartition, tuple[OwnershipClaim, StartPosition]]:
             self._check_member(group)
             acquired = {}
             for tp in group.target.get(self.id, ()):
                 key = PARTITION_KEY.pack(group.topics[tp.topic][0], tp.partition)
-                start_or_end = int(not group.came_later(tp)) if from_end else None
-                result = self._acquire(txn, tp, key, start_or_end)
-                if result is not None:
-                    acquired[tp] = result
+                row_key = OWNERS.key(self.group.key, key)
+                owner = ownership.get(txn, row_key)
+                if owner.member not in (NO_OWNER, self.id) or tp in self._claims:
+                    continue
+                committed, start = COMMITTED.get(txn, self.group.key, key), owner.start
+                if from_end and committed is None and start == NO_START:
+                    bounds = self.group.ends(txn, key)
+                    if bounds is not None:
+                        start = bounds[0] if group.came_later(tp) else bounds[1]
+                epoch = owner.epoch + 1
+                ownership.put(txn, row_key, PartitionOwner(epoch, start, self.id, tp.topic))
+                position = StartPosition(
+                    None if committed is None else committed.position,
+                    start if from_end and start != NO_START else None,
+                )
+                acquired[tp] = (row_key, epoch), position
             if acquired:
                 group.touch()
             return acquired
 
         acquired = self.group.update(step)
-        self._claims.update({tp: (row_key, epoch) for tp, (row_key, epoch, _) in acquired.items()})
-        return {tp: start for tp, (_, _, start) in acquired.items()}
-
-    def _acquire(
-        self, txn: kv.Txn, tp: TopicPartition, key: bytes, start_or_end: int | None
-    ) -> tuple[bytes, int, StartPosition] | None:
-        """Acquire a partition if it is free; without a commit begin at 0 its start or 1 its end."""
-        row_key = OWNERS.key(self.group.key, key)
-        owner = ownership.get(txn, row_key)
-        if owner.member not in (NO_OWNER, self.id) or tp in self._claims:
-            return None
-        row = COMMITTED.get(txn, self.group.key, key)
-        start = owner.start
-        if row is None and start_or_end is not None and start == NO_START:
-            ends = self.group.ends(txn, key)
-            start = NO_START if ends is None else ends[start_or_end]
-        ownership.put(txn, row_key, PartitionOwner(owner.epoch + 1, start, self.id, tp.topic))
-        committed = None if row is None else row.position
-        end = start if start_or_end is not None and start != NO_START else None
-        return row_key, owner.epoch + 1, StartPosition(committed, end)
+        self._claims.update({tp: claim for tp, (claim, _) in acquired.items()})
+        return {tp: position for tp, (_, position) in acquired.items()}
 
     def release(self, partitions: Partitions) -> None:
         """Release partitions, so that the members they are assigned to may acquire them."""

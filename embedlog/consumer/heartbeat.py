@@ -23,7 +23,6 @@ from embedlog.errors import (
     UnknownMemberIdError,
 )
 from embedlog.files import ProcessWatch
-from embedlog.groups import offsets
 
 CHECKPOINT_SECONDS = 1.0
 """How long a commit may wait for its checkpoint."""
@@ -92,29 +91,24 @@ class HeartbeatThread:
             self._thread.join()
 
     def _run(self) -> None:
+        name = self.member.id
         try:
             while not self._stopped.is_set() and self.failure is None:
                 idle_seconds = self._idle_seconds()
                 if idle_seconds is None:
-                    self._leave_for_consumer()
+                    # So that the others need not wait until the session ends.
+                    _log.warning("%s: the consumer was not closed before it was collected", name)
+                    self.member.leave()
                     return
                 seconds, idle_seconds = idle_seconds(), None
                 self._run_once(seconds)
         except ClosedError:
             pass  # the log was closed, which closes the member as well
+        except EmbedlogError as error:
+            # The lock of a member that failed to leave is free, which the others see.
+            _log.warning("%s: %s", name, error)
         finally:
             self._watch.close()
-
-    def _leave_for_consumer(self) -> None:
-        """Leave, so that the others need not wait until the session of a dropped consumer ends."""
-        _log.warning("%s: the consumer was not closed before it was collected", self.member.id)
-        try:
-            self.member.leave()
-        except ClosedError:
-            raise
-        except EmbedlogError as error:
-            # The member's lock is free in any case, which the others see.
-            _log.warning("%s: %s", self.member.id, error)
 
     def _run_once(self, idle_seconds: float) -> None:
         try:
@@ -181,9 +175,8 @@ class HeartbeatThread:
         if since is not None and monotonic() >= since + CHECKPOINT_SECONDS:
             # Reset before the checkpoint: commits from now on count again.
             self._uncheckpointed_since = None
-            context = self.member.group.context
             try:
-                offsets.checkpoint(context.live, context.state)
+                self.member.group.checkpoint(always=True)
             except EmbedlogError:
                 self._uncheckpointed_since = since
                 raise

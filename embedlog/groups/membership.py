@@ -13,6 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
+from itertools import groupby
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 from embedlog import assignor as assignors
@@ -129,14 +131,10 @@ class Membership:
             self.touch()
             self.settled = False
             if not self.members:
-                self._empty(now_ms)
+                # The target of an empty group is a separate generation (M2).
+                self.settle(None, {}, {}, 0)
+                self.newest, self.began, self.emptied_ms = None, {}, now_ms
         return removed
-
-    def _empty(self, now_ms: int) -> None:
-        """Make the target of an empty group, which is a generation of its own (M2)."""
-        self.settle("", {}, {}, 0)
-        self.newest, self.began = None, {}
-        self.assignor, self.emptied_ms = None, now_ms
 
     def resubscribe(self, member: str, topics: Iterable[str]) -> None:
         """Change what a member subscribes to."""
@@ -155,7 +153,7 @@ class Membership:
 
     def settle(
         self,
-        name: str,
+        name: str | None,
         topics: Topics,
         target: dict[str, tuple[TopicPartition, ...]],
         newest: int,
@@ -232,7 +230,11 @@ class Membership:
         fields: dict[str, Any] = {name: getattr(self, name) for name in self.__slots__}
         fields["members"] = list(self.members.values())
         fields["target"] = {
-            member: _by_topic(partitions) for member, partitions in self.target.items()
+            member: {
+                topic: [tp.partition for tp in group]
+                for topic, group in groupby(sorted(partitions), attrgetter("topic"))
+            }
+            for member, partitions in self.target.items()
         }
         return fields
 
@@ -254,13 +256,6 @@ def from_fields(fields: dict[str, Any]) -> Membership:
             },
         }
     )
-
-
-def _by_topic(partitions: Iterable[TopicPartition]) -> dict[str, list[int]]:
-    numbers: dict[str, list[int]] = {}
-    for topic, partition in partitions:
-        numbers.setdefault(topic, []).append(partition)
-    return numbers
 
 
 GROUPS = keyspace.GROUPS.typed(from_fields, lambda group: (group.to_fields(),))
