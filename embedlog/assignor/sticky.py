@@ -75,38 +75,22 @@ def _assign_evenly(
     if not members:
         return assigned
     min_share, extra = divmod(len(subscribed), len(members))
-    below, at_min = _trim(assigned, min_share, extra)
+    for partitions in assigned:
+        # Shares of one more go to members that already have that many, while they last.
+        larger = extra > 0 and len(partitions) > min_share
+        extra -= larger
+        del partitions[min_share + larger :]
+    below = deque(n for n, partitions in enumerate(assigned) if len(partitions) < min_share)
+    at_min = deque(n for n, partitions in enumerate(assigned) if len(partitions) == min_share)
     kept = set().union(*assigned)
-    free = deque(tp for tp in subscribed if tp not in kept)
-    while below:
-        index = below.popleft()
-        assigned[index].append(free.popleft())
-        (at_min if len(assigned[index]) == min_share else below).append(index)
-    while free:
-        assigned[at_min.popleft()].append(free.popleft())
+    for tp in (tp for tp in subscribed if tp not in kept):
+        receivers = below or at_min
+        index = receivers.popleft()
+        assigned[index].append(tp)
+        if receivers is below:
+            (at_min if len(assigned[index]) == min_share else below).append(index)
     if not owned.other_claimants:
         return assigned
     # Owners keep as much as possible; claims of other members were not considered yet.
     topics = Counter(tp.topic for tp in subscribed)
     return optimize(assigned, subscribers(topics, members), owned)
-
-
-def _trim(
-    assigned: list[list[TopicPartition]], min_share: int, extra: int
-) -> tuple[deque[int], deque[int]]:
-    """Cut each member to its share; return the members below and those at the minimum share.
-
-    The ``extra`` shares of one more go to members that already have that many, while they last.
-    """
-    below: deque[int] = deque()
-    at_min: deque[int] = deque()
-    for index, partitions in enumerate(assigned):
-        if len(partitions) < min_share:
-            below.append(index)
-        elif len(partitions) > min_share and extra:
-            extra -= 1
-            del partitions[min_share + 1 :]
-        else:
-            del partitions[min_share:]
-            at_min.append(index)
-    return below, at_min

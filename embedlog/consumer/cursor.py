@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import islice
 from typing import Any
 
 from embedlog.batch import CONTROL, Batch
@@ -26,7 +27,7 @@ from embedlog.errors import (
 from embedlog.partition.partition_log import PartitionLog
 from embedlog.partition.reader import PartitionReader
 from embedlog.partition.tail import unpack as unpack_tail
-from embedlog.record import OffsetAndMetadata, TopicPartition
+from embedlog.record import OffsetAndMetadata, Record, TopicPartition
 from embedlog.root.root import Root
 
 _log = logging.getLogger(__name__)
@@ -129,9 +130,8 @@ class PartitionCursor:
             NoOffsetForPartitionError: There is no commit, and auto_offset_reset is "none".
         """
         position = self.known_position
-        return self._resolve() if position is None else position
-
-    def _resolve(self) -> int:
+        if position is not None:
+            return position
         lookup = self._committed_lookup
         committed = None if lookup is None else lookup(self.partition)
         if committed is not None:
@@ -343,6 +343,34 @@ class PartitionCursor:
             if rows is not None or after < head.next_offset:
                 return rows
         return None
+
+    def take_records(self, max_records: int) -> tuple[list[Record], int] | None:
+        """Take some records of one batch, and their number."""
+        run = self.next_run()
+        if run is None:
+            return None
+        records = list(islice(run.records, max_records))
+        return records, len(records)
+
+    def take_rows(self, names: tuple[str, ...], max_rows: int) -> tuple[list[Any], int] | None:
+        """Take some rows of one batch as columns, and their number."""
+        rows = self.next_rows(names, max_rows, None)
+        return None if rows is None else ([rows], rows.num_rows)
+
+    def take_iterator(self, max_offsets: int | None, stop: int | None) -> Iterator[Record] | None:
+        """Take the records of one batch as an iterator, which makes each record when needed.
+
+        Args:
+            max_offsets: At most the records of so many offsets; None is no limit.
+            stop: Only records below this offset.
+        """
+        run = self.next_run()
+        if run is None:
+            return None
+        if max_offsets is not None:
+            limit = run.position + max_offsets
+            stop = limit if stop is None else min(stop, limit)
+        return run.records_before(stop)
 
 
 def _partial_rows(

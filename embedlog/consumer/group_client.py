@@ -274,11 +274,10 @@ class GroupClient:
         self, member: GroupMember, added: Iterable[TopicPartition]
     ) -> dict[TopicPartition, StartPosition]:
         for partition in added:
-            try:
+            # An error here is raised when it is read; the other partitions are fine.
+            with suppress(UnknownTopicOrPartitionError, CorruptionError):
                 # The transaction that acquires it needs a row with its end.
                 self._root.partition(*partition).tail()
-            except (UnknownTopicOrPartitionError, CorruptionError):
-                pass  # raised when it is read; the other partitions are fine
         acquired = member.acquire(from_end=self._config.auto_offset_reset == "latest")
         for partition, start in acquired.items():
             try:
