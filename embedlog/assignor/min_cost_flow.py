@@ -79,41 +79,25 @@ def optimize(
         return assigned
     result = [[tp for tp in partitions if class_of[tp] not in changed] for partitions in assigned]
     counts = [{c: n for c, n in counts.items() if c in changed} for counts in flow.counts]
-    moving = {tp: n for tp, n in holder.items() if class_of[tp] in changed}
-    _distribute(result, counts, moving, class_of, owned.owner)
-    return result
-
-
-def _distribute(
-    result: list[list[TopicPartition]],
-    counts: list[dict[int, int]],
-    holder: Mapping[TopicPartition, int],
-    class_of: Mapping[TopicPartition, int],
-    owner: Mapping[TopicPartition, int],
-) -> None:
-    """Add partitions to the result, by the counts: first to owners, then to holders."""
-
-    def assign(pairs: Iterable[tuple[TopicPartition, int | None]]) -> list[TopicPartition]:
-        """Assign partitions to these members; return those that do not fit their counts."""
-        rest = []
-        for tp, index in pairs:
-            class_ = class_of[tp]
-            if index is not None and counts[index].get(class_):
-                counts[index][class_] -= 1
+    rest = sorted(tp for tp in holder if class_of[tp] in changed)
+    # First to owners, then to holders, and at last to any members.
+    for preferred in (owned.owner, holder):
+        unassigned = []
+        for tp in rest:
+            index, number = preferred.get(tp), class_of[tp]
+            if index is not None and counts[index].get(number):
+                counts[index][number] -= 1
                 result[index].append(tp)
             else:
-                rest.append(tp)
-        return rest
-
-    away = assign((tp, n if owner.get(tp) == n else None) for tp, n in holder.items())
-    unowned = assign((tp, owner.get(tp)) for tp in sorted(away))
-    rest = assign((tp, holder[tp]) for tp in unowned)
-    free: dict[int, list[TopicPartition]] = defaultdict(list)
-    for tp in sorted(rest, reverse=True):
-        free[class_of[tp]].append(tp)
+                unassigned.append(tp)
+        rest = unassigned
+    by_class: dict[int, list[TopicPartition]] = defaultdict(list)
+    for tp in reversed(rest):
+        by_class[class_of[tp]].append(tp)
     for index, wanted in enumerate(counts):
-        for class_, count in wanted.items():
-            result[index] += [free[class_].pop() for _ in range(count)]
+        for number, count in wanted.items():
+            result[index] += [by_class[number].pop() for _ in range(count)]
+    return result
 
 
 class FlowNetwork:

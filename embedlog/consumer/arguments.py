@@ -134,16 +134,15 @@ def parse_offsets(
         raise TypeError(
             f"offsets must be a dict of TopicPartition to OffsetAndMetadata, got {offsets!r}"
         )
-    return {to_topic_partition(key): _parse_offset(value) for key, value in offsets.items()}
-
-
-def _parse_offset(value: object) -> OffsetAndMetadata:
-    if isinstance(value, int) and not isinstance(value, bool):
-        return OffsetAndMetadata(value)
-    if not isinstance(value, OffsetAndMetadata):
-        raise TypeError(f"offset must be an OffsetAndMetadata or an int, got {value!r}")
-    # kafka-python's -1 is None here.
-    known = value.leader_epoch is not None and value.leader_epoch >= 0
-    return OffsetAndMetadata(
-        value.offset, value.metadata or "", value.leader_epoch if known else None
-    )
+    parsed = {}
+    for key, value in offsets.items():
+        if isinstance(value, int) and not isinstance(value, bool):
+            value = OffsetAndMetadata(value)
+        if not isinstance(value, OffsetAndMetadata):
+            raise TypeError(f"offset must be an OffsetAndMetadata or an int, got {value!r}")
+        epoch = value.leader_epoch
+        # kafka-python's -1 is None here.
+        epoch = None if epoch is None or epoch < 0 else epoch
+        position = OffsetAndMetadata(value.offset, value.metadata or "", epoch)
+        parsed[to_topic_partition(key)] = position
+    return parsed

@@ -80,27 +80,20 @@ class Committer:
 
     # On request
 
-    def all_positions(self) -> Positions:
-        """Return the positions of all partitions where they are known."""
-        return _positions((cursor, cursor.known_position) for cursor in self._assignment)
-
     def commit_sync(self, positions: Positions | None) -> None:
         """Run the callbacks of earlier commits, and then commit (E21)."""
         self.run_callbacks()
-        chosen = self.all_positions() if positions is None else positions
-        if chosen:
-            self._commit_positions(chosen)
+        self._commit_by_program(self._chosen(positions))
 
     def commit_async(
         self, positions: Positions | None, callback: Callback | None
     ) -> Future[Positions]:
         """Commit; errors go to the future and to the callback, which runs later (E22)."""
-        chosen = dict(self.all_positions() if positions is None else positions)
+        chosen = dict(self._chosen(positions))
         future: Future[Positions] = Future()
         error: BaseException | None = None
         try:
-            if chosen:
-                self._commit_positions(chosen)
+            self._commit_by_program(chosen)
             future.set_result(chosen)
         except EmbedlogError as failure:
             error = failure
@@ -111,8 +104,15 @@ class Committer:
             self._callbacks.append(lambda: callback(chosen, error))
         return future
 
-    def _commit_positions(self, positions: Positions) -> None:
-        self._commit(positions)
+    def _chosen(self, positions: Positions | None) -> Positions:
+        """Return the positions, or those of all partitions where they are resolved."""
+        if positions is not None:
+            return positions
+        return _positions((cursor, cursor.known_position) for cursor in self._assignment)
+
+    def _commit_by_program(self, positions: Positions) -> None:
+        if positions:
+            self._commit(positions)
         for partition, position in positions.items():
             cursor = self._assignment.get(partition)
             # Partitions that are not assigned may be committed as well.
