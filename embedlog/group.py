@@ -11,8 +11,8 @@ releases only what it owns, and loses its partitions only together with its memb
 A commit is checked against that row in the transaction that writes it, so a commit of a
 member that was stopped and replaced meanwhile is refused (M22).
 
-The kernel reports the death of a process: each member holds the lock of a file of its
-own.  A member that sends no heartbeat within its session timeout is removed as well, by
+The kernel reports the death of a process: each member holds the lock of its own file.  A
+member that sends no heartbeat within its session timeout is removed as well, by
 a clock that keeps running while the machine sleeps (CLOCK_BOOTTIME).
 """
 
@@ -87,7 +87,7 @@ class GroupSnapshot:
     """Member ids."""
     committed: dict[TopicPartition, CommittedOffset]
     ends: dict[TopicPartition, tuple[int, int]]
-    """Start and end of each partition that is owned or has a position, where known."""
+    """Start and end of each partition that is owned or has a position, unless unknown."""
 
 
 class Group:
@@ -183,7 +183,7 @@ class Group:
     def admit(
         self, txn: kv.Txn, group: Membership, info: MemberInfo, max_members: int | None = None
     ) -> MemberInfo | None:
-        """Add a member; return the one of the same instance id that it replaces, if any.
+        """Add a member; return the member that it replaces, which had the same instance id.
 
         Raises:
             InconsistentGroupProtocolError, GroupMaxSizeReachedError: See `Membership.admit`.

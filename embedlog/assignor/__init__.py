@@ -10,7 +10,7 @@ and a test needs nothing but values.
 - `balance`: the sticky assignment where subscriptions differ.
 - `min_cost_flow`: finds the best of all assignments.
 - `rebalance`: what each member may release and acquire now.
-- `select`: configured assignors, and the one that a whole group uses.
+- `select`: configured assignors, and the one that a group uses.
 
 Where Kafka's result depends on the order of a Java hash table, members are processed in
 the order of `sort_members` (M26).

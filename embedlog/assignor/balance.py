@@ -44,8 +44,8 @@ def _assign_free(
     subscribers_of: Mapping[str, Sequence[int]],
 ) -> None:
     """Assign the free ones to the least loaded subscribers, topics with few subscribers first."""
-    kept = set().union(*assigned)
-    free = [tp for tp in subscribed if tp not in kept]
+    retained = set().union(*assigned)
+    free = [tp for tp in subscribed if tp not in retained]
     # `subscribed` is ordered by topic and number, and the sort is stable.
     free.sort(key=lambda tp: len(subscribers_of[tp.topic]))
     for topic, partitions in groupby(free, attrgetter("topic")):

@@ -172,7 +172,7 @@ def subscribers(partitions: Mapping[str, int], members: Sequence[Member]) -> dic
 def to_assignment(
     members: Sequence[Member], partitions: Sequence[Iterable[TopicPartition]]
 ) -> Assignment:
-    """Return an `Assignment` of the partitions of each member, given by index."""
+    """Return the `Assignment` for lists of partitions in the order of the members."""
     return {
         member.id: tuple(sorted(assigned))
         for member, assigned in zip(members, partitions, strict=True)

@@ -1,8 +1,8 @@
 """Sticky: as even as possible, and then with as few moves of owned partitions as possible.
 
 KIP-54 and KIP-341, with claims resolved as in KIP-792.  If all members have the same
-subscription, the size of each share is known beforehand and one pass finds the fewest
-moves; otherwise see `balance`.  No assignment of Kafka's is more even, and none that is
+subscription, the size of each share is fixed and one pass finds the fewest moves;
+otherwise see `balance`.  No assignment of Kafka's is more even, and none that is
 as even keeps more partitions with their owners.
 """
 
@@ -82,8 +82,8 @@ def _assign_evenly(
         del partitions[min_share + larger :]
     below = deque(n for n, partitions in enumerate(assigned) if len(partitions) < min_share)
     at_min = deque(n for n, partitions in enumerate(assigned) if len(partitions) == min_share)
-    kept = set().union(*assigned)
-    for tp in (tp for tp in subscribed if tp not in kept):
+    retained = set().union(*assigned)
+    for tp in (tp for tp in subscribed if tp not in retained):
         receivers = below or at_min
         index = receivers.popleft()
         assigned[index].append(tp)

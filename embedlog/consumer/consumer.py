@@ -206,7 +206,7 @@ class Consumer:
         with `assign` takes a later poll, commit or close.
 
         Args:
-            offsets: The next offset to read, by partition; None is every known position.
+            offsets: The next offset to read, by partition; None is all resolved positions.
             timeout_ms: Accepted for kafka-python; a commit waits for the log's ``lock_timeout``.
 
         Raises:
@@ -677,7 +677,7 @@ class Consumer:
         instance_id = self.config.group_instance_id
         if instance_id is None:
             return self.config.overrides()
-        # Each member needs a `group_instance_id` of its own.
+        # Each member needs a different `group_instance_id`.
         return self.config.changed({"group_instance_id": f"{instance_id}-{name}"}).overrides()
 
     # Closing

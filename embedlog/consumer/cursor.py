@@ -66,11 +66,11 @@ class PartitionCursor:
         self._last_set: int | None = None
         """The last position that was set otherwise than by returning records."""
         self._polled = False
-        """Whether a poll began with this position known, or the program sought it."""
+        """Whether a poll began with this position, or the program sought it."""
         self._committed_by_program = False
         """Whether the program committed an offset and no record was returned since."""
         self.committed: int | None = None
-        """The committed offset as far as it is known: it need not be committed again."""
+        """The last committed offset that this consumer saw; it need not be committed again."""
         self._batches: deque[Batch] = deque()
         self._run: RecordRun | None = None
         self._arrow: ArrowDecoder | None = None
@@ -173,7 +173,7 @@ class PartitionCursor:
 
     @property
     def leader_epoch(self) -> int | None:
-        """The leader epoch in which the position was read, if known."""
+        """The leader epoch in which the position was read; None if unknown."""
         return self._epoch if self._reader is None else self._reader.leader_epoch
 
     def request_reset(self, strategy: str) -> None:
@@ -239,7 +239,7 @@ class PartitionCursor:
             except OffsetOutOfRangeError as error:
                 self._handle_out_of_range(error)
                 continue
-            # Skip control batches, and those that compaction emptied.
+            # Skip control batches, and batches that compaction emptied.
             useful = [batch for batch in batches if batch.count and not batch.flags & CONTROL]
             if batches and not useful and not self._batches:
                 # Moving past offsets without records does not count as returning records.
@@ -328,7 +328,7 @@ class PartitionCursor:
             self.recall_records()
         arrow = self._arrow
         if arrow is None or arrow.names is not names:
-            arrow = self._arrow = self._decoder.arrow_decoder(self.partition, names)
+            arrow = self._arrow = ArrowDecoder(self.partition, names, self._decoder.verify)
         while (head := self._head()) is not None:
             position, after = self.position(), head.next_offset
             try:

@@ -147,7 +147,7 @@ class RecordDecoder:
     """Decodes batches according to the settings of a consumer."""
 
     def __init__(self, config: ConsumerConfig) -> None:
-        self._verify = config.check_crcs
+        self.verify = config.check_crcs
         self._key, self._value = config.key_deserializer, config.value_deserializer
 
     def decode(self, batch: Batch, partition: TopicPartition, position: int) -> RecordRun:
@@ -158,7 +158,7 @@ class RecordDecoder:
             RecordDeserializationError: The first record cannot be decoded (E10).
         """
         try:
-            columns = RowLists(batch, position, self._verify)
+            columns = RowLists(batch, position, self.verify)
         except CorruptBatchError as error:
             raise locate_error(error, batch, partition, position) from error
         if self._key is None and self._value is None:
@@ -188,10 +188,6 @@ class RecordDecoder:
         failed_offset: int = columns.offsets[good]
         columns.keep(slice(good))
         return failed_offset
-
-    def arrow_decoder(self, partition: TopicPartition, names: tuple[str, ...]) -> ArrowDecoder:
-        """Return a decoder of the batches of one partition to Arrow columns."""
-        return ArrowDecoder(partition, names, self._verify)
 
 
 class ArrowDecoder:
@@ -276,13 +272,9 @@ def locate_error(
     error: CorruptBatchError, batch: Batch, partition: TopicPartition, position: int
 ) -> CorruptBatchError:
     """Return the error with topic, partition and offset, and how to continue."""
-    facts = {
-        **error.facts,
-        **partition._asdict(),
-        "offset": position,
-        "next_offset": batch.next_offset,
-    }
-    todo = f"Seek to {batch.next_offset}, after the batch, and run `embedlog verify`."
+    after = batch.next_offset
+    facts = {**error.facts, **partition._asdict(), "offset": position, "next_offset": after}
+    todo = f"Seek to {after}, after the batch, and run `embedlog verify`."
     return CorruptBatchError(error.what, todo=todo, **facts)
 
 

@@ -1,4 +1,4 @@
-"""What a consumer does with its group, as a member or as one that only commits.
+"""The connection of a consumer to its group, as a member or only to commit.
 
 Everything happens on the polling thread, partition by partition: the consumer keeps
 reading kept partitions, releases revoked ones after the program was notified, and begins
@@ -64,10 +64,10 @@ def open_group(root: Root, group_id: str) -> Group:
 
 
 class GroupClient:
-    """The connection of one consumer to its group; without a ``group_id`` it refuses everything.
+    """A consumer's connection to its group; without a ``group_id`` it refuses everything.
 
-    While the consumer is subscribed, the first `update` joins the group, and every later
-    one carries out what has changed.
+    While the consumer is subscribed, the first `update` joins the group, and later updates
+    carry out its changes.
 
     Args:
         root: The log.
@@ -361,7 +361,7 @@ class GroupClient:
             self._heartbeat.note_commit()
 
     def _checkpoint_after(self, seconds: float) -> None:
-        """Checkpoint commits that are so old; for members, the heartbeat thread does that."""
+        """Checkpoint commits after that time; for members, the heartbeat thread does that."""
         since = self._uncheckpointed_since
         if since is not None and monotonic() - since >= seconds:
             self._uncheckpointed_since = None

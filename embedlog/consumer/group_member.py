@@ -227,10 +227,9 @@ class GroupMember:
 
     def release(self, partitions: Partitions) -> None:
         """Release partitions, so that the members they are assigned to may acquire them."""
-        released = set(partitions)
+        released = {tp: self._claims[tp] for tp in partitions}
         if released:
-            claims = [self._claims[tp] for tp in released]
-            self.group.update(partial(self._release, claims))
+            self.group.update(partial(self._release, released.values()))
         for tp in released:
             del self._claims[tp]
 

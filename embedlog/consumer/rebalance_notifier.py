@@ -23,7 +23,7 @@ class ConsumerRebalanceListener:
         """Called after partitions were assigned: seek, unless the committed offset is right."""
 
     def on_partitions_lost(self, lost: set[TopicPartition]) -> None:
-        """Called when other members may own partitions already; defaults to the one for revoked."""
+        """Called when other members may own partitions already; by default, as revoked."""
         self.on_partitions_revoked(lost)
 
 

@@ -3,10 +3,10 @@
 Values only: no clock, no lock, no database.  `group` reads the document, takes one of
 the steps below, and writes it back, all in one transaction.
 
-A *target* says who should own what; it belongs to a *generation* and is made by an
-assignor.  Who owns what now is in the rows of `ownership`, which follow the target one
-partition at a time.  While the members have changed since the target was made, the group
-is not *settled*, and the next member that looks at it makes a new target.
+A *target* is the assignment that a *generation* should reach; an assignor computes it.  The
+rows of `ownership` have the current owners, which follow the target one partition at a
+time.  When the members change, the group is not *settled* until the next member that
+checks it computes a new target.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class MemberInfo(NamedTuple):
     """The file whose lock it holds for as long as it lives."""
     topics: tuple[str, ...]
     assignors: tuple[str, ...]
-    """The names of those it can use, best first (M5)."""
+    """The names of the assignors that it supports, in order of preference (M5)."""
     session_ms: int
     joined_ms: int
     user_data: str | None = None
@@ -58,9 +58,9 @@ class Membership:
     """One group, as of one transaction."""
 
     version: int = 0
-    """Grows with every change, also of owners: each step adds to it (`touch`)."""
+    """Grows with every change, also of owners; see `touch`."""
     generation: int = 0
-    """The number of the target; grows with each, as long as the group exists (M2)."""
+    """The number of the target; grows with every target while the group exists (M2)."""
     settled: bool = True
     """Whether the target was made for the current members and topics."""
     assignor: str | None = None
@@ -79,11 +79,11 @@ class Membership:
     # Steps
 
     def touch(self) -> None:
-        """Make all members look at the group again."""
+        """Make all members check the group again."""
         self.version += 1
 
     def admit(self, member: MemberInfo, max_members: int | None = None) -> MemberInfo | None:
-        """Add a member; return the one with the same instance id that it replaces (M13).
+        """Add a member; return the member with the same instance id that it replaces (M13).
 
         Raises:
             InconsistentGroupProtocolError: It has no assignor in common with the others (M5).
@@ -146,7 +146,7 @@ class Membership:
             self.settled = False
 
     def notice(self, topics: Topics) -> None:
-        """Compare the subscribed topics with the target's: a change needs a new target (M16)."""
+        """Request a new target if the subscribed topics are not those of the target (M16)."""
         if self.settled and topics != self.topics:
             self.touch()
             self.settled = False
@@ -214,7 +214,7 @@ class Membership:
                 f"{instance_id!r}",
                 group=group,
                 member=member,
-                todo="Give each running member a group_instance_id of its own.",
+                todo="Give each running member a different group_instance_id.",
             )
         raise UnknownMemberIdError(
             "This member was removed from the group",
