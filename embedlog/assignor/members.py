@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from operator import attrgetter
 from typing import NamedTuple, Protocol, TypeAlias
 
@@ -114,7 +114,23 @@ def validate(
     Raises:
         AssignorError: It names the assignor and the first problems; `problems` has all.
     """
-    problems = list(_problems(assignment, partitions, list(members)))
+    members = list(members)
+    topics_of = {member.id: member.topics for member in members}
+    subscribed = set(all_partitions(partitions, members))
+    times: Counter[TopicPartition] = Counter()
+    problems = []
+    for member, assigned in assignment.items():
+        if member not in topics_of:
+            problems.append(f"{member} is not a member")
+        for tp in assigned:
+            times[tp] += 1
+            if tp not in subscribed:
+                problems.append(f"{_text(tp)} does not exist or has no subscriber")
+            elif tp.topic not in topics_of.get(member, ()):
+                name = _text(tp)
+                problems.append(f"{name} is assigned to {member}, which is not subscribed to it")
+    problems += [f"{_text(tp)} is assigned {n} times" for tp, n in sorted(times.items()) if n > 1]
+    problems += [f"{_text(tp)} is not assigned" for tp in sorted(subscribed - times.keys())]
     if problems:
         hidden = len(problems) - _MAX_PROBLEMS_SHOWN
         more = f", and {hidden} more" if hidden > 0 else ""
@@ -125,27 +141,6 @@ def validate(
             assignor=assignor,
             problems=tuple(problems),
         )
-
-
-def _problems(
-    assignment: Mapping[str, Iterable[TopicPartition]],
-    partitions: Mapping[str, int],
-    members: Sequence[Member],
-) -> Iterator[str]:
-    topics_of = {member.id: member.topics for member in members}
-    subscribed = set(all_partitions(partitions, members))
-    times: Counter[TopicPartition] = Counter()
-    for member, assigned in assignment.items():
-        if member not in topics_of:
-            yield f"{member} is not a member"
-        for tp in assigned:
-            times[tp] += 1
-            if tp not in subscribed:
-                yield f"{_text(tp)} does not exist or has no subscriber"
-            elif tp.topic not in topics_of.get(member, ()):
-                yield f"{_text(tp)} is assigned to {member}, which is not subscribed to it"
-    yield from (f"{_text(tp)} is assigned {n} times" for tp, n in sorted(times.items()) if n > 1)
-    yield from (f"{_text(tp)} is not assigned" for tp in sorted(subscribed - times.keys()))
 
 
 def _text(tp: TopicPartition) -> str:

@@ -219,17 +219,14 @@ class FlowNetwork:
 
     def return_to_owners(self) -> None:
         """Move along cycles until none returns more than it takes."""
-        self._restrict_to_levels()
-        while cycles := self._cheaper_cycles():
-            for cycle in cycles:
-                self._move_along(cycle)
-
-    def _restrict_to_levels(self) -> None:
-        """Remove moves to members of other levels: no cycle leads back from there."""
+        # No cycle leads back from a member of another level.
         level_of = {c: self._level_of[n] for n, counts in enumerate(self.counts) for c in counts}
         for class_, level in level_of.items():
             receivers = self._receivers[class_]
             self._receivers[class_] = [n for n in receivers if self._level_of[n] == level]
+        while cycles := self._cheaper_cycles():
+            for cycle in cycles:
+                self._move_along(cycle)
 
     def _cheaper_cycles(self) -> list[list[int]]:
         """Find cycles of moves with a negative cost, by the algorithm of Bellman and Ford.

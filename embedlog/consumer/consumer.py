@@ -656,11 +656,14 @@ class Consumer:
             check_stream_counts(counts)
             streams: dict[str, list[Consumer]] = {topic: [] for topic in counts}
             created: list[Consumer] = []
+            instance_id = self.config.group_instance_id
             try:
                 for topic, count in counts.items():
                     for number in range(count):
-                        settings = self._stream_settings(f"{topic}-{number}")
-                        created.append(Consumer(self._root, topic, **settings))
+                        # Each member needs a different `group_instance_id`.
+                        name = None if instance_id is None else f"{instance_id}-{topic}-{number}"
+                        config = self.config.changed({"group_instance_id": name})
+                        created.append(Consumer(self._root, topic, **config.overrides()))
                         streams[topic].append(created[-1])
                 # Three rounds: the first streams release what they acquired while they were
                 # alone, and only then the last ones can acquire it.
@@ -672,13 +675,6 @@ class Consumer:
                 raise
             self._streams += created
             return streams
-
-    def _stream_settings(self, name: str) -> dict[str, object]:
-        instance_id = self.config.group_instance_id
-        if instance_id is None:
-            return self.config.overrides()
-        # Each member needs a different `group_instance_id`.
-        return self.config.changed({"group_instance_id": f"{instance_id}-{name}"}).overrides()
 
     # Closing
 

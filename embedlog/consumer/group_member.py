@@ -287,8 +287,7 @@ class GroupMember:
             what,
             group=self.group.name,
             member=self.id,
-            topic=None if tp is None else tp.topic,
-            partition=None if tp is None else tp.partition,
+            **({} if tp is None else tp._asdict()),
             todo="Call poll to get the current assignment; the owners of the partitions read "
             "the records since the last commit again.",
         )

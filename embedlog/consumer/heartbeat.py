@@ -59,8 +59,8 @@ class HeartbeatThread:
         self._idle_seconds = weakref.WeakMethod(idle_seconds, lambda _: watch.ring())
         self._stopped = threading.Event()
         self._next_heartbeat = monotonic() + self._heartbeat_seconds
-        self._uncheckpointed_since: float | None = None
-        """When the first commit was made that may not be checkpointed."""
+        self._checkpoint_due = inf
+        """When the first commit must be checkpointed that may not be yet."""
         self._last_check_ms = member.group.uptime()
         self._session_ms = config.session_timeout_ms
         self._remove_from = 0.0
@@ -79,8 +79,8 @@ class HeartbeatThread:
 
     def note_commit(self) -> None:
         """Have a commit checkpointed within a second; without commits the thread wakes less."""
-        if self._uncheckpointed_since is None:
-            self._uncheckpointed_since = monotonic()
+        if self._checkpoint_due == inf:
+            self._checkpoint_due = monotonic() + CHECKPOINT_SECONDS
             self._watch.ring()
 
     def stop(self) -> None:
@@ -153,7 +153,8 @@ class HeartbeatThread:
             removed = group.remove_dead_members(exclude=self.member.id)
             if removed:
                 _log.info("%s: removed dead members %s", self.member.id, ", ".join(removed))
-            self._uncheckpointed_since = monotonic()  # their last commits may need a checkpoint
+            # Their last commits may need a checkpoint.
+            self._checkpoint_due = monotonic() + CHECKPOINT_SECONDS
         if self._ended_pids:
             members = group.read().members.values()
             self._ended_pids &= {info.pid for info in members if not info.instance_id}
@@ -171,22 +172,20 @@ class HeartbeatThread:
             )
 
     def _checkpoint(self) -> None:
-        since = self._uncheckpointed_since
-        if since is not None and monotonic() >= since + CHECKPOINT_SECONDS:
+        due = self._checkpoint_due
+        if monotonic() >= due:
             # Reset before the checkpoint: commits from now on count again.
-            self._uncheckpointed_since = None
+            self._checkpoint_due = inf
             try:
                 self.member.group.checkpoint(always=True)
             except EmbedlogError:
-                self._uncheckpointed_since = since
+                self._checkpoint_due = due
                 raise
 
     def _wait_seconds(self, idle_seconds: float) -> float:
         if self._ended_pids:
             return _RECHECK_SECONDS
-        since = self._uncheckpointed_since
-        checkpoint_due = inf if since is None else since + CHECKPOINT_SECONDS
-        seconds = min(self._next_heartbeat, checkpoint_due) - monotonic()
+        seconds = min(self._next_heartbeat, self._checkpoint_due) - monotonic()
         # If a poll ends during the wait, the program is idle from then on only.
         return max(min(seconds, self._max_idle_seconds - idle_seconds), 0.0)
 

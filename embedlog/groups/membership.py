@@ -96,7 +96,14 @@ class Membership:
         assignors.select_assignor(others | {member.id: member.assignors})
         self.touch()
         if replaced is not None:
-            self._replace(replaced, member)
+            ids = {replaced.id: member.id}
+            self.members = {
+                ids.get(id_, id_): member if info is replaced else info
+                for id_, info in self.members.items()
+            }
+            self.target = {ids.get(id_, id_): assigned for id_, assigned in self.target.items()}
+            # With the same subscription it gets the same partitions: no other member notices.
+            self.settled &= replaced.subscription == member.subscription
             return replaced
         if max_members is not None and len(others) >= max_members:
             raise GroupMaxSizeReachedError(
@@ -105,16 +112,6 @@ class Membership:
         self.members[member.id] = member
         self.settled = False
         return None
-
-    def _replace(self, replaced: MemberInfo, member: MemberInfo) -> None:
-        ids = {replaced.id: member.id}
-        self.members = {
-            ids.get(other, other): member if other == replaced.id else info
-            for other, info in self.members.items()
-        }
-        self.target = {ids.get(other, other): assigned for other, assigned in self.target.items()}
-        # With the same subscription it gets the same partitions: no other member notices.
-        self.settled &= replaced.subscription == member.subscription
 
     def _instance(self, instance_id: str | None) -> MemberInfo | None:
         if instance_id is None:
