@@ -11,8 +11,8 @@ releases only what it owns, and loses its partitions only together with its memb
 A commit is checked against that row in the transaction that writes it, so a commit of a
 member that was stopped and replaced meanwhile is refused (M22).
 
-The kernel reports the death of a process: each member holds the lock of a file of its
-own.  A member that sends no heartbeat within its session timeout is removed as well, by
+The kernel reports the death of a process: each member holds the lock of its own file.  A
+member that sends no heartbeat within its session timeout is removed as well, by
 a clock that keeps running while the machine sleeps (CLOCK_BOOTTIME).
 """
 
@@ -20,7 +20,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Protocol, TypeVar
 
 from embedlog import assignor, kv
@@ -40,7 +39,7 @@ from embedlog.files import Files, WakePage
 from embedlog.groups import membership, offsets, ownership
 from embedlog.groups.membership import GROUPS, MemberInfo, Membership
 from embedlog.groups.offsets import COMMITTED, CommittedOffset, Ends
-from embedlog.groups.ownership import NOWHERE, OWNERS
+from embedlog.groups.ownership import NO_START, OWNERS
 from embedlog.keyspace import GROUP_VERSIONS, MEMBER_DEADLINES, PARTITION_KEY
 from embedlog.record import OffsetAndMetadata, TopicPartition
 
@@ -88,7 +87,7 @@ class GroupSnapshot:
     """Member ids."""
     committed: dict[TopicPartition, CommittedOffset]
     ends: dict[TopicPartition, tuple[int, int]]
-    """Start and end of each partition that is owned or has a position, where known."""
+    """Start and end of each partition that is owned or has a position, unless unknown."""
 
 
 class Group:
@@ -136,16 +135,41 @@ class Group:
             GroupIdNotFoundError: The group does not exist.
         """
         topics, checkpointed = self.context.catalog.topics(), self._checkpointed()
+        names = {info.id: name for name, info in topics.items()}
         now_ms, dead = self.uptime(), self._dead_members()
 
         def step(txn: kv.Txn) -> GroupSnapshot | None:
             group = GROUPS.get(txn, self.key)
-            rows = checkpointed if group is None else offsets.of_group(txn, self.key)
-            if group is None and not rows:
+            commits = checkpointed if group is None else offsets.of_group(txn, self.key)
+            if group is None and not commits:
                 return None
             group = group or Membership()
-            group.remove(dead | self._expired_members(now_ms, txn), self.context.clock())
-            return self._snapshot(txn, group, rows, topics)
+            group.remove(dead | self._expired_members(txn, now_ms), self.context.clock())
+            owners = {
+                ownership.topic_partition(row_key, owner): owner.member
+                for row_key, owner in ownership.of_group(txn, self.key)
+                if owner.member in group.members and ownership.topic_id(row_key) in names
+            }
+            committed: dict[TopicPartition, CommittedOffset] = {}
+            for partition_key, offset in commits.items():
+                topic_id, partition = PARTITION_KEY.unpack(partition_key)
+                if topic_id in names:
+                    committed[TopicPartition(names[topic_id], partition)] = offset
+            ends = {
+                tp: self.ends(txn, topics[tp.topic].key(tp.partition))
+                for tp in sorted(committed.keys() | owners.keys())
+                if tp.topic in topics
+            }
+            return GroupSnapshot(
+                group=self.name,
+                state=_state(group, owners),
+                generation=group.generation,
+                assignor=group.assignor,
+                members=tuple(group.members.values()),
+                owners=dict(sorted(owners.items())),
+                committed=dict(sorted(committed.items())),
+                ends={tp: bounds for tp, bounds in ends.items() if bounds is not None},
+            )
 
         snapshot = self.context.live.read(step)
         if snapshot is None:
@@ -154,46 +178,12 @@ class Group:
             )
         return snapshot
 
-    def _snapshot(
-        self,
-        txn: kv.Txn,
-        group: Membership,
-        rows: Mapping[bytes, CommittedOffset],
-        topics: Mapping[str, TopicInfo],
-    ) -> GroupSnapshot:
-        names = {info.id: name for name, info in topics.items()}
-        committed: dict[TopicPartition, CommittedOffset] = {}
-        for partition_key, offset in rows.items():
-            topic_id, partition = PARTITION_KEY.unpack(partition_key)
-            if topic_id in names:
-                committed[TopicPartition(names[topic_id], partition)] = offset
-        owners = {
-            ownership.where(row_key, owner): owner.member
-            for row_key, owner in ownership.of_group(txn, self.key)
-            if owner.member in group.members and ownership.topic_id(row_key) in names
-        }
-        ends = {
-            tp: self.ends(txn, topics[tp.topic].key(tp.partition))
-            for tp in sorted(committed.keys() | owners.keys())
-            if tp.topic in topics
-        }
-        return GroupSnapshot(
-            group=self.name,
-            state=_state(group, owners),
-            generation=group.generation,
-            assignor=group.assignor,
-            members=tuple(group.members.values()),
-            owners=dict(sorted(owners.items())),
-            committed=dict(sorted(committed.items())),
-            ends={tp: known for tp, known in ends.items() if known is not None},
-        )
-
     # Members
 
     def admit(
         self, txn: kv.Txn, group: Membership, info: MemberInfo, max_members: int | None = None
     ) -> MemberInfo | None:
-        """Add a member; return the one of the same instance id that it replaces, if any.
+        """Add a member; return the member that it replaces, which had the same instance id.
 
         Raises:
             InconsistentGroupProtocolError, GroupMaxSizeReachedError: See `Membership.admit`.
@@ -202,17 +192,8 @@ class Group:
         if replaced is not None:
             MEMBER_DEADLINES.delete(txn, self.key, replaced.id)
             ownership.hand_over(txn, self.key, replaced.id, info.id)
-        self.renew_session(txn, info)
+        MEMBER_DEADLINES.put(txn, self.key, info.id, value=self.uptime() + info.session_ms)
         return replaced
-
-    def renew_session(self, txn: kv.Txn, info: MemberInfo) -> None:
-        """Begin the session of a member again, at a heartbeat or a commit (M7)."""
-        deadline_ms = self.uptime() + info.session_ms
-        MEMBER_DEADLINES.put(txn, self.key, info.id, value=deadline_ms)
-
-    def is_member(self, txn: kv.Txn, info: MemberInfo) -> bool:
-        """Return whether a member was not removed."""
-        return MEMBER_DEADLINES.exists(txn, self.key, info.id)
 
     def remove_dead_members(self, exclude: str | None = None) -> list[str]:
         """Remove members whose process died or whose session is over; return their ids (M8, M10).
@@ -220,27 +201,49 @@ class Group:
         A static member stays until its session is over, even if its process died (M13).
 
         Args:
-            exclude: The id of a member that is known to be alive.
+            exclude: The id of a member that is alive.
         """
-        now_ms, members = self.uptime(), self.read().members.values()
-        dead = {info.id for info in members if info.id != exclude and self._is_dead(info)}
-        expired = partial(self._expired_members, now_ms)
-        if not dead and not self.context.live.read(expired) - {exclude}:
-            return []
+        now_ms, dead = self.uptime(), self._dead_members(exclude)
+
+        def select(txn: kv.Txn) -> set[str]:
+            return (dead | self._expired_members(txn, now_ms)) - {exclude}
+
+        return self._remove(select) if self.context.live.read(select) else []
+
+    def remove_members(self, ids: Collection[str]) -> list[str]:
+        """Remove members, so that others get their partitions; return the ids of those removed."""
+        return self._remove(lambda txn: ids)
+
+    def _remove(self, select: Callable[[kv.Txn], Collection[str]]) -> list[str]:
+        """Remove the members that ``select`` returns in the transaction that removes them."""
 
         def step(txn: kv.Txn, group: Membership) -> list[MemberInfo]:
-            return self._remove((dead | expired(txn)) - {exclude}, txn, group)
+            removed = group.remove(select(txn), self.context.clock())
+            for info in removed:
+                MEMBER_DEADLINES.delete(txn, self.key, info.id)
+            if removed:
+                freed = {info.id for info in removed}
+                ownership.free(txn, self.key, freed, forget_start=not group.members)
+            return removed
 
-        return self._delete_lock_files(self.update(step))
+        removed = self.update(step)
+        for info in removed:
+            self.delete_lock_file(info.lock)
+        return [info.id for info in removed]
 
-    def _expired_members(self, now_ms: int, txn: kv.Txn) -> set[str]:
+    def delete_lock_file(self, path: str) -> None:
+        """Delete the lock file of a member that was removed."""
+        self.context.files.unlink(path, missing_ok=True)
+
+    def _expired_members(self, txn: kv.Txn, now_ms: int) -> set[str]:
         """Return the ids of members whose session is over."""
         deadlines = MEMBER_DEADLINES.scan(txn, self.key)
         return {member for (_, member), deadline_ms in deadlines if deadline_ms <= now_ms}
 
-    def _dead_members(self) -> set[str]:
+    def _dead_members(self, exclude: str | None = None) -> set[str]:
         """Return the ids of members that no longer hold their locks."""
-        return {info.id for info in self.read().members.values() if self._is_dead(info)}
+        members = self.read().members.values()
+        return {info.id for info in members if info.id != exclude and self._is_dead(info)}
 
     def _is_dead(self, info: MemberInfo) -> bool:
         """Return whether a dynamic member no longer holds the lock that it holds for life."""
@@ -256,30 +259,6 @@ class Group:
             return files.try_lock(lock, shared=True)
         finally:
             files.close(lock)
-
-    def remove_members(self, ids: Collection[str]) -> list[str]:
-        """Remove members, so that others get their partitions; return the ids of those removed."""
-        return self._delete_lock_files(self.update(partial(self._remove, ids)))
-
-    def _remove(self, ids: Collection[str], txn: kv.Txn, group: Membership) -> list[MemberInfo]:
-        removed = group.remove(ids, self.context.clock())
-        for info in removed:
-            MEMBER_DEADLINES.delete(txn, self.key, info.id)
-        if removed:
-            freed = {info.id for info in removed}
-            ownership.free(txn, self.key, freed, forget_start=not group.members)
-        return removed
-
-    def _delete_lock_files(self, removed: Iterable[MemberInfo]) -> list[str]:
-        ids = []
-        for info in removed:
-            self.delete_lock_file(info.lock)
-            ids.append(info.id)
-        return ids
-
-    def delete_lock_file(self, path: str) -> None:
-        """Delete the lock file of a member that was removed."""
-        self.context.files.unlink(path, missing_ok=True)
 
     def check_empty(self, members: Iterable[MemberInfo], operation: str) -> None:
         """Check that a group has no members, since they would not notice the operation.
@@ -312,33 +291,28 @@ class Group:
             AssignorError: The assignor failed; the group is not changed.
         """
         while not (group := self.read()).settled:
-            catalog = self.context.catalog.topics()
-            topics = _subscribed_topics(group, catalog)
             name = assignor.select_assignor(
                 {info.id: info.assignors for info in group.members.values()}
             )
             if name not in assignors:
                 return  # the caller was removed from the group; its next check raises that
-            counts = {topic: count for topic, (_, count) in topics.items()}
-            target = assignor.compute_target(assignors[name], counts, group.candidates())
-            existing = {info.id for info in catalog.values()}
-            self.update(partial(self._install, group.version, name, topics, target, existing))
+            self._compute_target(group, name, assignors[name])
 
-    def _install(
-        self,
-        version: int,
-        name: str,
-        topics: membership.Topics,
-        target: assignor.Assignment,
-        existing: set[int],
-        txn: kv.Txn,
-        group: Membership,
-    ) -> None:
-        """Install a target, unless the group has changed since that version."""
-        if group.version == version:
-            group.settle(name, topics, target, max(existing, default=0))
-            subscribed = {topic_id for topic_id, _ in topics.values()}
-            ownership.forget(txn, self.key, subscribed, existing)
+    def _compute_target(self, group: Membership, name: str, chosen: Assignor) -> None:
+        """Compute a target, and install it unless the group has changed meanwhile."""
+        catalog = self.context.catalog.topics()
+        topics = _subscribed_topics(group, catalog)
+        counts = {topic: count for topic, (_, count) in topics.items()}
+        target = assignor.compute_target(chosen, counts, group.candidates())
+        existing = {info.id for info in catalog.values()}
+
+        def install(txn: kv.Txn, current: Membership) -> None:
+            if current.version == group.version:
+                current.settle(name, topics, target, max(existing, default=0))
+                subscribed = {topic_id for topic_id, _ in topics.values()}
+                ownership.forget(txn, self.key, subscribed, existing)
+
+        self.update(install)
 
     def check_topics(self) -> None:
         """Request a rebalance if the subscribed topics are not those of the target any more."""
@@ -355,7 +329,8 @@ class Group:
         Raises:
             UnknownTopicOrPartitionError: A partition does not exist.
         """
-        keys = {tp: self.partition_key(tp) for tp in partitions}
+        chosen = list(partitions)
+        keys = dict(zip(chosen, self._keys(chosen), strict=True))
         checkpointed = self._checkpointed()
 
         def step(txn: kv.Txn) -> dict[TopicPartition, CommittedOffset | None]:
@@ -387,21 +362,36 @@ class Group:
         self.update_without_dead_members(step)
         self.checkpoint()
 
-    def encode(self, positions: Positions) -> dict[bytes, CommittedOffset]:
-        """Return the rows that store positions, by key.
+    def encode(self, positions: Positions) -> dict[bytes, bytes]:
+        """Return the rows that store positions, by the key of the partition, in the same order.
 
         Raises:
-            ValueError, OffsetMetadataTooLargeError: See `offsets.check`.
+            ValueError, OffsetMetadataTooLargeError: See `offsets.encode`.
+            UnknownTopicOrPartitionError: A partition does not exist.
         """
         now_ms = self.context.clock()
-        for position in positions.values():
-            offsets.check(position)
+        rows = [offsets.encode(position, now_ms) for position in positions.values()]
+        return dict(zip(self._keys(positions), rows, strict=True))
+
+    def _keys(self, partitions: Collection[TopicPartition]) -> list[bytes]:
+        """Return the current keys of partitions.
+
+        Raises:
+            UnknownTopicOrPartitionError: A partition does not exist.
+        """
         # Each topic is looked up once: that was a third of a commit of four partitions.
-        topics = {name: self.context.catalog.topic(name) for name in {tp[0] for tp in positions}}
-        return {
-            _key_in(topics[tp.topic], tp): CommittedOffset(position, now_ms)
-            for tp, position in positions.items()
-        }
+        topics = {name: self.context.catalog.topic(name) for name in {tp[0] for tp in partitions}}
+        keys = []
+        for name, partition in partitions:
+            topic = topics[name]
+            if not 0 <= partition < topic.partitions:
+                raise UnknownTopicOrPartitionError(
+                    f"The topic has partitions 0 to {topic.partitions - 1}",
+                    topic=name,
+                    partition=partition,
+                )
+            keys.append(PARTITION_KEY.pack(topic.id, partition))
+        return keys
 
     def checkpoint(self, *, always: bool = False) -> None:
         """Make commits survive a power cut, if the log's durability is "fsync" or ``always``."""
@@ -432,7 +422,7 @@ class Group:
             GroupSubscribedToTopicError: A member is subscribed to one of the topics.
         """
         chosen = list(partitions)
-        keys = list(map(self.partition_key, chosen))
+        keys = self._keys(chosen)
 
         def step(txn: kv.Txn, group: Membership) -> None:
             subscribed = sorted({tp.topic for tp in chosen} & group.subscribed)
@@ -447,13 +437,13 @@ class Group:
         self.update_without_dead_members(step)
         self.checkpoint(always=True)
 
-    def _delete_offsets(self, txn: kv.Txn, keys: Iterable[bytes]) -> None:
+    def _delete_offsets(self, txn: kv.Txn, keys: Collection[bytes]) -> None:
         """Delete committed offsets, and the offsets at which readers with "latest" began."""
+        offsets.remove(txn, self.key, keys)
         for key in keys:
-            offsets.remove(txn, self.key, [key])
             owner = OWNERS.get(txn, self.key, key)
-            if owner is not None and owner.start != NOWHERE:
-                OWNERS.put(txn, self.key, key, value=owner._replace(start=NOWHERE))
+            if owner is not None and owner.start != NO_START:
+                OWNERS.put(txn, self.key, key, value=owner._replace(start=NO_START))
 
     def delete(self) -> None:
         """Delete the group and all its committed offsets.
@@ -469,18 +459,21 @@ class Group:
             offsets.remove(txn, self.key, offsets.of_group(txn, self.key))
 
         self.update_without_dead_members(step)
+        self._delete_if_unused()
+
+    def _delete_if_unused(self) -> None:
+        def step(txn: kv.Txn) -> None:
+            group = GROUPS.get(txn, self.key)
+            # A member may have joined or committed meanwhile.
+            if group is None or group.members or COMMITTED.any(txn, self.key):
+                return
+            OWNERS.delete_all(txn, self.key)
+            GROUPS.delete(txn, self.key)
+            GROUP_VERSIONS.delete(txn, self.key)
+
         # First the checkpoint, from which the group would be restored; then the rows of this boot.
         self.checkpoint(always=True)
-        self.context.live.write(self._delete_if_unused)
-
-    def _delete_if_unused(self, txn: kv.Txn) -> None:
-        group = GROUPS.get(txn, self.key)
-        # A member may have joined or committed meanwhile.
-        if group is None or group.members or COMMITTED.any(txn, self.key):
-            return
-        OWNERS.delete_all(txn, self.key)
-        GROUPS.delete(txn, self.key)
-        GROUP_VERSIONS.delete(txn, self.key)
+        self.context.live.write(step)
 
     def expire_offsets(self, now_ms: int, retention_ms: int) -> int:
         """Delete commits older than that, but of subscribed topics; return how many (M15)."""
@@ -499,8 +492,7 @@ class Group:
         keys = self.context.live.read(lambda txn: expired(txn, self.load(txn)))
         if keys:
             self.update(lambda txn, group: self._delete_offsets(txn, expired(txn, group)))
-            self.checkpoint(always=True)
-            self.context.live.write(self._delete_if_unused)
+            self._delete_if_unused()
         return len(keys)
 
     # Writing
@@ -541,25 +533,9 @@ class Group:
         """Return the rows of the last checkpoint; none if the group was used since the boot."""
         if self.context.live.get(self._document) is not None:
             return {}
-        return offsets.saved(self.context.state, self.key)
-
-    def partition_key(self, partition: TopicPartition) -> bytes:
-        """Return the current key of a partition.
-
-        Raises:
-            UnknownTopicOrPartitionError: The partition does not exist.
-        """
-        return _key_in(self.context.catalog.topic(partition.topic), partition)
-
-
-def _key_in(topic: TopicInfo, partition: TopicPartition) -> bytes:
-    if not 0 <= partition.partition < topic.partitions:
-        raise UnknownTopicOrPartitionError(
-            f"The topic has partitions 0 to {topic.partitions - 1}",
-            topic=partition.topic,
-            partition=partition.partition,
+        return self.context.state.read(
+            lambda txn: offsets.of_group(txn, self.key, offsets.CHECKPOINTS)
         )
-    return topic.key(partition.partition)
 
 
 def _subscribed_topics(group: Membership, catalog: Mapping[str, TopicInfo]) -> membership.Topics:
@@ -581,4 +557,4 @@ def _state(group: Membership, owners: Mapping[TopicPartition, str]) -> str:
 def group_ids(live: kv.Store, state: kv.Store) -> list[str]:
     """Return the ids of all groups that have members or committed offsets, sorted."""
     used = live.read(lambda txn: {name for (name,) in GROUPS.keys(txn)})
-    return sorted(used | {name.decode() for name in offsets.groups(state)})
+    return sorted(used.union(state.read(lambda txn: list(offsets.CHECKPOINTS.first_fields(txn)))))

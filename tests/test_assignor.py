@@ -23,7 +23,7 @@ from embedlog.assignor import (
     by_name,
     compute_target,
     configured,
-    next_steps,
+    next_step,
     select_assignor,
     sort_members,
     validate,
@@ -318,6 +318,19 @@ def test_static_members_come_first_and_by_instance_id():
 
 
 # What a member may do now.
+
+
+def next_steps(target, owned):
+    """Return what each member may do now; owners without a target must release everything."""
+    everything = {tp for taken in owned.values() for tp in taken}
+    return {
+        member: next_step(
+            set(target.get(member, ())),
+            set(owned.get(member, ())),
+            everything - set(owned.get(member, ())),
+        )
+        for member in sorted({*target, *owned})
+    }
 
 
 def test_what_has_another_owner_is_awaited():

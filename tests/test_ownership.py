@@ -5,7 +5,7 @@ from support.clock import ManualClock
 from support.roots import open_root
 
 from embedlog.groups import ownership
-from embedlog.groups.ownership import NOBODY, NOWHERE, OWNERS, PartitionOwner
+from embedlog.groups.ownership import NO_OWNER, NO_START, OWNERS, PartitionOwner
 from embedlog.keyspace import PARTITION_KEY
 from embedlog.record import TopicPartition
 
@@ -35,9 +35,9 @@ def rows(live, group=b"g"):
 
 ROWS = [
     PartitionOwner(),
-    PartitionOwner(1, NOWHERE, "a", "t"),
+    PartitionOwner(1, NO_START, "a", "t"),
     PartitionOwner((1 << 64) - 1, (1 << 63) - 1, "ä-" + "0" * 36, "t" * 200),
-    PartitionOwner(3, 0, NOBODY, "t"),
+    PartitionOwner(3, 0, NO_OWNER, "t"),
 ]
 
 
@@ -50,7 +50,7 @@ def test_a_row_comes_back_as_it_was(owner):
 def test_a_key_tells_partition_and_topic():
     """The name is in the row, the id in the key."""
     assert ownership.topic_id(key(7, 3)) == 7
-    assert ownership.where(key(7, 3), PartitionOwner(topic="t")) == TopicPartition("t", 3)
+    assert ownership.topic_partition(key(7, 3), PartitionOwner(topic="t")) == TopicPartition("t", 3)
 
 
 def test_a_group_has_only_its_own_rows():
@@ -65,7 +65,7 @@ def test_a_group_has_only_its_own_rows():
 def test_a_row_that_is_not_there_has_no_owner(live):
     """And its first owner gets epoch 1."""
     assert live.read(lambda txn: ownership.get(txn, key(1))) == PartitionOwner(
-        0, NOWHERE, NOBODY, ""
+        0, NO_START, NO_OWNER, ""
     )
 
 
@@ -75,7 +75,7 @@ def test_freed_partitions_keep_epoch_and_start(live):
     live.write(lambda txn: ownership.free(txn, b"g", {"a"}))
 
     assert rows(live) == {
-        key(1): PartitionOwner(4, 9, NOBODY, "t"),
+        key(1): PartitionOwner(4, 9, NO_OWNER, "t"),
         key(1, 1): PartitionOwner(2, 8, "b", "t"),
     }
 
@@ -83,13 +83,14 @@ def test_freed_partitions_keep_epoch_and_start(live):
 def test_when_the_last_member_goes_every_start_is_forgotten(live):
     """Also that of what nobody owned: who comes next begins at the end of then (E1)."""
     put(
-        live, {key(1): PartitionOwner(4, 9, "a", "t"), key(1, 1): PartitionOwner(2, 8, NOBODY, "t")}
+        live,
+        {key(1): PartitionOwner(4, 9, "a", "t"), key(1, 1): PartitionOwner(2, 8, NO_OWNER, "t")},
     )
     live.write(lambda txn: ownership.free(txn, b"g", {"a"}, forget_start=True))
 
     assert rows(live) == {
-        key(1): PartitionOwner(4, NOWHERE, NOBODY, "t"),
-        key(1, 1): PartitionOwner(2, NOWHERE, NOBODY, "t"),
+        key(1): PartitionOwner(4, NO_START, NO_OWNER, "t"),
+        key(1, 1): PartitionOwner(2, NO_START, NO_OWNER, "t"),
     }
 
 
@@ -107,9 +108,9 @@ def test_what_is_handed_over_has_a_new_epoch(live):
 FATES = {
     # (member, in subscribed, in there) → what is left
     "owned, of a topic that is gone": ("a", 3, PartitionOwner(4, 9, "a", "t")),
-    "free, of a topic that is gone": (NOBODY, 3, None),
-    "free, of one that nobody reads": (NOBODY, 2, PartitionOwner(4, NOWHERE, NOBODY, "t")),
-    "free, of one that somebody reads": (NOBODY, 1, PartitionOwner(4, 9, NOBODY, "t")),
+    "free, of a topic that is gone": (NO_OWNER, 3, None),
+    "free, of one that nobody reads": (NO_OWNER, 2, PartitionOwner(4, NO_START, NO_OWNER, "t")),
+    "free, of one that somebody reads": (NO_OWNER, 1, PartitionOwner(4, 9, NO_OWNER, "t")),
 }
 
 

@@ -76,7 +76,7 @@ def make(root, count=10, every=HOUR, topic="t", **more):
 
 
 def commit(root, group, offset, log):
-    row = committed.CommittedOffset(OffsetAndMetadata(offset, "", None), START)
+    row = committed.encode(OffsetAndMetadata(offset, "", None), START)
     root.context.live.write(lambda txn: committed.put(txn, group.encode(), {log.key: row}))
 
 

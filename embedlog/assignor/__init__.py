@@ -4,13 +4,13 @@ The result depends only on the arguments, not on the order of members and topics
 time, randomness or hash order.  So any member in any process may compute the assignment,
 and a test needs nothing but values.
 
-- `members`: the input and output of an assignor, and the check of its result.
+- `members`: the input and output of an assignor, the claims of members, the check of a result.
 - `range_roundrobin`: range and round robin.
-- `sticky`: keeps owned partitions; `owned_partitions` decides who owns what.
+- `sticky`: keeps owned partitions.
 - `balance`: the sticky assignment where subscriptions differ.
 - `min_cost_flow`: finds the best of all assignments.
 - `rebalance`: what each member may release and acquire now.
-- `select`: configured assignors, and the one that a whole group uses.
+- `select`: configured assignors, and the one that a group uses.
 
 Where Kafka's result depends on the order of a Java hash table, members are processed in
 the order of `sort_members` (M26).
@@ -27,7 +27,7 @@ from embedlog.assignor.members import (
     validate,
 )
 from embedlog.assignor.range_roundrobin import RangeAssignor, RoundRobinAssignor
-from embedlog.assignor.rebalance import RebalanceStep, next_step, next_steps
+from embedlog.assignor.rebalance import RebalanceStep, next_step
 from embedlog.assignor.select import by_name, configured, select_assignor
 from embedlog.assignor.sticky import CooperativeStickyAssignor, StickyAssignor
 
@@ -44,7 +44,6 @@ __all__ = [
     "compute_target",
     "configured",
     "next_step",
-    "next_steps",
     "select_assignor",
     "sort_members",
     "validate",

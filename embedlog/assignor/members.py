@@ -1,9 +1,10 @@
-"""The input and output of an assignor, and the validation of its result."""
+"""The input and output of an assignor, the claims of members, and the check of a result."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from operator import attrgetter
 from typing import NamedTuple, Protocol, TypeAlias
 
 from embedlog.errors import AssignorError, EmbedlogError
@@ -113,7 +114,23 @@ def validate(
     Raises:
         AssignorError: It names the assignor and the first problems; `problems` has all.
     """
-    problems = list(_problems(assignment, partitions, list(members)))
+    members = list(members)
+    topics_of = {member.id: member.topics for member in members}
+    subscribed = set(all_partitions(partitions, members))
+    times: Counter[TopicPartition] = Counter()
+    problems = []
+    for member, assigned in assignment.items():
+        if member not in topics_of:
+            problems.append(f"{member} is not a member")
+        for tp in assigned:
+            times[tp] += 1
+            if tp not in subscribed:
+                problems.append(f"{_text(tp)} does not exist or has no subscriber")
+            elif tp.topic not in topics_of.get(member, ()):
+                name = _text(tp)
+                problems.append(f"{name} is assigned to {member}, which is not subscribed to it")
+    problems += [f"{_text(tp)} is assigned {n} times" for tp, n in sorted(times.items()) if n > 1]
+    problems += [f"{_text(tp)} is not assigned" for tp in sorted(subscribed - times.keys())]
     if problems:
         hidden = len(problems) - _MAX_PROBLEMS_SHOWN
         more = f", and {hidden} more" if hidden > 0 else ""
@@ -124,27 +141,6 @@ def validate(
             assignor=assignor,
             problems=tuple(problems),
         )
-
-
-def _problems(
-    assignment: Mapping[str, Iterable[TopicPartition]],
-    partitions: Mapping[str, int],
-    members: Sequence[Member],
-) -> Iterator[str]:
-    topics_of = {member.id: member.topics for member in members}
-    subscribed = set(all_partitions(partitions, members))
-    times: Counter[TopicPartition] = Counter()
-    for member, assigned in assignment.items():
-        if member not in topics_of:
-            yield f"{member} is not a member"
-        for tp in assigned:
-            times[tp] += 1
-            if tp not in subscribed:
-                yield f"{_text(tp)} does not exist or has no subscriber"
-            elif tp.topic not in topics_of.get(member, ()):
-                yield f"{_text(tp)} is assigned to {member}, which is not subscribed to it"
-    yield from (f"{_text(tp)} is assigned {n} times" for tp, n in sorted(times.items()) if n > 1)
-    yield from (f"{_text(tp)} is not assigned" for tp in sorted(subscribed - times.keys()))
 
 
 def _text(tp: TopicPartition) -> str:
@@ -171,8 +167,61 @@ def subscribers(partitions: Mapping[str, int], members: Sequence[Member]) -> dic
 def to_assignment(
     members: Sequence[Member], partitions: Sequence[Iterable[TopicPartition]]
 ) -> Assignment:
-    """Return an `Assignment` of the partitions of each member, given by index."""
+    """Return the `Assignment` for lists of partitions in the order of the members."""
     return {
         member.id: tuple(sorted(assigned))
         for member, assigned in zip(members, partitions, strict=True)
     }
+
+
+class OwnedPartitions(NamedTuple):
+    """The owners of partitions, as indices of members."""
+
+    owner: dict[TopicPartition, int]
+    """In the order of the subscribed partitions: by topic and number."""
+    other_claimants: dict[TopicPartition, tuple[int, ...]]
+    """Other members that claim a partition: from an older generation, or in a tie."""
+    contradictory: bool
+    """Whether any partition is claimed twice, even by members not subscribed to it."""
+
+    def by_member(self, count: int) -> list[list[TopicPartition]]:
+        """List the partitions of each of ``count`` members, low numbers first."""
+        partitions: list[list[TopicPartition]] = [[] for _ in range(count)]
+        # `owner` is ordered by topic and number, and the sort is stable.
+        for tp in sorted(self.owner, key=attrgetter("partition")):
+            partitions[self.owner[tp]].append(tp)
+        return partitions
+
+
+def resolve_claims(
+    members: Sequence[Member], subscribed: Sequence[TopicPartition]
+) -> OwnedPartitions:
+    """Accept the claim of the highest generation; of two equal claims neither is accepted.
+
+    Claims to partitions that do not exist, or of topics that the member is no longer
+    subscribed to, are ignored.
+    """
+    exists = set(subscribed)
+    claims: dict[TopicPartition, tuple[int, int]] = {}
+    conflicts: dict[TopicPartition, list[tuple[int, int]]] = {}
+    for index, member in enumerate(members):
+        topics, claim = member.topics, (-member.generation, index)
+        for tp in member.owned & exists:
+            if tp.topic not in topics:
+                continue
+            if claims.setdefault(tp, claim) is not claim:
+                conflicts.setdefault(tp, [claims[tp]]).append(claim)
+    # In the order of `subscribed`: the order of a set differs between processes.
+    owner = {tp: claims[tp][1] for tp in subscribed if tp in claims}
+    other_claimants = {}
+    for tp, rivals in conflicts.items():
+        rivals.sort()
+        # A tie proves that one of the two claims is stale, but not which one.
+        if rivals[0][0] == rivals[1][0]:
+            del owner[tp]
+        else:
+            owner[tp] = rivals.pop(0)[1]
+        other_claimants[tp] = tuple(sorted(index for _, index in rivals))
+    distinct = set().union(*(member.owned for member in members))
+    contradictory = len(distinct) < sum(len(member.owned) for member in members)
+    return OwnedPartitions(owner, other_claimants, contradictory)

@@ -24,7 +24,7 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from embedlog.assignor.owned_partitions import OwnedPartitions
+from embedlog.assignor.members import OwnedPartitions
 from embedlog.record import TopicPartition
 
 _OWNED = 1 << 32
@@ -74,50 +74,29 @@ def optimize(
     holder = {tp: n for n, partitions in enumerate(assigned) for tp in partitions}
     # Classes in which nothing moved, too: a member may hold as many as it owns, but others.
     mixed = {class_of[tp] for tp, owner in owned.owner.items() if holder[tp] != owner}
-    return _distribute(assigned, flow, class_of, owned, flow.changed | mixed)
-
-
-def _distribute(
-    assigned: list[list[TopicPartition]],
-    flow: FlowNetwork,
-    class_of: Mapping[TopicPartition, int],
-    owned: OwnedPartitions,
-    classes: set[int],
-) -> list[list[TopicPartition]]:
-    """Give each member its count of these classes: owned ones first, then held ones."""
-    if not classes:
+    changed = flow.changed | mixed
+    if not changed:
         return assigned
-    result = [[tp for tp in partitions if class_of[tp] not in classes] for partitions in assigned]
-    wanted = [{c: n for c, n in counts.items() if c in classes} for counts in flow.counts]
-    holder = {
-        tp: n
-        for n, partitions in enumerate(assigned)
-        for tp in partitions
-        if class_of[tp] in classes
-    }
-
-    def assign(pairs: Iterable[tuple[TopicPartition, int | None]]) -> list[TopicPartition]:
-        """Assign partitions to these members; return those that do not fit their counts."""
-        rest = []
-        for tp, index in pairs:
-            class_ = class_of[tp]
-            if index is not None and wanted[index].get(class_):
-                wanted[index][class_] -= 1
+    result = [[tp for tp in partitions if class_of[tp] not in changed] for partitions in assigned]
+    counts = [{c: n for c, n in counts.items() if c in changed} for counts in flow.counts]
+    rest = sorted(tp for tp in holder if class_of[tp] in changed)
+    # First to owners, then to holders, and at last to any members.
+    for preferred in (owned.owner, holder):
+        unassigned = []
+        for tp in rest:
+            index, number = preferred.get(tp), class_of[tp]
+            if index is not None and counts[index].get(number):
+                counts[index][number] -= 1
                 result[index].append(tp)
             else:
-                rest.append(tp)
-        return rest
-
-    owner = owned.owner
-    away = assign((tp, n if owner.get(tp) == n else None) for tp, n in holder.items())
-    unowned = assign((tp, owner.get(tp)) for tp in sorted(away))
-    rest = assign((tp, holder[tp]) for tp in unowned)
-    free: dict[int, list[TopicPartition]] = defaultdict(list)
-    for tp in sorted(rest, reverse=True):
-        free[class_of[tp]].append(tp)
-    for index, counts in enumerate(wanted):
-        for class_, count in counts.items():
-            result[index] += [free[class_].pop() for _ in range(count)]
+                unassigned.append(tp)
+        rest = unassigned
+    by_class: dict[int, list[TopicPartition]] = defaultdict(list)
+    for tp in reversed(rest):
+        by_class[class_of[tp]].append(tp)
+    for index, wanted in enumerate(counts):
+        for number, count in wanted.items():
+            result[index] += [by_class[number].pop() for _ in range(count)]
     return result
 
 
@@ -156,11 +135,8 @@ class FlowNetwork:
         """The classes of which each member has more than it owns."""
         self._deficit: list[dict[int, None]] = [{} for _ in classes]
         """The members that own more of each class than they have."""
-        self.kept = 0
-        """How many partitions can be with their owners."""
         for index, counts in enumerate(owned_counts):
-            for class_, count in counts.items():
-                self.kept += min(self.counts[index].get(class_, 0), count)
+            for class_ in counts:
                 self._compare(index, class_)
         self._loads = [len(partitions) for partitions in assigned]
         self._receivers = [class_.subscribers for class_ in classes]
@@ -182,7 +158,6 @@ class FlowNetwork:
 
     def _remove(self, index: int, class_: int) -> None:
         self.changed.add(class_)
-        self.kept -= class_ not in self._surplus[index]
         self._loads[index] -= 1
         self.counts[index][class_] -= 1
         if not self.counts[index][class_]:
@@ -190,7 +165,6 @@ class FlowNetwork:
         self._compare(index, class_)
 
     def _add(self, index: int, class_: int) -> None:
-        self.kept += index in self._deficit[class_]
         self._loads[index] += 1
         self.counts[index][class_] = self.counts[index].get(class_, 0) + 1
         self._compare(index, class_)
@@ -245,33 +219,14 @@ class FlowNetwork:
 
     def return_to_owners(self) -> None:
         """Move along cycles until none returns more than it takes."""
-        max_kept = None if any(self._claimants) else self._max_kept()
-        if self.kept == max_kept:
-            return
-        self._restrict_to_levels()
-        while cycles := self._cheaper_cycles():
-            for cycle in cycles:
-                self._move_along(cycle)
-            if self.kept == max_kept:
-                return
-
-    def _max_kept(self) -> int:
-        """Return how many could be kept at these loads if all members subscribed to all topics."""
-        max_kept = 0
-        full, wanting = Counter[int](), Counter[int]()
-        for index, level in enumerate(self._level_of):
-            owned, top = sum(self._owned[index].values()), self._tops[level]
-            max_kept += min(owned, top - 1)
-            full[level] += self._loads[index] == top
-            wanting[level] += owned >= top
-        return max_kept + sum(min(full[level], wanting[level]) for level in full)
-
-    def _restrict_to_levels(self) -> None:
-        """Remove moves to members of other levels: no cycle leads back from there."""
+        # No cycle leads back from a member of another level.
         level_of = {c: self._level_of[n] for n, counts in enumerate(self.counts) for c in counts}
         for class_, level in level_of.items():
             receivers = self._receivers[class_]
             self._receivers[class_] = [n for n in receivers if self._level_of[n] == level]
+        while cycles := self._cheaper_cycles():
+            for cycle in cycles:
+                self._move_along(cycle)
 
     def _cheaper_cycles(self) -> list[list[int]]:
         """Find cycles of moves with a negative cost, by the algorithm of Bellman and Ford.

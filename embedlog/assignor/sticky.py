@@ -1,8 +1,8 @@
 """Sticky: as even as possible, and then with as few moves of owned partitions as possible.
 
 KIP-54 and KIP-341, with claims resolved as in KIP-792.  If all members have the same
-subscription, the size of each share is known beforehand and one pass finds the fewest
-moves; otherwise see `balance`.  No assignment of Kafka's is more even, and none that is
+subscription, the size of each share is fixed and one pass finds the fewest moves;
+otherwise see `balance`.  No assignment of Kafka's is more even, and none that is
 as even keeps more partitions with their owners.
 """
 
@@ -10,19 +10,19 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
-from operator import attrgetter
 
 from embedlog.assignor.balance import balance
 from embedlog.assignor.members import (
     Assignment,
     Member,
+    OwnedPartitions,
     all_partitions,
+    resolve_claims,
     sort_members,
     subscribers,
     to_assignment,
 )
 from embedlog.assignor.min_cost_flow import optimize
-from embedlog.assignor.owned_partitions import OwnedPartitions, resolve_claims
 from embedlog.record import TopicPartition
 
 
@@ -60,7 +60,7 @@ class CooperativeStickyAssignor(StickyAssignor):
     """The same assignment as sticky, for groups that keep reading while partitions move.
 
     Kafka's leaves out partitions that still have another owner; this returns the whole
-    target, and `next_steps` says which part of it may happen now.
+    target, and `next_step` says which part of it may happen now.
     """
 
     name = "cooperative-sticky"
@@ -71,51 +71,26 @@ def _assign_evenly(
     members: Sequence[Member], subscribed: Sequence[TopicPartition], owned: OwnedPartitions
 ) -> list[list[TopicPartition]]:
     """Assign partitions to members that all have the same subscription."""
-    assigned = _owned_by_member(len(members), owned)
+    assigned = owned.by_member(len(members))
     if not members:
         return assigned
     min_share, extra = divmod(len(subscribed), len(members))
-    below, at_min = _trim(assigned, min_share, extra)
-    kept = {tp for partitions in assigned for tp in partitions}
-    free = deque(tp for tp in subscribed if tp not in kept)
-    while below:
-        index = below.popleft()
-        assigned[index].append(free.popleft())
-        (at_min if len(assigned[index]) == min_share else below).append(index)
-    while free:
-        assigned[at_min.popleft()].append(free.popleft())
+    for partitions in assigned:
+        # Shares of one more go to members that already have that many, while they last.
+        larger = extra > 0 and len(partitions) > min_share
+        extra -= larger
+        del partitions[min_share + larger :]
+    below = deque(n for n, partitions in enumerate(assigned) if len(partitions) < min_share)
+    at_min = deque(n for n, partitions in enumerate(assigned) if len(partitions) == min_share)
+    retained = set().union(*assigned)
+    for tp in (tp for tp in subscribed if tp not in retained):
+        receivers = below or at_min
+        index = receivers.popleft()
+        assigned[index].append(tp)
+        if receivers is below:
+            (at_min if len(assigned[index]) == min_share else below).append(index)
     if not owned.other_claimants:
         return assigned
     # Owners keep as much as possible; claims of other members were not considered yet.
     topics = Counter(tp.topic for tp in subscribed)
     return optimize(assigned, subscribers(topics, members), owned)
-
-
-def _owned_by_member(count: int, owned: OwnedPartitions) -> list[list[TopicPartition]]:
-    """List the partitions of each member, low numbers first: the last ones are trimmed first."""
-    assigned: list[list[TopicPartition]] = [[] for _ in range(count)]
-    # `owner` is ordered by topic and number, and the sort is stable.
-    for tp in sorted(owned.owner, key=attrgetter("partition")):
-        assigned[owned.owner[tp]].append(tp)
-    return assigned
-
-
-def _trim(
-    assigned: list[list[TopicPartition]], min_share: int, extra: int
-) -> tuple[deque[int], deque[int]]:
-    """Cut each member to its share; return the members below and those at the minimum share.
-
-    The ``extra`` shares of one more go to members that already have that many, while they last.
-    """
-    below: deque[int] = deque()
-    at_min: deque[int] = deque()
-    for index, partitions in enumerate(assigned):
-        if len(partitions) < min_share:
-            below.append(index)
-        elif len(partitions) > min_share and extra:
-            extra -= 1
-            del partitions[min_share + 1 :]
-        else:
-            del partitions[min_share:]
-            at_min.append(index)
-    return below, at_min

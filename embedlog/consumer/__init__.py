@@ -2,12 +2,11 @@
 
 - `consumer`: `Consumer`, what programs use.
 - `assignment`, `cursor`: the assigned partitions, and position and buffer of each.
-- `fetcher`, `deserialize`: what a call returns, as records or as columns.
+- `deserialize`: what a call returns, as records or as columns.
 - `waiter`: sleeps until there may be new records.
 - `static_assignment`: all partitions of given topics, without a group.
-- `group_client`, `subscription`, `heartbeat`, `committer`, `rebalance_notifier`: the
+- `group_client`, `group_member`, `heartbeat`, `committer`, `rebalance_notifier`: the
   membership in a consumer group.
-- `streams`: message streams.
 """
 
 from __future__ import annotations

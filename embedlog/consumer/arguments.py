@@ -6,11 +6,9 @@ import os
 import threading
 from collections.abc import Iterable, Mapping
 
-from embedlog.config import ConsumerConfig
 from embedlog.errors import (
     ClosedError,
     IllegalStateError,
-    InvalidConfigError,
     InvalidPartitionError,
     InvalidTopicError,
 )
@@ -111,18 +109,15 @@ def check_topics(topics: Iterable[object]) -> None:
             raise InvalidTopicError(f"topic must not be blank, got {topic!r}", todo="Name a topic.")
 
 
-def check_group_settings(config: ConsumerConfig, explicit: Mapping[str, object]) -> None:
-    """Refuse settings that need a group if there is none (E18).
+def check_stream_counts(counts: Mapping[str, int]) -> None:
+    """Check the numbers of message streams by topic.
 
     Raises:
-        InvalidConfigError: `enable_auto_commit` was set without a `group_id`.
+        ValueError: A number is less than 1.
     """
-    if config.group_id is None and explicitly_enabled(explicit, "enable_auto_commit"):
-        raise InvalidConfigError(
-            "enable_auto_commit needs a group to commit for",
-            todo="Set group_id, or leave enable_auto_commit out.",
-            settings=("enable_auto_commit", "group_id"),
-        )
+    for topic, count in counts.items():
+        if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+            raise ValueError(f"The number of streams of {topic} must be at least 1, got {count!r}")
 
 
 def parse_offsets(
@@ -139,16 +134,15 @@ def parse_offsets(
         raise TypeError(
             f"offsets must be a dict of TopicPartition to OffsetAndMetadata, got {offsets!r}"
         )
-    return {to_topic_partition(key): _parse_offset(value) for key, value in offsets.items()}
-
-
-def _parse_offset(value: object) -> OffsetAndMetadata:
-    if isinstance(value, int) and not isinstance(value, bool):
-        return OffsetAndMetadata(value)
-    if not isinstance(value, OffsetAndMetadata):
-        raise TypeError(f"offset must be an OffsetAndMetadata or an int, got {value!r}")
-    # kafka-python's -1 is None here.
-    known = value.leader_epoch is not None and value.leader_epoch >= 0
-    return OffsetAndMetadata(
-        value.offset, value.metadata or "", value.leader_epoch if known else None
-    )
+    parsed = {}
+    for key, value in offsets.items():
+        if isinstance(value, int) and not isinstance(value, bool):
+            value = OffsetAndMetadata(value)
+        if not isinstance(value, OffsetAndMetadata):
+            raise TypeError(f"offset must be an OffsetAndMetadata or an int, got {value!r}")
+        epoch = value.leader_epoch
+        # kafka-python's -1 is None here.
+        epoch = None if epoch is None or epoch < 0 else epoch
+        position = OffsetAndMetadata(value.offset, value.metadata or "", epoch)
+        parsed[to_topic_partition(key)] = position
+    return parsed

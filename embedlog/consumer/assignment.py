@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 
@@ -22,13 +21,13 @@ class Assignment:
     def __init__(self, root: Root, decoder: RecordDecoder, committed: CommittedLookup) -> None:
         self._root, self._decoder, self._committed = root, decoder, committed
         self._cursors: dict[TopicPartition, PartitionCursor] = {}
-        self._order: deque[PartitionCursor] = deque()
+        """In the order in which they are served."""
         self._unresolved: set[PartitionCursor] = set()
         """Those whose position the next poll resolves."""
 
     def __iter__(self) -> Iterator[PartitionCursor]:
         """Iterate over the partitions, the one served longest ago first."""
-        return iter(list(self._order))
+        return iter(list(self._cursors.values()))
 
     def __len__(self) -> int:
         return len(self._cursors)
@@ -65,12 +64,12 @@ class Assignment:
         Reads all tails in one transaction: hundreds of quiet partitions cost little, however
         often other partitions are appended to.
         """
-        if len(self._order) == 1:
+        if len(self._cursors) == 1:
             # By far the most frequent case: takes half the time, which counts after a sleep.
-            cursor = self._order[0]
+            (cursor,) = self._cursors.values()
             row = self._root.context.live.get(cursor.tail_key)
             return [] if cursor.is_idle(row) or cursor.paused else [cursor]
-        cursors = [cursor for cursor in self._order if not cursor.paused]
+        cursors = [cursor for cursor in self._cursors.values() if not cursor.paused]
         keys = [cursor.tail_key for cursor in cursors]
         rows = self._root.context.live.read(lambda txn: list(map(txn.get, keys)))
         return [
@@ -94,14 +93,11 @@ class Assignment:
 
     def move_to_end(self, cursor: PartitionCursor) -> None:
         """Serve a partition last: it was just served."""
-        if self._order[-1] is not cursor:
-            self._order.remove(cursor)
-            self._order.append(cursor)
+        self._cursors[cursor.partition] = self._cursors.pop(cursor.partition)
 
     def move_to_front(self, cursor: PartitionCursor) -> None:
         """Serve a partition first: the next poll has to raise its error (E10)."""
-        self._order.remove(cursor)
-        self._order.appendleft(cursor)
+        self._cursors = {cursor.partition: cursor} | self._cursors
 
     # Changing it
 
@@ -116,21 +112,16 @@ class Assignment:
         Raises:
             UnknownTopicOrPartitionError: A partition does not exist; nothing was changed.
         """
-        cursors: dict[TopicPartition, PartitionCursor] = {}
-        for partition in partitions:
+        chosen = dict.fromkeys(partitions)
+        added = {}
+        for partition in chosen:
             cursor = self._cursors.get(partition)
             if cursor is None or cursor.topic_id != self._root.partition(*partition).topic_id:
-                cursor = self._new_cursor(partition, reset)
-            cursors[partition] = cursor
-        old = dict(self._cursors)
-        for partition, cursor in old.items():
-            if cursor is not cursors.get(partition):
-                self.remove(partition)
-        added = [cursor for tp, cursor in cursors.items() if cursor is not old.get(tp)]
-        self._cursors = cursors
-        self._order.extend(added)
-        self._unresolved.update(added)
-        return added
+                added[partition] = self._new_cursor(partition, reset)
+        self.remove(tp for tp in self.partitions() if tp not in chosen or tp in added)
+        self._cursors |= added
+        self._unresolved.update(added.values())
+        return list(added.values())
 
     def _new_cursor(self, partition: TopicPartition, reset: str) -> PartitionCursor:
         return PartitionCursor(self._root, self._decoder, partition, reset, self._committed)
@@ -142,19 +133,17 @@ class Assignment:
             UnknownTopicOrPartitionError: The partition does not exist.
         """
         cursor = self._cursors[partition] = self._new_cursor(partition, reset)
-        self._order.append(cursor)
         self._unresolved.add(cursor)
         return cursor
 
-    def remove(self, partition: TopicPartition) -> None:
-        """Remove a partition, if it is assigned, and discard what was fetched ahead."""
-        cursor = self._cursors.pop(partition, None)
-        if cursor is not None:
-            cursor.discard_buffer()
-            self._order.remove(cursor)
-            self._unresolved.discard(cursor)
+    def remove(self, partitions: Iterable[TopicPartition]) -> None:
+        """Remove partitions, if they are assigned, and discard what was fetched ahead."""
+        for partition in partitions:
+            cursor = self._cursors.pop(partition, None)
+            if cursor is not None:
+                cursor.discard_buffer()
+                self._unresolved.discard(cursor)
 
     def clear(self) -> None:
         """Remove all partitions."""
-        for partition in list(self._cursors):
-            self.remove(partition)
+        self.remove(self.partitions())

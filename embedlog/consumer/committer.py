@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from time import monotonic
 from typing import Any
@@ -35,25 +35,11 @@ class Committer:
         commit: Callable[[Positions], None],
     ) -> None:
         self._assignment, self._commit = assignment, commit
-        self._auto_commit = config.enable_auto_commit
+        self._auto_commit = config.enable_auto_commit and config.group_id is not None
         self._interval = config.auto_commit_interval_ms / 1000
         self._backoff = config.retry_backoff_ms / 1000
         self._due = monotonic() + self._interval
         self._callbacks: deque[Callable[[], Any]] = deque()
-
-    def _positions(self, offsets: Mapping[PartitionCursor, int | None]) -> Positions:
-        return {
-            cursor.partition: OffsetAndMetadata(offset, "", cursor.leader_epoch)
-            for cursor, offset in offsets.items()
-            if offset is not None
-        }
-
-    def _cursors(self, positions: Positions) -> Iterator[tuple[PartitionCursor, OffsetAndMetadata]]:
-        """Yield the assigned ones of the partitions; others may be committed as well."""
-        for partition, position in positions.items():
-            cursor = self._assignment.get(partition)
-            if cursor is not None:
-                yield cursor, position
 
     # Auto-commit
 
@@ -74,45 +60,40 @@ class Committer:
 
     def _auto_commit_consumed(self, retry: bool) -> None:
         """Commit the positions of `PartitionCursor.consumed` that are not committed yet."""
-        consumed = {cursor: cursor.consumed for cursor in self._assignment}
-        changed = self._positions(
-            {cursor: offset for cursor, offset in consumed.items() if offset != cursor.committed}
-        )
+        consumed = [(cursor, cursor.consumed) for cursor in self._assignment]
+        changed = [
+            (cursor, offset)
+            for cursor, offset in consumed
+            if offset is not None and offset != cursor.committed
+        ]
         if not changed:
             return
         try:
-            self._commit(changed)
+            self._commit(_positions(changed))
         except EmbedlogError as error:
             _log.warning("auto-commit of %d partitions failed: %s", len(changed), error)
             if retry and error.retriable:
                 self._due = monotonic() + self._backoff
         else:
-            for cursor, position in self._cursors(changed):
-                cursor.committed = position.offset
+            for cursor, offset in changed:
+                cursor.committed = offset
 
     # On request
-
-    def all_positions(self) -> Positions:
-        """Return the positions of all partitions where they are known."""
-        return self._positions({cursor: cursor.known_position for cursor in self._assignment})
 
     def commit_sync(self, positions: Positions | None) -> None:
         """Run the callbacks of earlier commits, and then commit (E21)."""
         self.run_callbacks()
-        chosen = self.all_positions() if positions is None else positions
-        if chosen:
-            self._commit_positions(chosen)
+        self._commit_by_program(self._chosen(positions))
 
     def commit_async(
         self, positions: Positions | None, callback: Callback | None
     ) -> Future[Positions]:
         """Commit; errors go to the future and to the callback, which runs later (E22)."""
-        chosen = dict(self.all_positions() if positions is None else positions)
+        chosen = dict(self._chosen(positions))
         future: Future[Positions] = Future()
         error: BaseException | None = None
         try:
-            if chosen:
-                self._commit_positions(chosen)
+            self._commit_by_program(chosen)
             future.set_result(chosen)
         except EmbedlogError as failure:
             error = failure
@@ -123,12 +104,31 @@ class Committer:
             self._callbacks.append(lambda: callback(chosen, error))
         return future
 
-    def _commit_positions(self, positions: Positions) -> None:
-        self._commit(positions)
-        for cursor, position in self._cursors(positions):
-            cursor.note_commit_by_program(position.offset)
+    def _chosen(self, positions: Positions | None) -> Positions:
+        """Return the positions, or those of all partitions where they are resolved."""
+        if positions is not None:
+            return positions
+        return _positions((cursor, cursor.known_position) for cursor in self._assignment)
+
+    def _commit_by_program(self, positions: Positions) -> None:
+        if positions:
+            self._commit(positions)
+        for partition, position in positions.items():
+            cursor = self._assignment.get(partition)
+            # Partitions that are not assigned may be committed as well.
+            if cursor is not None:
+                cursor.note_commit_by_program(position.offset)
 
     def run_callbacks(self) -> None:
         """Run the callbacks of earlier asynchronous commits, in order."""
         while self._callbacks:
             self._callbacks.popleft()()
+
+
+def _positions(offsets: Iterable[tuple[PartitionCursor, int | None]]) -> Positions:
+    """Return the positions to commit, without the unknown ones."""
+    return {
+        cursor.partition: OffsetAndMetadata(offset, "", cursor.leader_epoch)
+        for cursor, offset in offsets
+        if offset is not None
+    }

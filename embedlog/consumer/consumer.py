@@ -2,49 +2,52 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
 from itertools import chain
+from time import monotonic
 from typing import Any, Literal, Self, TypeVar
 
 from embedlog.catalog import INTERNAL
 from embedlog.config import ConsumerConfig
-from embedlog.consumer import fetcher
 from embedlog.consumer.arguments import (
     SingleThreadGuard,
-    check_group_settings,
     check_max_records,
+    check_stream_counts,
     check_topics,
     explicitly_enabled,
+    parse_offsets,
     to_topic_partition,
 )
 from embedlog.consumer.assignment import Assignment
 from embedlog.consumer.committer import Callback
 from embedlog.consumer.cursor import PartitionCursor
 from embedlog.consumer.deserialize import RecordDecoder, check_columns
-from embedlog.consumer.fetcher import Ends, Fetcher
 from embedlog.consumer.group_client import ConsumerGroupMetadata, GroupClient
 from embedlog.consumer.rebalance_notifier import ConsumerRebalanceListener
 from embedlog.consumer.static_assignment import StaticAssignment
-from embedlog.consumer.streams import create_streams
-from embedlog.consumer.subscription import GroupSubscription
 from embedlog.consumer.waiter import Waiter
 from embedlog.errors import (
     ClosedError,
     EmbedlogError,
     IllegalStateError,
+    InvalidConfigError,
     UnknownTopicOrPartitionError,
 )
 from embedlog.record import OffsetAndMetadata, OffsetAndTimestamp, Record, TopicPartition
 from embedlog.root.root import Root
 
 T = TypeVar("T")
+Ends = dict[TopicPartition, int]
 Until = Literal["end"] | Mapping[TopicPartition, int] | None
 
 _CLOSE_SECONDS = 30.0
 """How long `close` waits for another thread (E24)."""
 _UNLIMITED = 1 << 62
+_GC_THRESHOLD = 700
+"""Fewer new records do not start the garbage collector (CPython's first threshold)."""
 
 
 class Consumer:
@@ -74,17 +77,23 @@ class Consumer:
 
     def __init__(self, root: Root, *topics: str, **config: object) -> None:
         self.config = ConsumerConfig.parse(config)
-        check_group_settings(self.config, config)
+        if self.config.group_id is None and explicitly_enabled(config, "enable_auto_commit"):
+            raise InvalidConfigError(
+                "enable_auto_commit needs a group to commit for",
+                todo="Set group_id, or leave enable_auto_commit out.",
+                settings=("enable_auto_commit", "group_id"),
+            )
         check_topics(topics)
         self._root, self._init_topics, self._init_config = root, topics, config
         self._assignment = Assignment(root, RecordDecoder(self.config), self._committed_position)
-        self._fetcher = Fetcher(self.config, self._assignment, self._fetchable, self._handle_error)
         create = explicitly_enabled(config, "allow_auto_create_topics")
         self._group = GroupClient(root, self.config, self._assignment, create)
-        self._subscription: StaticAssignment | GroupSubscription | None = None
+        self._subscription: StaticAssignment | GroupClient | None = None
         """Keeps the assignment up to date; None where the program assigns partitions."""
         self._guard = SingleThreadGuard()
         self._waiter = Waiter(root, self.config, self._guard)
+        self._wait_began = monotonic()
+        """When fetch_max_wait_ms began (with fetch_min_bytes)."""
         self._iterator: Iterator[Record] | None = None
         self._streams: list[Consumer] = []
         if topics and self.config.group_id is None:
@@ -132,9 +141,10 @@ class Consumer:
                     todo="Call unsubscribe first, or use another consumer.",
                 )
             if not topics and pattern is None:
-                self._unsubscribe()
+                self.unsubscribe()
             else:
-                self._subscription = self._group.subscribe(topics, pattern, listener)
+                self._group.subscribe(topics, pattern, listener)
+                self._subscription = self._group
 
     def assign(self, partitions: Iterable[TopicPartition]) -> None:
         """Read exactly these partitions; those already assigned keep their positions.
@@ -152,7 +162,7 @@ class Consumer:
                     "The consumer was created with topics, or subscribed to topics",
                     todo="Call unsubscribe first, or create one without topics.",
                 )
-            self._group.auto_commit_before_assign()
+            self._group.committer.auto_commit_now()  # of partitions that are replaced (E20)
             reset = self.config.auto_offset_reset
             for cursor in self._assignment.replace(map(to_topic_partition, partitions), reset):
                 cursor.start_at(reset)
@@ -171,14 +181,11 @@ class Consumer:
     def unsubscribe(self) -> None:
         """Leave the group, and remove all partitions from the assignment."""
         with self._guard:
-            self._unsubscribe()
-
-    def _unsubscribe(self) -> None:
-        self._group.check_not_in_callback("unsubscribe")
-        try:
-            self._group.leave()
-        finally:
-            self._subscription = None
+            self._group.notifier.check_not_in_callback("unsubscribe")
+            try:
+                self._group.leave()
+            finally:
+                self._subscription = None
 
     def _update_assignment(self) -> None:
         if self._subscription is not None:
@@ -199,7 +206,7 @@ class Consumer:
         with `assign` takes a later poll, commit or close.
 
         Args:
-            offsets: The next offset to read, by partition; None is every known position.
+            offsets: The next offset to read, by partition; None is all resolved positions.
             timeout_ms: Accepted for kafka-python; a commit waits for the log's ``lock_timeout``.
 
         Raises:
@@ -208,7 +215,8 @@ class Consumer:
             ValueError, TypeError, OffsetMetadataTooLargeError: The offsets are invalid.
         """
         with self._guard:
-            self._group.committer.commit_sync(self._group.parse_offsets(offsets))
+            self._group.check_writable()
+            self._group.committer.commit_sync(parse_offsets(offsets))
 
     def commit_async(
         self,
@@ -223,7 +231,8 @@ class Consumer:
                 commits, on this thread by a later `poll`, `commit` or `close` (E22).
         """
         with self._guard:
-            return self._group.committer.commit_async(self._group.parse_offsets(offsets), callback)
+            self._group.check_writable()
+            return self._group.committer.commit_async(parse_offsets(offsets), callback)
 
     def committed(
         self, partition: TopicPartition, metadata: bool = False, timeout_ms: float | None = None
@@ -394,7 +403,7 @@ class Consumer:
         """
         limit = check_max_records(max_records) or self.config.max_poll_records
         with self._guard:
-            return self._wait_for(partial(self._fetcher.fetch_records, limit), timeout_ms)
+            return self._wait_for(partial(self._fetch_records, limit), timeout_ms)
 
     def poll_batches(
         self,
@@ -416,8 +425,10 @@ class Consumer:
         limit = check_max_records(max_records) or _UNLIMITED
         names = check_columns(columns)
         with self._guard:
-            take = partial(fetcher.take_rows, names)
-            return self._wait_for(lambda: self._fetcher.fetch_all(take, limit), timeout_ms)
+            return self._wait_for(
+                lambda: self._fetch_all(lambda cursor, n: cursor.take_rows(names, n), limit),
+                timeout_ms,
+            )
 
     def __iter__(self) -> Iterator[Record]:
         """Iterate over records forever, or until none came for ``consumer_timeout_ms``."""
@@ -446,12 +457,15 @@ class Consumer:
         Raises:
             Exception: As `poll`; iterate again to continue.
         """
-        self._check_usable()
-        ends = self._ends(until)
+        with self._guard:
+            ends = self._ends(until)
         # The caller gets the records of a batch without any Python code in between.  A group
         # member gets fewer at a time: in between it auto-commits and follows the group.
         limit = self.config.max_poll_records if self.config.group_id is not None else None
-        take = partial(fetcher.take_record_iterator, limit)
+
+        def take(cursor: PartitionCursor, stop: int | None) -> Iterator[Record] | None:
+            return cursor.take_iterator(limit, stop)
+
         return chain.from_iterable(iter(lambda: self._next(take, ends), None))
 
     def iter_batches(
@@ -470,11 +484,14 @@ class Consumer:
         Raises:
             Exception: As `poll`; ValueError, if a column does not exist.
         """
-        self._check_usable()
-        return self._iter_batches(check_columns(columns), self._ends(until))
+        with self._guard:
+            return self._iter_batches(check_columns(columns), self._ends(until))
 
     def _iter_batches(self, names: tuple[str, ...], ends: Ends | None) -> Iterator[Any]:
-        while (cursor := self._next(fetcher.take_cursor, ends)) is not None:
+        def take(cursor: PartitionCursor, stop: int | None) -> PartitionCursor | None:
+            return cursor if cursor.buffered_bytes else None
+
+        while (cursor := self._next(take, ends)) is not None:
             stop = None if ends is None else ends.get(cursor.partition, 0)
             # One fetch per turn of a partition; calls in the loop body may end the turn.
             while not (cursor.paused or self._waiter.wakeup_pending or self._guard.closed):
@@ -496,10 +513,6 @@ class Consumer:
             raise ValueError(f"until must be 'end', a dict of end offsets or None, got {until!r}")
         return {to_topic_partition(tp): end for tp, end in until.items()}
 
-    def _check_usable(self) -> None:
-        with self._guard:
-            pass
-
     def _next(
         self, take: Callable[[PartitionCursor, int | None], T | None], ends: Ends | None
     ) -> T | None:
@@ -507,12 +520,91 @@ class Consumer:
         timeout_ms = self.config.consumer_timeout_ms if ends is None else 0
         try:
             with self._guard:
-                return self._wait_for(lambda: self._fetcher.fetch_one(take, ends), timeout_ms)
+                return self._wait_for(lambda: self._fetch_one(take, ends), timeout_ms)
         except ClosedError:
             # Closing the consumer is a way to end its loop.
             if self._guard.closed:
                 return None
             raise
+
+    def _fetch_one(
+        self, take: Callable[[PartitionCursor, int | None], T | None], ends: Ends | None
+    ) -> T | None:
+        """Return what ``take`` returns for the first partition that has something below its end."""
+        max_bytes = self.config.max_partition_fetch_bytes
+        for cursor in self._fetchable():
+            try:
+                stop = None if ends is None else ends.get(cursor.partition, 0)
+                if stop is not None and cursor.position() >= stop:
+                    continue
+                cursor.fetch_if_empty(max_bytes)
+                taken = take(cursor, stop)
+            except EmbedlogError as error:
+                self._handle_error(cursor, error)
+                continue
+            if taken is not None:
+                self._assignment.move_to_end(cursor)
+                return taken
+        return None
+
+    def _fetch_all(
+        self,
+        take: Callable[[PartitionCursor, int], tuple[list[Any], int] | None],
+        max_records: int,
+    ) -> dict[TopicPartition, list[Any]]:
+        """Return what ``take`` returns for each partition, up to ``max_records`` in all (E9)."""
+        taken: dict[TopicPartition, list[Any]] = {}
+        budget = self.config.fetch_max_bytes
+        partition_budget = self.config.max_partition_fetch_bytes
+        cursors = self._fetchable()
+        if self.config.fetch_min_bytes > 1 and not self._has_min_bytes(cursors):
+            return taken
+        for cursor in cursors:
+            try:
+                budget -= cursor.fetch_if_empty(min(budget, partition_budget))
+                while max_records > 0 and (items := take(cursor, max_records)) is not None:
+                    taken.setdefault(cursor.partition, []).extend(items[0])
+                    max_records -= items[1]
+            except EmbedlogError as error:
+                if taken:
+                    # Good records first; the next call meets the error again (E10).
+                    self._assignment.move_to_front(cursor)
+                    break
+                self._handle_error(cursor, error)
+                continue
+            if cursor.partition in taken:
+                self._assignment.move_to_end(cursor)
+            if max_records <= 0 or budget <= 0:
+                break
+        return taken
+
+    def _fetch_records(self, max_records: int) -> dict[TopicPartition, list[Record]]:
+        """Return up to ``max_records`` records."""
+        # None of thousands of new records can be garbage yet, and the collector would traverse
+        # them again and again: half of the time of a long list.
+        pause = max_records > _GC_THRESHOLD and gc.isenabled()
+        if pause:
+            gc.disable()
+        try:
+            return self._fetch_all(PartitionCursor.take_records, max_records)
+        finally:
+            if pause:
+                gc.enable()
+
+    def _has_min_bytes(self, cursors: list[PartitionCursor]) -> bool:
+        """Return whether fetch_min_bytes are fetched, or fetch_max_wait_ms have passed."""
+        size, max_bytes = 0, self.config.max_partition_fetch_bytes
+        for cursor in cursors:
+            try:
+                cursor.fetch(max_bytes)
+            except EmbedlogError:
+                return True  # it occurs again once the records before it were returned
+            size += cursor.buffered_bytes
+        waited_ms = (monotonic() - self._wait_began) * 1000
+        enough = size >= self.config.fetch_min_bytes or waited_ms >= self.config.fetch_max_wait_ms
+        if enough:
+            self._wait_began = monotonic()
+        return enough
 
     def _fetchable(self) -> list[PartitionCursor]:
         """Return the cursors that may have records, the one served longest ago first."""
@@ -528,7 +620,7 @@ class Consumer:
     def _handle_error(self, cursor: PartitionCursor, error: EmbedlogError) -> None:
         """Raise the error, except if a subscribed topic was deleted: that is just removed."""
         if self._subscription is not None and isinstance(error, UnknownTopicOrPartitionError):
-            self._assignment.remove(cursor.partition)
+            self._assignment.remove([cursor.partition])
             self._subscription.require_update()
             return
         # The other partitions are served before it fails again.
@@ -555,10 +647,33 @@ class Consumer:
             IllegalStateError, InvalidGroupIdError: It reads topics itself, or has no group.
         """
         with self._guard:
-            self._group.check_streams(counts, self._subscription)
-            new_consumer = partial(Consumer, self._root)
-            streams = create_streams(new_consumer, Consumer._update_assignment, self.config, counts)
-            self._streams += chain.from_iterable(streams.values())
+            self._group.check_subscribe(counts, None)
+            if self._subscription is not None or len(self._assignment):
+                raise IllegalStateError(
+                    "The consumer reads topics itself",
+                    todo="Create streams from a consumer that has a group_id and no topics.",
+                )
+            check_stream_counts(counts)
+            streams: dict[str, list[Consumer]] = {topic: [] for topic in counts}
+            created: list[Consumer] = []
+            instance_id = self.config.group_instance_id
+            try:
+                for topic, count in counts.items():
+                    for number in range(count):
+                        # Each member needs a different `group_instance_id`.
+                        name = None if instance_id is None else f"{instance_id}-{topic}-{number}"
+                        config = self.config.changed({"group_instance_id": name})
+                        created.append(Consumer(self._root, topic, **config.overrides()))
+                        streams[topic].append(created[-1])
+                # Three rounds: the first streams release what they acquired while they were
+                # alone, and only then the last ones can acquire it.
+                for stream in created + created + created:
+                    stream._update_assignment()
+            except BaseException:
+                for stream in created:
+                    stream.close()
+                raise
+            self._streams += created
             return streams
 
     # Closing
@@ -581,7 +696,7 @@ class Consumer:
         """
         if self._guard.closed:
             return
-        self._group.check_not_in_callback("close")
+        self._group.notifier.check_not_in_callback("close")
         seconds = _CLOSE_SECONDS if timeout_ms is None else timeout_ms / 1000
         # All at once: no stream may acquire partitions that another one releases.
         for consumer in (consumers := [*self._streams, self]):

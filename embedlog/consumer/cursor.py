@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import islice
 from typing import Any
 
 from embedlog.batch import CONTROL, Batch
@@ -12,8 +14,8 @@ from embedlog.consumer.deserialize import (
     ArrowDecoder,
     RecordDecoder,
     RecordRun,
+    batch_offsets,
     locate_error,
-    rows_between,
 )
 from embedlog.errors import (
     CorruptBatchError,
@@ -22,11 +24,10 @@ from embedlog.errors import (
     OffsetOutOfRangeError,
     UnknownTopicOrPartitionError,
 )
-from embedlog.partition import tail
 from embedlog.partition.partition_log import PartitionLog
 from embedlog.partition.reader import PartitionReader
-from embedlog.partition.tail import Tail
-from embedlog.record import OffsetAndMetadata, TopicPartition
+from embedlog.partition.tail import unpack as unpack_tail
+from embedlog.record import OffsetAndMetadata, Record, TopicPartition
 from embedlog.root.root import Root
 
 _log = logging.getLogger(__name__)
@@ -65,11 +66,11 @@ class PartitionCursor:
         self._last_set: int | None = None
         """The last position that was set otherwise than by returning records."""
         self._polled = False
-        """Whether a poll began with this position known, or the program sought it."""
+        """Whether a poll began with this position, or the program sought it."""
         self._committed_by_program = False
         """Whether the program committed an offset and no record was returned since."""
         self.committed: int | None = None
-        """The committed offset as far as it is known: it need not be committed again."""
+        """The last committed offset that this consumer saw; it need not be committed again."""
         self._batches: deque[Batch] = deque()
         self._run: RecordRun | None = None
         self._arrow: ArrowDecoder | None = None
@@ -129,9 +130,8 @@ class PartitionCursor:
             NoOffsetForPartitionError: There is no commit, and auto_offset_reset is "none".
         """
         position = self.known_position
-        return self._resolve() if position is None else position
-
-    def _resolve(self) -> int:
+        if position is not None:
+            return position
         lookup = self._committed_lookup
         committed = None if lookup is None else lookup(self.partition)
         if committed is not None:
@@ -173,7 +173,7 @@ class PartitionCursor:
 
     @property
     def leader_epoch(self) -> int | None:
-        """The leader epoch in which the position was read, if known."""
+        """The leader epoch in which the position was read; None if unknown."""
         return self._epoch if self._reader is None else self._reader.leader_epoch
 
     def request_reset(self, strategy: str) -> None:
@@ -230,32 +230,28 @@ class PartitionCursor:
             if row is None:
                 row = self._root.context.live.get(self.tail_key)
             try:
-                known_tail = None if row is None else tail.unpack(row)
-                batches = self._open_reader().read(max_bytes, known_tail)
+                tail = None if row is None else unpack_tail(row)
+                reader = self._open_reader()
+                batches = reader.read(max_bytes, tail)
             except LogTruncatedError as error:
                 self._handle_truncation(error)
                 continue
             except OffsetOutOfRangeError as error:
                 self._handle_out_of_range(error)
                 continue
-            # Skip control batches, and those that compaction emptied.
+            # Skip control batches, and batches that compaction emptied.
             useful = [batch for batch in batches if batch.count and not batch.flags & CONTROL]
             if batches and not useful and not self._batches:
-                self._skip_to(batches[-1].next_offset)
+                # Moving past offsets without records does not count as returning records.
+                after = batches[-1].next_offset
+                if self.known_position == self._last_set:
+                    self._last_set = after
+                self._position = after
             if useful or not batches:
-                self._end_row = None if batches or not self._is_at_end(known_tail) else row
+                at_end = not batches and tail is not None and reader.is_at_end(tail)
+                self._end_row = row if at_end else None
                 self._batches += useful
                 return sum([batch.size for batch in useful])
-
-    def _skip_to(self, offset: int) -> None:
-        """Move past offsets without records, which does not count as returning records."""
-        if self.known_position == self._last_set:
-            self._last_set = offset
-        self._position = offset
-
-    def _is_at_end(self, known_tail: Tail | None) -> bool:
-        reader = self._reader
-        return known_tail is not None and reader is not None and reader.is_at_end(known_tail)
 
     def _open_reader(self) -> PartitionReader:
         # In a forked child the parent's reader must not be used.
@@ -332,7 +328,7 @@ class PartitionCursor:
             self.recall_records()
         arrow = self._arrow
         if arrow is None or arrow.names is not names:
-            arrow = self._arrow = self._decoder.arrow_decoder(self.partition, names)
+            arrow = self._arrow = ArrowDecoder(self.partition, names, self._decoder.verify)
         while (head := self._head()) is not None:
             position, after = self.position(), head.next_offset
             try:
@@ -348,21 +344,45 @@ class PartitionCursor:
                 return rows
         return None
 
+    def take_records(self, max_records: int) -> tuple[list[Record], int] | None:
+        """Take some records of one batch, and their number."""
+        run = self.next_run()
+        if run is None:
+            return None
+        records = list(islice(run.records, max_records))
+        return records, len(records)
+
+    def take_rows(self, names: tuple[str, ...], max_rows: int) -> tuple[list[Any], int] | None:
+        """Take some rows of one batch as columns, and their number."""
+        rows = self.next_rows(names, max_rows, None)
+        return None if rows is None else ([rows], rows.num_rows)
+
+    def take_iterator(self, max_offsets: int | None, stop: int | None) -> Iterator[Record] | None:
+        """Take the records of one batch as an iterator, which makes each record when needed.
+
+        Args:
+            max_offsets: At most the records of so many offsets; None is no limit.
+            stop: Only records below this offset.
+        """
+        run = self.next_run()
+        if run is None:
+            return None
+        if max_offsets is not None:
+            limit = run.position + max_offsets
+            stop = limit if stop is None else min(stop, limit)
+        return run.records_before(stop)
+
 
 def _partial_rows(
     arrow: ArrowDecoder, batch: Batch, position: int, stop: int | None, max_rows: int
 ) -> tuple[Any, int]:
     """Return some rows of a batch, or None if there are none, and the position after them."""
     after = batch.next_offset if stop is None else min(stop, batch.next_offset)
-    rows = rows_between(batch, position, after)
-    if rows.stop <= rows.start:
+    offsets = batch_offsets(batch)
+    first, end = bisect_left(offsets, position), bisect_left(offsets, after)
+    if end <= first:
         return None, after
-    if rows.stop - rows.start > max_rows:
-        rows = slice(rows.start, rows.start + max_rows)
-        has_offsets = batch.has_offsets
-        after = (
-            int(batch.offsets()[rows.stop].as_py())
-            if has_offsets
-            else batch.base_offset + rows.stop
-        )
-    return arrow.decode(batch, rows), after
+    if end - first > max_rows:
+        end = first + max_rows
+        after = offsets[end]
+    return arrow.decode(batch, slice(first, end)), after

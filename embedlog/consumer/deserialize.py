@@ -130,11 +130,7 @@ class RowLists:
 
     def __init__(self, batch: Batch, position: int, verify: bool) -> None:
         self.times, self.keys, self.values, self.headers = batch.lists(verify)
-        self.offsets: Sequence[int] = (
-            batch.offsets().to_pylist()
-            if batch.has_offsets
-            else range(batch.base_offset, batch.next_offset)
-        )
+        self.offsets = batch_offsets(batch)
         row = bisect_left(self.offsets, position)
         if row:
             self.keep(slice(row, None))
@@ -151,7 +147,7 @@ class RecordDecoder:
     """Decodes batches according to the settings of a consumer."""
 
     def __init__(self, config: ConsumerConfig) -> None:
-        self._verify = config.check_crcs
+        self.verify = config.check_crcs
         self._key, self._value = config.key_deserializer, config.value_deserializer
 
     def decode(self, batch: Batch, partition: TopicPartition, position: int) -> RecordRun:
@@ -162,7 +158,7 @@ class RecordDecoder:
             RecordDeserializationError: The first record cannot be decoded (E10).
         """
         try:
-            columns = RowLists(batch, position, self._verify)
+            columns = RowLists(batch, position, self.verify)
         except CorruptBatchError as error:
             raise locate_error(error, batch, partition, position) from error
         if self._key is None and self._value is None:
@@ -192,10 +188,6 @@ class RecordDecoder:
         failed_offset: int = columns.offsets[good]
         columns.keep(slice(good))
         return failed_offset
-
-    def arrow_decoder(self, partition: TopicPartition, names: tuple[str, ...]) -> ArrowDecoder:
-        """Return a decoder of the batches of one partition to Arrow columns."""
-        return ArrowDecoder(partition, names, self._verify)
 
 
 class ArrowDecoder:
@@ -268,26 +260,21 @@ def check_columns(names: Sequence[str] | None) -> tuple[str, ...]:
     return columns
 
 
-def rows_between(batch: Batch, start: int, stop: int) -> slice:
-    """Return the rows of a batch with offsets in ``[start, stop)``."""
-    if not batch.has_offsets:
-        base = batch.base_offset
-        return slice(max(start - base, 0), min(stop - base, batch.count))
-    offsets = batch.offsets().to_pylist()
-    return slice(bisect_left(offsets, start), bisect_left(offsets, stop))
+def batch_offsets(batch: Batch) -> Sequence[int]:
+    """Return the offsets of a batch's records."""
+    if batch.has_offsets:
+        offsets: list[int] = batch.offsets().to_pylist()
+        return offsets
+    return range(batch.base_offset, batch.next_offset)
 
 
 def locate_error(
     error: CorruptBatchError, batch: Batch, partition: TopicPartition, position: int
 ) -> CorruptBatchError:
     """Return the error with topic, partition and offset, and how to continue."""
-    facts = {
-        **error.facts,
-        **partition._asdict(),
-        "offset": position,
-        "next_offset": batch.next_offset,
-    }
-    todo = f"Seek to {batch.next_offset}, after the batch, and run `embedlog verify`."
+    after = batch.next_offset
+    facts = {**error.facts, **partition._asdict(), "offset": position, "next_offset": after}
+    todo = f"Seek to {after}, after the batch, and run `embedlog verify`."
     return CorruptBatchError(error.what, todo=todo, **facts)
 
 

@@ -1,22 +1,42 @@
-"""The connection of a consumer to its group, as a member or as one that only commits."""
+"""The connection of a consumer to its group, as a member or only to commit.
+
+Everything happens on the polling thread, partition by partition: the consumer keeps
+reading kept partitions, releases revoked ones after the program was notified, and begins
+to read added ones at the committed offsets.  The group as a whole never stops (KIP-429,
+and KIP-848's idea of reconciling each partition by itself).
+"""
 
 from __future__ import annotations
 
+import logging
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable
+from contextlib import suppress
 from functools import partial
 from time import monotonic
 from typing import NamedTuple, TypeVar
 
 from embedlog.assignor import configured
+from embedlog.catalog import INTERNAL
 from embedlog.config import ConsumerConfig
-from embedlog.consumer.arguments import check_topics, parse_offsets
+from embedlog.consumer import group_member as members
+from embedlog.consumer.arguments import check_topics
 from embedlog.consumer.assignment import Assignment
 from embedlog.consumer.committer import Committer, Positions
-from embedlog.consumer.heartbeat import CHECKPOINT_SECONDS
+from embedlog.consumer.group_member import GroupMember, MemberAssignment, StartPosition
+from embedlog.consumer.heartbeat import CHECKPOINT_SECONDS, HeartbeatThread
 from embedlog.consumer.rebalance_notifier import ConsumerRebalanceListener, RebalanceNotifier
-from embedlog.consumer.subscription import GroupSubscription
-from embedlog.errors import IllegalStateError, InvalidGroupIdError
+from embedlog.errors import (
+    ClosedError,
+    CommitFailedError,
+    CorruptionError,
+    EmbedlogError,
+    FencedInstanceIdError,
+    IllegalStateError,
+    InvalidGroupIdError,
+    UnknownMemberIdError,
+    UnknownTopicOrPartitionError,
+)
 from embedlog.group import Group
 from embedlog.groups.offsets import check_group_id
 from embedlog.partition import tail
@@ -24,6 +44,8 @@ from embedlog.record import OffsetAndMetadata, TopicPartition
 from embedlog.root.root import Root
 
 T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
 
 
 class ConsumerGroupMetadata(NamedTuple):
@@ -42,7 +64,17 @@ def open_group(root: Root, group_id: str) -> Group:
 
 
 class GroupClient:
-    """All that a consumer does with its group; without a ``group_id`` it refuses everything."""
+    """A consumer's connection to its group; without a ``group_id`` it refuses everything.
+
+    While the consumer is subscribed, the first `update` joins the group, and later updates
+    carry out its changes.
+
+    Args:
+        root: The log.
+        config: The settings of the consumer.
+        assignment: The assignment to keep up to date.
+        create: Whether to create topics that do not exist (E19).
+    """
 
     def __init__(
         self, root: Root, config: ConsumerConfig, assignment: Assignment, create: bool
@@ -50,157 +82,357 @@ class GroupClient:
         self._root, self._config, self._assignment = root, config, assignment
         self._create = create
         self._assignors = configured(config.partition_assignment_strategy)
+        self._eager = not all(assignor.cooperative for assignor in self._assignors.values())
+        """Whether the listener is notified of all partitions (M19), or of changes only (M20)."""
         if config.group_id is not None:
             check_group_id(config.group_id)
-        self._subscription: GroupSubscription | None = None
-        self._committer = Committer(config, assignment, self._commit_without_membership)
-        """Commits partitions that the program assigned itself (M14)."""
+        self.committer = Committer(config, assignment, self._commit)
+        self.notifier = RebalanceNotifier()
+        self.subscribed = False
+        """Whether this consumer is a member, or about to join; otherwise it only commits (M14)."""
+        self.topics: set[str] = set()
+        self._pattern: re.Pattern[str] | None = None
+        self._member: GroupMember | None = None
+        self._heartbeat: HeartbeatThread | None = None
+        self._catalog_version = -1
+        """The version of the catalog in which the topics were looked up."""
+        self._root_generation = root.generation
+        self._notified_generation = -1
+        """The last generation of the group that the listener was notified of."""
+        self._left = False
+        self._fenced: FencedInstanceIdError | None = None
+        self._last_poll = monotonic()
+        self._polling = False
         self._uncheckpointed_since: float | None = None
+        """When the first commit without a membership was made that is not checkpointed."""
 
     def _group(self) -> Group:
         """Return the group with the databases open now: a forked child has opened its own."""
+        return open_group(self._root, self._group_id())
+
+    def _group_id(self) -> str:
         if self._config.group_id is None:
             raise InvalidGroupIdError("The consumer has no group", todo="Set group_id.")
-        return open_group(self._root, self._config.group_id)
+        return self._config.group_id
 
-    # Membership
+    def check_writable(self) -> None:
+        """Check that the consumer may commit and subscribe.
+
+        Raises:
+            InvalidGroupIdError: The consumer has no group (E18).
+            ReadOnlyError: The log was opened for reading only.
+        """
+        self._group_id()
+        self._root.context.check_writable()
+
+    # Subscription
 
     def check_subscribe(self, topics: Collection[str], pattern: str | None) -> None:
         """Check the arguments of a subscription, and that it is possible."""
-        self._group()
-        self._root.context.check_writable()
-        self.check_not_in_callback("subscribe")
+        self.check_writable()
+        self.notifier.check_not_in_callback("subscribe")
         check_topics(topics)
         if topics and pattern is not None:
             raise IllegalStateError("Subscribe to topics or to a pattern, not to both")
-
-    def check_streams(self, topics: Mapping[str, int], subscription: object) -> None:
-        """Check that streams can be created: a consumer with partitions would keep them."""
-        self.check_subscribe(topics, None)
-        if subscription is not None or len(self._assignment):
-            raise IllegalStateError(
-                "The consumer reads topics itself",
-                todo="Create streams from a consumer that has a group_id and no topics.",
-            )
 
     def subscribe(
         self,
         topics: Collection[str],
         pattern: str | None,
         listener: ConsumerRebalanceListener | None,
-    ) -> GroupSubscription:
-        """Subscribe; the next poll joins the group, or updates the member's subscription."""
-        subscription = self._subscription
+    ) -> None:
+        """Replace the subscription; the next poll joins the group, or updates the member (E16)."""
         compiled = None if pattern is None else re.compile(pattern)
-        if subscription is None:
-            subscription = GroupSubscription(
-                *(self._root, self._config, self._group, self._assignment, self._assignors),
-                create=self._create,
-            )
-        subscription.subscribe(topics, compiled, RebalanceNotifier(listener))
-        self._subscription = subscription
-        return subscription
+        self.notifier = RebalanceNotifier(listener)
+        self.topics, self._pattern, self._catalog_version = set(topics), compiled, -1
+        if not self.subscribed:
+            self.subscribed, self._left, self._fenced = True, False, None
+            self._last_poll, self._root_generation = monotonic(), self._root.generation
 
-    def check_not_in_callback(self, operation: str) -> None:
-        """Refuse an operation that the rebalance listener may not call."""
-        if self._subscription is not None:
-            self._subscription.notifier.check_not_in_callback(operation)
+    def _subscribed_topics(self) -> set[str]:
+        if self._pattern is not None:
+            exclude_internal = self._config.exclude_internal_topics
+            self.topics = {
+                name
+                for name in self._root.topics()
+                if self._pattern.fullmatch(name)
+                and not (exclude_internal and name.startswith(INTERNAL))
+            }
+        elif self._create:
+            for topic in self.topics:
+                with suppress(UnknownTopicOrPartitionError):
+                    self._root.ensure_topic(topic)
+        return self.topics
 
-    def leave(self, *, autocommit: bool = True) -> None:
-        """Leave the group, and clear the assignment."""
-        # First: records that an iterator in another thread cannot return any more must not be
-        # committed.
-        for cursor in self._assignment:
-            cursor.recall_records()
-        try:
-            self._leave(autocommit)
-        finally:
-            self._assignment.clear()
+    def require_update(self) -> None:
+        """Have the next `update` read the catalog again: a topic was deleted while it was read."""
+        self._catalog_version = -1
 
-    def _leave(self, autocommit: bool) -> None:
-        subscription = self._subscription
-        if subscription is None:
-            if autocommit and self._config.group_id is not None:
-                self._committer.auto_commit_now()
-            self._checkpoint_after(0.0)
-            self._committer.run_callbacks()
+    # Following the group
+
+    def update(self) -> None:
+        """Join the group, or carry out its changes; called before each fetch.
+
+        Raises:
+            FencedInstanceIdError: Another member took over the group_instance_id (M13).
+            InconsistentGroupProtocolError, AssignorError: The group has no target.
+            Exception: An error of the listener.
+        """
+        if self.notifier.in_callback:
             return
-        try:
-            subscription.leave(autocommit=autocommit)
-        finally:
-            # Not earlier: the listener commits as the member that this still is.
-            self._subscription = None
+        if self._fenced is not None:
+            raise self._fenced
+        if self._root_generation != self._root.generation:
+            self._reset_after_fork()
+        self.committer.run_callbacks()
+        while True:
+            try:
+                self._update()
+                break
+            except UnknownMemberIdError as error:
+                self._lose_membership(error)
+            except FencedInstanceIdError as error:
+                self._fenced = error
+                self._lose_membership(error)
+                raise
+        self.notifier.raise_error()
 
-    def leave_during_call(self) -> None:
-        """Leave the group although another thread is still in a call."""
-        subscription, self._subscription = self._subscription, None
-        if subscription is not None:
-            subscription.leave_during_call()
+    def _update(self) -> None:
+        member, heartbeat = self._member, self._heartbeat
+        if heartbeat is not None and heartbeat.failure is not None:
+            raise heartbeat.failure
+        version = self._root.context.catalog.version()
+        if member is None:
+            member = self._join()
+        elif version != self._catalog_version:
+            # The catalog has changed, and perhaps the topics that match (E17, M16).
+            topics = self._subscribed_topics()
+            if topics != set(member.info.topics):
+                member.resubscribe(topics)
+            member.group.check_topics()
+        self._catalog_version = version
+        self.committer.auto_commit_if_due()
+        while member.changed():
+            self._rebalance(member)
+            if self._heartbeat is not None:
+                self._heartbeat.wake()
 
-    def poll(self, call: Callable[[], T]) -> T:
-        """Run a call as a poll, which max_poll_interval_ms asks for (M9)."""
-        subscription = self._subscription
-        if subscription is None:
-            if self._config.group_id is not None:
-                self._committer.run_callbacks()
-                self._committer.auto_commit_if_due()
-                self._checkpoint_after(CHECKPOINT_SECONDS)
-            return call()
-        subscription.notifier.check_not_in_callback("poll")
-        subscription.begin_poll()
+    def _join(self) -> GroupMember:
+        if self._left:
+            raise ClosedError("The consumer was closed")
+        config, group = self._config, self._group()
+        # Partitions of members that have just died are free at once.
+        group.remove_dead_members()
+        member = self._member = members.join(
+            group,
+            self._subscribed_topics(),
+            list(self._assignors),
+            session_ms=config.session_timeout_ms,
+            instance_id=config.group_instance_id,
+            client_id=config.client_id,
+        )
+        self._heartbeat = HeartbeatThread(member, config, self.idle_seconds)
+        self._notified_generation = -1
+        return member
+
+    def _rebalance(self, member: GroupMember) -> None:
+        assignment = member.check_assignment(self._assignors)
         try:
-            return call()
-        finally:
-            subscription.end_poll()
+            self._apply(member, assignment)
+        except BaseException:
+            # It may be half applied: the next check says what is left to do.
+            member.require_check()
+            raise
+
+    def _apply(self, member: GroupMember, assignment: MemberAssignment) -> None:
+        step, new_generation = assignment.step, assignment.generation != self._notified_generation
+        lost = self._assignment.partitions() - member.owned
+        self.notifier.lost(lost)
+        self._assignment.remove(lost)
+        notify_all = self._eager and (new_generation or bool(step.added or step.revoked))
+        if notify_all or step.revoked:
+            self.committer.auto_commit_now()
+            self.notifier.revoked(self._assignment.partitions() if notify_all else step.revoked)
+        # Kept partitions that it does not read were lost in the middle of a rebalance.  And a
+        # program that was notified that a partition is revoked may have dropped records that
+        # it did not commit, so it gets them again, as in Kafka.
+        reacquired = set(step.kept)
+        if not (notify_all and self.notifier.has_listener):
+            reacquired -= self._assignment.partitions()
+        released = reacquired.union(step.revoked)
+        self._assignment.remove(released)
+        # Last: from now on another member reads from the committed offset (M23).
+        member.release(released)
+        to_acquire = reacquired.union(step.added)
+        acquired = self._acquire(member, to_acquire) if to_acquire else {}
+        if new_generation or notify_all or acquired:
+            self.committer.restart_interval()
+            self.notifier.assigned(self._assignment.partitions() if notify_all else acquired)
+        self._notified_generation = assignment.generation
+
+    def _acquire(
+        self, member: GroupMember, added: Iterable[TopicPartition]
+    ) -> dict[TopicPartition, StartPosition]:
+        for partition in added:
+            # An error here is raised when it is read; the other partitions are fine.
+            with suppress(UnknownTopicOrPartitionError, CorruptionError):
+                # The transaction that acquires it needs a row with its end.
+                self._root.partition(*partition).tail()
+        acquired = member.acquire(from_end=self._config.auto_offset_reset == "latest")
+        for partition, start in acquired.items():
+            try:
+                cursor = self._assignment.add(partition, self._config.auto_offset_reset)
+            except UnknownTopicOrPartitionError:
+                # Deleted just now: the next check releases it.
+                member.group.check_topics()
+                continue
+            if start.end is not None:
+                # A committed offset takes precedence; it is looked up at the poll, since the
+                # listener may commit before.
+                cursor.start_at(start.end)
+        return acquired
+
+    def _lose_membership(self, error: EmbedlogError) -> None:
+        """Drop all partitions: other members may own them already (M21)."""
+        lost = self._assignment.partitions()
+        _log.warning("%s; %d partitions are lost", error, len(lost))
+        self.notifier.lost(lost)
+        self._assignment.clear()
+        self._stop()
+
+    def _reset_after_fork(self) -> None:
+        """In a forked child: forget the membership, which is the parent's."""
+        self._member = self._heartbeat = None
+        self._root_generation = self._root.generation
+        self._assignment.clear()
+
+    def _current_member(self) -> GroupMember | None:
+        """Return the member; None before it joins, also in a forked child."""
+        return self._member if self._root_generation == self._root.generation else None
 
     def metadata(self) -> ConsumerGroupMetadata:
         """Return the consumer's identity in the group."""
-        subscription = self._subscription
-        member = None if subscription is None else subscription.current_member()
-        return ConsumerGroupMetadata(
-            self._config.group_id,
-            -1 if member is None else member.generation,
-            "" if member is None else member.id,
-            self._config.group_instance_id,
-        )
+        config, member = self._config, self._current_member()
+        identity = (-1, "") if member is None else (member.generation, member.id)
+        return ConsumerGroupMetadata(config.group_id, *identity, config.group_instance_id)
+
+    # Polling
+
+    def poll(self, call: Callable[[], T]) -> T:
+        """Run a call as a poll, which max_poll_interval_ms asks for (M9)."""
+        if not self.subscribed:
+            if self._config.group_id is not None:
+                self.committer.run_callbacks()
+                self.committer.auto_commit_if_due()
+                self._checkpoint_after(CHECKPOINT_SECONDS)
+            return call()
+        self.notifier.check_not_in_callback("poll")
+        self._polling = True
+        try:
+            return call()
+        finally:
+            self._last_poll, self._polling = monotonic(), False
+            if self._left:
+                self._stop()
+
+    def idle_seconds(self) -> float:
+        """Return for how many seconds the program has not polled (M9)."""
+        return 0.0 if self._polling else monotonic() - self._last_poll
 
     # Offsets
 
-    @property
-    def committer(self) -> Committer:
-        """Commits as a member, or for a group without members."""
-        return self._committer if self._subscription is None else self._subscription.committer
-
-    def _commit_without_membership(self, positions: Positions) -> None:
-        self._group().commit(positions)
-        self._uncheckpointed_since = self._uncheckpointed_since or monotonic()
-        self._checkpoint_after(CHECKPOINT_SECONDS)
+    def _commit(self, positions: Positions) -> None:
+        if not self.subscribed:
+            self._group().commit(positions)
+            self._uncheckpointed_since = self._uncheckpointed_since or monotonic()
+            self._checkpoint_after(CHECKPOINT_SECONDS)
+            return
+        if self._fenced is not None:
+            raise self._fenced
+        member = self._current_member()
+        if member is None:
+            raise CommitFailedError(
+                "This consumer is not a member of its group",
+                group=self._config.group_id,
+                todo="Call poll, which joins the group, before committing.",
+            )
+        member.commit(positions)
+        if self._heartbeat is not None:
+            self._heartbeat.note_commit()
 
     def _checkpoint_after(self, seconds: float) -> None:
-        """Checkpoint commits that are so old; for members, the heartbeat thread does that."""
+        """Checkpoint commits after that time; for members, the heartbeat thread does that."""
         since = self._uncheckpointed_since
         if since is not None and monotonic() - since >= seconds:
             self._uncheckpointed_since = None
             self._group().checkpoint(always=True)
-
-    def parse_offsets(
-        self, offsets: Positions | None
-    ) -> dict[TopicPartition, OffsetAndMetadata] | None:
-        """Return the offsets passed to a commit.
-
-        Raises:
-            InvalidGroupIdError: The consumer has no group.
-        """
-        self._group()
-        self._root.context.check_writable()
-        return parse_offsets(offsets)
 
     def committed(self, partition: TopicPartition) -> OffsetAndMetadata | None:
         """Return the last commit of the group for a partition."""
         committed = self._group().committed([partition])[partition]
         return None if committed is None else committed.position
 
-    def auto_commit_before_assign(self) -> None:
-        """Auto-commit the positions of partitions that `assign` is about to replace (E20)."""
-        if self._config.group_id is not None:
-            self._committer.auto_commit_now()
+    # Leaving
+
+    def leave(self, *, autocommit: bool = True) -> None:
+        """Leave the group and clear the assignment; raise the listener's error at the end (E24)."""
+        # First: records that an iterator in another thread cannot return any more must not be
+        # committed.
+        for cursor in self._assignment:
+            cursor.recall_records()
+        try:
+            if self.subscribed:
+                self._leave(autocommit)
+            else:
+                if autocommit:
+                    self.committer.auto_commit_now()
+                self._checkpoint_after(0.0)
+                self.committer.run_callbacks()
+        finally:
+            # Not earlier: the listener commits as the member that this still is.
+            self.subscribed = False
+            self._assignment.clear()
+
+    def _leave(self, autocommit: bool) -> None:
+        self._left = True
+        if self._root_generation != self._root.generation:
+            self._reset_after_fork()
+        if self._member is not None and autocommit:
+            self.committer.auto_commit_now()
+        partitions = self._assignment.partitions()
+        if partitions:
+            notify = self.notifier.revoked if self._is_member() else self.notifier.lost
+            notify(partitions)
+        self._assignment.clear()
+        try:
+            self.committer.run_callbacks()
+        finally:
+            self._stop()
+        self.notifier.raise_error()
+
+    def _is_member(self) -> bool:
+        try:
+            if self._member is not None:
+                self._member.heartbeat()
+        except (UnknownMemberIdError, FencedInstanceIdError):
+            return False
+        except EmbedlogError as error:
+            _log.warning("leaving the group in spite of an error: %s", error)
+        return True
+
+    def leave_during_call(self) -> None:
+        """Leave the group while another thread is in a poll, which cleans up when it ends."""
+        self._left = True
+        member, heartbeat = self._member, self._heartbeat
+        if heartbeat is not None:
+            heartbeat.stop()
+        if member is not None and member.info.instance_id is None:
+            member.group.remove_members([member.id])
+
+    def _stop(self) -> None:
+        member, heartbeat, self._member, self._heartbeat = self._member, self._heartbeat, None, None
+        if heartbeat is not None:
+            heartbeat.stop()
+        if member is not None:
+            member.leave()
+            member.group.checkpoint(always=True)

@@ -16,12 +16,12 @@ from embedlog.group import Group, Partitions, Positions
 from embedlog.groups import offsets, ownership
 from embedlog.groups.membership import LOCKS, MemberInfo, Membership
 from embedlog.groups.offsets import COMMITTED
-from embedlog.groups.ownership import NOBODY, NOWHERE, OWNERS, PartitionOwner
-from embedlog.keyspace import PARTITION_KEY
+from embedlog.groups.ownership import NO_OWNER, NO_START, OWNERS, PartitionOwner, is_owned
+from embedlog.keyspace import MEMBER_DEADLINES, PARTITION_KEY
 from embedlog.record import OffsetAndMetadata, TopicPartition
 
 REBALANCE_NEEDED = -1
-"""The `MemberView.version` of a group whose target must be computed again."""
+"""The `MemberAssignment.version` of a group whose target must be computed again."""
 MAX_ID_PREFIX = 100
 """Characters of the client or instance id in a member id, which is part of LMDB keys."""
 
@@ -36,24 +36,17 @@ class StartPosition(NamedTuple):
     """Without a commit: where a group with "latest" began to read this partition."""
 
 
-class MemberAssignment(NamedTuple):
-    """The result of `GroupMember.check_assignment`."""
-
-    generation: int
-    assignor: str
-    step: RebalanceStep
-
-
 OwnershipClaim = tuple[bytes, int]
 """The key of a partition's row, and the ownership epoch under which the member owns it."""
 
 
-class MemberView(NamedTuple):
-    """What a member reads of its group in one transaction."""
+class MemberAssignment(NamedTuple):
+    """What a member reads of its group in one transaction; see `GroupMember.check_assignment`."""
 
-    assignment: MemberAssignment
+    generation: int
     version: int
     """The version of the group, or `REBALANCE_NEEDED`."""
+    step: RebalanceStep
     owned: dict[TopicPartition, OwnershipClaim]
     """Partitions that it acquired and, according to the rows, still owns."""
     orphans: list[OwnershipClaim]
@@ -68,7 +61,6 @@ def join(
     session_ms: int,
     instance_id: str | None = None,
     client_id: str = "",
-    user_data: bytes | None = None,
     max_members: int | None = None,
 ) -> GroupMember:
     """Join a group; the member owns no partitions before `GroupMember.acquire`.
@@ -80,7 +72,6 @@ def join(
         session_ms: The session timeout.
         instance_id: The id of a static member; a live member with that id is fenced.
         client_id: The prefix of the member id if there is no instance id.
-        user_data: Data for a custom assignor.
         max_members: The maximum number of members.
 
     Raises:
@@ -98,7 +89,6 @@ def join(
         assignors=tuple(assignors),
         session_ms=session_ms,
         joined_ms=group.context.clock(),
-        user_data=None if user_data is None else user_data.decode("latin-1"),
     )
     files = group.context.files
     # Locked before the member is visible to others: a free lock means that it is dead.
@@ -130,6 +120,7 @@ class GroupMember:
         self.generation = -1
         """The generation of the last assignment that it checked."""
         self._lock: int | None = lock
+        self._deadline_key = MEMBER_DEADLINES.key(group.key, info.id)
         self._claims: dict[TopicPartition, OwnershipClaim] = {}
         """Partitions that it acquired and has not released, as far as it knows."""
         self._checked_version = -1
@@ -154,52 +145,46 @@ class GroupMember:
             UnknownMemberIdError, FencedInstanceIdError: It was removed.
             AssignorError: See `Group.rebalance`.
         """
-        view = self.group.context.live.read(self._view)
-        if view.version == REBALANCE_NEEDED:
+        read = partial(self.group.context.live.read, self._read_assignment)
+        assignment = read()
+        if assignment.version == REBALANCE_NEEDED:
             self.group.rebalance(assignors)
-            view = self.group.context.live.read(self._view)
-        while view.orphans:
-            # Otherwise no member ever gets them: it cannot release what it does not know of.
-            self.group.update(partial(self._release, view.orphans))
-            view = self.group.context.live.read(self._view)
-        self._claims, self._checked_version = view.owned, view.version
-        self.generation = view.assignment.generation
-        return view.assignment
+            assignment = read()
+        while assignment.orphans:
+            # Otherwise no member ever gets them: it cannot release what it never acquired.
+            self.group.update(partial(self._release, assignment.orphans))
+            assignment = read()
+        self._claims, self._checked_version = assignment.owned, assignment.version
+        self.generation = assignment.generation
+        return assignment
 
-    def _view(self, txn: kv.Txn) -> MemberView:
+    def _read_assignment(self, txn: kv.Txn) -> MemberAssignment:
         group = self.group.load(txn)
         self._check_member(group)
         target = set(group.target.get(self.id, ()))
         topic_ids = {topic: topic_id for topic, (topic_id, _) in group.topics.items()}
         keys = {PARTITION_KEY.pack(topic_ids[tp.topic], tp.partition) for tp in target}
-        own: set[TopicPartition] = set()
-        owned_by_others: set[TopicPartition] = set()
-        owned, orphans = {}, []
-        for row_key, owner in ownership.concerning(txn, self.group.key, self.id, keys):
-            tp = ownership.where(row_key, owner)
+        owned: dict[TopicPartition, OwnershipClaim] = {}
+        current, owned_by_others, orphans = set(), set(), []
+        for row_key, owner in ownership.owned_or_assigned(txn, self.group.key, self.id, keys):
+            tp = ownership.topic_partition(row_key, owner)
             # Nothing is kept of a topic that was deleted, even if it was created again.
             exists = topic_ids.get(tp.topic) == ownership.topic_id(row_key)
             claim = (row_key, owner.epoch)
-            if owner.member == self.id and self._claims.get(tp) == claim:
+            if owner.member != self.id:
+                if owner.member != NO_OWNER and exists:
+                    owned_by_others.add(tp)
+            elif self._claims.get(tp) == claim:
                 owned[tp] = claim
-            elif owner.member == self.id and not (exists and tp in target):
+                if exists:
+                    current.add(tp)
+            # A static member takes over what its predecessor owned, but must acquire it (M13).
+            elif not (exists and tp in target):
                 orphans.append(claim)
-                continue
-            if owner.member != NOBODY and exists:
-                (own if owner.member == self.id else owned_by_others).add(tp)
-        step = assignor.next_step(target, own, owned_by_others)
-        kept = set(step.kept) & owned.keys()
-        # A static member takes over what its predecessor owned, but must acquire it first (M13).
-        inherited = set(step.kept) - kept
-        step = RebalanceStep(
-            kept=tuple(sorted(kept)),
-            revoked=tuple(sorted(owned.keys() - kept)),
-            added=tuple(sorted({*step.added, *inherited})),
-            awaited=step.awaited,
-        )
-        assignment = MemberAssignment(group.generation, group.assignor or "", step)
+        step = assignor.next_step(target, current, owned_by_others)
+        step = step._replace(revoked=tuple(sorted(owned.keys() - step.kept)))
         version = group.version if group.settled else REBALANCE_NEEDED
-        return MemberView(assignment, version, owned, orphans)
+        return MemberAssignment(group.generation, version, step, owned, orphans)
 
     def acquire(self, *, from_end: bool) -> dict[TopicPartition, StartPosition]:
         """Acquire assigned partitions that are free; return where to begin with each.
@@ -211,47 +196,40 @@ class GroupMember:
 
         def step(
             txn: kv.Txn, group: Membership
-        ) -> dict[TopicPartition, tuple[bytes, int, StartPosition]]:
+        ) -> dict[TopicPartition, tuple[OwnershipClaim, StartPosition]]:
             self._check_member(group)
             acquired = {}
             for tp in group.target.get(self.id, ()):
                 key = PARTITION_KEY.pack(group.topics[tp.topic][0], tp.partition)
-                start_or_end = int(not group.came_later(tp)) if from_end else None
-                result = self._acquire(txn, tp, key, start_or_end)
-                if result is not None:
-                    acquired[tp] = result
+                row_key = OWNERS.key(self.group.key, key)
+                owner = ownership.get(txn, row_key)
+                if owner.member not in (NO_OWNER, self.id) or tp in self._claims:
+                    continue
+                committed, start = COMMITTED.get(txn, self.group.key, key), owner.start
+                if from_end and committed is None and start == NO_START:
+                    bounds = self.group.ends(txn, key)
+                    if bounds is not None:
+                        start = bounds[0] if group.came_later(tp) else bounds[1]
+                epoch = owner.epoch + 1
+                ownership.put(txn, row_key, PartitionOwner(epoch, start, self.id, tp.topic))
+                position = StartPosition(
+                    None if committed is None else committed.position,
+                    start if from_end and start != NO_START else None,
+                )
+                acquired[tp] = (row_key, epoch), position
             if acquired:
                 group.touch()
             return acquired
 
         acquired = self.group.update(step)
-        self._claims.update({tp: (row_key, epoch) for tp, (row_key, epoch, _) in acquired.items()})
-        return {tp: start for tp, (_, _, start) in acquired.items()}
-
-    def _acquire(
-        self, txn: kv.Txn, tp: TopicPartition, key: bytes, start_or_end: int | None
-    ) -> tuple[bytes, int, StartPosition] | None:
-        """Acquire a partition if it is free; without a commit begin at 0 its start or 1 its end."""
-        row_key = OWNERS.key(self.group.key, key)
-        owner = ownership.get(txn, row_key)
-        if owner.member not in (NOBODY, self.id) or tp in self._claims:
-            return None
-        row = COMMITTED.get(txn, self.group.key, key)
-        start = owner.start
-        if row is None and start_or_end is not None and start == NOWHERE:
-            ends = self.group.ends(txn, key)
-            start = NOWHERE if ends is None else ends[start_or_end]
-        ownership.put(txn, row_key, PartitionOwner(owner.epoch + 1, start, self.id, tp.topic))
-        committed = None if row is None else row.position
-        end = start if start_or_end is not None and start != NOWHERE else None
-        return row_key, owner.epoch + 1, StartPosition(committed, end)
+        self._claims.update({tp: claim for tp, (claim, _) in acquired.items()})
+        return {tp: position for tp, (_, position) in acquired.items()}
 
     def release(self, partitions: Partitions) -> None:
         """Release partitions, so that the members they are assigned to may acquire them."""
-        released = set(partitions)
+        released = {tp: self._claims[tp] for tp in partitions}
         if released:
-            claims = [self._claims[tp] for tp in released]
-            self.group.update(partial(self._release, claims))
+            self.group.update(partial(self._release, released.values()))
         for tp in released:
             del self._claims[tp]
 
@@ -259,7 +237,7 @@ class GroupMember:
         for row_key, epoch in claims:
             owner = ownership.get(txn, row_key)
             if (owner.member, owner.epoch) == (self.id, epoch):
-                ownership.put(txn, row_key, owner._replace(member=NOBODY))
+                ownership.put(txn, row_key, owner._replace(member=NO_OWNER))
                 group.touch()
 
     def commit(self, positions: Positions) -> None:
@@ -270,17 +248,17 @@ class GroupMember:
             ValueError, OffsetMetadataTooLargeError: A position is invalid; nothing was committed.
         """
         rows = self.group.encode(positions)
-        # By key, not by name: there may be another topic of that name now.
-        owner_keys = [
-            (tp, OWNERS.key(self.group.key, key)) for tp, key in zip(positions, rows, strict=True)
-        ]
+        # Prepared once: commits are frequent.
+        prefix, member = OWNERS.prefix(self.group.key), ownership.member_field(self.id)
 
         def step(txn: kv.Txn) -> None:
-            self._check_not_removed(txn)
-            for tp, row_key in owner_keys:
-                self._check_owned(txn, tp, row_key)
+            self._renew_session(txn)
+            for tp, key in zip(positions, rows, strict=True):
+                claimed_key, epoch = self._claims.get(tp, (None, 0))
+                # By key, not by name: there may be another topic of that name now.
+                if claimed_key != prefix + key or not is_owned(txn, claimed_key, member, epoch):
+                    raise self._not_owned(txn, tp, prefix + key)
             offsets.put(txn, self.group.key, rows)
-            self.group.renew_session(txn, self.info)
 
         try:
             self.group.context.live.write(step)
@@ -290,27 +268,26 @@ class GroupMember:
             ) from error
         self.group.checkpoint()
 
-    def _check_owned(self, txn: kv.Txn, tp: TopicPartition, row_key: bytes) -> None:
+    def _not_owned(self, txn: kv.Txn, tp: TopicPartition, row_key: bytes) -> CommitFailedError:
+        """Return the error for a partition that is not owned."""
         claimed_key, epoch = self._claims.get(tp, (None, 0))
         if claimed_key is None:
-            raise self._commit_failed("The partition is not assigned to this consumer", tp)
+            return self._commit_failed("The partition is not assigned to this consumer", tp)
         if claimed_key != row_key:
-            raise self._commit_failed("The topic was deleted and created again", tp)
-        if not ownership.is_owned(txn, row_key, self.id, epoch):
-            owner = ownership.get(txn, row_key)
-            raise self._commit_failed(
-                f"This consumer no longer owns the partition with epoch {epoch}; "
-                f"the owner is {owner.member or 'no member'} with epoch {owner.epoch}",
-                tp,
-            )
+            return self._commit_failed("The topic was deleted and created again", tp)
+        owner = ownership.get(txn, row_key)
+        return self._commit_failed(
+            f"This consumer no longer owns the partition with epoch {epoch}; "
+            f"the owner is {owner.member or 'no member'} with epoch {owner.epoch}",
+            tp,
+        )
 
     def _commit_failed(self, what: str, tp: TopicPartition | None = None) -> CommitFailedError:
         return CommitFailedError(
             what,
             group=self.group.name,
             member=self.id,
-            topic=None if tp is None else tp.topic,
-            partition=None if tp is None else tp.partition,
+            **({} if tp is None else tp._asdict()),
             todo="Call poll to get the current assignment; the owners of the partitions read "
             "the records since the last commit again.",
         )
@@ -321,12 +298,13 @@ class GroupMember:
         Raises:
             UnknownMemberIdError, FencedInstanceIdError: It was removed.
         """
+        self.group.context.live.write(self._renew_session)
 
-        def step(txn: kv.Txn) -> None:
-            self._check_not_removed(txn)
-            self.group.renew_session(txn, self.info)
-
-        self.group.context.live.write(step)
+    def _renew_session(self, txn: kv.Txn) -> None:
+        if txn.get(self._deadline_key) is None:
+            self._check_member(self.group.load(txn))
+        deadline_ms = self.group.uptime() + self.info.session_ms
+        txn.put(self._deadline_key, MEMBER_DEADLINES.pack(deadline_ms))
 
     def resubscribe(self, topics: Iterable[str]) -> None:
         """Replace the subscription."""
@@ -353,10 +331,6 @@ class GroupMember:
             files.close(lock)
         if self.info.instance_id is None:
             self.group.delete_lock_file(self.info.lock)
-
-    def _check_not_removed(self, txn: kv.Txn) -> None:
-        if not self.group.is_member(txn, self.info):
-            self._check_member(self.group.load(txn))
 
     def _check_member(self, group: Membership) -> None:
         group.check_member(self.id, self.info.instance_id, self.group.name)

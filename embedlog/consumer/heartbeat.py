@@ -9,9 +9,9 @@ from __future__ import annotations
 import logging
 import threading
 import weakref
+from collections.abc import Callable
 from math import inf
 from time import monotonic
-from typing import Protocol
 
 from embedlog.config import ConsumerConfig
 from embedlog.consumer.group_member import GroupMember
@@ -23,7 +23,6 @@ from embedlog.errors import (
     UnknownMemberIdError,
 )
 from embedlog.files import ProcessWatch
-from embedlog.groups import offsets
 
 CHECKPOINT_SECONDS = 1.0
 """How long a commit may wait for its checkpoint."""
@@ -37,23 +36,19 @@ _RETRY_SECONDS = 0.1
 _log = logging.getLogger(__name__)
 
 
-class PollTimer(Protocol):
-    """What the thread needs of the consumer."""
-
-    def idle_seconds(self) -> float:
-        """Return for how many seconds the program has not polled; 0 during a poll."""
-
-
 class HeartbeatThread:
     """The thread of one member; it ends with the member or with the consumer object.
 
     Args:
         member: The member.
         config: The settings of the consumer.
-        owner: The consumer's subscription; once it is garbage, the member leaves.
+        idle_seconds: A method of the consumer that returns for how many seconds the program
+            has not polled, 0 during a poll; once its object is garbage, the member leaves.
     """
 
-    def __init__(self, member: GroupMember, config: ConsumerConfig, owner: PollTimer) -> None:
+    def __init__(
+        self, member: GroupMember, config: ConsumerConfig, idle_seconds: Callable[[], float]
+    ) -> None:
         self.member = member
         self.failure: EmbedlogError | None = None
         """Why the member was removed, or None."""
@@ -61,11 +56,11 @@ class HeartbeatThread:
         self._max_idle_seconds = config.max_poll_interval_ms / 1000
         watch = self._watch = ProcessWatch()
         # Weak: a consumer that the program dropped must be collected in spite of this thread.
-        self._owner = weakref.ref(owner, lambda _: watch.ring())
+        self._idle_seconds = weakref.WeakMethod(idle_seconds, lambda _: watch.ring())
         self._stopped = threading.Event()
         self._next_heartbeat = monotonic() + self._heartbeat_seconds
-        self._uncheckpointed_since: float | None = None
-        """When the first commit was made that may not be checkpointed."""
+        self._checkpoint_due = inf
+        """When the first commit must be checkpointed that may not be yet."""
         self._last_check_ms = member.group.uptime()
         self._session_ms = config.session_timeout_ms
         self._remove_from = 0.0
@@ -84,8 +79,8 @@ class HeartbeatThread:
 
     def note_commit(self) -> None:
         """Have a commit checkpointed within a second; without commits the thread wakes less."""
-        if self._uncheckpointed_since is None:
-            self._uncheckpointed_since = monotonic()
+        if self._checkpoint_due == inf:
+            self._checkpoint_due = monotonic() + CHECKPOINT_SECONDS
             self._watch.ring()
 
     def stop(self) -> None:
@@ -96,34 +91,31 @@ class HeartbeatThread:
             self._thread.join()
 
     def _run(self) -> None:
+        name = self.member.id
         try:
             while not self._stopped.is_set() and self.failure is None:
-                owner = self._owner()
-                if owner is None:
-                    self._leave_for_owner()
+                idle_seconds = self._idle_seconds()
+                if idle_seconds is None:
+                    # So that the others need not wait until the session ends.
+                    _log.warning("%s: the consumer was not closed before it was collected", name)
+                    self.member.leave()
                     return
-                idle_seconds, owner = owner.idle_seconds(), None
-                self._run_once(idle_seconds)
+                seconds, idle_seconds = idle_seconds(), None
+                self._run_once(seconds)
         except ClosedError:
             pass  # the log was closed, which closes the member as well
+        except EmbedlogError as error:
+            # The lock of a member that failed to leave is free, which the others see.
+            _log.warning("%s: %s", name, error)
         finally:
             self._watch.close()
-
-    def _leave_for_owner(self) -> None:
-        """Leave, so that the others need not wait until the session of a dropped consumer ends."""
-        _log.warning("%s: the consumer was not closed before it was collected", self.member.id)
-        try:
-            self.member.leave()
-        except ClosedError:
-            raise
-        except EmbedlogError as error:
-            # The member's lock is free in any case, which the others see.
-            _log.warning("%s: %s", self.member.id, error)
 
     def _run_once(self, idle_seconds: float) -> None:
         try:
             self._check_members()
-            self._send_heartbeat()
+            if monotonic() >= self._next_heartbeat:
+                self._next_heartbeat = monotonic() + self._heartbeat_seconds
+                self.member.heartbeat()
             self._check_poll_interval(idle_seconds)
             self._checkpoint()
         except (UnknownMemberIdError, FencedInstanceIdError) as error:
@@ -153,28 +145,19 @@ class HeartbeatThread:
         self._last_check_ms = group.uptime()
         if overslept:
             self._remove_from = monotonic() + self._heartbeat_seconds
-        if monotonic() >= self._remove_from and self._should_check_all():
+        # Checking every member opens a file for each.  So check if a process ended or may have
+        # ended unnoticed, and with each heartbeat, for members that are silent.  If each change
+        # caused it, 50 members that join would make 5,000 checks of up to 50 members.
+        check = self._ended_pids or self._watch.blind or monotonic() >= self._next_heartbeat
+        if check and monotonic() >= self._remove_from:
             removed = group.remove_dead_members(exclude=self.member.id)
             if removed:
                 _log.info("%s: removed dead members %s", self.member.id, ", ".join(removed))
-            self._uncheckpointed_since = monotonic()  # their last commits may need a checkpoint
+            # Their last commits may need a checkpoint.
+            self._checkpoint_due = monotonic() + CHECKPOINT_SECONDS
         if self._ended_pids:
             members = group.read().members.values()
             self._ended_pids &= {info.pid for info in members if not info.instance_id}
-
-    def _should_check_all(self) -> bool:
-        """Return whether to check every member, which opens a file for each.
-
-        True if a process ended or may have ended unnoticed, and with each heartbeat, for
-        members that are silent.  If each change caused it, 50 members that join would make
-        5,000 checks of up to 50 members.
-        """
-        return bool(self._ended_pids) or self._watch.blind or monotonic() >= self._next_heartbeat
-
-    def _send_heartbeat(self) -> None:
-        if monotonic() >= self._next_heartbeat:
-            self._next_heartbeat = monotonic() + self._heartbeat_seconds
-            self.member.heartbeat()
 
     def _check_poll_interval(self, idle_seconds: float) -> None:
         """Leave if the program polls too rarely; its next poll reports that (M9)."""
@@ -189,23 +172,20 @@ class HeartbeatThread:
             )
 
     def _checkpoint(self) -> None:
-        since = self._uncheckpointed_since
-        if since is not None and monotonic() >= since + CHECKPOINT_SECONDS:
+        due = self._checkpoint_due
+        if monotonic() >= due:
             # Reset before the checkpoint: commits from now on count again.
-            self._uncheckpointed_since = None
-            context = self.member.group.context
+            self._checkpoint_due = inf
             try:
-                offsets.checkpoint(context.live, context.state)
+                self.member.group.checkpoint(always=True)
             except EmbedlogError:
-                self._uncheckpointed_since = since
+                self._checkpoint_due = due
                 raise
 
     def _wait_seconds(self, idle_seconds: float) -> float:
         if self._ended_pids:
             return _RECHECK_SECONDS
-        since = self._uncheckpointed_since
-        checkpoint_due = inf if since is None else since + CHECKPOINT_SECONDS
-        seconds = min(self._next_heartbeat, checkpoint_due) - monotonic()
+        seconds = min(self._next_heartbeat, self._checkpoint_due) - monotonic()
         # If a poll ends during the wait, the program is idle from then on only.
         return max(min(seconds, self._max_idle_seconds - idle_seconds), 0.0)
 
@@ -213,9 +193,8 @@ class HeartbeatThread:
 def _next_processes(member: GroupMember, count: int) -> set[int]:
     """Return the ids of the processes whose members follow this one in a ring."""
     members = member.group.read().members
-    own = members.get(member.id)
-    ids = sorted(members)
-    index = ids.index(member.id) if own is not None else 0
-    ring = [members[id_].pid for id_ in ids[index:] + ids[:index]]
-    others = [pid for pid in dict.fromkeys(ring) if own is None or pid != own.pid]
-    return set(others[:count])
+    following = sorted(members, key=lambda id_: (id_ < member.id, id_))
+    pids = dict.fromkeys(members[id_].pid for id_ in following)
+    if member.id in members:
+        del pids[member.info.pid]
+    return set(list(pids)[:count])

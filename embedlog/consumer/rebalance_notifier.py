@@ -23,7 +23,7 @@ class ConsumerRebalanceListener:
         """Called after partitions were assigned: seek, unless the committed offset is right."""
 
     def on_partitions_lost(self, lost: set[TopicPartition]) -> None:
-        """Called when other members may own partitions already; defaults to the one for revoked."""
+        """Called when other members may own partitions already; by default, as revoked."""
         self.on_partitions_revoked(lost)
 
 
@@ -33,13 +33,10 @@ class RebalanceNotifier:
     def __init__(self, listener: ConsumerRebalanceListener | None = None) -> None:
         if listener is not None and not isinstance(listener, ConsumerRebalanceListener):
             raise TypeError(f"listener must be a ConsumerRebalanceListener, got {listener!r}")
-        self._listener = listener
+        self.has_listener = listener is not None
+        self._listener = ConsumerRebalanceListener() if listener is None else listener
         self._error: BaseException | None = None
         self._calling_thread: int | None = None
-
-    def __bool__(self) -> bool:
-        """Return whether there is a listener."""
-        return self._listener is not None
 
     @property
     def in_callback(self) -> bool:
@@ -57,17 +54,15 @@ class RebalanceNotifier:
 
     def revoked(self, partitions: Collection[TopicPartition]) -> None:
         """Call `on_partitions_revoked`."""
-        if self._listener is not None:
-            self._call(self._listener.on_partitions_revoked, partitions)
+        self._call(self._listener.on_partitions_revoked, partitions)
 
     def assigned(self, partitions: Collection[TopicPartition]) -> None:
         """Call `on_partitions_assigned`."""
-        if self._listener is not None:
-            self._call(self._listener.on_partitions_assigned, partitions)
+        self._call(self._listener.on_partitions_assigned, partitions)
 
     def lost(self, partitions: Collection[TopicPartition]) -> None:
         """Call `on_partitions_lost`, unless no partition was lost."""
-        if self._listener is not None and partitions:
+        if partitions:
             self._call(self._listener.on_partitions_lost, partitions)
 
     def _call(

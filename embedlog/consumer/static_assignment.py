@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import suppress
 
 from embedlog.consumer.assignment import Assignment
 from embedlog.errors import UnknownTopicOrPartitionError
@@ -42,11 +43,12 @@ class StaticAssignment:
 
     def _assign_partitions(self, start: str) -> None:
         version = self._root.context.catalog.version()
-        partitions = [
-            TopicPartition(topic, number)
-            for topic in self.topics
-            for number in range(self._partition_count(topic))
-        ]
+        get_topic = self._root.ensure_topic if self._create else self._root.topic
+        partitions: list[TopicPartition] = []
+        for topic in self.topics:
+            with suppress(UnknownTopicOrPartitionError):
+                count = get_topic(topic).partitions
+                partitions += [TopicPartition(topic, number) for number in range(count)]
         try:
             added = self._assignment.replace(partitions, self._reset)
         except UnknownTopicOrPartitionError:
@@ -54,13 +56,6 @@ class StaticAssignment:
         for cursor in added:
             cursor.start_at(start)
         self._catalog_version = version
-
-    def _partition_count(self, topic: str) -> int:
-        try:
-            get_topic = self._root.ensure_topic if self._create else self._root.topic
-            return get_topic(topic).partitions
-        except UnknownTopicOrPartitionError:
-            return 0
 
     def require_update(self) -> None:
         """Have the next `update` read the catalog again: a topic was deleted while it was read."""

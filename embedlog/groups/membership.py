@@ -3,16 +3,18 @@
 Values only: no clock, no lock, no database.  `group` reads the document, takes one of
 the steps below, and writes it back, all in one transaction.
 
-A *target* says who should own what; it belongs to a *generation* and is made by an
-assignor.  Who owns what now is in the rows of `ownership`, which follow the target one
-partition at a time.  While the members have changed since the target was made, the group
-is not *settled*, and the next member that looks at it makes a new target.
+A *target* is the assignment that a *generation* should reach; an assignor computes it.  The
+rows of `ownership` have the current owners, which follow the target one partition at a
+time.  When the members change, the group is not *settled* until the next member that
+checks it computes a new target.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
+from itertools import groupby
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 from embedlog import assignor as assignors
@@ -39,7 +41,7 @@ class MemberInfo(NamedTuple):
     """The file whose lock it holds for as long as it lives."""
     topics: tuple[str, ...]
     assignors: tuple[str, ...]
-    """The names of those it can use, best first (M5)."""
+    """The names of the assignors that it supports, in order of preference (M5)."""
     session_ms: int
     joined_ms: int
     user_data: str | None = None
@@ -56,9 +58,9 @@ class Membership:
     """One group, as of one transaction."""
 
     version: int = 0
-    """Grows with every change, also of owners: each step adds to it (`touch`)."""
+    """Grows with every change, also of owners; see `touch`."""
     generation: int = 0
-    """The number of the target; grows with each, as long as the group exists (M2)."""
+    """The number of the target; grows with every target while the group exists (M2)."""
     settled: bool = True
     """Whether the target was made for the current members and topics."""
     assignor: str | None = None
@@ -77,11 +79,11 @@ class Membership:
     # Steps
 
     def touch(self) -> None:
-        """Make all members look at the group again."""
+        """Make all members check the group again."""
         self.version += 1
 
     def admit(self, member: MemberInfo, max_members: int | None = None) -> MemberInfo | None:
-        """Add a member; return the one with the same instance id that it replaces (M13).
+        """Add a member; return the member with the same instance id that it replaces (M13).
 
         Raises:
             InconsistentGroupProtocolError: It has no assignor in common with the others (M5).
@@ -94,7 +96,14 @@ class Membership:
         assignors.select_assignor(others | {member.id: member.assignors})
         self.touch()
         if replaced is not None:
-            self._replace(replaced, member)
+            ids = {replaced.id: member.id}
+            self.members = {
+                ids.get(id_, id_): member if info is replaced else info
+                for id_, info in self.members.items()
+            }
+            self.target = {ids.get(id_, id_): assigned for id_, assigned in self.target.items()}
+            # With the same subscription it gets the same partitions: no other member notices.
+            self.settled &= replaced.subscription == member.subscription
             return replaced
         if max_members is not None and len(others) >= max_members:
             raise GroupMaxSizeReachedError(
@@ -103,16 +112,6 @@ class Membership:
         self.members[member.id] = member
         self.settled = False
         return None
-
-    def _replace(self, replaced: MemberInfo, member: MemberInfo) -> None:
-        ids = {replaced.id: member.id}
-        self.members = {
-            ids.get(other, other): member if other == replaced.id else info
-            for other, info in self.members.items()
-        }
-        self.target = {ids.get(other, other): assigned for other, assigned in self.target.items()}
-        # With the same subscription it gets the same partitions: no other member notices.
-        self.settled &= replaced.subscription == member.subscription
 
     def _instance(self, instance_id: str | None) -> MemberInfo | None:
         if instance_id is None:
@@ -129,14 +128,10 @@ class Membership:
             self.touch()
             self.settled = False
             if not self.members:
-                self._empty(now_ms)
+                # The target of an empty group is a separate generation (M2).
+                self.settle(None, {}, {}, 0)
+                self.newest, self.began, self.emptied_ms = None, {}, now_ms
         return removed
-
-    def _empty(self, now_ms: int) -> None:
-        """Make the target of an empty group, which is a generation of its own (M2)."""
-        self.settle("", {}, {}, 0)
-        self.newest, self.began = None, {}
-        self.assignor, self.emptied_ms = None, now_ms
 
     def resubscribe(self, member: str, topics: Iterable[str]) -> None:
         """Change what a member subscribes to."""
@@ -148,14 +143,14 @@ class Membership:
             self.settled = False
 
     def notice(self, topics: Topics) -> None:
-        """Compare the subscribed topics with the target's: a change needs a new target (M16)."""
+        """Request a new target if the subscribed topics are not those of the target (M16)."""
         if self.settled and topics != self.topics:
             self.touch()
             self.settled = False
 
     def settle(
         self,
-        name: str,
+        name: str | None,
         topics: Topics,
         target: dict[str, tuple[TopicPartition, ...]],
         newest: int,
@@ -216,7 +211,7 @@ class Membership:
                 f"{instance_id!r}",
                 group=group,
                 member=member,
-                todo="Give each running member a group_instance_id of its own.",
+                todo="Give each running member a different group_instance_id.",
             )
         raise UnknownMemberIdError(
             "This member was removed from the group",
@@ -232,7 +227,11 @@ class Membership:
         fields: dict[str, Any] = {name: getattr(self, name) for name in self.__slots__}
         fields["members"] = list(self.members.values())
         fields["target"] = {
-            member: _by_topic(partitions) for member, partitions in self.target.items()
+            member: {
+                topic: [tp.partition for tp in group]
+                for topic, group in groupby(sorted(partitions), attrgetter("topic"))
+            }
+            for member, partitions in self.target.items()
         }
         return fields
 
@@ -254,13 +253,6 @@ def from_fields(fields: dict[str, Any]) -> Membership:
             },
         }
     )
-
-
-def _by_topic(partitions: Iterable[TopicPartition]) -> dict[str, list[int]]:
-    numbers: dict[str, list[int]] = {}
-    for topic, partition in partitions:
-        numbers.setdefault(topic, []).append(partition)
-    return numbers
 
 
 GROUPS = keyspace.GROUPS.typed(from_fields, lambda group: (group.to_fields(),))

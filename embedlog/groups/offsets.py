@@ -36,24 +36,48 @@ class CommittedOffset(NamedTuple):
     committed_ms: int
 
 
-def _pack(committed: CommittedOffset) -> bytes:
-    position, committed_ms = committed
-    epoch = _NO_EPOCH if position.leader_epoch is None else position.leader_epoch
-    numbers = _NUMBERS.pack(position.offset, epoch, committed_ms)
-    return numbers + (position.metadata or "").encode()
+def encode(position: OffsetAndMetadata, committed_ms: int) -> bytes:
+    """Return the row of a position that a program commits (E21).
+
+    Raises:
+        ValueError: The offset or the epoch is negative, or too large for Kafka.
+        OffsetMetadataTooLargeError: The metadata is longer than 4096 bytes.
+    """
+    offset, metadata, epoch = position
+    if not 0 <= offset < 1 << 63:
+        raise ValueError(f"offset {offset} is not in 0 to 2**63 - 1")
+    # kafka-python passes -1 for an unknown epoch.
+    if epoch is not None and not _NO_EPOCH <= epoch < 1 << 31:
+        raise ValueError(f"leader epoch {epoch} is not in 0 to 2**31 - 1")
+    if metadata and len(metadata.encode()) > MOST_METADATA_BYTES:
+        raise OffsetMetadataTooLargeError(
+            f"The metadata of a commit may have at most {MOST_METADATA_BYTES} bytes",
+            offset=offset,
+            todo="Store the data elsewhere, and commit its name.",
+        )
+    return _pack(position, committed_ms)
 
 
-def _unpack(data: bytes) -> CommittedOffset:
-    offset, epoch, committed_ms = _NUMBERS.unpack_from(data)
-    metadata = data[_NUMBERS.size :].decode()
+def _pack(position: OffsetAndMetadata, committed_ms: int) -> bytes:
+    offset, metadata, epoch = position
+    numbers = _NUMBERS.pack(offset, _NO_EPOCH if epoch is None else epoch, committed_ms)
+    return numbers + metadata.encode() if metadata else numbers
+
+
+def _unpack(row: bytes) -> CommittedOffset:
+    offset, epoch, committed_ms = _NUMBERS.unpack_from(row)
+    metadata = row[_NUMBERS.size :].decode()
     leader_epoch = None if epoch == _NO_EPOCH else epoch
     return CommittedOffset(OffsetAndMetadata(offset, metadata, leader_epoch), committed_ms)
 
 
-COMMITTED = keyspace.COMMITTED_OFFSETS.coded(_pack, _unpack)
+COMMITTED = keyspace.COMMITTED_OFFSETS.coded(lambda committed: _pack(*committed), _unpack)
 """In `live`."""
-CHECKPOINTS = keyspace.OFFSET_CHECKPOINTS.coded(_pack, _unpack)
+CHECKPOINTS = keyspace.OFFSET_CHECKPOINTS.coded(lambda committed: _pack(*committed), _unpack)
 """In `state`."""
+
+Unsaved = dict[tuple[bytes, bytes], CommittedOffset | None]
+"""Commits to save, by group and partition; None where the commit was deleted."""
 
 
 def check_group_id(group: object) -> bytes:
@@ -71,33 +95,13 @@ def check_group_id(group: object) -> bytes:
     return name
 
 
-def check(position: OffsetAndMetadata) -> None:
-    """Raise unless a position can be committed (E21).
-
-    Raises:
-        ValueError: Its offset or its epoch is negative, or too large for Kafka.
-        OffsetMetadataTooLargeError: Its metadata is longer than 4096 bytes.
-    """
-    if not 0 <= position.offset < 1 << 63:
-        raise ValueError(f"offset {position.offset} is not in 0 to 2**63 - 1")
-    # kafka-python passes -1 for an unknown epoch.
-    if not _NO_EPOCH <= (position.leader_epoch or 0) < 1 << 31:
-        raise ValueError(f"leader epoch {position.leader_epoch} is not in 0 to 2**31 - 1")
-    if position.metadata and len(position.metadata.encode()) > MOST_METADATA_BYTES:
-        raise OffsetMetadataTooLargeError(
-            f"The metadata of a commit may have at most {MOST_METADATA_BYTES} bytes",
-            offset=position.offset,
-            todo="Store the data elsewhere, and commit its name.",
-        )
-
-
-def put(txn: kv.Txn, group: bytes, commits: Mapping[bytes, CommittedOffset]) -> None:
-    """Commit offsets of partitions, in a transaction of `live`."""
-    for partition, committed in commits.items():
-        # By hand: commits are frequent.
-        key = COMMITTED.key(group, partition)
-        txn.put(key, _pack(committed))
-        txn.put(UNSAVED_OFFSETS.key_like(key), b"")
+def put(txn: kv.Txn, group: bytes, rows: Mapping[bytes, bytes]) -> None:
+    """Write the rows of partitions, made by `encode`, in a transaction of `live`."""
+    # The prefixes are built once: commits are frequent.
+    committed, unsaved = COMMITTED.prefix(group), UNSAVED_OFFSETS.prefix(group)
+    for partition, row in rows.items():
+        txn.put(committed + partition, row)
+        txn.put(unsaved + partition, b"")
 
 
 def remove(txn: kv.Txn, group: bytes, partitions: Iterable[bytes]) -> None:
@@ -107,62 +111,59 @@ def remove(txn: kv.Txn, group: bytes, partitions: Iterable[bytes]) -> None:
             UNSAVED_OFFSETS.put(txn, group, partition, value=None)
 
 
-def of_group(txn: kv.Txn, group: bytes) -> dict[bytes, CommittedOffset]:
-    """Return what a group committed, by partition, in a transaction of `live`."""
-    return {partition: committed for (_, partition), committed in COMMITTED.scan(txn, group)}
+def of_group(
+    txn: kv.Txn, group: bytes, table: keyspace.Table[CommittedOffset] = COMMITTED
+) -> dict[bytes, CommittedOffset]:
+    """Return what a group committed, by partition.
 
-
-def saved(state: kv.Store, group: bytes) -> dict[bytes, CommittedOffset]:
-    """Return what a group committed as of the last checkpoint, by partition.
+    Args:
+        txn: A transaction of the table's database.
+        group: The group.
+        table: `COMMITTED`, or `CHECKPOINTS`: then as of the last checkpoint.
 
     Raises:
         CorruptionError: A row is damaged.
     """
-    return state.read(
-        lambda txn: {
-            partition: committed for (_, partition), committed in CHECKPOINTS.scan(txn, group)
-        }
-    )
+    return {partition: committed for (_, partition), committed in table.scan(txn, group)}
 
 
 def adopt(txn: kv.Txn, group: bytes, commits: Mapping[bytes, CommittedOffset], ends: Ends) -> None:
-    """Copy a checkpoint to a `live` that does not know the group: after a reboot.
+    """Copy a checkpoint to a `live` without the group: after a reboot.
 
     An offset past the end of its partition moves back to the end, as in `clamp`.
     """
     for partition, committed in commits.items():
-        known = ends(txn, partition)
-        clamped = committed if known is None else _clamped(committed, known[1])
+        bounds = ends(txn, partition)
+        clamped = committed if bounds is None else _clamped(committed, bounds[1])
         COMMITTED.put(txn, group, partition, value=clamped)
         if clamped != committed:
             UNSAVED_OFFSETS.put(txn, group, partition, value=None)
 
 
 def _clamped(committed: CommittedOffset, end: int) -> CommittedOffset:
-    if committed.position.offset <= end:
-        return committed
-    return committed._replace(position=committed.position._replace(offset=end))
+    position = committed.position
+    return committed._replace(position=position._replace(offset=min(position.offset, end)))
 
 
 def clamp(state: kv.Store, partition: bytes, end: int) -> None:
     """Move offsets past the recovered end of a partition back to it (P5).
 
-    A power cut took those records.  This must happen before the next append: else a
-    group that is used later would skip records that it never saw.  The leader epoch of
-    a position stays; by it readers notice.
+    A power cut took those records.  This must happen before the next append; otherwise a
+    group that is used later would skip records that it never saw.  The leader epoch of a
+    position stays, so that readers notice.
     """
 
-    def step(txn: kv.Txn) -> dict[tuple[bytes, bytes], CommittedOffset | None]:
-        past: dict[tuple[bytes, bytes], CommittedOffset | None] = {}
-        for group, committed in in_partition(CHECKPOINTS, txn, partition).items():
-            # A damaged one is reported to the next user of the group; the partition is fine.
-            if committed is not None and (clamped := _clamped(committed, end)) != committed:
-                past[group, partition] = clamped
-        return past
+    def step(txn: kv.Txn) -> Unsaved:
+        return {
+            (group, partition): _clamped(committed, end)
+            for group, committed in in_partition(CHECKPOINTS, txn, partition).items()
+            # A damaged row is reported to the next user of the group; the partition is fine.
+            if committed is not None and committed.position.offset > end
+        }
 
-    past = state.read(step)
-    if past:
-        state.write(lambda txn: _save(txn, past))
+    clamped = state.read(step)
+    if clamped:
+        state.write(lambda txn: _save(txn, clamped))
 
 
 def in_partition(
@@ -184,44 +185,35 @@ def in_partition(
     return commits
 
 
-def groups(state: kv.Store) -> set[bytes]:
-    """Return the groups that have a checkpoint."""
-    return {
-        keyspace.TEXT.encode(group)
-        for group in state.read(lambda txn: list(CHECKPOINTS.first_fields(txn)))
-    }
-
-
 def checkpoint(live: kv.Store, state: kv.Store) -> int:
-    """Save every commit, of any group and process, that is not saved; return how many."""
+    """Save every unsaved commit of any group and process; return how many."""
     if not live.read(_unsaved):
         return 0
 
-    def step(txn: kv.Txn) -> dict[tuple[bytes, bytes], CommittedOffset | None]:
-        # Read under the lock of `state`: else a slow process saves an older position.
+    def step(txn: kv.Txn) -> Unsaved:
+        # Read under the lock of `state`; otherwise a slow process saves an older position.
         unsaved = live.read(_unsaved)
         _save(txn, unsaved)
         return unsaved
 
-    unsaved = state.write(step)
-    live.write(lambda txn: _note_saved(txn, unsaved))
-    return len(unsaved)
+    def note_saved(txn: kv.Txn) -> None:
+        for key, committed in saved.items():
+            # An offset that was committed again meanwhile is still unsaved.
+            if COMMITTED.get(txn, *key) == committed:
+                UNSAVED_OFFSETS.delete(txn, *key)
+
+    saved = state.write(step)
+    live.write(note_saved)
+    return len(saved)
 
 
-def _unsaved(txn: kv.Txn) -> dict[tuple[bytes, bytes], CommittedOffset | None]:
+def _unsaved(txn: kv.Txn) -> Unsaved:
     return {key: COMMITTED.get(txn, *key) for key in list(UNSAVED_OFFSETS.keys(txn))}
 
 
-def _save(txn: kv.Txn, unsaved: Mapping[tuple[bytes, bytes], CommittedOffset | None]) -> None:
+def _save(txn: kv.Txn, unsaved: Unsaved) -> None:
     for key, committed in unsaved.items():
         if committed is None:
             CHECKPOINTS.delete(txn, *key)
         else:
             CHECKPOINTS.put(txn, *key, value=committed)
-
-
-def _note_saved(txn: kv.Txn, saved: Mapping[tuple[bytes, bytes], CommittedOffset | None]) -> None:
-    for key, committed in saved.items():
-        # If it was committed again meanwhile, that one is still to be saved.
-        if COMMITTED.get(txn, *key) == committed:
-            UNSAVED_OFFSETS.delete(txn, *key)

@@ -13,42 +13,39 @@ from embedlog import keyspace, kv
 from embedlog.keyspace import PARTITION_KEY
 from embedlog.record import TopicPartition
 
-NOBODY = ""
-NOWHERE = -1
+NO_OWNER = ""
+NO_START = -1
 
 
 class PartitionOwner(NamedTuple):
-    """The owner of a partition, and the epoch it owns it by."""
+    """The owner of a partition, and its ownership epoch."""
 
     epoch: int = 0
     """Grows whenever the partition gets an owner."""
-    start: int = NOWHERE
+    start: int = NO_START
     """Where a group that reads from the end began here, while it has committed nothing."""
-    member: str = NOBODY
+    member: str = NO_OWNER
     topic: str = ""
 
 
 OWNERS = keyspace.OWNERS.typed(PartitionOwner)
 _NUMBERS = OWNERS.value_layout.head
 """Epoch and start."""
-_END = b"\0"
-"""Ends the member's id."""
 
 
 def topic_id(row_key: bytes) -> int:
     """Return the topic id of a row, by its key."""
-    number: int = PARTITION_KEY.unpack_from(row_key, len(row_key) - PARTITION_KEY.size)[0]
+    number: int = PARTITION_KEY.unpack(row_key[-PARTITION_KEY.size :])[0]
     return number
 
 
-def where(row_key: bytes, owner: PartitionOwner) -> TopicPartition:
+def topic_partition(row_key: bytes, owner: PartitionOwner) -> TopicPartition:
     """Return the partition of a row."""
-    partition: int = PARTITION_KEY.unpack_from(row_key, len(row_key) - PARTITION_KEY.size)[1]
-    return TopicPartition(owner.topic, partition)
+    return TopicPartition(owner.topic, PARTITION_KEY.unpack(row_key[-PARTITION_KEY.size :])[1])
 
 
 def get(txn: kv.Txn, row_key: bytes) -> PartitionOwner:
-    """Return a row; a partition without one has no owner."""
+    """Return a row; a partition without a row has no owner."""
     row = txn.get(row_key)
     return PartitionOwner() if row is None else OWNERS.unpack(row)
 
@@ -64,29 +61,34 @@ def of_group(txn: kv.Txn, group: bytes) -> Iterator[tuple[bytes, PartitionOwner]
         yield row_key, OWNERS.unpack(row)
 
 
-def is_owned(txn: kv.Txn, row_key: bytes, member: str, epoch: int) -> bool:
+def member_field(member: str) -> bytes:
+    """Return a member's id as rows contain it, for `is_owned`."""
+    return member.encode() + b"\0"
+
+
+def is_owned(txn: kv.Txn, row_key: bytes, member: bytes, epoch: int) -> bool:
     """Return whether a member owns a partition by an epoch; takes a third of the time of `get`.
 
-    Every commit asks this for each of its partitions.
+    Every commit calls this for each of its partitions, with the `member_field`.
     """
     row = txn.get(row_key)
     return (
         row is not None
-        and row.startswith(member.encode() + _END, _NUMBERS.size)
+        and row.startswith(member, _NUMBERS.size)
         and _NUMBERS.unpack_from(row)[0] == epoch
     )
 
 
-def concerning(
-    txn: kv.Txn, group: bytes, member: str, partitions: Collection[bytes]
+def owned_or_assigned(
+    txn: kv.Txn, group: bytes, member: str, assigned: Collection[bytes]
 ) -> Iterator[tuple[bytes, PartitionOwner]]:
-    """Yield the rows of what a member owns, and of some partitions, by key, whoever owns them.
+    """Yield the rows of partitions that a member owns, and of those assigned to it, by key.
 
-    The others are not decoded: in a large group that is nearly all of them.
+    The other rows are not decoded: in a large group that is nearly all of them.
     """
-    field = member.encode() + _END
+    field = member_field(member)
     for row_key, row in kv.rows(txn, OWNERS.prefix(group)):
-        if row.startswith(field, _NUMBERS.size) or row_key[-PARTITION_KEY.size :] in partitions:
+        if row.startswith(field, _NUMBERS.size) or row_key[-PARTITION_KEY.size :] in assigned:
             yield row_key, OWNERS.unpack(row)
 
 
@@ -99,34 +101,35 @@ def free(
     ``forget_start``, in an empty group, it begins at the end at that time (E1).
     """
     for row_key, owner in list(of_group(txn, group)):
-        start = NOWHERE if forget_start else owner.start
-        member = NOBODY if owner.member in members else owner.member
+        start = NO_START if forget_start else owner.start
+        member = NO_OWNER if owner.member in members else owner.member
         if (start, member) != (owner.start, owner.member):
             put(txn, row_key, owner._replace(start=start, member=member))
 
 
 def hand_over(txn: kv.Txn, group: bytes, before: str, after: str) -> None:
-    """Give a member what another one owned, under new epochs."""
+    """Give the partitions of one member to another, under new epochs."""
     for row_key, owner in list(of_group(txn, group)):
         if owner.member == before:
             put(txn, row_key, owner._replace(member=after, epoch=owner.epoch + 1))
 
 
-def forget(txn: kv.Txn, group: bytes, subscribed: Collection[int], known: Collection[int]) -> None:
+def forget(
+    txn: kv.Txn, group: bytes, subscribed: Collection[int], existing: Collection[int]
+) -> None:
     """Delete the rows of deleted topics, and the starts in topics without a subscriber.
 
     Args:
         txn: A transaction of `live`.
         group: Its name.
         subscribed: The ids of the topics that members subscribe to.
-        known: The ids of all topics.
+        existing: The ids of all topics.
     """
     for row_key, owner in list(of_group(txn, group)):
-        number = topic_id(row_key)
-        if owner.member != NOBODY or number in subscribed:
+        if owner.member != NO_OWNER or topic_id(row_key) in subscribed:
             continue
-        if number not in known:
+        if topic_id(row_key) not in existing:
             txn.delete(row_key)
-        elif owner.start != NOWHERE:
+        elif owner.start != NO_START:
             # The epoch stays: it must not start over under a member that was stopped.
-            put(txn, row_key, owner._replace(start=NOWHERE))
+            put(txn, row_key, owner._replace(start=NO_START))

@@ -39,7 +39,7 @@ from embedlog.errors import (
     UnknownTopicOrPartitionError,
 )
 from embedlog.groups import ownership
-from embedlog.groups.ownership import NOBODY
+from embedlog.groups.ownership import NO_OWNER
 from embedlog.record import OffsetAndMetadata, TopicPartition
 
 ASSIGNORS = configured(["range", "sticky", "cooperative-sticky"])
@@ -287,7 +287,7 @@ class GroupModel(RuleBasedStateMachine):
         # What it owned without knowing, it acquires, or has released.
         for row, owner in list(self.owner.items()):
             untold = owner == player.id and row not in player.claims
-            if untold and owner_rows(self.group)[row].member == NOBODY:
+            if untold and owner_rows(self.group)[row].member == NO_OWNER:
                 del self.owner[row]
         # What it lost without knowing is not kept.
         player.claims = {
@@ -322,7 +322,7 @@ class GroupModel(RuleBasedStateMachine):
     def _acquire(self, player: Player) -> None:
         acquired = player.member.acquire(from_end=False)
         rows = owner_rows(self.group)
-        new_rows = {ownership.where(row, tp): row for row, tp in rows.items()
+        new_rows = {ownership.topic_partition(row, tp): row for row, tp in rows.items()
                  if tp.member == player.id and row not in player.claims}  # fmt: skip
         for tp, start in acquired.items():
             row = new_rows[tp]
@@ -354,7 +354,7 @@ class GroupModel(RuleBasedStateMachine):
         for row, owner in owner_rows(self.group).items():
             if owner.member == player.id and owner.epoch != self.epochs.get(row):
                 self._note_acquired(player, row)
-            elif owner.member == NOBODY and self.owner.get(row) == player.id:
+            elif owner.member == NO_OWNER and self.owner.get(row) == player.id:
                 del self.owner[row]
 
     @rule(number=which, share=st.integers(0, 7), lost=st.booleans())
@@ -593,7 +593,7 @@ class GroupModel(RuleBasedStateMachine):
     def one_owner(self) -> None:
         """The rows equal the model: each partition has one owner, or none (M22)."""
         rows = owner_rows(self.group)
-        owned = {row: owner.member for row, owner in rows.items() if owner.member != NOBODY}
+        owned = {row: owner.member for row, owner in rows.items() if owner.member != NO_OWNER}
         assert owned == self.owner
         assert set(owned.values()) <= self.session.keys()
         for row, epoch in self.epochs.items():

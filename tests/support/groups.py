@@ -11,7 +11,7 @@ from embedlog.consumer import group_member as members
 from embedlog.consumer.group_member import GroupMember, StartPosition
 from embedlog.group import Group
 from embedlog.groups import offsets, ownership
-from embedlog.groups.ownership import NOBODY, PartitionOwner
+from embedlog.groups.ownership import NO_OWNER, PartitionOwner
 from embedlog.partition import tail
 from embedlog.record import OffsetAndMetadata, TopicPartition
 from embedlog.root.root import Root
@@ -89,7 +89,9 @@ def owners(group: Group) -> dict[TopicPartition, str]:
     """The owner of each partition, according to the rows."""
     rows = owner_rows(group).items()
     return {
-        ownership.where(key, owner): owner.member for key, owner in rows if owner.member != NOBODY
+        ownership.topic_partition(key, owner): owner.member
+        for key, owner in rows
+        if owner.member != NO_OWNER
     }
 
 
