@@ -8,7 +8,7 @@ from math import inf
 import pyarrow as pa
 import pytest
 from support.clock import START
-from support.cruel import CruelFiles
+from support.faulty_files import FaultyFiles
 from support.roots import (
     abandon,
     bases,
@@ -594,8 +594,8 @@ def test_a_repeated_batch_is_known_after_compaction_and_a_reboot(root, log):
 
 
 def reopened(path):
-    files = lambda *given, **options: CruelFiles(*given, boot="another", **options)  # noqa: E731
-    files.create_root = CruelFiles.create_root
+    files = lambda *given, **options: FaultyFiles(*given, boot="another", **options)  # noqa: E731
+    files.create_root = FaultyFiles.create_root
     return open_root(path, files=files)
 
 
@@ -887,7 +887,7 @@ def test_a_bad_partition_does_not_stop_the_others(root):
 
 def test_a_full_disk_leaves_the_log_as_it_was(tmp_path):
     """P10: and when there is room again it goes on."""
-    root = open_root(tmp_path / "root", files=CruelFiles)
+    root = open_root(tmp_path / "root", files=FaultyFiles)
     log = make_log(root, COMPACT)
     segment(log, (b"a", b"1"), (b"a", b"2"))
     flush.flush_up_to(log, 2)

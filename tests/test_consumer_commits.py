@@ -10,8 +10,8 @@ import time
 
 import pytest
 from support.clock import START
+from support.group_consumers import Diary
 from support.roots import abandon, encoded, fill, healthy, make_log, open_root
-from support.sharing import Diary
 
 import embedlog
 from embedlog.api import group_worker
@@ -268,7 +268,7 @@ def test_auto_commit_keeps_the_metadata_of_an_earlier_commit(root):
 
 def test_gaps_do_not_count_as_returned(root):
     """E3, E20: the position moves past offsets without records, what was committed stays."""
-    from support.compacted import keep
+    from support.manual_compaction import keep
 
     log = root.partition("t", 0)
     log.roll()

@@ -13,9 +13,9 @@ import time
 import pytest
 from support import forks
 from support.children import in_child
+from support.group_consumers import Diary, Remote, drained, partitions, poll_until_assigned
 from support.patience import patient
 from support.roots import abandon, fill, healthy, open_root
-from support.sharing import Diary, Remote, drained, partitions, poll_until_assigned
 
 import embedlog
 from embedlog.config import TopicConfig

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from support.patience import patient
-from support.sessions import quick_python
+from support.spark_session import quick_python
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from support.children import Held, in_child, killed_in, meanwhile
-from support.cruel import CruelFiles
+from support.faulty_files import FaultyFiles
 from support.patience import patient
 
 from embedlog import kv
@@ -562,11 +562,11 @@ def test_a_whole_database_whose_last_pages_were_never_written_is_not_refused(tmp
 @pytest.mark.parametrize("name", ["state", "live"])
 def test_creation_is_all_or_nothing(tmp_path, name):
     """Killed at any operation, there is no environment, or a whole one (R5)."""
-    count = CruelFiles(_rooted(tmp_path / "count"))
+    count = FaultyFiles(_rooted(tmp_path / "count"))
     kv.create(count, name, durable=name == "state", rows={b"key": b"value"})
     for number in range(count.count()):
         path = _rooted(tmp_path / str(number))
-        files = CruelFiles(path)
+        files = FaultyFiles(path)
         files.kill_at(number)
         killed_in(lambda files=files: kv.create(files, name, durable=True, rows={b"key": b"v"}))
         again = Files(path)

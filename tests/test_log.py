@@ -6,7 +6,7 @@ import threading
 import pytest
 from support.children import in_child, meanwhile
 from support.clock import START
-from support.cruel import CruelFiles
+from support.faulty_files import FaultyFiles
 from support.roots import (
     abandon,
     bases,
@@ -563,7 +563,7 @@ def test_a_flush_moves_the_recovery_point_to_the_end(log):
 @pytest.fixture
 def several(tmp_path):
     """Five partitions of two topics, each with a record that nobody flushed, and their root."""
-    root = open_root(tmp_path / "several", files=CruelFiles, lock_timeout=0.2)
+    root = open_root(tmp_path / "several", files=FaultyFiles, lock_timeout=0.2)
     root.create_topic("a", 2, TopicConfig())
     root.create_topic("b", 3, TopicConfig())
     logs = [root.partition("a", n) for n in range(2)] + [root.partition("b", n) for n in range(3)]

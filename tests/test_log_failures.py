@@ -4,8 +4,8 @@ import errno
 from functools import partial
 
 import pytest
-from support.cruel import CruelFiles, materialise
-from support.promises import Rebooted
+from support.durability_check import Rebooted
+from support.faulty_files import FaultyFiles, materialise
 from support.roots import abandon, encoded, make_log, open_root, values
 
 from embedlog.errors import StorageError
@@ -25,7 +25,7 @@ def fail_half_way(log, written):
 
 def test_a_failed_append_does_not_come_back_with_a_power_cut(tmp_path):
     """Its bytes are cut back off, and stay off, whatever is written in their place (P8, P5)."""
-    root = open_root(tmp_path / "root", files=partial(CruelFiles, record=True))
+    root = open_root(tmp_path / "root", files=partial(FaultyFiles, record=True))
     log = make_log(root)
     log.append([A])
     log.flush()

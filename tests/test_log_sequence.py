@@ -2,7 +2,7 @@
 
 import pytest
 from support.clock import START, ManualClock
-from support.cruel import CruelFiles
+from support.faulty_files import FaultyFiles
 from support.roots import abandon, encoded, fill, make_log, open_root, values
 
 from embedlog.errors import InvalidProducerEpochError, OutOfOrderSequenceError
@@ -128,7 +128,7 @@ def test_what_is_remembered_survives(tmp_path, how, flushed, rolled):
     if flushed == 10:
         log.flush()
     _ = root.close() if how == "closed" else abandon(root)
-    root = open_root(tmp_path / "root", files=Rebooted if how == "rebooted" else CruelFiles)
+    root = open_root(tmp_path / "root", files=Rebooted if how == "rebooted" else FaultyFiles)
     log = root.partition("t", 0)
 
     for pid in (7, 8):
@@ -140,7 +140,7 @@ def test_what_is_remembered_survives(tmp_path, how, flushed, rolled):
     root.close()
 
 
-class Rebooted(CruelFiles):
+class Rebooted(FaultyFiles):
     """The next boot of the same machine."""
 
     def boot_id(self):

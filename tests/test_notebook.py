@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from support.patience import patient
-from support.sessions import quick_python
+from support.spark_session import quick_python
 
 NOTEBOOK = Path(__file__).parent.parent / "examples" / "flights.ipynb"
 RUN = "from nbclient.cli import main; main()"

@@ -21,7 +21,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import forks
-from support.cramped import Modelled
+from support.full_disk_housekeeping import Modelled
 from support.patience import patient
 from support.roots import encoded, healthy, open_root, rows, values
 

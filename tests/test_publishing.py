@@ -7,9 +7,9 @@ import threading
 import pytest
 from support.children import Held
 from support.clock import START
-from support.cruel import CruelFiles
+from support.faulty_files import FaultyFiles
 from support.roots import abandon, bases, encoded, fill, healthy, make_log, open_root, rows, values
-from support.staged import directory, publish, stage
+from support.staged_files import directory, publish, stage
 
 from embedlog import catalog, keyspace, kv
 from embedlog.config import TopicConfig
@@ -227,7 +227,7 @@ def test_a_partition_that_another_process_holds_is_told_after_a_while(topics):
 
 def test_a_failed_flush_publishes_nothing_and_closes_that_partition_only(tmp_path):
     """P9: the others are as they were, and take appends."""
-    root = open_root(tmp_path / "cruel", files=CruelFiles)
+    root = open_root(tmp_path / "cruel", files=FaultyFiles)
     root.create_topic("a", 2, TopicConfig())
     for number in range(2):
         fill(root.partition("a", number), 1, durability="fsync")

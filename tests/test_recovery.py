@@ -8,10 +8,10 @@ from functools import partial
 
 import lmdb
 import pytest
-from support import staged
+from support import staged_files
 from support.children import killed_in
 from support.clock import START
-from support.cruel import CruelFiles
+from support.faulty_files import FaultyFiles
 from support.roots import (
     abandon,
     bases,
@@ -36,14 +36,14 @@ from embedlog.root.verify import rebuild_index, verify_root
 SIZE = encoded(b"v0").size
 
 
-class Rebooted(CruelFiles):
+class Rebooted(FaultyFiles):
     """The next boot of the same machine."""
 
     def boot_id(self):
         return "another boot"
 
 
-class RebootedAgain(CruelFiles):
+class RebootedAgain(FaultyFiles):
     """And the one after that."""
 
     def boot_id(self):
@@ -173,7 +173,7 @@ def test_garbage_of_a_killed_writer_is_cut_by_the_next_append(tmp_path, garbage)
     (path,) = crashed(tmp_path)
     with path.open("ab") as file:
         file.write(GARBAGE[garbage](_batch(12)))
-    root, log = recovered(tmp_path, CruelFiles)
+    root, log = recovered(tmp_path, FaultyFiles)
 
     assert offsets(log) == list(range(12))
     assert log.append([encoded(b"next")]) == [Appended(12, 13)]
@@ -530,7 +530,7 @@ def change_the_last_segment(path):
 
 
 @pytest.mark.tier("test")
-@pytest.mark.parametrize("files", [CruelFiles, Rebooted])
+@pytest.mark.parametrize("files", [FaultyFiles, Rebooted])
 @pytest.mark.parametrize(
     "damage",
     [
@@ -580,7 +580,7 @@ def test_damage_that_one_is_told_of_restores_nothing(tmp_path, table):
     log = make_log(root, {"segment.bytes": 3 * SIZE, "index.interval.bytes": 1})
     root.context.catalog.producer_identity("p")  # by name
     fill(log, 7)
-    staged.publish(root, [staged.stage(root, t_0=[b"published"])], 0)
+    staged_files.publish(root, [staged_files.stage(root, t_0=[b"published"])], 0)
     wanted = rows(log)
     abandon(root)
     change_row(tmp_path, table, lambda key, row: (key, with_bit(row, 12)))
@@ -646,7 +646,7 @@ def test_a_damaged_state_without_a_copy_is_an_error(tmp_path):
 
 def operations_of(path, work):
     """How many operations on files `work` takes, tried out on a root of its own."""
-    root = open_root(path, files=CruelFiles)
+    root = open_root(path, files=FaultyFiles)
     files = root.context.files
     before = files.count()
     work(root)
@@ -681,7 +681,7 @@ def headers(root):
 @pytest.mark.parametrize(
     "every", [choose(test=12, all=4), pytest.param(1, marks=pytest.mark.tier("nightly"))]
 )
-@pytest.mark.parametrize("files", [CruelFiles, Rebooted])
+@pytest.mark.parametrize("files", [FaultyFiles, Rebooted])
 @pytest.mark.parametrize("work", [roll, synced_roll, cut, headers, gap])
 def test_killed_between_any_two_steps_the_log_is_as_before_or_after(tmp_path, work, files, every):
     """A roll, a cut, a change of schema: the next process finishes it or never hears of it."""
@@ -712,7 +712,7 @@ def fill_root(path):
 
 
 def die_at(path, work, step):
-    root = open_root(path, files=CruelFiles)
+    root = open_root(path, files=FaultyFiles)
     root.context.files.kill_at(step)
     work(root)
 

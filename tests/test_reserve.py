@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from support import forks
 from support.clock import START, ManualClock
-from support.cramped import Modelled
-from support.cruel import CruelFiles
+from support.faulty_files import FaultyFiles
+from support.full_disk_housekeeping import Modelled
 from support.roots import encoded, fill, healthy, make_log, offsets, open_root, values
 
 from embedlog import batch, compaction
@@ -311,7 +311,7 @@ def test_a_full_disk_can_be_opened_with_what_was_kept_back(tmp_path):
     root.close()
     tries = []
 
-    class Full(CruelFiles):
+    class Full(FaultyFiles):
         def make_directory(self, path: str, exist_ok: bool = True) -> None:
             if RESERVE_FILE in os.listdir(self.root):
                 tries.append(path)

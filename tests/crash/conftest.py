@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.cruel import scratch_directory
-from support.killing import Place
+from support.faulty_files import scratch_directory
+from support.program_faults import Place
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from support import forks
-from support.cruel import FALLIBLE, OPERATIONS, CruelFiles
+from support.faulty_files import FALLIBLE, OPERATIONS, FaultyFiles
 from support.forks import tell
 from support.roots import abandon, encoded, fill, healthy, make_log, open_root
 from support.tiers import sample
@@ -70,7 +70,7 @@ def check(root: Root) -> list[tuple[str, str]]:
 @pytest.fixture(scope="module")
 def counted(directory: Path) -> dict[str, int]:
     def run() -> dict[str, int]:
-        root = open_root(directory / "count", files=CruelFiles)
+        root = open_root(directory / "count", files=FaultyFiles)
         root.context.files.counts.clear()  # type: ignore[attr-defined]
         work(root)
         counts = dict(root.context.files.counts)  # type: ignore[attr-defined]
@@ -88,7 +88,7 @@ def check_kill(number: int, *, directory: Path) -> tuple[bool, int]:
     path = directory / f"kill-{number}"
 
     def run() -> None:
-        root = open_root(path, files=CruelFiles)
+        root = open_root(path, files=FaultyFiles)
         root.context.files.kill_at(number, "after", tuple(OPERATIONS))  # type: ignore[attr-defined]
         work(root)
 
@@ -109,7 +109,7 @@ def check_fault(case: tuple[int, bool], *, directory: Path) -> bool:
     path = directory / f"fault-{number}-{forever}"
 
     def run() -> bool:
-        root = open_root(path, files=CruelFiles)
+        root = open_root(path, files=FaultyFiles)
         log = make_log(root, SMALL, "a")
         fill(log, 3)
         make_log(root, topic="b")

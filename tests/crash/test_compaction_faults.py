@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from support import forks, squeezing
+from support import compaction_faults, forks
 from support.forks import WORKERS, tell
 from support.tiers import choose, sample
 
@@ -32,14 +32,14 @@ def test_whatever_a_kill_leaves_is_the_old_log_or_the_new_one(
 
 
 def _moments(part: int, directory: Path, thorough: int) -> tuple[int, int, int]:
-    return squeezing.check_moments(directory, part, WORKERS, thorough, MOMENTS)
+    return compaction_faults.check_moments(directory, part, WORKERS, thorough, MOMENTS)
 
 
 @pytest.mark.parametrize("each", [40, pytest.param(1, marks=pytest.mark.tier("nightly"))])
 def test_a_compaction_may_be_killed(directory: Path, each: int) -> None:
     """P1: for real, so that what the files held is what is left."""
-    total, _ = squeezing.moments(directory / f"count-{each}")
-    check = partial(squeezing.check_kill, directory=directory)
+    total, _ = compaction_faults.moments(directory / f"count-{each}")
+    check = partial(compaction_faults.check_kill, directory=directory)
     killed = forks.spread(sample(range(0, total, each), 10), check)
     tell(f"{sum(killed)} kills at {total} operations")
     assert sum(killed) >= 0.7 * len(killed)
@@ -51,8 +51,8 @@ def test_every_operation_of_a_compaction_may_fail(
     directory: Path, forever: bool, each: int
 ) -> None:
     """P8, P9, P10: the log is as it was; when the fault is over the next one goes through."""
-    cases = sample(squeezing.failures(directory, each, forever=forever), 40)
-    told = forks.spread(cases, partial(squeezing.check_failure, directory=directory))
+    cases = sample(compaction_faults.failures(directory, each, forever=forever), 40)
+    told = forks.spread(cases, partial(compaction_faults.check_failure, directory=directory))
     tell(f"{len(cases)} faults: { {name: told.count(name) for name in sorted(set(told))} }")
     assert sum(map(bool, told)) >= len(cases) / 3
 
@@ -60,13 +60,13 @@ def test_every_operation_of_a_compaction_may_fail(
 def test_a_compaction_may_be_interrupted_after_any_commit(directory: Path) -> None:
     """P1: what was swapped in stands, though nobody was told so."""
     calls = sample(range(1, 12), 5)
-    forks.spread(calls, partial(squeezing.check_lost_answer, directory=directory))
+    forks.spread(calls, partial(compaction_faults.check_lost_answer, directory=directory))
 
 
 def test_a_compaction_may_be_cut_short_anywhere(directory: Path) -> None:
     """D22, D26: a truncation at any of its chunks stands, and loses nothing that was before it."""
     chunks = sample(range(1, 30), 10)
-    noticed = forks.spread(chunks, partial(squeezing.check_cut, directory=directory))
+    noticed = forks.spread(chunks, partial(compaction_faults.check_cut, directory=directory))
     assert sum(noticed) >= choose(test=2, all=5)
 
 
@@ -82,4 +82,4 @@ def test_the_power_may_go_at_any_moment(directory: Path, limit: int) -> None:
 
 
 def _cuts(part: int, directory: Path, limit: int) -> int:
-    return squeezing.check_power_cuts(directory, limit, part, WORKERS)
+    return compaction_faults.check_power_cuts(directory, limit, part, WORKERS)

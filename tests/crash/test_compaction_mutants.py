@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from support import forks, squeezing
-from support.compaction_oracle import run_some
-from support.cruel import scratch_directory
+from support import compaction_faults, forks
+from support.compaction_model import run_some
+from support.faulty_files import scratch_directory
 from support.forks import tell
 from support.mutants import Change
 from support.tiers import runs
@@ -25,27 +25,27 @@ def directory() -> Iterator[Path]:
 
 
 def by_kills(directory: Path) -> None:
-    squeezing.check_moments(directory, 0, 1, 12)
+    compaction_faults.check_moments(directory, 0, 1, 12)
 
 
 def by_power_cuts(directory: Path) -> None:
-    squeezing.check_power_cuts(directory, 500, thorough=1000)
+    compaction_faults.check_power_cuts(directory, 500, thorough=1000)
 
 
 def by_lost_answers(directory: Path) -> None:
     for number in range(1, 4):
-        squeezing.check_lost_answer(number, directory)
+        compaction_faults.check_lost_answer(number, directory)
 
 
 def by_a_cut(directory: Path) -> None:
     for number in range(1, 30):
-        squeezing.check_cut(number, directory)
+        compaction_faults.check_cut(number, directory)
 
 
 def by_many_cuts(directory: Path) -> None:
     for end in range(2, 14):
         for number in range(1, 30, 3):
-            squeezing.check_cut(number, directory, end)
+            compaction_faults.check_cut(number, directory, end)
 
 
 def by_the_oracle(directory: Path) -> None:

@@ -18,13 +18,13 @@ from typing import Any
 import lmdb
 import pytest
 from support import forks
+from support.case_workers import ENOUGH, Desk, Outcome, share_out
 from support.children import in_child
-from support.cruel import materialise, scratch_directory
 from support.damage import readable, replaced, scrambled, snapshot
-from support.fleet import ENOUGH, Desk, Outcome, share_out
+from support.durability_check import Rebooted
+from support.faulty_files import materialise, scratch_directory
 from support.patience import patient
-from support.power import Image
-from support.promises import Rebooted
+from support.power_cut import Image
 from support.roots import Row, abandon, encoded, make_log, open_root, rows
 from support.tiers import choose, sample
 

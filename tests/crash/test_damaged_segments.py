@@ -8,11 +8,11 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from support.cruel import materialise, scratch_directory
+from support.case_workers import ENOUGH, Desk, Outcome, share_out
 from support.damage import mutations, readable, replaced, rows_in, scrambled, snapshot
-from support.fleet import ENOUGH, Desk, Outcome, share_out
-from support.power import Image
-from support.promises import Rebooted
+from support.durability_check import Rebooted
+from support.faulty_files import materialise, scratch_directory
+from support.power_cut import Image
 from support.roots import Row, abandon, encoded, make_log, open_root, rows, segment_files
 from support.tiers import choose, sample
 

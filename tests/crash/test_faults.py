@@ -6,11 +6,11 @@ import signal
 from pathlib import Path
 
 import pytest
-from support import flushes, forks, full, killing, limits, oracle
-from support.cruel import CruelFiles
+from support import failed_flush, forks, full_disk, journal_check, program_faults, resource_limits
+from support.faulty_files import FaultyFiles
 from support.forks import tell
-from support.killing import Place, Scene
-from support.program import BIRTH, LIFE, Journal, World, encode, entries, random_program
+from support.log_programs import BIRTH, LIFE, Journal, World, encode, entries, random_program
+from support.program_faults import Place, Scene
 from support.tiers import choose, sample
 
 import embedlog
@@ -26,21 +26,25 @@ SCENES = [
 
 def faults(place: Place, scenes: list[Scene], *, full: bool = False) -> int:
     """Let every operation of every scene fail; returns how many faults there were."""
-    cases = killing.fault_cases(
-        scenes, [killing.count(place, scene) for scene in scenes], full=full
+    cases = program_faults.fault_cases(
+        scenes, [program_faults.count(place, scene) for scene in scenes], full=full
     )
     cases = sample(cases, 70)
-    told = forks.spread(cases, killing.partial(killing.check_fault, place=place, scenes=scenes))
+    told = forks.spread(
+        cases, program_faults.partial(program_faults.check_fault, place=place, scenes=scenes)
+    )
     tell(f"{len(cases)} faults, of which {sum(told)} were told to somebody")
     return len(cases)
 
 
 def shorts(place: Place, scenes: list[Scene], each: int = 5) -> tuple[int, int]:
     """Shorten every write of every scene; returns how many writes, and how often."""
-    counts = [killing.count(place, scene) for scene in scenes]
-    cases = killing.short_cases(counts, each)
+    counts = [program_faults.count(place, scene) for scene in scenes]
+    cases = program_faults.short_cases(counts, each)
     chosen = sample(cases, 30)
-    forks.spread(chosen, killing.partial(killing.check_short, place=place, scenes=scenes))
+    forks.spread(
+        chosen, program_faults.partial(program_faults.check_short, place=place, scenes=scenes)
+    )
     writes = sum(counted["write"] for counted in counts)
     tell(f"{len(chosen)} short writes, of {len(cases)} at all of {writes} writes")
     return writes, len(cases)
@@ -53,8 +57,8 @@ def test_a_failing_operation_is_an_error_and_loses_nothing(place: Place) -> None
 
 def test_one_process_goes_on_after_every_error_that_it_meets(place: Place) -> None:
     """P8: with the same handle; a partition whose flush failed after its repair."""
-    cases = killing.row_cases(1_600, most=160)
-    told = forks.spread(cases, killing.partial(killing.check_faults, place=place))
+    cases = program_faults.row_cases(1_600, most=160)
+    told = forks.spread(cases, program_faults.partial(program_faults.check_faults, place=place))
     total = sum(len(case.faults) for case in cases)
     tell(f"{total} faults, of which {sum(told)} were told to somebody")
     # With those of the test before these are 2,000 in the larger tiers.
@@ -72,7 +76,7 @@ def test_signals_interrupt_nothing(tmp_path: Path) -> None:
         journal = Journal(tmp_path / "journal")
         world = World(tmp_path / "root", journal).run([*BIRTH, ("open", "os"), *LIFE_AFTER_BIRTH])
         signal.setitimer(signal.ITIMER_REAL, 0)
-        oracle.check(world.log, entries(tmp_path / "journal"))
+        journal_check.check(world.log, entries(tmp_path / "journal"))
         return len(hits)
 
     end = forks.run(work)
@@ -81,7 +85,7 @@ def test_signals_interrupt_nothing(tmp_path: Path) -> None:
     assert end.value >= 20
 
 
-class Interrupted(CruelFiles):
+class Interrupted(FaultyFiles):
     """Ctrl-C as soon as an append is committed."""
 
     interrupt = False
@@ -103,7 +107,7 @@ def test_an_interrupt_after_the_commit_takes_nothing_back(tmp_path: Path) -> Non
             log.partition("t", 0).append([encode("t", 0, 2, 2, 20)])
         assert log.verify() == []
         log.partition("t", 0).append([encode("t", 0, 3, 1, 20)])
-        assert oracle.sends_of(oracle.rows(log, "t", 0)) == {1: 0, 2: 2, 3: 4}
+        assert journal_check.sends_of(journal_check.rows(log, "t", 0)) == {1: 0, 2: 2, 3: 4}
 
 
 LIFE_AFTER_BIRTH = [
@@ -113,21 +117,23 @@ LIFE_AFTER_BIRTH = [
 
 def test_a_failed_flush_is_final_until_a_repair(place: Place) -> None:
     """P9: read-only for all processes, never retried, and repaired from what the disk has."""
-    cases = flushes.flush_cases(killing.count(place, flushes.SCENE))
+    cases = failed_flush.flush_cases(program_faults.count(place, failed_flush.SCENE))
     assert len(cases) >= 200
     cases = sample(cases, 16)
-    failed = forks.spread(cases, killing.partial(flushes.check_failed_flush, place=place))
+    failed = forks.spread(
+        cases, program_faults.partial(failed_flush.check_failed_flush, place=place)
+    )
     tell(f"{len(cases)} failed flushes, {sum(failed)} partitions repaired")
 
 
 def test_a_full_disk_is_an_error_before_any_acknowledgement(directory: Path) -> None:
     """P10: readers go on, and when there is space again the log does, at the same offset."""
-    with full.small_disk(directory / "disk") as disk:
+    with full_disk.small_disk(directory / "disk") as disk:
         kind = "small tmpfs" if disk else "model of a disk, since mounting one is not allowed"
         step = 1 if disk else 997
-        cases = [full.Left(size * step, ("os", "fsync")[size % 2]) for size in range(100)]
+        cases = [full_disk.Left(size * step, ("os", "fsync")[size % 2]) for size in range(100)]
         cases = sample(cases, 10)
-        check = killing.partial(full.check_full_disk, place=directory, disk=disk)
+        check = program_faults.partial(full_disk.check_full_disk, place=directory, disk=disk)
         # One disk, so one at a time.
         room = forks.spread(cases, check, workers=1)
     tell(f"{len(cases)} sizes of a {kind}, with room for {min(room)} to {max(room)} appends")
@@ -136,9 +142,9 @@ def test_a_full_disk_is_an_error_before_any_acknowledgement(directory: Path) -> 
 
 def test_a_disk_that_fills_up_within_a_write(directory: Path) -> None:
     """P10, P11: as the kernel shows it, a short write and then ENOSPC, to the byte."""
-    cases = [full.Left(size * 131, ("os", "fsync")[size % 2]) for size in range(30)]
+    cases = [full_disk.Left(size * 131, ("os", "fsync")[size % 2]) for size in range(30)]
     cases = sample(cases, 10)
-    check = killing.partial(full.check_full_disk, place=directory, disk=None)
+    check = program_faults.partial(full_disk.check_full_disk, place=directory, disk=None)
     room = forks.spread(cases, check)
     tell(f"{len(cases)} sizes, with room for {min(room)} to {max(room)} appends")
 
@@ -152,20 +158,22 @@ def test_a_short_write_is_completed_or_cut_back_off(place: Place) -> None:
 def test_running_out_of_descriptors_or_memory_is_a_typed_error(place: Place) -> None:
     """P19: nothing is left half done, and with enough of it again all goes on."""
     for kind, amounts in ("descriptors", range(36)), ("bytes", range(0, 180 << 20, 5 << 20)):
-        cases = [limits.Limit(kind, more) for more in sample(amounts, 10)]
-        failed = forks.spread(cases, killing.partial(limits.check_limit, place=place))
+        cases = [resource_limits.Limit(kind, more) for more in sample(amounts, 10)]
+        failed = forks.spread(
+            cases, program_faults.partial(resource_limits.check_limit, place=place)
+        )
         tell(f"{len(cases)} limits of {kind}, {sum(failed)} steps failed by them")
         assert failed[0] > 0 and failed[-1] == 0
 
 
 def test_lost_permissions_are_a_typed_error(place: Place) -> None:
     """P19: of any file or directory; and a root that may only be read can be read."""
-    cases = limits.lost_cases(place)
+    cases = resource_limits.lost_cases(place)
     # With the 72 limits above these are 100 faults in the larger tiers.
     assert len(cases) >= 28
     cases = [*cases[:2], *sample(cases[2:], 10)]
-    told = forks.spread(cases, killing.partial(limits.check_lost, place=place))
-    tell(f"{len(cases)} paths: {limits.describe(told)}")
+    told = forks.spread(cases, program_faults.partial(resource_limits.check_lost, place=place))
+    tell(f"{len(cases)} paths: {resource_limits.describe(told)}")
     assert told[0] == told[1] == "StorageError"
 
 
@@ -190,6 +198,6 @@ def test_short_writes_of_many_programs(place: Place) -> None:
 @pytest.mark.tier("nightly")
 def test_a_thousand_sizes_of_a_full_disk(directory: Path) -> None:
     """P10 in full."""
-    cases = [full.Left(size * 61, ("os", "fsync")[size % 2]) for size in range(1_000)]
-    check = killing.partial(full.check_full_disk, place=directory, disk=None)
+    cases = [full_disk.Left(size * 61, ("os", "fsync")[size % 2]) for size in range(1_000)]
+    check = program_faults.partial(full_disk.check_full_disk, place=directory, disk=None)
     assert len(forks.spread(cases, check)) == 1_000

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import forks, full
-from support.cramped import KINDS, Cramped, check_cramped
+from support import forks, full_disk
 from support.forks import tell
-from support.limits import NOBODY
+from support.full_disk_housekeeping import KINDS, Cramped, check_cramped
 from support.patience import patient
+from support.resource_limits import NOBODY
 from support.tiers import sample
 
 import embedlog
@@ -31,7 +31,7 @@ def cases(count: int, step: int) -> list[Cramped]:
 
 def test_a_full_disk_is_freed_by_housekeeping(directory: Path) -> None:
     """P10: by time, by size, by request and by key; nothing is lost, and appends go on."""
-    with full.small_disk(directory / "disk") as disk:
+    with full_disk.small_disk(directory / "disk") as disk:
         if disk is None:
             pytest.skip("mounting a tmpfs is not allowed here; the model of one is tested below")
         check = partial(check_cramped, place=directory, disk=disk)
@@ -85,7 +85,7 @@ def _is_room(part: Any) -> bool:
 
 def test_appends_go_on_by_themselves_once_the_background_made_room(directory: Path) -> None:
     """P10: with the same handle, at the same offset, as often as the disk gets full."""
-    with full.small_disk(directory / "another") as disk:
+    with full_disk.small_disk(directory / "another") as disk:
         if disk is None:
             pytest.skip("mounting a tmpfs is not allowed here")
         with embedlog.open(disk.path / "root", maintenance=False) as log:
@@ -98,7 +98,7 @@ def test_appends_go_on_by_themselves_once_the_background_made_room(directory: Pa
 
 def test_a_log_of_root_goes_on_where_blocks_are_reserved_for_root(directory: Path) -> None:
     """P10: none are free for other users; appends went into the reserved ones until no more did."""
-    with full.ext4_disk(directory / "ext4", reserved_percent=20) as disk:
+    with full_disk.ext4_disk(directory / "ext4", reserved_percent=20) as disk:
         if disk is None:
             pytest.skip("mounting an ext4 from a loop device is not allowed here")
         end = forks.run(lambda: _fill_and_compact(disk.path))
@@ -134,7 +134,7 @@ def _fill_and_compact(path: Path) -> int:
 
 def test_reserved_blocks_are_free_for_root_and_not_for_others(directory: Path) -> None:
     """What is free is what this process may use."""
-    with full.ext4_disk(directory / "reserved", reserved_percent=20) as disk:
+    with full_disk.ext4_disk(directory / "reserved", reserved_percent=20) as disk:
         if disk is None:
             pytest.skip("mounting an ext4 from a loop device is not allowed here")
         disk.path.chmod(0o755)
@@ -154,6 +154,6 @@ def _reported(path: Path, user: int | None = None) -> int:
 @pytest.mark.tier("nightly")
 def test_a_thousand_sizes_of_a_full_disk_are_freed(directory: Path) -> None:
     """P10 in full."""
-    with full.small_disk(directory / "disk") as disk:
+    with full_disk.small_disk(directory / "disk") as disk:
         check = partial(check_cramped, place=directory, disk=disk)
         assert len(forks.spread(cases(1_000, 1), check, workers=1)) == 1_000

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from support.commits import Commits, cut_commits
-from support.fleet import share_out
+from support.case_workers import share_out
+from support.power_cut_commits import Commits, cut_commits
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.case_workers import ENOUGH, Desk, Outcome, share_out
 from support.damage import OneFile
-from support.fleet import ENOUGH, Desk, Outcome, share_out
 from support.patience import patient
 from support.roots import encoded, open_root
 from support.tiers import choose

@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from support import flushes, forks, killing, splitting
-from support.cruel import CruelFiles
+from support import failed_flush, fork_in_operation, forks, program_faults
+from support.faulty_files import FaultyFiles
 from support.forks import tell
-from support.killing import Place, Scene
-from support.program import BIRTH
+from support.log_programs import BIRTH
+from support.program_faults import Place, Scene
 from support.tiers import runs
 
 from embedlog.errors import StorageError
@@ -28,30 +28,30 @@ SCENES = [Scene(tuple(BIRTH))]
 
 
 def by_deaths(place: Place) -> Iterator[Callable[[], Any]]:
-    for case in killing.death_cases(400, torn=True, at_once=25):
-        yield functools.partial(killing.check_deaths, case, place=place)
+    for case in program_faults.death_cases(400, torn=True, at_once=25):
+        yield functools.partial(program_faults.check_deaths, case, place=place)
 
 
 def by_kills(place: Place) -> Iterator[Callable[[], Any]]:
-    cases = killing.kill_cases(SCENES, [killing.count(place, SCENES[0])])
+    cases = program_faults.kill_cases(SCENES, [program_faults.count(place, SCENES[0])])
     for case in cases[100:400:3]:
-        yield functools.partial(killing.check_kill, case, place=place, scenes=SCENES)
+        yield functools.partial(program_faults.check_kill, case, place=place, scenes=SCENES)
 
 
 def by_short_writes(place: Place) -> Iterator[Callable[[], Any]]:
-    for case in killing.short_cases([killing.count(place, SCENES[0])]):
+    for case in program_faults.short_cases([program_faults.count(place, SCENES[0])]):
         if case.full:
-            yield functools.partial(killing.check_short, case, place=place, scenes=SCENES)
+            yield functools.partial(program_faults.check_short, case, place=place, scenes=SCENES)
 
 
 def by_failed_flushes(place: Place) -> Iterator[Callable[[], Any]]:
-    for case in flushes.flush_cases(killing.count(place, flushes.SCENE)):
-        yield functools.partial(flushes.check_failed_flush, case, place=place)
+    for case in failed_flush.flush_cases(program_faults.count(place, failed_flush.SCENE)):
+        yield functools.partial(failed_flush.check_failed_flush, case, place=place)
 
 
 def by_forks(place: Place) -> Iterator[Callable[[], Any]]:
-    for case in splitting.split_cases(place):
-        yield functools.partial(splitting.check_split, case, place=place)
+    for case in fork_in_operation.split_cases(place):
+        yield functools.partial(fork_in_operation.check_split, case, place=place)
 
 
 # The bugs: each is planted in a process of its own.
@@ -151,17 +151,17 @@ def use_the_lock_of_the_parent() -> None:
         assert self._lock_fd is not None
         known[self._lock_path] = self._lock_fd
 
-    def after_fork(self: CruelFiles) -> None:
+    def after_fork(self: FaultyFiles) -> None:
         self._mutex, self._paths = threading.RLock(), {}
 
     PartitionLog.acquire = acquire  # type: ignore[method-assign]
-    CruelFiles.after_fork = after_fork  # type: ignore[method-assign]
+    FaultyFiles.after_fork = after_fork  # type: ignore[method-assign]
 
 
 def hunt(bug: Callable[[], None], cases: list[Callable[[], Any]]) -> str | None:
     """Run cases until one fails; returns what it said."""
     # Every case forks those who work, and so each of them plants it anew.
-    killing.planted.append(bug)
+    program_faults.planted.append(bug)
     for number, case in enumerate(cases):
         try:
             case()

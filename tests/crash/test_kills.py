@@ -8,11 +8,11 @@ import time
 from pathlib import Path
 
 import pytest
-from support import forks, killing
+from support import forks, program_faults
 from support.forks import tell
-from support.killing import Place, Scene
+from support.log_programs import BIRTH, LIFE, random_program
 from support.patience import patient
-from support.program import BIRTH, LIFE, random_program
+from support.program_faults import Place, Scene
 from support.tiers import choose, sample
 
 from embedlog import kv
@@ -35,17 +35,21 @@ def random_scenes(count: int) -> list[Scene]:
 
 def kills(place: Place, scenes: list[Scene]) -> int:
     """Kill at every operation of every scene; returns how many processes died."""
-    cases = killing.kill_cases(scenes, [killing.count(place, scene) for scene in scenes])
+    cases = program_faults.kill_cases(
+        scenes, [program_faults.count(place, scene) for scene in scenes]
+    )
     cases = sample(cases, 90)
-    check = killing.partial(killing.check_kill, place=place, scenes=scenes)
+    check = program_faults.partial(program_faults.check_kill, place=place, scenes=scenes)
     died = sum(forks.spread(cases, check))
     tell(f"{died} kills at {len(cases)} places")
     return died
 
 
 def deaths(place: Place, count: int, torn: bool) -> int:
-    cases = killing.death_cases(count, torn, choose(test=30, all=50), most=60)
-    died = sum(forks.spread(cases, killing.partial(killing.check_deaths, place=place)))
+    cases = program_faults.death_cases(count, torn, choose(test=30, all=50), most=60)
+    died = sum(
+        forks.spread(cases, program_faults.partial(program_faults.check_deaths, place=place))
+    )
     tell(f"{died} deaths beside others that have the root open")
     return died
 

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import forks, publications
-from support.cruel import FALLIBLE
+from support import forks, publication_faults
+from support.faulty_files import FALLIBLE
 from support.forks import tell
-from support.publications import Case
+from support.publication_faults import Case
 from support.tiers import choose, sample
 
 from embedlog.partition import journal
@@ -22,7 +22,7 @@ MODES = ("os", "fsync")
 
 @pytest.fixture(scope="module")
 def counted(directory: Path) -> dict[str, dict[str, int]]:
-    return {mode: publications.count(directory, mode) for mode in MODES}
+    return {mode: publication_faults.count(directory, mode) for mode in MODES}
 
 
 def kills(counted: dict[str, dict[str, int]], company: bool, each: int) -> list[Case]:
@@ -39,7 +39,9 @@ def kills(counted: dict[str, dict[str, int]], company: bool, each: int) -> list[
 
 def check_kills(directory: Path, cases: list[Case]) -> int:
     cases = sample(cases, 16)
-    died = forks.spread(cases, functools.partial(publications.check_kill, directory=directory))
+    died = forks.spread(
+        cases, functools.partial(publication_faults.check_kill, directory=directory)
+    )
     tell(f"{sum(died)} kills at {len(cases)} places")
     return sum(died)
 
@@ -54,14 +56,16 @@ def faults(counted: dict[str, dict[str, int]], each: int) -> list[Case]:
 
 def check_faults(directory: Path, cases: list[Case]) -> int:
     cases = sample(cases, 12)
-    told = forks.spread(cases, functools.partial(publications.check_fault, directory=directory))
+    told = forks.spread(
+        cases, functools.partial(publication_faults.check_fault, directory=directory)
+    )
     tell(f"{len(cases)} faults, of which {sum(told)} were told to somebody")
     return sum(told)
 
 
 def check_cuts(directory: Path, durability: str, limit: int) -> int:
-    recording = publications.record(directory, durability)
-    seen, findings = publications.cut_everywhere(recording, limit, directory, durability)
+    recording = publication_faults.record(directory, durability)
+    seen, findings = publication_faults.cut_everywhere(recording, limit, directory, durability)
     tell(f"{seen} states")
     if findings:  # no assert, which would compare them for the message, for a minute
         raise AssertionError(findings[0])

@@ -14,8 +14,8 @@ import pytest
 from support import forks, syscalls
 from support.children import in_child
 from support.forks import tell
-from support.killing import Place
 from support.patience import patient
+from support.program_faults import Place
 from support.syscalls import SystemCalls
 from support.tiers import choose
 

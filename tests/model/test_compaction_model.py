@@ -8,7 +8,7 @@ in the log that nobody compacted; and what is left is what the rules say.
 from __future__ import annotations
 
 from hypothesis import settings
-from support.compaction_oracle import CompactionModel
+from support.compaction_model import CompactionModel
 
 TestCompactionModel = CompactionModel.TestCase
 TestCompactionModel.settings = settings(stateful_step_count=10)

@@ -18,7 +18,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 from support.clock import START, ManualClock
-from support.cruel import CruelFiles
+from support.faulty_files import FaultyFiles
 from support.roots import (
     abandon,
     batch_rows,
@@ -88,8 +88,8 @@ class PartitionModel(RuleBasedStateMachine):
         self.cuts = 0
 
     def _open(self) -> Any:
-        files = partial(CruelFiles, boot=f"boot {self.boots}")
-        files.create_root = CruelFiles.create_root  # type: ignore[attr-defined]
+        files = partial(FaultyFiles, boot=f"boot {self.boots}")
+        files.create_root = FaultyFiles.create_root  # type: ignore[attr-defined]
         return open_root(f"{self.path}/root", clock=self.clock, files=files)
 
     def log(self, handle: int = 0) -> Any:

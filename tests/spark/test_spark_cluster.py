@@ -18,7 +18,7 @@ APPLICATION = """
 import json, sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
-from support.sessions import quick_python
+from support.spark_session import quick_python
 import embedlog.spark
 
 directory = Path(sys.argv[2])

@@ -8,7 +8,7 @@ import pytest
 from support.children import in_child
 from support.clock import START, ManualClock
 from support.roots import encoded
-from support.sparks import read_all, values_of
+from support.spark_reads import read_all, values_of
 
 import embedlog
 from embedlog.errors import DataLossError

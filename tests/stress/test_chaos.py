@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 from support.chaos import Chaos, check_chaos
-from support.cruel import scratch_directory
+from support.concurrent_deletes import check_overtaken
+from support.faulty_files import scratch_directory
 from support.forks import tell
-from support.overtaken import check_overtaken
 from support.patience import until_enough
 from support.tiers import choose
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from support.churn import Churn, Worker, check_churn, told
-from support.cruel import scratch_directory
+from support.faulty_files import scratch_directory
 from support.forks import tell, until
+from support.group_churn import Churn, Worker, check_churn, told
+from support.group_consumers import Crowd, Remote, partitions
 from support.patience import until_enough
 from support.roots import fill
-from support.sharing import Crowd, Remote, partitions
 
 import embedlog
 from embedlog.consumer.group_member import GroupMember

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from support.cruel import scratch_directory
+from support.faulty_files import scratch_directory
 from support.forks import tell
-from support.household import Household, check_household
+from support.housekeeping import Household, check_household
 from support.patience import until_enough
 from support.tiers import choose
 

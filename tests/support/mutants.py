@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from embedlog.batch import decode
 from embedlog.segment import SegmentFile
-from support.power import Commit, World, with_pages
+from support.power_cut import Commit, World, with_pages
 
 
 class Change(NamedTuple):

@@ -11,9 +11,9 @@ from embedlog.config import TopicConfig
 from embedlog.errors import StorageError
 from embedlog.root.root import Root
 from support.clock import ManualClock
-from support.cruel import CruelFiles
-from support.power import Recording
-from support.promises import Part, Promise, Sent, promised
+from support.durability_check import Part, Promise, Sent, promised
+from support.faulty_files import FaultyFiles
+from support.power_cut import Recording
 from support.roots import abandon, open_root
 
 MOST_PARTITIONS = 4
@@ -25,11 +25,11 @@ class Recorder:
     def __init__(self, boot: str = "the first") -> None:
         self.boot = boot
         self.notes: list[Any] = []
-        self._files: CruelFiles | None = None
+        self._files: FaultyFiles | None = None
 
-    def __call__(self, path: str | os.PathLike[str], **options: Any) -> CruelFiles:
+    def __call__(self, path: str | os.PathLike[str], **options: Any) -> FaultyFiles:
         before = self._files
-        files = CruelFiles(path, boot=self.boot, record=before is None, **options)
+        files = FaultyFiles(path, boot=self.boot, record=before is None, **options)
         if before is not None:
             files._record = before._record
             # Numbers of descriptors that are closed now belong to other files.

@@ -1,4 +1,4 @@
-"""What a disk may hold after the power went away: the model behind `CruelFiles`.
+"""What a disk may hold after the power went away: the model behind `FaultyFiles`.
 
 The model is stricter than ext4.  A write is on the disk for certain after a sync
 of its file, a name after a sync of its directory; until then each of them may be
@@ -436,7 +436,7 @@ class Recording:
         ]
 
     def states(self, limit: int | None, seed: int, per_cut: int) -> Iterator[Image]:
-        """See `CruelFiles.power_cut_states`."""
+        """See `FaultyFiles.power_cut_states`."""
         rng = random.Random(seed)
         seen: set[tuple[int, int]] = set()
         cuts = set(self.cuts())

@@ -32,7 +32,7 @@ from embedlog.partition.log_start import trim
 from embedlog.partition.producer_state import after
 from embedlog.retention import retain
 from support.clock import START, ManualClock
-from support.cruel import CruelFiles
+from support.faulty_files import FaultyFiles
 from support.forks import in_memory
 from support.roots import Row, abandon, batch_rows, encoded, healthy, make_log, open_root, rows
 
@@ -136,7 +136,7 @@ class Killed(BaseException):
     """The process is gone: nothing that it does any more has an effect."""
 
 
-class Mortal(CruelFiles):
+class Mortal(FaultyFiles):
     """Dies at an operation; from then on every operation raises, as in a process that is gone.
 
     `kv` takes a lock for each write, so nothing is committed any more either.
@@ -176,7 +176,7 @@ class Place:
 
     def open(self) -> Any:
         files = partial(Mortal, boot=f"boot {self.boots}")
-        files.create_root = CruelFiles.create_root  # type: ignore[attr-defined]
+        files.create_root = FaultyFiles.create_root  # type: ignore[attr-defined]
         self.root = open_root(f"{self.path}/root", clock=self.clock, files=files)
         return self.root
 

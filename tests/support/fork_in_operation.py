@@ -6,10 +6,10 @@ import os
 import signal
 from typing import Any, NamedTuple
 
-from support import forks, oracle
-from support.cruel import OPERATIONS, CruelFiles
-from support.killing import Place, Scene, count, judge, play
-from support.program import Step, World, entries
+from support import forks, journal_check
+from support.faulty_files import OPERATIONS, FaultyFiles
+from support.log_programs import Step, World, entries
+from support.program_faults import Place, Scene, count, judge, play
 
 PARTITIONS = (("a", 0), ("a", 1), ("b", 0), ("c", 0))
 SPLITS: list[Step] = [
@@ -27,7 +27,7 @@ SCENE = Scene(tuple(SPLITS), "killed")
 ENDS = ("leave", "kill", "exec", "close")
 
 
-class ForkingFiles(CruelFiles):
+class ForkingFiles(FaultyFiles):
     """Forks in the middle of one operation; the child does what it was told, and ends there."""
 
     fork_at: int = -1
@@ -87,7 +87,9 @@ def check_split(case: Split, *, place: Place) -> bool:
             worlds[0].do(("send", *key))
         assert said.read_text() == "done" if said.exists() else case.end == "none", "no word"
         assert status == wanted, f"the child: {status}"
-        oracle.check(worlds[0].log, entries(Place.journal(root)), company=True, goes_on=False)
+        journal_check.check(
+            worlds[0].log, entries(Place.journal(root)), company=True, goes_on=False
+        )
         return True
 
     end = forks.run(work)
@@ -106,7 +108,7 @@ def _be_a_child(worlds: list[World], end: str, said: Any) -> None:
         for key in PARTITIONS:
             world.do(("send", *key, 1))
             world.do(("send", *key, 1, "fsync"))
-            oracle.sends_of(oracle.rows(world.log, *key))
+            journal_check.sends_of(journal_check.rows(world.log, *key))
         if end == "close" and world.log is not None:
             world.do(("close",))
         said.write_text("done")

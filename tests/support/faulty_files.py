@@ -1,11 +1,11 @@
 """The cruel twin of `Files`: it fails, writes short, kills, stops, and loses what was not synced.
 
->>> files = CruelFiles(root, record=True)                            # doctest: +SKIP
+>>> files = FaultyFiles(root, record=True)                            # doctest: +SKIP
 >>> files.fail_at(3, errno.ENOSPC, only={"write"}, forever=True)     # doctest: +SKIP
 >>> ...work, and files.note(("acked", topic, partition, offset))...  # doctest: +SKIP
 >>> for image in files.power_cut_states(limit=20_000, seed=1):       # doctest: +SKIP
 ...     materialise(image, directory, previous)
-...     check(CruelFiles(directory, boot="another"), image.notes)
+...     check(FaultyFiles(directory, boot="another"), image.notes)
 
 The record is that of one process; its threads may write at once.
 """
@@ -25,7 +25,7 @@ from typing import Any, TypeVar
 
 from embedlog.errors import DurabilityError, StorageError
 from embedlog.files import Files
-from support.power import (
+from support.power_cut import (
     PAGE,
     ROOT,
     Commit,
@@ -47,7 +47,7 @@ from support.power import (
     scratch_directory,
 )
 
-__all__ = ["OPERATIONS", "CruelFiles", "Image", "materialise", "scratch_directory"]
+__all__ = ["OPERATIONS", "FaultyFiles", "Image", "materialise", "scratch_directory"]
 
 Result = TypeVar("Result")
 
@@ -273,7 +273,7 @@ def is_volatile(path: str) -> bool:
     return first.replace("-", ".").partition(".")[0] in VOLATILE
 
 
-class CruelFiles(Files):
+class FaultyFiles(Files):
     """`Files` with faults to order and, if asked for, a record of everything that changes.
 
     Args:
@@ -368,7 +368,7 @@ class CruelFiles(Files):
         return self.recording().states(limit, seed, per_cut)
 
     def _recorded(self) -> Record:
-        assert self._record is not None, "CruelFiles(root, record=True) records"
+        assert self._record is not None, "FaultyFiles(root, record=True) records"
         return self._record
 
     # Each operation: its fault, itself, its record

@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 
 import embedlog
 from embedlog.errors import LockTimeoutError
-from support import forks, oracle
-from support.killing import Place, Scene, count, judge, play
+from support import forks, journal_check
+from support.log_programs import Journal, Step, World, entries
 from support.patience import patient
-from support.program import Journal, Step, World, entries
+from support.program_faults import Place, Scene, count, judge, play
 from support.tiers import sample
 
 TIMEOUT = 0.015
@@ -78,7 +78,7 @@ def _attend(root: Path, case: Stops) -> tuple[int, int]:
         end = child.end()
         assert end.finding() is None, end.finding()
         assert not any(_try(world, step) for step in _steps()), world.errors[-1]
-    oracle.check(world.log, entries(Place.journal(root)), company=True, goes_on=False)
+    journal_check.check(world.log, entries(Place.journal(root)), company=True, goes_on=False)
     return stopped, refused
 
 
@@ -88,7 +88,7 @@ def _steps() -> list[Step]:
 
 def _meet(world: World, pid: int) -> int:
     """Do what can be done beside a stopped process; returns how much was refused."""
-    before = {key: oracle.rows(world.log, *key) for key in PARTITIONS}
+    before = {key: journal_check.rows(world.log, *key) for key in PARTITIONS}
     refused = 0
     for step in _steps():
         started = time.monotonic()
@@ -97,16 +97,16 @@ def _meet(world: World, pid: int) -> int:
             refused += 1
             _check_refusal(error, pid, time.monotonic() - started)
             key = step[1], step[2]
-            assert oracle.rows(world.log, *key)[: len(before[key])] == before[key]
+            assert journal_check.rows(world.log, *key)[: len(before[key])] == before[key]
     try:
         embedlog.open(world.path, lock_timeout=TIMEOUT).close()
     except LockTimeoutError as error:
         refused += 1
         _check_refusal(error, pid, 0.0)
     for key, rows in before.items():
-        after = oracle.rows(world.log, *key)
+        after = journal_check.rows(world.log, *key)
         assert after[: len(rows)] == rows
-        oracle.sends_of(after)
+        journal_check.sends_of(after)
     return refused
 
 

@@ -9,10 +9,10 @@ from typing import Any
 
 from embedlog.root.root import Root
 from support import forks
-from support.cruel import CruelFiles
+from support.faulty_files import FaultyFiles
 from support.roots import abandon, open_root
 
-Order = Callable[[CruelFiles], None]
+Order = Callable[[FaultyFiles], None]
 
 
 def begin(
@@ -20,7 +20,7 @@ def begin(
     fill: Callable[[Root], None],
     parts: Sequence[tuple[str, int]],
     order: Order,
-    files: type[CruelFiles] = CruelFiles,
+    files: type[FaultyFiles] = FaultyFiles,
 ) -> Root:
     """Fill a root, leave it as a killed process does, and open it with a fault."""
     shutil.rmtree(path, ignore_errors=True)
@@ -34,7 +34,7 @@ def join(
     path: Path,
     parts: Sequence[tuple[str, int]],
     order: Order,
-    files: type[CruelFiles] = CruelFiles,
+    files: type[FaultyFiles] = FaultyFiles,
 ) -> Root:
     """Open a root with a fault, which counts from when its partitions were looked at."""
     root = open_root(path, files=files)

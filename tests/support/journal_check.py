@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from embedlog.errors import UnknownTopicOrPartitionError
-from support.program import Entry, encode, values_of
+from support.log_programs import Entry, encode, values_of
 
 SENDS = ("send", "many", "produce")
 

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from embedlog.errors import DurabilityError
-from support import forks, oracle
-from support.cruel import CruelFiles
-from support.killing import Place, Scene, judge, play, raises
-from support.program import Journal, Step, World, entries
+from support import forks, journal_check
+from support.faulty_files import FaultyFiles
+from support.log_programs import Journal, Step, World, entries
+from support.program_faults import Place, Scene, judge, play, raises
 
 SYNCS = ("sync", "sync_directory")
 ERRORS = (errno.EIO, errno.ENOSPC)
@@ -75,10 +75,10 @@ def check_failed_flush(case: FailedFlush, *, place: Place) -> int:
 
 
 def _fail(root: Path, case: FailedFlush, told: Path, mended: Path) -> list[tuple[str, int]]:
-    def order(files: CruelFiles) -> None:
+    def order(files: FaultyFiles) -> None:
         files.fail_at(case.n, ERRORS[case.n % 2], case.forever, SYNCS)
 
-    files = partial(CruelFiles, record=case.lost)
+    files = partial(FaultyFiles, record=case.lost)
     world = play(root, SCENE, order, files=files, forgiving=True)
     log = world.log
     failed = [key for key in PARTITIONS if log.partition(*key).tail().failed]
@@ -105,7 +105,7 @@ def _check_refused(world: World, failed: list[tuple[str, int]]) -> None:
     for key in failed:
         before = files.count(SYNCS), files.count({"write"})
         end = world.log.partition(*key).end_offset()
-        assert len(oracle.rows(world.log, *key)) == end
+        assert len(journal_check.rows(world.log, *key)) == end
         for step in (("send", *key, 1, "os"), ("send", *key, 1, "fsync"), ("roll", *key)):
             world.forgiving = False
             with raises(DurabilityError):
@@ -135,7 +135,7 @@ def _repair(world: World, failed: list[tuple[str, int]], epochs: dict[Any, int])
         now = log.partition(*key).tail()
         assert not now.failed
         assert now.leader_epoch > epochs[key]
-    oracle.check(log, entries(Place.journal(world_root(world))), goes_on=False)
+    journal_check.check(log, entries(Place.journal(world_root(world))), goes_on=False)
 
 
 def world_root(world: World) -> Path:
@@ -157,7 +157,7 @@ def _attend(root: Path, told: Path, mended: Path) -> None:
                     world.do(("send", *key, 1, durability))
             else:
                 world.do(("send", *key, 1, durability))
-        assert len(oracle.rows(world.log, *key)) == world.log.partition(*key).end_offset()
+        assert len(journal_check.rows(world.log, *key)) == world.log.partition(*key).end_offset()
     told.unlink()
     forks.until(mended.exists, 30)
     for key in PARTITIONS:

@@ -20,10 +20,10 @@ from embedlog.record import TopicPartition
 from embedlog.retention import delete_records, retain
 from embedlog.root.repair import repair_root
 from embedlog.root.root import Root
-from support import faulted, forks
+from support import faulty_roots, forks
 from support.clock import START
-from support.cruel import FALLIBLE, OPERATIONS, CruelFiles
-from support.power import Recording, materialise
+from support.faulty_files import FALLIBLE, OPERATIONS, FaultyFiles
+from support.power_cut import Recording, materialise
 from support.roots import abandon, encoded, healthy, open_root, rows, segment_files
 
 DAY = 86_400_000
@@ -41,7 +41,7 @@ CONFIG: dict[str, dict[str, object]] = {
 }
 
 
-class Slow(CruelFiles):
+class Slow(FaultyFiles):
     """A machine on which every delay is over at once."""
 
     def uptime_ms(self) -> int:
@@ -145,11 +145,11 @@ def count(directory: Path) -> dict[str, int]:
         check_between(root)
         return root
 
-    return faulted.count(run)
+    return faulty_roots.count(run)
 
 
-_begin = partial(faulted.begin, fill=fill, parts=PARTS, files=Slow)
-_join = partial(faulted.join, parts=PARTS, files=Slow)
+_begin = partial(faulty_roots.begin, fill=fill, parts=PARTS, files=Slow)
+_join = partial(faulty_roots.join, parts=PARTS, files=Slow)
 
 
 def check_kill(case: Case, *, directory: Path) -> bool:
@@ -160,7 +160,7 @@ def check_kill(case: Case, *, directory: Path) -> bool:
         company = open_root(path, files=Slow)
         fill(company)
 
-    def order(files: CruelFiles) -> None:
+    def order(files: FaultyFiles) -> None:
         files.kill_at(case.n, case.what, case.only)
 
     def run() -> None:
@@ -185,7 +185,7 @@ def check_fault(case: Case, *, directory: Path) -> bool:
     number = (errno.EIO, errno.ENOSPC, errno.EDQUOT)[case.n % 3]
 
     def run() -> bool:
-        def order(files: CruelFiles) -> None:
+        def order(files: FaultyFiles) -> None:
             files.fail_at(case.n, number, case.what == "forever", FALLIBLE)
 
         root = _begin(path, order=order)

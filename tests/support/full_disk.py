@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 
 import embedlog
 from embedlog.errors import DiskFullError, StorageError
-from support import forks, oracle
-from support.cruel import CruelFiles
-from support.killing import judge
-from support.program import Journal, World, entries
+from support import forks, journal_check
+from support.faulty_files import FaultyFiles
+from support.log_programs import Journal, World, entries
+from support.program_faults import judge
 
 DISK = 16 << 20
 PAGE = 4096
@@ -82,7 +82,7 @@ def ext4_disk(directory: Path, *, reserved_percent: int) -> Iterator[Disk | None
         image.unlink()
 
 
-class Budget(CruelFiles):
+class Budget(FaultyFiles):
     """A disk as the kernel shows one that fills up: a short write, then ENOSPC."""
 
     left: int | None = None
@@ -144,7 +144,7 @@ def _fill(root: Path, journal: Path, case: Left, disk: Disk | None) -> int:
     else:
         made[-1].left = None
     _check_after(world)
-    oracle.check(world.log, entries(journal), goes_on=False)
+    journal_check.check(world.log, entries(journal), goes_on=False)
     return room
 
 
@@ -167,12 +167,12 @@ def _check_while_full(world: World, disk: Disk | None) -> None:
         assert [type(one) for one in world.errors[known:]] == [DiskFullError], world.errors
         assert world.log.partition(*key).end_offset() == ends[key]
     for key in PARTITIONS:
-        assert len(oracle.rows(world.log, *key)) == ends[key]
+        assert len(journal_check.rows(world.log, *key)) == ends[key]
 
     def read() -> None:
         log = embedlog.open(world.path, mode="r")
         for key, end in ends.items():
-            assert len(oracle.rows(log, *key)) == end
+            assert len(journal_check.rows(log, *key)) == end
         assert log.partition("d", 0).reader(ends["d", 0]).read() == []
 
     def join() -> None:
@@ -182,7 +182,7 @@ def _check_while_full(world: World, disk: Disk | None) -> None:
             _check_full(error)
         else:
             for key, end in ends.items():
-                assert len(oracle.rows(log, *key)) == end
+                assert len(journal_check.rows(log, *key)) == end
 
     def begin() -> None:
         try:

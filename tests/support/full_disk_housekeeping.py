@@ -18,8 +18,8 @@ from embedlog.files import Files
 from embedlog.record import TopicPartition
 from support import forks
 from support.clock import START, ManualClock
-from support.cruel import CruelFiles
-from support.full import PAGE, Disk
+from support.faulty_files import FaultyFiles
+from support.full_disk import PAGE, Disk
 
 DAY = 86_400_000
 KEYS = 50
@@ -46,7 +46,7 @@ class Cramped(NamedTuple):
     """The free space that the file system reports, if not what there is; for a model only."""
 
 
-class Modelled(CruelFiles):
+class Modelled(FaultyFiles):
     """A small disk as a model: what is written and allocated takes room, what is unlinked frees it.
 
     LMDB writes past the seam: a commit takes two pages, as one that cannot use old ones again.

@@ -20,12 +20,12 @@ import embedlog
 from embedlog.errors import DiskFullError, DurabilityError, EmbedlogError, StorageError
 from embedlog.files import Files
 from embedlog.root import startup
-from support import forks, oracle
-from support.cruel import FALLIBLE, OPERATIONS, CruelFiles
-from support.program import TEMPLATE, Journal, Step, World, entries, short_program
+from support import forks, journal_check
+from support.faulty_files import FALLIBLE, OPERATIONS, FaultyFiles
+from support.log_programs import TEMPLATE, Journal, Step, World, entries, short_program
 from support.tiers import sample
 
-Order = Callable[[CruelFiles], None]
+Order = Callable[[FaultyFiles], None]
 
 planted: list[Callable[[], None]] = []
 """Bugs for the processes that work, and not for those that judge; see `test_kill_mutants`."""
@@ -92,19 +92,19 @@ def play(
     scene: Scene,
     order: Order | None = None,
     *,
-    files: Callable[..., CruelFiles] | None = None,
+    files: Callable[..., FaultyFiles] | None = None,
     forgiving: bool = False,
     first_send: int = 100,
     began: Callable[[World], Any] = lambda world: None,
     **options: Any,
 ) -> World:
     """Do the program in this process; the fault counts from the first opening of the root."""
-    made: list[CruelFiles] = []
+    made: list[FaultyFiles] = []
     plant()
     world = World(
         root,
         Journal(Place.journal(root)),
-        one_seam(made, files or CruelFiles, order),
+        one_seam(made, files or FaultyFiles, order),
         forgiving=forgiving,
         first_send=first_send,
         **options,
@@ -116,11 +116,11 @@ def play(
 
 
 def one_seam(
-    made: list[CruelFiles], files: Callable[..., CruelFiles], order: Order | None
-) -> Callable[..., CruelFiles]:
+    made: list[FaultyFiles], files: Callable[..., FaultyFiles], order: Order | None
+) -> Callable[..., FaultyFiles]:
     """Seams for all openings of a process: the second goes on counting where the first ended."""
 
-    def seam(path: Any, **how: Any) -> CruelFiles:
+    def seam(path: Any, **how: Any) -> FaultyFiles:
         one = files(path, **how)
         if made:
             one._faults, one.counts = made[-1]._faults, made[-1].counts
@@ -180,7 +180,7 @@ def judge(
                 told_of.put("repaired", *key)
             told_of.close()
             log.repair(dry_run=False)
-        oracle.check(log, entries(path))
+        journal_check.check(log, entries(path))
     if again:
         with embedlog.open(root) as log:
             assert log.root.startup_report == [], log.root.startup_report
@@ -237,7 +237,7 @@ def check_kill(case: Kill, *, place: Place, scenes: list[Scene]) -> bool:
 # P1 and P2, with others that have the root open and see nothing of it
 
 
-class TornFiles(CruelFiles):
+class TornFiles(FaultyFiles):
     """Dies within one write, after a part of its bytes."""
 
     def tear_at(self, n: int, part: float) -> None:
@@ -323,9 +323,9 @@ def _attend(root: Path, case: Deaths) -> tuple[int, dict[Any, dict[int, bytes]]]
         for topic, partition in (("a", 0), ("a", 1), ("b", 0), ("c", 0)):
             # No error, and no manual step; the dead may have left half a write there.
             world.do(("send", topic, partition, 1 + number % 2))
-    oracle.check(world.log, entries(Place.journal(root)), company=True, goes_on=False)
+    journal_check.check(world.log, entries(Place.journal(root)), company=True, goes_on=False)
     found = [("a", 0), ("a", 1), ("b", 0), ("c", 0)]
-    final = {key: dict(oracle.rows(world.log, *key)) for key in found}
+    final = {key: dict(journal_check.rows(world.log, *key)) for key in found}
     return died, final
 
 
@@ -393,7 +393,7 @@ def check_fault(case: Fault, *, place: Place, scenes: list[Scene]) -> bool:
     root = place.fresh(scene.before)
 
     def work() -> tuple[bool, set[tuple[str, int]]]:
-        def order(files: CruelFiles) -> None:
+        def order(files: FaultyFiles) -> None:
             files.fail_at(case.n, case.errno, case.forever, case.only)
 
         world = play(root, scene, order, forgiving=True)
@@ -464,8 +464,8 @@ def check_faults(case: Faults, *, place: Place) -> int:
     root = place.fresh("killed")
 
     def work() -> int:
-        made: list[CruelFiles] = []
-        world = World(root, Journal(Place.journal(root)), one_seam(made, CruelFiles, None))
+        made: list[FaultyFiles] = []
+        world = World(root, Journal(Place.journal(root)), one_seam(made, FaultyFiles, None))
         world.heal = lambda: [one.heal() for one in made]
         world.do(("open", "os"))
         told = 0
@@ -538,7 +538,7 @@ def check_short(case: Short, *, place: Place, scenes: list[Scene]) -> bool:
     scene = scenes[case.scene]
     root = place.fresh(scene.before)
 
-    def order(files: CruelFiles) -> None:
+    def order(files: FaultyFiles) -> None:
         files.short_at(case.n, case.bytes)
         if case.full:
             files.fail_at(case.n + 1, errno.ENOSPC, only={"write"})

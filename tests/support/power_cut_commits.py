@@ -12,12 +12,12 @@ from embedlog.config import TopicConfig
 from embedlog.consumer import Consumer
 from embedlog.groups import offsets
 from embedlog.record import TopicPartition
-from support.cruel import scratch_directory
-from support.fleet import ENOUGH, Desk, Outcome
-from support.power import Recording, materialise
-from support.promises import Rebooted
+from support.case_workers import ENOUGH, Desk, Outcome
+from support.durability_check import Rebooted
+from support.faulty_files import scratch_directory
+from support.group_consumers import Diary, drained
+from support.power_cut import Recording, materialise
 from support.roots import abandon, encoded, open_root
-from support.sharing import Diary, drained
 from support.workload import Recorder
 
 T0 = TopicPartition("t", 0)

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from support.patience import patient
-from support.power import remove_scratch_of
+from support.power_cut import remove_scratch_of
 
 WORKERS = 2
 PATIENCE = 60.0

@@ -19,12 +19,12 @@ from embedlog.publish import app_versions, staging, transaction
 from embedlog.publish.transaction import Publication
 from embedlog.root.repair import repair_root
 from embedlog.root.root import Root
-from support import faulted, forks
-from support.cruel import FALLIBLE, OPERATIONS, CruelFiles
-from support.power import Recording, materialise
-from support.promises import Rebooted
+from support import faulty_roots, forks
+from support.durability_check import Rebooted
+from support.faulty_files import FALLIBLE, OPERATIONS, FaultyFiles
+from support.power_cut import Recording, materialise
 from support.roots import abandon, encoded, healthy, open_root, segment_files, values
-from support.staged import publish, stage
+from support.staged_files import publish, stage
 
 CONFIG: dict[str, tuple[int, dict[str, object]]] = {
     "a": (2, {}),
@@ -196,11 +196,11 @@ def count(directory: Path, durability: str) -> dict[str, int]:
         check_between(root, set())
         return root
 
-    return faulted.count(run)
+    return faulty_roots.count(run)
 
 
-_begin = partial(faulted.begin, fill=fill, parts=[_place(part) for part in PARTS])
-_join = partial(faulted.join, parts=[_place(part) for part in PARTS])
+_begin = partial(faulty_roots.begin, fill=fill, parts=[_place(part) for part in PARTS])
+_join = partial(faulty_roots.join, parts=[_place(part) for part in PARTS])
 
 
 def check_kill(case: Case, *, directory: Path) -> bool:
@@ -212,7 +212,7 @@ def check_kill(case: Case, *, directory: Path) -> bool:
         company = open_root(path)
         fill(company)
 
-    def order(files: CruelFiles) -> None:
+    def order(files: FaultyFiles) -> None:
         files.kill_at(case.n, case.what, case.only)
 
     def tell(what: str) -> None:
@@ -263,7 +263,7 @@ def check_fault(case: Case, *, directory: Path) -> bool:
     number = (errno.EIO, errno.ENOSPC, errno.EDQUOT)[case.n % 3]
 
     def run() -> bool:
-        def order(files: CruelFiles) -> None:
+        def order(files: FaultyFiles) -> None:
             files.fail_at(case.n, number, case.what == "forever", FALLIBLE)
 
         root = _begin(path, order=order)
@@ -304,7 +304,7 @@ def record(directory: Path, durability: str) -> Recording:
     root = open_root(path)
     fill(root)
     root.close()
-    root = open_root(path, files=lambda where, **how: CruelFiles(where, record=True, **how))
+    root = open_root(path, files=lambda where, **how: FaultyFiles(where, record=True, **how))
     for part in PARTS:
         root.partition(*_place(part)).tail()
     files: Any = root.context.files

@@ -21,9 +21,9 @@ import embedlog
 from embedlog.errors import CommitFailedError
 from embedlog.record import TopicPartition
 from support import forks
+from support.group_consumers import Diary, Partitions, Remote
 from support.patience import patient
 from support.roots import encoded
-from support.sharing import Diary, Partitions, Remote
 
 GROUP = "churn"
 WORK_SECONDS = 0.1

@@ -9,7 +9,7 @@ import time
 
 import lmdb
 import pytest
-from support.cruel import CruelFiles, materialise, scratch_directory
+from support.faulty_files import FaultyFiles, materialise, scratch_directory
 from support.patience import patient
 
 from embedlog.errors import DiskFullError, DurabilityError, StorageError
@@ -18,7 +18,7 @@ from embedlog.files import Files
 
 @pytest.fixture
 def cruel(tmp_path):
-    files = CruelFiles(tmp_path, record=True)
+    files = FaultyFiles(tmp_path, record=True)
     yield files
     files.close_all()
 
@@ -65,7 +65,7 @@ def test_it_is_like_its_twin_when_nothing_is_ordered(cruel):
 @pytest.mark.parametrize("short", [0, 1, 5, 9])
 def test_a_short_write_is_completed(tmp_path, short):
     """The loop of `write` goes on where the system stopped (P11); no progress is an error."""
-    files = CruelFiles(tmp_path)
+    files = FaultyFiles(tmp_path)
     fd = files.open("file", write=True, create=True)
     files.short_at(0, bytes=short)
 
@@ -76,7 +76,7 @@ def test_a_short_write_is_completed(tmp_path, short):
 
 def test_a_short_write_then_a_full_disk(tmp_path):
     """As a real disk fills up: first short, then ENOSPC (P10)."""
-    files = CruelFiles(tmp_path)
+    files = FaultyFiles(tmp_path)
     fd = files.open("file", write=True, create=True)
     files.short_at(0, bytes=2)
     files.fail_at(1, errno.ENOSPC, only={"write"})
@@ -89,7 +89,7 @@ def test_a_short_write_then_a_full_disk(tmp_path):
 @pytest.mark.parametrize("kind", ["write", "sync", "rename", "sync_directory", "create"])
 def test_an_operation_fails_once_or_for_ever(tmp_path, kind):
     """The error has the errno, names the operation's path, and ends with `heal` (P8)."""
-    files = CruelFiles(tmp_path)
+    files = FaultyFiles(tmp_path)
     for forever in (False, True):
         files.fail_at(0, errno.EIO, forever=forever, only={kind})
         with pytest.raises(StorageError) as caught:
@@ -109,7 +109,7 @@ def test_a_kill_leaves_none_half_or_all_of_a_write(tmp_path, when, size):
     """SIGKILL to ourselves at an exact operation (P1, P2)."""
     child = os.fork()
     if child == 0:
-        files = CruelFiles(tmp_path)
+        files = FaultyFiles(tmp_path)
         fd = files.open("file", write=True, create=True)
         files.kill_at(0, when, only={"write"})
         files.write(fd, [b"abc", b"def"], 0)
@@ -121,14 +121,14 @@ def test_a_kill_leaves_none_half_or_all_of_a_write(tmp_path, when, size):
 
 def test_a_kill_can_come_at_every_operation(tmp_path):
     """Counting a run first says how many kills there are to try."""
-    files = CruelFiles(tmp_path)
+    files = FaultyFiles(tmp_path)
     files.write_file("file", b"old")
     for n in range(files.count()):
         files.write_file("file", b"old")
         files.unlink("file.0.tmp", missing_ok=True)
         child = os.fork()
         if child == 0:
-            files = CruelFiles(tmp_path)
+            files = FaultyFiles(tmp_path)
             files.kill_at(n)
             files.write_file("file", b"new")
             os._exit(0)
@@ -140,7 +140,7 @@ def test_a_stop_waits_to_be_continued(tmp_path):
     """SIGSTOP at an exact operation (P16)."""
     child = os.fork()
     if child == 0:
-        files = CruelFiles(tmp_path)
+        files = FaultyFiles(tmp_path)
         files.stop_at(0, only={"sync"})
         files.write_file("file", b"new")
         os._exit(0)
@@ -154,8 +154,8 @@ def test_a_stop_waits_to_be_continued(tmp_path):
 
 def test_another_boot_is_a_parameter(tmp_path):
     """A test is after a reboot when it says so."""
-    assert CruelFiles(tmp_path, boot="second").boot_id() == "second"
-    assert CruelFiles(tmp_path).boot_id() == Files(tmp_path).boot_id()
+    assert FaultyFiles(tmp_path, boot="second").boot_id() == "second"
+    assert FaultyFiles(tmp_path).boot_id() == Files(tmp_path).boot_id()
 
 
 # Power cuts
@@ -423,7 +423,7 @@ def test_a_record_begins_where_an_image_was_put(cruel, tmp_path):
     image = [image for image in disks(cruel) if "state" in image.directories][-1]
     with scratch_directory() as directory:
         materialise(image, directory)
-        again = CruelFiles(directory, boot="second", record=True)
+        again = FaultyFiles(directory, boot="second", record=True)
         again.note("recovered")
 
         assert {i.key for i in disks(again)} == {image.key}

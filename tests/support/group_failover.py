@@ -16,10 +16,10 @@ from embedlog.files import Files
 from embedlog.record import TopicPartition
 from embedlog.root import startup
 from support import forks
-from support.cruel import CruelFiles
+from support.faulty_files import FaultyFiles
+from support.group_consumers import Diary, Remote, partitions, poll_until_assigned
 from support.patience import patient
 from support.roots import encoded
-from support.sharing import Diary, Remote, partitions, poll_until_assigned
 
 GROUP = "g"
 STICKY = {"partition_assignment_strategy": "cooperative-sticky"}
@@ -179,10 +179,10 @@ def _live(root: Path, notes: Path, seam: Any) -> None:
 
 def count_operations(root: Path) -> int:
     """Return roughly how many operations such a life has: some are those of a thread."""
-    made: list[CruelFiles] = []
+    made: list[FaultyFiles] = []
 
-    def seam(path: Any, **how: Any) -> CruelFiles:
-        made.append(CruelFiles(path, **how))
+    def seam(path: Any, **how: Any) -> FaultyFiles:
+        made.append(FaultyFiles(path, **how))
         return made[-1]
 
     _live(root, root.with_suffix(".notes"), seam)
@@ -196,8 +196,8 @@ def check_member_kill(case: Kill, *, template: Path) -> bool:
     _copy(template, root)
     notes.unlink(missing_ok=True)
 
-    def seam(path: Any, **how: Any) -> CruelFiles:
-        files = CruelFiles(path, **how)
+    def seam(path: Any, **how: Any) -> FaultyFiles:
+        files = FaultyFiles(path, **how)
         files.kill_at(case.n, case.when)
         return files
 
@@ -248,8 +248,8 @@ def check_stopped_with_lock(n: int, *, template: Path) -> bool:
     root = template.with_name(f"run-{os.getpid()}")
     _copy(template, root)
 
-    def seam(path: Any, **how: Any) -> CruelFiles:
-        files = CruelFiles(path, **how)
+    def seam(path: Any, **how: Any) -> FaultyFiles:
+        files = FaultyFiles(path, **how)
         files.stop_at(n, only={"unlock"})
         return files
 

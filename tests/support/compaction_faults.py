@@ -26,8 +26,8 @@ from embedlog.root.repair import repair_root
 from embedlog.root.root import Root
 from support import forks
 from support.clock import START, ManualClock
-from support.cruel import CHANGES, FALLIBLE, CruelFiles, materialise
-from support.power import Recording
+from support.faulty_files import CHANGES, FALLIBLE, FaultyFiles, materialise
+from support.power_cut import Recording
 from support.roots import abandon, encoded, healthy, make_log, open_root, rows, segment_files
 from support.tiers import sample
 
@@ -48,10 +48,10 @@ Image = dict[str, bytes]
 Say = Callable[[tuple[int, int]], None]
 
 
-def seam(boot: str | None = None, kind: Any = CruelFiles, **options: Any) -> Any:
-    """Make `CruelFiles` of a boot, as a root takes them."""
+def seam(boot: str | None = None, kind: Any = FaultyFiles, **options: Any) -> Any:
+    """Make `FaultyFiles` of a boot, as a root takes them."""
     made = partial(kind, boot=boot, **options)
-    made.create_root = CruelFiles.create_root  # type: ignore[attr-defined]
+    made.create_root = FaultyFiles.create_root  # type: ignore[attr-defined]
     return made
 
 
@@ -197,7 +197,7 @@ def after(path: Path, promised: tuple[int, int], thorough: bool, boot: str | Non
 # Kills
 
 
-class Watched(CruelFiles):
+class Watched(FaultyFiles):
     """Tells what it is about to do, and of a write also when half of it is done."""
 
     watch: Callable[[str], None] | None = None
@@ -439,7 +439,7 @@ def _built(path: Path, pid: int) -> Image:
     return take(path)
 
 
-def _prepared(directory: Path, kind: Any = CruelFiles) -> tuple[Root, PartitionLog]:
+def _prepared(directory: Path, kind: Any = FaultyFiles) -> tuple[Root, PartitionLog]:
     """The root as `build` leaves it, without its price; one directory for each process."""
     path = directory / f"built-{os.getpid()}"
     put_back(path, _built(path, os.getpid()))

@@ -9,10 +9,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from support.cruel import scratch_directory
-from support.fleet import ENOUGH, Desk, Outcome
-from support.power import Image, Recording, materialise
-from support.promises import check, promised, recovered
+from support.case_workers import ENOUGH, Desk, Outcome
+from support.durability_check import check, promised, recovered
+from support.faulty_files import scratch_directory
+from support.power_cut import Image, Recording, materialise
 from support.roots import abandon
 from support.workload import Recorder, Workload, record
 

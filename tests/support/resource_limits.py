@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 
 import embedlog
 from embedlog.errors import EmbedlogError, StorageError
-from support import forks, oracle
-from support.killing import Place, judge
-from support.program import LIFE, Journal, Step, World, entries
+from support import forks, journal_check
+from support.log_programs import LIFE, Journal, Step, World, entries
+from support.program_faults import Place, judge
 
 NOBODY = 65534
 PARTITIONS = (("a", 0), ("a", 1), ("b", 0), ("c", 0))
@@ -157,7 +157,7 @@ def _read_as_another(root: Path) -> str:
             _check_denied(error)
             name = type(error).__name__
         log = embedlog.open(root, mode="r")
-        oracle.check(log, entries(Place.journal(root)), goes_on=False)
+        journal_check.check(log, entries(Place.journal(root)), goes_on=False)
         return name
 
     end = forks.run(work)
