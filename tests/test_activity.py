@@ -13,7 +13,7 @@ import time
 from contextlib import closing
 
 import pytest
-from support.children import Held, in_child, killed_in
+from support.children import PausedChild, assert_killed, in_child
 from support.clock import START, ManualClock
 from support.patience import patient
 from support.roots import encoded, fill, make_log, open_root, rows
@@ -410,7 +410,7 @@ def test_an_owner_killed_before_its_report_loses_at_most_that_report(
 
     with monkeypatch.context() as patched:
         patched.setattr(activity, where, reached)
-        killed_in(log.maintain)
+        assert_killed(log.maintain)
     assert log.partition("t", 0).start_offset() >= 6
     log.maintain()
     log.maintain()
@@ -429,7 +429,7 @@ def test_the_work_of_a_killed_process_is_reported_by_another(log):
             fill(part, 5)
             ready()
 
-    with Held(work) as child:
+    with PausedChild(work) as child:
         child.kill()
     log.maintain()
 

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
-from support.children import Held, in_child, killed_in, meanwhile
+from support.children import PausedChild, assert_killed, in_child, meanwhile
 from support.faulty_files import FaultyFiles
 from support.patience import patient
 
@@ -258,7 +258,7 @@ def test_reader_slots_of_killed_processes_are_freed(store):
     def read_and_stay(ready):
         store.read(lambda txn: ready())
 
-    with Held(read_and_stay) as child:
+    with PausedChild(read_and_stay) as child:
         assert store.check_readers() == 0
         child.kill()
 
@@ -274,7 +274,7 @@ def test_a_full_table_of_dead_readers_does_not_stop_reading(tmp_path, monkeypatc
     store.close()
     store = make_store(tmp_path)
     for _ in range(2):
-        with Held(lambda ready: store.read(lambda txn: ready())):
+        with PausedChild(lambda ready: store.read(lambda txn: ready())):
             pass
 
     assert store.get(b"first") == b"row"
@@ -287,11 +287,11 @@ def test_readers_of_what_is_not_the_newest_are_told(store):
     def pids():
         return sorted(pid for pid, _, _ in store.lagging())
 
-    with Held(lambda ready: store.read(lambda txn: ready())) as child:
+    with PausedChild(lambda ready: store.read(lambda txn: ready())) as child:
         assert pids() == [], "it reads what is newest, which does no harm"
         put(store, b"key", b"value")
         assert pids() == [child.pid]
-        with Held(lambda ready: store.read(lambda txn: ready())) as another:
+        with PausedChild(lambda ready: store.read(lambda txn: ready())) as another:
             put(store, b"key", b"value")
             assert pids() == sorted([child.pid, another.pid])
         child.kill()
@@ -315,7 +315,7 @@ def hold_the_write_lock(store):
 def test_a_stopped_writer_is_named_after_the_timeout(tmp_path):
     """Nobody blocks for ever behind a stopped process: pid and state are told (P16)."""
     store = make_store(tmp_path, timeout=0.2)
-    with Held(hold_the_write_lock(store)) as child:
+    with PausedChild(hold_the_write_lock(store)) as child:
         child.stop()
         began = time.monotonic()
         with pytest.raises(LockTimeoutError) as caught:
@@ -331,7 +331,7 @@ def test_a_stopped_writer_is_named_after_the_timeout(tmp_path):
 
 def test_a_killed_writer_gives_the_lock_back_at_once(store):
     """The lock is the kernel's, and what the dead one had not committed is gone."""
-    with Held(hold_the_write_lock(store)) as child:
+    with PausedChild(hold_the_write_lock(store)) as child:
         child.kill()
         put(store, b"key", b"value")
 
@@ -524,7 +524,7 @@ def test_a_database_that_was_cut_under_others_is_refused_to_those_who_join(tmp_p
     """It is open, so it is not checked as a file: the first process did that before the cut."""
     store = make_store(tmp_path)
     store.write(fill_200)
-    with Held(lambda ready: (store.get(b"first"), ready())):
+    with PausedChild(lambda ready: (store.get(b"first"), ready())):
         store.close()
         damage(data := tmp_path / "live" / "data.mdb")
         found = data.read_bytes()
@@ -568,7 +568,7 @@ def test_creation_is_all_or_nothing(tmp_path, name):
         path = _rooted(tmp_path / str(number))
         files = FaultyFiles(path)
         files.kill_at(number)
-        killed_in(lambda files=files: kv.create(files, name, durable=True, rows={b"key": b"v"}))
+        assert_killed(lambda files=files: kv.create(files, name, durable=True, rows={b"key": b"v"}))
         again = Files(path)
         if not again.exists(name):
             kv.create(again, name, durable=True, rows={b"key": b"v"})

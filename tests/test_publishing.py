@@ -5,7 +5,7 @@ import logging
 import threading
 
 import pytest
-from support.children import Held
+from support.children import PausedChild
 from support.clock import START
 from support.faulty_files import FaultyFiles
 from support.roots import abandon, bases, encoded, fill, healthy, make_log, open_root, rows, values
@@ -216,7 +216,7 @@ def test_a_partition_that_another_process_holds_is_told_after_a_while(topics):
         log.acquire()
         held()
 
-    with Held(hold) as holder:
+    with PausedChild(hold) as holder:
         with pytest.raises(LockTimeoutError) as told:
             publish(topics, staged, timeout=0.05)
         topics.partition("a", 0).append([encoded(b"x")])

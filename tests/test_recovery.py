@@ -9,7 +9,7 @@ from functools import partial
 import lmdb
 import pytest
 from support import staged_files
-from support.children import killed_in
+from support.children import assert_killed
 from support.clock import START
 from support.faulty_files import FaultyFiles
 from support.roots import (
@@ -692,7 +692,7 @@ def test_killed_between_any_two_steps_the_log_is_as_before_or_after(tmp_path, wo
     for step in range(len(work.__name__) % every, steps, every):
         path = tmp_path / f"killed at {step}"
         fill_root(path)
-        killed_in(partial(die_at, path, work, step))
+        assert_killed(partial(die_at, path, work, step))
         root = open_root(path, files=files)
         log = root.partition("t", 0)
         found = offsets(log)

@@ -192,7 +192,6 @@ def test_a_planted_bug_is_caught(
 ) -> None:
     """P1, P2, P8, P9, P11, P18: a check that never failed proves nothing."""
     cases = list(check(place))
-    end = forks.run(lambda: hunt(bug, cases), patience=300)
-    assert end.finding() is None, end.finding()
-    tell(f"{bug.__name__}: {end.value}")
-    assert end.value is not None, f"nobody found it in {len(cases)} cases"
+    bug_found = forks.call(lambda: hunt(bug, cases), patience=300)
+    tell(f"{bug.__name__}: {bug_found}")
+    assert bug_found is not None, f"nobody found it in {len(cases)} cases"

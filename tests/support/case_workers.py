@@ -1,24 +1,22 @@
-"""Cases shared out to child processes, so that a SIGBUS is a finding and not the end."""
+"""Cases that each run in a child process and count states, so that a SIGBUS is a finding."""
 
 from __future__ import annotations
 
 import faulthandler
 import gc
 import mmap
-import os
-import pickle
-import selectors
-import signal
 import time
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
+from support import forks
 from support.patience import patient
 from support.power_cut import remove_scratch_of
 
-WORKERS = 2
 PATIENCE = 60.0
 """Seconds that one check may take before its child counts as hung."""
 ENOUGH = 5
@@ -27,7 +25,7 @@ ENOUGH = 5
 
 @dataclass
 class Outcome:
-    """What the checks of a case, or of many, came to."""
+    """The results of the checks of one case, or of many."""
 
     count: int = 0
     keys: set[Any] = field(default_factory=set)
@@ -45,116 +43,87 @@ class Outcome:
     def note(self, name: str, number: int = 1) -> None:
         self.tally[name] = self.tally.get(name, 0) + number
 
+    @contextmanager
+    def finding(self, where: Callable[[], str]) -> Iterator[None]:
+        """Turn an exception into a finding that begins with ``where()``."""
+        try:
+            yield
+        except Exception:  # noqa: BLE001 - any exception is a finding
+            lines = traceback.format_exc().splitlines()[-12:]
+            self.findings.append("\n".join([where(), *lines]))
+
+    @property
+    def enough(self) -> bool:
+        """Whether a case with so many findings stops."""
+        return len(self.findings) >= ENOUGH
+
     def __str__(self) -> str:
-        told = [f"-> {self.distinct} states", f"{len(self.findings)} findings"]
-        told += [f"{name}: {number}" for name, number in sorted(self.tally.items())]
-        return ", ".join(told) + "".join(f"\n{one}" for one in self.findings[:ENOUGH])
+        words = [f"-> {self.distinct} states", f"{len(self.findings)} findings"]
+        words += [f"{name}: {number}" for name, number in sorted(self.tally.items())]
+        return ", ".join(words) + "".join(f"\n{text}" for text in self.findings[:ENOUGH])
 
     @property
     def distinct(self) -> int:
         return len(self.keys) or self.count
 
 
-class Desk:
-    """Where a child says what it looks at, in memory its parent reads when it is dead."""
+class Progress:
+    """What a child is working on, in memory that its parent can read after its death."""
 
     SIZE = 4096
 
     def __init__(self) -> None:
         self._map = mmap.mmap(-1, self.SIZE)
-        self.say("nothing yet")
+        self.report("nothing yet")
 
-    def say(self, what: str) -> None:
+    def report(self, what: str) -> None:
         data = what.encode()[: self.SIZE - 16]
         self._map[:16] = b"%8d%8d" % (len(data), int(time.monotonic() * 10) % 10**8)
         self._map[16 : 16 + len(data)] = data
 
-    def said(self) -> tuple[str, float]:
-        length, when = int(self._map[:8]), int(self._map[8:16]) / 10
-        return self._map[16 : 16 + length].decode(errors="replace"), when
+    def last(self) -> str:
+        """Return the last report."""
+        return self._map[16 : 16 + int(self._map[:8])].decode(errors="replace")
+
+    def age(self) -> float:
+        """Return the seconds since the last report."""
+        return time.monotonic() % 10**7 - int(self._map[8:16]) / 10
 
 
-Work = Callable[[Any, Outcome, Desk], None]
+Work = Callable[[Any, Outcome, Progress], None]
 
 
-def share_out(work: Work, cases: Iterable[Any], workers: int = WORKERS) -> Outcome:
-    """Run ``work(case, outcome, desk)`` in a child for each case; return all that came of it."""
-    waiting, total = list(cases)[::-1], Outcome()
-    with selectors.DefaultSelector() as selector:
-        running: set[_Child] = set()
-        try:
-            while waiting or running:
-                while waiting and len(running) < workers:
-                    child = _Child(work, waiting.pop())
-                    running.add(child)
-                    selector.register(child.come, selectors.EVENT_READ, child)
-                for key, _ in selector.select(timeout=1.0):
-                    if key.data.read():
-                        selector.unregister(key.data.come)
-                        running.remove(key.data)
-                        total.add(key.data.outcome())
-                for child in running:
-                    child.end_if_hung()
-        finally:
-            for child in running:
-                child.kill()
+def share_out(work: Work, cases: Iterable[Any]) -> Outcome:
+    """Run ``work(case, outcome, progress)`` in a child for each case; return the sum of all."""
+    total = Outcome()
+    for outcome in forks.spread(cases, partial(_run_case, work)):
+        total.add(outcome)
     return total
 
 
-class _Child:
-    def __init__(self, work: Work, case: Any) -> None:
-        self.case, self._desk, self._parts, self._hung = case, Desk(), [], False
-        self.come, go = os.pipe()
-        self._pid = os.fork()
-        if self._pid == 0:
-            os.close(self.come)
-            _live(work, case, self._desk, go)
-        os.close(go)
-
-    def read(self) -> bool:
-        """Take what is there; True at the end."""
-        part = os.read(self.come, 1 << 20)
-        self._parts.append(part)
-        return not part
-
-    def end_if_hung(self) -> None:
-        _, when = self._desk.said()
-        now = time.monotonic() % 10**7
-        if now - when > patient(PATIENCE) and not self._hung:
-            self._hung = True
-            self.kill()
-
-    def kill(self) -> None:
-        os.kill(self._pid, signal.SIGKILL)
-
-    def outcome(self) -> Outcome:
-        os.close(self.come)
-        _, status = os.waitpid(self._pid, 0)
-        said = b"".join(self._parts)
-        if said and not os.WIFSIGNALED(status):
-            found: Outcome = pickle.loads(said)
-            return found
-        remove_scratch_of(self._pid)
-        how = "hung" if self._hung else f"died of signal {os.waitstatus_to_exitcode(status)}"
-        what, _ = self._desk.said()
-        return Outcome(findings=[f"case {self.case!r}: the child {how} at {what}"])
+def _run_case(work: Work, case: Any) -> Outcome:
+    progress = Progress()
+    child = forks.Child(lambda: _work(work, case, progress))
+    hung = False
+    while not hung and not child.ends_within(1.0):
+        hung = progress.age() > patient(PATIENCE)
+    end = child.kill() if hung else child.end()
+    if not hung and end.finding() is None:
+        outcome: Outcome = end.value
+        return outcome
+    remove_scratch_of(child.pid)
+    how = "hung" if hung else end.finding()
+    return Outcome(findings=[f"case {case!r}: the child {how} at {progress.last()}"])
 
 
-def _live(work: Work, case: Any, desk: Desk, go: int) -> None:
-    """The whole life of a child."""
+def _work(work: Work, case: Any, progress: Progress) -> Outcome:
     outcome = Outcome()
-    # A child that dies is a finding; its last words would only look like ours.
+    # The death of a child is a finding; its stack in the output would look like the parent's.
     faulthandler.disable()
-    # What the parent has is not garbage; looking at it would cost a tenth of the time.
+    # The objects of the parent are no garbage; to look at them would take a tenth of the time.
     gc.freeze()
     gc.set_threshold(20_000)
-    try:
-        work(case, outcome, desk)
-    except BaseException:  # noqa: BLE001 - the parent is told, whatever it is
-        where, _ = desk.said()
-        outcome.findings.append(f"case {case!r} at {where}:\n{traceback.format_exc()}")
-    try:
-        with os.fdopen(go, "wb") as out:
-            pickle.dump(outcome, out)
-    finally:
-        os._exit(0)
+    gc.enable()
+    with outcome.finding(lambda: f"case {case!r} at {progress.last()}:"):
+        work(case, outcome, progress)
+    return outcome

@@ -305,10 +305,9 @@ def check_kill(number: int, directory: Path) -> bool:
         root.context.files.kill_at(number)  # type: ignore[attr-defined]
         squeeze(log)
 
-    end = forks.run(work)
-    assert end.killed or end.finding() is None, end.finding()
+    killed = forks.was_killed(work)
     after(path, (0, EACH * BUILT), True)
-    return end.killed
+    return killed
 
 
 def _fresh(directory: Path) -> Path:
@@ -408,12 +407,9 @@ def failures(directory: Path, each: int, *, forever: bool) -> list[Failure]:
         squeeze(log)
         return [kind for kind in kinds if kind in FALLIBLE]
 
-    end = forks.run(work)
-    assert end.finding() is None, end.finding()
+    result = forks.call(work)
     chosen = [
-        number
-        for number, kind in enumerate(_once(end.value))
-        if kind in CHANGES or number % each == 0
+        number for number, kind in enumerate(_once(result)) if kind in CHANGES or number % each == 0
     ]
     if forever:
         chosen = chosen[:: 2 * each]

@@ -546,6 +546,18 @@ def materialise(
             _put(path, data)
 
 
+def states_on_disk(
+    recording: Recording, directory: Path, limit: int, seed: int = 1, per_cut: int = 24
+) -> Iterator[Image]:
+    """Yield the states that a power cut may leave, each while `directory` holds it."""
+    directory.mkdir(exist_ok=True)
+    previous = None
+    for image in recording.states(limit, seed, per_cut):
+        materialise(image, directory, previous)
+        previous = image
+        yield image
+
+
 def _clean(root: str, prefix: str, image: Image) -> None:
     """Remove what the image does not have."""
     directories = set(image.directories)

@@ -62,8 +62,7 @@ class Place:
             world = World(target, Journal(self.directory / f"{before}.journal"))
             world.run([*TEMPLATE, *([("close",)] if before == "closed" else [])])
 
-        end = forks.run(work)
-        assert end.finding() is None, end.finding()
+        forks.call(work)
 
     def fresh(self, before: str, name: str | None = None) -> Path:
         """A root for one run, in a directory of this process's own; the one before is removed."""
@@ -142,9 +141,8 @@ def count(place: Place, scene: Scene) -> dict[str, int]:
         last = world.log if world.log is not None else None
         return dict(_counts(world, last))
 
-    end = forks.run(work)
-    assert end.finding() is None, end.finding()
-    counted: dict[str, int] = end.value
+    result = forks.call(work)
+    counted: dict[str, int] = result
     return counted
 
 
@@ -228,10 +226,9 @@ def check_kill(case: Kill, *, place: Place, scenes: list[Scene]) -> bool:
     def work() -> None:
         play(root, scene, lambda files: files.kill_at(case.n, case.when, case.only))
 
-    end = forks.run(work)
-    assert end.killed or end.finding() is None, end.finding()
+    killed = forks.was_killed(work)
     judge(root, again=case.n % 4 == 0)
-    return end.killed
+    return killed
 
 
 # P1 and P2, with others that have the root open and see nothing of it
@@ -316,9 +313,8 @@ def _attend(root: Path, case: Deaths) -> tuple[int, dict[Any, dict[int, bytes]]]
         def work(program: Scene = program, first: int = first, n: int = n, how: Any = how) -> None:
             play(root, program, _dying(n, how), files=TornFiles, first_send=first)
 
-        end = forks.run(work)
-        assert end.killed or end.finding() is None, end.finding()
-        died += end.killed
+        killed = forks.was_killed(work)
+        died += killed
         world.sends = first + 50
         for topic, partition in (("a", 0), ("a", 1), ("b", 0), ("c", 0)):
             # No error, and no manual step; the dead may have left half a write there.
@@ -404,9 +400,8 @@ def check_fault(case: Fault, *, place: Place, scenes: list[Scene]) -> bool:
             world.do(("close",))
         return bool(world.errors), failed
 
-    end = forks.run(work)
-    assert end.finding() is None, end.finding()
-    told, failed = end.value
+    result = forks.call(work)
+    told, failed = result
     judge(root, again=False, repair=failed)
     return told
 
@@ -483,10 +478,9 @@ def check_faults(case: Faults, *, place: Place) -> int:
             _mend(world, _check_healed(world))
         return told
 
-    end = forks.run(work)
-    assert end.finding() is None, end.finding()
+    result = forks.call(work)
     judge(root)
-    return int(end.value)
+    return int(result)
 
 
 def _mend(world: World, failed: set[tuple[str, int]]) -> None:
@@ -551,10 +545,9 @@ def check_short(case: Short, *, place: Place, scenes: list[Scene]) -> bool:
         _check_healed(world)
         return bool(world.errors)
 
-    end = forks.run(work)
-    assert end.finding() is None, end.finding()
+    result = forks.call(work)
     judge(root, again=False)
-    return bool(end.value) == case.full
+    return bool(result) == case.full
 
 
 def partial(check: Callable[..., Any], **options: Any) -> Callable[[Any], Any]:

@@ -54,10 +54,9 @@ def check_limit(case: Limit, *, place: Place) -> int:
             world.do(("send", *key, 1, "fsync"))
         return failed
 
-    end = forks.run(work)
-    assert end.finding() is None, end.finding()
+    result = forks.call(work)
     judge(root, again=False)
-    return int(end.value)
+    return int(result)
 
 
 def _lower(case: Limit) -> Callable[[], None]:
@@ -160,11 +159,10 @@ def _read_as_another(root: Path) -> str:
         journal_check.check(log, entries(Place.journal(root)), goes_on=False)
         return name
 
-    end = forks.run(work)
-    assert end.finding() is None, end.finding()
+    result = forks.call(work)
     assert {path: path.stat().st_mtime_ns for path in root.rglob("*")} == before
     shutil.rmtree(root)
-    return str(end.value)
+    return str(result)
 
 
 def describe(results: list[Any]) -> dict[Any, int]:

@@ -50,10 +50,9 @@ def stop_cases(place: Place, at_once: int = 20) -> list[Stops]:
 def check_stops(case: Stops, *, place: Place) -> tuple[int, int]:
     """Stop processes; returns how many were, and how many calls of others met their locks."""
     root = place.fresh("killed")
-    end = forks.run(lambda: _attend(root, case), patience=300)
-    assert end.finding() is None, end.finding()
+    result = forks.call(lambda: _attend(root, case), patience=300)
     judge(root)
-    stopped, refused = end.value
+    stopped, refused = result
     return stopped, refused
 
 
