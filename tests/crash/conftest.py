@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from support.faulty_files import scratch_directory
-from support.program_faults import Place
+from support.program_faults import Templates
 
 
 @pytest.fixture(scope="module")
@@ -18,6 +18,6 @@ def directory() -> Iterator[Path]:
 
 
 @pytest.fixture(scope="module")
-def place(directory: Path) -> Place:
+def templates(directory: Path) -> Templates:
     """Roots that were killed, closed and rebooted, to copy."""
-    return Place(directory)
+    return Templates(directory)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import functools
 import json
 import shutil
 from pathlib import Path
@@ -130,7 +129,7 @@ def check_fault(case: tuple[int, bool], *, directory: Path) -> bool:
 def test_a_process_that_is_killed_tells_nothing_wrong_and_nothing_twice(directory, counted):
     """At every operation: an event may be missing, and the log is whole."""
     places = sample(range(sum(counted.values())), 40)
-    ends = forks.spread(places, functools.partial(check_kill, directory=directory))
+    ends = forks.spread(places, check_kill, directory=directory)
     tell(f"{sum(killed for killed, _ in ends)} kills, {sum(told for _, told in ends)} events")
     assert sum(killed for killed, _ in ends) > len(places) / 2
 
@@ -140,6 +139,6 @@ def test_a_disk_that_fails_is_no_failure_of_who_tells(directory, counted):
     total = sum(counted.get(kind, 0) for kind in FALLIBLE)
     cases = [(number, forever) for number in range(total) for forever in (False, True)]
     cases = sample(cases, 40)
-    whole = forks.spread(cases, functools.partial(check_fault, directory=directory))
+    whole = forks.spread(cases, check_fault, directory=directory)
     tell(f"{len(cases)} faults, after {sum(whole)} of which nothing was missing")
     assert sum(whole) > 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -22,8 +21,7 @@ def test_whatever_a_kill_leaves_is_the_old_log_or_the_new_one(
 
     Before every operation, in the middle of every write, and between a write and what follows.
     """
-    check = partial(_moments, directory=directory, thorough=thorough)
-    found = forks.spread(range(WORKERS), check)
+    found = forks.spread(range(WORKERS), _moments, directory=directory, thorough=thorough)
     total, different, _ = found[0]
     looked = sum(one[2] for one in found)
     tell(f"{total} operations, {different} states, {looked} looked at")
@@ -39,8 +37,9 @@ def _moments(part: int, directory: Path, thorough: int) -> tuple[int, int, int]:
 def test_a_compaction_may_be_killed(directory: Path, each: int) -> None:
     """P1: for real, so that what the files held is what is left."""
     total, _ = compaction_faults.moments(directory / f"count-{each}")
-    check = partial(compaction_faults.check_kill, directory=directory)
-    killed = forks.spread(sample(range(0, total, each), 10), check)
+    killed = forks.spread(
+        sample(range(0, total, each), 10), compaction_faults.check_kill, directory=directory
+    )
     tell(f"{sum(killed)} kills at {total} operations")
     assert sum(killed) >= 0.7 * len(killed)
 
@@ -52,7 +51,7 @@ def test_every_operation_of_a_compaction_may_fail(
 ) -> None:
     """P8, P9, P10: the log is as it was; when the fault is over the next one goes through."""
     cases = sample(compaction_faults.failures(directory, each, forever=forever), 40)
-    told = forks.spread(cases, partial(compaction_faults.check_failure, directory=directory))
+    told = forks.spread(cases, compaction_faults.check_failure, directory=directory)
     tell(f"{len(cases)} faults: { {name: told.count(name) for name in sorted(set(told))} }")
     assert sum(map(bool, told)) >= len(cases) / 3
 
@@ -60,13 +59,13 @@ def test_every_operation_of_a_compaction_may_fail(
 def test_a_compaction_may_be_interrupted_after_any_commit(directory: Path) -> None:
     """P1: what was swapped in stands, though nobody was told so."""
     calls = sample(range(1, 12), 5)
-    forks.spread(calls, partial(compaction_faults.check_lost_answer, directory=directory))
+    forks.spread(calls, compaction_faults.check_lost_answer, directory=directory)
 
 
 def test_a_compaction_may_be_cut_short_anywhere(directory: Path) -> None:
     """D22, D26: a truncation at any of its chunks stands, and loses nothing that was before it."""
     chunks = sample(range(1, 30), 10)
-    noticed = forks.spread(chunks, partial(compaction_faults.check_cut, directory=directory))
+    noticed = forks.spread(chunks, compaction_faults.check_cut, directory=directory)
     assert sum(noticed) >= choose(test=2, all=5)
 
 
@@ -75,8 +74,7 @@ def test_a_compaction_may_be_cut_short_anywhere(directory: Path) -> None:
 )
 def test_the_power_may_go_at_any_moment(directory: Path, limit: int) -> None:
     """D24, P4: what was flushed before the compaction is there after it, by its last values."""
-    check = partial(_cuts, directory=directory, limit=limit)
-    seen = sum(forks.spread(range(WORKERS), check))
+    seen = sum(forks.spread(range(WORKERS), _cuts, directory=directory, limit=limit))
     tell(f"{seen} states")
     assert seen >= 0.4 * limit
 

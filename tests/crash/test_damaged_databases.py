@@ -18,7 +18,7 @@ from typing import Any
 import lmdb
 import pytest
 from support import forks
-from support.case_workers import ENOUGH, Desk, Outcome, share_out
+from support.case_workers import ENOUGH, Outcome, Progress, share_out
 from support.children import in_child
 from support.damage import readable, replaced, scrambled, snapshot
 from support.durability_check import Rebooted
@@ -89,7 +89,9 @@ def _with_bit(data: bytes, rng: random.Random) -> bytes:
     return bytes(changed_)
 
 
-def damage_databases(case: tuple[int, int, str, bool], outcome: Outcome, desk: Desk) -> None:
+def damage_databases(
+    case: tuple[int, int, str, bool], outcome: Outcome, progress: Progress
+) -> None:
     """Damage a database, open, and hold what is read against what was written."""
     _, count, path, clean = case
     rng = random.Random(repr(case))
@@ -109,7 +111,7 @@ def damage_databases(case: tuple[int, int, str, bool], outcome: Outcome, desk: D
                 damaged = replaced(damaged, COPY, damage(copied, copied, rng)[1])
             rebooted = rng.random() < 0.4
             what = f"{case} {number}: {kind}, copy too: {twice}, rebooted: {rebooted}"
-            desk.say(what)
+            progress.report(what)
             materialise(damaged, directory, previous)
             previous = damaged
             outcome.count += 1
@@ -456,7 +458,7 @@ def test_a_database_damaged_under_a_running_process_loses_no_record() -> None:
     """P13: the process gets a typed error or dies, and the next one restores the database."""
     with scratch_directory() as directory:
         cases = sample(RUNNING, 12)
-        ends = forks.spread(cases, partial(check_running, directory=directory))
+        ends = forks.spread(cases, check_running, directory=directory)
     forks.tell(f"{len(ends)} damages: {dict(Counter(ends))}")
     # Those that die read what is not there any more: see docs/guarantees.md.
     assert set(ends) <= {"went on", "SIGBUS", "SIGABRT", "SIGSEGV"}

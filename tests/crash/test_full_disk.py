@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import time
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +33,7 @@ def test_a_full_disk_is_freed_by_housekeeping(directory: Path) -> None:
     with full_disk.small_disk(directory / "disk") as disk:
         if disk is None:
             pytest.skip("mounting a tmpfs is not allowed here; the model of one is tested below")
-        check = partial(check_cramped, place=directory, disk=disk)
-        freed = forks.spread(cases(24, 3), check, workers=1)
+        freed = forks.spread(cases(24, 3), check_cramped, workers=1, directory=directory, disk=disk)
     tell(f"{len(freed)} sizes, {sum(one > 0 for one in freed)} times some was freed")
 
 
@@ -43,14 +41,13 @@ def test_a_full_disk_is_freed_by_housekeeping(directory: Path) -> None:
 def test_a_full_disk_is_freed_whatever_is_reported_as_free(directory: Path, reported: int) -> None:
     """P10: a count leaves out what ext4 reserves for root, and knows of no quota."""
     told = [case._replace(reported=reported) for case in cases(24, 3)]
-    freed = forks.spread(told, partial(check_cramped, place=directory, disk=None))
+    freed = forks.spread(told, check_cramped, directory=directory, disk=None)
     tell(f"{len(freed)} sizes, {sum(one > 0 for one in freed)} times some was freed")
 
 
 def test_a_model_of_a_full_disk_is_freed_by_housekeeping(directory: Path) -> None:
     """P10: the same, wherever nothing may be mounted; to the byte."""
-    check = partial(check_cramped, place=directory, disk=None)
-    freed = forks.spread(cases(24, 3), check)
+    freed = forks.spread(cases(24, 3), check_cramped, directory=directory, disk=None)
     tell(f"{len(freed)} sizes, {sum(one > 0 for one in freed)} times some was freed")
 
 
@@ -152,5 +149,11 @@ def _reported(path: Path, user: int | None = None) -> int:
 def test_a_thousand_sizes_of_a_full_disk_are_freed(directory: Path) -> None:
     """P10 in full."""
     with full_disk.small_disk(directory / "disk") as disk:
-        check = partial(check_cramped, place=directory, disk=disk)
-        assert len(forks.spread(cases(1_000, 1), check, workers=1)) == 1_000
+        assert (
+            len(
+                forks.spread(
+                    cases(1_000, 1), check_cramped, workers=1, directory=directory, disk=disk
+                )
+            )
+            == 1_000
+        )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 
 import pytest
-from support import forks, program_faults
+from support import forks
 from support.faulty_files import scratch_directory
 from support.forks import tell
 from support.group_failover import (
@@ -55,8 +55,7 @@ def test_a_member_killed_at_any_operation_leaves_a_group_that_goes_on(limit):
         forks.run(lambda: make_topic(root, 3, records=3))
         counted = forks.call(lambda: count_operations(root))
         cases = [Kill(n, when) for n in range(counted) for when in ("before", "after")]
-        check = program_faults.partial(check_member_kill, template=template)
-        died = forks.spread(forks.evenly(cases, limit), check)
+        died = forks.spread(forks.evenly(cases, limit), check_member_kill, template=template)
     tell(f"{sum(died)} of {len(died)} killed, {counted} operations in all")
     assert sum(died) >= 0.9 * len(died)
 
@@ -69,7 +68,8 @@ def test_a_member_stopped_with_a_lock_is_named_by_those_who_wait_for_it(limit):
     with scratch_directory() as directory:
         template = directory / "template"
         forks.call(lambda: make_topic(template, 3, records=3))
-        check = program_faults.partial(check_stopped_with_lock, template=template)
-        named = forks.spread(forks.evenly(range(40), limit), check)
+        named = forks.spread(
+            forks.evenly(range(40), limit), check_stopped_with_lock, template=template
+        )
     tell(f"{sum(named)} of {len(named)} were in the way")
     assert sum(named) >= len(named) // 3

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.case_workers import ENOUGH, Desk, Outcome, share_out
+from support.case_workers import ENOUGH, Outcome, Progress, share_out
 from support.damage import OneFile
 from support.patience import patient
 from support.roots import encoded, open_root
@@ -120,7 +120,7 @@ CHANGES: list[Callable[[bytes, random.Random], bytes]] = [
 ]
 
 
-def read_hostile(case: tuple[int, int], outcome: Outcome, desk: Desk) -> None:
+def read_hostile(case: tuple[int, int], outcome: Outcome, progress: Progress) -> None:
     """Each input must be refused, or be a batch that can be read; nothing else may happen."""
     seed, count = case
     rng = random.Random(seed)
@@ -134,7 +134,7 @@ def read_hostile(case: tuple[int, int], outcome: Outcome, desk: Desk) -> None:
         if rng.random() < 0.8:
             changed = with_right_checksums(changed, len(schema.names))
         if number % 32 == 0:
-            desk.say(f"{case}: {number}")
+            progress.report(f"{case}: {number}")
         outcome.count += 1
         outcome.keys.add((changed, schema.names[-1]))
         started = time.perf_counter()

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 import pytest
-from support.case_workers import Desk, Outcome, Work, share_out
+from support.case_workers import Outcome, Progress, Work, share_out
 from support.faulty_files import FaultyFiles
 from support.mutants import MUTANTS, Mutant
 from support.power_cut_workload import Cut, cut_everywhere, cut_the_recovery
@@ -19,7 +19,7 @@ from test_damaged_segments import mutate_in_memory, mutate_on_disk
 from embedlog.errors import DurabilityError
 
 
-def fail_a_flush(tmp_path: Any, outcome: Outcome, desk: Desk) -> None:
+def fail_a_flush(tmp_path: Any, outcome: Outcome, progress: Progress) -> None:
     """What a failed flush left in doubt is never shown, and nobody writes after it (P9)."""
     made = []
 
@@ -58,12 +58,12 @@ CHECKS: dict[str, tuple[Work, list[Any]]] = {
 }
 
 
-def planted(mutant: Mutant, work: Work, case: Any, outcome: Outcome, desk: Desk) -> None:
+def planted(mutant: Mutant, work: Work, case: Any, outcome: Outcome, progress: Progress) -> None:
     outcome.note("not planted")
     for change in mutant.changes:
         change()
     outcome.tally.clear()
-    work(case, outcome, desk)
+    work(case, outcome, progress)
 
 
 FEW = {

@@ -10,11 +10,11 @@ import threading
 from pathlib import Path
 
 import pytest
-from support import fork_in_operation, forks, journal_check, program_faults, stopped_process
+from support import fork_in_operation, forks, journal_check, stopped_process
 from support.forks import tell
 from support.log_programs import encode
 from support.patience import patient
-from support.program_faults import Place
+from support.program_faults import Templates
 from support.tiers import choose, sample
 
 import embedlog
@@ -22,10 +22,10 @@ from embedlog.errors import UnsupportedFilesystemError
 from embedlog.files import Files
 
 
-def test_a_stopped_process_is_named_by_those_who_wait_for_it(place: Place) -> None:
+def test_a_stopped_process_is_named_by_those_who_wait_for_it(templates: Templates) -> None:
     """P16: at every operation; others get LockTimeoutError in time, and change nothing."""
-    cases = stopped_process.stop_cases(place)
-    results = forks.spread(cases, program_faults.partial(stopped_process.check_stops, place=place))
+    cases = stopped_process.stop_series(templates)
+    results = forks.spread(cases, stopped_process.check_stop_series, templates=templates)
     stopped, refused = (sum(column) for column in zip(*results, strict=True))
     tell(f"{stopped} processes stopped at all their operations, {refused} calls refused meanwhile")
     # The last ones are past the end of the program: all its operations were tried.
@@ -33,10 +33,10 @@ def test_a_stopped_process_is_named_by_those_who_wait_for_it(place: Place) -> No
     assert refused >= stopped / 2
 
 
-def test_a_fork_in_the_middle_of_anything_disturbs_neither_side(place: Place) -> None:
+def test_a_fork_in_the_middle_of_anything_disturbs_neither_side(templates: Templates) -> None:
     """P18: both go on with the same handle, whatever the child does and however it ends."""
-    cases = sample(forks.evenly(fork_in_operation.split_cases(place), 220), 24)
-    forked = forks.spread(cases, program_faults.partial(fork_in_operation.check_split, place=place))
+    cases = sample(forks.evenly(fork_in_operation.fork_cases(templates), 220), 24)
+    forked = forks.spread(cases, fork_in_operation.check_fork, templates=templates)
     tell(f"{sum(forked)} forks at every operation, {len(cases)} in all")
     assert sum(forked) >= choose(test=21, all=200)
 

@@ -116,9 +116,9 @@ def _transact(self: Any, step: Any) -> Any:
 _real = kv.Store._transact
 
 
-def check_cramped(case: Cramped, *, place: Path, disk: Disk | None) -> int:
+def check_cramped(case: Cramped, *, directory: Path, disk: Disk | None) -> int:
     """Keep house on a full disk; returns how many bytes the log had less afterwards."""
-    root = (disk.path if disk else place) / f"root-{os.getpid()}"
+    root = (disk.path if disk else directory) / f"root-{os.getpid()}"
     shutil.rmtree(root, ignore_errors=True)
     end = forks.run(lambda: _keep(root, case, disk))
     if disk:

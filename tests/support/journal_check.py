@@ -1,17 +1,18 @@
-"""What a log must, may and must not hold, judged by the journal of who wrote it.
+"""What a log must, may and must not hold, according to the journals of its writers.
 
-The rule is not "the last value is there" but: acknowledged records are at
-their offsets, once; no hole before them; nothing that was never sent; what a
-truncation removed stays away; and the next append goes on at the right place.
+Acknowledged records are at their offsets, once; there is no hole before them, and
+no record that was never sent; what a truncation removed does not come back; and
+the next append continues at the right offset.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from embedlog.errors import UnknownTopicOrPartitionError
-from support.log_programs import Entry, encode, values_of
+from support.log_programs import Entry, encode, entries, values_of
 
 SENDS = ("send", "many", "produce")
 
@@ -140,16 +141,17 @@ def _fail(model: Model, what: Entry, opened: list[tuple[str, int, int]]) -> None
 # Judging
 
 
-def check(log: Any, journal: list[Entry], *, company: bool = False, goes_on: bool = True) -> None:
+def check(log: Any, journal: Path, *, company: bool = False, goes_on: bool = True) -> None:
     """Raise AssertionError unless the log is as the journal says, and goes on so.
 
     Args:
-        company: Others have the root open, so garbage of the dead may still lie around.
-        goes_on: Also append, and read that; no other check may follow with this journal.
+        journal: The file that `ProgramProcess` wrote.
+        company: Other processes have the root open, so files of killed ones may be left.
+        goes_on: Whether to append and read that; the journal can then not be used again.
     """
-    model = replay(journal)
-    found = [str(one) for one in log.verify() if one.topic or not company]
-    assert found == [], found
+    model = replay(entries(journal))
+    findings = [str(finding) for finding in log.verify() if finding.topic or not company]
+    assert findings == [], findings
     present = log.topics()
     for topic, partitions in model.there.items():
         assert topic in present, f"{topic} is gone"

@@ -153,7 +153,7 @@ class Pending:
 
 
 @dataclass(slots=True)
-class World:
+class DiskModel:
     """The disk after a prefix of the events: what is certain, and what is not."""
 
     tree: Tree
@@ -454,41 +454,41 @@ class Recording:
     ) -> Iterator[Image]:
         """Yield up to `wanted` new images, shared evenly among the cuts."""
         tree = {inode: dict(names) for inode, names in self.tree.items()}
-        world = World(tree, dict(self.contents))
+        disk = DiskModel(tree, dict(self.contents))
         first, done = len(seen), 0
         for cut in range(len(self.events) + 1):
             if cut:
-                world.play(cut - 1, self.events[cut - 1])
+                disk.play(cut - 1, self.events[cut - 1])
             if cut in cuts:
                 done += 1
                 budget = first + wanted * done // len(cuts) - len(seen)
-                yield from self._images(world, cut, budget, rng, seen)
+                yield from self._images(disk, cut, budget, rng, seen)
 
     def _images(
         self,
-        world: World,
+        disk: DiskModel,
         cut: int,
         budget: int,
         rng: random.Random,
         seen: set[tuple[int, int]],
     ) -> Iterator[Image]:
-        pending = world.uncertain()
+        pending = disk.uncertain()
         cache: dict[Any, bytes] = {}
         tries = 2 * budget + 8
         for chosen in all_choices(pending, rng, 4 * budget):
             if budget <= 0 or tries <= 0:
                 return
             tries -= 1
-            files, directories = world.files(chosen, cache)
+            files, directories = disk.files(chosen, cache)
             # As many notes, as much was promised: the same disk may be fine before and not after.
-            disk = hash((frozenset(files.items()), frozenset(directories)))
-            key = (disk, len(world.notes))
+            content = hash((frozenset(files.items()), frozenset(directories)))
+            key = (content, len(disk.notes))
             if key not in seen:
                 seen.add(key)
                 budget -= 1
-                told = [(each.event, chosen[each.index]) for each in pending]
+                outcomes = [(each.event, chosen[each.index]) for each in pending]
                 self._add_volatile(files, directories, rng)
-                yield Image(files, directories, world.notes, cut, told, disk)
+                yield Image(files, directories, disk.notes, cut, outcomes, content)
 
     def _add_volatile(
         self, files: dict[str, bytes], directories: list[str], rng: random.Random

@@ -12,7 +12,7 @@ from embedlog.config import TopicConfig
 from embedlog.consumer import Consumer
 from embedlog.groups import offsets
 from embedlog.record import TopicPartition
-from support.case_workers import ENOUGH, Desk, Outcome
+from support.case_workers import ENOUGH, Outcome, Progress
 from support.durability_check import Rebooted
 from support.faulty_files import scratch_directory
 from support.group_consumers import Diary, drained
@@ -33,7 +33,7 @@ class Commits(NamedTuple):
     seed: int = 1
 
 
-def cut_commits(case: Commits, outcome: Outcome, desk: Desk) -> None:
+def cut_commits(case: Commits, outcome: Outcome, progress: Progress) -> None:
     """Check what every state a power cut may leave has of the commits."""
     with scratch_directory() as scratch:
         recording = _record(scratch / "first", case)
@@ -42,7 +42,7 @@ def cut_commits(case: Commits, outcome: Outcome, desk: Desk) -> None:
         for number, image in enumerate(recording.states(case.limit, case.seed, 16)):
             if "embedlog.toml" not in image.files:
                 continue
-            desk.say(f"state {number} of {image.explain()}")
+            progress.report(f"state {number} of {image.explain()}")
             materialise(image, after, previous)
             previous = image
             outcome.count += 1

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from support.case_workers import ENOUGH, Desk, Outcome
+from support.case_workers import ENOUGH, Outcome, Progress
 from support.durability_check import check, promised, recovered
 from support.faulty_files import scratch_directory
 from support.power_cut import Image, Recording, materialise
@@ -29,14 +29,14 @@ class Cut(NamedTuple):
     """All batches alike: one that is lost leaves room for exactly one."""
 
 
-def cut_everywhere(case: Cut, outcome: Outcome, desk: Desk) -> None:
+def cut_everywhere(case: Cut, outcome: Outcome, progress: Progress) -> None:
     """Check that every state a power cut may leave keeps what was promised (P4, P5)."""
     with scratch_directory() as scratch:
         recording = record(scratch / "first", case.seed, case.steps, case.synced, case.uniform)
-        _check_states(recording, case, case.limit, scratch / "after", outcome, desk, case.seed)
+        _check_states(recording, case, case.limit, scratch / "after", outcome, progress, case.seed)
 
 
-def cut_the_recovery(case: Cut, outcome: Outcome, desk: Desk) -> None:
+def cut_the_recovery(case: Cut, outcome: Outcome, progress: Progress) -> None:
     """Recover a state, go on for a while, cut that too, and recover again (P6)."""
     rng = random.Random(case.seed)
     with scratch_directory() as scratch:
@@ -49,7 +49,7 @@ def cut_the_recovery(case: Cut, outcome: Outcome, desk: Desk) -> None:
             directory.mkdir()
             _without_impossible(image)
             materialise(image, directory)
-            desk.say(f"the first recovery of {image.explain()}")
+            progress.report(f"the first recovery of {image.explain()}")
             again = _record_recovery(directory, image, case, rng)
             _check_states(
                 again,
@@ -57,7 +57,7 @@ def cut_the_recovery(case: Cut, outcome: Outcome, desk: Desk) -> None:
                 each,
                 scratch / "after",
                 outcome,
-                desk,
+                progress,
                 (case.seed, image.key),
                 image.notes,
             )
@@ -89,14 +89,14 @@ def _check_states(
     limit: int,
     directory: Path,
     outcome: Outcome,
-    desk: Desk,
+    progress: Progress,
     key: Any,
     before: list[Any] | None = None,
 ) -> None:
     directory.mkdir(exist_ok=True)
     previous = None
     for number, image in enumerate(recording.states(limit, case.seed, 24)):
-        desk.say(f"state {number} of {image.explain()}")
+        progress.report(f"state {number} of {image.explain()}")
         _without_impossible(image)
         materialise(image, directory, previous)
         previous = image
