@@ -9,8 +9,8 @@ from support import compaction_faults, forks
 from support.forks import WORKERS, tell
 from support.tiers import choose, sample
 
-MOMENTS = 60
-"""Those that the small tiers look at."""
+STATES = 60
+"""How many the small tiers check."""
 
 
 @pytest.mark.parametrize("thorough", [12, pytest.param(1, marks=pytest.mark.tier("nightly"))])
@@ -21,22 +21,19 @@ def test_whatever_a_kill_leaves_is_the_old_log_or_the_new_one(
 
     Before every operation, in the middle of every write, and between a write and what follows.
     """
-    found = forks.spread(range(WORKERS), _moments, directory=directory, thorough=thorough)
-    total, different, _ = found[0]
-    looked = sum(one[2] for one in found)
-    tell(f"{total} operations, {different} states, {looked} looked at")
-    assert different >= 120
-    assert looked == len(sample(range(different), MOMENTS))
-
-
-def _moments(part: int, directory: Path, thorough: int) -> tuple[int, int, int]:
-    return compaction_faults.check_moments(directory, part, WORKERS, thorough, MOMENTS)
+    options = {"directory": directory, "parts": WORKERS, "thorough": thorough, "most": STATES}
+    counts = forks.spread(range(WORKERS), compaction_faults.check_file_states, **options)
+    operations, states, _ = counts[0]
+    checked = sum(count[2] for count in counts)
+    tell(f"{operations} operations, {states} states, {checked} checked")
+    assert states >= 120
+    assert checked == len(sample(range(states), STATES))
 
 
 @pytest.mark.parametrize("each", [40, pytest.param(1, marks=pytest.mark.tier("nightly"))])
 def test_a_compaction_may_be_killed(directory: Path, each: int) -> None:
-    """P1: for real, so that what the files held is what is left."""
-    total, _ = compaction_faults.moments(directory / f"count-{each}")
+    """P1: with a signal, so that what the files held is what is left."""
+    total, _ = compaction_faults.file_states(directory / f"count-{each}")
     killed = forks.spread(
         sample(range(0, total, each), 10), compaction_faults.check_kill, directory=directory
     )
@@ -65,8 +62,8 @@ def test_a_compaction_may_be_interrupted_after_any_commit(directory: Path) -> No
 def test_a_compaction_may_be_cut_short_anywhere(directory: Path) -> None:
     """D22, D26: a truncation at any of its chunks stands, and loses nothing that was before it."""
     chunks = sample(range(1, 30), 10)
-    noticed = forks.spread(chunks, compaction_faults.check_cut, directory=directory)
-    assert sum(noticed) >= choose(test=2, all=5)
+    fenced = forks.spread(chunks, compaction_faults.check_truncation, directory=directory)
+    assert sum(fenced) >= choose(test=2, all=5)
 
 
 @pytest.mark.parametrize(
@@ -74,10 +71,7 @@ def test_a_compaction_may_be_cut_short_anywhere(directory: Path) -> None:
 )
 def test_the_power_may_go_at_any_moment(directory: Path, limit: int) -> None:
     """D24, P4: what was flushed before the compaction is there after it, by its last values."""
-    seen = sum(forks.spread(range(WORKERS), _cuts, directory=directory, limit=limit))
+    options = {"directory": directory, "limit": limit, "parts": WORKERS}
+    seen = sum(forks.spread(range(WORKERS), compaction_faults.check_power_cuts, **options))
     tell(f"{seen} states")
     assert seen >= 0.4 * limit
-
-
-def _cuts(part: int, directory: Path, limit: int) -> int:
-    return compaction_faults.check_power_cuts(directory, limit, part, WORKERS)

@@ -1,4 +1,4 @@
-"""Bugs planted in compaction: the checks of this folder, or the oracle, find each of them."""
+"""Bugs planted in compaction: the checks of this folder, or the model, find each of them."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ def directory() -> Iterator[Path]:
 
 
 def by_kills(directory: Path) -> None:
-    compaction_faults.check_moments(directory, 0, 1, 12)
+    compaction_faults.check_file_states(0, directory)
 
 
 def by_power_cuts(directory: Path) -> None:
-    compaction_faults.check_power_cuts(directory, 500, thorough=1000)
+    compaction_faults.check_power_cuts(0, directory, 500, thorough=1000)
 
 
 def by_lost_answers(directory: Path) -> None:
@@ -37,18 +37,18 @@ def by_lost_answers(directory: Path) -> None:
         compaction_faults.check_lost_answer(number, directory)
 
 
-def by_a_cut(directory: Path) -> None:
+def by_a_truncation(directory: Path) -> None:
     for number in range(1, 30):
-        compaction_faults.check_cut(number, directory)
+        compaction_faults.check_truncation(number, directory)
 
 
-def by_many_cuts(directory: Path) -> None:
+def by_many_truncations(directory: Path) -> None:
     for end in range(2, 14):
         for number in range(1, 30, 3):
-            compaction_faults.check_cut(number, directory, end)
+            compaction_faults.check_truncation(number, directory, end)
 
 
-def by_the_oracle(directory: Path) -> None:
+def by_the_model(directory: Path) -> None:
     run_some(60)
 
 
@@ -109,19 +109,19 @@ MUTANTS = [
     ),
     Mutant(
         "a horizon is not kept",
-        by_the_oracle,
+        by_the_model,
         "embedlog.compaction.rewriter:Rewriter._encode",
         {"encoded.delete_horizon = horizon": "encoded.delete_horizon = None"},
     ),
     Mutant(
         "a tombstone goes in the first pass",
-        by_the_oracle,
+        by_the_model,
         f"{CLEANER}:CleanPass._split_by_horizon",
         {"horizon is not None and self._has_passed(horizon)": "self._has_passed(horizon or 0)"},
     ),
     Mutant(
         "the last offset of a key is the wrong one",
-        by_the_oracle,
+        by_the_model,
         "embedlog.compaction.offset_map:OffsetMap._enter",
         {"table_ends[places] = new_ends": "table_ends[places] = new_ends[::-1]"},
     ),
@@ -133,13 +133,13 @@ MUTANTS = [
     ),
     Mutant(
         "what lies past a full map counts as seen",
-        by_the_oracle,
+        by_the_model,
         f"{CLEANER}:CleanPass._add_keys",
         {"self.end = int(offsets[fitting])": "..."},
     ),
     Mutant(
         "a cut of what is rewritten is not seen",
-        by_a_cut,
+        by_a_truncation,
         f"{REPLACE}:_check_segments",
         # A cut takes the recovery point with it, and raises the epoch: each look would see it.
         {
@@ -150,7 +150,7 @@ MUTANTS = [
     ),
     Mutant(
         "a cut of what replaced something is not seen",
-        by_many_cuts,
+        by_many_truncations,
         f"{REPLACE}:_check_epoch",
         {"epoch not in (None, tail.leader_epoch)": "False"},
     ),

@@ -8,7 +8,6 @@ import random
 import shutil
 import signal
 import time
-import traceback
 from collections import Counter
 from contextlib import suppress
 from functools import partial
@@ -18,7 +17,7 @@ from typing import Any
 import lmdb
 import pytest
 from support import forks
-from support.case_workers import ENOUGH, Outcome, Progress, share_out
+from support.case_workers import Outcome, Progress, share_out
 from support.children import in_child
 from support.damage import readable, replaced, scrambled, snapshot
 from support.durability_check import Rebooted
@@ -110,24 +109,20 @@ def damage_databases(
                 copied = image.files[COPY]
                 damaged = replaced(damaged, COPY, damage(copied, copied, rng)[1])
             rebooted = rng.random() < 0.4
-            what = f"{case} {number}: {kind}, copy too: {twice}, rebooted: {rebooted}"
-            progress.report(what)
+            progress.report(f"{case} {number}: {kind}, copy too: {twice}, rebooted: {rebooted}")
             materialise(damaged, directory, previous)
             previous = damaged
             outcome.count += 1
             outcome.keys.add((case, hash(data), twice and number, rebooted))
             files = partial(Rebooted, boot=str(number)) if rebooted else Files
-            try:
+            with outcome.finding(progress.last):
                 if path == LIVE and not clean and not rebooted:
                     _survive(directory)
                     # What is wrong with it goes with the boot, or by hand.
                     files = partial(Rebooted, boot=str(number))
                 outcome.note(_outcome_of(directory, files, expected, image, path, kind, clean))
-            except Exception as error:  # noqa: BLE001 - whatever it is, it is a finding
-                trace = "\n".join(traceback.format_exc().splitlines()[-8:])
-                outcome.findings.append(f"{what}: {error!r}\n{trace}")
-                if len(outcome.findings) >= ENOUGH:
-                    return
+            if outcome.enough:
+                return
 
 
 def _survive(directory: Path) -> None:

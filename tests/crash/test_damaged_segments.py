@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from support.case_workers import ENOUGH, Outcome, Progress, share_out
+from support.case_workers import Outcome, Progress, share_out
 from support.damage import mutations, readable, replaced, rows_in, scrambled, snapshot
 from support.durability_check import Rebooted
 from support.faulty_files import materialise, scratch_directory
@@ -124,16 +124,10 @@ def mutate_on_disk(case: tuple[int, int, str], outcome: Outcome, progress: Progr
             outcome.count += 1
             outcome.keys.add((case, path, hash(bytes_)))
             boot = {} if state == "same boot" else {"files": partial(Rebooted, boot=f"{number}")}
-            try:
+            with outcome.finding(progress.last):
                 check_damaged(open_root(directory, **boot), expected, path, bytes_, outcome)
-            except Exception as error:  # noqa: BLE001 - whatever it is, it is a finding
-                import traceback
-
-                trace = "\n".join(traceback.format_exc().splitlines()[-8:])
-                told = f"{case} {number}: {path}, {len(data)} -> {len(bytes_)} bytes: {error!r}"
-                outcome.findings.append(f"{told}\n{trace}")
-                if len(outcome.findings) >= ENOUGH:
-                    return
+            if outcome.enough:
+                return
 
 
 def check_damaged(

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.case_workers import ENOUGH, Outcome, Progress, share_out
+from support.case_workers import Outcome, Progress, share_out
 from support.damage import OneFile
 from support.patience import patient
 from support.roots import encoded, open_root
@@ -148,7 +148,7 @@ def read_hostile(case: tuple[int, int], outcome: Outcome, progress: Progress) ->
             outcome.findings.append(f"{case} {number}: {error!r}\n{where}\n{changed.hex()}")
         if time.perf_counter() - started > patient(PATIENCE):
             outcome.findings.append(f"{case} {number}: slow: {changed.hex()}")
-        if len(outcome.findings) >= ENOUGH:
+        if outcome.enough:
             break
     outcome.keys = set(map(hash, outcome.keys))
     outcome.note("peak MiB over the start", grown())

@@ -15,7 +15,7 @@ from embedlog.root.root import Root
 from support import forks
 from support.faulty_files import FALLIBLE, OPERATIONS, FaultyFiles
 from support.forks import tell
-from support.power_cut import Recording, states_on_disk
+from support.power_cut import Recording, materialised
 from support.roots import abandon, healthy, open_root
 
 Order = Callable[[FaultyFiles], None]
@@ -230,7 +230,7 @@ class RootFaults:
     ) -> int:
         """Check states that a power cut may leave; return their number."""
         path, count = directory / f"after-{durability}", 0
-        for count, image in enumerate(states_on_disk(recording, path, limit), 1):
+        for count, image in enumerate(materialised(recording.states(limit), path), 1):
             root = open_root(path, files=partial(self.files, boot=f"boot {count}"))
             try:
                 self.check_state(root, set(image.notes), durability)

@@ -13,7 +13,7 @@ import os
 import random
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise, product
@@ -435,7 +435,7 @@ class Recording:
             *(n for n, event in enumerate(self.events, 1) if not isinstance(event, syncs)),
         ]
 
-    def states(self, limit: int | None, seed: int, per_cut: int) -> Iterator[Image]:
+    def states(self, limit: int | None, seed: int = 1, per_cut: int = 24) -> Iterator[Image]:
         """See `FaultyFiles.power_cut_states`."""
         rng = random.Random(seed)
         seen: set[tuple[int, int]] = set()
@@ -546,16 +546,23 @@ def materialise(
             _put(path, data)
 
 
-def states_on_disk(
-    recording: Recording, directory: Path, limit: int, seed: int = 1, per_cut: int = 24
-) -> Iterator[Image]:
-    """Yield the states that a power cut may leave, each while `directory` holds it."""
+def materialised(images: Iterable[Image], directory: Path) -> Iterator[Image]:
+    """Yield images, each while `directory` holds it."""
     directory.mkdir(exist_ok=True)
     previous = None
-    for image in recording.states(limit, seed, per_cut):
+    for image in images:
+        remove_impossible(image)
         materialise(image, directory, previous)
         previous = image
         yield image
+
+
+def remove_impossible(image: Image) -> None:
+    """Remove volatile files from a root without a format file, which is there before them."""
+    if "embedlog.toml" not in image.files:
+        for name in [name for name in image.files if name.startswith(("locks/", "live/", "wake"))]:
+            del image.files[name]
+        image.directories[:] = [name for name in image.directories if name not in ("locks", "live")]
 
 
 def _clean(root: str, prefix: str, image: Image) -> None:

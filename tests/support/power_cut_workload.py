@@ -1,18 +1,18 @@
-"""Power cuts as cases: record a workload, cut it everywhere, and check what is left."""
+"""Power cuts of a workload: record it, cut the power everywhere, and check what is left."""
 
 from __future__ import annotations
 
 import random
 import shutil
-import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from support.case_workers import ENOUGH, Outcome, Progress
+from support.case_workers import Outcome, Progress
 from support.durability_check import check, promised, recovered
 from support.faulty_files import scratch_directory
-from support.power_cut import Image, Recording, materialise
+from support.power_cut import Image, Recording, materialise, materialised, remove_impossible
 from support.roots import abandon
 from support.workload import Recorder, Workload, record
 
@@ -33,7 +33,9 @@ def cut_everywhere(case: Cut, outcome: Outcome, progress: Progress) -> None:
     """Check that every state a power cut may leave keeps what was promised (P4, P5)."""
     with scratch_directory() as scratch:
         recording = record(scratch / "first", case.seed, case.steps, case.synced, case.uniform)
-        _check_states(recording, case, case.limit, scratch / "after", outcome, progress, case.seed)
+        images = materialised(recording.states(case.limit, case.seed), scratch / "after")
+        check = partial(_check, scratch / "after", [])
+        check_states(images, (case, case.seed), check, outcome, progress)
 
 
 def cut_the_recovery(case: Cut, outcome: Outcome, progress: Progress) -> None:
@@ -47,22 +49,37 @@ def cut_the_recovery(case: Cut, outcome: Outcome, progress: Progress) -> None:
             directory = scratch / "second"
             shutil.rmtree(directory, ignore_errors=True)
             directory.mkdir()
-            _without_impossible(image)
+            remove_impossible(image)
             materialise(image, directory)
             progress.report(f"the first recovery of {image.explain()}")
-            again = _record_recovery(directory, image, case, rng)
-            _check_states(
-                again,
-                case,
-                each,
-                scratch / "after",
-                outcome,
-                progress,
-                (case.seed, image.key),
-                image.notes,
-            )
-            if len(outcome.findings) >= ENOUGH:
+            recovery = _record_recovery(directory, image, case, rng)
+            after = materialised(recovery.states(each, case.seed), scratch / "after")
+            check = partial(_check, scratch / "after", image.notes)
+            check_states(after, (case, image.key), check, outcome, progress)
+            if outcome.enough:
                 return
+
+
+def _check(directory: Path, notes_before: list[Any], number: int, image: Image) -> None:
+    check(directory, [*notes_before, *image.notes], number)
+
+
+def check_states(
+    images: Iterable[Image],
+    key: tuple[Any, ...],
+    check: Callable[[int, Image], None],
+    outcome: Outcome,
+    progress: Progress,
+) -> None:
+    """Check states of the disk until there are enough findings; the key names their recording."""
+    for number, image in enumerate(images):
+        progress.report(f"state {number} of {image.explain()}")
+        outcome.count += 1
+        outcome.keys.add((key, image.key, len(image.notes)))
+        with outcome.finding(lambda image=image: f"{key}: {image.explain()}"):
+            check(number, image)
+        if outcome.enough:
+            return
 
 
 def _record_recovery(directory: Path, image: Image, case: Cut, rng: random.Random) -> Recording:
@@ -81,45 +98,3 @@ def _record_recovery(directory: Path, image: Image, case: Cut, rng: random.Rando
     finally:
         if workload is not None:
             abandon(workload.root)
-
-
-def _check_states(
-    recording: Recording,
-    case: Cut,
-    limit: int,
-    directory: Path,
-    outcome: Outcome,
-    progress: Progress,
-    key: Any,
-    before: list[Any] | None = None,
-) -> None:
-    directory.mkdir(exist_ok=True)
-    previous = None
-    for number, image in enumerate(recording.states(limit, case.seed, 24)):
-        progress.report(f"state {number} of {image.explain()}")
-        _without_impossible(image)
-        materialise(image, directory, previous)
-        previous = image
-        notes = [*(before or ()), *image.notes]
-        outcome.count += 1
-        outcome.keys.add((key, image.key, len(notes)))
-        _guarded(lambda n=number, told=notes: check(directory, told, n), case, image, outcome)
-        if len(outcome.findings) >= ENOUGH:
-            return
-
-
-def _without_impossible(image: Image) -> None:
-    """The record keeps no order of what is volatile, but the format file is there before it."""
-    if "embedlog.toml" not in image.files:
-        for name in [name for name in image.files if name.startswith(("locks/", "live/", "wake"))]:
-            del image.files[name]
-        image.directories[:] = [name for name in image.directories if name not in ("locks", "live")]
-
-
-def _guarded(work: Callable[[], None], case: Cut, image: Image, outcome: Outcome) -> None:
-    try:
-        work()
-    except Exception:  # noqa: BLE001 - whatever it is, it is what this state leads to
-        trace = traceback.format_exc().splitlines()
-        told = "\n".join([f"{case}:", *trace[-12:], image.explain()])
-        outcome.findings.append(told)
