@@ -10,7 +10,7 @@ import time
 
 import pytest
 from support.clock import START
-from support.group_consumers import Diary
+from support.group_consumers import RecordingListener
 from support.roots import abandon, encoded, fill, healthy, make_log, open_root
 
 import embedlog
@@ -205,7 +205,7 @@ def test_calls_of_a_listener_before_the_first_fetch_count(root, reset, steps, wa
             do(consumer, first)
             done.append(first)
 
-    consumer.subscribe(["t"], listener=Diary(assigned=begin))
+    consumer.subscribe(["t"], listener=RecordingListener(assigned=begin))
     consumer.poll(0)
     MEMBERS_LEAVE[leave](consumer)
 

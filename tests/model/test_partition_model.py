@@ -10,7 +10,6 @@ from __future__ import annotations
 import random
 import shutil
 import tempfile
-from functools import partial
 from typing import Any, NamedTuple
 
 import pytest
@@ -18,7 +17,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 from support.clock import START, ManualClock
-from support.faulty_files import FaultyFiles
+from support.faulty_files import after_reboot
 from support.roots import (
     abandon,
     batch_rows,
@@ -88,8 +87,7 @@ class PartitionModel(RuleBasedStateMachine):
         self.cuts = 0
 
     def _open(self) -> Any:
-        files = partial(FaultyFiles, boot=f"boot {self.boots}")
-        files.create_root = FaultyFiles.create_root  # type: ignore[attr-defined]
+        files = after_reboot(f"boot {self.boots}")
         return open_root(f"{self.path}/root", clock=self.clock, files=files)
 
     def log(self, handle: int = 0) -> Any:

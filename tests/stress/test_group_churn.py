@@ -6,7 +6,7 @@ import pytest
 from support.faulty_files import scratch_directory
 from support.forks import tell, until
 from support.group_churn import Churn, Worker, check_churn, told
-from support.group_consumers import Crowd, Remote, partitions
+from support.group_consumers import GroupThreads, PipedChild, partitions
 from support.patience import until_enough
 from support.roots import fill
 
@@ -74,7 +74,7 @@ def test_eight_groups_of_eight_members_do_not_disturb_each_other():
 
         def work(pipe):
             with embedlog.open(path) as log:
-                crowd = Crowd(log, groups=8, members=3)
+                crowd = GroupThreads(log, groups=8, members=3)
                 pipe.send("here")
                 pipe.recv()
                 return crowd.end()
@@ -82,8 +82,8 @@ def test_eight_groups_of_eight_members_do_not_disturb_each_other():
         with embedlog.open(path) as log:
             log.create_topic("t", 8)
             fill(log.partition("t", 0), 20, size=5)
-        with Remote(work) as first, Remote(work) as second, embedlog.open(path) as log:
-            crowd = Crowd(log, groups=8, members=2)
+        with PipedChild(work) as first, PipedChild(work) as second, embedlog.open(path) as log:
+            crowd = GroupThreads(log, groups=8, members=2)
             first.hear(), second.hear()
             for number in range(200):
                 fill(log.partition("t", number % 8), 1, size=5)

@@ -555,7 +555,7 @@ class FaultyFiles(Files):
         super().after_fork()
 
 
-def after_reboot(boot: str = "another boot") -> Callable[..., FaultyFiles]:
+def after_reboot(boot: str | None = "another boot") -> Callable[..., FaultyFiles]:
     """Return the files of a machine in another boot, as a root takes them."""
     return partial(FaultyFiles, boot=boot)
 

@@ -21,7 +21,7 @@ import embedlog
 from embedlog.errors import CommitFailedError
 from embedlog.record import TopicPartition
 from support import forks
-from support.group_consumers import Diary, Partitions, Remote
+from support.group_consumers import Partitions, PipedChild, RecordingListener
 from support.patience import patient
 from support.roots import encoded
 
@@ -80,7 +80,7 @@ class Worker:
             client_id=f"life{life}",
             group_instance_id=f"slot{life // 10_000}" if case.static else None,
         )
-        listener = Diary(assigned=self._given, revoked=self._revoked, lost=self._lost)
+        listener = RecordingListener(assigned=self._given, revoked=self._revoked, lost=self._lost)
         self.member.subscribe(["t"], listener=listener)
 
     def run(self, pipe: Connection) -> None:
@@ -144,7 +144,7 @@ class _Slot:
 
     def __init__(self, case: Churn, directory: Path, number: int) -> None:
         self._case, self._directory, self._number, self._life = case, directory, number, 0
-        self.remote: Remote | None = None
+        self.remote: PipedChild | None = None
         self.stopped_until: float | None = None
         self.leaving = False
 
@@ -152,7 +152,7 @@ class _Slot:
         self._life += 1
         life = self._number * 10_000 + self._life
         case, directory = self._case, self._directory
-        self.remote = Remote(lambda pipe: Worker(case, directory, life).run(pipe))
+        self.remote = PipedChild(lambda pipe: Worker(case, directory, life).run(pipe))
 
     def kill(self) -> None:
         assert self.remote is not None
@@ -187,7 +187,7 @@ def check_churn(case: Churn, directory: Path) -> Counter[str]:
     with embedlog.open(directory / "root") as log:
         log.create_topic("t", case.partitions)
     slots = [_Slot(case, directory, number) for number in range(case.members)]
-    writer = Remote(lambda pipe: _write(case, directory, pipe))
+    writer = PipedChild(lambda pipe: _write(case, directory, pipe))
     writer.hear()
     try:
         done = _disturb(case, slots)

@@ -14,7 +14,7 @@ from embedlog.record import TopicPartition
 from support.case_workers import Outcome, Progress
 from support.durability_check import Rebooted
 from support.faulty_files import scratch_directory
-from support.group_consumers import Diary, drained
+from support.group_consumers import RecordingListener, drained
 from support.power_cut import Recording, materialised
 from support.power_cut_workload import check_states
 from support.roots import abandon, encoded, open_root
@@ -76,7 +76,9 @@ def _consumer(root: Any, subscribed: bool) -> Consumer:
     if subscribed:
         member = Consumer(root, group_id="g", **options)
         # So that the poll which joins returns nothing yet.
-        member.subscribe(["t"], listener=Diary(assigned=lambda given: member.pause(*given)))
+        member.subscribe(
+            ["t"], listener=RecordingListener(assigned=lambda given: member.pause(*given))
+        )
         member.poll(0)
         member.resume(T0)
     else:
