@@ -8,7 +8,7 @@ from math import inf
 import pyarrow as pa
 import pytest
 from support.clock import START
-from support.faulty_files import FaultyFiles
+from support.faulty_files import REBOOTED, FaultyFiles
 from support.roots import (
     abandon,
     bases,
@@ -594,9 +594,7 @@ def test_a_repeated_batch_is_known_after_compaction_and_a_reboot(root, log):
 
 
 def reopened(path):
-    files = lambda *given, **options: FaultyFiles(*given, boot="another", **options)  # noqa: E731
-    files.create_root = FaultyFiles.create_root
-    return open_root(path, files=files)
+    return open_root(path, files=REBOOTED)
 
 
 # Tombstones

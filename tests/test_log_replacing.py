@@ -1,7 +1,7 @@
 """Sealed segments that were swapped for ones with gaps: all is read on as before (D10, D25)."""
 
 import pytest
-from support.faulty_files import FaultyFiles
+from support.faulty_files import REBOOTED, FaultyFiles
 from support.manual_compaction import keep
 from support.roots import (
     abandon,
@@ -138,10 +138,8 @@ def test_a_recovery_does_not_take_gaps_for_lost_records(root, log, tmp_path):
     keep(log, KEPT, parts=2)
     before = rows(log)
     abandon(root)
-    files = lambda *given, **options: FaultyFiles(*given, boot="another", **options)  # noqa: E731
-    files.create_root = FaultyFiles.create_root
 
-    again = open_root(root.path, files=files)
+    again = open_root(root.path, files=REBOOTED)
 
     assert rows(again.partition("t", 0)) == before
     assert healthy(again)
@@ -205,9 +203,7 @@ def test_producers_are_known_after_their_batches_are_gone(root):
     log.roll()
     keep(log, {0})
     abandon(root)
-    files = lambda *given, **options: FaultyFiles(*given, boot="another", **options)  # noqa: E731
-    files.create_root = FaultyFiles.create_root
-    again = open_root(root.path, files=files)
+    again = open_root(root.path, files=REBOOTED)
 
     (receipt,) = again.partition("t", 0).append([encoded(b"a", b"b", producer=(7, 0, 6))])
 

@@ -4,33 +4,19 @@ import os
 import threading
 
 import pytest
+from support.faulty_files import REBOOTED, REBOOTED_AGAIN
 from support.groups import at, make_group, make_topics
 from support.patience import patient
 from support.roots import abandon, encoded, fill, healthy, make_log, open_root, segment_files
 
 from embedlog import kv
 from embedlog.errors import CorruptionError, InvalidGroupIdError, OffsetMetadataTooLargeError
-from embedlog.files import Files
 from embedlog.groups import offsets
 from embedlog.groups.offsets import CommittedOffset
 from embedlog.keyspace import PARTITION_KEY
 from embedlog.record import OffsetAndMetadata, TopicPartition
 
 T0 = TopicPartition("t", 0)
-
-
-class Rebooted(Files):
-    """The next boot of the same machine."""
-
-    def boot_id(self):
-        return "another boot"
-
-
-class RebootedAgain(Files):
-    """And the one after that."""
-
-    def boot_id(self):
-        return "a third boot"
 
 
 def position_of(root, group="g", one=T0):
@@ -270,7 +256,7 @@ def test_after_a_power_cut_positions_are_as_of_the_last_checkpoint(tmp_path):
     make_group(root).commit(at(6))
     abandon(root)
 
-    root = open_root(tmp_path, files=Rebooted)
+    root = open_root(tmp_path, files=REBOOTED)
     assert position_of(root) == 5
     assert make_group(root).snapshot().committed[T0].position.offset == 5
     make_group(root).commit(at(8))
@@ -298,7 +284,7 @@ def test_a_closed_log_has_saved_everything(tmp_path):
     make_group(root).commit(at(6))
     root.close()
 
-    root = open_root(tmp_path, files=Rebooted)
+    root = open_root(tmp_path, files=REBOOTED)
     assert position_of(root) == 6
     root.close()
 
@@ -325,7 +311,7 @@ def cut_short(path, keep):
 def test_a_position_past_the_end_moves_back_to_it(tmp_path, keep):
     """The records are gone; its note and its leader epoch stay (P5, R8)."""
     cut_short(tmp_path, keep)
-    root = open_root(tmp_path, files=Rebooted)
+    root = open_root(tmp_path, files=REBOOTED)
 
     assert root.partition("t", 0).end_offset() == keep
     found = make_group(root).committed([T0])[T0].position
@@ -340,7 +326,7 @@ def test_a_position_past_the_end_moves_back_to_it(tmp_path, keep):
 def test_a_group_does_not_miss_what_comes_in_the_place_of_lost_records(tmp_path, used, again):
     """Whenever it is used next: the position was moved back for good (P5, R8)."""
     cut_short(tmp_path, 2)
-    root = open_root(tmp_path, files=Rebooted)
+    root = open_root(tmp_path, files=REBOOTED)
     if used:
         make_group(root).remove_dead_members()
         make_group(root).remove_members(["nobody"])
@@ -348,7 +334,7 @@ def test_a_group_does_not_miss_what_comes_in_the_place_of_lost_records(tmp_path,
     root.flush()
     if again:
         abandon(root)
-        root = open_root(tmp_path, files=RebootedAgain)
+        root = open_root(tmp_path, files=REBOOTED_AGAIN)
 
     assert root.partition("t", 0).end_offset() == 11
     assert position_of(root) == 2
@@ -380,7 +366,7 @@ def test_a_damaged_position_stops_its_group_and_not_the_recovery(tmp_path):
 
     root.context.state.write(step)
     abandon(root)
-    root = open_root(tmp_path, files=Rebooted)
+    root = open_root(tmp_path, files=REBOOTED)
     assert root.partition("t", 0).end_offset() == 2
     assert position_of(root, "below") == 1
     with pytest.raises(CorruptionError, match="offset checkpoints"):

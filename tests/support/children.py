@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -10,6 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from support import forks
+from support.patience import patient
 
 
 def in_child(work: Callable[[], Any]) -> Any:
@@ -62,6 +65,20 @@ class PausedChild:
 def assert_killed(work: Callable[[], Any]) -> None:
     """Run `work` in a forked child that a fault must kill (a `kill_at`)."""
     assert forks.run(work).killed, "it was not killed"
+
+
+def run_python(*arguments: object, seconds: float = 60, **options: Any) -> str:
+    """Run a Python program, and return its output; fail with its errors."""
+    done = subprocess.run(
+        [sys.executable, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=patient(seconds),
+        check=False,
+        **options,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 @contextmanager

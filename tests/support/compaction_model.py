@@ -388,7 +388,7 @@ class CompactionModel(RuleBasedStateMachine):
         meanwhile: str | None,
         number: int,
     ) -> None:
-        """A reader gets the same state meanwhile; afterwards exactly the expected records are left."""
+        """A reader gets the same state; afterwards exactly the expected records are left."""
         if roll:
             self.log.roll()
         calls = 0

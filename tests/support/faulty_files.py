@@ -560,6 +560,10 @@ def after_reboot(boot: str | None = "another boot") -> Callable[..., FaultyFiles
     return partial(FaultyFiles, boot=boot)
 
 
+REBOOTED, REBOOTED_AGAIN = after_reboot(), after_reboot("a third boot")
+"""The next boot of the same machine, and the one after that."""
+
+
 class FaultInjector:
     """Makes the files of all openings in one process; orders and counts carry over to the next.
 
