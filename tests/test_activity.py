@@ -8,13 +8,12 @@ import signal
 import subprocess
 import sys
 import textwrap
-import threading
 import time
 from contextlib import closing
 
 import pytest
-from support.children import PausedChild, assert_killed, in_child
-from support.clock import START, ManualClock
+from support.children import PausedChild, assert_killed, in_child, meanwhile
+from support.clock import START
 from support.patience import patient
 from support.roots import encoded, fill, make_log, open_root, rows
 
@@ -30,11 +29,6 @@ SIZE = encoded(b"v0").size
 DAY = 86_400_000
 SMALL = {"segment.bytes": 2 * SIZE, "file.delete.delay.ms": 0, "retention.ms": DAY}
 LOOK = next(job for job in JOBS if job.name == "activity")
-
-
-@pytest.fixture
-def clock():
-    return ManualClock()
 
 
 @pytest.fixture
@@ -443,18 +437,11 @@ def test_two_concurrent_rounds_report_a_change_once(tmp_path):
     done = [[], []]
 
     def look(number):
-        while not over.is_set():
-            done[number] += activity.detect_changes(roots[number], lambda _: None)
+        done[number] += activity.detect_changes(roots[number], lambda _: None)
 
-    over = threading.Event()
-    threads = [threading.Thread(target=look, args=(number,)) for number in (0, 1)]
-    for thread in threads:
-        thread.start()
-    for number in range(30):
-        make_log(roots[2], topic=f"t{number}")
-    over.set()
-    for thread in threads:
-        thread.join()
+    with meanwhile(lambda: look(0)), meanwhile(lambda: look(1)):
+        for number in range(30):
+            make_log(roots[2], topic=f"t{number}")
     done[0] += activity.detect_changes(roots[0], lambda _: None)
 
     found = [(each.kind, each.key) for each in done[0] + done[1]]

@@ -12,7 +12,7 @@ import time
 
 import pytest
 from support import forks
-from support.children import in_child
+from support.children import in_child, in_threads
 from support.group_consumers import (
     PipedChild,
     RecordingListener,
@@ -1356,13 +1356,8 @@ def test_each_thread_may_have_a_member(root, join):
                     seen.extend((record.partition, record.offset) for record in records)
         member.close()
 
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    forks.until(lambda: len(set(seen)) == 600, 30)
-    done.set()
-    for thread in threads:
-        thread.join()
+    with in_threads(*[work] * 4, done=done):
+        forks.until(lambda: len(set(seen)) == 600, 30)
 
     assert len(seen) == len(set(seen)) == 600
     assert {committed(root, tp) for tp in partitions("t", 6)} == {100}

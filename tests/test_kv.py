@@ -7,23 +7,14 @@ import time
 from pathlib import Path
 
 import pytest
-from support.children import PausedChild, assert_killed, in_child, meanwhile
+from support.children import PausedChild, assert_killed, in_child, in_threads, meanwhile
 from support.faulty_files import FaultyFiles
 from support.patience import patient
+from support.roots import make_store
 
 from embedlog import kv
 from embedlog.errors import CorruptionError, LockTimeoutError, StorageError
 from embedlog.files import Files
-
-
-def make_store(path: Path, name: str = "live", **options) -> kv.Store:
-    """Open a store, and create its environment the first time."""
-    Files.create_root(path)
-    files = Files(path)
-    files.make_directory("locks")
-    if not files.exists(name):
-        kv.create(files, name, durable=name == "state", rows={b"first": b"row"})
-    return kv.Store(files, name, **{"durable": name == "state", "timeout": 5.0, **options})
 
 
 @pytest.fixture
@@ -215,25 +206,10 @@ def test_a_file_that_grows_while_its_length_is_looked_at_is_not_damaged(store, m
         return length
 
     monkeypatch.setattr(store._files, "size", size_of_a_moment_ago)
-    done, failures = threading.Event(), []
 
-    def read():
-        try:
-            while not done.is_set():
-                store.read(lambda txn: txn.get(b"first"))
-        except CorruptionError as error:
-            failures.append(error)
-
-    threads = [threading.Thread(target=read) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for number in range(100):
-        put(store, b"%d" % number, bytes(8000))
-    done.set()
-    for thread in threads:
-        thread.join()
-
-    assert failures == []
+    with meanwhile(lambda: store.read(lambda txn: txn.get(b"first")), count=3):
+        for number in range(100):
+            put(store, b"%d" % number, bytes(8000))
 
 
 def test_a_map_grows_while_other_threads_read(small_map, tmp_path):
@@ -364,21 +340,11 @@ def test_threads_and_processes_write_without_losing_each_others_rows(store):
         txn.put(b"count", b"%d" % (int(txn.get(b"count") or 0) + 1))
 
     def work():
-        threads = [
-            threading.Thread(target=lambda: [store.write(step) for _ in range(50)])
-            for _ in range(2)
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        with in_threads(*[lambda: [store.write(step) for _ in range(50)]] * 2):
+            pass
 
-    others = [threading.Thread(target=in_child, args=(work,)) for _ in range(2)]
-    for other in others:
-        other.start()
-    work()
-    for other in others:
-        other.join()
+    with in_threads(*[lambda: in_child(work)] * 2):
+        work()
 
     assert store.get(b"count") == b"300"
 
@@ -416,22 +382,13 @@ def test_a_child_that_exits_leaves_the_parents_lock_alone(tmp_path):
     """The child closes what it inherited and never unlocks it."""
     store = make_store(tmp_path, timeout=0.2)
     other = make_store(tmp_path, timeout=0.2)
-    held = []
-
-    def step(txn):
-        in_pid = os.fork()
-        if in_pid == 0:
-            os._exit(0)
-        os.waitpid(in_pid, 0)
-        held.append(other._files.try_lock(other._lock or other._open_lock()))
 
     # A fork inside a transaction would wait for it: only the lock file is held here.
     lock = store._open_lock()
     store._files.lock(lock, 1)
-    step(None)
+    in_child(lambda: None)
+    assert not other._files.try_lock(other._lock or other._open_lock())
     store._files.unlock(lock)
-
-    assert held == [False]
     store.close()
     other.close()
 

@@ -1,10 +1,10 @@
 """One partition: appending, reading, flushing, cutting (A1–A37)."""
 
 import errno
-import threading
+from functools import partial
 
 import pytest
-from support.children import in_child, meanwhile
+from support.children import in_child, in_threads, meanwhile
 from support.clock import START
 from support.faulty_files import FaultyFiles
 from support.roots import (
@@ -266,12 +266,10 @@ def test_threads_and_processes_append_without_mixing_their_batches(root, log):
     def fork(name):
         in_child(lambda: work(name))
 
-    threads = [threading.Thread(target=work, args=(name,)) for name in (b"a", b"b")]
-    threads += [threading.Thread(target=fork, args=(name,)) for name in (b"c", b"d")]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    appenders = [partial(work, name) for name in (b"a", b"b")]
+    appenders += [partial(fork, name) for name in (b"c", b"d")]
+    with in_threads(*appenders):
+        pass
 
     found = rows(log)
     assert [row[0] for row in found] == list(range(360))

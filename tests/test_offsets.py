@@ -1,12 +1,11 @@
 """Committed positions: stored, saved, and brought back by the next boot (E4, E21, P5, R8)."""
 
 import os
-import threading
 
 import pytest
+from support.children import in_child, meanwhile
 from support.faulty_files import REBOOTED, REBOOTED_AGAIN
 from support.groups import at, make_group, make_topics
-from support.patience import patient
 from support.roots import abandon, encoded, fill, healthy, make_log, open_root, segment_files
 
 from embedlog import kv
@@ -188,21 +187,11 @@ def test_what_is_committed_while_a_checkpoint_saves_is_saved_by_the_next(here):
 
 def test_checkpoints_of_many_threads_never_go_back(here):
     """And in the end the last commit is saved."""
-    group, seen, done = make_group(here), [], threading.Event()
-
-    def saving():
-        while not done.is_set():
-            save(here)
-
-    threads = [threading.Thread(target=saving) for _ in range(3)]
-    for each in threads:
-        each.start()
-    for offset in range(150):
-        group.commit(at(offset))
-        seen += saved(here)
-    done.set()
-    for each in threads:
-        each.join()
+    group, seen = make_group(here), []
+    with meanwhile(lambda: save(here), count=3):
+        for offset in range(150):
+            group.commit(at(offset))
+            seen += saved(here)
     save(here)
     assert seen == sorted(seen)
     assert saved(here) == [149]
@@ -210,26 +199,14 @@ def test_checkpoints_of_many_threads_never_go_back(here):
 
 def test_a_fork_beside_checkpoints_ends(here):
     """Both take the databases in one order, whichever was opened first (P18)."""
-    group, done = make_group(here), threading.Event()
+    group = make_group(here)
     opened = list(kv._environments.items())
     kv._environments.clear()
     kv._environments.update(reversed(opened))
 
-    def saving():
-        while not done.is_set():
-            group.commit(at(1))
-            save(here)
-
-    thread = threading.Thread(target=saving)
-    thread.start()
-    for _ in range(20):
-        pid = os.fork()
-        if pid == 0:
-            os._exit(0)
-        os.waitpid(pid, 0)
-    done.set()
-    thread.join(patient(10))
-    assert not thread.is_alive()
+    with meanwhile(lambda: (group.commit(at(1)), save(here))):
+        for _ in range(20):
+            in_child(lambda: None)
 
 
 def test_what_is_deleted_is_deleted_by_the_checkpoint_too(here):

@@ -3,7 +3,6 @@
 import errno
 import gc
 import linecache
-import os
 import pickle
 import random
 import re
@@ -1238,26 +1237,23 @@ def test_a_forked_child_begins_without_records_or_identity(root):
     with Producer(root, linger_ms=10_000, delivery_timeout_ms=60_000) as producer:
         mine = producer.send("one", b"parent")
         before = producer._context.identity()
-        child = os.fork()
-        if child == 0:
-            ok = producer._context.identity() != before and mine.failed()
-            ok = ok and producer.send("one", b"child").result(patient(5)).offset == 0
-            os._exit(0 if ok else 1)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+        def check_child():
+            assert producer._context.identity() != before and mine.failed()
+            assert producer.send("one", b"child").result(patient(5)).offset == 0
+
+        forks.call(check_child)
         assert mine.result(patient(5)).offset == 1
     assert values(root.partition("one", 0)) == [b"child", b"parent"]
 
 
 def test_a_record_that_is_being_written_at_a_fork_is_the_parents(root, monkeypatch):
     """P18: its future fails in the child, also on the fast path."""
-    append, ends = PartitionLog.append, []
+    append, failed = PartitionLog.append, []
 
     def forking(*args, **named):
         monkeypatch.undo()
-        child = os.fork()
-        if child == 0:
-            os._exit(0 if mine.failed() else 1)
-        ends.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+        failed.append(forks.call(lambda: mine.failed()))
         return append(*args, **named)
 
     with Producer(root, linger_ms=10_000) as producer:
@@ -1265,7 +1261,7 @@ def test_a_record_that_is_being_written_at_a_fork_is_the_parents(root, monkeypat
         mine = producer.send("one", b"2")
         monkeypatch.setattr(PartitionLog, "append", forking)
         assert mine.result().offset == 1
-    assert ends == [0]
+    assert failed == [True]
 
 
 def test_a_producer_is_pickled_as_its_root_and_settings():

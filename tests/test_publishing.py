@@ -3,9 +3,10 @@
 import itertools
 import logging
 import threading
+from functools import partial
 
 import pytest
-from support.children import PausedChild
+from support.children import PausedChild, in_threads
 from support.clock import START
 from support.faulty_files import FaultyFiles
 from support.roots import abandon, bases, encoded, fill, healthy, make_log, open_root, rows, values
@@ -338,11 +339,8 @@ def test_two_runs_of_one_query_publish_a_batch_once_between_them(topics):
         go.wait()
         told.append(publish(topics, staged, 0, run=f"run {number}"))
 
-    threads = [threading.Thread(target=run, args=(number,)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with in_threads(*(partial(run, number) for number in range(4))):
+        pass
 
     assert sum(one.records for one in told) == 1
     assert sum(map(len, content(topics).values())) == 1
@@ -703,25 +701,18 @@ def test_a_damaged_clock_of_publications_goes_on_from_the_last_marker(machine, c
 
 def test_appends_and_publications_take_turns(topics):
     """Threads that append to the same partitions lose nothing, and see no gap."""
-    done, wrong = threading.Event(), []
+    done = threading.Event()
 
     def append():
         number = 0
-        try:
-            while not done.is_set() or number < 20:
-                topics.partition("a", number % 2).append([encoded(b"n%d" % number)])
-                number += 1
-        except Exception as error:  # noqa: BLE001 - told below
-            wrong.append(error)
+        while not done.is_set() or number < 20:
+            topics.partition("a", number % 2).append([encoded(b"n%d" % number)])
+            number += 1
 
-    thread = threading.Thread(target=append)
-    thread.start()
-    for version in range(20):
-        publish(topics, [stage(topics, a_0=[b"p"], a_1=[b"p"])], version)
-    done.set()
-    thread.join()
+    with in_threads(append, done=done):
+        for version in range(20):
+            publish(topics, [stage(topics, a_0=[b"p"], a_1=[b"p"])], version)
 
-    assert wrong == []
     there = content(topics)
     assert [there[part].count(b"p") for part in ("a_0", "a_1")] == [20, 20]
     assert sum(value != b"p" for part in there.values() for value in part) >= 20
@@ -743,12 +734,9 @@ def test_readers_see_all_of_a_publication_or_nothing(topics):
 
     for number in range(2):
         topics.partition("a", number).tail()
-    thread = threading.Thread(target=look)
-    thread.start()
-    for version in range(60):
-        publish(topics, [stage(topics, a_0=[b"p", b"q"], a_1=[b"p"])], version)
-    done.set()
-    thread.join()
+    with in_threads(look, done=done):
+        for version in range(60):
+            publish(topics, [stage(topics, a_0=[b"p", b"q"], a_1=[b"p"])], version)
 
     assert all(first == 2 * second for first, second in seen), seen
     assert len(seen) > 2

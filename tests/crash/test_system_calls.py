@@ -16,6 +16,7 @@ from support.children import in_child
 from support.forks import tell
 from support.patience import patient
 from support.program_faults import Templates
+from support.roots import make_store
 from support.syscalls import SystemCalls
 from support.tiers import choose
 
@@ -196,15 +197,6 @@ def test_appending_goes_on_after_any_call_that_failed(directory: Path) -> None:
 
 
 # A commit of LMDB
-
-
-def make_store(root: Path, name: str = "live") -> kv.Store:
-    Files.create_root(root)
-    files = Files(root)
-    files.make_directory("locks")
-    if not files.exists(name):
-        kv.create(files, name, durable=name == "state", rows={b"first": b"row"})
-    return kv.Store(files, name, durable=name == "state", timeout=patient(5))
 
 
 def put(store: kv.Store, key: bytes) -> None:

@@ -82,8 +82,11 @@ def run_python(*arguments: object, seconds: float = 60, **options: Any) -> str:
 
 
 @contextmanager
-def in_threads(*works: Callable[[], Any]) -> Iterator[None]:
-    """Run functions in a thread each, and wait for them; the first error of one is raised."""
+def in_threads(*works: Callable[[], Any], done: threading.Event | None = None) -> Iterator[None]:
+    """Run functions in a thread each beside the block, and wait for them.
+
+    Raises their first error.  ``done`` is set at the end of the block.
+    """
     errors: list[BaseException] = []
 
     def run(work: Callable[[], Any]) -> None:
@@ -98,6 +101,8 @@ def in_threads(*works: Callable[[], Any]) -> Iterator[None]:
     try:
         yield
     finally:
+        if done is not None:
+            done.set()
         for thread in threads:
             thread.join()
     if errors:
@@ -113,8 +118,5 @@ def meanwhile(work: Callable[[], Any], count: int = 1) -> Iterator[None]:
         while not done.is_set():
             work()
 
-    with in_threads(*[repeat] * count):
-        try:
-            yield
-        finally:
-            done.set()
+    with in_threads(*[repeat] * count, done=done):
+        yield

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from embedlog import batch
+from embedlog import batch, kv
 from embedlog.batch import EncodedBatch
 from embedlog.config import TopicConfig
 from embedlog.files import Files
@@ -34,6 +34,19 @@ def open_root(path: str | os.PathLike[str], **overrides: Any) -> Root:
         "files": Files,
     }
     return Root(os.fspath(path), **{**options, **overrides})
+
+
+def make_store(
+    path: str | os.PathLike[str], name: str = "live", rows: Any = None, **options: Any
+) -> kv.Store:
+    """Open a store; create its environment, with a first row, if there is none."""
+    Files.create_root(path)
+    files = Files(path)
+    files.make_directory("locks")
+    if not files.exists(name):
+        first = {b"first": b"row"} if rows is None else rows
+        kv.create(files, name, durable=name == "state", rows=first)
+    return kv.Store(files, name, **{"durable": name == "state", "timeout": 5.0, **options})
 
 
 def make_log(root: Root, config: dict[str, object] | None = None, topic: str = "t") -> PartitionLog:
