@@ -20,7 +20,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import forks
-from support.full_disk_housekeeping import Modelled
+from support.full_disk_housekeeping import SmallDiskFiles
 from support.patience import patient
 from support.roots import encoded, healthy, open_root, rows, values
 
@@ -719,7 +719,7 @@ def test_the_error_of_an_expired_record_says_how_late_it_is_and_why(root):
 @pytest.mark.parametrize("call", ["send", "send_batch"])
 def test_a_full_disk_is_reported_as_one(tmp_path, config, call):
     """P10: DiskFullError, whether the attempts or the time are used up."""
-    root = open_root(tmp_path / "log", files=Modelled)
+    root = open_root(tmp_path / "log", files=SmallDiskFiles)
     root.create_topic("one", 1, TopicConfig())
     with Producer(root, **config) as producer:
         producer.send("one", b"1").result()

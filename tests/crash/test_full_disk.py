@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from support import forks, full_disk
 from support.forks import tell
-from support.full_disk_housekeeping import KINDS, Cramped, check_cramped
+from support.full_disk_housekeeping import KINDS, FullDiskCase, check_full_disk_case
 from support.patience import patient
 from support.resource_limits import NOBODY
 from support.tiers import sample
@@ -21,9 +21,10 @@ from embedlog.errors import DiskFullError
 from embedlog.files import Files
 
 
-def cases(count: int, step: int) -> list[Cramped]:
+def cases(count: int, step: int) -> list[FullDiskCase]:
     every = [
-        Cramped(number * step, KINDS[number % 4], number // 4 % 4 != 3) for number in range(count)
+        FullDiskCase(number * step, KINDS[number % 4], number // 4 % 4 != 3)
+        for number in range(count)
     ]
     return sample(every, 10)
 
@@ -33,7 +34,9 @@ def test_a_full_disk_is_freed_by_housekeeping(directory: Path) -> None:
     with full_disk.small_disk(directory / "disk") as disk:
         if disk is None:
             pytest.skip("mounting a tmpfs is not allowed here; the model of one is tested below")
-        freed = forks.spread(cases(24, 3), check_cramped, workers=1, directory=directory, disk=disk)
+        freed = forks.spread(
+            cases(24, 3), check_full_disk_case, workers=1, directory=directory, disk=disk
+        )
     tell(f"{len(freed)} sizes, {sum(one > 0 for one in freed)} times some was freed")
 
 
@@ -41,13 +44,13 @@ def test_a_full_disk_is_freed_by_housekeeping(directory: Path) -> None:
 def test_a_full_disk_is_freed_whatever_is_reported_as_free(directory: Path, reported: int) -> None:
     """P10: a count leaves out what ext4 reserves for root, and knows of no quota."""
     told = [case._replace(reported=reported) for case in cases(24, 3)]
-    freed = forks.spread(told, check_cramped, directory=directory, disk=None)
+    freed = forks.spread(told, check_full_disk_case, directory=directory, disk=None)
     tell(f"{len(freed)} sizes, {sum(one > 0 for one in freed)} times some was freed")
 
 
 def test_a_model_of_a_full_disk_is_freed_by_housekeeping(directory: Path) -> None:
     """P10: the same, wherever nothing may be mounted; to the byte."""
-    freed = forks.spread(cases(24, 3), check_cramped, directory=directory, disk=None)
+    freed = forks.spread(cases(24, 3), check_full_disk_case, directory=directory, disk=None)
     tell(f"{len(freed)} sizes, {sum(one > 0 for one in freed)} times some was freed")
 
 
@@ -149,11 +152,6 @@ def _reported(path: Path, user: int | None = None) -> int:
 def test_a_thousand_sizes_of_a_full_disk_are_freed(directory: Path) -> None:
     """P10 in full."""
     with full_disk.small_disk(directory / "disk") as disk:
-        assert (
-            len(
-                forks.spread(
-                    cases(1_000, 1), check_cramped, workers=1, directory=directory, disk=disk
-                )
-            )
-            == 1_000
-        )
+        every = cases(1_000, 1)
+        freed = forks.spread(every, check_full_disk_case, workers=1, directory=directory, disk=disk)
+        assert len(freed) == 1_000
