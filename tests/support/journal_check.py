@@ -62,7 +62,6 @@ class LogModel:
     """Topics that must exist, with at least so many partitions."""
     unsure: set[str] = field(default_factory=set)
     """Topics that may exist or not."""
-    durability_errors: set[tuple[str, int]] = field(default_factory=set)
 
     def part(self, topic: str, partition: int) -> PartitionModel:
         return self.parts.setdefault((topic, partition), PartitionModel())
@@ -123,9 +122,7 @@ def _finish(model: LogModel, step: Entry) -> None:
 
 
 def _fail(model: LogModel, what: Entry, opened: list[tuple[str, int, int]]) -> None:
-    error, _, _, name, *rest = what
-    if error == "DurabilityError" and name in (*SENDS, "roll", "cut"):
-        model.durability_errors.add((rest[0], rest[1]))
+    _, _, _, name, *_ = what
     if name not in SENDS:
         return
     single = len(opened) == 1
