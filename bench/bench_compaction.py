@@ -6,6 +6,7 @@ import tempfile
 
 import numpy as np
 import pytest
+from conftest import anonymous_kib
 
 import embedlog
 from embedlog import batch
@@ -45,17 +46,19 @@ def dirty(tmp_path):
         shutil.rmtree(directory)
 
 
+def measure_compaction(benchmark, parts):
+    """Compact partitions, each once."""
+    left = iter(parts)
+    setup = lambda: ((next(left),), {})  # noqa: E731
+    return benchmark.pedantic(lambda part: clean(part, START), setup=setup, rounds=len(parts))
+
+
 @pytest.mark.parametrize("unique", [0.01, 0.5, 1], ids="unique={:.0%}".format)
 def bench_compact(benchmark, note, dirty, unique):
     """One thread, batches of 1,000 records; the flush and the swap are in it."""
-    parts = iter([dirty(unique) for _ in range(3)])
     size = dirty(unique).size_bytes()
     note(records=RECORDS, bytes=size, **FLOOR, floors=size / (64 << 20))
-
-    def setup():
-        return (next(parts),), {}
-
-    done = benchmark.pedantic(lambda part: clean(part, START), setup=setup, rounds=3)
+    done = measure_compaction(benchmark, [dirty(unique) for _ in range(3)])
     assert done.records_read == RECORDS
     assert (done.records_kept == RECORDS) == (unique == 1)
 
@@ -63,13 +66,8 @@ def bench_compact(benchmark, note, dirty, unique):
 @pytest.mark.parametrize("unique", [0.01, 1], ids="unique={:.0%}".format)
 def bench_compact_a_trickle(benchmark, note, dirty, unique):
     """Batches of one record each, as a producer writes them that waits for each."""
-    parts = iter([dirty(unique, 50_000, 1) for _ in range(3)])
     note(records=50_000)
-
-    def setup():
-        return (next(parts),), {}
-
-    done = benchmark.pedantic(lambda part: clean(part, START), setup=setup, rounds=3)
+    done = measure_compaction(benchmark, [dirty(unique, 50_000, 1) for _ in range(3)])
     assert done.records_read == 50_000
 
 
@@ -77,10 +75,10 @@ def bench_compact_a_trickle(benchmark, note, dirty, unique):
 def bench_memory_of_a_compaction(benchmark, note, dirty, records):
     """Private memory that it adds, all keys different: the dedupe buffer, and a few batches."""
     part = dirty(1, records)
-    before, most = anonymous(), [0]
+    before, most = anonymous_kib(), [0]
 
     def progress(done, total):
-        most[0] = max(most[0], anonymous())
+        most[0] = max(most[0], anonymous_kib())
 
     settings = MaintenanceConfig(log_cleaner_dedupe_buffer_size=64 << 20)
     done = benchmark.pedantic(
@@ -110,9 +108,3 @@ def bench_latest(benchmark, note, dirty):
     note(records=RECORDS)
     found = benchmark.pedantic(lambda: topic.to_arrow(latest=True).num_rows, rounds=3)
     assert found == RECORDS // 100
-
-
-def anonymous():
-    """KiB of memory of our own: maps of files can be taken back by the kernel at any time."""
-    with open("/proc/self/status") as file:
-        return next(int(line.split()[1]) for line in file if line.startswith("RssAnon"))

@@ -1,18 +1,16 @@
 """What does it cost to read through a consumer: as records, as columns, and to wait?"""
 
-import multiprocessing
 import time
 from collections import deque
 
 import pytest
-from conftest import delays
+from conftest import PAIRS
 
 import embedlog
 from embedlog import batch
 
 RECORDS = 1_600_000
 FLOOR = {"floor": "bench_pread_crc"}
-PAIRS = 1500
 
 
 @pytest.fixture
@@ -101,7 +99,8 @@ def bench_idle_poll(benchmark, log, partitions):
     assert benchmark(consumer.poll) == {}
 
 
-def stamps(path, pipe, pairs):
+def record_times(path, pairs, pipe):
+    """Send when each record came to a consumer that slept."""
     with embedlog.open(path) as log:
         consumer, times = log.consumer("t"), []
         pipe.send(None)
@@ -112,26 +111,14 @@ def stamps(path, pipe, pairs):
         pipe.send(times)
 
 
-def bench_poll_of_another_process(benchmark, note, log, published):
+def bench_poll_of_another_process(measure_delays, log):
     """From an append to the record in the hands of a process that slept in `poll`.
 
     `p50_us` counts from the publication, `from_call_p50_us` from before the append.
     """
     log.create_topic("t")
-    part, sent = log.partition("t", 0), []
-    spawn = multiprocessing.get_context("spawn")
-    ours, theirs = spawn.Pipe()
-    process = spawn.Process(target=stamps, args=(log.path, theirs, PAIRS))
-    process.start()
-    ours.recv()
-
-    def once():
-        time.sleep(0.0015)  # it is asleep again
-        sent.append(time.perf_counter_ns())
-        part.append([batch.encode_lists([b"x" * 100], None, 0)])
-
-    benchmark.pedantic(once, rounds=PAIRS)
-    seen = ours.recv()
-    process.join()
-    note(**delays(sent, published[-PAIRS:], seen))
-    assert len(seen) == PAIRS
+    part = log.partition("t", 0)
+    measure_delays(
+        lambda: part.append([batch.encode_lists([b"x" * 100], None, 0)]),
+        *(record_times, log.path, PAIRS),
+    )

@@ -13,6 +13,7 @@ from contextlib import ExitStack
 from multiprocessing import connection
 
 import pytest
+from conftest import start_process
 
 import embedlog
 
@@ -20,7 +21,7 @@ KILLS = int(os.environ.get("EMBEDLOG_BENCH_KILLS", "50"))
 IDLE_SECONDS = float(os.environ.get("EMBEDLOG_BENCH_IDLE", "20"))
 COMMITS = 3000
 SHARED = 4_000_000
-FORK, SPAWN = map(multiprocessing.get_context, ("fork", "spawn"))
+FORK = multiprocessing.get_context("fork")
 SETTINGS = {"group_id": "g", "auto_offset_reset": "earliest"}
 
 
@@ -68,8 +69,10 @@ def bench_commits_at_once(benchmark, note, log, single, processes):
     """Commits per second of several processes together, each in its own group."""
     log.create_topic("t")
     log.partition("t", 0).append([single])
-    with ExitStack() as started:
-        pipes = [begin(started, commits_of, log.path, number) for number in range(processes)]
+    with ExitStack() as running:
+        pipes = [
+            start_process(running, commits_of, log.path, number) for number in range(processes)
+        ]
         receive_all(pipes)
 
         def go():
@@ -80,16 +83,6 @@ def bench_commits_at_once(benchmark, note, log, single, processes):
         send_all(pipes)
     seconds = benchmark.stats["mean"]
     note(commits_per_second=round(processes * COMMITS / seconds), records=processes * COMMITS)
-
-
-def begin(started, target, *arguments):
-    """Start a process; return the end of its pipe."""
-    ours, theirs = SPAWN.Pipe()
-    process = SPAWN.Process(target=target, args=(*arguments, theirs))
-    process.start()
-    theirs.close()
-    started.callback(process.join)
-    return ours
 
 
 def send_all(pipes):
@@ -236,8 +229,8 @@ def idle(path, pipe):
 def bench_idle_member(benchmark, note, log, members):
     """CPU of a process that waits in `poll` of a group where nothing happens."""
     log.create_topic("t", partitions=4)
-    with ExitStack() as started:
-        pipes = [begin(started, idle, log.path) for _ in range(members)]
+    with ExitStack() as running:
+        pipes = [start_process(running, idle, log.path) for _ in range(members)]
         receive_all(pipes)
         send_all(pipes)
         usage = benchmark.pedantic(lambda: receive_all(pipes), rounds=1)
@@ -277,8 +270,8 @@ def bench_delivery(benchmark, note, log, thousand, processes):
     `per_core` is what they would get together with a core each: by CPU time.
     """
     log.create_topic("t", partitions=4)
-    with ExitStack() as started:
-        pipes = [begin(started, delivered, log.path, processes) for _ in range(processes)]
+    with ExitStack() as running:
+        pipes = [start_process(running, delivered, log.path, processes) for _ in range(processes)]
         receive_all(pipes)
         time.sleep(1)
         send_all(pipes)

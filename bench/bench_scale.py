@@ -11,6 +11,7 @@ import shutil
 import time
 
 import pytest
+from conftest import anonymous_kib
 
 import embedlog
 
@@ -53,11 +54,6 @@ def bare(tmp_path_factory, thousand):
     return found
 
 
-def anonymous():
-    with open("/proc/self/status") as file:
-        return next(int(line.split()[1]) for line in file if line.startswith("RssAnon"))
-
-
 @pytest.mark.parametrize("stored", SIZES, ids="records={}".format)
 def bench_growth(benchmark, note, bare, growing, thousand, stored):
     """A cold lookup and first batch when so much is stored; the rest is in the facts."""
@@ -84,7 +80,7 @@ def bench_growth(benchmark, note, bare, growing, thousand, stored):
         bare_cpu_us=bare[stored],
         append_cpu_us=round(sorted(cpu for cpu, _ in last)[len(last) // 2] / 100 * 1e6, 1),
         append_wall_us=round(sorted(wall for _, wall in last)[len(last) // 2] / 100 * 1e6, 1),
-        anonymous_mib=anonymous() >> 10,
+        anonymous_mib=anonymous_kib() >> 10,
         index_kib=sum(
             os.path.getsize(f"{growing.path}/{name}/data.mdb") for name in ("state", "live")
         )

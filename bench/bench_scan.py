@@ -3,6 +3,7 @@
 import resource
 
 import pytest
+from conftest import anonymous_kib
 
 RECORDS = 1_600_000
 FLOOR = {"floor": "bench_pread_crc"}
@@ -80,20 +81,14 @@ def bench_memory_of_a_scan(benchmark, note, filled):
     """Private memory that a scan of 200 MB adds: that of a few batches (KiB in the facts)."""
     topic = filled.topic("t")
     sum(one.num_rows for one in topic[:10_000].batches())
-    before, most = anonymous(), [0]
+    before, most = anonymous_kib(), [0]
 
     def scan():
         for one in topic.batches():
-            most[0] = max(most[0], anonymous() if one["offset"][0].as_py() % 50_000 == 0 else 0)
+            most[0] = max(most[0], anonymous_kib() if one["offset"][0].as_py() % 50_000 == 0 else 0)
 
     benchmark.pedantic(scan, rounds=1)
     note(
         added_kib=most[0] - before, peak_rss_kib=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     )
     assert most[0] - before < 100 << 10
-
-
-def anonymous():
-    """KiB of memory of our own: maps of files can be taken back by the kernel at any time."""
-    with open("/proc/self/status") as file:
-        return next(int(line.split()[1]) for line in file if line.startswith("RssAnon"))

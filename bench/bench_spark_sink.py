@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
-from support import sessions
+from support import spark_session
 
 from embedlog import batch
 
@@ -73,7 +73,7 @@ def spark(tmp_path_factory):
     from pyspark import cloudpickle
 
     cloudpickle.register_pickle_by_value(bench_spark_sink)
-    spark = sessions.begin(tmp_path_factory.mktemp("spark"), quick=False)
+    spark = spark_session.begin(tmp_path_factory.mktemp("spark"), quick=False)
     spark.dataSource.register(Stamps)
     yield spark
     spark.stop()

@@ -8,107 +8,79 @@ append, which writes and commits in between.
 A run that measures CPU time (`--benchmark-timer`) leaves these alone.
 """
 
-import multiprocessing
 import time
+from contextlib import ExitStack
 
 import pytest
-from conftest import delays
+from conftest import PAIRS, start_process
 
 import embedlog
 from embedlog import batch
 from embedlog.files import Files, WakePage
 
-PAIRS = 1500
-SPAWN = multiprocessing.get_context("spawn")
 
-
-def stamps_of_wakes(path, pipe, pairs):
+def times_of_wakes(path, pairs, pipe):
     files = Files(path)
-    page, found = WakePage(files), []
+    page, times = WakePage(files), []
     page.join()
     pipe.send(None)
     for seen in range(pairs):
         while page.value() == seen:
             page.wait(seen, 1.0)
-        found.append(time.perf_counter_ns())
-    pipe.send(found)
+        times.append(time.perf_counter_ns())
+    pipe.send(times)
 
 
-def bench_floor_of_a_wake(benchmark, note, published, tmp_path):
+def bench_floor_of_a_wake(measure_delays, tmp_path):
     """The kernel alone: one process counts, one that slept reads the clock."""
     files = Files(tmp_path)
-    page, sent = WakePage(files), []
-    ours, theirs = SPAWN.Pipe()
-    process = SPAWN.Process(target=stamps_of_wakes, args=(tmp_path, theirs, PAIRS))
-    process.start()
-    ours.recv()
-
-    def once():
-        time.sleep(0.0015)  # it is asleep again
-        sent.append(time.perf_counter_ns())
-        page.advance()
-
-    benchmark.pedantic(once, rounds=PAIRS)
-    seen = ours.recv()
-    process.join()
-    note(**delays(sent, published[-PAIRS:], seen))
-    assert len(seen) == PAIRS
+    page = WakePage(files)
+    measure_delays(page.advance, times_of_wakes, tmp_path, PAIRS)
     page.close()
     files.close_all()
 
 
-def stamps_of_reads(path, pipe, pairs, look):
+def times_of_reads(path, pairs, read_values, pipe):
     with embedlog.open(path) as log:
-        reader, wake, found = log.partition("t", 0).reader(0), log.root.wake, []
+        reader, wake, times = log.partition("t", 0).reader(0), log.root.wake, []
         wake.join()
         pipe.send(None)
-        while len(found) < pairs:
+        while len(times) < pairs:
             seen = wake.value()
-            got = reader.read()
-            if not got:
+            batches = reader.read()
+            if not batches:
                 wake.wait(seen, 1.0)
                 continue
-            rows = sum(len(look(one)) for one in got)
-            found += [time.perf_counter_ns()] * rows
-        pipe.send(found)
+            rows = sum(len(read_values(batch)) for batch in batches)
+            times += [time.perf_counter_ns()] * rows
+        pipe.send(times)
 
 
-def values(one):
-    return one.lists()[2]
+def values(batch):
+    return batch.lists()[2]
 
 
-def columns(one):
-    return one.columns()["value"]
+def columns(batch):
+    return batch.columns()["value"]
 
 
 @pytest.mark.parametrize(
-    ("durability", "look"),
+    ("durability", "read_values"),
     [("os", values), ("os", columns), ("fsync", values)],
     ids=["os", "os-columns", "fsync"],
 )
-def bench_wake(benchmark, note, log, published, durability, look):
+def bench_wake(measure_delays, log, durability, read_values):
     """From an append to the verified record in another process that slept."""
     log.create_topic("t")
-    part, sent = log.partition("t", 0), []
-    ours, theirs = SPAWN.Pipe()
-    process = SPAWN.Process(target=stamps_of_reads, args=(log.path, theirs, PAIRS, look))
-    process.start()
-    ours.recv()
-    one = [batch.encode_lists([b"v" * 100], [b"k"], 5)]
-
-    def once():
-        time.sleep(0.0015)
-        sent.append(time.perf_counter_ns())
-        part.append(one, durability=durability)
-
-    benchmark.pedantic(once, rounds=PAIRS)
-    seen = ours.recv()
-    process.join()
-    note(**delays(sent, published[-PAIRS:], seen))
-    assert part.end_offset() == len(seen) == PAIRS
+    part, encoded = log.partition("t", 0), [batch.encode_lists([b"v" * 100], [b"k"], 5)]
+    measure_delays(
+        lambda: part.append(encoded, durability=durability),
+        *(times_of_reads, log.path, PAIRS, read_values),
+    )
+    assert part.end_offset() == PAIRS
 
 
-def idle(path, pipe, seconds):
+def idle(path, seconds, pipe):
     with embedlog.open(path) as log:
         reader, wake = log.partition("t", 0).reader(0), log.root.wake
         wake.join()
@@ -125,11 +97,9 @@ def bench_idle_tail(benchmark, note, log):
     """CPU of a process that waits two seconds for nothing."""
     log.create_topic("t")
     log.partition("t", 0).tail()
-    ours, theirs = SPAWN.Pipe()
-    process = SPAWN.Process(target=idle, args=(log.path, theirs, 2.0))
-    process.start()
-    ours.recv()
-    used = benchmark.pedantic(ours.recv, rounds=1)
-    process.join()
+    with ExitStack() as processes:
+        pipe = start_process(processes, idle, log.path, 2.0)
+        pipe.recv()
+        used = benchmark.pedantic(pipe.recv, rounds=1)
     note(cpu_percent=round(used / 2.0 * 100, 2))
     assert used < 0.2

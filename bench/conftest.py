@@ -1,15 +1,18 @@
-"""What the benchmarks share: the batch of the budget, and how a fact is noted beside a time.
+"""What the benchmarks share: batches, logs, other processes, and facts beside the times.
 
 Every benchmark names its floor: another benchmark of the same run, and how
-many of its operations the work needs at the very least.  `report.py` divides.
+many of its operations the work needs at least.  `report.py` divides.
 """
 
 from __future__ import annotations
 
+import multiprocessing
 import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from multiprocessing.connection import Connection
 from pathlib import Path
 from statistics import quantiles
 from typing import Any
@@ -23,7 +26,10 @@ from embedlog.batch import EncodedBatch
 from embedlog.files import WakePage
 
 ROWS = 1000
-# Retention works while the benches run: what is dated longer ago than it keeps would go.
+PAIRS = 1500
+"""Appends of which another process measures the delay."""
+SPAWN = multiprocessing.get_context("spawn")
+# Retention runs meanwhile: it would delete records with old timestamps.
 NOW = int(time.time() * 1000)
 
 
@@ -42,7 +48,7 @@ def single() -> EncodedBatch:
 
 @pytest.fixture(autouse=True)
 def removed(tmp_path: Path) -> Iterator[None]:
-    """What a benchmark wrote goes with it: its pages would fill the memory the next one needs."""
+    """Remove what a benchmark wrote: its pages would fill the memory that the next one needs."""
     yield
     shutil.rmtree(tmp_path)
 
@@ -67,7 +73,7 @@ def note(benchmark: Any) -> Callable[..., None]:
 
 @pytest.fixture
 def published(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """When this thread published what it appended: the commit is over, nobody is woken yet."""
+    """The times when this thread published appends: after the commit, before the wake."""
     stamps: list[int] = []
     advance, appender = WakePage.advance, threading.get_ident()
 
@@ -81,12 +87,57 @@ def published(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def delays(called: list[int], published: list[int], seen: list[int]) -> dict[str, float]:
-    """Return what the table has of a wake, in µs: from the publication, and from the call."""
-    found = {}
+    """Return quantiles of the delays in µs: from the publication, and from the call."""
+    quantile_us = {}
     for name, begun in (("", published), ("from_call_", called)):
         cuts = quantiles([two - one for one, two in zip(begun, seen, strict=True)], n=100)
-        found |= {f"{name}p50_us": cuts[49] / 1000, f"{name}p99_us": cuts[98] / 1000}
-    return {name: round(value, 1) for name, value in found.items()}
+        quantile_us |= {f"{name}p50_us": cuts[49] / 1000, f"{name}p99_us": cuts[98] / 1000}
+    return {name: round(value, 1) for name, value in quantile_us.items()}
+
+
+@pytest.fixture
+def measure_delays(
+    benchmark: Any, note: Callable[..., None], published: list[int]
+) -> Callable[..., list[int]]:
+    """Append beside a process that sleeps; note how soon it saw each append.
+
+    ``target(*arguments, pipe)`` sends a message when it is ready, and then a list of times.
+    """
+
+    def measure(append: Callable[[], object], target: Any, *arguments: Any) -> list[int]:
+        sent: list[int] = []
+
+        def append_one() -> None:
+            time.sleep(0.0015)  # it is asleep again
+            sent.append(time.perf_counter_ns())
+            append()
+
+        with ExitStack() as processes:
+            pipe = start_process(processes, target, *arguments)
+            pipe.recv()
+            benchmark.pedantic(append_one, rounds=PAIRS)
+            seen: list[int] = pipe.recv()
+        note(**delays(sent, published[-PAIRS:], seen))
+        assert len(seen) == PAIRS
+        return seen
+
+    return measure
+
+
+def start_process(processes: ExitStack, target: Any, *arguments: Any) -> Connection:
+    """Spawn a process that runs ``target(*arguments, pipe)``; return the other end of its pipe."""
+    ours, theirs = SPAWN.Pipe()
+    process = SPAWN.Process(target=target, args=(*arguments, theirs))
+    process.start()
+    theirs.close()
+    processes.callback(process.join)
+    return ours
+
+
+def anonymous_kib() -> int:
+    """Return the private memory of this process; the kernel can drop maps of files at any time."""
+    with open("/proc/self/status") as file:
+        return next(int(line.split()[1]) for line in file if line.startswith("RssAnon"))
 
 
 @pytest.fixture(scope="session")

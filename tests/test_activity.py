@@ -8,13 +8,12 @@ import signal
 import subprocess
 import sys
 import textwrap
-import threading
 import time
 from contextlib import closing
 
 import pytest
-from support.children import Held, in_child, killed_in
-from support.clock import START, ManualClock
+from support.children import PausedChild, assert_killed, in_child, meanwhile
+from support.clock import START
 from support.patience import patient
 from support.roots import encoded, fill, make_log, open_root, rows
 
@@ -31,11 +30,6 @@ SIZE = encoded(b"v0").size
 DAY = 86_400_000
 SMALL = {"segment.bytes": 2 * SIZE, "file.delete.delay.ms": 0, "retention.ms": DAY}
 LOOK = next(job for job in JOBS if job.name == "activity")
-
-
-@pytest.fixture
-def clock():
-    return ManualClock()
 
 
 @pytest.fixture
@@ -411,7 +405,7 @@ def test_an_owner_killed_before_its_report_loses_at_most_that_report(
 
     with monkeypatch.context() as patched:
         patched.setattr(activity, where, reached)
-        killed_in(log.maintain)
+        assert_killed(log.maintain)
     assert log.partition("t", 0).start_offset() >= 6
     log.maintain()
     log.maintain()
@@ -430,7 +424,7 @@ def test_the_work_of_a_killed_process_is_reported_by_another(log):
             fill(part, 5)
             ready()
 
-    with Held(work) as child:
+    with PausedChild(work) as child:
         child.kill()
     log.maintain()
 
@@ -444,18 +438,11 @@ def test_two_concurrent_rounds_report_a_change_once(tmp_path):
     done = [[], []]
 
     def look(number):
-        while not over.is_set():
-            done[number] += activity.detect_changes(roots[number], lambda _: None)
+        done[number] += activity.detect_changes(roots[number], lambda _: None)
 
-    over = threading.Event()
-    threads = [threading.Thread(target=look, args=(number,)) for number in (0, 1)]
-    for thread in threads:
-        thread.start()
-    for number in range(30):
-        make_log(roots[2], topic=f"t{number}")
-    over.set()
-    for thread in threads:
-        thread.join()
+    with meanwhile(lambda: look(0)), meanwhile(lambda: look(1)):
+        for number in range(30):
+            make_log(roots[2], topic=f"t{number}")
     done[0] += activity.detect_changes(roots[0], lambda _: None)
 
     found = [(each.kind, each.key) for each in done[0] + done[1]]

@@ -7,7 +7,7 @@ import os
 
 import pytest
 from support.children import in_child
-from support.clock import START, ManualClock
+from support.clock import START
 from support.patience import patient
 from support.roots import encoded, fill, values
 
@@ -32,11 +32,6 @@ IGNORED = {
     *("min.insync.replicas", "unclean.leader.election.enable"),
 }
 """Accepted, and asked by nobody: of what is not built, or need not be."""
-
-
-@pytest.fixture
-def clock():
-    return ManualClock()
 
 
 @pytest.fixture

@@ -1,7 +1,7 @@
 """An append and a flush do not wait for each other: each keeps what the other noted (A22, P9)."""
 
 import pytest
-from support.cruel import CruelFiles
+from support.faulty_files import FaultyFiles
 from support.roots import abandon, encoded, fill, make_log, open_root, rows, values
 
 from embedlog.errors import DurabilityError, StorageError
@@ -9,7 +9,7 @@ from embedlog.partition import append, flush
 from embedlog.partition.producer_state import LAST_SEQUENCE
 
 
-class Between(CruelFiles):
+class Between(FaultyFiles):
     """Calls somebody before the next write, or the next flush, of a segment."""
 
     before_write = before_sync = None

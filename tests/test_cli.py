@@ -13,7 +13,7 @@ import textwrap
 import time
 
 import pytest
-from support.children import Held
+from support.children import PausedChild
 from support.patience import patient
 from support.roots import encoded, segment_files, values
 
@@ -773,7 +773,7 @@ def test_doctor_reports_long_reads(run, filled, monkeypatch):
     monkeypatch.setattr("embedlog.cli.doctor._LONG_READ_SECONDS", 0.05)
     with embedlog.open(filled) as log:
         assert "has been reading" not in run("doctor")[1]
-        with Held(lambda ready: log.root.context.live.read(lambda txn: ready())) as child:
+        with PausedChild(lambda ready: log.root.context.live.read(lambda txn: ready())) as child:
             log.create_topic("new")
             log.partition("new", 0).append([encoded(b"x")])
             child.stop()

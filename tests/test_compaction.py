@@ -8,7 +8,7 @@ from math import inf
 import pyarrow as pa
 import pytest
 from support.clock import START
-from support.cruel import CruelFiles
+from support.faulty_files import REBOOTED, FaultyFiles
 from support.roots import (
     abandon,
     bases,
@@ -595,9 +595,7 @@ def test_a_repeated_batch_is_known_after_compaction_and_a_reboot(root, log):
 
 
 def reopened(path):
-    files = lambda *given, **options: CruelFiles(*given, boot="another", **options)  # noqa: E731
-    files.create_root = CruelFiles.create_root
-    return open_root(path, files=files)
+    return open_root(path, files=REBOOTED)
 
 
 # Tombstones
@@ -888,7 +886,7 @@ def test_a_bad_partition_does_not_stop_the_others(root):
 
 def test_a_full_disk_leaves_the_log_as_it_was(tmp_path):
     """P10: and when there is room again it goes on."""
-    root = open_root(tmp_path / "root", files=CruelFiles)
+    root = open_root(tmp_path / "root", files=FaultyFiles)
     log = make_log(root, COMPACT)
     segment(log, (b"a", b"1"), (b"a", b"2"))
     flush.flush_up_to(log, 2)

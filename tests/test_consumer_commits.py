@@ -10,8 +10,8 @@ import time
 
 import pytest
 from support.clock import START
+from support.group_consumers import RecordingListener
 from support.roots import abandon, encoded, fill, healthy, make_log, open_root
-from support.sharing import Diary
 
 import embedlog
 from embedlog.api import group_worker
@@ -205,7 +205,7 @@ def test_calls_of_a_listener_before_the_first_fetch_count(root, reset, steps, wa
             do(consumer, first)
             done.append(first)
 
-    consumer.subscribe(["t"], listener=Diary(assigned=begin))
+    consumer.subscribe(["t"], listener=RecordingListener(assigned=begin))
     consumer.poll(0)
     MEMBERS_LEAVE[leave](consumer)
 
@@ -268,7 +268,7 @@ def test_auto_commit_keeps_the_metadata_of_an_earlier_commit(root):
 
 def test_gaps_do_not_count_as_returned(root):
     """E3, E20: the position moves past offsets without records, what was committed stays."""
-    from support.compacted import keep
+    from support.manual_compaction import keep
 
     log = root.partition("t", 0)
     log.roll()

@@ -12,10 +12,16 @@ import time
 
 import pytest
 from support import forks
-from support.children import in_child
+from support.children import in_child, in_threads
+from support.group_consumers import (
+    PipedChild,
+    RecordingListener,
+    drained,
+    partitions,
+    poll_until_assigned,
+)
 from support.patience import patient
 from support.roots import abandon, fill, healthy, open_root
-from support.sharing import Diary, Remote, drained, partitions, poll_until_assigned
 
 import embedlog
 from embedlog.config import TopicConfig
@@ -540,7 +546,7 @@ def test_auto_commit_commits_before_a_revocation(root, join, strategy):
     positions = {tp: first.position(tp) for tp in (T0, T1)}
     second = join("t", **options)
     # It joins, and what it is to have is read no further by the first.
-    second.subscribe(["t"], listener=Diary(assigned=lambda tps: second.pause(*tps)))
+    second.subscribe(["t"], listener=RecordingListener(assigned=lambda tps: second.pause(*tps)))
     second.poll(0)
     poll_until_assigned([first, second], partitions("t", 2), at_least=1)
 
@@ -722,70 +728,70 @@ def test_a_commit_without_membership_needs_an_empty_group(root, join):
 
 
 @pytest.fixture
-def with_diary(root, join):
-    """Makes consumers with diaries: ``with_diary("range")`` returns both."""
+def with_listener(root, join):
+    """Makes consumers with listeners: ``with_listener("range")`` returns both."""
 
-    def with_diary(strategy, **does):
-        diary = Diary(**does)
+    def with_listener(strategy, **does):
+        listener = RecordingListener(**does)
         member = join(partition_assignment_strategy=strategy)
-        member.subscribe(["t"], listener=diary)
-        return member, diary
+        member.subscribe(["t"], listener=listener)
+        return member, listener
 
-    return with_diary
+    return with_listener
 
 
-def test_an_eager_listener_is_notified_of_all_partitions(root, with_diary):
+def test_an_eager_listener_is_notified_of_all_partitions(root, with_listener):
     """M19: revoked(all) then assigned(all), also the first time, with nothing to revoke."""
     make(root)
-    first, diary = with_diary("range")
+    first, listener = with_listener("range")
     first.poll(0)
-    assert diary.taken() == [("revoked", set()), ("assigned", {T0, T1})]
+    assert listener.taken() == [("revoked", set()), ("assigned", {T0, T1})]
 
-    second, other = with_diary("range")
+    second, other = with_listener("range")
     poll_until_assigned([first, second], partitions("t", 2), at_least=1)
 
     assert other.entries[0] == ("revoked", set())
     assert [entry for entry in other.taken() if entry[1]] == [("assigned", {T1})]
-    assert diary.taken() == [("revoked", {T0, T1}), ("assigned", {T0})]
+    assert listener.taken() == [("revoked", {T0, T1}), ("assigned", {T0})]
 
     second.close()
     poll_until_assigned([first], partitions("t", 2))
     assert other.taken() == [("revoked", {T1})]
-    assert diary.taken() == [("revoked", {T0}), ("assigned", {T0, T1})]
+    assert listener.taken() == [("revoked", {T0}), ("assigned", {T0, T1})]
     first.close()
-    assert diary.taken() == [("revoked", {T0, T1})]
+    assert listener.taken() == [("revoked", {T0, T1})]
 
 
-def test_a_cooperative_listener_is_notified_of_changes(root, with_diary):
+def test_a_cooperative_listener_is_notified_of_changes(root, with_listener):
     """M20: only of these, and of an assignment once a generation, perhaps an empty one."""
     make(root)
-    first, diary = with_diary("cooperative-sticky")
+    first, listener = with_listener("cooperative-sticky")
     first.poll(0)
-    assert diary.taken() == [("assigned", {T0, T1})]
+    assert listener.taken() == [("assigned", {T0, T1})]
 
-    second, other = with_diary("cooperative-sticky")
+    second, other = with_listener("cooperative-sticky")
     poll_until_assigned([first, second], partitions("t", 2), at_least=1)
-    assert diary.taken() == [("revoked", {T1}), ("assigned", set())]
+    assert listener.taken() == [("revoked", {T1}), ("assigned", set())]
     assert [entry for entry in other.taken() if entry[1]] == [("assigned", {T1})]
 
     second.close()
     poll_until_assigned([first], partitions("t", 2))
-    assert [entry for entry in diary.taken() if entry[1]] == [("assigned", {T1})]
+    assert [entry for entry in listener.taken() if entry[1]] == [("assigned", {T1})]
     first.unsubscribe()
-    assert diary.taken() == [("revoked", {T0, T1})]
+    assert listener.taken() == [("revoked", {T0, T1})]
 
 
-def test_a_consumer_with_an_eager_assignor_is_eager(root, with_diary):
+def test_a_consumer_with_an_eager_assignor_is_eager(root, with_listener):
     """As in Kafka: with both range and cooperative-sticky, to migrate from one to the other."""
     make(root)
-    member, diary = with_diary(("range", "cooperative-sticky"))
+    member, listener = with_listener(("range", "cooperative-sticky"))
     member.poll(0)
 
-    assert diary.taken() == [("revoked", set()), ("assigned", {T0, T1})]
+    assert listener.taken() == [("revoked", set()), ("assigned", {T0, T1})]
 
 
 @pytest.mark.parametrize("strategy", ["range", "cooperative-sticky"])
-def test_the_old_owner_releases_before_the_new_one_is_notified(root, with_diary, strategy):
+def test_the_old_owner_releases_before_the_new_one_is_notified(root, with_listener, strategy):
     """M22, M23: what is committed within revoked is where the new owner begins."""
     make(root)
     order = []
@@ -799,10 +805,10 @@ def test_the_old_owner_releases_before_the_new_one_is_notified(root, with_diary,
         order.append(("assigned", tps))
         positions.update({tp: second.position(tp) for tp in tps})
 
-    first, _ = with_diary(strategy, revoked=revoked)
+    first, _ = with_listener(strategy, revoked=revoked)
     first.poll(0)
     order.clear()
-    second, _ = with_diary(strategy, assigned=assigned)
+    second, _ = with_listener(strategy, assigned=assigned)
     poll_until_assigned([first, second], partitions("t", 2), at_least=1)
 
     assert positions == {T1: 3}
@@ -811,25 +817,25 @@ def test_the_old_owner_releases_before_the_new_one_is_notified(root, with_diary,
 
 
 @pytest.mark.parametrize("strategy", ["range", "cooperative-sticky"])
-def test_a_seek_within_assigned_counts_for_the_first_fetch(root, with_diary, strategy):
+def test_a_seek_within_assigned_counts_for_the_first_fetch(root, with_listener, strategy):
     """E6."""
     make(root, count=1)
-    member, _ = with_diary(strategy, assigned=lambda tps: [member.seek(tp, 2) for tp in tps])
+    member, _ = with_listener(strategy, assigned=lambda tps: [member.seek(tp, 2) for tp in tps])
 
     assert [record.offset for record in member.poll(0)[T0]] == [2, 3]
 
 
-def test_a_listener_sees_the_old_partitions_then_the_new_ones(root, with_diary):
+def test_a_listener_sees_the_old_partitions_then_the_new_ones(root, with_listener):
     """M20b: during revoked what was assigned before, during assigned what is now."""
     make(root)
     seen = []
-    first, _ = with_diary(
+    first, _ = with_listener(
         "cooperative-sticky",
         revoked=lambda tps: seen.append(first.assignment()),
         assigned=lambda tps: seen.append(first.assignment()),
     )
     first.poll(0)
-    second, _ = with_diary("cooperative-sticky")
+    second, _ = with_listener("cooperative-sticky")
     poll_until_assigned([first, second], partitions("t", 2), at_least=1)
 
     assert seen == [{T0, T1}, {T0, T1}, {T0}]
@@ -848,11 +854,11 @@ CALLS = {
 
 @pytest.mark.parametrize("call", CALLS)
 @pytest.mark.parametrize("kind", ["assigned", "revoked"])
-def test_calls_that_a_listener_must_not_make_are_refused(root, with_diary, call, kind):
+def test_calls_that_a_listener_must_not_make_are_refused(root, with_listener, call, kind):
     """M18; in Kafka this is undefined."""
     make(root)
     once = [True]
-    member, _ = with_diary(
+    member, _ = with_listener(
         "range", **{kind: lambda tps: once and once.pop() and CALLS[call](member)}
     )
 
@@ -864,7 +870,9 @@ def test_calls_that_a_listener_must_not_make_are_refused(root, with_diary, call,
 
 @pytest.mark.parametrize("strategy", ["range", "cooperative-sticky"])
 @pytest.mark.parametrize("kind", ["assigned", "revoked"])
-def test_poll_raises_an_error_of_a_listener_after_the_rebalance(root, with_diary, strategy, kind):
+def test_poll_raises_an_error_of_a_listener_after_the_rebalance(
+    root, with_listener, strategy, kind
+):
     """M24: both revocation and assignment are completed, and nothing is lost."""
     make(root)
     failing = {}
@@ -874,24 +882,24 @@ def test_poll_raises_an_error_of_a_listener_after_the_rebalance(root, with_diary
             failing.clear()
             raise ZeroDivisionError
 
-    first, diary = with_diary(strategy, **{kind: fail})
+    first, listener = with_listener(strategy, **{kind: fail})
     first.poll(0, max_records=1)
-    diary.taken()
+    listener.taken()
     failing.update(now=True)
-    second, _ = with_diary(strategy)
+    second, _ = with_listener(strategy)
     second.poll(0)
     with pytest.raises(ZeroDivisionError):
         forks.until(lambda: first.poll(0, max_records=1) and False)
 
     poll_until_assigned([first, second], partitions("t", 2), at_least=1)
-    assert {kind for kind, _ in diary.entries} == {"revoked", "assigned"}
+    assert {kind for kind, _ in listener.entries} == {"revoked", "assigned"}
     assert not [record for record in drained(first) if record.partition == 1]
 
 
-def test_close_raises_an_error_of_a_listener_at_its_end(root, with_diary):
+def test_close_raises_an_error_of_a_listener_at_its_end(root, with_listener):
     """E24."""
     make(root)
-    first, _ = with_diary("cooperative-sticky", revoked=lambda tps: 1 / 0)
+    first, _ = with_listener("cooperative-sticky", revoked=lambda tps: 1 / 0)
     first.poll(0)
 
     with pytest.raises(ZeroDivisionError):
@@ -901,7 +909,7 @@ def test_close_raises_an_error_of_a_listener_at_its_end(root, with_diary):
     first.close()
 
 
-def test_a_listener_may_commit_seek_pause_and_ask_for_positions(root, with_diary):
+def test_a_listener_may_commit_seek_pause_and_ask_for_positions(root, with_listener):
     """E6, M18."""
     make(root)
 
@@ -914,7 +922,7 @@ def test_a_listener_may_commit_seek_pause_and_ask_for_positions(root, with_diary
         told_so.append(member.group_metadata().generation_id)
 
     told_so = []
-    member, _ = with_diary("cooperative-sticky", revoked=revoked)
+    member, _ = with_listener("cooperative-sticky", revoked=revoked)
     poll_until_assigned([member], partitions("t", 2))
     drained(member)
     member.close()
@@ -924,14 +932,14 @@ def test_a_listener_may_commit_seek_pause_and_ask_for_positions(root, with_diary
 
 
 @pytest.mark.parametrize("strategy", ["range", "cooperative-sticky"])
-def test_a_revoked_partition_begins_again_at_its_committed_offset(root, with_diary, strategy):
+def test_a_revoked_partition_begins_again_at_its_committed_offset(root, with_listener, strategy):
     """M25: a program may have dropped what it did not commit; kept partitions go on."""
     make(root)
-    first, _ = with_diary(strategy)
+    first, _ = with_listener(strategy)
     drained(first)
     first.commit({T0: 1})
     first.pause(T0)
-    second, _ = with_diary(strategy)
+    second, _ = with_listener(strategy)
     second.poll(0)
 
     again = [record.offset for record in drained(first)]
@@ -991,10 +999,10 @@ def test_group_metadata_identifies_the_member(root, join):
 def test_a_program_that_does_not_poll_loses_its_partitions(root, join):
     """M9: it leaves by itself; the next poll reports them as lost, and joins again."""
     make(root)
-    diary = Diary()
+    listener = RecordingListener()
     interval = int(patient(60))
     slow = join(max_poll_interval_ms=interval, **COOPERATIVE)
-    slow.subscribe(["t"], listener=diary)
+    slow.subscribe(["t"], listener=listener)
     slow.poll(0)
     other = join("t", **COOPERATIVE)
     started = time.monotonic()
@@ -1004,9 +1012,9 @@ def test_a_program_that_does_not_poll_loses_its_partitions(root, join):
     with pytest.raises(CommitFailedError):
         slow.commit()
     assert slow.assignment() == {T0, T1}
-    diary.taken()
+    listener.taken()
     slow.poll(0)
-    assert diary.taken()[0] == ("lost", {T0, T1})
+    assert listener.taken()[0] == ("lost", {T0, T1})
 
     with_polls(slow, other)
 
@@ -1018,32 +1026,32 @@ def with_polls(*members):
 def test_a_poll_that_waits_does_not_count_as_idle(root, join):
     """M9, M7: only the time between two polls counts."""
     make(root, batches=0)
-    diary = Diary()
+    listener = RecordingListener()
     beat = int(patient(20))
     member = join(
         max_poll_interval_ms=2 * beat, session_timeout_ms=6 * beat, heartbeat_interval_ms=beat
     )
-    member.subscribe(["t"], listener=diary)
+    member.subscribe(["t"], listener=listener)
     member.poll(12 * beat)
     member.poll(0)
 
-    assert [kind for kind, _ in diary.entries] == ["revoked", "assigned"]
+    assert [kind for kind, _ in listener.entries] == ["revoked", "assigned"]
 
 
 def test_heartbeats_are_sent_while_the_program_works(root, join):
     """M7, M8: for longer than the session."""
     make(root)
-    diary = Diary()
+    listener = RecordingListener()
     session = int(patient(80))
     member = join(session_timeout_ms=session, heartbeat_interval_ms=session // 5)
-    member.subscribe(["t"], listener=diary)
+    member.subscribe(["t"], listener=listener)
     member.poll(0)
     threading.Event().wait(3 * session / 1000)
     group(root).remove_dead_members()
     member.commit({T0: 1})
     member.poll(0)
 
-    assert [kind for kind, _ in diary.entries] == ["revoked", "assigned"]
+    assert [kind for kind, _ in listener.entries] == ["revoked", "assigned"]
 
 
 def test_a_stopped_process_is_fenced_when_it_wakes(tmp_path):
@@ -1054,24 +1062,24 @@ def test_a_stopped_process_is_fenced_when_it_wakes(tmp_path):
     options |= {"auto_offset_reset": "earliest", "enable_auto_commit": False, **COOPERATIVE}
 
     def work(pipe):
-        log, diary = embedlog.open(path), Diary()
+        log, listener = embedlog.open(path), RecordingListener()
         member = log.consumer(**options)
-        member.subscribe(["t"], listener=diary)
+        member.subscribe(["t"], listener=listener)
         records = member.poll(0)
         pipe.send(sorted(member.assignment()))
         assert pipe.recv() == "commit"
         with pytest.raises(CommitFailedError):
             member.commit()
-        diary.taken()
+        listener.taken()
         forks.until(lambda: member.poll(0) is not None and member.assignment())
-        pipe.send((diary.taken(), sorted(member.assignment())))
+        pipe.send((listener.taken(), sorted(member.assignment())))
         pipe.recv()
         log.close()
         return len(records)
 
     with embedlog.open(path) as log:
         make(log.root)
-    with Remote(work) as stopped:
+    with PipedChild(work) as stopped:
         assert stopped.hear() == [T0, T1]
         with embedlog.open(path) as log:
             stopped.stop()
@@ -1101,7 +1109,7 @@ def test_a_killed_process_is_replaced_at_once(tmp_path):
 
     with embedlog.open(path) as log:
         make(log.root)
-    with Remote(work) as owner:
+    with PipedChild(work) as owner:
         assert owner.hear() == 2
         with embedlog.open(path) as log:
             other = log.consumer("t", group_id="g")
@@ -1115,15 +1123,15 @@ def test_a_static_member_that_returns_has_its_partitions(root, join):
     """M13: close does not leave, no other member notices, and it continues at its commit."""
     make(root)
     static = join("t", group_instance_id="i")
-    diary = Diary()
+    listener = RecordingListener()
     other = join()
-    other.subscribe(["t"], listener=diary)
+    other.subscribe(["t"], listener=listener)
     poll_until_assigned([static, other], partitions("t", 2), at_least=1)
     had = static.assignment()
     drained(static)
     static.commit()
     static.close()
-    diary.taken()
+    listener.taken()
     other.poll(0)
     assert len(other.assignment()) == 1
 
@@ -1132,28 +1140,28 @@ def test_a_static_member_that_returns_has_its_partitions(root, join):
     other.poll(0)
 
     assert again.assignment() == had
-    assert diary.taken() == []
+    assert listener.taken() == []
     assert drained(again) == []
 
 
 def test_a_second_holder_of_an_instance_id_fences_the_first(root, join):
     """M13, E23: for good; a commit of the first one is refused."""
     make(root)
-    diary = Diary()
+    listener = RecordingListener()
     first = join(group_instance_id="i")
-    first.subscribe(["t"], listener=diary)
+    first.subscribe(["t"], listener=listener)
     first.poll(0)
     second = join("t", group_instance_id="i")
     second.poll(0)
     assert second.assignment() == {T0, T1}
-    diary.taken()
+    listener.taken()
 
     with pytest.raises((CommitFailedError, FencedInstanceIdError)):
         first.commit({T0: 1})
     for _ in range(2):
         with pytest.raises(FencedInstanceIdError):
             first.poll(0)
-    assert diary.taken() == [("lost", {T0, T1})]
+    assert listener.taken() == [("lost", {T0, T1})]
     with pytest.raises(FencedInstanceIdError):
         first.commit({T0: 1})
     first.close()
@@ -1175,7 +1183,7 @@ def test_a_dead_static_member_keeps_its_partitions_for_its_session(tmp_path):
 
     with embedlog.open(path) as log:
         make(log.root)
-    with Remote(work) as owner:
+    with PipedChild(work) as owner:
         assert owner.hear() == 2
         killed = owner.kill()
     with embedlog.open(path) as log:
@@ -1239,16 +1247,16 @@ def test_close_is_idempotent_and_ends_every_later_call(root, join):
 def test_close_from_another_thread_ends_the_poll_and_leaves(root, join):
     """E24: what earlier polls returned is committed, and the listener is notified."""
     make(root, count=1)
-    diary = Diary()
+    listener = RecordingListener()
     member = join(enable_auto_commit=True)
-    member.subscribe(["t"], listener=diary)
+    member.subscribe(["t"], listener=listener)
     drained(member)
     with forks_to_come(member.close), pytest.raises(ClosedError):
         member.poll(10_000)
 
     forks.until(lambda: not group(root).read().members)
     assert committed(root) == 4
-    assert diary.entries[-1] == ("revoked", {T0})
+    assert listener.entries[-1] == ("revoked", {T0})
 
 
 def test_close_gives_up_on_a_thread_that_stays(root, join):
@@ -1261,7 +1269,7 @@ def test_close_gives_up_on_a_thread_that_stays(root, join):
         go.wait(patient(10))
 
     member = join()
-    member.subscribe(["t"], listener=Diary(assigned=assigned))
+    member.subscribe(["t"], listener=RecordingListener(assigned=assigned))
     caught = []
 
     def poll():
@@ -1348,13 +1356,8 @@ def test_each_thread_may_have_a_member(root, join):
                     seen.extend((record.partition, record.offset) for record in records)
         member.close()
 
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    forks.until(lambda: len(set(seen)) == 600, 30)
-    done.set()
-    for thread in threads:
-        thread.join()
+    with in_threads(*[work] * 4, done=done):
+        forks.until(lambda: len(set(seen)) == 600, 30)
 
     assert len(seen) == len(set(seen)) == 600
     assert {committed(root, tp) for tp in partitions("t", 6)} == {100}
@@ -1383,9 +1386,9 @@ def test_a_forked_child_is_a_new_member_and_does_not_affect_the_parent(tmp_path)
     """P18: whatever it does with the inherited consumer, and however it ends."""
     with embedlog.open(tmp_path / "root") as log:
         make(log.root, batches=0)
-        diary = Diary()
+        listener = RecordingListener()
         member = log.consumer(group_id="g", enable_auto_commit=False, **COOPERATIVE)
-        member.subscribe(["t"], listener=diary)
+        member.subscribe(["t"], listener=listener)
         member.poll(0)
         own = member.group_metadata().member_id
 
@@ -1407,7 +1410,7 @@ def test_a_forked_child_is_a_new_member_and_does_not_affect_the_parent(tmp_path)
         poll_until_assigned([member], partitions("t", 2))
 
         assert member.group_metadata().member_id == own
-        assert "lost" not in dict(diary.entries)
+        assert "lost" not in dict(listener.entries)
         assert member.committed(T0) is None
         member.commit({T0: 0})
 
@@ -1439,7 +1442,7 @@ def test_a_killed_child_of_a_member_does_not_affect_the_group(tmp_path):
         member.poll(0)
         own = member.group_metadata()
         for _ in range(3):
-            child = Remote(lambda pipe: (member.poll(0), pipe.send(1), pipe.recv()))
+            child = PipedChild(lambda pipe: (member.poll(0), pipe.send(1), pipe.recv()))
             with child:
                 child.hear()
         poll_until_assigned([member], partitions("t", 2))
@@ -1515,9 +1518,9 @@ def test_a_rebalance_that_fails_halfway_is_completed_by_the_next_poll(
         trouble.left, trouble.after = number // 2 + 1, bool(number % 2)
         options = {"partition_assignment_strategy": strategy, "group_id": f"g{number}"}
         first, second = join("t", **options), join("t", **options)
-        diary = Diary()
+        listener = RecordingListener()
         if number % 4 >= 2:
-            first.subscribe(["t"], listener=diary)
+            first.subscribe(["t"], listener=listener)
         came = set()
         for _ in range(12):
             for member in (first, second):

@@ -10,13 +10,12 @@ import functools
 import importlib
 import importlib.util
 import re
-import subprocess
 import sys
 import tomllib
 from pathlib import Path
 
 import pytest
-from support.patience import patient
+from support.children import run_python
 
 import embedlog
 
@@ -220,16 +219,10 @@ def test_the_readme_has_no_relative_link_on_pypi():
 @pytest.mark.skipif(importlib.util.find_spec("mkdocs") is None, reason="`make docs` installs it")
 def test_the_site_builds_without_a_warning(tmp_path):
     """Strictly: a broken link, or a page outside of the navigation, fails it."""
-    done = subprocess.run(
-        [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "-d", str(tmp_path)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=patient(120),
-        check=False,
+    run_python(
+        *("-m", "mkdocs", "build", "--strict", "--quiet", "-d", tmp_path), cwd=ROOT, seconds=120
     )
 
-    assert done.returncode == 0, done.stderr
     assert 'id="A17"' in (tmp_path / "semantics.html").read_text(encoding="utf-8")
     for page in tmp_path.rglob("*.html"):
         assert "unpkg.com" not in page.read_text(encoding="utf-8"), page

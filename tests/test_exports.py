@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+from support.children import run_python
 
 import embedlog
 
@@ -25,6 +24,4 @@ def test_importing_embedlog_loads_nothing_heavy():
     heavy = {"pyarrow", "numpy", "lmdb", "pyspark", "pandas"}
     code = f"import sys, embedlog; print(sorted({heavy} & set(sys.modules)))"
 
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-
-    assert done.stdout.strip() == "[]"
+    assert run_python("-c", code) == "[]\n"

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import importlib.util
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from support.patience import patient
+from support.children import run_python
 from support.roots import abandon, open_root, rows
 
 from embedlog.config import TopicConfig
@@ -70,13 +69,4 @@ def test_the_page_lists_every_pair_that_is_measured(script):
 
 def test_every_pair_can_be_measured(script):
     """A few rounds of each, in a process of its own."""
-    done = subprocess.run(
-        [sys.executable, str(SCRIPT), "--quick"],
-        capture_output=True,
-        text=True,
-        timeout=patient(60),
-        check=False,
-    )
-
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("\n") == 2 + len(script.PAIRS)
+    assert run_python(SCRIPT, "--quick").count("\n") == 2 + len(script.PAIRS)

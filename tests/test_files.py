@@ -15,6 +15,8 @@ import time
 from types import SimpleNamespace
 
 import pytest
+from support import forks
+from support.children import in_child, in_threads
 from support.patience import patient
 
 from embedlog.errors import (
@@ -403,13 +405,12 @@ def test_a_killed_holder_frees_the_lock(files, holder):
 def test_a_forked_child_leaves_the_lock_to_its_parent(files, fd):
     """The child closes what it inherited, and its own opening is somebody else (P18)."""
     files.lock(fd, 1)
-    child = os.fork()
-    if child == 0:
-        files.after_fork()
-        again = files.open("file", write=True)
-        os._exit(int(files.try_lock(again)))
 
-    assert os.waitpid(child, 0)[1] == 0
+    def lock_again():
+        files.after_fork()
+        return files.try_lock(files.open("file", write=True))
+
+    assert not in_child(lock_again)
     other = files.open("file", write=True)
     assert not files.try_lock(other)
 
@@ -469,16 +470,10 @@ def test_no_count_is_lost_when_many_advance(files, page):
 
     page.join()
     seen = page.value()
-    child = os.fork()
-    if child == 0:
-        advance()
-        os._exit(0)
-    threads = [threading.Thread(target=advance) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert os.waitpid(child, 0)[1] == 0
+    child = forks.Child(advance)
+    with in_threads(advance, advance):
+        pass
+    child.end().result()
 
     assert page.value() == seen + 6000
 
@@ -542,12 +537,7 @@ def test_who_joins_is_counted_until_it_leaves(files, page):
     page.leave()
     assert waiters[0] == 3
 
-    child = os.fork()
-    if child == 0:
-        page.leave()
-        other.close()
-        os._exit(0)
-    assert os.waitpid(child, 0)[1] == 0
+    in_child(lambda: (page.leave(), other.close()))
     assert waiters[0] == 3
 
     for _ in range(3):

@@ -5,6 +5,7 @@ import os
 import time
 
 import pytest
+from support.faulty_files import REBOOTED
 from support.groups import (
     RANGE,
     SESSION_MS,
@@ -34,16 +35,10 @@ from embedlog.errors import (
     StorageError,
     UnknownTopicOrPartitionError,
 )
-from embedlog.files import Files
 from embedlog.group import group_ids
 from embedlog.record import TopicPartition
 
 T0, T1, U0 = TopicPartition("t", 0), TopicPartition("t", 1), TopicPartition("u", 0)
-
-
-class Rebooted(Files):
-    def boot_id(self):
-        return "another boot"
 
 
 @pytest.fixture
@@ -223,7 +218,7 @@ def test_lock_files_are_deleted_after_a_reboot(tmp_path):
     join(make_group(root))
     abandon(root)
 
-    root = open_root(tmp_path, files=Rebooted)
+    root = open_root(tmp_path, files=REBOOTED)
     assert lock_files(make_group(root)) == []
     root.close()
 
@@ -521,7 +516,7 @@ def test_administration_survives_a_power_cut(tmp_path, way):
         group.delete()
     abandon(root)
 
-    root = open_root(tmp_path, files=Rebooted)
+    root = open_root(tmp_path, files=REBOOTED)
     committed = make_group(root).committed([T0])[T0]
     assert (committed is not None) == (way == "reset")
     assert group_ids(root.context.live, root.context.state) == (["g"] if way == "reset" else [])
@@ -535,12 +530,12 @@ def test_a_group_of_an_earlier_boot_is_deleted_with_its_checkpoint(tmp_path):
     make_group(root).reset(at(0))
     abandon(root)
 
-    root = open_root(tmp_path, files=Rebooted)
+    root = open_root(tmp_path, files=REBOOTED)
     make_group(root).delete()
     with pytest.raises(GroupIdNotFoundError):
         make_group(root).snapshot()
     root.close()
-    root = open_root(tmp_path, files=Rebooted)
+    root = open_root(tmp_path, files=REBOOTED)
     assert group_ids(root.context.live, root.context.state) == []
     root.close()
 

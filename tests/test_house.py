@@ -8,12 +8,12 @@ import functools
 import importlib.util
 import re
 import statistics
-import subprocess
 import sys
 from itertools import chain
 from pathlib import Path
 
 import pytest
+from support.children import run_python
 
 from embedlog import errors
 
@@ -311,12 +311,9 @@ def test_the_table_of_what_tests_share_is_complete():
 
 def test_importing_embedlog_is_light():
     """None of the heavy libraries; they load when first needed (bench_start.py has the time)."""
-    script = "import sys, embedlog; print(*sys.modules)"
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=True
-    )
+    modules = run_python("-c", "import sys, embedlog; print(*sys.modules)").split()
 
-    assert not {"pyarrow", "pyspark", "numpy", "pandas"} & {*done.stdout.split()}
+    assert not {"pyarrow", "pyspark", "numpy", "pandas"} & {*modules}
 
 
 def module_of(name):

@@ -4,7 +4,7 @@ import re
 import struct
 
 import pytest
-from support import format_tables, staged
+from support import format_tables, staged_files
 from support.clock import ManualClock
 from support.groups import make_group
 from support.roots import encoded, fill, open_root
@@ -217,7 +217,7 @@ def test_a_deleted_topic_leaves_no_row(root):
     root.flush()
     topic = root.topic("t")
     log.truncate_to(9)
-    staged.publish(root, [staged.stage(root, t_0=[b"a"], t_1=[b"b"])], 0)
+    staged_files.publish(root, [staged_files.stage(root, t_0=[b"a"], t_1=[b"b"])], 0)
     group = make_group(root)
     group.commit({TopicPartition(name, 0): OffsetAndMetadata(1) for name in "tu"})
     group.checkpoint(always=True)

@@ -7,23 +7,14 @@ import time
 from pathlib import Path
 
 import pytest
-from support.children import Held, in_child, killed_in, meanwhile
-from support.cruel import CruelFiles
+from support.children import PausedChild, assert_killed, in_child, in_threads, meanwhile
+from support.faulty_files import FaultyFiles
 from support.patience import patient
+from support.roots import make_store
 
 from embedlog import kv
 from embedlog.errors import CorruptionError, LockTimeoutError, StorageError
 from embedlog.files import Files
-
-
-def make_store(path: Path, name: str = "live", **options) -> kv.Store:
-    """Open a store, and create its environment the first time."""
-    Files.create_root(path)
-    files = Files(path)
-    files.make_directory("locks")
-    if not files.exists(name):
-        kv.create(files, name, durable=name == "state", rows={b"first": b"row"})
-    return kv.Store(files, name, **{"durable": name == "state", "timeout": 5.0, **options})
 
 
 @pytest.fixture
@@ -215,25 +206,10 @@ def test_a_file_that_grows_while_its_length_is_looked_at_is_not_damaged(store, m
         return length
 
     monkeypatch.setattr(store._files, "size", size_of_a_moment_ago)
-    done, failures = threading.Event(), []
 
-    def read():
-        try:
-            while not done.is_set():
-                store.read(lambda txn: txn.get(b"first"))
-        except CorruptionError as error:
-            failures.append(error)
-
-    threads = [threading.Thread(target=read) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for number in range(100):
-        put(store, b"%d" % number, bytes(8000))
-    done.set()
-    for thread in threads:
-        thread.join()
-
-    assert failures == []
+    with meanwhile(lambda: store.read(lambda txn: txn.get(b"first")), count=3):
+        for number in range(100):
+            put(store, b"%d" % number, bytes(8000))
 
 
 def test_a_map_grows_while_other_threads_read(small_map, tmp_path):
@@ -258,7 +234,7 @@ def test_reader_slots_of_killed_processes_are_freed(store):
     def read_and_stay(ready):
         store.read(lambda txn: ready())
 
-    with Held(read_and_stay) as child:
+    with PausedChild(read_and_stay) as child:
         assert store.check_readers() == 0
         child.kill()
 
@@ -274,7 +250,7 @@ def test_a_full_table_of_dead_readers_does_not_stop_reading(tmp_path, monkeypatc
     store.close()
     store = make_store(tmp_path)
     for _ in range(2):
-        with Held(lambda ready: store.read(lambda txn: ready())):
+        with PausedChild(lambda ready: store.read(lambda txn: ready())):
             pass
 
     assert store.get(b"first") == b"row"
@@ -287,11 +263,11 @@ def test_readers_of_what_is_not_the_newest_are_told(store):
     def pids():
         return sorted(pid for pid, _, _ in store.lagging())
 
-    with Held(lambda ready: store.read(lambda txn: ready())) as child:
+    with PausedChild(lambda ready: store.read(lambda txn: ready())) as child:
         assert pids() == [], "it reads what is newest, which does no harm"
         put(store, b"key", b"value")
         assert pids() == [child.pid]
-        with Held(lambda ready: store.read(lambda txn: ready())) as another:
+        with PausedChild(lambda ready: store.read(lambda txn: ready())) as another:
             put(store, b"key", b"value")
             assert pids() == sorted([child.pid, another.pid])
         child.kill()
@@ -315,7 +291,7 @@ def hold_the_write_lock(store):
 def test_a_stopped_writer_is_named_after_the_timeout(tmp_path):
     """Nobody blocks for ever behind a stopped process: pid and state are told (P16)."""
     store = make_store(tmp_path, timeout=0.2)
-    with Held(hold_the_write_lock(store)) as child:
+    with PausedChild(hold_the_write_lock(store)) as child:
         child.stop()
         began = time.monotonic()
         with pytest.raises(LockTimeoutError) as caught:
@@ -331,7 +307,7 @@ def test_a_stopped_writer_is_named_after_the_timeout(tmp_path):
 
 def test_a_killed_writer_gives_the_lock_back_at_once(store):
     """The lock is the kernel's, and what the dead one had not committed is gone."""
-    with Held(hold_the_write_lock(store)) as child:
+    with PausedChild(hold_the_write_lock(store)) as child:
         child.kill()
         put(store, b"key", b"value")
 
@@ -364,21 +340,11 @@ def test_threads_and_processes_write_without_losing_each_others_rows(store):
         txn.put(b"count", b"%d" % (int(txn.get(b"count") or 0) + 1))
 
     def work():
-        threads = [
-            threading.Thread(target=lambda: [store.write(step) for _ in range(50)])
-            for _ in range(2)
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        with in_threads(*[lambda: [store.write(step) for _ in range(50)]] * 2):
+            pass
 
-    others = [threading.Thread(target=in_child, args=(work,)) for _ in range(2)]
-    for other in others:
-        other.start()
-    work()
-    for other in others:
-        other.join()
+    with in_threads(*[lambda: in_child(work)] * 2):
+        work()
 
     assert store.get(b"count") == b"300"
 
@@ -416,22 +382,13 @@ def test_a_child_that_exits_leaves_the_parents_lock_alone(tmp_path):
     """The child closes what it inherited and never unlocks it."""
     store = make_store(tmp_path, timeout=0.2)
     other = make_store(tmp_path, timeout=0.2)
-    held = []
-
-    def step(txn):
-        in_pid = os.fork()
-        if in_pid == 0:
-            os._exit(0)
-        os.waitpid(in_pid, 0)
-        held.append(other._files.try_lock(other._lock or other._open_lock()))
 
     # A fork inside a transaction would wait for it: only the lock file is held here.
     lock = store._open_lock()
     store._files.lock(lock, 1)
-    step(None)
+    in_child(lambda: None)
+    assert not other._files.try_lock(other._lock or other._open_lock())
     store._files.unlock(lock)
-
-    assert held == [False]
     store.close()
     other.close()
 
@@ -524,7 +481,7 @@ def test_a_database_that_was_cut_under_others_is_refused_to_those_who_join(tmp_p
     """It is open, so it is not checked as a file: the first process did that before the cut."""
     store = make_store(tmp_path)
     store.write(fill_200)
-    with Held(lambda ready: (store.get(b"first"), ready())):
+    with PausedChild(lambda ready: (store.get(b"first"), ready())):
         store.close()
         damage(data := tmp_path / "live" / "data.mdb")
         found = data.read_bytes()
@@ -562,13 +519,13 @@ def test_a_whole_database_whose_last_pages_were_never_written_is_not_refused(tmp
 @pytest.mark.parametrize("name", ["state", "live"])
 def test_creation_is_all_or_nothing(tmp_path, name):
     """Killed at any operation, there is no environment, or a whole one (R5)."""
-    count = CruelFiles(_rooted(tmp_path / "count"))
+    count = FaultyFiles(_rooted(tmp_path / "count"))
     kv.create(count, name, durable=name == "state", rows={b"key": b"value"})
     for number in range(count.count()):
         path = _rooted(tmp_path / str(number))
-        files = CruelFiles(path)
+        files = FaultyFiles(path)
         files.kill_at(number)
-        killed_in(lambda files=files: kv.create(files, name, durable=True, rows={b"key": b"v"}))
+        assert_killed(lambda files=files: kv.create(files, name, durable=True, rows={b"key": b"v"}))
         again = Files(path)
         if not again.exists(name):
             kv.create(again, name, durable=True, rows={b"key": b"v"})

@@ -1,7 +1,7 @@
 """A topic as a table: the latest value of each key, whether or not compaction has run (D8, D19)."""
 
 import pytest
-from support.compacted import keep
+from support.manual_compaction import keep
 from support.patience import patient
 from support.roots import encoded
 

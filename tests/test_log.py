@@ -1,12 +1,12 @@
 """One partition: appending, reading, flushing, cutting (A1–A37)."""
 
 import errno
-import threading
+from functools import partial
 
 import pytest
-from support.children import in_child, meanwhile
+from support.children import in_child, in_threads, meanwhile
 from support.clock import START
-from support.cruel import CruelFiles
+from support.faulty_files import FaultyFiles
 from support.roots import (
     abandon,
     bases,
@@ -266,12 +266,10 @@ def test_threads_and_processes_append_without_mixing_their_batches(root, log):
     def fork(name):
         in_child(lambda: work(name))
 
-    threads = [threading.Thread(target=work, args=(name,)) for name in (b"a", b"b")]
-    threads += [threading.Thread(target=fork, args=(name,)) for name in (b"c", b"d")]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    appenders = [partial(work, name) for name in (b"a", b"b")]
+    appenders += [partial(fork, name) for name in (b"c", b"d")]
+    with in_threads(*appenders):
+        pass
 
     found = rows(log)
     assert [row[0] for row in found] == list(range(360))
@@ -563,7 +561,7 @@ def test_a_flush_moves_the_recovery_point_to_the_end(log):
 @pytest.fixture
 def several(tmp_path):
     """Five partitions of two topics, each with a record that nobody flushed, and their root."""
-    root = open_root(tmp_path / "several", files=CruelFiles, lock_timeout=0.2)
+    root = open_root(tmp_path / "several", files=FaultyFiles, lock_timeout=0.2)
     root.create_topic("a", 2, TopicConfig())
     root.create_topic("b", 3, TopicConfig())
     logs = [root.partition("a", n) for n in range(2)] + [root.partition("b", n) for n in range(3)]

@@ -4,8 +4,7 @@ import errno
 from functools import partial
 
 import pytest
-from support.cruel import CruelFiles, materialise
-from support.promises import Rebooted
+from support.faulty_files import REBOOTED, FaultyFiles, materialise
 from support.roots import abandon, encoded, make_log, open_root, values
 
 from embedlog.errors import StorageError
@@ -25,7 +24,7 @@ def fail_half_way(log, written):
 
 def test_a_failed_append_does_not_come_back_with_a_power_cut(tmp_path):
     """Its bytes are cut back off, and stay off, whatever is written in their place (P8, P5)."""
-    root = open_root(tmp_path / "root", files=partial(CruelFiles, record=True))
+    root = open_root(tmp_path / "root", files=partial(FaultyFiles, record=True))
     log = make_log(root)
     log.append([A])
     log.flush()
@@ -42,7 +41,7 @@ def test_a_failed_append_does_not_come_back_with_a_power_cut(tmp_path):
             directory = tmp_path / str(number)
             directory.mkdir()
             materialise(image, directory)
-            after = open_root(directory, files=partial(Rebooted, boot="another"))
+            after = open_root(directory, files=REBOOTED)
             found.add(tuple(values(after.partition("t", 0))))
             abandon(after)
     assert found == {(b"a" * 60,), (b"a" * 60, b"c" * 60)}

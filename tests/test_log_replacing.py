@@ -1,8 +1,8 @@
 """Sealed segments that were swapped for ones with gaps: all is read on as before (D10, D25)."""
 
 import pytest
-from support.compacted import keep
-from support.cruel import CruelFiles
+from support.faulty_files import REBOOTED, FaultyFiles
+from support.manual_compaction import keep
 from support.roots import (
     abandon,
     bases,
@@ -138,10 +138,8 @@ def test_a_recovery_does_not_take_gaps_for_lost_records(root, log, tmp_path):
     keep(log, KEPT, parts=2)
     before = rows(log)
     abandon(root)
-    files = lambda *given, **options: CruelFiles(*given, boot="another", **options)  # noqa: E731
-    files.create_root = CruelFiles.create_root
 
-    again = open_root(root.path, files=files)
+    again = open_root(root.path, files=REBOOTED)
 
     assert rows(again.partition("t", 0)) == before
     assert healthy(again)
@@ -205,9 +203,7 @@ def test_producers_are_known_after_their_batches_are_gone(root):
     log.roll()
     keep(log, {0})
     abandon(root)
-    files = lambda *given, **options: CruelFiles(*given, boot="another", **options)  # noqa: E731
-    files.create_root = CruelFiles.create_root
-    again = open_root(root.path, files=files)
+    again = open_root(root.path, files=REBOOTED)
 
     (receipt,) = again.partition("t", 0).append([encoded(b"a", b"b", producer=(7, 0, 6))])
 
@@ -313,7 +309,7 @@ def test_what_a_killed_process_left_is_removed_when_the_root_is_opened(root, log
 
 def test_a_failed_flush_of_a_new_file_harms_nobody(tmp_path):
     """P9: the log is on the old files, and may be written to."""
-    root = open_root(tmp_path / "root", files=CruelFiles)
+    root = open_root(tmp_path / "root", files=FaultyFiles)
     log = make_log(root, CONFIG)
     fill(log, 12, size=3)
     flush.flush_up_to(log, 33)

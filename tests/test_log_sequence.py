@@ -2,7 +2,7 @@
 
 import pytest
 from support.clock import START, ManualClock
-from support.cruel import CruelFiles
+from support.faulty_files import REBOOTED, FaultyFiles
 from support.roots import abandon, encoded, fill, make_log, open_root, values
 
 from embedlog.errors import InvalidProducerEpochError, OutOfOrderSequenceError
@@ -127,7 +127,7 @@ def test_what_is_remembered_survives(tmp_path, how, flushed, rolled):
     if flushed == 10:
         log.flush()
     _ = root.close() if how == "closed" else abandon(root)
-    root = open_root(tmp_path / "root", files=Rebooted if how == "rebooted" else CruelFiles)
+    root = open_root(tmp_path / "root", files=REBOOTED if how == "rebooted" else FaultyFiles)
     log = root.partition("t", 0)
 
     for pid in (7, 8):
@@ -137,13 +137,6 @@ def test_what_is_remembered_survives(tmp_path, how, flushed, rolled):
             send(log, 4, pid=pid)
     assert send(log, 10) == Appended(20, 21)
     root.close()
-
-
-class Rebooted(CruelFiles):
-    """The next boot of the same machine."""
-
-    def boot_id(self):
-        return "another boot"
 
 
 @pytest.mark.parametrize("flush_at", [None, 4, 9])
@@ -175,7 +168,7 @@ def test_offsets_that_others_took_are_never_a_repetitions_receipt(tmp_path):
     fill(log, 20)
     log.flush()
     abandon(root)
-    root = open_root(tmp_path / "root", files=Rebooted)
+    root = open_root(tmp_path / "root", files=REBOOTED)
     log = root.partition("t", 0)
 
     assert send(log, 2) == Appended(22, 23)

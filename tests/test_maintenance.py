@@ -12,7 +12,7 @@ from collections.abc import Callable
 from contextlib import closing
 
 import pytest
-from support.children import Held, in_child
+from support.children import PausedChild, in_child
 from support.clock import START, ManualClock
 from support.patience import patient
 from support.roots import encoded, fill, make_log, open_root
@@ -160,7 +160,7 @@ def test_when_the_owner_is_killed_another_takes_over_at_once(tmp_path):
     path = tmp_path / "log"
     open_root(path).close()
     with (
-        Held(lambda ready: child_that_owns(path, ready)) as child,
+        PausedChild(lambda ready: child_that_owns(path, ready)) as child,
         closing(open_root(path)) as root,
     ):
         mine = Maintenance(root, [often()])
@@ -200,7 +200,7 @@ def test_a_stopped_owner_is_replaced_and_deletes_nothing_when_it_resumes(tmp_pat
         os.write(say, b" and out")
         time.sleep(60)
 
-    with Held(work) as child, closing(open_root(path)) as root:
+    with PausedChild(work) as child, closing(open_root(path)) as root:
         child.stop()
         mine = Maintenance(root, [often()], session_ms=60_000)
         mine.start()

@@ -7,7 +7,7 @@ import time
 
 import pytest
 from support import forks
-from support.children import Held, in_child
+from support.children import PausedChild, in_child
 from support.groups import (
     RANGE,
     SESSION_MS,
@@ -566,7 +566,7 @@ def joined(path, ready):
 
 def test_a_killed_owner_is_found_dead_at_once(group, root):
     """Without any timeout the survivors own everything (M10, P15)."""
-    with Held(lambda ready: joined(root.path, ready)) as child:
+    with PausedChild(lambda ready: joined(root.path, ready)) as child:
         member = join(group)
         follow(member)
         assert member.owned == set()
@@ -595,7 +595,7 @@ def test_a_child_of_a_killed_owner_does_not_keep_it_alive(group, root, tmp_path)
         pid_file.write_text(str(pid))
         ready()
 
-    with Held(parent_of_one) as child:
+    with PausedChild(parent_of_one) as child:
         try:
             (dead,) = group.read().members
             child.kill()

@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.children import run_python
 from support.patience import patient
-from support.sessions import quick_python
+from support.spark_session import quick_python
 
 NOTEBOOK = Path(__file__).parent.parent / "examples" / "flights.ipynb"
 RUN = "from nbclient.cli import main; main()"
@@ -35,15 +34,7 @@ def run(directory: Path) -> list[dict[str, Any]]:
         "JUPYTER_RUNTIME_DIR": str(directory / "runtime"),
         "IPYTHONDIR": str(directory / "ipython"),
     }
-    done = subprocess.run(
-        [sys.executable, "-c", RUN, *words, str(notebook)],
-        env={**os.environ, **settings},
-        capture_output=True,
-        text=True,
-        timeout=patient(500),
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    run_python("-c", RUN, *words, notebook, seconds=500, env={**os.environ, **settings})
     return [cell for cell in json.loads(notebook.read_text())["cells"] if "outputs" in cell]
 
 

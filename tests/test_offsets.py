@@ -1,36 +1,21 @@
 """Committed positions: stored, saved, and brought back by the next boot (E4, E21, P5, R8)."""
 
 import os
-import threading
 
 import pytest
+from support.children import in_child, meanwhile
+from support.faulty_files import REBOOTED, REBOOTED_AGAIN
 from support.groups import at, make_group, make_topics
-from support.patience import patient
 from support.roots import abandon, encoded, fill, healthy, make_log, open_root, segment_files
 
 from embedlog import kv
 from embedlog.errors import CorruptionError, InvalidGroupIdError, OffsetMetadataTooLargeError
-from embedlog.files import Files
 from embedlog.groups import offsets
 from embedlog.groups.offsets import CommittedOffset
 from embedlog.keyspace import PARTITION_KEY
 from embedlog.record import OffsetAndMetadata, TopicPartition
 
 T0 = TopicPartition("t", 0)
-
-
-class Rebooted(Files):
-    """The next boot of the same machine."""
-
-    def boot_id(self):
-        return "another boot"
-
-
-class RebootedAgain(Files):
-    """And the one after that."""
-
-    def boot_id(self):
-        return "a third boot"
 
 
 def position_of(root, group="g", one=T0):
@@ -202,21 +187,11 @@ def test_what_is_committed_while_a_checkpoint_saves_is_saved_by_the_next(here):
 
 def test_checkpoints_of_many_threads_never_go_back(here):
     """And in the end the last commit is saved."""
-    group, seen, done = make_group(here), [], threading.Event()
-
-    def saving():
-        while not done.is_set():
-            save(here)
-
-    threads = [threading.Thread(target=saving) for _ in range(3)]
-    for each in threads:
-        each.start()
-    for offset in range(150):
-        group.commit(at(offset))
-        seen += saved(here)
-    done.set()
-    for each in threads:
-        each.join()
+    group, seen = make_group(here), []
+    with meanwhile(lambda: save(here), count=3):
+        for offset in range(150):
+            group.commit(at(offset))
+            seen += saved(here)
     save(here)
     assert seen == sorted(seen)
     assert saved(here) == [149]
@@ -224,26 +199,14 @@ def test_checkpoints_of_many_threads_never_go_back(here):
 
 def test_a_fork_beside_checkpoints_ends(here):
     """Both take the databases in one order, whichever was opened first (P18)."""
-    group, done = make_group(here), threading.Event()
+    group = make_group(here)
     opened = list(kv._environments.items())
     kv._environments.clear()
     kv._environments.update(reversed(opened))
 
-    def saving():
-        while not done.is_set():
-            group.commit(at(1))
-            save(here)
-
-    thread = threading.Thread(target=saving)
-    thread.start()
-    for _ in range(20):
-        pid = os.fork()
-        if pid == 0:
-            os._exit(0)
-        os.waitpid(pid, 0)
-    done.set()
-    thread.join(patient(10))
-    assert not thread.is_alive()
+    with meanwhile(lambda: (group.commit(at(1)), save(here))):
+        for _ in range(20):
+            in_child(lambda: None)
 
 
 def test_what_is_deleted_is_deleted_by_the_checkpoint_too(here):
@@ -270,7 +233,7 @@ def test_after_a_power_cut_positions_are_as_of_the_last_checkpoint(tmp_path):
     make_group(root).commit(at(6))
     abandon(root)
 
-    root = open_root(tmp_path, files=Rebooted)
+    root = open_root(tmp_path, files=REBOOTED)
     assert position_of(root) == 5
     assert make_group(root).snapshot().committed[T0].position.offset == 5
     make_group(root).commit(at(8))
@@ -298,7 +261,7 @@ def test_a_closed_log_has_saved_everything(tmp_path):
     make_group(root).commit(at(6))
     root.close()
 
-    root = open_root(tmp_path, files=Rebooted)
+    root = open_root(tmp_path, files=REBOOTED)
     assert position_of(root) == 6
     root.close()
 
@@ -325,7 +288,7 @@ def cut_short(path, keep):
 def test_a_position_past_the_end_moves_back_to_it(tmp_path, keep):
     """The records are gone; its note and its leader epoch stay (P5, R8)."""
     cut_short(tmp_path, keep)
-    root = open_root(tmp_path, files=Rebooted)
+    root = open_root(tmp_path, files=REBOOTED)
 
     assert root.partition("t", 0).end_offset() == keep
     found = make_group(root).committed([T0])[T0].position
@@ -340,7 +303,7 @@ def test_a_position_past_the_end_moves_back_to_it(tmp_path, keep):
 def test_a_group_does_not_miss_what_comes_in_the_place_of_lost_records(tmp_path, used, again):
     """Whenever it is used next: the position was moved back for good (P5, R8)."""
     cut_short(tmp_path, 2)
-    root = open_root(tmp_path, files=Rebooted)
+    root = open_root(tmp_path, files=REBOOTED)
     if used:
         make_group(root).remove_dead_members()
         make_group(root).remove_members(["nobody"])
@@ -348,7 +311,7 @@ def test_a_group_does_not_miss_what_comes_in_the_place_of_lost_records(tmp_path,
     root.flush()
     if again:
         abandon(root)
-        root = open_root(tmp_path, files=RebootedAgain)
+        root = open_root(tmp_path, files=REBOOTED_AGAIN)
 
     assert root.partition("t", 0).end_offset() == 11
     assert position_of(root) == 2
@@ -380,7 +343,7 @@ def test_a_damaged_position_stops_its_group_and_not_the_recovery(tmp_path):
 
     root.context.state.write(step)
     abandon(root)
-    root = open_root(tmp_path, files=Rebooted)
+    root = open_root(tmp_path, files=REBOOTED)
     assert root.partition("t", 0).end_offset() == 2
     assert position_of(root, "below") == 1
     with pytest.raises(CorruptionError, match="offset checkpoints"):

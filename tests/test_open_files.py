@@ -5,11 +5,12 @@ from __future__ import annotations
 import gc
 import os
 import resource
-import threading
+from functools import partial
 from pathlib import Path
 
 import pytest
 from support import forks
+from support.children import in_threads
 from support.roots import fill, make_log, open_root, values
 
 import embedlog
@@ -123,27 +124,19 @@ def test_appends_go_on_while_their_files_are_closed_again_and_again(tmp_path: Pa
     root = open_root(tmp_path)
     root.context.open_files = OpenFiles(8)
     root.create_topic("t", 24, TopicConfig())
-    failures: list[BaseException] = []
 
     def work(first: int) -> None:
-        try:
-            for turn in range(20):
-                for number in range(24):
-                    log = root.partition("t", (number + first) % 24)
-                    fill(log, 1, first=turn)
-                    reader = log.reader(0)
-                    while reader.read():
-                        pass
-        except BaseException as error:  # noqa: BLE001 - it is raised by the test
-            failures.append(error)
+        for turn in range(20):
+            for number in range(24):
+                log = root.partition("t", (number + first) % 24)
+                fill(log, 1, first=turn)
+                reader = log.reader(0)
+                while reader.read():
+                    pass
 
-    threads = [threading.Thread(target=work, args=(first,)) for first in (0, 8, 16)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with in_threads(*(partial(work, first) for first in (0, 8, 16))):
+        pass
 
-    assert failures == []
     for number in range(24):
         found = values(root.partition("t", number))
         assert sorted(found) == sorted([b"v%d" % turn for turn in range(20)] * 3)

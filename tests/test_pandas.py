@@ -1,7 +1,6 @@
 """Nobody waits for pandas, which pyarrow would import by the way, unless it is asked for."""
 
-import subprocess
-import sys
+from support.children import run_python
 
 # In a process of its own, since this one may have it.
 WORK = """
@@ -55,8 +54,4 @@ print("done")
 
 def test_no_work_on_the_log_imports_pandas(tmp_path):
     """To import it takes 300 ms, of the first call or of each of Spark's workers."""
-    done = subprocess.run(
-        [sys.executable, "-c", WORK, tmp_path / "log"], capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == "done\n"
+    assert run_python("-c", WORK, tmp_path / "log") == "done\n"

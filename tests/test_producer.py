@@ -3,7 +3,6 @@
 import errno
 import gc
 import linecache
-import os
 import pickle
 import random
 import re
@@ -21,7 +20,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import forks
-from support.cramped import Modelled
+from support.full_disk_housekeeping import SmallDiskFiles
 from support.patience import patient
 from support.roots import encoded, healthy, open_root, rows, values
 
@@ -736,7 +735,7 @@ def test_the_batches_of_a_numbered_call_fail_together(root):
 @pytest.mark.parametrize("call", ["send", "send_batch"])
 def test_a_full_disk_is_reported_as_one(tmp_path, config, call):
     """P10: DiskFullError, whether the attempts or the time are used up."""
-    root = open_root(tmp_path / "log", files=Modelled)
+    root = open_root(tmp_path / "log", files=SmallDiskFiles)
     root.create_topic("one", 1, TopicConfig())
     with Producer(root, **config) as producer:
         producer.send("one", b"1").result()
@@ -1254,26 +1253,23 @@ def test_a_forked_child_begins_without_records_or_identity(root):
     with Producer(root, linger_ms=10_000, delivery_timeout_ms=60_000) as producer:
         mine = producer.send("one", b"parent")
         before = producer._context.identity()
-        child = os.fork()
-        if child == 0:
-            ok = producer._context.identity() != before and mine.failed()
-            ok = ok and producer.send("one", b"child").result(patient(5)).offset == 0
-            os._exit(0 if ok else 1)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+        def check_child():
+            assert producer._context.identity() != before and mine.failed()
+            assert producer.send("one", b"child").result(patient(5)).offset == 0
+
+        forks.call(check_child)
         assert mine.result(patient(5)).offset == 1
     assert values(root.partition("one", 0)) == [b"child", b"parent"]
 
 
 def test_a_record_that_is_being_written_at_a_fork_is_the_parents(root, monkeypatch):
     """P18: its future fails in the child, also on the fast path."""
-    append, ends = PartitionLog.append, []
+    append, failed = PartitionLog.append, []
 
     def forking(*args, **named):
         monkeypatch.undo()
-        child = os.fork()
-        if child == 0:
-            os._exit(0 if mine.failed() else 1)
-        ends.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+        failed.append(forks.call(lambda: mine.failed()))
         return append(*args, **named)
 
     with Producer(root, linger_ms=10_000) as producer:
@@ -1281,7 +1277,7 @@ def test_a_record_that_is_being_written_at_a_fork_is_the_parents(root, monkeypat
         mine = producer.send("one", b"2")
         monkeypatch.setattr(PartitionLog, "append", forking)
         assert mine.result().offset == 1
-    assert ends == [0]
+    assert failed == [True]
 
 
 def test_a_producer_is_pickled_as_its_root_and_settings():

@@ -3,13 +3,14 @@
 import itertools
 import logging
 import threading
+from functools import partial
 
 import pytest
-from support.children import Held
+from support.children import PausedChild, in_threads
 from support.clock import START
-from support.cruel import CruelFiles
+from support.faulty_files import FaultyFiles
 from support.roots import abandon, bases, encoded, fill, healthy, make_log, open_root, rows, values
-from support.staged import directory, publish, stage
+from support.staged_files import directory, publish, stage
 
 from embedlog import catalog, keyspace, kv
 from embedlog.config import TopicConfig
@@ -216,7 +217,7 @@ def test_a_partition_that_another_process_holds_is_told_after_a_while(topics):
         log.acquire()
         held()
 
-    with Held(hold) as holder:
+    with PausedChild(hold) as holder:
         with pytest.raises(LockTimeoutError) as told:
             publish(topics, staged, timeout=0.05)
         topics.partition("a", 0).append([encoded(b"x")])
@@ -227,7 +228,7 @@ def test_a_partition_that_another_process_holds_is_told_after_a_while(topics):
 
 def test_a_failed_flush_publishes_nothing_and_closes_that_partition_only(tmp_path):
     """P9: the others are as they were, and take appends."""
-    root = open_root(tmp_path / "cruel", files=CruelFiles)
+    root = open_root(tmp_path / "cruel", files=FaultyFiles)
     root.create_topic("a", 2, TopicConfig())
     for number in range(2):
         fill(root.partition("a", number), 1, durability="fsync")
@@ -340,11 +341,8 @@ def test_two_runs_of_one_query_publish_a_batch_once_between_them(topics):
         go.wait()
         told.append(publish(topics, staged, 0, run=f"run {number}"))
 
-    threads = [threading.Thread(target=run, args=(number,)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with in_threads(*(partial(run, number) for number in range(4))):
+        pass
 
     assert sum(one.records for one in told) == 1
     assert sum(map(len, content(topics).values())) == 1
@@ -709,25 +707,18 @@ def test_a_damaged_clock_of_publications_goes_on_from_the_last_marker(machine, c
 
 def test_appends_and_publications_take_turns(topics):
     """Threads that append to the same partitions lose nothing, and see no gap."""
-    done, wrong = threading.Event(), []
+    done = threading.Event()
 
     def append():
         number = 0
-        try:
-            while not done.is_set() or number < 20:
-                topics.partition("a", number % 2).append([encoded(b"n%d" % number)])
-                number += 1
-        except Exception as error:  # noqa: BLE001 - told below
-            wrong.append(error)
+        while not done.is_set() or number < 20:
+            topics.partition("a", number % 2).append([encoded(b"n%d" % number)])
+            number += 1
 
-    thread = threading.Thread(target=append)
-    thread.start()
-    for version in range(20):
-        publish(topics, [stage(topics, a_0=[b"p"], a_1=[b"p"])], version)
-    done.set()
-    thread.join()
+    with in_threads(append, done=done):
+        for version in range(20):
+            publish(topics, [stage(topics, a_0=[b"p"], a_1=[b"p"])], version)
 
-    assert wrong == []
     there = content(topics)
     assert [there[part].count(b"p") for part in ("a_0", "a_1")] == [20, 20]
     assert sum(value != b"p" for part in there.values() for value in part) >= 20
@@ -749,12 +740,9 @@ def test_readers_see_all_of_a_publication_or_nothing(topics):
 
     for number in range(2):
         topics.partition("a", number).tail()
-    thread = threading.Thread(target=look)
-    thread.start()
-    for version in range(60):
-        publish(topics, [stage(topics, a_0=[b"p", b"q"], a_1=[b"p"])], version)
-    done.set()
-    thread.join()
+    with in_threads(look, done=done):
+        for version in range(60):
+            publish(topics, [stage(topics, a_0=[b"p", b"q"], a_1=[b"p"])], version)
 
     assert all(first == 2 * second for first, second in seen), seen
     assert len(seen) > 2

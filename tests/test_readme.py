@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import codeop
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from support.patience import patient
+from support.children import run_python
 
 REPOSITORY = Path(__file__).parent.parent
 FORKS = "ignore:This process:DeprecationWarning"
@@ -19,16 +17,7 @@ BLOCK = re.compile(r"```python\n(.*?)```", re.DOTALL)
 
 def run(code: str, directory: Path) -> str:
     """Run a session in a directory of its own and return what it printed."""
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-W", FORKS, "-c", code],
-        cwd=directory,
-        capture_output=True,
-        text=True,
-        timeout=patient(60),
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    return run_python("-W", "error", "-W", FORKS, "-c", code, cwd=directory)
 
 
 def test_the_session_in_the_readme_runs_as_it_stands(tmp_path):

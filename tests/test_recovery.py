@@ -8,10 +8,10 @@ from functools import partial
 
 import lmdb
 import pytest
-from support import staged
-from support.children import killed_in
+from support import staged_files
+from support.children import assert_killed
 from support.clock import START
-from support.cruel import CruelFiles
+from support.faulty_files import REBOOTED, REBOOTED_AGAIN, FaultyFiles
 from support.roots import (
     abandon,
     bases,
@@ -36,20 +36,6 @@ from embedlog.root.verify import rebuild_index, verify_root
 SIZE = encoded(b"v0").size
 
 
-class Rebooted(CruelFiles):
-    """The next boot of the same machine."""
-
-    def boot_id(self):
-        return "another boot"
-
-
-class RebootedAgain(CruelFiles):
-    """And the one after that."""
-
-    def boot_id(self):
-        return "a third boot"
-
-
 def crashed(path, batches=6, *, config=None, flush_at=None, size=2):
     """Fill a log and leave it as a killed process would; returns its segment files."""
     root = open_root(path)
@@ -64,7 +50,7 @@ def crashed(path, batches=6, *, config=None, flush_at=None, size=2):
     return segment_files(path)
 
 
-def recovered(path, files=Rebooted):
+def recovered(path, files=REBOOTED):
     root = open_root(path, files=files)
     return root, root.partition("t", 0)
 
@@ -108,7 +94,7 @@ def test_whatever_follows_the_last_good_batch_is_cut(tmp_path, garbage, flush_at
     assert log.append([encoded(b"next")]) == [Appended(12, 13)]
     assert healthy(root)
     abandon(root)
-    root, log = recovered(tmp_path, RebootedAgain)
+    root, log = recovered(tmp_path, REBOOTED_AGAIN)
     assert values(log, 11) == [b"v11", b"next"]
     assert healthy(root)
     root.close()
@@ -134,7 +120,7 @@ def test_a_recovery_that_drops_damaged_bytes_logs_one_warning(tmp_path, caplog, 
     assert log.end_offset() == 12
     messages = [record.getMessage() for record in caplog.records]
     abandon(root)
-    root, _ = recovered(tmp_path, RebootedAgain)
+    root, _ = recovered(tmp_path, REBOOTED_AGAIN)
     root.close()
 
     assert len(caplog.records) == len(messages) == (garbage not in SILENT), messages
@@ -155,7 +141,7 @@ def test_the_warning_of_a_recovery_counts_the_segments_behind_the_damage(tmp_pat
     data[-200] ^= 1
     paths[1].write_bytes(data)
 
-    with closing(open_root(tmp_path, mode="r", files=Rebooted)) as root:
+    with closing(open_root(tmp_path, mode="r", files=REBOOTED)) as root:
         end = root.partition("t", 0).end_offset()
     assert caplog.records == []
     root, log = recovered(tmp_path)
@@ -173,7 +159,7 @@ def test_garbage_of_a_killed_writer_is_cut_by_the_next_append(tmp_path, garbage)
     (path,) = crashed(tmp_path)
     with path.open("ab") as file:
         file.write(GARBAGE[garbage](_batch(12)))
-    root, log = recovered(tmp_path, CruelFiles)
+    root, log = recovered(tmp_path, FaultyFiles)
 
     assert offsets(log) == list(range(12))
     assert log.append([encoded(b"next")]) == [Appended(12, 13)]
@@ -211,7 +197,7 @@ def test_a_damaged_middle_past_the_recovery_point_ends_the_log_there(tmp_path):
     assert 8 <= end < 16
     assert healthy(root)
     abandon(root)
-    root, log = recovered(tmp_path, RebootedAgain)
+    root, log = recovered(tmp_path, REBOOTED_AGAIN)
 
     assert (log.end_offset(), bases(log)) == (end, segments)
     assert len(segment_files(tmp_path)) == len(segments)
@@ -469,7 +455,7 @@ def test_a_reader_previews_what_a_recovery_will_find(tmp_path):
     with path.open("ab") as file:
         file.write(b"torn")
     before = path.read_bytes()
-    root = open_root(tmp_path, mode="r", files=Rebooted)
+    root = open_root(tmp_path, mode="r", files=REBOOTED)
 
     assert offsets(root.partition("t", 0)) == list(range(12))
     assert root.partition("t", 0).end_offset() == 12
@@ -530,7 +516,7 @@ def change_the_last_segment(path):
 
 
 @pytest.mark.tier("test")
-@pytest.mark.parametrize("files", [CruelFiles, Rebooted])
+@pytest.mark.parametrize("files", [FaultyFiles, REBOOTED], ids=["same boot", "rebooted"])
 @pytest.mark.parametrize(
     "damage",
     [
@@ -560,7 +546,7 @@ def test_a_damaged_state_is_restored_and_newer_segments_adopted(tmp_path, files,
     assert log.offset_for_timestamp(START + 5)[:2] == (5, START + 5)
     assert healthy(root)
     abandon(root)
-    root = open_root(tmp_path, files=RebootedAgain)
+    root = open_root(tmp_path, files=REBOOTED_AGAIN)
     assert values(root.partition("t", 0))[-3:] == [b"h", b"i", b"next"]
     assert healthy(root)
     root.close()
@@ -580,7 +566,7 @@ def test_damage_that_one_is_told_of_restores_nothing(tmp_path, table):
     log = make_log(root, {"segment.bytes": 3 * SIZE, "index.interval.bytes": 1})
     root.context.catalog.producer_identity("p")  # by name
     fill(log, 7)
-    staged.publish(root, [staged.stage(root, t_0=[b"published"])], 0)
+    staged_files.publish(root, [staged_files.stage(root, t_0=[b"published"])], 0)
     wanted = rows(log)
     abandon(root)
     change_row(tmp_path, table, lambda key, row: (key, with_bit(row, 12)))
@@ -623,7 +609,7 @@ def test_a_restored_state_with_an_older_epoch_cuts_nothing(tmp_path):
     assert rows(log) == wanted
     log.append([encoded(b"next")])
     abandon(root)
-    root = open_root(tmp_path, files=Rebooted)
+    root = open_root(tmp_path, files=REBOOTED)
 
     assert values(root.partition("t", 0)) == [*[row[3] for row in wanted], b"next"]
     assert healthy(root)
@@ -646,7 +632,7 @@ def test_a_damaged_state_without_a_copy_is_an_error(tmp_path):
 
 def operations_of(path, work):
     """How many operations on files `work` takes, tried out on a root of its own."""
-    root = open_root(path, files=CruelFiles)
+    root = open_root(path, files=FaultyFiles)
     files = root.context.files
     before = files.count()
     work(root)
@@ -681,7 +667,7 @@ def headers(root):
 @pytest.mark.parametrize(
     "every", [choose(test=12, all=4), pytest.param(1, marks=pytest.mark.tier("nightly"))]
 )
-@pytest.mark.parametrize("files", [CruelFiles, Rebooted])
+@pytest.mark.parametrize("files", [FaultyFiles, REBOOTED], ids=["same boot", "rebooted"])
 @pytest.mark.parametrize("work", [roll, synced_roll, cut, headers, gap])
 def test_killed_between_any_two_steps_the_log_is_as_before_or_after(tmp_path, work, files, every):
     """A roll, a cut, a change of schema: the next process finishes it or never hears of it."""
@@ -692,7 +678,7 @@ def test_killed_between_any_two_steps_the_log_is_as_before_or_after(tmp_path, wo
     for step in range(len(work.__name__) % every, steps, every):
         path = tmp_path / f"killed at {step}"
         fill_root(path)
-        killed_in(partial(die_at, path, work, step))
+        assert_killed(partial(die_at, path, work, step))
         root = open_root(path, files=files)
         log = root.partition("t", 0)
         found = offsets(log)
@@ -712,7 +698,7 @@ def fill_root(path):
 
 
 def die_at(path, work, step):
-    root = open_root(path, files=CruelFiles)
+    root = open_root(path, files=FaultyFiles)
     root.context.files.kill_at(step)
     work(root)
 

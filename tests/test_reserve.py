@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from support import forks
 from support.clock import START, ManualClock
-from support.cramped import Modelled
-from support.cruel import CruelFiles
+from support.faulty_files import FaultyFiles
+from support.full_disk_housekeeping import SmallDiskFiles
 from support.roots import encoded, fill, healthy, make_log, offsets, open_root, values
 
 from embedlog import batch, compaction
@@ -25,7 +25,7 @@ from embedlog.retention import retain
 @pytest.fixture
 def root(tmp_path):
     """A root on a disk as a model, which has room enough."""
-    root = open_root(tmp_path / "root", files=Modelled, clock=ManualClock())
+    root = open_root(tmp_path / "root", files=SmallDiskFiles, clock=ManualClock())
     files(root).room = 8 << 20
     yield root
     files(root).room = None
@@ -43,16 +43,16 @@ def test_it_is_made_by_housekeeping_and_not_by_others(root):
     assert RESERVE_FILE not in os.listdir(root.path)
     retain(root, START)
     reserve = root.context.reserve
-    assert reserve.held() == reserve.size() == Modelled.disk // 16
+    assert reserve.held() == reserve.size() == SmallDiskFiles.disk // 16
     assert files(root).room < 8 << 20
 
 
 def test_it_takes_four_mebibytes_and_never_much_of_a_disk(root, monkeypatch):
     """On a disk of less than 4 MiB there is none."""
     for disk, size in ((1 << 40, RESERVE_BYTES), (32 << 20, 2 << 20), (4 << 20, 256 << 10)):
-        monkeypatch.setattr(Modelled, "disk", disk)
+        monkeypatch.setattr(SmallDiskFiles, "disk", disk)
         assert root.context.reserve.size() == size
-    monkeypatch.setattr(Modelled, "disk", 3 << 20)
+    monkeypatch.setattr(SmallDiskFiles, "disk", 3 << 20)
     assert root.context.reserve.size() == 0
     assert root.context.reserve.keep() is False
 
@@ -311,7 +311,7 @@ def test_a_full_disk_can_be_opened_with_what_was_kept_back(tmp_path):
     root.close()
     tries = []
 
-    class Full(CruelFiles):
+    class Full(FaultyFiles):
         def make_directory(self, path: str, exist_ok: bool = True) -> None:
             if RESERVE_FILE in os.listdir(self.root):
                 tries.append(path)

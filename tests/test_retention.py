@@ -9,7 +9,7 @@ import shutil
 from contextlib import closing
 
 import pytest
-from support.clock import START, ManualClock
+from support.clock import START, ManualClock, MovedUptime
 from support.roots import (
     abandon,
     bases,
@@ -50,15 +50,6 @@ EVENT = 1_372_636_800_000
 """Ten years before `START`."""
 
 each_clock = pytest.mark.parametrize("by", ["append", "record"])
-
-
-class Later(Files):
-    """A machine whose uptime a test moves."""
-
-    ms = 0
-
-    def uptime_ms(self) -> int:
-        return super().uptime_ms() + Later.ms
 
 
 def config(**more):
@@ -701,21 +692,21 @@ def test_the_hard_limit_alone_deletes_nothing(root):
 
 def test_leased_records_stay_until_the_lease_ends(tmp_path):
     """P20: a running query is not pulled from under; time is that of CLOCK_BOOTTIME."""
-    Later.ms = 0
+    MovedUptime.ms = 0
     clock = ManualClock()
-    with closing(open_root(tmp_path / "root", files=Later, clock=clock)) as root:
+    with closing(open_root(tmp_path / "root", files=MovedUptime, clock=clock)) as root:
         log = make(root, retention_ms=DAY)
         now = START + 30 * DAY
         lease = hold(root, "query 1", {HERE: 5}, 60)
         assert retain(root, now)[0].start_offset == 4
         clock.advance(1000 * DAY)  # a wall clock ends no lease
         assert leases(root)[0].name == "query 1"
-        Later.ms = 50_000
+        MovedUptime.ms = 50_000
         lease.renew()
-        Later.ms = 100_000
+        MovedUptime.ms = 100_000
         assert retain(root, now) == []
         assert leases(root)[0].offsets == {HERE: 5}
-        Later.ms = 111_000
+        MovedUptime.ms = 111_000
         assert leases(root) == []
         assert retain(root, now)[0].start_offset == 10
         with pytest.raises(OffsetOutOfRangeError):

@@ -6,11 +6,12 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections import Counter
+from functools import partial
 
 import pytest
+from support.children import in_threads
 from support.patience import patient
 
 import embedlog
@@ -413,10 +414,7 @@ def test_two_runs_at_once_from_threads_are_two_runs(log, seen):
         run = embedlog.run_group(log, "t", group, seen.note, until="end", **EARLIEST)
         assert run.wait(patient(60))
 
-    threads = [threading.Thread(target=go, args=(group,)) for group in "ab"]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(patient(90))
+    with in_threads(*(partial(go, group) for group in "ab")):
+        pass
 
     assert seen.numbers == Counter(dict.fromkeys(range(RECORDS), 2))

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from support import forks
 from support.roots import encoded
-from support.staged import directory, publish, stage
+from support.staged_files import directory, publish, stage
 
 from embedlog.cli import main
 from embedlog.config import TopicConfig

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from support.clock import START
-from support.compacted import keep
+from support.manual_compaction import keep
 from support.roots import encoded
 from support.tiers import choose
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import closing
 
 import pytest
+from support.clock import MovedUptime
 from support.roots import (
     abandon,
     bases,
@@ -20,22 +21,12 @@ from support.roots import (
 
 from embedlog import catalog
 from embedlog.errors import DurabilityError, OffsetOutOfRangeError, ReadOnlyError
-from embedlog.files import Files
 from embedlog.partition import log_start, pending_deletes, producer_state, state, tail
 from embedlog.partition.log_start import trim
 from embedlog.root import startup
 
 SIZE = encoded(b"v0").size
 AT_ONCE = {"segment.bytes": 2 * SIZE, "file.delete.delay.ms": 0}
-
-
-class Later(Files):
-    """A machine whose uptime a test moves."""
-
-    ms = 0
-
-    def uptime_ms(self) -> int:
-        return super().uptime_ms() + Later.ms
 
 
 @pytest.fixture
@@ -200,16 +191,16 @@ def test_a_choice_that_was_made_in_another_epoch_is_void(log):
 
 def test_files_stay_for_their_delay(tmp_path):
     """A39: file.delete.delay.ms; meanwhile they are no strays, and any process may sweep."""
-    Later.ms = 0
-    with closing(open_root(tmp_path / "root", files=Later)) as root:
+    MovedUptime.ms = 0
+    with closing(open_root(tmp_path / "root", files=MovedUptime)) as root:
         log = make_log(root, {"segment.bytes": 2 * SIZE, "file.delete.delay.ms": 1_000})
         fill(log, 10)
         trim(log, 6)
         assert len(segment_files(root.path)) == 5
         assert healthy(root)
         assert root.context.state and pending_deletes.sweep(root.context) == 0
-        Later.ms = 1_001
-        with closing(open_root(root.path, files=Later)) as other:
+        MovedUptime.ms = 1_001
+        with closing(open_root(root.path, files=MovedUptime)) as other:
             assert pending_deletes.sweep(other.context) == 3
         assert len(segment_files(root.path)) == 2
         assert pending_deletes.paths(root.context.live) == set()

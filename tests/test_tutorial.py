@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
-from support.patience import patient
+from support.children import run_python
 
 PAGE = Path(__file__).parent.parent / "docs" / "tutorial.md"
 BLOCK = re.compile(r"```(python|sh)\n(.*?)```(?:\n\n```text\n(.*?)```)?", re.DOTALL)
@@ -34,18 +33,10 @@ def test_the_tutorial_prints_what_it_says(tmp_path):
     command = commands / "embedlog"
     command.write_text(f'#!/bin/sh\nexec {sys.executable} -m embedlog "$@"\n')
     command.chmod(0o755)
-    done = subprocess.run(
-        [sys.executable, "-c", script(blocks)],
-        cwd=tmp_path,
-        env={**os.environ, "PATH": f"{commands}:{os.environ['PATH']}"},
-        capture_output=True,
-        text=True,
-        timeout=patient(120),
-        check=False,
-    )
+    environment = {**os.environ, "PATH": f"{commands}:{os.environ['PATH']}"}
+    output = run_python("-c", script(blocks), cwd=tmp_path, env=environment, seconds=120)
 
-    assert done.returncode == 0, done.stderr
-    printed = done.stdout.split(MARK + "\n")
+    printed = output.split(MARK + "\n")
     for (_, code, expected), output in zip(blocks, printed, strict=False):
         if expected:
             assert output == expected, code

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.cruel import scratch_directory
-from support.killing import Place
+from support.faulty_files import scratch_directory
+from support.program_faults import Templates
 
 
 @pytest.fixture(scope="module")
@@ -18,6 +18,6 @@ def directory() -> Iterator[Path]:
 
 
 @pytest.fixture(scope="module")
-def place(directory: Path) -> Place:
+def templates(directory: Path) -> Templates:
     """Roots that were killed, closed and rebooted, to copy."""
-    return Place(directory)
+    return Templates(directory)

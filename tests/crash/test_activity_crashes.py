@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import errno
-import functools
 import json
 import shutil
 from pathlib import Path
 
 import pytest
 from support import forks
-from support.cruel import FALLIBLE, OPERATIONS, CruelFiles
+from support.faulty_files import FALLIBLE, OPERATIONS, FaultyFiles
 from support.forks import tell
 from support.roots import abandon, encoded, fill, healthy, make_log, open_root
 from support.tiers import sample
@@ -70,7 +69,7 @@ def check(root: Root) -> list[tuple[str, str]]:
 @pytest.fixture(scope="module")
 def counted(directory: Path) -> dict[str, int]:
     def run() -> dict[str, int]:
-        root = open_root(directory / "count", files=CruelFiles)
+        root = open_root(directory / "count", files=FaultyFiles)
         root.context.files.counts.clear()  # type: ignore[attr-defined]
         work(root)
         counts = dict(root.context.files.counts)  # type: ignore[attr-defined]
@@ -78,9 +77,8 @@ def counted(directory: Path) -> dict[str, int]:
         abandon(root)
         return counts
 
-    end = forks.run(run)
-    assert end.finding() is None, end.finding()
-    counts: dict[str, int] = end.value
+    result = forks.call(run)
+    counts: dict[str, int] = result
     return counts
 
 
@@ -88,7 +86,7 @@ def check_kill(number: int, *, directory: Path) -> tuple[bool, int]:
     path = directory / f"kill-{number}"
 
     def run() -> None:
-        root = open_root(path, files=CruelFiles)
+        root = open_root(path, files=FaultyFiles)
         root.context.files.kill_at(number, "after", tuple(OPERATIONS))  # type: ignore[attr-defined]
         work(root)
 
@@ -109,7 +107,7 @@ def check_fault(case: tuple[int, bool], *, directory: Path) -> bool:
     path = directory / f"fault-{number}-{forever}"
 
     def run() -> bool:
-        root = open_root(path, files=CruelFiles)
+        root = open_root(path, files=FaultyFiles)
         log = make_log(root, SMALL, "a")
         fill(log, 3)
         make_log(root, topic="b")
@@ -123,16 +121,15 @@ def check_fault(case: tuple[int, bool], *, directory: Path) -> bool:
         root.close()
         return whole
 
-    end = forks.run(run)
-    assert end.finding() is None, end.finding()
+    result = forks.call(run)
     shutil.rmtree(path, ignore_errors=True)
-    return bool(end.value)
+    return bool(result)
 
 
 def test_a_process_that_is_killed_tells_nothing_wrong_and_nothing_twice(directory, counted):
     """At every operation: an event may be missing, and the log is whole."""
     places = sample(range(sum(counted.values())), 40)
-    ends = forks.spread(places, functools.partial(check_kill, directory=directory))
+    ends = forks.spread(places, check_kill, directory=directory)
     tell(f"{sum(killed for killed, _ in ends)} kills, {sum(told for _, told in ends)} events")
     assert sum(killed for killed, _ in ends) > len(places) / 2
 
@@ -142,6 +139,6 @@ def test_a_disk_that_fails_is_no_failure_of_who_tells(directory, counted):
     total = sum(counted.get(kind, 0) for kind in FALLIBLE)
     cases = [(number, forever) for number in range(total) for forever in (False, True)]
     cases = sample(cases, 40)
-    whole = forks.spread(cases, functools.partial(check_fault, directory=directory))
+    whole = forks.spread(cases, check_fault, directory=directory)
     tell(f"{len(cases)} faults, after {sum(whole)} of which nothing was missing")
     assert sum(whole) > 0

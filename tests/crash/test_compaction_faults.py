@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 
 import pytest
-from support import forks, squeezing
+from support import compaction_faults, forks
 from support.forks import WORKERS, tell
 from support.tiers import choose, sample
 
-MOMENTS = 60
-"""Those that the small tiers look at."""
+STATES = 60
+"""How many the small tiers check."""
 
 
 @pytest.mark.parametrize("thorough", [12, pytest.param(1, marks=pytest.mark.tier("nightly"))])
@@ -22,25 +21,22 @@ def test_whatever_a_kill_leaves_is_the_old_log_or_the_new_one(
 
     Before every operation, in the middle of every write, and between a write and what follows.
     """
-    check = partial(_moments, directory=directory, thorough=thorough)
-    found = forks.spread(range(WORKERS), check)
-    total, different, _ = found[0]
-    looked = sum(one[2] for one in found)
-    tell(f"{total} operations, {different} states, {looked} looked at")
-    assert different >= 120
-    assert looked == len(sample(range(different), MOMENTS))
-
-
-def _moments(part: int, directory: Path, thorough: int) -> tuple[int, int, int]:
-    return squeezing.check_moments(directory, part, WORKERS, thorough, MOMENTS)
+    options = {"directory": directory, "parts": WORKERS, "thorough": thorough, "most": STATES}
+    counts = forks.spread(range(WORKERS), compaction_faults.check_file_states, **options)
+    operations, states, _ = counts[0]
+    checked = sum(count[2] for count in counts)
+    tell(f"{operations} operations, {states} states, {checked} checked")
+    assert states >= 120
+    assert checked == len(sample(range(states), STATES))
 
 
 @pytest.mark.parametrize("each", [40, pytest.param(1, marks=pytest.mark.tier("nightly"))])
 def test_a_compaction_may_be_killed(directory: Path, each: int) -> None:
-    """P1: for real, so that what the files held is what is left."""
-    total, _ = squeezing.moments(directory / f"count-{each}")
-    check = partial(squeezing.check_kill, directory=directory)
-    killed = forks.spread(sample(range(0, total, each), 10), check)
+    """P1: with a signal, so that what the files held is what is left."""
+    total, _ = compaction_faults.file_states(directory / f"count-{each}")
+    killed = forks.spread(
+        sample(range(0, total, each), 10), compaction_faults.check_kill, directory=directory
+    )
     tell(f"{sum(killed)} kills at {total} operations")
     assert sum(killed) >= 0.7 * len(killed)
 
@@ -51,8 +47,8 @@ def test_every_operation_of_a_compaction_may_fail(
     directory: Path, forever: bool, each: int
 ) -> None:
     """P8, P9, P10: the log is as it was; when the fault is over the next one goes through."""
-    cases = sample(squeezing.failures(directory, each, forever=forever), 40)
-    told = forks.spread(cases, partial(squeezing.check_failure, directory=directory))
+    cases = sample(compaction_faults.failures(directory, each, forever=forever), 40)
+    told = forks.spread(cases, compaction_faults.check_failure, directory=directory)
     tell(f"{len(cases)} faults: { {name: told.count(name) for name in sorted(set(told))} }")
     assert sum(map(bool, told)) >= len(cases) / 3
 
@@ -60,14 +56,14 @@ def test_every_operation_of_a_compaction_may_fail(
 def test_a_compaction_may_be_interrupted_after_any_commit(directory: Path) -> None:
     """P1: what was swapped in stands, though nobody was told so."""
     calls = sample(range(1, 12), 5)
-    forks.spread(calls, partial(squeezing.check_lost_answer, directory=directory))
+    forks.spread(calls, compaction_faults.check_lost_answer, directory=directory)
 
 
 def test_a_compaction_may_be_cut_short_anywhere(directory: Path) -> None:
     """D22, D26: a truncation at any of its chunks stands, and loses nothing that was before it."""
     chunks = sample(range(1, 30), 10)
-    noticed = forks.spread(chunks, partial(squeezing.check_cut, directory=directory))
-    assert sum(noticed) >= choose(test=2, all=5)
+    fenced = forks.spread(chunks, compaction_faults.check_truncation, directory=directory)
+    assert sum(fenced) >= choose(test=2, all=5)
 
 
 @pytest.mark.parametrize(
@@ -75,11 +71,7 @@ def test_a_compaction_may_be_cut_short_anywhere(directory: Path) -> None:
 )
 def test_the_power_may_go_at_any_moment(directory: Path, limit: int) -> None:
     """D24, P4: what was flushed before the compaction is there after it, by its last values."""
-    check = partial(_cuts, directory=directory, limit=limit)
-    seen = sum(forks.spread(range(WORKERS), check))
+    options = {"directory": directory, "limit": limit, "parts": WORKERS}
+    seen = sum(forks.spread(range(WORKERS), compaction_faults.check_power_cuts, **options))
     tell(f"{seen} states")
     assert seen >= 0.4 * limit
-
-
-def _cuts(part: int, directory: Path, limit: int) -> int:
-    return squeezing.check_power_cuts(directory, limit, part, WORKERS)

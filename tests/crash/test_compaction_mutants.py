@@ -1,4 +1,4 @@
-"""Bugs planted in compaction: the checks of this folder, or the oracle, find each of them."""
+"""Bugs planted in compaction: the checks of this folder, or the model, find each of them."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from support import forks, squeezing
-from support.compaction_oracle import run_some
-from support.cruel import scratch_directory
+from support import compaction_faults, forks
+from support.compaction_model import run_some
+from support.faulty_files import scratch_directory
 from support.forks import tell
 from support.mutants import Change
 from support.tiers import runs
@@ -25,30 +25,30 @@ def directory() -> Iterator[Path]:
 
 
 def by_kills(directory: Path) -> None:
-    squeezing.check_moments(directory, 0, 1, 12)
+    compaction_faults.check_file_states(0, directory)
 
 
 def by_power_cuts(directory: Path) -> None:
-    squeezing.check_power_cuts(directory, 500, thorough=1000)
+    compaction_faults.check_power_cuts(0, directory, 500, thorough=1000)
 
 
 def by_lost_answers(directory: Path) -> None:
     for number in range(1, 4):
-        squeezing.check_lost_answer(number, directory)
+        compaction_faults.check_lost_answer(number, directory)
 
 
-def by_a_cut(directory: Path) -> None:
+def by_a_truncation(directory: Path) -> None:
     for number in range(1, 30):
-        squeezing.check_cut(number, directory)
+        compaction_faults.check_truncation(number, directory)
 
 
-def by_many_cuts(directory: Path) -> None:
+def by_many_truncations(directory: Path) -> None:
     for end in range(2, 14):
         for number in range(1, 30, 3):
-            squeezing.check_cut(number, directory, end)
+            compaction_faults.check_truncation(number, directory, end)
 
 
-def by_the_oracle(directory: Path) -> None:
+def by_the_model(directory: Path) -> None:
     run_some(60)
 
 
@@ -109,19 +109,19 @@ MUTANTS = [
     ),
     Mutant(
         "a horizon is not kept",
-        by_the_oracle,
+        by_the_model,
         "embedlog.compaction.rewriter:Rewriter._encode",
         {"encoded.delete_horizon = horizon": "encoded.delete_horizon = None"},
     ),
     Mutant(
         "a tombstone goes in the first pass",
-        by_the_oracle,
+        by_the_model,
         f"{CLEANER}:CleanPass._split_by_horizon",
         {"horizon is not None and self._has_passed(horizon)": "self._has_passed(horizon or 0)"},
     ),
     Mutant(
         "the last offset of a key is the wrong one",
-        by_the_oracle,
+        by_the_model,
         "embedlog.compaction.offset_map:OffsetMap._enter",
         {"table_ends[places] = new_ends": "table_ends[places] = new_ends[::-1]"},
     ),
@@ -133,13 +133,13 @@ MUTANTS = [
     ),
     Mutant(
         "what lies past a full map counts as seen",
-        by_the_oracle,
+        by_the_model,
         f"{CLEANER}:CleanPass.read_keys",
         {"self.end = int(offsets[fitting])": "..."},
     ),
     Mutant(
         "a cut of what is rewritten is not seen",
-        by_a_cut,
+        by_a_truncation,
         f"{REPLACE}:_check_segments",
         # A cut takes the recovery point with it, and raises the epoch: each look would see it.
         {
@@ -150,7 +150,7 @@ MUTANTS = [
     ),
     Mutant(
         "a cut of what replaced something is not seen",
-        by_many_cuts,
+        by_many_truncations,
         f"{REPLACE}:_check_epoch",
         {"epoch not in (None, tail.leader_epoch)": "False"},
     ),
@@ -179,7 +179,6 @@ def test_a_planted_bug_is_found(mutant: Mutant, directory: Path) -> None:
             return f"{type(error).__name__}: {' '.join(getattr(error, '__notes__', ()))[:60]}"
         return None
 
-    end = forks.run(work, patience=120)
-    assert end.finding() is None, end.finding()
-    tell(f"{mutant.name}: {end.value}")
-    assert end.value is not None, "nobody found it"
+    bug_found = forks.call(work, patience=120)
+    tell(f"{mutant.name}: {bug_found}")
+    assert bug_found is not None, "nobody found it"

@@ -7,8 +7,6 @@ import os
 import random
 import shutil
 import signal
-import time
-import traceback
 from collections import Counter
 from contextlib import suppress
 from functools import partial
@@ -18,14 +16,14 @@ from typing import Any
 import lmdb
 import pytest
 from support import forks
-from support.children import in_child
-from support.cruel import materialise, scratch_directory
+from support.case_workers import Outcome, Progress, share_out
+from support.children import PausedChild, in_child
 from support.damage import readable, replaced, scrambled, snapshot
-from support.fleet import ENOUGH, Desk, Outcome, share_out
+from support.durability_check import Rebooted
+from support.faulty_files import materialise, scratch_directory
 from support.patience import patient
-from support.power import Image
-from support.promises import Rebooted
-from support.roots import Row, abandon, encoded, make_log, open_root, rows
+from support.power_cut import Image
+from support.roots import Row, abandon, encoded, make_log, make_store, open_root, rows
 from support.tiers import choose, sample
 
 import embedlog
@@ -89,7 +87,9 @@ def _with_bit(data: bytes, rng: random.Random) -> bytes:
     return bytes(changed_)
 
 
-def damage_databases(case: tuple[int, int, str, bool], outcome: Outcome, desk: Desk) -> None:
+def damage_databases(
+    case: tuple[int, int, str, bool], outcome: Outcome, progress: Progress
+) -> None:
     """Damage a database, open, and hold what is read against what was written."""
     _, count, path, clean = case
     rng = random.Random(repr(case))
@@ -108,24 +108,20 @@ def damage_databases(case: tuple[int, int, str, bool], outcome: Outcome, desk: D
                 copied = image.files[COPY]
                 damaged = replaced(damaged, COPY, damage(copied, copied, rng)[1])
             rebooted = rng.random() < 0.4
-            what = f"{case} {number}: {kind}, copy too: {twice}, rebooted: {rebooted}"
-            desk.say(what)
+            progress.report(f"{case} {number}: {kind}, copy too: {twice}, rebooted: {rebooted}")
             materialise(damaged, directory, previous)
             previous = damaged
             outcome.count += 1
             outcome.keys.add((case, hash(data), twice and number, rebooted))
             files = partial(Rebooted, boot=str(number)) if rebooted else Files
-            try:
+            with outcome.finding(progress.last):
                 if path == LIVE and not clean and not rebooted:
                     _survive(directory)
                     # What is wrong with it goes with the boot, or by hand.
                     files = partial(Rebooted, boot=str(number))
                 outcome.note(_outcome_of(directory, files, expected, image, path, kind, clean))
-            except Exception as error:  # noqa: BLE001 - whatever it is, it is a finding
-                trace = "\n".join(traceback.format_exc().splitlines()[-8:])
-                outcome.findings.append(f"{what}: {error!r}\n{trace}")
-                if len(outcome.findings) >= ENOUGH:
-                    return
+            if outcome.enough:
+                return
 
 
 def _survive(directory: Path) -> None:
@@ -237,44 +233,44 @@ def test_no_damage_to_a_database_loses_a_record_or_kills_the_process(count, reco
 
 
 @pytest.fixture
-def store(tmp_path):
-    files = Files(tmp_path)
-    files.make_directory("locks")
-    kv.create(files, "live", durable=False, rows={b"k": b"v"})
-    store = kv.Store(files, "live", durable=False, timeout=patient(10))
-    yield store
-    store.close()
-    files.close_all()
+def stores(tmp_path):
+    """Open stores of one database, which are closed after the test."""
+    opened = []
+
+    def open_store(**options: Any) -> kv.Store:
+        opened.append(make_store(tmp_path, timeout=patient(10), **options))
+        return opened[-1]
+
+    yield open_store
+    for store in opened:
+        store.close()
+        store._files.close_all()
 
 
 def _die_reading(path: str) -> None:
-    """A child opens the environment, begins to read, and is killed while it does."""
-    come, go = os.pipe()
-    pid = os.fork()
-    if pid == 0:
+    """Kill a child in the middle of a read transaction."""
+
+    def read(pause: Any) -> None:
         env = lmdb.open(path, max_readers=kv.MAX_READERS, create=False)
-        env.begin().get(b"k")
-        os.write(go, b"x")
-        time.sleep(60)
-    os.read(come, 1)
-    os.kill(pid, signal.SIGKILL)
-    os.waitpid(pid, 0)
-    os.close(come)
-    os.close(go)
+        txn = env.begin()
+        txn.get(b"k")
+        pause()
+
+    PausedChild(read).kill()
 
 
 @pytest.mark.parametrize("slots", range(2, 12))
-def test_slots_of_killed_readers_are_freed_when_the_table_is_full(tmp_path, monkeypatch, slots):
+def test_slots_of_killed_readers_are_freed_when_the_table_is_full(
+    stores, tmp_path, monkeypatch, slots
+):
     """P21: a full reader table is looked through, and the read tried again, once."""
     monkeypatch.setattr(kv, "MAX_READERS", slots)
-    files = Files(tmp_path)
-    files.make_directory("locks")
-    kv.create(files, "live", durable=False, rows={b"k": b"v"})
+    stores(rows={b"k": b"v"}).close()
     os.unlink(tmp_path / "live/lock.mdb")
-    store = kv.Store(files, "live", durable=False, timeout=patient(10))
+    store = stores()
     for _ in range(slots + 1):
         try:
-            _die_reading(files.path("live"))
+            _die_reading(str(tmp_path / "live"))
         except lmdb.ReadersFullError:
             break
         if store.readers()[0] >= slots:
@@ -285,40 +281,30 @@ def test_slots_of_killed_readers_are_freed_when_the_table_is_full(tmp_path, monk
     store.write(lambda txn: txn.put(b"k", b"w"))
     assert store.read(lambda txn: bytes(txn.get(b"k"))) == b"w"
     assert store.readers()[0] <= slots
-    store.close()
-    files.close_all()
 
 
 @pytest.mark.parametrize("size", [1 << power for power in range(14, 26)], ids="{}B".format)
-def test_a_full_map_grows_by_itself_and_stays_small(tmp_path, monkeypatch, size):
+def test_a_full_map_grows_by_itself_and_stays_small(stores, tmp_path, monkeypatch, size):
     """P21: MapFull is nobody's error; a write larger than the map is there afterwards."""
     monkeypatch.setattr(kv, "FIRST_MAP_BYTES", 1 << 16)
-    files = Files(tmp_path)
-    files.make_directory("locks")
-    kv.create(files, "live", durable=False, rows={})
-    store = kv.Store(files, "live", durable=False, timeout=patient(10))
+    store = stores(rows={})
     value = os.urandom(size)
     for number in range(3):
         store.write(lambda txn, n=number: txn.put(b"%d" % n, value))
 
     assert all(store.get(b"%d" % number) == value for number in range(3))
     assert os.stat(tmp_path / "live/data.mdb").st_size < 4 * size + (1 << 17)
-    store.close()
-    files.close_all()
 
 
 @pytest.mark.parametrize("rounds", range(1, 18))
-def test_a_map_that_another_process_grew_is_adopted(tmp_path, monkeypatch, rounds):
+def test_a_map_that_another_process_grew_is_adopted(stores, tmp_path, monkeypatch, rounds):
     """P21: MapResized is cured and the call tried again, for reads and for writes."""
     monkeypatch.setattr(kv, "FIRST_MAP_BYTES", 1 << 16)
-    files = Files(tmp_path)
-    files.make_directory("locks")
-    kv.create(files, "live", durable=False, rows={b"k": b"v"})
-    store = kv.Store(files, "live", durable=False, timeout=patient(10))
+    store = stores(rows={b"k": b"v"})
     assert store.get(b"k") == b"v"
 
     def grow(number: int) -> None:
-        other = kv.Store(Files(tmp_path), "live", durable=False, timeout=patient(10))
+        other = make_store(tmp_path, timeout=patient(10))
         other.write(lambda txn: txn.put(b"%d" % number, bytes(1 << 16 + number % 4)))
         other.close()
 
@@ -331,8 +317,6 @@ def test_a_map_that_another_process_grew_is_adopted(tmp_path, monkeypatch, round
         else:
             store.write(lambda txn: txn.put(b"k", b"w"))
     assert store.version() > rounds
-    store.close()
-    files.close_all()
 
 
 @pytest.mark.parametrize("number", range(10))
@@ -345,14 +329,9 @@ def test_a_log_goes_on_in_a_tiny_map_with_a_forgotten_reader(tmp_path, monkeypat
     live = root.context.live
     shared = live._shared or live._attach()
     old = shared.handle.begin() if number % 2 else None
-    pid = os.fork()
-    if pid == 0:
-        time.sleep(60)
-        os._exit(0)
-    if old is not None:
-        old.abort()
-    os.kill(pid, signal.SIGKILL)
-    os.waitpid(pid, 0)
+    with PausedChild(lambda pause: pause()):
+        if old is not None:
+            old.abort()
     append_some(root, "t", 40 + number, first=3)
 
     assert [row[0] for row in rows(log)] == list(range(43 + number))
@@ -360,22 +339,17 @@ def test_a_log_goes_on_in_a_tiny_map_with_a_forgotten_reader(tmp_path, monkeypat
     root.close()
 
 
-def test_a_map_does_not_grow_without_end(tmp_path, monkeypatch):
+def test_a_map_does_not_grow_without_end(stores, tmp_path, monkeypatch):
     """P21: the size is bounded, and the error says which database it was."""
     monkeypatch.setattr(kv, "FIRST_MAP_BYTES", 1 << 16)
     monkeypatch.setattr(kv, "LARGEST_MAP_BYTES", 1 << 18)
-    files = Files(tmp_path)
-    files.make_directory("locks")
-    kv.create(files, "live", durable=False, rows={b"k": b"v"})
-    store = kv.Store(files, "live", durable=False, timeout=patient(10))
+    store = stores(rows={b"k": b"v"})
     with pytest.raises(StorageError, match="live"):
         store.write(lambda txn: txn.put(b"large", bytes(1 << 19)))
 
     assert store.get(b"k") == b"v"
     assert store.get(b"large") is None
     store.write(lambda txn: txn.put(b"k", b"w"))
-    store.close()
-    files.close_all()
 
 
 # Damaged while the log is open
@@ -434,7 +408,7 @@ def check_running(case: tuple[str, str, int], *, directory: Path) -> str:
                 log.create_topic(topic)
                 log.producer().send(topic, b"first").result()
 
-    assert forks.run(fill).finding() is None
+    forks.call(fill)
     used = forks.run(lambda: use_and_damage(root, *case, acked))
     assert used.error is None, used.error
 
@@ -447,8 +421,7 @@ def check_running(case: tuple[str, str, int], *, directory: Path) -> str:
             topic, value = line.split()
             assert values[topic.decode()].count(value) == 1, f"{line} of {values}"
 
-    end = forks.run(look)
-    assert end.finding() is None, f"after {used}: {end.finding()}"
+    forks.run(look).result(f"after {used}")
     return "went on" if used.signal is None else signal.Signals(used.signal).name
 
 
@@ -456,7 +429,7 @@ def test_a_database_damaged_under_a_running_process_loses_no_record() -> None:
     """P13: the process gets a typed error or dies, and the next one restores the database."""
     with scratch_directory() as directory:
         cases = sample(RUNNING, 12)
-        ends = forks.spread(cases, partial(check_running, directory=directory))
+        ends = forks.spread(cases, check_running, directory=directory)
     forks.tell(f"{len(ends)} damages: {dict(Counter(ends))}")
     # Those that die read what is not there any more: see docs/guarantees.md.
     assert set(ends) <= {"went on", "SIGBUS", "SIGABRT", "SIGSEGV"}

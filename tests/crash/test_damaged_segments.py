@@ -8,11 +8,11 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from support.cruel import materialise, scratch_directory
+from support.case_workers import Outcome, Progress, share_out
 from support.damage import mutations, readable, replaced, rows_in, scrambled, snapshot
-from support.fleet import ENOUGH, Desk, Outcome, share_out
-from support.power import Image
-from support.promises import Rebooted
+from support.durability_check import Rebooted
+from support.faulty_files import materialise, scratch_directory
+from support.power_cut import Image
 from support.roots import Row, abandon, encoded, make_log, open_root, rows, segment_files
 from support.tiers import choose, sample
 
@@ -54,7 +54,7 @@ def segment_of(kind: str) -> tuple[bytes, int, list[Row]]:
     return data, stop, rows_in(data, stop, schema)
 
 
-def mutate_in_memory(case: tuple[str, int], outcome: Outcome, desk: Desk) -> None:
+def mutate_in_memory(case: tuple[str, int], outcome: Outcome, progress: Progress) -> None:
     """Every mutant of a segment is refused, or has exactly the rows of the healthy one."""
     kind, extra = case
     data, stop, healthy = segment_of(kind)
@@ -63,7 +63,7 @@ def mutate_in_memory(case: tuple[str, int], outcome: Outcome, desk: Desk) -> Non
         outcome.count += 1
         outcome.keys.add((kind, hash(bytes_)))
         if number % 64 == 0:
-            desk.say(f"{kind}: {what}")
+            progress.report(f"{kind}: {what}")
         try:
             found = rows_in(bytes_, stop, schema, mapped=number % 2 == 1)
         except (CorruptionError, UnsupportedFormatError):
@@ -102,7 +102,7 @@ def original(directory: Path, closed: bool) -> tuple[Image, dict[str, list[Row]]
     return snapshot(directory), expected
 
 
-def mutate_on_disk(case: tuple[int, int, str], outcome: Outcome, desk: Desk) -> None:
+def mutate_on_disk(case: tuple[int, int, str], outcome: Outcome, progress: Progress) -> None:
     """Damage one segment file of a root, open it, read it, repair it."""
     seed, count, state = case
     rng = random.Random(seed)
@@ -116,7 +116,7 @@ def mutate_on_disk(case: tuple[int, int, str], outcome: Outcome, desk: Desk) -> 
             data = image.files[path]
             cut = rng.random() < 0.4
             bytes_ = data[: rng.randrange(len(data))] if cut else scrambled(data, rng)
-            desk.say(f"{case} {number}: {path}, {len(data)} -> {len(bytes_)} bytes")
+            progress.report(f"{case} {number}: {path}, {len(data)} -> {len(bytes_)} bytes")
             damaged = replaced(image, path, bytes_)
             shutil.rmtree(directory / "quarantine", ignore_errors=True)
             materialise(damaged, directory, previous)
@@ -124,16 +124,10 @@ def mutate_on_disk(case: tuple[int, int, str], outcome: Outcome, desk: Desk) -> 
             outcome.count += 1
             outcome.keys.add((case, path, hash(bytes_)))
             boot = {} if state == "same boot" else {"files": partial(Rebooted, boot=f"{number}")}
-            try:
+            with outcome.finding(progress.last):
                 check_damaged(open_root(directory, **boot), expected, path, bytes_, outcome)
-            except Exception as error:  # noqa: BLE001 - whatever it is, it is a finding
-                import traceback
-
-                trace = "\n".join(traceback.format_exc().splitlines()[-8:])
-                told = f"{case} {number}: {path}, {len(data)} -> {len(bytes_)} bytes: {error!r}"
-                outcome.findings.append(f"{told}\n{trace}")
-                if len(outcome.findings) >= ENOUGH:
-                    return
+            if outcome.enough:
+                return
 
 
 def check_damaged(

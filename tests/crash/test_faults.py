@@ -3,58 +3,59 @@
 from __future__ import annotations
 
 import signal
+from collections import Counter
 from pathlib import Path
 
 import pytest
-from support import flushes, forks, full, killing, limits, oracle
-from support.cruel import CruelFiles
+from support import failed_flush, forks, full_disk, journal_check, program_faults, resource_limits
+from support.faulty_files import FaultyFiles
 from support.forks import tell
-from support.killing import Place, Scene
-from support.program import BIRTH, LIFE, Journal, World, encode, entries, random_program
+from support.log_programs import BIRTH, LIFE, ProgramProcess, encode, journal_of, random_program
+from support.program_faults import Scenario, Templates
 from support.tiers import choose, sample
 
 import embedlog
 
 # What a life finds matters until it has opened the root, and recovered each partition.
-SCENES = [
-    Scene(tuple(BIRTH)),
-    Scene(tuple(LIFE), "killed"),
-    Scene(tuple(LIFE), "closed", first=30),
-    Scene(tuple(LIFE), "rebooted", first=80),
+SCENARIOS = [
+    Scenario(tuple(BIRTH)),
+    Scenario(tuple(LIFE), "killed"),
+    Scenario(tuple(LIFE), "closed", first=30),
+    Scenario(tuple(LIFE), "rebooted", first=80),
 ]
 
 
-def faults(place: Place, scenes: list[Scene], *, full: bool = False) -> int:
-    """Let every operation of every scene fail; returns how many faults there were."""
-    cases = killing.fault_cases(
-        scenes, [killing.count(place, scene) for scene in scenes], full=full
+def faults(templates: Templates, scenarios: list[Scenario], *, full: bool = False) -> int:
+    """Let every operation of every scenario fail; returns how many faults there were."""
+    cases = program_faults.fault_cases(
+        scenarios, [templates.count(scenario) for scenario in scenarios], full=full
     )
     cases = sample(cases, 70)
-    told = forks.spread(cases, killing.partial(killing.check_fault, place=place, scenes=scenes))
+    told = forks.spread(cases, program_faults.check_fault, templates=templates, scenarios=scenarios)
     tell(f"{len(cases)} faults, of which {sum(told)} were told to somebody")
     return len(cases)
 
 
-def shorts(place: Place, scenes: list[Scene], each: int = 5) -> tuple[int, int]:
-    """Shorten every write of every scene; returns how many writes, and how often."""
-    counts = [killing.count(place, scene) for scene in scenes]
-    cases = killing.short_cases(counts, each)
+def shorts(templates: Templates, scenarios: list[Scenario], each: int = 5) -> tuple[int, int]:
+    """Shorten every write of every scenario; returns how many writes, and how often."""
+    counts = [templates.count(scenario) for scenario in scenarios]
+    cases = program_faults.short_cases(counts, each)
     chosen = sample(cases, 30)
-    forks.spread(chosen, killing.partial(killing.check_short, place=place, scenes=scenes))
+    forks.spread(chosen, program_faults.check_short, templates=templates, scenarios=scenarios)
     writes = sum(counted["write"] for counted in counts)
     tell(f"{len(chosen)} short writes, of {len(cases)} at all of {writes} writes")
     return writes, len(cases)
 
 
-def test_a_failing_operation_is_an_error_and_loses_nothing(place: Place) -> None:
+def test_a_failing_operation_is_an_error_and_loses_nothing(templates: Templates) -> None:
     """P8: its errno is told, nothing acked is lost, others go on, and so does a re-opening."""
-    assert faults(place, SCENES) >= choose(test=70, all=600)
+    assert faults(templates, SCENARIOS) >= choose(test=70, all=600)
 
 
-def test_one_process_goes_on_after_every_error_that_it_meets(place: Place) -> None:
+def test_one_process_goes_on_after_every_error_that_it_meets(templates: Templates) -> None:
     """P8: with the same handle; a partition whose flush failed after its repair."""
-    cases = killing.row_cases(1_600, most=160)
-    told = forks.spread(cases, killing.partial(killing.check_faults, place=place))
+    cases = program_faults.fault_series(1_600, most=160)
+    told = forks.spread(cases, program_faults.check_fault_series, templates=templates)
     total = sum(len(case.faults) for case in cases)
     tell(f"{total} faults, of which {sum(told)} were told to somebody")
     # With those of the test before these are 2,000 in the larger tiers.
@@ -69,19 +70,18 @@ def test_signals_interrupt_nothing(tmp_path: Path) -> None:
         hits = []
         signal.signal(signal.SIGALRM, lambda *_: hits.append(1))
         signal.setitimer(signal.ITIMER_REAL, 0.0002, 0.0002)
-        journal = Journal(tmp_path / "journal")
-        world = World(tmp_path / "root", journal).run([*BIRTH, ("open", "os"), *LIFE_AFTER_BIRTH])
+        process = ProgramProcess(tmp_path / "root")
+        process.run([*BIRTH, ("open", "os"), *LIFE_AFTER_BIRTH])
         signal.setitimer(signal.ITIMER_REAL, 0)
-        oracle.check(world.log, entries(tmp_path / "journal"))
+        journal_check.check(process.log, journal_of(tmp_path / "root"))
         return len(hits)
 
-    end = forks.run(work)
-    assert end.finding() is None
-    tell(f"{end.value} signals")
-    assert end.value >= 20
+    signals = forks.call(work)
+    tell(f"{signals} signals")
+    assert signals >= 20
 
 
-class Interrupted(CruelFiles):
+class Interrupted(FaultyFiles):
     """Ctrl-C as soon as an append is committed."""
 
     interrupt = False
@@ -103,7 +103,7 @@ def test_an_interrupt_after_the_commit_takes_nothing_back(tmp_path: Path) -> Non
             log.partition("t", 0).append([encode("t", 0, 2, 2, 20)])
         assert log.verify() == []
         log.partition("t", 0).append([encode("t", 0, 3, 1, 20)])
-        assert oracle.sends_of(oracle.rows(log, "t", 0)) == {1: 0, 2: 2, 3: 4}
+        assert journal_check.sends_of(journal_check.rows(log, "t", 0)) == {1: 0, 2: 2, 3: 4}
 
 
 LIFE_AFTER_BIRTH = [
@@ -111,85 +111,89 @@ LIFE_AFTER_BIRTH = [
 ]
 
 
-def test_a_failed_flush_is_final_until_a_repair(place: Place) -> None:
+def test_a_failed_flush_is_final_until_a_repair(templates: Templates) -> None:
     """P9: read-only for all processes, never retried, and repaired from what the disk has."""
-    cases = flushes.flush_cases(killing.count(place, flushes.SCENE))
+    cases = failed_flush.flush_cases(templates.count(failed_flush.SCENARIO))
     assert len(cases) >= 200
     cases = sample(cases, 16)
-    failed = forks.spread(cases, killing.partial(flushes.check_failed_flush, place=place))
+    failed = forks.spread(cases, failed_flush.check_failed_flush, templates=templates)
     tell(f"{len(cases)} failed flushes, {sum(failed)} partitions repaired")
 
 
 def test_a_full_disk_is_an_error_before_any_acknowledgement(directory: Path) -> None:
     """P10: readers go on, and when there is space again the log does, at the same offset."""
-    with full.small_disk(directory / "disk") as disk:
+    with full_disk.small_disk(directory / "disk") as disk:
         kind = "small tmpfs" if disk else "model of a disk, since mounting one is not allowed"
         step = 1 if disk else 997
-        cases = [full.Left(size * step, ("os", "fsync")[size % 2]) for size in range(100)]
+        cases = [full_disk.FreeSpace(size * step, ("os", "fsync")[size % 2]) for size in range(100)]
         cases = sample(cases, 10)
-        check = killing.partial(full.check_full_disk, place=directory, disk=disk)
         # One disk, so one at a time.
-        room = forks.spread(cases, check, workers=1)
+        room = forks.spread(
+            cases, full_disk.check_full_disk, workers=1, directory=directory, disk=disk
+        )
     tell(f"{len(cases)} sizes of a {kind}, with room for {min(room)} to {max(room)} appends")
     assert room[0] < 2 and max(room) > 10
 
 
 def test_a_disk_that_fills_up_within_a_write(directory: Path) -> None:
     """P10, P11: as the kernel shows it, a short write and then ENOSPC, to the byte."""
-    cases = [full.Left(size * 131, ("os", "fsync")[size % 2]) for size in range(30)]
+    cases = [full_disk.FreeSpace(size * 131, ("os", "fsync")[size % 2]) for size in range(30)]
     cases = sample(cases, 10)
-    check = killing.partial(full.check_full_disk, place=directory, disk=None)
-    room = forks.spread(cases, check)
+    room = forks.spread(cases, full_disk.check_full_disk, directory=directory, disk=None)
     tell(f"{len(cases)} sizes, with room for {min(room)} to {max(room)} appends")
 
 
-def test_a_short_write_is_completed_or_cut_back_off(place: Place) -> None:
+def test_a_short_write_is_completed_or_cut_back_off(templates: Templates) -> None:
     """P11: at every write, whatever its first part was."""
-    writes, cases = shorts(place, SCENES[:2], each=3)
+    writes, cases = shorts(templates, SCENARIOS[:2], each=3)
     assert cases == 3 * writes
 
 
-def test_running_out_of_descriptors_or_memory_is_a_typed_error(place: Place) -> None:
+def test_running_out_of_descriptors_or_memory_is_a_typed_error(templates: Templates) -> None:
     """P19: nothing is left half done, and with enough of it again all goes on."""
     for kind, amounts in ("descriptors", range(36)), ("bytes", range(0, 180 << 20, 5 << 20)):
-        cases = [limits.Limit(kind, more) for more in sample(amounts, 10)]
-        failed = forks.spread(cases, killing.partial(limits.check_limit, place=place))
+        cases = [resource_limits.Limit(kind, more) for more in sample(amounts, 10)]
+        failed = forks.spread(cases, resource_limits.check_limit, templates=templates)
         tell(f"{len(cases)} limits of {kind}, {sum(failed)} steps failed by them")
         assert failed[0] > 0 and failed[-1] == 0
 
 
-def test_lost_permissions_are_a_typed_error(place: Place) -> None:
+def test_lost_permissions_are_a_typed_error(templates: Templates) -> None:
     """P19: of any file or directory; and a root that may only be read can be read."""
-    cases = limits.lost_cases(place)
+    cases = resource_limits.permission_cases(templates)
     # With the 72 limits above these are 100 faults in the larger tiers.
     assert len(cases) >= 28
     cases = [*cases[:2], *sample(cases[2:], 10)]
-    told = forks.spread(cases, killing.partial(limits.check_lost, place=place))
-    tell(f"{len(cases)} paths: {limits.describe(told)}")
+    told = forks.spread(cases, resource_limits.check_lost_permissions, templates=templates)
+    tell(f"{len(cases)} paths: {dict(sorted(Counter(told).items()))}")
     assert told[0] == told[1] == "StorageError"
 
 
 @pytest.mark.tier("nightly")
-def test_failing_operations_of_many_programs(place: Place) -> None:
+def test_failing_operations_of_many_programs(templates: Templates) -> None:
     """P8 in full: as above, with random programs and every error at every operation."""
-    total = faults(place, SCENES, full=True)
+    total = faults(templates, SCENARIOS, full=True)
     for seed in range(1_000):
         if total >= 50_000:
             break
         kind = ("killed", "closed", "rebooted")[seed % 3]
-        total += faults(place, [Scene(tuple(random_program(seed)), kind)], full=True)
+        total += faults(templates, [Scenario(tuple(random_program(seed)), kind)], full=True)
 
 
 @pytest.mark.tier("nightly")
-def test_short_writes_of_many_programs(place: Place) -> None:
+def test_short_writes_of_many_programs(templates: Templates) -> None:
     """P11 in full: all writes of eight programs."""
-    scenes = [*SCENES, *(Scene(tuple(random_program(seed)), "killed") for seed in range(4))]
-    assert shorts(place, scenes)[0] >= 8
+    scenarios = [
+        *SCENARIOS,
+        *(Scenario(tuple(random_program(seed)), "killed") for seed in range(4)),
+    ]
+    assert shorts(templates, scenarios)[0] >= 8
 
 
 @pytest.mark.tier("nightly")
 def test_a_thousand_sizes_of_a_full_disk(directory: Path) -> None:
     """P10 in full."""
-    cases = [full.Left(size * 61, ("os", "fsync")[size % 2]) for size in range(1_000)]
-    check = killing.partial(full.check_full_disk, place=directory, disk=None)
-    assert len(forks.spread(cases, check)) == 1_000
+    cases = [full_disk.FreeSpace(size * 61, ("os", "fsync")[size % 2]) for size in range(1_000)]
+    assert (
+        len(forks.spread(cases, full_disk.check_full_disk, directory=directory, disk=None)) == 1_000
+    )

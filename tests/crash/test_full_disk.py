@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import os
 import time
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support import forks, full
-from support.cramped import KINDS, Cramped, check_cramped
+from support import forks, full_disk
 from support.forks import tell
-from support.limits import NOBODY
+from support.full_disk_housekeeping import KINDS, FullDiskCase, check_full_disk_case
 from support.patience import patient
+from support.resource_limits import NOBODY
 from support.tiers import sample
 
 import embedlog
@@ -22,20 +21,22 @@ from embedlog.errors import DiskFullError
 from embedlog.files import Files
 
 
-def cases(count: int, step: int) -> list[Cramped]:
+def cases(count: int, step: int) -> list[FullDiskCase]:
     every = [
-        Cramped(number * step, KINDS[number % 4], number // 4 % 4 != 3) for number in range(count)
+        FullDiskCase(number * step, KINDS[number % 4], number // 4 % 4 != 3)
+        for number in range(count)
     ]
     return sample(every, 10)
 
 
 def test_a_full_disk_is_freed_by_housekeeping(directory: Path) -> None:
     """P10: by time, by size, by request and by key; nothing is lost, and appends go on."""
-    with full.small_disk(directory / "disk") as disk:
+    with full_disk.small_disk(directory / "disk") as disk:
         if disk is None:
             pytest.skip("mounting a tmpfs is not allowed here; the model of one is tested below")
-        check = partial(check_cramped, place=directory, disk=disk)
-        freed = forks.spread(cases(24, 3), check, workers=1)
+        freed = forks.spread(
+            cases(24, 3), check_full_disk_case, workers=1, directory=directory, disk=disk
+        )
     tell(f"{len(freed)} sizes, {sum(one > 0 for one in freed)} times some was freed")
 
 
@@ -43,14 +44,13 @@ def test_a_full_disk_is_freed_by_housekeeping(directory: Path) -> None:
 def test_a_full_disk_is_freed_whatever_is_reported_as_free(directory: Path, reported: int) -> None:
     """P10: a count leaves out what ext4 reserves for root, and knows of no quota."""
     told = [case._replace(reported=reported) for case in cases(24, 3)]
-    freed = forks.spread(told, partial(check_cramped, place=directory, disk=None))
+    freed = forks.spread(told, check_full_disk_case, directory=directory, disk=None)
     tell(f"{len(freed)} sizes, {sum(one > 0 for one in freed)} times some was freed")
 
 
 def test_a_model_of_a_full_disk_is_freed_by_housekeeping(directory: Path) -> None:
     """P10: the same, wherever nothing may be mounted; to the byte."""
-    check = partial(check_cramped, place=directory, disk=None)
-    freed = forks.spread(cases(24, 3), check)
+    freed = forks.spread(cases(24, 3), check_full_disk_case, directory=directory, disk=None)
     tell(f"{len(freed)} sizes, {sum(one > 0 for one in freed)} times some was freed")
 
 
@@ -85,25 +85,23 @@ def _is_room(part: Any) -> bool:
 
 def test_appends_go_on_by_themselves_once_the_background_made_room(directory: Path) -> None:
     """P10: with the same handle, at the same offset, as often as the disk gets full."""
-    with full.small_disk(directory / "another") as disk:
+    with full_disk.small_disk(directory / "another") as disk:
         if disk is None:
             pytest.skip("mounting a tmpfs is not allowed here")
         with embedlog.open(disk.path / "root", maintenance=False) as log:
             # The records are of 1970, so what is sealed is due at once.
             log.create_topic("t", config={"retention.ms": 1, "segment.bytes": 1 << 20})
-        end = forks.run(lambda: _refill(disk.path / "root"))
-        assert end.finding() is None, end.finding()
-    tell(f"{end.value} records through a disk of 16 MiB")
+        count = forks.call(lambda: _refill(disk.path / "root"))
+    tell(f"{count} records through a disk of 16 MiB")
 
 
 def test_a_log_of_root_goes_on_where_blocks_are_reserved_for_root(directory: Path) -> None:
     """P10: none are free for other users; appends went into the reserved ones until no more did."""
-    with full.ext4_disk(directory / "ext4", reserved_percent=20) as disk:
+    with full_disk.ext4_disk(directory / "ext4", reserved_percent=20) as disk:
         if disk is None:
             pytest.skip("mounting an ext4 from a loop device is not allowed here")
-        end = forks.run(lambda: _fill_and_compact(disk.path))
-        assert end.finding() is None, end.finding()
-    tell(f"{end.value} records through a disk of 16 MiB")
+        count = forks.call(lambda: _fill_and_compact(disk.path))
+    tell(f"{count} records through a disk of 16 MiB")
 
 
 def _fill_and_compact(path: Path) -> int:
@@ -134,14 +132,13 @@ def _fill_and_compact(path: Path) -> int:
 
 def test_reserved_blocks_are_free_for_root_and_not_for_others(directory: Path) -> None:
     """What is free is what this process may use."""
-    with full.ext4_disk(directory / "reserved", reserved_percent=20) as disk:
+    with full_disk.ext4_disk(directory / "reserved", reserved_percent=20) as disk:
         if disk is None:
             pytest.skip("mounting an ext4 from a loop device is not allowed here")
         disk.path.chmod(0o755)
-        end = forks.run(lambda: (_reported(disk.path), _reported(disk.path, user=NOBODY)))
-        assert end.finding() is None, end.finding()
+        count = forks.call(lambda: (_reported(disk.path), _reported(disk.path, user=NOBODY)))
         status = os.statvfs(disk.path)
-    assert end.value == (status.f_bfree * status.f_frsize, status.f_bavail * status.f_frsize)
+    assert count == (status.f_bfree * status.f_frsize, status.f_bavail * status.f_frsize)
 
 
 def _reported(path: Path, user: int | None = None) -> int:
@@ -154,6 +151,7 @@ def _reported(path: Path, user: int | None = None) -> int:
 @pytest.mark.tier("nightly")
 def test_a_thousand_sizes_of_a_full_disk_are_freed(directory: Path) -> None:
     """P10 in full."""
-    with full.small_disk(directory / "disk") as disk:
-        check = partial(check_cramped, place=directory, disk=disk)
-        assert len(forks.spread(cases(1_000, 1), check, workers=1)) == 1_000
+    with full_disk.small_disk(directory / "disk") as disk:
+        every = cases(1_000, 1)
+        freed = forks.spread(every, check_full_disk_case, workers=1, directory=directory, disk=disk)
+        assert len(freed) == 1_000

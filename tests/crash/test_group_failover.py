@@ -5,9 +5,10 @@ from __future__ import annotations
 import statistics
 
 import pytest
-from support import forks, killing
-from support.cruel import scratch_directory
-from support.failover import (
+from support import forks
+from support.faulty_files import scratch_directory
+from support.forks import tell
+from support.group_failover import (
     Kill,
     Stopped,
     check_member_kill,
@@ -17,7 +18,6 @@ from support.failover import (
     make_topic,
     takeovers,
 )
-from support.forks import tell
 from support.patience import patient
 from support.tiers import choose
 
@@ -50,16 +50,13 @@ def test_a_member_killed_at_any_operation_leaves_a_group_that_goes_on(limit):
     """P1, P15: what it said it committed is committed; nobody waits, nothing is left out."""
     with scratch_directory() as directory:
         template = directory / "template"
-        made = forks.run(lambda: make_topic(template, 3, records=3))
-        assert made.finding() is None, made.finding()
+        forks.call(lambda: make_topic(template, 3, records=3))
         root = directory / "counted"
         forks.run(lambda: make_topic(root, 3, records=3))
-        counted = forks.run(lambda: count_operations(root))
-        assert counted.finding() is None, counted.finding()
-        cases = [Kill(n, when) for n in range(counted.value) for when in ("before", "after")]
-        check = killing.partial(check_member_kill, template=template)
-        died = forks.spread(forks.evenly(cases, limit), check)
-    tell(f"{sum(died)} of {len(died)} killed, {counted.value} operations in all")
+        counted = forks.call(lambda: count_operations(root))
+        cases = [Kill(n, when) for n in range(counted) for when in ("before", "after")]
+        died = forks.spread(forks.evenly(cases, limit), check_member_kill, template=template)
+    tell(f"{sum(died)} of {len(died)} killed, {counted} operations in all")
     assert sum(died) >= 0.9 * len(died)
 
 
@@ -70,9 +67,9 @@ def test_a_member_stopped_with_a_lock_is_named_by_those_who_wait_for_it(limit):
     """P16: in time; and nothing is left to mend once it is gone."""
     with scratch_directory() as directory:
         template = directory / "template"
-        made = forks.run(lambda: make_topic(template, 3, records=3))
-        assert made.finding() is None, made.finding()
-        check = killing.partial(check_stopped_with_lock, template=template)
-        named = forks.spread(forks.evenly(range(40), limit), check)
+        forks.call(lambda: make_topic(template, 3, records=3))
+        named = forks.spread(
+            forks.evenly(range(40), limit), check_stopped_with_lock, template=template
+        )
     tell(f"{sum(named)} of {len(named)} were in the way")
     assert sum(named) >= len(named) // 3

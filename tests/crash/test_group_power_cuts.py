@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from support.commits import Commits, cut_commits
-from support.fleet import share_out
+from support.case_workers import share_out
+from support.power_cut_commits import CommitCut, cut_commits
 
 
 @pytest.mark.parametrize(
@@ -15,7 +15,7 @@ def test_commits_survive_a_power_cut(durability, states, record_property):
     """P4: with fsync, each that returned; P5: with os, those of the last checkpoint, and never
     one past the end of the log; and the group reads on from there."""
     lives = [(seed, subscribed) for seed in range(states // 300) for subscribed in (True, False)]
-    cases = [Commits(durability, subscribed, 150, seed=seed) for seed, subscribed in lives]
+    cases = [CommitCut(durability, subscribed, 150, seed=seed) for seed, subscribed in lives]
     outcome = share_out(cut_commits, cases)
     record_property("states", str(outcome))
 

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.case_workers import Outcome, Progress, share_out
 from support.damage import OneFile
-from support.fleet import ENOUGH, Desk, Outcome, share_out
 from support.patience import patient
 from support.roots import encoded, open_root
 from support.tiers import choose
@@ -120,7 +120,7 @@ CHANGES: list[Callable[[bytes, random.Random], bytes]] = [
 ]
 
 
-def read_hostile(case: tuple[int, int], outcome: Outcome, desk: Desk) -> None:
+def read_hostile(case: tuple[int, int], outcome: Outcome, progress: Progress) -> None:
     """Each input must be refused, or be a batch that can be read; nothing else may happen."""
     seed, count = case
     rng = random.Random(seed)
@@ -134,7 +134,7 @@ def read_hostile(case: tuple[int, int], outcome: Outcome, desk: Desk) -> None:
         if rng.random() < 0.8:
             changed = with_right_checksums(changed, len(schema.names))
         if number % 32 == 0:
-            desk.say(f"{case}: {number}")
+            progress.report(f"{case}: {number}")
         outcome.count += 1
         outcome.keys.add((changed, schema.names[-1]))
         started = time.perf_counter()
@@ -148,7 +148,7 @@ def read_hostile(case: tuple[int, int], outcome: Outcome, desk: Desk) -> None:
             outcome.findings.append(f"{case} {number}: {error!r}\n{where}\n{changed.hex()}")
         if time.perf_counter() - started > patient(PATIENCE):
             outcome.findings.append(f"{case} {number}: slow: {changed.hex()}")
-        if len(outcome.findings) >= ENOUGH:
+        if outcome.enough:
             break
     outcome.keys = set(map(hash, outcome.keys))
     outcome.note("peak MiB over the start", grown())

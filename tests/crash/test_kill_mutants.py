@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from support import flushes, forks, killing, splitting
-from support.cruel import CruelFiles
+from support import failed_flush, fork_in_operation, forks, program_faults
+from support.faulty_files import FaultyFiles
 from support.forks import tell
-from support.killing import Place, Scene
-from support.program import BIRTH
+from support.log_programs import BIRTH
+from support.program_faults import Scenario, Templates
 from support.tiers import runs
 
 from embedlog.errors import StorageError
@@ -21,37 +21,41 @@ from embedlog.partition.state import PartitionState
 from embedlog.record import Appended
 from embedlog.segment import SegmentFile
 
-SCENES = [Scene(tuple(BIRTH))]
+SCENARIOS = [Scenario(tuple(BIRTH))]
 
 
-# The checks: each is a function of the place that runs case after case.
+# The checks: each is a function of the templates, which runs case after case.
 
 
-def by_deaths(place: Place) -> Iterator[Callable[[], Any]]:
-    for case in killing.death_cases(400, torn=True, at_once=25):
-        yield functools.partial(killing.check_deaths, case, place=place)
+def by_deaths(templates: Templates) -> Iterator[Callable[[], Any]]:
+    for case in program_faults.kill_series(400, torn=True, at_once=25):
+        yield functools.partial(program_faults.check_kill_series, case, templates=templates)
 
 
-def by_kills(place: Place) -> Iterator[Callable[[], Any]]:
-    cases = killing.kill_cases(SCENES, [killing.count(place, SCENES[0])])
+def by_kills(templates: Templates) -> Iterator[Callable[[], Any]]:
+    cases = program_faults.kill_cases(SCENARIOS, [templates.count(SCENARIOS[0])])
     for case in cases[100:400:3]:
-        yield functools.partial(killing.check_kill, case, place=place, scenes=SCENES)
+        yield functools.partial(
+            program_faults.check_kill, case, templates=templates, scenarios=SCENARIOS
+        )
 
 
-def by_short_writes(place: Place) -> Iterator[Callable[[], Any]]:
-    for case in killing.short_cases([killing.count(place, SCENES[0])]):
+def by_short_writes(templates: Templates) -> Iterator[Callable[[], Any]]:
+    for case in program_faults.short_cases([templates.count(SCENARIOS[0])]):
         if case.full:
-            yield functools.partial(killing.check_short, case, place=place, scenes=SCENES)
+            yield functools.partial(
+                program_faults.check_short, case, templates=templates, scenarios=SCENARIOS
+            )
 
 
-def by_failed_flushes(place: Place) -> Iterator[Callable[[], Any]]:
-    for case in flushes.flush_cases(killing.count(place, flushes.SCENE)):
-        yield functools.partial(flushes.check_failed_flush, case, place=place)
+def by_failed_flushes(templates: Templates) -> Iterator[Callable[[], Any]]:
+    for case in failed_flush.flush_cases(templates.count(failed_flush.SCENARIO)):
+        yield functools.partial(failed_flush.check_failed_flush, case, templates=templates)
 
 
-def by_forks(place: Place) -> Iterator[Callable[[], Any]]:
-    for case in splitting.split_cases(place):
-        yield functools.partial(splitting.check_split, case, place=place)
+def by_forks(templates: Templates) -> Iterator[Callable[[], Any]]:
+    for case in fork_in_operation.fork_cases(templates):
+        yield functools.partial(fork_in_operation.check_fork, case, templates=templates)
 
 
 # The bugs: each is planted in a process of its own.
@@ -151,17 +155,17 @@ def use_the_lock_of_the_parent() -> None:
         assert self._lock_fd is not None
         known[self._lock_path] = self._lock_fd
 
-    def after_fork(self: CruelFiles) -> None:
+    def after_fork(self: FaultyFiles) -> None:
         self._mutex, self._paths = threading.RLock(), {}
 
     PartitionLog.acquire = acquire  # type: ignore[method-assign]
-    CruelFiles.after_fork = after_fork  # type: ignore[method-assign]
+    FaultyFiles.after_fork = after_fork  # type: ignore[method-assign]
 
 
 def hunt(bug: Callable[[], None], cases: list[Callable[[], Any]]) -> str | None:
     """Run cases until one fails; returns what it said."""
     # Every case forks those who work, and so each of them plants it anew.
-    killing.planted.append(bug)
+    program_faults.planted.append(bug)
     for number, case in enumerate(cases):
         try:
             case()
@@ -188,11 +192,12 @@ PLANTED = [mutant for mutant in MUTANTS if mutant[0] in FEW or runs("all")]
 
 @pytest.mark.parametrize(("bug", "check"), PLANTED, ids=[bug.__name__ for bug, _ in PLANTED])
 def test_a_planted_bug_is_caught(
-    place: Place, bug: Callable[[], None], check: Callable[[Place], Iterator[Callable[[], Any]]]
+    templates: Templates,
+    bug: Callable[[], None],
+    check: Callable[[Templates], Iterator[Callable[[], Any]]],
 ) -> None:
     """P1, P2, P8, P9, P11, P18: a check that never failed proves nothing."""
-    cases = list(check(place))
-    end = forks.run(lambda: hunt(bug, cases), patience=300)
-    assert end.finding() is None, end.finding()
-    tell(f"{bug.__name__}: {end.value}")
-    assert end.value is not None, f"nobody found it in {len(cases)} cases"
+    cases = list(check(templates))
+    bug_found = forks.call(lambda: hunt(bug, cases), patience=300)
+    tell(f"{bug.__name__}: {bug_found}")
+    assert bug_found is not None, f"nobody found it in {len(cases)} cases"

@@ -8,67 +8,74 @@ import time
 from pathlib import Path
 
 import pytest
-from support import forks, killing
+from support import forks, program_faults
 from support.forks import tell
-from support.killing import Place, Scene
+from support.log_programs import BIRTH, LIFE, random_program
 from support.patience import patient
-from support.program import BIRTH, LIFE, random_program
+from support.program_faults import Scenario, Templates
 from support.tiers import choose, sample
 
 from embedlog import kv
 from embedlog.files import Files
 
 # What a life finds matters until it has opened the root, and recovered each partition.
-SCENES = [
-    Scene(tuple(BIRTH)),
-    Scene(tuple(LIFE), "killed"),
-    Scene(tuple(LIFE), "closed", first=60),
-    Scene(tuple(LIFE), "rebooted", first=160),
+SCENARIOS = [
+    Scenario(tuple(BIRTH)),
+    Scenario(tuple(LIFE), "killed"),
+    Scenario(tuple(LIFE), "closed", first=60),
+    Scenario(tuple(LIFE), "rebooted", first=160),
 ]
 
 
-def random_scenes(count: int) -> list[Scene]:
+def random_scenarios(count: int) -> list[Scenario]:
     """Other programs, on each kind of root in turn."""
     kinds = ("killed", "closed", "rebooted")
-    return [Scene(tuple(random_program(seed)), kinds[seed % 3]) for seed in range(count)]
+    return [Scenario(tuple(random_program(seed)), kinds[seed % 3]) for seed in range(count)]
 
 
-def kills(place: Place, scenes: list[Scene]) -> int:
-    """Kill at every operation of every scene; returns how many processes died."""
-    cases = killing.kill_cases(scenes, [killing.count(place, scene) for scene in scenes])
+def kills(templates: Templates, scenarios: list[Scenario]) -> int:
+    """Kill at every operation of every scenario; returns how many processes died."""
+    cases = program_faults.kill_cases(
+        scenarios, [templates.count(scenario) for scenario in scenarios]
+    )
     cases = sample(cases, 90)
-    check = killing.partial(killing.check_kill, place=place, scenes=scenes)
-    died = sum(forks.spread(cases, check))
+    died = sum(
+        forks.spread(cases, program_faults.check_kill, templates=templates, scenarios=scenarios)
+    )
     tell(f"{died} kills at {len(cases)} places")
     return died
 
 
-def deaths(place: Place, count: int, torn: bool) -> int:
-    cases = killing.death_cases(count, torn, choose(test=30, all=50), most=60)
-    died = sum(forks.spread(cases, killing.partial(killing.check_deaths, place=place)))
+def deaths(templates: Templates, count: int, torn: bool) -> int:
+    cases = program_faults.kill_series(count, torn, choose(test=30, all=50), most=60)
+    died = sum(forks.spread(cases, program_faults.check_kill_series, templates=templates))
     tell(f"{died} deaths beside others that have the root open")
     return died
 
 
-def test_a_kill_at_any_operation_loses_nothing_that_was_acknowledged(place: Place) -> None:
+def test_a_kill_at_any_operation_loses_nothing_that_was_acknowledged(
+    templates: Templates,
+) -> None:
     """P1: acked records are at their offsets, once, without a hole; the next open just works."""
-    assert kills(place, SCENES) >= choose(test=80, all=1_100)
+    assert kills(templates, SCENARIOS) >= choose(test=80, all=1_100)
 
 
-def test_a_kill_is_no_error_for_those_who_have_the_root_open(place: Place) -> None:
+def test_a_kill_is_no_error_for_those_who_have_the_root_open(templates: Templates) -> None:
     """P1: others append and read on; the dead leave nothing that they must clean up."""
     # With those of the test before these are 2,000.
-    assert deaths(place, 1_000, torn=False) >= choose(test=54, all=900)
+    assert deaths(templates, 1_000, torn=False) >= choose(test=54, all=900)
 
 
-def test_a_kill_within_a_write_never_shows_its_bytes(place: Place) -> None:
+def test_a_kill_within_a_write_never_shows_its_bytes(templates: Templates) -> None:
     """P2: a reader beside it sees whole batches only, and the next append goes on."""
-    assert deaths(place, 1_100, torn=True) >= choose(test=54, all=1_000)
+    assert deaths(templates, 1_100, torn=True) >= choose(test=54, all=1_000)
 
 
-def test_a_commit_is_seen_although_its_process_died_before_it_said_so(place: Place) -> None:
+def test_a_commit_is_seen_although_its_process_died_before_it_said_so(
+    templates: Templates,
+) -> None:
     """P1: LMDB shows such a one when somebody writes next, too late for who cut a file by then."""
-    dice, root, lives = random.Random(1), place.fresh("killed"), choose(test=40, all=300)
+    dice, root, lives = random.Random(1), templates.fresh("killed"), choose(test=40, all=300)
     store = kv.Store(Files(root), "live", durable=False, timeout=patient(5))
     try:
         for life in range(lives):
@@ -92,16 +99,16 @@ def commit_until_killed(root: Path, life: int) -> None:
 
 
 @pytest.mark.tier("nightly")
-def test_a_kill_at_any_operation_of_many_programs(place: Place) -> None:
+def test_a_kill_at_any_operation_of_many_programs(templates: Templates) -> None:
     """P1 in full: as above, with random programs."""
     total, seed = 0, 0
-    scenes = random_scenes(1_000)
+    scenarios = random_scenarios(1_000)
     while total < 100_000:
-        total += kills(place, scenes[seed : seed + 10])
+        total += kills(templates, scenarios[seed : seed + 10])
         seed += 10
 
 
 @pytest.mark.tier("nightly")
-def test_many_kills_within_writes(place: Place) -> None:
+def test_many_kills_within_writes(templates: Templates) -> None:
     """P2 in full."""
-    assert deaths(place, 24_000, torn=True) >= 20_000
+    assert deaths(templates, 24_000, torn=True) >= 20_000

@@ -7,10 +7,10 @@ from functools import partial
 from typing import Any
 
 import pytest
-from support.cruel import CruelFiles
-from support.cuts import Cut, cut_everywhere, cut_the_recovery
-from support.fleet import Desk, Outcome, Work, share_out
+from support.case_workers import Outcome, Progress, Work, share_out
+from support.faulty_files import FaultyFiles
 from support.mutants import MUTANTS, Mutant
+from support.power_cut_workload import Cut, cut_everywhere, cut_the_recovery
 from support.roots import abandon, encoded, make_log, open_root, rows
 from support.tiers import runs
 from test_damaged_databases import STATE, damage_databases
@@ -19,12 +19,12 @@ from test_damaged_segments import mutate_in_memory, mutate_on_disk
 from embedlog.errors import DurabilityError
 
 
-def fail_a_flush(tmp_path: Any, outcome: Outcome, desk: Desk) -> None:
+def fail_a_flush(tmp_path: Any, outcome: Outcome, progress: Progress) -> None:
     """What a failed flush left in doubt is never shown, and nobody writes after it (P9)."""
     made = []
 
-    def files(*args: Any, **options: Any) -> CruelFiles:
-        made.append(CruelFiles(*args, **options))
+    def files(*args: Any, **options: Any) -> FaultyFiles:
+        made.append(FaultyFiles(*args, **options))
         return made[-1]
 
     root = open_root(tmp_path / "root", files=files)
@@ -58,12 +58,12 @@ CHECKS: dict[str, tuple[Work, list[Any]]] = {
 }
 
 
-def planted(mutant: Mutant, work: Work, case: Any, outcome: Outcome, desk: Desk) -> None:
+def planted(mutant: Mutant, work: Work, case: Any, outcome: Outcome, progress: Progress) -> None:
     outcome.note("not planted")
     for change in mutant.changes:
         change()
     outcome.tally.clear()
-    work(case, outcome, desk)
+    work(case, outcome, progress)
 
 
 FEW = {

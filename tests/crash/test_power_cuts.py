@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from support.cuts import Cut, cut_everywhere, cut_the_recovery
-from support.fleet import share_out
+from support.case_workers import share_out
+from support.power_cut_workload import Cut, cut_everywhere, cut_the_recovery
 from support.tiers import choose
 
 EACH = choose(test=50, all=400)

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support import forks, publications
-from support.cruel import FALLIBLE
-from support.forks import tell
-from support.publications import Case
+from support.faulty_files import FALLIBLE
+from support.faulty_roots import Case
+from support.publication_faults import FAULTS
 from support.tiers import choose, sample
 
 from embedlog.partition import journal
@@ -22,50 +20,36 @@ MODES = ("os", "fsync")
 
 @pytest.fixture(scope="module")
 def counted(directory: Path) -> dict[str, dict[str, int]]:
-    return {mode: publications.count(directory, mode) for mode in MODES}
+    return {mode: FAULTS.count(directory, mode) for mode in MODES}
 
 
 def kills(counted: dict[str, dict[str, int]], company: bool, each: int) -> list[Case]:
-    """Every so manieth operation, in both modes."""
+    """Return kills at one in ``each`` operations, in both modes."""
     cases = []
     for shift, mode in enumerate(MODES):
         kinds = counted[mode]
         total = sum(kinds.values())
-        cases += [Case(n, "after", mode, company) for n in range(shift, total, each)]
+        numbers = range(shift, total, each)
+        cases += [Case(n, "after", company, durability=mode) for n in numbers]
         writes = range(shift, kinds["write"], 2 * each)
-        cases += [Case(n, "middle", mode, company, ("write",)) for n in writes]
-    return cases
-
-
-def check_kills(directory: Path, cases: list[Case]) -> int:
-    cases = sample(cases, 16)
-    died = forks.spread(cases, functools.partial(publications.check_kill, directory=directory))
-    tell(f"{sum(died)} kills at {len(cases)} places")
-    return sum(died)
+        cases += [Case(n, "middle", company, ("write",), mode) for n in writes]
+    return sample(cases, 16)
 
 
 def faults(counted: dict[str, dict[str, int]], each: int) -> list[Case]:
+    """Return failures of one in ``each`` operations, in both modes."""
     cases = []
     for shift, mode in enumerate(MODES):
         total = sum(counted[mode].get(kind, 0) for kind in FALLIBLE)
-        cases += [Case(n, ("once", "forever")[n % 2], mode) for n in range(shift, total, each)]
-    return cases
+        cases += [
+            Case(n, ("once", "forever")[n % 2], durability=mode) for n in range(shift, total, each)
+        ]
+    return sample(cases, 12)
 
 
-def check_faults(directory: Path, cases: list[Case]) -> int:
-    cases = sample(cases, 12)
-    told = forks.spread(cases, functools.partial(publications.check_fault, directory=directory))
-    tell(f"{len(cases)} faults, of which {sum(told)} were told to somebody")
-    return sum(told)
-
-
-def check_cuts(directory: Path, durability: str, limit: int) -> int:
-    recording = publications.record(directory, durability)
-    seen, findings = publications.cut_everywhere(recording, limit, directory, durability)
-    tell(f"{seen} states")
-    if findings:  # no assert, which would compare them for the message, for a minute
-        raise AssertionError(findings[0])
-    return seen
+def check_power_cuts(directory: Path, durability: str, limit: int) -> int:
+    recording = FAULTS.record(directory, durability)
+    return FAULTS.check_power_cuts(recording, limit, directory, durability)
 
 
 @pytest.mark.parametrize("company", [False, True], ids=["alone", "beside another"])
@@ -73,14 +57,14 @@ def test_a_publication_that_is_killed_is_there_in_all_partitions_or_in_none(
     directory: Path, counted: dict[str, dict[str, int]], company: bool
 ) -> None:
     """P1, P2: a repetition publishes what is not there, and nothing else."""
-    assert check_kills(directory, kills(counted, company, each=8)) >= choose(test=10, all=35)
+    assert FAULTS.check_kills(directory, kills(counted, company, 8)) >= choose(test=10, all=35)
 
 
 def test_a_publication_that_fails_is_there_in_all_partitions_or_in_none(
     directory: Path, counted: dict[str, dict[str, int]]
 ) -> None:
     """P8, P9, P10: any operation, once or from then on; with the same handle all is done after."""
-    assert check_faults(directory, faults(counted, each=8)) >= choose(test=4, all=20)
+    assert FAULTS.check_faults(directory, faults(counted, each=8)) >= choose(test=4, all=20)
 
 
 @pytest.mark.parametrize("durability", MODES)
@@ -89,7 +73,7 @@ def test_after_a_power_cut_a_publication_is_there_in_all_partitions_or_in_none(
 ) -> None:
     """P4: at every cut.  P5: without flushes a prefix of each, and a repetition loses nothing."""
     limit = choose(test=25, all=100)
-    assert check_cuts(directory, durability, limit) >= 0.8 * limit
+    assert check_power_cuts(directory, durability, limit) >= 0.8 * limit
 
 
 @pytest.mark.tier("nightly")
@@ -98,17 +82,18 @@ def test_a_publication_may_be_killed_and_fail_at_every_operation(
 ) -> None:
     """As above, at all of them; each fault once and for ever."""
     for company in (False, True):
-        assert check_kills(directory, kills(counted, company, each=1)) >= 300
+        assert FAULTS.check_kills(directory, kills(counted, company, each=1)) >= 300
     cases = faults(counted, each=1)
     other = {"once": "forever", "forever": "once"}
-    assert check_faults(directory, [*cases, *(c._replace(what=other[c.what]) for c in cases)]) > 400
+    cases += [case._replace(what=other[case.what]) for case in cases]
+    assert FAULTS.check_faults(directory, cases) > 400
 
 
 @pytest.mark.tier("nightly")
 @pytest.mark.parametrize("durability", MODES)
 def test_power_cuts_of_publications_in_full(tmp_path: Path, durability: str) -> None:
     """As above."""
-    assert check_cuts(tmp_path, durability, 10_000) >= 5_000
+    assert check_power_cuts(tmp_path, durability, 10_000) >= 5_000
 
 
 # Planted bugs: what the checks above are worth
@@ -170,7 +155,9 @@ def test_kills_find_what_was_planted(
     bug(monkeypatch)
     total = sum(counted["os"].values())
     with pytest.raises(AssertionError):
-        check_kills(directory, [Case(n, "after", "os", True) for n in range(50, total, 2)])
+        FAULTS.check_kills(
+            directory, sample([Case(n, "after", True) for n in range(50, total, 2)], 16)
+        )
 
 
 @pytest.mark.tier("all")
@@ -185,4 +172,4 @@ def test_power_cuts_find_what_was_planted(
     """The same for what only the disk shows."""
     bug(monkeypatch)
     with pytest.raises(AssertionError):
-        check_cuts(tmp_path, "fsync", 200)
+        check_power_cuts(tmp_path, "fsync", 200)

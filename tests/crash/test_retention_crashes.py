@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import functools
 import time
 from pathlib import Path
 
 import pytest
-from support import forks, trims
-from support.cruel import FALLIBLE
+from support import forks, retention_faults
+from support.faulty_files import FALLIBLE
+from support.faulty_roots import Case
 from support.forks import tell
 from support.patience import patient
+from support.retention_faults import FAULTS
 from support.roots import encoded, healthy, make_log, open_root
 from support.tiers import choose, sample
-from support.trims import Case
 
 from embedlog import catalog
 from embedlog.partition import log_start, pending_deletes
@@ -21,7 +21,7 @@ from embedlog.partition import log_start, pending_deletes
 
 @pytest.fixture(scope="module")
 def counted(directory: Path) -> dict[str, int]:
-    return trims.count(directory)
+    return FAULTS.count(directory)
 
 
 @pytest.mark.parametrize("company", [False, True], ids=["alone", "beside another"])
@@ -30,31 +30,21 @@ def test_a_round_that_is_killed_leaves_the_old_log_or_the_new_one(directory, cou
     total = sum(counted.values())
     cases = [Case(n, "after", company) for n in range(total)]
     cases += [Case(n, "before", company, ("unlock",)) for n in range(counted["unlock"])]
-    cases = sample(cases, 16)
-    died = forks.spread(cases, functools.partial(trims.check_kill, directory=directory))
-    tell(f"{sum(died)} kills at {len(cases)} places")
-    assert sum(died) >= choose(test=10, all=80)
+    assert FAULTS.check_kills(directory, sample(cases, 16)) >= choose(test=10, all=80)
 
 
 def test_a_round_that_fails_loses_nothing_and_is_made_up_for(directory, counted):
     """P8, P10: any operation, once or from then on; with the same handle all is done after."""
     total = sum(counted.get(kind, 0) for kind in FALLIBLE)
     cases = [Case(n, how) for n in range(total) for how in ("once", "forever")]
-    cases = sample(cases, 18)
-    told = forks.spread(cases, functools.partial(trims.check_fault, directory=directory))
-    tell(f"{len(cases)} faults, of which {sum(told)} were told to somebody")
-    # Of a disk that is full once, or for part of the work, nobody is told.
-    assert sum(told) >= choose(test=4, all=40)
+    # A disk that is full once, or for part of the work, raises no error.
+    assert FAULTS.check_faults(directory, sample(cases, 18)) >= choose(test=4, all=40)
 
 
 def test_after_a_power_cut_the_log_is_the_old_one_or_the_new_one(directory):
     """R5, P4: at every cut; what was done before is durable, and unlinks that came back go."""
-    recording = trims.record(directory)
     limit = choose(test=60, all=600)
-    seen, findings = trims.cut_everywhere(recording, limit, directory)
-    tell(f"{seen} states")
-    assert findings == []
-    assert seen >= limit / 3
+    assert FAULTS.check_power_cuts(FAULTS.record(directory), limit, directory) >= limit / 3
 
 
 def test_readers_in_other_processes_run_through_it(tmp_path):
@@ -66,18 +56,15 @@ def test_readers_in_other_processes_run_through_it(tmp_path):
     make_log(root, {"segment.bytes": 3 * size, "retention.bytes": 6 * size, "retention.ms": -1})
     root.alter_topic("t", {"file.delete.delay.ms": 0})
     root.close()
-    readers = [forks.Child(lambda: trims.read_through(path, stop)) for _ in range(2)]
-    writer = forks.Child(lambda: trims.churn(path, stop))
+    readers = [forks.Child(lambda: retention_faults.read_through(path, stop)) for _ in range(2)]
+    writer = forks.Child(lambda: retention_faults.churn(path, stop))
     time.sleep(min(patient(choose(test=0.7, all=1.7)), 30))
     stop.touch()
-    ends = [each.end() for each in (*readers, writer)]
-    for end in ends:
-        assert end.finding() is None, end.finding()
-    read = sum(end.value[0] for end in ends[:2])
-    overtaken = sum(end.value[1] for end in ends[:2])
-    tell(f"{read} records read, {overtaken} times overtaken, {ends[2].value} deleted")
+    *counts, deleted = [child.end().result() for child in (*readers, writer)]
+    read, overtaken = (sum(column) for column in zip(*counts, strict=True))
+    tell(f"{read} records read, {overtaken} times overtaken, {deleted} deleted")
     assert read > choose(test=200, all=1_000)
-    assert ends[2].value > choose(test=200, all=1_000)
+    assert deleted > choose(test=200, all=1_000)
     root = open_root(path)
     assert healthy(root)
     root.close()
@@ -87,7 +74,7 @@ def test_readers_in_other_processes_run_through_it(tmp_path):
 
 
 def unlinked_first(monkeypatch):
-    """Files go before their names."""
+    """Files are deleted before their names."""
     trim_locked = log_start._trim_locked
 
     def wrong(log, now, offset, whole, limit):
@@ -100,7 +87,7 @@ def unlinked_first(monkeypatch):
 
 
 def not_doomed(monkeypatch):
-    """Nobody notes which files are to go."""
+    """The files to delete are not noted."""
     monkeypatch.setattr(pending_deletes, "put", lambda *_: None)
 
 
@@ -130,7 +117,7 @@ def test_kills_find_what_was_planted(directory, counted, monkeypatch, bug):
     bug(monkeypatch)
     cases = [Case(n, "before", n % 2 == 1) for n in range(sum(counted.values()))]
     with pytest.raises(AssertionError):
-        forks.spread(cases, functools.partial(trims.check_kill, directory=directory))
+        FAULTS.check_kills(directory, cases)
 
 
 @pytest.mark.tier("all")
@@ -142,7 +129,8 @@ def test_power_cuts_find_a_start_that_is_not_durable(tmp_path, monkeypatch):
             catalog.drop_segment(txn, key, segment)
 
     monkeypatch.setattr(log_start, "_drop", wrong)
-    recording = trims.record(tmp_path)
+    recording = FAULTS.record(tmp_path)
     monkeypatch.undo()
 
-    assert trims.cut_everywhere(recording, 600, tmp_path)[1]
+    with pytest.raises(AssertionError):
+        FAULTS.check_power_cuts(recording, 600, tmp_path)

@@ -10,11 +10,11 @@ import threading
 from pathlib import Path
 
 import pytest
-from support import forks, killing, oracle, splitting, stops
+from support import fork_in_operation, forks, journal_check, stopped_process
 from support.forks import tell
-from support.killing import Place
+from support.log_programs import encode
 from support.patience import patient
-from support.program import encode
+from support.program_faults import Templates
 from support.tiers import choose, sample
 
 import embedlog
@@ -22,10 +22,10 @@ from embedlog.errors import UnsupportedFilesystemError
 from embedlog.files import Files
 
 
-def test_a_stopped_process_is_named_by_those_who_wait_for_it(place: Place) -> None:
+def test_a_stopped_process_is_named_by_those_who_wait_for_it(templates: Templates) -> None:
     """P16: at every operation; others get LockTimeoutError in time, and change nothing."""
-    cases = stops.stop_cases(place)
-    results = forks.spread(cases, killing.partial(stops.check_stops, place=place))
+    cases = stopped_process.stop_series(templates)
+    results = forks.spread(cases, stopped_process.check_stop_series, templates=templates)
     stopped, refused = (sum(column) for column in zip(*results, strict=True))
     tell(f"{stopped} processes stopped at all their operations, {refused} calls refused meanwhile")
     # The last ones are past the end of the program: all its operations were tried.
@@ -33,10 +33,10 @@ def test_a_stopped_process_is_named_by_those_who_wait_for_it(place: Place) -> No
     assert refused >= stopped / 2
 
 
-def test_a_fork_in_the_middle_of_anything_disturbs_neither_side(place: Place) -> None:
+def test_a_fork_in_the_middle_of_anything_disturbs_neither_side(templates: Templates) -> None:
     """P18: both go on with the same handle, whatever the child does and however it ends."""
-    cases = sample(forks.evenly(splitting.split_cases(place), 220), 24)
-    forked = forks.spread(cases, killing.partial(splitting.check_split, place=place))
+    cases = sample(forks.evenly(fork_in_operation.fork_cases(templates), 220), 24)
+    forked = forks.spread(cases, fork_in_operation.check_fork, templates=templates)
     tell(f"{sum(forked)} forks at every operation, {len(cases)} in all")
     assert sum(forked) >= choose(test=21, all=200)
 
@@ -69,13 +69,12 @@ def test_forks_beside_busy_threads(tmp_path: Path) -> None:
         stop.set()
         for thread in threads:
             thread.join()
-        bases = oracle.sends_of(oracle.rows(log, "t", 0))
+        bases = journal_check.sends_of(journal_check.rows(log, "t", 0))
         assert sum(send >= 1_000_000 for send in bases) == 4 * count
         assert log.verify() == []
         return count
 
-    end = forks.run(work)
-    assert end.finding() is None, end.finding()
+    forks.call(work)
 
 
 def test_a_program_that_is_started_inherits_no_lock(tmp_path: Path) -> None:
@@ -116,7 +115,7 @@ def test_every_way_to_start_a_process_works(tmp_path: Path, method: str) -> None
         for child in children:
             child.join()
             assert child.exitcode == 0
-        assert len(oracle.sends_of(oracle.rows(log, "t", 0))) == 4
+        assert len(journal_check.sends_of(journal_check.rows(log, "t", 0))) == 4
         assert log.verify() == []
 
 

@@ -14,8 +14,9 @@ import pytest
 from support import forks, syscalls
 from support.children import in_child
 from support.forks import tell
-from support.killing import Place
 from support.patience import patient
+from support.program_faults import Templates
+from support.roots import make_store
 from support.syscalls import SystemCalls
 from support.tiers import choose
 
@@ -61,15 +62,15 @@ class Opening(NamedTuple):
     error: int
 
 
-def check_opening(case: Opening, *, place: Place) -> tuple[int, int]:
+def check_opening(case: Opening, *, templates: Templates) -> tuple[int, int]:
     """Let calls of `open` fail; returns how many calls there were, and how many openings raised."""
-    root = place.directory / f"opened-{os.getpid()}"
+    root = templates.directory / f"opened-{os.getpid()}"
 
     def work(calls: SystemCalls) -> tuple[int, int]:
         told = 0
         n = case.first
         while True:
-            place.fresh(case.before, root.name)
+            templates.fresh(case.before, root.name)
             number = ERRORS[(n // case.step + case.error) % len(ERRORS)]
             calls.fail(n, number)
             log = error = None
@@ -93,12 +94,12 @@ def check_opening(case: Opening, *, place: Place) -> tuple[int, int]:
     return traced(root, work)
 
 
-def openings(place: Place, cases: list[Opening]) -> tuple[int, int]:
+def openings(templates: Templates, cases: list[Opening]) -> tuple[int, int]:
     """Let calls of openings fail; returns how many calls the longest one has, and how many raised.
 
     The roots were left by a kill, by a clean close, and by a reboot.
     """
-    found = forks.spread(cases, lambda case: check_opening(case, place=place))
+    found = forks.spread(cases, lambda case: check_opening(case, templates=templates))
     calls, told = max(n for n, _ in found), sum(told for _, told in found)
     tell(f"up to {calls} calls in an opening; {told} openings failed")
     return calls, told
@@ -107,18 +108,20 @@ def openings(place: Place, cases: list[Opening]) -> tuple[int, int]:
 BEFORE = "killed", "closed", "rebooted"
 
 
-def test_opening_a_log_fails_with_the_errno_of_the_call_that_failed(place: Place) -> None:
+def test_opening_a_log_fails_with_the_errno_of_the_call_that_failed(
+    templates: Templates,
+) -> None:
     """P8: whichever call it is, of Python or of LMDB, and the next opening is fine."""
     # An odd number of steps apart, so that each call meets all errors in turn.
     firsts, step = choose(test=((5,), 33), all=((0, 5), 8))
     calls, told = openings(
-        place, [Opening(before, first, step, 0) for before in BEFORE for first in firsts]
+        templates, [Opening(before, first, step, 0) for before in BEFORE for first in firsts]
     )
     assert calls > 150 and told > choose(test=8, all=100)
 
 
 @pytest.mark.tier("nightly")
-def test_every_call_of_an_opening_fails_with_every_error(place: Place) -> None:
+def test_every_call_of_an_opening_fails_with_every_error(templates: Templates) -> None:
     """P8 in full."""
     cases = [
         Opening(before, first, 8, error)
@@ -126,7 +129,7 @@ def test_every_call_of_an_opening_fails_with_every_error(place: Place) -> None:
         for first in range(8)
         for error in range(len(ERRORS))
     ]
-    assert openings(place, cases)[1] > 2_000
+    assert openings(templates, cases)[1] > 2_000
 
 
 # Appending
@@ -194,15 +197,6 @@ def test_appending_goes_on_after_any_call_that_failed(directory: Path) -> None:
 
 
 # A commit of LMDB
-
-
-def make_store(root: Path, name: str = "live") -> kv.Store:
-    Files.create_root(root)
-    files = Files(root)
-    files.make_directory("locks")
-    if not files.exists(name):
-        kv.create(files, name, durable=name == "state", rows={b"first": b"row"})
-    return kv.Store(files, name, durable=name == "state", timeout=patient(5))
 
 
 def put(store: kv.Store, key: bytes) -> None:

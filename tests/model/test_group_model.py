@@ -1,8 +1,8 @@
-"""A group against what it may do: whatever its members do, or suffer, in whatever order (M1–M22).
+"""A group against a model, whatever its members do or suffer, in any order (M1–M22).
 
-The model knows who is in the group, until when, who took what, and what was
-committed last.  The real one lives in a root on the disk, with an uptime that
-stands still.  After each step it is held against the model: no partition has
+The model has the members, the ends of their sessions, the owners of partitions,
+and the last commits.  The real group is in a root on the disk, with an uptime that
+stands still.  After each step it is compared with the model: no partition has
 two owners, epochs and generations only grow, and nothing but a commit by the
 owner, or an administrator, moves a position.
 """
@@ -63,7 +63,7 @@ class AnswerLostError(Exception):
     """A step was committed, but interrupted before it returned."""
 
 
-class Hooked:
+class AssignorWithHook:
     """An assignor that runs some work while it assigns."""
 
     def __init__(self, name: str, work: Callable[[], Any]) -> None:
@@ -75,7 +75,7 @@ class Hooked:
         return ASSIGNORS[self.name].assign(*of)
 
 
-class Player:
+class ModelMember:
     """A process with one member, as far as the model knows it."""
 
     def __init__(self, member: GroupMember, topics: list[str]) -> None:
@@ -98,7 +98,7 @@ class GroupModel(RuleBasedStateMachine):
         self.uptime = Uptime()
         make_topics(self.root, a=3, b=2)
         self.group = make_group(self.root, "g", self.uptime)
-        self.players: list[Player] = []
+        self.players: list[ModelMember] = []
         """Processes that run, members or not."""
         self.crashed: set[str] = set()
         self.session: dict[str, int] = {}
@@ -118,7 +118,7 @@ class GroupModel(RuleBasedStateMachine):
     def _told_of_other(self) -> Any:
         return self.other.version(), positions(self.other), owner_rows(self.other)
 
-    def player(self, number: int) -> Player:
+    def player(self, number: int) -> ModelMember:
         return self.players[number % len(self.players)]
 
     # What the model knows
@@ -134,7 +134,7 @@ class GroupModel(RuleBasedStateMachine):
         over = {id_ for id_, until in self.session.items() if until <= self.uptime.now}
         return over | {id_ for id_ in self.crashed if self.instance[id_] is None}
 
-    def _lives(self, player: Player) -> None:
+    def _lives(self, player: ModelMember) -> None:
         self.session[player.id] = self.uptime.now + SESSION_MS
 
     def _key(self, tp: TopicPartition) -> bytes | None:
@@ -145,7 +145,7 @@ class GroupModel(RuleBasedStateMachine):
         key = self._key(tp)
         return None if key is None else ownership.OWNERS.key(self.group.key, key)
 
-    def _owns(self, player: Player, tp: TopicPartition) -> bool:
+    def _owns(self, player: ModelMember, tp: TopicPartition) -> bool:
         row = self._row(tp)
         return (
             row is not None
@@ -186,7 +186,7 @@ class GroupModel(RuleBasedStateMachine):
                     join(self.group, topics, assignors=names, instance_id=instance)
                 return
             replaced_ids &= self.session.keys()
-        player = Player(
+        player = ModelMember(
             join(self.group, topics, assignors=names, instance_id=instance), list(topics)
         )
         self.players.append(player)
@@ -217,7 +217,7 @@ class GroupModel(RuleBasedStateMachine):
         player = self.player(number)
         {"leave": self._leave, "crash": self._crash, "remove": self._remove}[how](player)
 
-    def _leave(self, player: Player) -> None:
+    def _leave(self, player: ModelMember) -> None:
         """A dynamic member is removed at once, a static one only unlocks its file (M11, M13)."""
         player.member.leave()
         player.member.leave()
@@ -227,14 +227,14 @@ class GroupModel(RuleBasedStateMachine):
         else:
             self.crashed.add(player.id)
 
-    def _crash(self, player: Player) -> None:
+    def _crash(self, player: ModelMember) -> None:
         """Its lock is free, and nothing else happens until another member checks (M10)."""
         let_go(player.member)
         self.players.remove(player)
         if player.id in self.session:
             self.crashed.add(player.id)
 
-    def _remove(self, player: Player) -> None:
+    def _remove(self, player: ModelMember) -> None:
         """An administrator removes it; its next call raises that (M11)."""
         known = [player.id] if player.id in self.session else []
         assert self.group.remove_members([player.id, "nobody"]) == known
@@ -249,7 +249,7 @@ class GroupModel(RuleBasedStateMachine):
             return
         self.wishes[player.id] = topics, self.wishes[player.id][1]
 
-    def _is_out(self, player: Player, work: Callable[[], Any]) -> bool:
+    def _is_out(self, player: ModelMember, work: Callable[[], Any]) -> bool:
         """Make a call of a member; return whether it was refused because it was removed."""
         if player.id in self.session:
             work()
@@ -261,7 +261,7 @@ class GroupModel(RuleBasedStateMachine):
         self._lost(player)
         return True
 
-    def _lost(self, player: Player) -> None:
+    def _lost(self, player: ModelMember) -> None:
         if player in self.players:
             self.players.remove(player)
             player.member.leave()
@@ -274,13 +274,13 @@ class GroupModel(RuleBasedStateMachine):
         """Check, release, acquire: what a poll does."""
         self._follow(self.player(number))
 
-    def _follow(self, player: Player, assignors: Any = ASSIGNORS) -> None:
+    def _follow(self, player: ModelMember, assignors: Any = ASSIGNORS) -> None:
         if self._is_out(player, lambda: self._check(player, assignors)):
             return
         self._release(player, self.step.revoked)
         self._acquire(player)
 
-    def _check(self, player: Player, assignors: Any = ASSIGNORS) -> None:
+    def _check(self, player: ModelMember, assignors: Any = ASSIGNORS) -> None:
         assignment = player.member.check_assignment(assignors)
         self.step = assignment.step
         assert player.member.owned == {*self.step.kept, *self.step.revoked}
@@ -319,7 +319,7 @@ class GroupModel(RuleBasedStateMachine):
         else:
             self._is_out(player, lambda: self._acquire(player))
 
-    def _acquire(self, player: Player) -> None:
+    def _acquire(self, player: ModelMember) -> None:
         acquired = player.member.acquire(from_end=False)
         rows = owner_rows(self.group)
         new_rows = {ownership.topic_partition(row, tp): row for row, tp in rows.items()
@@ -331,12 +331,12 @@ class GroupModel(RuleBasedStateMachine):
             player.claims[row] = (tp, self.epochs[row])
             assert start.committed == self.committed.get(row[-12:])
 
-    def _note_acquired(self, player: Player, row: bytes) -> None:
+    def _note_acquired(self, player: ModelMember, row: bytes) -> None:
         epoch = owner_rows(self.group)[row].epoch
         assert epoch > self.epochs.get(row, 0)
         self.owner[row], self.epochs[row] = player.id, epoch
 
-    def _interrupted(self, player: Player, work: Callable[[], Any]) -> None:
+    def _interrupted(self, player: ModelMember, work: Callable[[], Any]) -> None:
         """Run a step whose answer is lost: the rows change, and the member does not know."""
         wake = self.root.context.wake
 
@@ -368,7 +368,7 @@ class GroupModel(RuleBasedStateMachine):
         else:
             self._release(player, some)
 
-    def _release(self, player: Player, partitions: Any) -> None:
+    def _release(self, player: ModelMember, partitions: Any) -> None:
         player.member.release(tp for tp in partitions)
         released = [row for row, (tp, _) in player.claims.items() if tp in partitions]
         for row in released:
@@ -392,7 +392,7 @@ class GroupModel(RuleBasedStateMachine):
             elif second in self.players:
                 self._leave(second)
 
-        self._follow(player, {name: Hooked(name, work) for name in ASSIGNORS})
+        self._follow(player, {name: AssignorWithHook(name, work) for name in ASSIGNORS})
 
     # Time
 
@@ -437,7 +437,7 @@ class GroupModel(RuleBasedStateMachine):
         """A partition that it may never have owned."""
         self._commit(self.player(number), TopicPartition(topic, n), 77)
 
-    def _commit(self, player: Player, tp: TopicPartition, offset: int) -> None:
+    def _commit(self, player: ModelMember, tp: TopicPartition, offset: int) -> None:
         """It is written if, and only if, the member owns the partition now (E23, M22)."""
         position = OffsetAndMetadata(offset, f"by {player.id}")
         if self._owns(player, tp):

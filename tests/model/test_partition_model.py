@@ -10,7 +10,6 @@ from __future__ import annotations
 import random
 import shutil
 import tempfile
-from functools import partial
 from typing import Any, NamedTuple
 
 import pytest
@@ -18,7 +17,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 from support.clock import START, ManualClock
-from support.cruel import CruelFiles
+from support.faulty_files import after_reboot
 from support.roots import (
     abandon,
     batch_rows,
@@ -53,7 +52,7 @@ batches = st.tuples(
 durabilities = st.sampled_from([None, None, None, "fsync"])
 
 
-class Known(NamedTuple):
+class ModelBatch(NamedTuple):
     """A batch as the model has it."""
 
     base: int
@@ -62,7 +61,7 @@ class Known(NamedTuple):
 
 
 class Producer:
-    """What a producer knows of itself: its epoch, its next number, its last batches."""
+    """The state of a producer: its epoch, its next number, its last batches."""
 
     def __init__(self, number: int, first: int) -> None:
         self.number, self.epoch, self.next = number, 0, first
@@ -70,7 +69,7 @@ class Producer:
 
 
 class PartitionModel(RuleBasedStateMachine):
-    """A partition, and the list it is to be equal to."""
+    """A partition, and the list that it must equal."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -79,7 +78,7 @@ class PartitionModel(RuleBasedStateMachine):
         self.boots = 0
         self.roots = [self._open()]
         make_log(self.roots[0], CONFIG)
-        self.batches: list[Known] = []
+        self.batches: list[ModelBatch] = []
         self.end = 0
         self.flushed = 0
         self.floor: dict[str, int] = {}
@@ -88,8 +87,7 @@ class PartitionModel(RuleBasedStateMachine):
         self.cuts = 0
 
     def _open(self) -> Any:
-        files = partial(CruelFiles, boot=f"boot {self.boots}")
-        files.create_root = CruelFiles.create_root  # type: ignore[attr-defined]
+        files = after_reboot(f"boot {self.boots}")
         return open_root(f"{self.path}/root", clock=self.clock, files=files)
 
     def log(self, handle: int = 0) -> Any:
@@ -119,7 +117,7 @@ class PartitionModel(RuleBasedStateMachine):
             (base + place, START + time, key, value, list(heads or []))
             for place, (time, key, value) in enumerate(found)
         ]
-        self.batches.append(Known(base, self.end, lines))
+        self.batches.append(ModelBatch(base, self.end, lines))
         return base
 
     def _all_flushed(self) -> None:
@@ -141,7 +139,7 @@ class PartitionModel(RuleBasedStateMachine):
     @rule(first=st.sampled_from([0, 0, 7, LAST_SEQUENCE - 3, LAST_SEQUENCE]))
     @precondition(lambda self: len(self.producers) < 4)
     def begin_producer(self, first: int) -> None:
-        """A producer nobody knows may begin at any number (G17)."""
+        """A new producer may begin at any number (G17)."""
         self.producers.append(Producer(100 + len(self.producers) + 10 * self.cuts, first))
 
     @rule(which=st.integers(0, 3), one=batches, handle=st.integers(0, 1), how=durabilities)
@@ -262,7 +260,7 @@ class PartitionModel(RuleBasedStateMachine):
 
     @rule(handle=st.integers(0, 1))
     def close_one(self, handle: int) -> None:
-        """Who stays is not disturbed."""
+        """The other handle is not disturbed."""
         if len(self.roots) == 2:
             self.roots.pop(handle).close()
             self.followers = []

@@ -28,7 +28,7 @@ from hypothesis.stateful import (
 from support.clock import ManualClock
 from support.forks import in_memory
 from support.roots import abandon, open_root, values
-from support.staged import stage
+from support.staged_files import stage
 
 from embedlog.config import TopicConfig
 from embedlog.errors import RestartedApplicationError

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 from support.clock import START
-from support.sessions import begin
-from support.sparks import ALL, read_all
+from support.spark_reads import ALL, read_all
+from support.spark_session import begin
 
 import embedlog
 from embedlog.api import Log

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 from support.clock import START
 from support.roots import encoded
-from support.sparks import read_all, values_of
+from support.spark_reads import read_all, values_of
 
 import embedlog
 from embedlog import batch

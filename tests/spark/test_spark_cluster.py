@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pyspark
 import pytest
-from support.patience import patient
+from support.children import run_python
 
 import embedlog
 
@@ -18,7 +16,7 @@ APPLICATION = """
 import json, sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
-from support.sessions import quick_python
+from support.spark_session import quick_python
 import embedlog.spark
 
 directory = Path(sys.argv[2])
@@ -73,16 +71,9 @@ def test_executors_in_other_jvms_read_and_write_a_log(tmp_path: Path) -> None:
             "SPARK_HOME": str(Path(pyspark.__file__).parent),
             "SPARK_WORKER_DIR": str(tmp_path / "work"),
         }
-        process = subprocess.run(
-            [sys.executable, "-c", APPLICATION, str(Path(__file__).parents[1]), str(tmp_path)],
-            env={**os.environ, **paths},
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            timeout=patient(300),
-        )
-        assert process.returncode == 0, process.stderr
-        result = json.loads(process.stdout)
+        words = ("-c", APPLICATION, Path(__file__).parents[1], tmp_path)
+        environment = {**os.environ, **paths}
+        result = json.loads(run_python(*words, env=environment, cwd=tmp_path, seconds=300))
 
         assert result["values"] == list(range(2000))
         assert len(result["jvms"]) == 2

@@ -8,15 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import killable
-from support.copying import InDriver, InSession, Matrix
+from support import spark_kill_points
 from support.forks import tell
+from support.spark_copy import InDriver, InSession, Matrix
 
 import embedlog
 from embedlog.api import Log
 
-WORKERS = killable.SOURCE + killable.SINK
-DRIVERS = WORKERS + killable.CHECKPOINT
+WORKERS = spark_kill_points.SOURCE + spark_kill_points.SINK
+DRIVERS = WORKERS + spark_kill_points.CHECKPOINT
 FIRST = ("before partitions", "after partitions", "before publish", "within publish")
 """In a first batch after it was planned: it may be empty, and then no task stages anything."""
 
@@ -51,7 +51,7 @@ def shuffled(places: tuple[str, ...], times: int) -> list[str]:
 def test_a_copy_whose_processes_are_killed_has_every_record_once(spark, log, tmp_path):
     """The source's process, a reading task, and the committing process; keys keep their order."""
     places = ["after latestOffset", "within read", "after publish"]
-    runner = InSession(killable.register(spark), tmp_path)
+    runner = InSession(spark_kill_points.register(spark), tmp_path)
     assert killed(log, tmp_path, runner, places).kills.total() == len(places)
 
 
@@ -59,7 +59,7 @@ def test_a_copy_whose_processes_are_killed_has_every_record_once(spark, log, tmp
 def test_a_copy_whose_processes_are_killed_anywhere(spark, log, tmp_path):
     """Before and after each step of reading and of writing, in any order."""
     places = shuffled(WORKERS, 7)
-    runner = InSession(killable.register(spark), tmp_path)
+    runner = InSession(spark_kill_points.register(spark), tmp_path)
     assert killed(log, tmp_path, runner, places).kills.total() >= 100
 
 
@@ -74,12 +74,12 @@ def test_a_copy_whose_driver_is_killed_anywhere(log, tmp_path, jvm_only):
 @pytest.mark.tier("nightly")
 def test_a_copy_that_starts_at_the_end_continues_from_there(spark, log, tmp_path):
     """Records that arrive after its first batch was planned are not skipped after a kill."""
-    runner = InSession(killable.register(spark), tmp_path)
+    runner = InSession(spark_kill_points.register(spark), tmp_path)
     killed(log, tmp_path, runner, shuffled(FIRST, 4), Matrix.run_from_the_end)
 
 
 @pytest.mark.tier("nightly")
 def test_a_copy_that_starts_at_the_end_continues_after_its_driver_was_killed(log, tmp_path):
     """Also if the checkpoint has only the offsets of the first batch."""
-    places = [*FIRST, *killable.CHECKPOINT]
+    places = [*FIRST, *spark_kill_points.CHECKPOINT]
     killed(log, tmp_path, InDriver(tmp_path), places, Matrix.run_from_the_end)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import killable
+from support import spark_kill_points
 from support.forks import tell
 from support.patience import patient
 from support.roots import values
@@ -68,7 +68,7 @@ def kill_at(spark: Any, log: Log, directory: Path, places: list[str]) -> int:
     kills = 0
     for number, place in enumerate(places):
         sent += put(directory / "source", number)
-        killable.order(directory / "kills", place)
+        spark_kill_points.order(directory / "kills", place)
         for _ in range(4):
             if run(spark, log, directory):
                 break
@@ -81,7 +81,7 @@ def kill_at(spark: Any, log: Log, directory: Path, places: list[str]) -> int:
 def test_a_killed_process_loses_and_duplicates_nothing(spark, log, tmp_path):
     """The query restarts from its checkpoint, and published batches are recognised."""
     places = ["within stage", "within publish", "after publish"]
-    kills = kill_at(killable.register(spark), log, tmp_path, places)
+    kills = kill_at(spark_kill_points.register(spark), log, tmp_path, places)
     tell(f"{kills} kills")
     assert kills == len(places)
 
@@ -89,9 +89,9 @@ def test_a_killed_process_loses_and_duplicates_nothing(spark, log, tmp_path):
 @pytest.mark.tier("nightly")
 def test_many_killed_processes_lose_and_duplicate_nothing(spark, log, tmp_path):
     """As above, more than a hundred times in random order."""
-    places = list(killable.SINK) * 16
+    places = list(spark_kill_points.SINK) * 16
     random.Random(1).shuffle(places)
-    kills = kill_at(killable.register(spark), log, tmp_path, places)
+    kills = kill_at(spark_kill_points.register(spark), log, tmp_path, places)
     tell(f"{kills} kills")
     assert kills >= 100
 
@@ -101,12 +101,12 @@ import sys
 from pathlib import Path
 import embedlog
 from spark.test_spark_crashes import run
-from support import killable
-from support.sessions import begin
+from support import spark_kill_points
+from support.spark_session import begin
 directory = Path(sys.argv[1])
-spark = killable.register(begin(directory / "spark"))
+spark = spark_kill_points.register(begin(directory / "spark"))
 jvm = spark.sparkContext._gateway.proc.pid
-killable.watch(directory / "checkpoint", directory / "kills", jvm)
+spark_kill_points.watch(directory / "checkpoint", directory / "kills", jvm)
 with embedlog.open(directory / "log") as log:
     sys.exit(0 if run(spark, log, directory) else 3)
 """
@@ -129,10 +129,10 @@ def drive(directory: Path) -> bool:
 def test_a_killed_driver_loses_and_duplicates_nothing(log, tmp_path):
     """The JVM is killed at each place and each step of the checkpoint; another one continues."""
     sent: list[bytes] = []
-    places = killable.SINK + killable.CHECKPOINT
+    places = spark_kill_points.SINK + spark_kill_points.CHECKPOINT
     for number, place in enumerate(places):
         sent += put(tmp_path / "source", number)
-        killable.order(tmp_path / "kills", place)
+        spark_kill_points.order(tmp_path / "kills", place)
         drive(tmp_path)
         assert not (tmp_path / "kills" / place).exists(), f"no process came to {place!r}"
         assert any(drive(tmp_path) for _ in range(3))

@@ -6,9 +6,9 @@ import signal
 
 import pytest
 from support.children import in_child
-from support.clock import START, ManualClock
+from support.clock import START
 from support.roots import encoded
-from support.sparks import read_all, values_of
+from support.spark_reads import read_all, values_of
 
 import embedlog
 from embedlog.errors import DataLossError
@@ -19,11 +19,6 @@ from embedlog.spark.source import LogSource
 from embedlog.spark.source_options import parse
 
 DAY = 86_400_000
-
-
-@pytest.fixture
-def clock():
-    return ManualClock()
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from support.clock import START
 from support.patience import patient
-from support.sessions import quick_python
+from support.spark_session import quick_python
 
 import embedlog
 from embedlog import pipeline

@@ -4,7 +4,7 @@ import json
 import warnings
 
 import pytest
-from support import killable
+from support import spark_kill_points
 from support.clock import START
 from support.forks import until
 from support.roots import encoded
@@ -182,7 +182,7 @@ def test_an_error_that_needs_the_log_is_one_of_the_action(load, tmp_path):
 def test_spark_finds_the_format_on_its_own(spark, options, send):
     """It imports `pyspark_embedlog`; a new session does not have what others registered."""
     send("t", {0: range(5)})
-    killable.register(spark)
+    spark_kill_points.register(spark)
     fresh = spark.newSession()
 
     assert "DATA_SOURCE_NOT_FOUND" in error_of(fresh.read.format("killable").load)

@@ -5,7 +5,7 @@ import json
 import pytest
 from support.clock import START
 from support.roots import encoded
-from support.sparks import read_all, values_of
+from support.spark_reads import read_all, values_of
 
 import embedlog
 from embedlog.errors import (

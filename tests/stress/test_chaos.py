@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 from support.chaos import Chaos, check_chaos
-from support.cruel import scratch_directory
+from support.concurrent_deletes import check_concurrent_deletes
+from support.faulty_files import scratch_directory
 from support.forks import tell
-from support.overtaken import check_overtaken
 from support.patience import until_enough
 from support.tiers import choose
 
@@ -32,7 +32,7 @@ def test_nothing_is_torn_from_readers_of_what_is_cut_and_deleted() -> None:
     """P20: they finish what they hold, or get OffsetOutOfRangeError; nobody dies of SIGBUS."""
     with scratch_directory() as directory:
         opens = choose(test=6_000, all=100_000)
-        done = check_overtaken(directory, opens, seed=1)
+        done = check_concurrent_deletes(directory, opens, seed=1)
     tell(f"seed 1: {dict(done)}")
     assert done["opens"] >= opens
     assert min(done[kind] for kind in ("cuts", "deletions", "overtaken", "held")) >= 10
@@ -52,4 +52,4 @@ def test_ten_million_opens_of_what_is_cut_and_deleted() -> None:
     """P20 in full."""
     for seed in range(2, 102):
         with scratch_directory() as directory:
-            assert check_overtaken(directory, 100_000, seed)["opens"] >= 100_000
+            assert check_concurrent_deletes(directory, 100_000, seed)["opens"] >= 100_000

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from support.churn import Churn, Worker, check_churn, told
-from support.cruel import scratch_directory
+from support.faulty_files import scratch_directory
 from support.forks import tell, until
+from support.group_churn import Churn, Worker, check_churn
+from support.group_consumers import GroupThreads, PipedChild, partitions
 from support.patience import until_enough
 from support.roots import fill
-from support.sharing import Crowd, Remote, partitions
 
 import embedlog
 from embedlog.consumer.group_member import GroupMember
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.stress
 def churn(case: Churn) -> dict[str, int]:
     with scratch_directory() as directory:
         done = check_churn(case, directory)
-    tell(f"seed {case.seed}, {case.strategy}: {told(done)}")
+    tell(f"seed {case.seed}, {case.strategy}: {dict(sorted(done.items()))}")
     assert done["twice after a clean end"] == 0
     if max(case.stops) * 1000 < case.session_ms:
         assert (done["ended lost"], done["refused"]) == (0, 0)
@@ -35,7 +35,7 @@ def patient(**how) -> Churn:
 def test_under_churn_every_record_is_read_and_commits_are_fenced(case):
     """M22, P14: at least once, in order, none twice of members that left cleanly; and no
     member commits for others.  With short and with long sessions."""
-    until_enough(lambda seed: churn(case._replace(seed=seed)), {"tenures": 30, "records": 500})
+    until_enough(lambda seed: churn(case._replace(seed=seed)), {"ownerships": 30, "records": 500})
 
 
 @pytest.mark.tier("nightly")
@@ -45,7 +45,7 @@ def test_under_churn_every_record_is_read_and_commits_are_fenced(case):
 def test_churn_for_a_minute(case):
     """As above."""
     done = churn(case)
-    assert done["tenures"] >= 300
+    assert done["ownerships"] >= 300
 
 
 def no_fence(monkeypatch):
@@ -74,7 +74,7 @@ def test_eight_groups_of_eight_members_do_not_disturb_each_other():
 
         def work(pipe):
             with embedlog.open(path) as log:
-                crowd = Crowd(log, groups=8, members=3)
+                crowd = GroupThreads(log, groups=8, members=3)
                 pipe.send("here")
                 pipe.recv()
                 return crowd.end()
@@ -82,8 +82,8 @@ def test_eight_groups_of_eight_members_do_not_disturb_each_other():
         with embedlog.open(path) as log:
             log.create_topic("t", 8)
             fill(log.partition("t", 0), 20, size=5)
-        with Remote(work) as first, Remote(work) as second, embedlog.open(path) as log:
-            crowd = Crowd(log, groups=8, members=2)
+        with PipedChild(work) as first, PipedChild(work) as second, embedlog.open(path) as log:
+            crowd = GroupThreads(log, groups=8, members=2)
             first.hear(), second.hear()
             for number in range(200):
                 fill(log.partition("t", number % 8), 1, size=5)

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import pytest
-from support.cruel import scratch_directory
+from support.faulty_files import scratch_directory
 from support.forks import tell
-from support.household import Household, check_household
+from support.housekeeping import HousekeepingRun, check_housekeeping
 from support.patience import until_enough
 from support.tiers import choose
 
 pytestmark = pytest.mark.stress
 
 
-def household(case: Household) -> dict[str, int]:
+def run(case: HousekeepingRun) -> dict[str, int]:
     with scratch_directory() as directory:
-        done = check_household(case, directory)
+        done = check_housekeeping(case, directory)
     tell(f"{case}: {dict(sorted(done.items()))}")
     return done
 
@@ -26,7 +26,7 @@ def test_nobody_notices_that_the_house_is_kept() -> None:
     wanted |= dict.fromkeys(("overtaken", "passes", "times", "verified"), 1)
     # Where data goes as fast as it is read, chance may have most tables overtaken.
     wanted["latest"] = 100 * share
-    done = until_enough(lambda seed: household(Household(8 * share, seed=seed)), wanted)
+    done = until_enough(lambda seed: run(HousekeepingRun(8 * share, seed=seed)), wanted)
     assert done["kills"] + done["stops"] >= 5 * share
 
 
@@ -35,6 +35,6 @@ def test_nobody_notices_that_the_house_is_kept() -> None:
 @pytest.mark.parametrize("delay_ms", [0, 50])
 def test_nobody_notices_for_a_minute(seed: int, delay_ms: int) -> None:
     """The same for 60 s, and with files that go at once."""
-    done = household(Household(seed=seed, delay_ms=delay_ms))
+    done = run(HousekeepingRun(seed=seed, delay_ms=delay_ms))
     assert done["kills"] + done["stops"] >= 100
     assert done["read"] >= 100_000

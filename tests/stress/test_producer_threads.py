@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from support import forks, sending
-from support.cruel import scratch_directory
+from support import forks, producer_calls
+from support.faulty_files import scratch_directory
 from support.interleaving import watched_locks
 from support.mutants import Change
 from support.roots import healthy, open_root
@@ -26,36 +26,39 @@ def root() -> Iterator[Root]:
     """A root whose locks report when a thread waits for them."""
     with watched_locks(), scratch_directory() as directory:
         root = open_root(directory / "log")
-        sending.make_root(root)
+        producer_calls.make_root(root)
         yield root
         assert healthy(root)
         root.close()
 
 
-@pytest.mark.parametrize("first", sending.CALLS)
+@pytest.mark.parametrize("first", producer_calls.CALLS)
 def test_a_call_may_be_stopped_anywhere_while_another_is_made(root, first):
     """Everything acknowledged is in the log once, as it was sent; at a sample of the lines."""
-    for second in sending.CALLS:
+    for second in producer_calls.CALLS:
         rng = random.Random(f"{first} {second}")
 
         def sample(count: int, rng: random.Random = rng) -> list[int]:
             return rng.sample(range(count), min(count, SAMPLE))
 
-        sending.check(root, first, second, sample)
+        producer_calls.check(root, first, second, sample)
 
 
 @pytest.mark.tier("nightly")
-@pytest.mark.parametrize("first", sending.CALLS)
+@pytest.mark.parametrize("first", producer_calls.CALLS)
 def test_a_call_may_be_stopped_at_every_line_while_another_is_made(root, first):
     """The same at all lines."""
-    assert sum(sending.check(root, first, second, range) for second in sending.CALLS) > 500
+    assert (
+        sum(producer_calls.check(root, first, second, range) for second in producer_calls.CALLS)
+        > 500
+    )
 
 
 @pytest.mark.tier("all")
 @pytest.mark.parametrize("first", ["send_with_everything", "send_and_wait"])
 def test_every_line_of_a_send_while_another_thread_drains(root, first):
     """The pairs of calls in which races were found before, at all of their lines."""
-    assert sending.check(root, first, "drain", range) > 100
+    assert producer_calls.check(root, first, "drain", range) > 100
 
 
 # Planted bugs
@@ -94,8 +97,8 @@ def test_a_race_that_is_planted_is_found(bug):
             change()
         with watched_locks(), scratch_directory() as directory:
             root = open_root(directory / "log")
-            sending.make_root(root)
-            sending.check(root, *pair, range)
+            producer_calls.make_root(root)
+            producer_calls.check(root, *pair, range)
 
     finding = forks.run(play, patience=120).finding()
     assert finding is not None

@@ -1,8 +1,8 @@
-"""The check of P3: writers and readers of shared partitions, killed and stopped at random.
+"""Writers and readers of shared partitions that are killed and stopped at random (P3).
 
-Each process that is killed is replaced.  What writers were told is in their
-journals; what readers saw is in memory that all of them share, so that a
-reader also finds what another one saw before it.
+Each process that is killed is replaced.  Writers keep journals of what was
+acknowledged.  Readers note what they read in memory that they share, so that a
+reader also compares with what others read before.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import mmap
 import os
 import random
-import signal
 import struct
 import time
 from collections import Counter
@@ -26,13 +25,13 @@ PRODUCER = 9_000_000
 SLOTS = 1 << 21
 """Offsets that the readers can remember, of each partition."""
 RECENT = 2_000
-"""Records that a reader is through with soon."""
+"""Records that a reader reads in a short time."""
 _ENTRY = struct.Struct("<cBHIQQ")
 _VALUE = struct.Struct("<IIQ")
 
 
 class Chaos(NamedTuple):
-    """How long, how often, and how many."""
+    """The parameters of a run."""
 
     seconds: float = 30.0
     pause: float = 0.022
@@ -44,8 +43,8 @@ class Chaos(NamedTuple):
     seed: int = 1
 
 
-class Seen:
-    """For each partition and offset the record that a reader saw there first; shared by forks."""
+class ReadRecords:
+    """The first record that a reader saw at each offset, in memory that forks share."""
 
     def __init__(self) -> None:
         self._memory = [mmap.mmap(-1, SLOTS * 8) for _ in range(PARTITIONS)]
@@ -60,34 +59,34 @@ class Seen:
 
 def check_chaos(case: Chaos, directory: Path) -> Counter[str]:
     """Let it run, then compare the log with all journals and with what the readers saw."""
-    root, seen = directory / "root", Seen()
+    root, seen = directory / "root", ReadRecords()
     config = {"segment.bytes": 60_000, "index.interval.bytes": 4096, "retention.ms": -1}
     with embedlog.open(root) as log:
         log.create_topic("t", PARTITIONS, config)
     stop = directory / "stop"
-    crew = [_Member(directory, seen, stop, n < case.writers, n) for n in range(_size(case))]
-    for member in crew:
+    processes = [_Member(directory, seen, stop, n < case.writers, n) for n in range(_size(case))]
+    for member in processes:
         member.start()
     try:
-        done = _hurt(case, crew)
+        done = _kill_and_stop(case, processes)
         stop.touch()
-        for member in crew:
+        for member in processes:
             member.end()
     finally:
-        for member in crew:
+        for member in processes:
             member.remove()
     done += _compare(root, directory, seen)
     return done
 
 
-def _hurt(case: Chaos, crew: list[_Member]) -> Counter[str]:
+def _kill_and_stop(case: Chaos, processes: list[_Member]) -> Counter[str]:
     """Kill and stop them, one by one."""
     done = Counter[str]()
     dice, until = random.Random(case.seed), time.monotonic() + case.seconds
     stopped: list[tuple[float, _Member]] = []
     while (now := time.monotonic()) < until or done.total() < case.least:
         stopped = [(when, one) for when, one in stopped if not one.go_on_after(when, now)]
-        idle = [one for one in crew if all(one is not other for _, other in stopped)]
+        idle = [one for one in processes if all(one is not other for _, other in stopped)]
         if idle:
             victim = dice.choice(idle)
             if dice.random() < 0.4:
@@ -109,9 +108,11 @@ def _size(case: Chaos) -> int:
 
 
 class _Member:
-    """One of the crew: a place that is always taken by some process."""
+    """A writer or reader: a sequence of processes, each of which replaces a killed one."""
 
-    def __init__(self, directory: Path, seen: Seen, stop: Path, writes: bool, number: int) -> None:
+    def __init__(
+        self, directory: Path, seen: ReadRecords, stop: Path, writes: bool, number: int
+    ) -> None:
         self._directory, self._seen, self._stop = directory, seen, stop
         self._writes, self._number, self._life, self._ended = writes, number, 0, True
         self._child: forks.Child
@@ -128,7 +129,7 @@ class _Member:
         assert end.killed, f"before it was killed: {end.finding()}"
 
     def stop(self) -> None:
-        os.kill(self._child.pid, signal.SIGSTOP)
+        self._child.stop()
 
     def go_on_after(self, when: float, now: float) -> bool:
         if now >= when:
@@ -145,7 +146,7 @@ class _Member:
     def end(self) -> None:
         end = self._child.end(patience=60)
         self._ended = True
-        assert end.finding() is None, end.finding()
+        end.result()
 
     def _write(self, life: int) -> None:
         fd = os.open(self._directory / f"writer-{life}", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
@@ -154,7 +155,7 @@ class _Member:
         numbers = Counter[int]()
         pending = _last_of(self._directory, life - 1)
         if pending is not None:
-            # What the one before did not hear of is sent again, under its numbers.
+            # A send of the process before that was not acknowledged is repeated, with its numbers.
             partition, count, of, first, number = pending
             _send(log, fd, partition, count, of, first, number, None)
         while not self._stop.exists():
@@ -184,7 +185,7 @@ class _Member:
         log.close()
 
     def _place(self, log: Any, partition: int, dice: random.Random) -> int:
-        """Where to begin: anywhere, but mostly where a life is long enough to come to the end."""
+        """Return where to begin: anywhere, but mostly near the end, to reach it in time."""
         end: int = log.partition("t", partition).end_offset()
         return dice.randint(max(0, end - RECENT) if dice.random() < 0.8 else 0, end)
 
@@ -211,7 +212,7 @@ def _send(
     number: int,
     durability: str | None,
 ) -> None:
-    """Write down what is sent, send it, and write down where it is."""
+    """Note a send in the journal, send it, and note its offset."""
     values = [_VALUE.pack(life, first + row, 0).ljust(40, b".") for row in range(count)]
     one = batch.encode_lists(values, None, 1_700_000_000_000, None)
     one.set_producer(PRODUCER + life, 0, number)
@@ -221,7 +222,7 @@ def _send(
 
 
 def _last_of(directory: Path, life: int) -> tuple[int, int, int, int, int] | None:
-    """What the life before sent last and had no answer to."""
+    """Return the last send of the process before, if it was not acknowledged."""
     path = directory / f"writer-{life}"
     last = list(_ENTRY.iter_unpack(path.read_bytes()))[-1:] if path.exists() else []
     for kind, partition, count, of, first, number in last:
@@ -240,18 +241,16 @@ def _number(life: int, record: int) -> int:
     return life << 32 | record + 1
 
 
-def _compare(root: Path, directory: Path, seen: Seen) -> Counter[str]:
-    """The log holds what was acknowledged, where it was, once; and what the readers saw."""
-    end = forks.run(lambda: _read_all(root))
-    assert end.finding() is None, end.finding()
-    done, places = Counter[str](), end.value
-    told, sent = _journals(directory)
-    for partition, records in enumerate(places):
+def _compare(root: Path, directory: Path, seen: ReadRecords) -> Counter[str]:
+    """Check that the log holds all that was acknowledged, once, and what the readers saw."""
+    done = Counter[str]()
+    acked, sent = _journals(directory)
+    for partition, records in enumerate(forks.call(lambda: _read_all(root))):
         assert len(set(records)) == len(records), "a record is there twice"
         assert set(records) <= sent[partition], "a record is there that was never sent"
-        for offset, number in told[partition].items():
+        for offset, number in acked[partition].items():
             assert records[offset] == number, f"{partition}: {offset} was acked and is lost"
-        done["acked"] += len(told[partition])
+        done["acked"] += len(acked[partition])
         done["records"] += len(records)
         slots = seen.slots[partition]
         for offset in range(min(SLOTS, len(records) + 1000)):
@@ -278,7 +277,7 @@ def _read_all(root: Path) -> list[list[int]]:
 
 
 def _journals(directory: Path) -> tuple[list[dict[int, int]], list[set[int]]]:
-    told: list[dict[int, int]] = [{} for _ in range(PARTITIONS)]
+    acked: list[dict[int, int]] = [{} for _ in range(PARTITIONS)]
     sent: list[set[int]] = [set() for _ in range(PARTITIONS)]
     for path in directory.glob("writer-*"):
         for kind, partition, count, life, first, place in _ENTRY.iter_unpack(path.read_bytes()):
@@ -286,6 +285,6 @@ def _journals(directory: Path) -> tuple[list[dict[int, int]], list[set[int]]]:
             sent[partition].update(numbers)
             if kind == b"a":
                 for row, number in enumerate(numbers):
-                    # A repeat may be told of twice, with the same offset both times.
-                    assert told[partition].setdefault(place + row, number) == number
-    return told, sent
+                    # A repeat may be acked of twice, with the same offset both times.
+                    assert acked[partition].setdefault(place + row, number) == number
+    return acked, sent

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from embedlog.files import Files
+
 START = 1_700_000_000_000
 
 
@@ -21,3 +23,12 @@ class ManualClock:
 
     def set(self, ms: int) -> None:
         self.now = ms
+
+
+class MovedUptime(Files):
+    """Files of a machine whose uptime is ahead by as much as a test says."""
+
+    ms = 0
+
+    def uptime_ms(self) -> int:
+        return super().uptime_ms() + MovedUptime.ms

@@ -10,7 +10,7 @@ from typing import Any
 
 from embedlog.errors import EmbedlogError
 from embedlog.segment import SegmentFile
-from support.power import Image
+from support.power_cut import Image
 from support.roots import Row, batch_rows
 
 PAGE = 512

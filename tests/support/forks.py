@@ -1,8 +1,8 @@
-"""Many small runs in forked children: on every core, with deaths as findings.
+"""Work in forked children, on all cores; the death of a child is a finding.
 
 A check that runs in a child cannot kill the test, and a SIGBUS is a finding
-like any other.  What a child has to say comes back pickled through a file,
-since a pipe would make a child that says much wait for its parent.
+like any other.  A child returns its result pickled in a file: through a pipe,
+a child with a large result would wait for its parent.
 """
 
 from __future__ import annotations
@@ -27,11 +27,14 @@ ENOUGH = 3
 """Failures after which a worker stops: the first ones tell what is wrong."""
 PATIENCE = 60.0
 """Seconds that a child may take on an idle machine before it is killed and counts as hung."""
+_LONGEST_POLL_MS = (1 << 31) - 1
+WORKER_PATIENCE = 86_400.0
+"""The same for a worker of `spread`, whose cases have limits of their own."""
 
 
 @dataclass(slots=True)
 class End:
-    """How a child ended: with a value, an error in words, or by a signal."""
+    """How a child ended: with a value, with the text of an error, or by a signal."""
 
     value: Any = None
     error: str | None = None
@@ -39,18 +42,29 @@ class End:
 
     @property
     def killed(self) -> bool:
-        """Whether it was killed with SIGKILL, as cruel files do it."""
+        """Whether it was killed with SIGKILL, as `FaultyFiles.kill_at` does."""
         return self.signal == signal.SIGKILL
 
     def finding(self) -> str | None:
-        """What is wrong with this end; None for a child that ended well."""
+        """Return what is wrong with this end; None for a child that ended well."""
         if self.signal is not None:
             return f"died by {signal.Signals(self.signal).name}"
         return self.error
 
+    def result(self, who: str = "the child") -> Any:
+        """Return the value; fail with the finding if the child did not end well."""
+        assert self.finding() is None, f"{who}: {self.finding()}"
+        return self.value
+
+    def was_killed(self) -> bool:
+        """Return whether it was killed; fail if it ended badly in another way."""
+        if not self.killed:
+            self.result()
+        return self.killed
+
 
 class Child:
-    """A forked child that runs `work`; started by making it, awaited by `end`."""
+    """A forked child that runs `work`; the constructor starts it, `end` waits for it."""
 
     def __init__(self, work: Callable[[], Any]) -> None:
         self._answer = tempfile.TemporaryFile(dir=in_memory())  # noqa: SIM115 - closed by `end`
@@ -59,40 +73,54 @@ class Child:
             answer(work, self._answer)
 
     def end(self, patience: float = PATIENCE) -> End:
-        """Wait until it is gone, and return how it went."""
-        status = _wait(self.pid, patience)
-        if status is None:
-            self._answer.close()
-            return End(error=f"hung for {patience} s")
-        return read_end(status, self._answer)
+        """Wait until it has ended, and return how; kill it if it takes too long."""
+        hung = not self.ends_within(patient(patience))
+        if hung:
+            os.kill(self.pid, signal.SIGKILL)
+        end = read_end(os.waitpid(self.pid, 0)[1], self._answer)
+        return End(error=f"hung for {patience} s") if hung else end
 
     def kill(self) -> End:
-        """Kill it, wait until it is gone, and return how it had ended before, if it had."""
+        """Kill it, and return how it ended; perhaps it had ended before."""
         os.kill(self.pid, signal.SIGKILL)
         return self.end()
 
+    def ends_within(self, seconds: float) -> bool:
+        """Wait at most so long, and return whether it has ended; call `end` afterwards."""
+        watch = os.pidfd_open(self.pid)
+        ended = select.poll()
+        ended.register(watch, select.POLLIN)
+        try:
+            return bool(ended.poll(min(seconds * 1000, _LONGEST_POLL_MS)))
+        finally:
+            os.close(watch)
+
+    def stop(self) -> None:
+        """Stop it (SIGSTOP) without waiting for that."""
+        os.kill(self.pid, signal.SIGSTOP)
+
     def stopped(self) -> bool:
-        """Wait until it is stopped (True) or gone (False); `end` must be called after."""
+        """Wait until it is stopped (True) or has ended (False); call `end` afterwards."""
         # WNOWAIT leaves an end to be collected by `end`.
         os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
         with open(f"/proc/{self.pid}/stat", encoding="ascii") as file:
             return file.read().rpartition(")")[2].split()[0] == "T"
 
     def go_on(self) -> None:
-        """Let a stopped one continue."""
+        """Let it continue after a stop."""
         os.kill(self.pid, signal.SIGCONT)
 
 
 def answer(work: Callable[[], Any], file: Any) -> NoReturn:
     """Run `work` in a child, write what it returned or raised into a file, and end the child."""
     gc.disable()
-    said: Any
+    result: Any
     try:
-        said = work(), None
-    except BaseException:  # noqa: BLE001 - it is told to the parent
-        said = None, traceback.format_exc(limit=-8)
+        result = work(), None
+    except BaseException:  # noqa: BLE001 - reported to the parent
+        result = None, traceback.format_exc(limit=-8)
     try:
-        file.write(pickle.dumps(said))
+        file.write(pickle.dumps(result))
         file.flush()
     finally:
         os._exit(0)
@@ -104,23 +132,8 @@ def read_end(status: int, file: Any) -> End:
         if os.WIFSIGNALED(status):
             return End(signal=os.WTERMSIG(status))
         file.seek(0)
-        said = file.read()
-    return End(*pickle.loads(said)) if said else End(error="said nothing")
-
-
-def _wait(pid: int, patience: float) -> int | None:
-    """Return the status a child ended with; None if it had to be killed."""
-    watch = os.pidfd_open(pid)
-    ended = select.poll()
-    ended.register(watch, select.POLLIN)
-    try:
-        if ended.poll(patient(patience) * 1000):
-            return os.waitpid(pid, 0)[1]
-        os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
-        return None
-    finally:
-        os.close(watch)
+        data = file.read()
+    return End(*pickle.loads(data)) if data else End(error="ended without a result")
 
 
 def run(work: Callable[[], Any], patience: float = PATIENCE) -> End:
@@ -128,39 +141,52 @@ def run(work: Callable[[], Any], patience: float = PATIENCE) -> End:
     return Child(work).end(patience)
 
 
-def spread(cases: Iterable[Any], check: Callable[[Any], Any], workers: int = WORKERS) -> list[Any]:
-    """Run a check over many cases in forked workers; returns the values, in order of cases.
+def call(work: Callable[[], Any], patience: float = PATIENCE) -> Any:
+    """Run `work` in a child and return its result; fail if the child does not end well."""
+    return run(work, patience).result()
 
-    A check that raises, or kills its worker, raises an AssertionError here that
-    names the case.
+
+def was_killed(work: Callable[[], Any]) -> bool:
+    """Run `work` in a child that a fault may kill; return whether it was killed."""
+    return run(work).was_killed()
+
+
+def spread(
+    cases: Iterable[Any], check: Callable[..., Any], workers: int = WORKERS, **options: Any
+) -> list[Any]:
+    """Run ``check(case, **options)`` for many cases in forked workers.
+
+    Returns the values in the order of the cases.  A check that raises, or kills
+    its worker, raises an AssertionError here that names the case.
     """
     listed = list(cases)
     gc.collect()
     gc.freeze()  # what is not touched by the collector is not copied in the children
     children = [
-        Child(lambda part=listed[number::workers]: list(_each(check, part)))
+        Child(lambda part=listed[number::workers]: list(_check_each(check, part, options)))
         for number in range(workers)
     ]
-    ends = [child.end(patience=3600) for child in children]
+    ends = [child.end(WORKER_PATIENCE) for child in children]
     gc.unfreeze()
-    for end in ends:
-        assert end.finding() is None, end.finding()
-    failures = [error for end in ends for _, error in end.value if error is not None]
-    told = "".join(failures)
-    assert not failures, f"{len(failures)} or more of {len(listed)} cases failed\n{told}"
-    results: list[Any] = [None] * len(listed)
-    for number, end in enumerate(ends):
-        results[number::workers] = [value for value, _ in end.value]
-    return results
+    results_of_workers = [end.result("a worker") for end in ends]
+    errors = [error for results in results_of_workers for _, error in results if error is not None]
+    text = "".join(errors)
+    assert not errors, f"{len(errors)} or more of {len(listed)} cases failed\n{text}"
+    values: list[Any] = [None] * len(listed)
+    for number, results in enumerate(results_of_workers):
+        values[number::workers] = [value for value, _ in results]
+    return values
 
 
-def _each(check: Callable[[Any], Any], cases: list[Any]) -> Iterator[tuple[Any, str | None]]:
+def _check_each(
+    check: Callable[..., Any], cases: list[Any], options: dict[str, Any]
+) -> Iterator[tuple[Any, str | None]]:
     """Check the cases, until enough of them have failed."""
     failed = 0
     for case in cases:
         try:
-            yield check(case), None
-        except Exception:  # noqa: BLE001 - it is a finding
+            yield check(case, **options), None
+        except Exception:  # noqa: BLE001 - a finding
             yield None, f"--- {case}\n{traceback.format_exc(limit=-6)}"
             failed += 1
             if failed == ENOUGH:
@@ -168,26 +194,26 @@ def _each(check: Callable[[Any], Any], cases: list[Any]) -> Iterator[tuple[Any, 
 
 
 def evenly(cases: Sequence[Any], limit: int | None) -> list[Any]:
-    """At most `limit` of the cases, from the first to the last; all of them without one."""
+    """Return at most `limit` of the cases, evenly chosen; None means all of them."""
     if limit is None or len(cases) <= limit:
         return list(cases)
     return [cases[number * len(cases) // limit] for number in range(limit)]
 
 
 def until(condition: Callable[[], Any], seconds: float = 10.0) -> Any:
-    """Return what the condition gives once that is true."""
+    """Wait until the condition returns something true, and return that."""
     deadline = time.monotonic() + patient(seconds)
-    while not (found := condition()):
+    while not (result := condition()):
         assert time.monotonic() < deadline, "it did not happen in time"
         time.sleep(0.0005)
-    return found
+    return result
 
 
 def in_memory() -> str | None:
-    """A directory in memory, for files that need no disk; None where there is none."""
+    """Return a directory in memory, for files that need no disk; None if there is none."""
     return "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 
 
 def tell(text: str) -> None:
-    """Say in the output of a test how far it got."""
+    """Write a line into the output of a test."""
     sys.stdout.write(f"{text}\n")

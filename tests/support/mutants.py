@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from embedlog.batch import decode
 from embedlog.segment import SegmentFile
-from support.power import Commit, World, with_pages
+from support.power_cut import Commit, DiskModel, with_pages
 
 
 class Change(NamedTuple):
@@ -71,10 +71,10 @@ def no_checksums() -> None:
 
 def commits_are_late() -> None:
     """A commit of `state` is on the disk only when the next one is; its creation is whole."""
-    play = World.play
+    play = DiskModel.play
     late: dict[tuple[int, int], Commit | None] = {}
 
-    def play_late(self: World, index: int, event: Any) -> None:
+    def play_late(self: DiskModel, index: int, event: Any) -> None:
         key = (id(self), getattr(event, "inode", 0))
         if not isinstance(event, Commit) or key not in late:
             play(self, index, event)
@@ -87,7 +87,7 @@ def commits_are_late() -> None:
             self.contents[before.inode] = with_pages(old, before, None)
         late[key] = event
 
-    World.play = play_late  # type: ignore[method-assign]
+    DiskModel.play = play_late  # type: ignore[method-assign]
 
 
 def bad_batches_are_skipped() -> None:

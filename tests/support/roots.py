@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import os
+import shutil
 import threading
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from embedlog import batch
+from embedlog import batch, kv
 from embedlog.batch import EncodedBatch
 from embedlog.config import TopicConfig
 from embedlog.files import Files
 from embedlog.partition import PartitionLog
+from embedlog.root import startup
 from embedlog.root.root import Root
 from embedlog.root.verify import verify_root
 from support.clock import START, ManualClock
@@ -31,6 +34,19 @@ def open_root(path: str | os.PathLike[str], **overrides: Any) -> Root:
         "files": Files,
     }
     return Root(os.fspath(path), **{**options, **overrides})
+
+
+def make_store(
+    path: str | os.PathLike[str], name: str = "live", rows: Any = None, **options: Any
+) -> kv.Store:
+    """Open a store; create its environment, with a first row, if there is none."""
+    Files.create_root(path)
+    files = Files(path)
+    files.make_directory("locks")
+    if not files.exists(name):
+        first = {b"first": b"row"} if rows is None else rows
+        kv.create(files, name, durable=name == "state", rows=first)
+    return kv.Store(files, name, **{"durable": name == "state", "timeout": 5.0, **options})
 
 
 def make_log(root: Root, config: dict[str, object] | None = None, topic: str = "t") -> PartitionLog:
@@ -123,7 +139,39 @@ def segment_files(root: str | os.PathLike[str]) -> list[Path]:
 
 
 def healthy(root: Root) -> bool:
-    """Whether nothing is wrong with a root; fails with what is."""
-    found = [str(one) for one in verify_root(root)]
-    assert found == [], "\n".join(found)
+    """Fail if `verify` has findings; return True."""
+    findings = [str(finding) for finding in verify_root(root)]
+    assert findings == [], "\n".join(findings)
     return True
+
+
+def no_stray_files(root: Root) -> bool:
+    """Fail unless the segment files are those that the manifests name; return True."""
+    named = set()
+    for topic in root.topics():
+        for number in range(root.partitions(topic)):
+            log = root.partition(topic, number)
+            log.refresh()
+            named |= {log.path_of(segment) for segment in log.segments.values()}
+    existing = {str(path.relative_to(root.path)) for path in segment_files(root.path)}
+    assert existing == named, "a stray file, or a missing one"
+    return True
+
+
+def latest(found: Iterable[Row]) -> dict[bytes | None, Row]:
+    """Return what a reader makes of records: the last one of each key that has a value."""
+    state: dict[bytes | None, Row] = {}
+    for row in found:
+        state.pop(row[2], None)
+        if row[3] is not None:
+            state[row[2]] = row
+    return state
+
+
+def copy_root(source: Path, target: Path) -> None:
+    """Copy a root; the copy would otherwise count as another one, as after a reboot."""
+    shutil.rmtree(target, ignore_errors=True)
+    shutil.copytree(source, target)
+    files = Files(target)
+    (target / startup.BOOT_FILE).write_bytes(startup._boot(files))
+    files.close_all()

@@ -1,6 +1,6 @@
 """System calls that fail below Python: also those that LMDB and Arrow make themselves.
 
-`CruelFiles` fails what embedlog asks `Files` to do.  Here the kernel refuses:
+`FaultyFiles` fails what embedlog asks `Files` to do.  Here the kernel refuses:
 a tracer (ptrace) lets a chosen call of a child on a file of the root fail.  A filter (seccomp)
 stops the child at the calls below only.  Neither needs a compiler, or root.
 

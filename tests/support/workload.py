@@ -1,4 +1,4 @@
-"""A seeded life of a log, recorded: topics, appends, rolls, truncations, closes, recoveries."""
+"""A random workload of a log, recorded: appends, rolls, truncations, closes, recoveries."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from embedlog.config import TopicConfig
 from embedlog.errors import StorageError
 from embedlog.root.root import Root
 from support.clock import ManualClock
-from support.cruel import CruelFiles
-from support.power import Recording
-from support.promises import Part, Promise, Sent, promised
+from support.durability_check import PartitionPromise, Promise, Sent, promised
+from support.faulty_files import FaultyFiles
+from support.power_cut import Recording
 from support.roots import abandon, open_root
 
 MOST_PARTITIONS = 4
 
 
 class Recorder:
-    """Makes the seams of one recording, in which a log may be closed and opened again."""
+    """Makes the files of one recording, in which a log may be closed and opened again."""
 
     def __init__(self, boot: str = "the first") -> None:
         self.boot = boot
         self.notes: list[Any] = []
-        self._files: CruelFiles | None = None
+        self._files: FaultyFiles | None = None
 
-    def __call__(self, path: str | os.PathLike[str], **options: Any) -> CruelFiles:
+    def __call__(self, path: str | os.PathLike[str], **options: Any) -> FaultyFiles:
         before = self._files
-        files = CruelFiles(path, boot=self.boot, record=before is None, **options)
+        files = FaultyFiles(path, boot=self.boot, record=before is None, **options)
         if before is not None:
             files._record = before._record
             # Numbers of descriptors that are closed now belong to other files.
@@ -48,7 +48,7 @@ class Recorder:
 
 
 class Workload:
-    """Does at random what users do, and notes what it was promised.
+    """Random operations of users, and notes of what was acknowledged.
 
     Args:
         synced: The share of appends with ``durability="fsync"``.
@@ -79,13 +79,13 @@ class Workload:
         self._recorder.note(*what)
 
     def run(self, steps: int) -> None:
-        """Make a topic, and do so many things."""
+        """Create a topic, and do so many steps."""
         self.create()
         for _ in range(steps):
             self.step()
 
     def resume(self, promise: Promise) -> None:
-        """Go on in a root that somebody else filled."""
+        """Continue in a root that another workload filled."""
         self._names = max((int(name[1:]) for name in promise.topics), default=0)
         for topic, parts in promise.topics.items():
             self._sequences[topic, 0] = _sequence_after(parts[0].sent)
@@ -182,7 +182,7 @@ class Workload:
         return batches
 
     def die_writing(self) -> None:
-        """Write batches and be killed before they are published; somebody else goes on."""
+        """Write batches, be killed before they are published, and append in another process."""
         topic, number, _ = self._choose()
         log = self.root.partition(topic, number)
         log.refresh()
@@ -237,7 +237,7 @@ class Workload:
                 for number in range(len(parts)):
                     self.root.partition(topic, number).tail()
 
-    def _choose(self) -> tuple[str, int, Part]:
+    def _choose(self) -> tuple[str, int, PartitionPromise]:
         topic = self._rng.choice(sorted(self.promise.topics))
         number = self._rng.randrange(len(self.promise.topics[topic]))
         return topic, number, self.promise.part(topic, number)

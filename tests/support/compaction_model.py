@@ -1,9 +1,8 @@
 """Compaction against a dictionary, record by record: what must be left, and what may be.
 
-`Oracle` knows every record that was appended and works out in plain Python which
-of them compaction has to leave: by D8, D9 and D17, one record after the other.
-`CompactionModel` does all that one can do to a partition, kills included, and
-compares.
+`ExpectedRecords` has every record that was appended, and derives in plain Python
+which of them compaction must leave, by D8, D9 and D17.  `CompactionModel` does
+everything that can be done to a partition, kills included, and compares.
 """
 
 from __future__ import annotations
@@ -32,9 +31,19 @@ from embedlog.partition.log_start import trim
 from embedlog.partition.producer_state import after
 from embedlog.retention import retain
 from support.clock import START, ManualClock
-from support.cruel import CruelFiles
+from support.faulty_files import FaultyFiles
 from support.forks import in_memory
-from support.roots import Row, abandon, batch_rows, encoded, healthy, make_log, open_root, rows
+from support.roots import (
+    Row,
+    abandon,
+    batch_rows,
+    encoded,
+    healthy,
+    latest,
+    make_log,
+    open_root,
+    rows,
+)
 
 RETENTION = 40
 CONFIG = {
@@ -64,16 +73,16 @@ changes = st.sampled_from(
 )
 
 
-class Oracle:
-    """Every record there is, and which of them compaction has to leave."""
+class ExpectedRecords:
+    """Every record that was appended, and which of them compaction must leave."""
 
     def __init__(self) -> None:
         self.rows: dict[int, Row] = {}
-        """All that were appended and not cut, by offset: the log that nobody compacted."""
+        """All that were appended and not cut, by offset: the log without compaction."""
         self.left: set[int] = set()
         """Those that compaction leaves."""
         self.horizons: dict[int, int] = {}
-        """When a tombstone may go, of those that a pass has cleaned over."""
+        """When each tombstone that a pass has cleaned over may be deleted."""
         self.start = self.end = 0
 
     def append(self, row: Row) -> None:
@@ -82,27 +91,21 @@ class Oracle:
         self.left.add(self.end)
         self.end += 1
 
-    def cut(self, offset: int, there: set[int]) -> None:
-        """What a compaction removed does not come back, though what replaced it is cut."""
-        self.left &= {one for one in there if one < offset}
-        self.rows = {one: row for one, row in self.rows.items() if one in self.left}
-        self.horizons = {one: at for one, at in self.horizons.items() if one < offset}
-        self.end = offset
+    def cut(self, end: int, existing: set[int]) -> None:
+        """Truncate; a record that a compaction removed does not come back with that."""
+        self.left &= {offset for offset in existing if offset < end}
+        self.rows = {offset: row for offset, row in self.rows.items() if offset in self.left}
+        self.horizons = {offset: ms for offset, ms in self.horizons.items() if offset < end}
+        self.end = end
 
-    def state(self, start: int = 0, stop: int | None = None) -> dict[bytes, Row]:
-        """The last record of each key; of those that are deleted none."""
-        found: dict[bytes, Row] = {}
-        for offset in range(max(start, self.start), self.end if stop is None else stop):
-            row = self.rows.get(offset)
-            if row is None or row[2] is None:
-                continue
-            found.pop(row[2], None)
-            if row[3] is not None:
-                found[row[2]] = row
-        return found
+    def state(self) -> dict[bytes | None, Row]:
+        """Return the last record of each key that has a value."""
+        offsets = range(self.start, self.end)
+        rows_left = [self.rows[offset] for offset in offsets if offset in self.rows]
+        return latest(row for row in rows_left if row[2] is not None)
 
     def compact(self, upto: int, now: int, retention: int) -> set[int]:
-        """Clean all below an offset; returns tombstones that may or may not be gone by now."""
+        """Clean all below an offset; return tombstones that may or may not be deleted already."""
         last: dict[bytes, int] = {}
         for offset in sorted(self.left):
             key = self.rows[offset][2]
@@ -124,22 +127,22 @@ class Oracle:
                 self.left.remove(offset)
         return unsure
 
-    def copy(self) -> Oracle:
-        """What it is now, to try something."""
-        other = Oracle()
+    def copy(self) -> ExpectedRecords:
+        """Return a copy, to try something."""
+        other = ExpectedRecords()
         other.rows, other.start, other.end = self.rows, self.start, self.end
         other.left, other.horizons = set(self.left), dict(self.horizons)
         return other
 
 
 class Killed(BaseException):
-    """The process is gone: nothing that it does any more has an effect."""
+    """The process was killed: nothing that it does later has an effect."""
 
 
-class Mortal(CruelFiles):
-    """Dies at an operation; from then on every operation raises, as in a process that is gone.
+class DyingFiles(FaultyFiles):
+    """Raises from one operation on, as in a process that was killed there.
 
-    `kv` takes a lock for each write, so nothing is committed any more either.
+    `kv` takes a lock for each write, so nothing is committed either.
     """
 
     left: int | None = None
@@ -166,8 +169,8 @@ class Mortal(CruelFiles):
         return super()._pwritev(fd, buffers, position)
 
 
-class Place:
-    """A root that examples share, each with a topic of its own; a new one after a failure."""
+class SharedRoot:
+    """A root that examples share, with a topic for each; a new one after a failure."""
 
     def __init__(self) -> None:
         self.path = tempfile.mkdtemp(prefix=f"embedlog-{os.getpid()}-", dir=in_memory())
@@ -175,13 +178,12 @@ class Place:
         self.root = self.open()
 
     def open(self) -> Any:
-        files = partial(Mortal, boot=f"boot {self.boots}")
-        files.create_root = CruelFiles.create_root  # type: ignore[attr-defined]
+        files = partial(DyingFiles, boot=f"boot {self.boots}")
         self.root = open_root(f"{self.path}/root", clock=self.clock, files=files)
         return self.root
 
     def restart(self, reboot: bool) -> Any:
-        """As after a kill, or after the machine went down with all that was written."""
+        """Open the root as after a kill, or as after a reboot that lost nothing."""
         self.root.context.files.heal()
         abandon(self.root)
         self.boots += reboot
@@ -194,25 +196,25 @@ class Place:
 
 
 class CompactionModel(RuleBasedStateMachine):
-    """A compacted partition, and the oracle."""
+    """A compacted partition, and the records that are expected in it."""
 
-    place: ClassVar[Place | None] = None
-    """Of the last example, if that went well."""
+    shared_root: ClassVar[SharedRoot | None] = None
+    """The root of the last example, if that passed."""
 
     def __init__(self) -> None:
         super().__init__()
-        place, CompactionModel.place = CompactionModel.place, None
-        self.home = place or Place()
+        shared_root, CompactionModel.shared_root = CompactionModel.shared_root, None
+        self.home = shared_root or SharedRoot()
         self.home.topics += 1
         self.name = f"t{self.home.topics}"
         self.root, self.clock = self.home.root, self.home.clock
         self.clock.set(START)
         self.log = make_log(self.root, CONFIG, self.name)
-        self.oracle = Oracle()
+        self.expected = ExpectedRecords()
         self.due: dict[int, int] = {}
         self.last: dict[int, tuple[int, int, Any]] = {}
         self.producers = 0
-        self._follow_anew()
+        self._restart_follower()
 
     # Appending
 
@@ -224,7 +226,7 @@ class CompactionModel(RuleBasedStateMachine):
         )
     )
     def begin(self, some: Any) -> None:
-        """There is always something."""
+        """Begin with some records."""
         for found, times, roll, producer in some:
             for _ in range(times):
                 self._append(found, producer, None, "none")
@@ -270,12 +272,12 @@ class CompactionModel(RuleBasedStateMachine):
         if one.size > self.log.config.max_message_bytes:
             return
         (receipt,) = self.log.append([one])
-        assert receipt.base_offset == self.oracle.end
+        assert receipt.base_offset == self.expected.end
         if who is not None:
             self.due[who[0]] = after(who[2], len(found))
             self.last[who[0]] = (who[2], receipt.base_offset, one)
         for key, value, time, heads in found:
-            self.oracle.append((self.oracle.end, time, key, value, heads))
+            self.expected.append((self.expected.end, time, key, value, heads))
 
     @rule(some=records, gone=st.booleans())
     def change_the_policy(self, some: Any, gone: bool) -> None:
@@ -295,16 +297,16 @@ class CompactionModel(RuleBasedStateMachine):
     def mirror(self, gap: int) -> None:
         """D14: a mirror leaves gaps."""
         one = encoded(b"v", keys=[b"m"])
-        offset = self.oracle.end + gap
+        offset = self.expected.end + gap
         self.log.append_at([(offset, one)])
-        self.oracle.end = offset
-        self.oracle.append((offset, START, b"m", b"v", []))
+        self.expected.end = offset
+        self.expected.append((offset, START, b"m", b"v", []))
 
     # Other changes
 
     @rule(some=changes)
     def alter(self, some: Any) -> None:
-        """Settings apply at once."""
+        """Settings apply immediately."""
         self.root.alter_topic(self.name, some)
 
     @rule(ms=st.sampled_from([1, 20, 50]))
@@ -318,19 +320,19 @@ class CompactionModel(RuleBasedStateMachine):
         self._cut(place)
 
     def _cut(self, place: int) -> None:
-        bounds = [one.base_offset for one in self._batches()] + [self.oracle.end]
-        bounds = [one for one in bounds if one > self.oracle.start]
+        bounds = [one.base_offset for one in self._batches()] + [self.expected.end]
+        bounds = [one for one in bounds if one > self.expected.start]
         if not bounds:
             return
         offset = bounds[place * len(bounds) // 101]
-        there = {row[0] for row in self._check_state()}
+        existing = {row[0] for row in self._check_state()}
         self.log.truncate_to(offset)
-        self.oracle.cut(offset, there)
-        # What is known of its producers is another test's; these are new ones.
+        self.expected.cut(offset, existing)
+        # Another test covers producers after a truncation; these are new ones.
         self.producers += 2
         self.due.clear()
         self.last.clear()
-        self._follow_anew()
+        self._restart_follower()
 
     @rule(share=st.integers(0, 100), whole=st.booleans())
     def delete_records(self, share: int, whole: bool) -> None:
@@ -338,7 +340,7 @@ class CompactionModel(RuleBasedStateMachine):
         self._delete(share, whole)
 
     def _delete(self, share: int, whole: bool) -> None:
-        start, end = self.oracle.start, self.oracle.end
+        start, end = self.expected.start, self.expected.end
         trim(self.log, start + (end - start) * share // 250, whole=whole)
         self._moved()
 
@@ -352,9 +354,9 @@ class CompactionModel(RuleBasedStateMachine):
         self._moved()
 
     def _moved(self) -> None:
-        assert self.oracle.start <= self.log.start_offset() <= self.oracle.end
-        self.oracle.start = self.log.start_offset()
-        self._follow_anew()
+        assert self.expected.start <= self.log.start_offset() <= self.expected.end
+        self.expected.start = self.log.start_offset()
+        self._restart_follower()
 
     @rule(reboot=st.booleans())
     def reboot(self, reboot: bool) -> None:
@@ -386,7 +388,7 @@ class CompactionModel(RuleBasedStateMachine):
         meanwhile: str | None,
         number: int,
     ) -> None:
-        """During it a reader gets the same state; after it exactly what the oracle says is left."""
+        """A reader gets the same state; afterwards exactly the expected records are left."""
         if roll:
             self.log.roll()
         calls = 0
@@ -432,34 +434,34 @@ class CompactionModel(RuleBasedStateMachine):
             self.root.alter_topic(self.name, {"cleanup.policy": "delete"})
 
     def _compacted(self, done: bool) -> None:
-        """What is left is what the oracle says, or what may be where it did not come to its end."""
-        oracle, now, retention = self.oracle, self.clock(), self.log.config.delete_retention_ms
+        """Check the records left: those that must, or, if it was interrupted, those that may be."""
+        expected, now, retention = self.expected, self.clock(), self.log.config.delete_retention_ms
         cleanable = inspect(self.log, now)
         upto = cleanable.first_dirty if done else cleanable.log.tail().log_end_offset
         if done:
             assert cleanable.cleanable_bytes == 0
-            # Of what is clean only whole segments were looked at.
+            # Of the clean part only whole segments were read.
             ends = [info.next_offset or 0 for info in self.log.segments.values()]
-            upto = max((end for end in ends if end <= upto), default=oracle.start)
-        wanted = oracle.copy()
+            upto = max((end for end in ends if end <= upto), default=expected.start)
+        wanted = expected.copy()
         unsure = wanted.compact(upto, now, retention)
-        most = wanted if done else oracle
+        most = wanted if done else expected
         there = {row[0] for row in rows(self.log)}
-        must = {one for one in wanted.left - unsure if one >= oracle.start}
+        must = {one for one in wanted.left - unsure if one >= expected.start}
         if not done:
             # One pass may have stamped a tombstone, and a later one removed it.
             must -= {one for one in must if self._is_due(one, now, retention)}
-        may = {one for one in most.left if one >= oracle.start}
+        may = {one for one in most.left if one >= expected.start}
         assert must <= there <= may, f"lost {must - there}, kept {there - may}"
-        oracle.left = {one for one in most.left if one < oracle.start} | there
-        self._adopt_horizons(most.horizons if done else oracle.horizons, now + retention)
+        expected.left = {one for one in most.left if one < expected.start} | there
+        self._adopt_horizons(most.horizons if done else expected.horizons, now + retention)
         self._check_producers(cleanable.first_dirty if done else 0)
         self.check()
 
     def _is_due(self, offset: int, now: int, retention: int) -> bool:
-        if self.oracle.rows[offset][3] is not None:
+        if self.expected.rows[offset][3] is not None:
             return False
-        return self.oracle.horizons.get(offset, now + retention) <= now
+        return self.expected.horizons.get(offset, now + retention) <= now
 
     def _adopt_horizons(self, known: dict[int, int], new: int) -> None:
         """D17: stamped once, by the first pass that cleans over it."""
@@ -469,22 +471,22 @@ class CompactionModel(RuleBasedStateMachine):
                 if row[3] is None and row[2] is not None and one.delete_horizon is not None:
                     found[row[0]] = one.delete_horizon
         for offset, horizon in found.items():
-            if offset >= self.oracle.start:
+            if offset >= self.expected.start:
                 assert horizon == known.get(offset, new), f"the horizon of {offset}"
         for offset in known:
-            if self.oracle.start <= offset and offset in self.oracle.left:
+            if self.expected.start <= offset and offset in self.expected.left:
                 assert offset in found, f"the horizon of {offset} is lost"
-        self.oracle.horizons = found
+        self.expected.horizons = found
 
     def _check_producers(self, upto: int) -> None:
         """D11: the last batch of a producer keeps its place and numbers."""
         there = {(one.producer_id, one.base_offset, one.base_sequence) for one in self._batches()}
         for number, (first, base, _) in self.last.items():
-            if self.oracle.start <= base < upto:
+            if self.expected.start <= base < upto:
                 assert (number, base, first) in there
 
     def _batches(self) -> list[Any]:
-        found, reader = [], self.log.reader(self.oracle.start)
+        found, reader = [], self.log.reader(self.expected.start)
         while some := reader.read():
             found += some
         return found
@@ -494,29 +496,24 @@ class CompactionModel(RuleBasedStateMachine):
     def check(self) -> None:
         """The same state, of records that were appended, at their offsets, in order."""
         found = self._check_state()
-        assert all(self.oracle.rows[row[0]] == row for row in found)
+        assert all(self.expected.rows[row[0]] == row for row in found)
         offsets = [row[0] for row in found]
-        assert offsets == sorted(one for one in self.oracle.left if one >= self.oracle.start)
+        assert offsets == sorted(one for one in self.expected.left if one >= self.expected.start)
         ends = (self.log.start_offset(), self.log.end_offset())
-        assert ends == (self.oracle.start, self.oracle.end)
+        assert ends == (self.expected.start, self.expected.end)
 
     def _check_state(self) -> list[Row]:
-        found = rows(self.log)
-        state: dict[Any, Row] = {}
-        for row in found:
-            if row[2] is not None:
-                state.pop(row[2], None)
-                if row[3] is not None:
-                    state[row[2]] = row
-        assert state == self.oracle.state()
-        return found
+        left = rows(self.log)
+        state = latest(row for row in left if row[2] is not None)
+        assert state == self.expected.state()
+        return left
 
     def ask_for_all(self) -> None:
         """`items`, `get` and `to_arrow(latest=True)` agree, compacted or not."""
-        topic, state = Topic(self.root, self.name), self.oracle.state()
+        topic, state = Topic(self.root, self.name), self.expected.state()
         wanted = {key: row[3] for key, row in state.items()}
         assert dict(topic.items()) == wanted
-        asked = {row[2] for row in self.oracle.rows.values() if row[2] is not None}
+        asked = {row[2] for row in self.expected.rows.values() if row[2] is not None}
         for key in sorted(asked)[:6]:
             assert topic.get(key) == wanted.get(key)
         table = topic.to_arrow(["offset", "key"], latest=True).to_pylist()
@@ -527,7 +524,7 @@ class CompactionModel(RuleBasedStateMachine):
     @rule(start=st.integers(0, 400), count=st.integers(0, 400))
     def ask_for_a_part(self, start: int, count: int) -> None:
         """The last record of each key of any part, compacted or not; tombstones too."""
-        first, end = self.oracle.start, self.oracle.end
+        first, end = self.expected.start, self.expected.end
         if first == end:
             return
         start = first + start % (end - first)
@@ -547,7 +544,7 @@ class CompactionModel(RuleBasedStateMachine):
     def read_from(self, place: int) -> None:
         """D10: a removed offset is a legal position; times are found as well (B10)."""
         found = rows(self.log)
-        place = self.oracle.start + place % (self.oracle.end - self.oracle.start + 1)
+        place = self.expected.start + place % (self.expected.end - self.expected.start + 1)
         assert rows(self.log, place) == [row for row in found if row[0] >= place]
         time = START + place % 62
         first = next((row[0] for row in found if row[1] >= time), None)
@@ -570,7 +567,7 @@ class CompactionModel(RuleBasedStateMachine):
         found = [row for one in self.follower.read(some) for row in batch_rows(one)]
         self.followed += [row for row in found if row[0] >= first]
 
-    def _follow_anew(self) -> None:
+    def _restart_follower(self) -> None:
         self.follower = self.log.reader(self.log.start_offset())
         self.followed: list[Row] = []
 
@@ -588,13 +585,13 @@ class CompactionModel(RuleBasedStateMachine):
             assert seen == sorted(set(seen))
             got = {row[2]: row for row in self.followed}
             # What it read before may have been deleted meanwhile: tombstones do not wait for ever.
-            assert all(got.get(key) == row for key, row in self.oracle.state().items())
+            assert all(got.get(key) == row for key, row in self.expected.state().items())
             assert healthy(self.root)
             self.root.delete_topic(self.name)
             fine = self.home.topics < 100
         finally:
             if fine:
-                CompactionModel.place = self.home
+                CompactionModel.shared_root = self.home
             else:
                 self.home.leave()
 

@@ -1,9 +1,8 @@
-"""What a log promised up to a moment, and whether a root found after a power cut keeps it.
+"""What a log promised before a power cut, and whether the root that is left keeps it.
 
-A workload tells what it is about to do and what was acknowledged (`notes`); a
-`Promise` is what follows from the notes that preceded the cut.  The oracle
-asks for a prefix: no hole, no duplicate, nothing else, and at least what was
-flushed.
+A workload notes what it is about to do and what was acknowledged; a `Promise`
+follows from the notes before the cut.  Each partition must hold a prefix of what
+was sent: no hole, no duplicate, nothing else, and at least what was flushed.
 """
 
 from __future__ import annotations
@@ -37,13 +36,13 @@ class Sent(NamedTuple):
 
 
 @dataclass
-class Part:
-    """A partition: what was sent, in order, and how many of those batches must be there."""
+class PartitionPromise:
+    """What was sent to a partition, in order, and how many of those batches must be there."""
 
     sent: list[Sent] = field(default_factory=list)
     floor: int = 0
     stray: list[Sent] | None = None
-    """All of it, as it is with what a killed writer wrote at its end and never published."""
+    """The batches sent, and those that a killed writer wrote and never published."""
 
 
 def records(batches: list[Sent]) -> list[tuple[int, bytes]]:
@@ -54,12 +53,12 @@ def records(batches: list[Sent]) -> list[tuple[int, bytes]]:
 
 @dataclass
 class Promise:
-    """The topics that may be there, and those that must."""
+    """The topics that may exist, and those that must."""
 
-    topics: dict[str, list[Part]] = field(default_factory=dict)
+    topics: dict[str, list[PartitionPromise]] = field(default_factory=dict)
     must: set[str] = field(default_factory=set)
 
-    def part(self, topic: str, number: int) -> Part:
+    def part(self, topic: str, number: int) -> PartitionPromise:
         return self.topics[topic][number]
 
 
@@ -72,7 +71,7 @@ def promised(notes: list[Any]) -> Promise:
 
 
 def _create(promise: Promise, topic: str, count: int) -> None:
-    promise.topics[topic] = [Part() for _ in range(count)]
+    promise.topics[topic] = [PartitionPromise() for _ in range(count)]
 
 
 def _created(promise: Promise, topic: str) -> None:
@@ -92,7 +91,7 @@ def _append(promise: Promise, topic: str, number: int, batches: list[Sent]) -> N
 
 
 def _acked(promise: Promise, topic: str, number: int) -> None:
-    # What was refused is as if it had never been written.
+    # A refused append leaves nothing.
     promise.part(topic, number).stray = None
 
 
@@ -116,7 +115,7 @@ def _was_cut(promise: Promise, topic: str, number: int, kept: int) -> None:
 
 
 def _recovered(promise: Promise, kept: dict[tuple[str, int], list[Sent]]) -> None:
-    """Somebody opened the log and saw where it ends: that is kept, and the rest is gone."""
+    """The log was opened: what it had then stays, and the rest does not come back."""
     promise.topics = {name: promise.topics[name] for name in {name for name, _ in kept}}
     promise.must = set(promise.topics)
     for (topic, number), batches in kept.items():
@@ -152,7 +151,7 @@ class Rebooted(Files):
 
 
 def check(directory: str | os.PathLike[str], notes: list[Any], number: int) -> None:
-    """Open what a power cut left, and hold it against what was promised; raises what is wrong."""
+    """Open the root that a power cut left, and check that it keeps the promises."""
     promise = promised(notes)
     boot = f"boot {number}"
     root = open_root(directory, files=partial(Rebooted, boot=boot))
@@ -174,7 +173,7 @@ def _healthy(root: Root) -> None:
 
 
 def recovered(root: Root, promise: Promise) -> dict[tuple[str, int], list[Sent]]:
-    """Check every partition; return which of the batches sent each one still has."""
+    """Check every partition; return the sent batches that each one still has."""
     present = set(root.topics())
     assert present <= set(promise.topics), f"topics {present - set(promise.topics)} came back"
     assert promise.must <= present, f"topics {promise.must - present} are lost"
@@ -185,20 +184,20 @@ def recovered(root: Root, promise: Promise) -> dict[tuple[str, int], list[Sent]]
     }
 
 
-def _kept(log: PartitionLog, part: Part) -> list[Sent]:
+def _kept(log: PartitionLog, part: PartitionPromise) -> list[Sent]:
     found = [(row[0], row[3]) for row in rows(log)]
     end = found[-1][0] if found else -1
     kept = [sent for sent in part.sent if sent.base <= end]
     assert len(kept) >= part.floor, f"{log}: {part.floor - len(kept)} durable batches are lost"
     if found != records(kept) and part.stray is not None:
-        # After a reboot nobody can tell what was written from what was published.
+        # After a reboot what was written looks like what was published.
         kept = [sent for sent in part.stray if sent.base <= end]
     right = records(kept)
     assert found == right, f"{log}: not a prefix of what was sent: {found[-3:]} for {right[-3:]}"
     return kept
 
 
-def _check_resending(log: PartitionLog, part: Part, there: list[Sent]) -> None:
+def _check_resending(log: PartitionLog, part: PartitionPromise, there: list[Sent]) -> None:
     """A producer that repeats its last batches gets each of them once into the log (G16)."""
     again = [sent for sent in part.sent if sent.producer][-4:]
     for sent in again:
@@ -228,7 +227,7 @@ def _append_one(root: Root, topic: str, number: int) -> tuple[int, bytes]:
 def _check_again(
     directory: Any, boot: str, ends: dict[tuple[str, int], tuple[int, bytes]], number: int
 ) -> None:
-    """The next process, and the one after a clean close, finds the same."""
+    """Check that the next process, and the one after a clean close, find the same."""
     root = open_root(directory, files=partial(Rebooted, boot=boot))
     try:
         _healthy(root)

@@ -1,4 +1,4 @@
-"""The check of P16: a process is stopped at one operation, and others meet its locks."""
+"""A process is stopped at one operation, and others wait for its locks (P16)."""
 
 from __future__ import annotations
 
@@ -8,17 +8,15 @@ from typing import Any, NamedTuple
 
 import embedlog
 from embedlog.errors import LockTimeoutError
-from support import forks, oracle
-from support.killing import Place, Scene, count, judge, play
+from support import forks, journal_check
+from support.log_programs import ProgramProcess, Step, journal_of
 from support.patience import patient
-from support.program import Journal, Step, World, entries
+from support.program_faults import PARTITIONS, Scenario, Templates, judge, play
 from support.tiers import sample
 
 TIMEOUT = 0.015
 """Seconds that the others wait for a lock."""
-PARTITIONS = (("a", 0), ("a", 1), ("b", 0), ("c", 0))
-
-STOPS: list[Step] = [
+PROGRAM: list[Step] = [
     ("open", "os"),
     ("send", "a", 0, 2),
     ("produce", "a", 1, 1, "fsync"),
@@ -29,56 +27,51 @@ STOPS: list[Step] = [
     ("flush",),
     ("close",),
 ]
-SCENE = Scene(tuple(STOPS), "killed")
+SCENARIO = Scenario(tuple(PROGRAM), "killed")
 
 
-class Stops(NamedTuple):
+class StopSeries(NamedTuple):
     """The operations at which one process after the other is stopped, at the same root."""
 
     operations: tuple[int, ...]
 
 
-def stop_cases(place: Place, at_once: int = 20) -> list[Stops]:
+def stop_series(templates: Templates, at_once: int = 20) -> list[StopSeries]:
     """Every operation of the program, as one process of many at a root makes them; or a sample."""
-    operations = sample(range(sum(count(place, SCENE).values())), 24)
+    operations = sample(range(sum(templates.count(SCENARIO).values())), 24)
     return [
-        Stops(tuple(operations[first : first + at_once]))
+        StopSeries(tuple(operations[first : first + at_once]))
         for first in range(0, len(operations), at_once)
     ]
 
 
-def check_stops(case: Stops, *, place: Place) -> tuple[int, int]:
+def check_stop_series(case: StopSeries, *, templates: Templates) -> tuple[int, int]:
     """Stop processes; returns how many were, and how many calls of others met their locks."""
-    root = place.fresh("killed")
-    end = forks.run(lambda: _attend(root, case), patience=300)
-    assert end.finding() is None, end.finding()
+    root = templates.fresh("killed")
+    stopped, refused = forks.call(lambda: _attend(root, case), patience=300)
     judge(root)
-    stopped, refused = end.value
     return stopped, refused
 
 
-def _attend(root: Path, case: Stops) -> tuple[int, int]:
-    world = World(
-        root, Journal(Place.journal(root)), forgiving=True, first_send=50, lock_timeout=TIMEOUT
-    )
-    world.do(("open", "os"))
+def _attend(root: Path, case: StopSeries) -> tuple[int, int]:
+    process = ProgramProcess(root, forgiving=True, first_send=50, lock_timeout=TIMEOUT)
+    process.do(("open", "os"))
     stopped = refused = 0
     for number, n in enumerate(case.operations):
         first = 100 * (number + 1)
 
         def work(n: int = n, first: int = first) -> None:
-            play(root, SCENE, lambda files: files.stop_at(n), first_send=first)
+            play(root, SCENARIO, lambda files: files.stop_at(n), first_send=first)
 
         child = forks.Child(work)
-        world.sends = first + 50
+        process.sends = first + 50
         if child.stopped():
             stopped += 1
-            refused += _meet(world, child.pid)
+            refused += _meet(process, child.pid)
             child.go_on()
-        end = child.end()
-        assert end.finding() is None, end.finding()
-        assert not any(_try(world, step) for step in _steps()), world.errors[-1]
-    oracle.check(world.log, entries(Place.journal(root)), company=True, goes_on=False)
+        child.end().result()
+        assert not any(_try(process, step) for step in _steps()), process.errors[-1]
+    journal_check.check(process.log, journal_of(root), company=True, goes_on=False)
     return stopped, refused
 
 
@@ -86,34 +79,34 @@ def _steps() -> list[Step]:
     return [*(("send", *key, 1) for key in PARTITIONS), ("send", "a", 1, 1, "fsync")]
 
 
-def _meet(world: World, pid: int) -> int:
+def _meet(process: ProgramProcess, pid: int) -> int:
     """Do what can be done beside a stopped process; returns how much was refused."""
-    before = {key: oracle.rows(world.log, *key) for key in PARTITIONS}
+    before = {key: journal_check.rows(process.log, *key) for key in PARTITIONS}
     refused = 0
     for step in _steps():
         started = time.monotonic()
-        error = _try(world, step)
+        error = _try(process, step)
         if error is not None:
             refused += 1
             _check_refusal(error, pid, time.monotonic() - started)
             key = step[1], step[2]
-            assert oracle.rows(world.log, *key)[: len(before[key])] == before[key]
+            assert journal_check.rows(process.log, *key)[: len(before[key])] == before[key]
     try:
-        embedlog.open(world.path, lock_timeout=TIMEOUT).close()
+        embedlog.open(process.path, lock_timeout=TIMEOUT).close()
     except LockTimeoutError as error:
         refused += 1
         _check_refusal(error, pid, 0.0)
     for key, rows in before.items():
-        after = oracle.rows(world.log, *key)
+        after = journal_check.rows(process.log, *key)
         assert after[: len(rows)] == rows
-        oracle.sends_of(after)
+        journal_check.sends_of(after)
     return refused
 
 
-def _try(world: World, step: Step) -> Any:
-    known = len(world.errors)
-    world.do(step)
-    return world.errors[-1] if len(world.errors) > known else None
+def _try(process: ProgramProcess, step: Step) -> Any:
+    known = len(process.errors)
+    process.do(step)
+    return process.errors[-1] if len(process.errors) > known else None
 
 
 def _check_refusal(error: Exception, pid: int, seconds: float) -> None:

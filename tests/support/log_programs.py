@@ -1,8 +1,8 @@
 """Programs for a log: lists of steps that a process runs until it is killed, and their journal.
 
-A `World` runs the steps and writes each to its journal before and after; the
-journal is a file and outlives the process.  From it `oracle` knows what must,
-what may and what must not be in the log.
+A `ProgramProcess` runs the steps and writes each to its journal before and after; the
+journal is a file and outlives the process.  From it `journal_check` derives what
+must, what may and what must not be in the log.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from embedlog import batch
 from embedlog.batch import EncodedBatch
 from embedlog.errors import EmbedlogError, TopicAlreadyExistsError
 from embedlog.files import Files
+from support.faulty_files import FaultInjector
 from support.patience import patient
 
 Step = tuple[Any, ...]
@@ -56,6 +57,11 @@ def entries(path: str | os.PathLike[str]) -> list[Entry]:
     return [json.loads(line) for line in Path(path).read_bytes().splitlines()]
 
 
+def journal_of(root: str | os.PathLike[str]) -> Path:
+    """Return the path of the journal beside a root."""
+    return Path(root).with_suffix(".journal")
+
+
 def values_of(topic: str, partition: int, send: int, count: int, size: int) -> list[bytes]:
     """Return the values of one send; each identifies itself and has at least `size` bytes."""
     return [
@@ -82,7 +88,7 @@ def encode(
     return encoded
 
 
-class World:
+class ProgramProcess:
     """A process that runs a program on a log.
 
     Args:
@@ -93,14 +99,15 @@ class World:
     def __init__(
         self,
         path: str | os.PathLike[str],
-        journal: Journal,
-        files: Callable[..., Files] = Files,
         *,
+        journal: Path | None = None,
+        files: Callable[..., Files] = Files,
         forgiving: bool = False,
         first_send: int = 0,
         lock_timeout: float | None = None,
     ) -> None:
-        self.path, self.journal, self.files = os.fspath(path), journal, files
+        self.path, self.files = os.fspath(path), files
+        self.journal = Journal(journal or journal_of(path))
         self.forgiving, self.lock_timeout = forgiving, lock_timeout or patient(10)
         self.sends = self.first_send = first_send
         self.sequences: dict[tuple[str, int], int] = {}
@@ -108,12 +115,16 @@ class World:
         self.log: Any = None
         self.durability = "os"
         self.errors: list[EmbedlogError] = []
-        self.heal: Callable[[], Any] = lambda: None
 
-    def run(self, program: list[Step]) -> World:
+    def run(self, program: Iterable[Step]) -> ProgramProcess:
         for step in program:
             self.do(step)
         return self
+
+    def heal(self) -> None:
+        """End the faults that were injected."""
+        if isinstance(self.files, FaultInjector):
+            self.files.heal()
 
     def do(self, step: Step) -> None:
         name, *arguments = step

@@ -1,15 +1,13 @@
-"""Writers and readers of all kinds, while housekeeping goes on without a break beside them.
+"""Writers and readers of all kinds, beside housekeeping that never pauses.
 
-Writers have keys of their own and number what they send, so that of each key it
-is known what was acknowledged last, and an older value after a newer one is seen
-at once.  The processes that do maintenance are killed and stopped at random, and replaced.
+Each writer has its own keys and numbers what it sends.  So the last acknowledged
+value of each key is known, and an older value after a newer one is an error.  The
+processes that do maintenance are killed and stopped at random, and replaced.
 """
 
 from __future__ import annotations
 
-import os
 import random
-import signal
 import struct
 import time
 from collections import Counter
@@ -30,7 +28,7 @@ from support.patience import patient
 
 PARTITIONS = 2
 KEYS = 40
-"""Of each writer, in each topic."""
+"""The keys of each writer in each topic."""
 _SMALL: dict[str, object] = {
     "segment.bytes": 20_000,
     "index.interval.bytes": 2_000,
@@ -51,18 +49,18 @@ TOPICS: dict[str, dict[str, object]] = {
     "lagging": {"cleanup.policy": "compact", "min.compaction.lag.ms": 20},
     "both": {"cleanup.policy": "compact,delete", "retention.bytes": 100_000},
 }
-KEPT = ("compacted", "lagging", "old")
-"""The topics of which nothing is deleted but what a later record of its key replaces."""
-WHOLE = ("deleted", "aged", "old")
+KEEPS_LAST_VALUES = ("compacted", "lagging", "old")
+"""The topics from which only records with a later record of their key are deleted."""
+NOT_COMPACTED = ("deleted", "aged", "old")
 """The topics that are not compacted."""
 OLD_MS = 1_372_636_800_000
-"""When the events of ``old`` happened: long before they are appended."""
+"""The timestamp of the events in ``old``: long before they are appended."""
 _VALUE = struct.Struct("<IQ")
 
-Said = Counter[str]
+Counts = Counter[str]
 
 
-class Household(NamedTuple):
+class HousekeepingRun(NamedTuple):
     """How long to run, and how often a process that does maintenance is killed or stopped."""
 
     seconds: float = 60.0
@@ -76,47 +74,43 @@ class Household(NamedTuple):
     seed: int = 1
 
 
-def check_household(case: Household, directory: Path) -> Said:
-    """Let it run; then every key's last value is what was acknowledged last."""
+def check_housekeeping(case: HousekeepingRun, directory: Path) -> Counts:
+    """Let it run; then the last value of each key is the one that was acknowledged last."""
     root, stop = directory / "root", directory / "stop"
     with embedlog.open(root, maintenance=False) as log:
         for name, config in TOPICS.items():
             usual = _SMALL | {"file.delete.delay.ms": case.delay_ms}
             log.create_topic(name, PARTITIONS, usual | config)
     maintainers = [_Maintainer(root, case, number) for number in range(case.maintainers)]
-    writers = [
-        forks.Child(lambda work=work, n=n: work(root, stop, n)) for n, work in enumerate(WRITERS)
-    ]
-    readers = [
-        forks.Child(lambda work=work, n=n: work(root, stop, n)) for n, work in enumerate(READERS)
+    works = (*WRITERS, *READERS)
+    children = [
+        forks.Child(lambda work=work, n=n: work(root, stop, n)) for n, work in enumerate(works)
     ]
     try:
-        done = _hurt(case, maintainers, [*writers, *readers])
+        counts = _kill_and_stop(case, maintainers, children)
     finally:
         stop.touch()
-        # Before the others are waited for: one that is stopped may have a lock.
-        found = [maintainer.kill() for maintainer in maintainers]
-        ends = [one.end() for one in (*writers, *readers)]
-    assert not any(found), found
-    for work, end in zip((*WRITERS, *READERS), ends, strict=True):
-        assert end.finding() is None, f"{work.__name__}: {end.finding()}"
-    sent: dict[str, dict[bytes, int | None]] = {name: {} for name in TOPICS}
-    for end in ends[: len(writers)]:
-        said, last = end.value
-        done += said
-        for name, keys in last.items():
-            sent[name].update(keys)
-    for end in ends[len(writers) :]:
-        done += end.value
-    end = forks.run(lambda: _compare(root, sent))
-    assert end.finding() is None, end.finding()
-    return done + end.value
+        # Before the others are waited for: a stopped process may hold a lock.
+        findings = [maintainer.kill() for maintainer in maintainers]
+        ends = [child.end() for child in children]
+    assert not any(findings), findings
+    results = [end.result(work.__name__) for work, end in zip(works, ends, strict=True)]
+    last: dict[str, dict[bytes, int | None]] = {name: {} for name in TOPICS}
+    for written, last_of_writer in results[: len(WRITERS)]:
+        counts += written
+        for name, keys in last_of_writer.items():
+            last[name].update(keys)
+    for read in results[len(WRITERS) :]:
+        counts += read
+    return counts + forks.call(lambda: _compare(root, last))
 
 
-def _hurt(case: Household, maintainers: list[_Maintainer], others: list[forks.Child]) -> Said:
+def _kill_and_stop(
+    case: HousekeepingRun, maintainers: list[_Maintainer], others: list[forks.Child]
+) -> Counts:
     """Kill and stop the maintainers; end early if a writer or reader has died."""
-    done, dice, until = Said(), random.Random(case.seed), time.monotonic() + case.seconds
-    while (now := time.monotonic()) < until and not any(map(_is_over, others)):
+    done, dice, until = Counts(), random.Random(case.seed), time.monotonic() + case.seconds
+    while (now := time.monotonic()) < until and not any(other.ends_within(0) for other in others):
         if any(maintainer.is_over() for maintainer in maintainers):
             break
         victim = dice.choice(maintainers)
@@ -131,14 +125,10 @@ def _hurt(case: Household, maintainers: list[_Maintainer], others: list[forks.Ch
     return done
 
 
-def _is_over(child: forks.Child) -> bool:
-    return os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is not None
-
-
 class _Maintainer:
     """A process that does maintenance, started again whenever it was killed."""
 
-    def __init__(self, root: Path, case: Household, number: int) -> None:
+    def __init__(self, root: Path, case: HousekeepingRun, number: int) -> None:
         self._root, self._number = root, number
         self._until: float | None = None
         self._start()
@@ -154,15 +144,14 @@ class _Maintainer:
 
     def kill(self) -> str | None:
         """Kill it, and return what went wrong before."""
-        over = self.is_over()
-        end = self._child.end() if over else self._child.kill()
+        end = self._child.end() if self.is_over() else self._child.kill()
         return None if end.killed else f"before it was killed: {end.finding()}"
 
     def is_over(self) -> bool:
-        return _is_over(self._child)
+        return self._child.ends_within(0)
 
     def stop(self, until: float) -> None:
-        os.kill(self._child.pid, signal.SIGSTOP)
+        self._child.stop()
         self._until = until
 
     def go_on_at(self, now: float) -> bool:
@@ -174,7 +163,7 @@ class _Maintainer:
 
 
 def _maintain_by_calls(root: Path) -> None:
-    """Retention and compaction, one after the other, as a program may call them."""
+    """Run retention and compaction in turn, as a program may call them."""
     log = embedlog.open(root, maintenance=False)
     while True:
         with suppress(FencedError, LockTimeoutError):
@@ -186,7 +175,7 @@ def _maintain_by_calls(root: Path) -> None:
 
 
 def _maintain_by_jobs(root: Path) -> None:
-    """The background's threads, which take turns all the time."""
+    """Run the background threads without a pause."""
     owner.HEARTBEAT_SECONDS, owner._FIRST_SECONDS = 0.1, 0.02
     log = embedlog.open(root, maintenance=False)
     jobs = [job._replace(every_seconds=0.02) for job in JOBS]
@@ -205,20 +194,20 @@ def _compact(log: Any) -> None:
 
 
 def _is_excused(error: Exception) -> bool:
-    """Who is stopped may hold a lock; nothing else may fail."""
+    """Whether it may be raised: a stopped process may hold a lock; nothing else may fail."""
     return isinstance(error, FencedError | LockTimeoutError)
 
 
-# Writers: each returns what it did, and the last value of each of its keys
+# Writers: each returns its counts, and the last value of each of its keys
 
 
-class _Diary:
-    """What one writer sends: who, in which order, and what came last."""
+class _SentRecords:
+    """The records of one writer: their order, and the last one of each key."""
 
     def __init__(self, writer: int) -> None:
         self.writer, self.number, self.dice = writer, 0, random.Random(writer)
         self.last: dict[str, dict[bytes, int | None]] = {name: {} for name in TOPICS}
-        self.said = Said()
+        self.counts = Counts()
 
     def next(self, name: str, partition: int | None = None) -> tuple[bytes, bytes | None]:
         """Return the key and the value of a record that will be acknowledged."""
@@ -240,25 +229,25 @@ def _event_time(name: str) -> int | None:
 
 def write_and_wait(root: Path, stop: Path, writer: int) -> Any:
     """One record at a time, each waited for."""
-    diary = _Diary(writer)
+    sent = _SentRecords(writer)
     with (
         embedlog.open(root, maintenance=False) as log,
         log.producer(linger_ms=0) as producer,
     ):
         while not stop.exists():
             for name in TOPICS:
-                key, value = diary.next(name)
+                key, value = sent.next(name)
                 producer.send(name, value, key=key, timestamp_ms=_event_time(name)).result(
                     patient(30)
                 )
-                diary.said["sent"] += 1
+                sent.counts["sent"] += 1
             time.sleep(0.001)
-    return diary.said, diary.last
+    return sent.counts, sent.last
 
 
 def write_gathered(root: Path, stop: Path, writer: int) -> Any:
     """Many records at a time, compressed, some with headers; two producers in turn."""
-    diary = _Diary(writer)
+    sent = _SentRecords(writer)
     with embedlog.open(root, maintenance=False) as log:
         producers = [
             log.producer(linger_ms=5, compression_type="lz4"),
@@ -266,36 +255,36 @@ def write_gathered(root: Path, stop: Path, writer: int) -> Any:
         ]
         while not stop.exists():
             for producer in producers:
-                for _ in range(diary.dice.randint(1, 300)):
-                    name = diary.dice.choice(list(TOPICS))
-                    key, value = diary.next(name)
-                    headers = [("h", b"v")] if diary.dice.random() < 0.01 else None
+                for _ in range(sent.dice.randint(1, 300)):
+                    name = sent.dice.choice(list(TOPICS))
+                    key, value = sent.next(name)
+                    headers = [("h", b"v")] if sent.dice.random() < 0.01 else None
                     at = _event_time(name)
                     producer.send(name, value, key=key, headers=headers, timestamp_ms=at)
-                    diary.said["sent"] += 1
+                    sent.counts["sent"] += 1
                 # The other one may have the same keys: what is sent is in order this way.
                 producer.flush(30)
             time.sleep(0.005)
-    return diary.said, diary.last
+    return sent.counts, sent.last
 
 
 def write_batches(root: Path, stop: Path, writer: int) -> Any:
     """Batches of columns, some of them flushed before they are acknowledged."""
-    diary = _Diary(writer)
+    sent = _SentRecords(writer)
     with embedlog.open(root, maintenance=False) as log:
         while not stop.exists():
             for name in TOPICS:
-                partition = diary.dice.randrange(PARTITIONS)
-                rows = [diary.next(name, partition) for _ in range(diary.dice.randint(1, 50))]
+                partition = sent.dice.randrange(PARTITIONS)
+                rows = [sent.next(name, partition) for _ in range(sent.dice.randint(1, 50))]
                 keys, values = zip(*rows, strict=True)
-                codec = diary.dice.choice(("none", "zstd"))
+                codec = sent.dice.choice(("none", "zstd"))
                 at = _event_time(name) or time.time_ns() // 1_000_000
                 one = batch.encode_lists(list(values), list(keys), at, None, codec)
-                durability = "fsync" if diary.dice.random() < 0.1 else None
+                durability = "fsync" if sent.dice.random() < 0.1 else None
                 log.partition(name, partition).append([one], durability=durability)
-                diary.said["sent"] += len(rows)
+                sent.counts["sent"] += len(rows)
             time.sleep(0.005)
-    return diary.said, diary.last
+    return sent.counts, sent.last
 
 
 WRITERS: tuple[Callable[[Path, Path, int], Any], ...] = (
@@ -306,11 +295,11 @@ WRITERS: tuple[Callable[[Path, Path, int], Any], ...] = (
 )
 
 
-# Readers: each returns how much it saw
+# Readers: each returns its counts
 
 
 class _Pass:
-    """What one reader sees in one pass: each offset once, no older value after a newer one."""
+    """The records of one pass of a reader: each offset once, no older value after a newer one."""
 
     def __init__(self) -> None:
         self._newest: dict[tuple[str, int, bytes], int] = {}
@@ -319,7 +308,7 @@ class _Pass:
     def see(self, name: str, partition: int, offset: int, key: bytes, value: bytes | None) -> None:
         due = self._next.get((name, partition), 0)
         assert offset >= due, f"{name}-{partition}: {offset} after {due - 1}"
-        if name in WHOLE and due:
+        if name in NOT_COMPACTED and due:
             assert offset == due, f"{name}-{partition}: {offset} follows {due - 1}"
         self._next[name, partition] = offset + 1
         if value is not None:
@@ -330,16 +319,16 @@ class _Pass:
             self._newest[place] = number
 
     def end(self, name: str, partition: int) -> int:
-        """How far it has come."""
+        """Return the end of what was seen."""
         return self._next.get((name, partition), 0)
 
 
 def _passes(
     root: Path, stop: Path, fetch: Callable[[Any, _Pass], int], **config: Any
-) -> Iterator[tuple[Said, Any]]:
+) -> Iterator[tuple[Counts, Any]]:
     """Read from the start to the end, over and over, each time with a new consumer."""
     places = [TopicPartition(name, number) for name in TOPICS for number in range(PARTITIONS)]
-    said = Said()
+    counts = Counts()
     with embedlog.open(root, maintenance=False) as log:
         while not stop.exists():
             with log.consumer(auto_offset_reset="none", **config) as consumer:
@@ -352,13 +341,13 @@ def _passes(
                         count = fetch(consumer, seen)
                     except OffsetOutOfRangeError as error:
                         _check_deleted(log, error)
-                        said["overtaken"] += 1
+                        counts["overtaken"] += 1
                         break
-                    said["read"] += count
+                    counts["read"] += count
                     if not count and _is_at_end(consumer, places):
                         break
-                said["passes"] += 1
-    yield said, None
+                counts["passes"] += 1
+    yield counts, None
 
 
 def _is_at_end(consumer: Any, places: list[TopicPartition]) -> bool:
@@ -369,13 +358,13 @@ def _is_at_end(consumer: Any, places: list[TopicPartition]) -> bool:
 
 
 def _check_deleted(log: Any, error: OffsetOutOfRangeError) -> None:
-    """What is out of range lies below the start, and of a topic that deletes."""
-    assert error.topic not in KEPT, error
+    """Check that the offset is below the start, in a topic from which records are deleted."""
+    assert error.topic not in KEEPS_LAST_VALUES, error
     start = log.partition(error.topic, error.partition).start_offset()
     assert error.offset is not None and error.offset < start, f"{error}; it starts at {start}"
 
 
-def read_records(root: Path, stop: Path, reader: int) -> Said:
+def read_records(root: Path, stop: Path, reader: int) -> Counts:
     """As records, from the start."""
 
     def fetch(consumer: Any, seen: _Pass) -> int:
@@ -389,7 +378,7 @@ def read_records(root: Path, stop: Path, reader: int) -> Said:
     return next(_passes(root, stop, fetch))[0]
 
 
-def read_arrow(root: Path, stop: Path, reader: int) -> Said:
+def read_arrow(root: Path, stop: Path, reader: int) -> Counts:
     """As Arrow batches, from the start."""
 
     def fetch(consumer: Any, seen: _Pass) -> int:
@@ -405,9 +394,9 @@ def read_arrow(root: Path, stop: Path, reader: int) -> Said:
     return next(_passes(root, stop, fetch))[0]
 
 
-def read_tables(root: Path, stop: Path, reader: int) -> Said:
-    """As tables: the latest value of a key is never older than it was."""
-    said, dice = Said(), random.Random(reader)
+def read_tables(root: Path, stop: Path, reader: int) -> Counts:
+    """As tables: the latest value of a key never gets older."""
+    counts, dice = Counts(), random.Random(reader)
     newest: dict[tuple[str, bytes], int] = {}
     with embedlog.open(root, maintenance=False) as log:
         while not stop.exists():
@@ -416,7 +405,7 @@ def read_tables(root: Path, stop: Path, reader: int) -> Said:
                 found = _table(log.topic(name), dice)
             except OffsetOutOfRangeError as error:
                 _check_deleted(log, error)
-                said["overtaken"] += 1
+                counts["overtaken"] += 1
                 continue
             assert len(dict(found)) == len(found), f"{name}: a key is there twice"
             for key, value in found:
@@ -425,8 +414,8 @@ def read_tables(root: Path, stop: Path, reader: int) -> Said:
                 # What deletes may delete the newest; an older one, in front of it, went first.
                 assert number >= before, f"{name}: {key!r} is {number}, was {before}"
                 newest[name, key] = number
-                said["latest"] += 1
-    return said
+                counts["latest"] += 1
+    return counts
 
 
 def _table(topic: Any, dice: random.Random) -> list[tuple[bytes, bytes]]:
@@ -441,9 +430,9 @@ def _table(topic: Any, dice: random.Random) -> list[tuple[bytes, bytes]]:
     return [(key, value) for key, value in found if value is not None]
 
 
-def read_grouped(root: Path, stop: Path, reader: int) -> Said:
-    """In a group of two that takes turns in leaving; what is committed is never read again."""
-    said, seen = Said(), _Pass()
+def read_grouped(root: Path, stop: Path, reader: int) -> Counts:
+    """In a group that is joined again and again; committed records are never read again."""
+    counts, seen = Counts(), _Pass()
     with embedlog.open(root, maintenance=False) as log:
         while not stop.exists():
             # Alone in its group, so that no other one's records are expected.
@@ -453,16 +442,16 @@ def read_grouped(root: Path, stop: Path, reader: int) -> Said:
                 for _ in range(20):
                     for found in consumer.poll(50, max_records=2000).values():
                         for one in found:
-                            if one.topic not in WHOLE:
+                            if one.topic not in NOT_COMPACTED:
                                 seen.see(one.topic, one.partition, one.offset, one.key, one.value)
-                            said["grouped"] += 1
+                            counts["grouped"] += 1
                     consumer.commit()
-    return said
+    return counts
 
 
-def read_times(root: Path, stop: Path, reader: int) -> Said:
-    """By timestamps: what is found is not before the time, and is where it was said to be."""
-    said, dice = Said(), random.Random(reader)
+def read_times(root: Path, stop: Path, reader: int) -> Counts:
+    """By timestamps: what is found is not before the time, and is where it was counts to be."""
+    counts, dice = Counts(), random.Random(reader)
     begun = time.time_ns() // 1_000_000
     with embedlog.open(root, maintenance=False) as log:
         while not stop.exists():
@@ -477,23 +466,23 @@ def read_times(root: Path, stop: Path, reader: int) -> Said:
             with suppress(OffsetOutOfRangeError):
                 some = part.reader(found.offset).read(1)
                 assert some and some[0].next_offset > found.offset
-            said["times"] += 1
-    return said
+            counts["times"] += 1
+    return counts
 
 
-def verify(root: Path, stop: Path, reader: int) -> Said:
+def verify(root: Path, stop: Path, reader: int) -> Counts:
     """Check every file while it is written, rolled, compacted and deleted."""
-    said = Said()
+    counts = Counts()
     with embedlog.open(root, maintenance=False) as log:
         while not stop.exists():
-            # What a killed housekeeper left belongs to no partition.
+            # The files of a killed maintainer belong to no partition.
             found = [str(one) for one in log.verify() if one.topic]
             assert found == [], found
-            said["verified"] += 1
-    return said
+            counts["verified"] += 1
+    return counts
 
 
-READERS: tuple[Callable[[Path, Path, int], Said], ...] = (
+READERS: tuple[Callable[[Path, Path, int], Counts], ...] = (
     read_records,
     read_arrow,
     read_tables,
@@ -506,7 +495,7 @@ READERS: tuple[Callable[[Path, Path, int], Said], ...] = (
 # The end
 
 
-def _compare(root: Path, sent: dict[str, dict[bytes, int | None]]) -> Said:
+def _compare(root: Path, sent: dict[str, dict[bytes, int | None]]) -> Counts:
     log = embedlog.open(root, maintenance=False)
     assert log.verify() == [], log.verify()
     _check_values(log, sent)
@@ -526,13 +515,13 @@ def _compare(root: Path, sent: dict[str, dict[bytes, int | None]]) -> Said:
     return done
 
 
-def _check_values(log: Any, sent: dict[str, dict[bytes, int | None]]) -> Said:
-    done = Said()
+def _check_values(log: Any, sent: dict[str, dict[bytes, int | None]]) -> Counts:
+    done = Counts()
     for name, expected in sent.items():
         topic = log.topic(name)
         found = {key: _VALUE.unpack_from(value)[1] for key, value in topic.items()}
         wanted = {key: number for key, number in expected.items() if number is not None}
-        if name in KEPT:
+        if name in KEEPS_LAST_VALUES:
             assert found == wanted, _difference(name, found, wanted)
         else:
             wrong = {key: number for key, number in found.items() if wanted.get(key) != number}
@@ -543,7 +532,7 @@ def _check_values(log: Any, sent: dict[str, dict[bytes, int | None]]) -> Said:
             seen.see(one.topic, one.partition, one.offset, one.key, one.value)
         for number in range(PARTITIONS):
             part = log.partition(name, number)
-            if name in WHOLE and part.start_offset() < part.end_offset():
+            if name in NOT_COMPACTED and part.start_offset() < part.end_offset():
                 assert seen.end(name, number) == part.end_offset()
     return done
 

@@ -1,15 +1,16 @@
-"""The cruel twin does what it says: a fault injector that misses faults proves nothing."""
+"""The fault injector injects every fault: one that misses some proves nothing."""
 
 from __future__ import annotations
 
 import errno
-import os
-import signal
 import time
+from functools import partial
 
 import lmdb
 import pytest
-from support.cruel import CruelFiles, materialise, scratch_directory
+from support import forks
+from support.children import assert_killed
+from support.faulty_files import FaultyFiles, materialise, scratch_directory
 from support.patience import patient
 
 from embedlog.errors import DiskFullError, DurabilityError, StorageError
@@ -17,8 +18,8 @@ from embedlog.files import Files
 
 
 @pytest.fixture
-def cruel(tmp_path):
-    files = CruelFiles(tmp_path, record=True)
+def files(tmp_path):
+    files = FaultyFiles(tmp_path, record=True)
     yield files
     files.close_all()
 
@@ -53,19 +54,19 @@ def new_file(files, path="file", data=b""):
 # Faults
 
 
-def test_it_is_like_its_twin_when_nothing_is_ordered(cruel):
+def test_it_is_like_its_twin_when_nothing_is_ordered(files):
     """Without faults the operations do what they do, and are counted."""
-    cruel.write_file("file", b"abc")
+    files.write_file("file", b"abc")
 
-    assert cruel.read_file("file") == b"abc"
-    assert cruel.counts["write"] == cruel.counts["sync"] == cruel.counts["rename"] == 1
-    assert cruel.count({"create", "open", "sync_directory"}) == 3
+    assert files.read_file("file") == b"abc"
+    assert files.counts["write"] == files.counts["sync"] == files.counts["rename"] == 1
+    assert files.count({"create", "open", "sync_directory"}) == 3
 
 
 @pytest.mark.parametrize("short", [0, 1, 5, 9])
 def test_a_short_write_is_completed(tmp_path, short):
     """The loop of `write` goes on where the system stopped (P11); no progress is an error."""
-    files = CruelFiles(tmp_path)
+    files = FaultyFiles(tmp_path)
     fd = files.open("file", write=True, create=True)
     files.short_at(0, bytes=short)
 
@@ -76,7 +77,7 @@ def test_a_short_write_is_completed(tmp_path, short):
 
 def test_a_short_write_then_a_full_disk(tmp_path):
     """As a real disk fills up: first short, then ENOSPC (P10)."""
-    files = CruelFiles(tmp_path)
+    files = FaultyFiles(tmp_path)
     fd = files.open("file", write=True, create=True)
     files.short_at(0, bytes=2)
     files.fail_at(1, errno.ENOSPC, only={"write"})
@@ -89,7 +90,7 @@ def test_a_short_write_then_a_full_disk(tmp_path):
 @pytest.mark.parametrize("kind", ["write", "sync", "rename", "sync_directory", "create"])
 def test_an_operation_fails_once_or_for_ever(tmp_path, kind):
     """The error has the errno, names the operation's path, and ends with `heal` (P8)."""
-    files = CruelFiles(tmp_path)
+    files = FaultyFiles(tmp_path)
     for forever in (False, True):
         files.fail_at(0, errno.EIO, forever=forever, only={kind})
         with pytest.raises(StorageError) as caught:
@@ -107,249 +108,248 @@ def test_an_operation_fails_once_or_for_ever(tmp_path, kind):
 @pytest.mark.parametrize(("when", "size"), [("before", 0), ("middle", 3), ("after", 6)])
 def test_a_kill_leaves_none_half_or_all_of_a_write(tmp_path, when, size):
     """SIGKILL to ourselves at an exact operation (P1, P2)."""
-    child = os.fork()
-    if child == 0:
-        files = CruelFiles(tmp_path)
+
+    def work():
+        files = FaultyFiles(tmp_path)
         fd = files.open("file", write=True, create=True)
         files.kill_at(0, when, only={"write"})
         files.write(fd, [b"abc", b"def"], 0)
-        os._exit(0)
 
-    assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGKILL
+    assert_killed(work)
     assert (tmp_path / "file").stat().st_size == size
 
 
 def test_a_kill_can_come_at_every_operation(tmp_path):
     """Counting a run first says how many kills there are to try."""
-    files = CruelFiles(tmp_path)
+    files = FaultyFiles(tmp_path)
     files.write_file("file", b"old")
+
+    def work(n):
+        killed = FaultyFiles(tmp_path)
+        killed.kill_at(n)
+        killed.write_file("file", b"new")
+
     for n in range(files.count()):
         files.write_file("file", b"old")
         files.unlink("file.0.tmp", missing_ok=True)
-        child = os.fork()
-        if child == 0:
-            files = CruelFiles(tmp_path)
-            files.kill_at(n)
-            files.write_file("file", b"new")
-            os._exit(0)
-        assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGKILL
+        assert_killed(partial(work, n))
         assert (tmp_path / "file").read_bytes() == (b"old" if n < 4 else b"new")
 
 
 def test_a_stop_waits_to_be_continued(tmp_path):
     """SIGSTOP at an exact operation (P16)."""
-    child = os.fork()
-    if child == 0:
-        files = CruelFiles(tmp_path)
+
+    def work():
+        files = FaultyFiles(tmp_path)
         files.stop_at(0, only={"sync"})
         files.write_file("file", b"new")
-        os._exit(0)
 
-    assert os.WIFSTOPPED(os.waitpid(child, os.WUNTRACED)[1])
+    child = forks.Child(work)
+    assert child.stopped()
     assert not (tmp_path / "file").exists()
-    os.kill(child, signal.SIGCONT)
-    assert os.waitpid(child, 0)[1] == 0
+    child.go_on()
+    child.end().result()
     assert (tmp_path / "file").read_bytes() == b"new"
 
 
 def test_another_boot_is_a_parameter(tmp_path):
     """A test is after a reboot when it says so."""
-    assert CruelFiles(tmp_path, boot="second").boot_id() == "second"
-    assert CruelFiles(tmp_path).boot_id() == Files(tmp_path).boot_id()
+    assert FaultyFiles(tmp_path, boot="second").boot_id() == "second"
+    assert FaultyFiles(tmp_path).boot_id() == Files(tmp_path).boot_id()
 
 
 # Power cuts
 
 
-def test_what_was_synced_is_in_every_image(cruel):
+def test_what_was_synced_is_in_every_image(files):
     """Bytes after `sync` and names after `sync_directory` are never lost (P4)."""
-    fd = new_file(cruel, data=b"synced")
-    cruel.note("acked")
-    cruel.write(fd, [b"x" * 3000], 6)
-    cruel.make_directory("other")
+    fd = new_file(files, data=b"synced")
+    files.note("acked")
+    files.write(fd, [b"x" * 3000], 6)
+    files.make_directory("other")
 
-    after = [image for image in disks(cruel) if image.notes]
+    after = [image for image in disks(files) if image.notes]
 
     assert len(after) > 50
     assert all(image.files["file"].startswith(b"synced") for image in after)
 
 
-def test_what_was_not_synced_may_be_lost_kept_or_torn(cruel):
+def test_what_was_not_synced_may_be_lost_kept_or_torn(files):
     """Appended sectors arrive all, none, in part, or as zeros with the size grown."""
-    fd = new_file(cruel)
+    fd = new_file(files)
     data = b"a" * 512 + b"b" * 512 + b"c" * 100
-    cruel.write(fd, [data], 0)
+    files.write(fd, [data], 0)
 
-    found = contents(last(cruel), "file")
+    found = contents(last(files), "file")
 
     a, b, c = data[:512], data[512:1024], data[1024:]
     zero = bytes(512)
     assert {b"", data, a, a + b, zero + b, zero + zero + c, a + zero + c, bytes(1124)} <= found
 
 
-def test_an_overwrite_may_tear_into_old_and_new_sectors(cruel):
-    fd = new_file(cruel, data=b"o" * 1024)
-    cruel.write(fd, [b"n" * 1024], 0)
+def test_an_overwrite_may_tear_into_old_and_new_sectors(files):
+    fd = new_file(files, data=b"o" * 1024)
+    files.write(fd, [b"n" * 1024], 0)
 
     old, new = b"o" * 512, b"n" * 512
-    assert contents(last(cruel), "file") == {old + old, old + new, new + old, new + new}
+    assert contents(last(files), "file") == {old + old, old + new, new + old, new + new}
 
 
-def test_a_later_write_may_arrive_before_an_earlier_one(cruel):
+def test_a_later_write_may_arrive_before_an_earlier_one(files):
     """In one file, which leaves a hole of zeros, and between files."""
-    first, second = new_file(cruel, "first"), new_file(cruel, "second")
-    cruel.write(first, [b"a" * 10], 0)
-    cruel.write(second, [b"b" * 10], 0)
-    cruel.write(first, [b"c" * 10], 10)
+    first, second = new_file(files, "first"), new_file(files, "second")
+    files.write(first, [b"a" * 10], 0)
+    files.write(second, [b"b" * 10], 0)
+    files.write(first, [b"c" * 10], 10)
 
-    images = last(cruel)
+    images = last(files)
 
     assert bytes(10) + b"c" * 10 in contents(images, "first")
     assert any(not i.files["first"] and i.files["second"] == b"b" * 10 for i in images)
 
 
-def test_a_sync_covers_what_was_written_before_it_and_nothing_else(cruel):
+def test_a_sync_covers_what_was_written_before_it_and_nothing_else(files):
     """Another file's sync, and a write after the sync, promise nothing."""
-    first, second = new_file(cruel, "first"), new_file(cruel, "second")
-    cruel.write(first, [b"a"], 0)
-    cruel.sync(first)
-    cruel.write(first, [b"b"], 1)
-    cruel.sync(second)
+    first, second = new_file(files, "first"), new_file(files, "second")
+    files.write(first, [b"a"], 0)
+    files.sync(first)
+    files.write(first, [b"b"], 1)
+    files.sync(second)
 
-    assert contents(last(cruel), "first") >= {b"a", b"ab"}
-    assert b"" not in contents(last(cruel), "first")
+    assert contents(last(files), "first") >= {b"a", b"ab"}
+    assert b"" not in contents(last(files), "first")
 
 
-def test_a_name_needs_a_sync_of_its_directory(cruel):
+def test_a_name_needs_a_sync_of_its_directory(files):
     """A synced file may be missing when its directory was not (strict, unlike ext4)."""
-    fd = cruel.open("file", write=True, create=True)
-    cruel.write(fd, [b"abc"], 0)
-    cruel.sync(fd)
-    cruel.note("file")
-    assert contents(last(cruel), "file") == {None, b"abc"}
+    fd = files.open("file", write=True, create=True)
+    files.write(fd, [b"abc"], 0)
+    files.sync(fd)
+    files.note("file")
+    assert contents(last(files), "file") == {None, b"abc"}
 
-    cruel.sync_directory("")
-    cruel.note("name")
-    assert contents(last(cruel), "file") == {b"abc"}
-
-
-def test_a_directory_may_be_lost_with_all_that_is_in_it(cruel):
-    cruel.make_directory("outer")
-    new_file(cruel, "outer/file", b"abc")
-    assert contents(last(cruel), "outer/file") == {None, b"abc"}
-
-    cruel.sync_directory("")
-    assert contents(last(cruel), "outer/file") == {b"abc"}
+    files.sync_directory("")
+    files.note("name")
+    assert contents(last(files), "file") == {b"abc"}
 
 
-def test_a_rename_is_done_or_undone_and_never_half(cruel):
+def test_a_directory_may_be_lost_with_all_that_is_in_it(files):
+    files.make_directory("outer")
+    new_file(files, "outer/file", b"abc")
+    assert contents(last(files), "outer/file") == {None, b"abc"}
+
+    files.sync_directory("")
+    assert contents(last(files), "outer/file") == {b"abc"}
+
+
+def test_a_rename_is_done_or_undone_and_never_half(files):
     """The file is under one of its names; a replaced file comes back with the old name."""
-    new_file(cruel, "new", b"new")
-    new_file(cruel, "old", b"old")
-    cruel.rename("new", "old")
+    new_file(files, "new", b"new")
+    new_file(files, "old", b"old")
+    files.rename("new", "old")
 
-    found = {(image.files.get("new"), image.files.get("old")) for image in last(cruel)}
+    found = {(image.files.get("new"), image.files.get("old")) for image in last(files)}
     assert found == {(b"new", b"old"), (None, b"new")}
 
-    cruel.sync_directory("")
-    assert contents(last(cruel), "old") == {b"new"}
+    files.sync_directory("")
+    assert contents(last(files), "old") == {b"new"}
 
 
-def test_a_rename_of_a_directory_takes_its_files_along(cruel):
-    cruel.make_directory("aside")
-    new_file(cruel, "aside/file", b"abc")
-    cruel.sync_directory("")
-    cruel.rename("aside", "place")
+def test_a_rename_of_a_directory_takes_its_files_along(files):
+    files.make_directory("aside")
+    new_file(files, "aside/file", b"abc")
+    files.sync_directory("")
+    files.rename("aside", "place")
 
-    found = {(i.files.get("aside/file"), i.files.get("place/file")) for i in last(cruel)}
+    found = {(i.files.get("aside/file"), i.files.get("place/file")) for i in last(files)}
     assert found == {(b"abc", None), (None, b"abc")}
 
 
-def test_a_rename_between_directories_needs_a_sync_of_the_new_one(cruel):
-    cruel.make_directory("a")
-    cruel.make_directory("b")
-    cruel.sync_directory("")
-    new_file(cruel, "a/file", b"abc")
-    cruel.rename("a/file", "b/file")
-    assert len(last(cruel)) == 2
+def test_a_rename_between_directories_needs_a_sync_of_the_new_one(files):
+    files.make_directory("a")
+    files.make_directory("b")
+    files.sync_directory("")
+    new_file(files, "a/file", b"abc")
+    files.rename("a/file", "b/file")
+    assert len(last(files)) == 2
 
-    cruel.sync_directory("b")
-    assert contents(last(cruel), "b/file") == {b"abc"}
-    assert contents(last(cruel), "a/file") == {None}
-
-
-def test_an_unlinked_file_may_come_back(cruel):
-    new_file(cruel, data=b"abc")
-    cruel.unlink("file")
-    assert contents(last(cruel), "file") == {None, b"abc"}
-
-    cruel.sync_directory("")
-    assert contents(last(cruel), "file") == {None}
+    files.sync_directory("b")
+    assert contents(last(files), "b/file") == {b"abc"}
+    assert contents(last(files), "a/file") == {None}
 
 
-def test_a_truncation_may_be_undone(cruel):
-    fd = new_file(cruel, data=b"abcdef")
-    cruel.truncate(fd, 2)
-    assert contents(last(cruel), "file") == {b"ab", b"abcdef"}
+def test_an_unlinked_file_may_come_back(files):
+    new_file(files, data=b"abc")
+    files.unlink("file")
+    assert contents(last(files), "file") == {None, b"abc"}
 
-    cruel.sync(fd)
-    assert contents(last(cruel), "file") == {b"ab"}
+    files.sync_directory("")
+    assert contents(last(files), "file") == {None}
 
 
-def test_an_atomic_write_is_old_or_new_in_every_image(cruel):
+def test_a_truncation_may_be_undone(files):
+    fd = new_file(files, data=b"abcdef")
+    files.truncate(fd, 2)
+    assert contents(last(files), "file") == {b"ab", b"abcdef"}
+
+    files.sync(fd)
+    assert contents(last(files), "file") == {b"ab"}
+
+
+def test_an_atomic_write_is_old_or_new_in_every_image(files):
     """`write_file` keeps its promise at every cut, and after it returned it is the new one."""
-    cruel.write_file("file", b"old" * 500)
-    cruel.note("old")
-    cruel.write_file("file", b"new" * 500)
-    cruel.note("new")
+    files.write_file("file", b"old" * 500)
+    files.note("old")
+    files.write_file("file", b"new" * 500)
+    files.note("new")
 
-    for image in disks(cruel):
+    for image in disks(files):
         told = len(image.notes)
         allowed = [None, b"old" * 500, b"new" * 500][max(0, told - (told < 2) + (told == 1)) :]
         assert image.files.get("file") in allowed, image.explain()
 
 
 @pytest.mark.parametrize("left_out", ["sync", "sync_directory"])
-def test_an_atomic_write_that_leaves_a_step_out_is_caught(cruel, left_out):
+def test_an_atomic_write_that_leaves_a_step_out_is_caught(files, left_out):
     """The planted bug shows: without the sync half a file, without the directory the old one."""
-    cruel.write_file("file", b"old" * 500)
-    setattr(cruel, left_out, lambda where: None)
-    cruel.write_file("file", b"new" * 500)
-    cruel.note("new")
+    files.write_file("file", b"old" * 500)
+    setattr(files, left_out, lambda where: None)
+    files.write_file("file", b"new" * 500)
+    files.note("new")
 
-    assert any(image.files.get("file") != b"new" * 500 for image in disks(cruel) if image.notes)
+    assert any(image.files.get("file") != b"new" * 500 for image in disks(files) if image.notes)
 
 
-def test_a_failed_sync_cannot_be_made_good(cruel):
+def test_a_failed_sync_cannot_be_made_good(files):
     """A later sync that succeeds does not bring back what the first one lost (P9)."""
-    fd = new_file(cruel, data=b"abc")
-    cruel.write(fd, [b"def"], 3)
-    cruel.fail_at(0, errno.EIO, only={"sync"})
+    fd = new_file(files, data=b"abc")
+    files.write(fd, [b"def"], 3)
+    files.fail_at(0, errno.EIO, only={"sync"})
     with pytest.raises(DurabilityError):
-        cruel.sync(fd)
-    cruel.sync(fd)
-    assert contents(last(cruel), "file") >= {b"abc", b"abcdef"}
-    assert cruel.read(fd, 9, 0) == b"abcdef"
+        files.sync(fd)
+    files.sync(fd)
+    assert contents(last(files), "file") >= {b"abc", b"abcdef"}
+    assert files.read(fd, 9, 0) == b"abcdef"
 
-    cruel.drop_cache(fd)
-    assert cruel.read(fd, 9, 0) == b"abc" + bytes(3)
+    files.drop_cache(fd)
+    assert files.read(fd, 9, 0) == b"abc" + bytes(3)
 
 
 @pytest.mark.tier("test")
-def test_what_is_bound_to_a_boot_is_in_no_image_whole(cruel):
+def test_what_is_bound_to_a_boot_is_in_no_image_whole(files):
     """`live` is garbage or absent, lock files are empty or absent."""
     for path in ("locks", "live"):
-        cruel.make_directory(path)
+        files.make_directory(path)
     for path in ("locks/partition", "live/data.mdb", "wake"):
-        fd = cruel.open(path, write=True, create=True)
-        cruel.write(fd, [b"abc"], 0)
-        cruel.sync(fd)
-    cruel.note("end")
-    cruel.make_directory("topics")
+        fd = files.open(path, write=True, create=True)
+        files.write(fd, [b"abc"], 0)
+        files.sync(fd)
+    files.note("end")
+    files.make_directory("topics")
     for name in range(20):
-        cruel.make_directory(f"topics/{name}")
+        files.make_directory(f"topics/{name}")
 
-    images = disks(cruel)
+    images = disks(files)
 
     assert contents(images, "locks/partition") == contents(images, "wake") == {None, b""}
     garbage = contents(images, "live/data.mdb")
@@ -361,14 +361,14 @@ def test_what_is_bound_to_a_boot_is_in_no_image_whole(cruel):
 # LMDB
 
 
-def environment(cruel):
+def environment(files):
     """An environment as the log makes its own: aside, synced, renamed."""
-    cruel.make_directory("state.tmp")
-    lmdb.open(cruel.path("state.tmp"), map_size=1 << 20).close()
-    cruel.sync_directory("state.tmp")
-    cruel.rename("state.tmp", "state")
-    cruel.sync_directory("")
-    return lmdb.open(cruel.path("state"), map_size=1 << 20)
+    files.make_directory("state.tmp")
+    lmdb.open(files.path("state.tmp"), map_size=1 << 20).close()
+    files.sync_directory("state.tmp")
+    files.rename("state.tmp", "state")
+    files.sync_directory("")
+    return lmdb.open(files.path("state"), map_size=1 << 20)
 
 
 def put(env, key, value):
@@ -383,18 +383,18 @@ def stored(directory):
             return {bytes(key): len(value) for key, value in transaction.cursor()}
 
 
-def test_a_commit_is_durable_and_one_in_flight_is_not_there(cruel):
+def test_a_commit_is_durable_and_one_in_flight_is_not_there(files):
     """Every image has a state that opens, with the commits before the cut or one less."""
-    with environment(cruel) as env:
-        cruel.note(0)
+    with environment(files) as env:
+        files.note(0)
         for number in range(1, 9):
             put(env, b"%d" % number, b"x" * 3000)
-            cruel.note(number)
+            files.note(number)
 
     in_flight = set()
     with scratch_directory() as directory:
         previous = None
-        for image in disks(cruel, limit=600):
+        for image in disks(files, limit=600):
             if image.notes:
                 materialise(image, directory, previous)
                 previous = image
@@ -405,25 +405,25 @@ def test_a_commit_is_durable_and_one_in_flight_is_not_there(cruel):
     assert len(in_flight) > 50
 
 
-def test_an_environment_made_in_place_is_not_crash_safe(cruel):
+def test_an_environment_made_in_place_is_not_crash_safe(files):
     """Why environments are made aside: there is an image with the directory and no database."""
-    cruel.make_directory("state")
-    with lmdb.open(cruel.path("state"), map_size=1 << 20) as env:
+    files.make_directory("state")
+    with lmdb.open(files.path("state"), map_size=1 << 20) as env:
         put(env, b"key", b"value")
-        cruel.note("committed")
+        files.note("committed")
 
-    assert None in contents(last(cruel), "state/data.mdb")
+    assert None in contents(last(files), "state/data.mdb")
 
 
-def test_a_record_begins_where_an_image_was_put(cruel, tmp_path):
+def test_a_record_begins_where_an_image_was_put(files, tmp_path):
     """Recovery is recorded too: what an image holds counts as synced (P6)."""
-    with environment(cruel) as env:
+    with environment(files) as env:
         put(env, b"key", b"value")
-        cruel.write_file("file", b"abc")
-    image = [image for image in disks(cruel) if "state" in image.directories][-1]
+        files.write_file("file", b"abc")
+    image = [image for image in disks(files) if "state" in image.directories][-1]
     with scratch_directory() as directory:
         materialise(image, directory)
-        again = CruelFiles(directory, boot="second", record=True)
+        again = FaultyFiles(directory, boot="second", record=True)
         again.note("recovered")
 
         assert {i.key for i in disks(again)} == {image.key}
@@ -433,34 +433,34 @@ def test_a_record_begins_where_an_image_was_put(cruel, tmp_path):
 # Many, distinct, repeatable, fast
 
 
-def workload(cruel, appends=60):
+def workload(files, appends=60):
     """Appends to two partitions with a rolled segment, each synced and acknowledged."""
-    with environment(cruel) as env:
-        cruel.make_directory("topics")
-        cruel.sync_directory("")
+    with environment(files) as env:
+        files.make_directory("topics")
+        files.sync_directory("")
         segments, ends = [], [0, 0]
         for partition in range(2):
-            segments.append(new_file(cruel, f"topics/{partition}"))
+            segments.append(new_file(files, f"topics/{partition}"))
         for number in range(appends):
             partition = number % 2
             data = bytes([number + 1]) * (300 + 97 * number)
-            cruel.write(segments[partition], [data], ends[partition])
+            files.write(segments[partition], [data], ends[partition])
             ends[partition] += len(data)
             if number % 3 == 0:
-                cruel.sync(segments[partition])
-                cruel.note((partition, ends[partition]))
+                files.sync(segments[partition])
+                files.note((partition, ends[partition]))
             if number % 10 == 9:
                 put(env, b"end", b"%d" % number)
-                cruel.write_file("config", data)
+                files.write_file("config", data)
 
 
 @pytest.mark.tier("test")
-def test_a_modest_workload_has_tens_of_thousands_of_states(cruel):
+def test_a_modest_workload_has_tens_of_thousands_of_states(files):
     """All of them distinct, each keeps what was synced, and they cost little."""
-    workload(cruel)
+    workload(files)
     started = time.perf_counter()
     keys, count = set(), 0
-    for image in cruel.power_cut_states(limit=20_000, seed=1):
+    for image in files.power_cut_states(limit=20_000, seed=1):
         count += 1
         keys.add((image.key, len(image.notes)))
         for partition, end in image.notes[-2:]:
@@ -472,38 +472,38 @@ def test_a_modest_workload_has_tens_of_thousands_of_states(cruel):
     assert spent < patient(30)
 
 
-def test_the_same_seed_gives_the_same_images(cruel):
-    workload(cruel, appends=12)
+def test_the_same_seed_gives_the_same_images(files):
+    workload(files, appends=12)
     first, again, other = (
-        [image.key for image in cruel.power_cut_states(limit=500, seed=seed)] for seed in (1, 1, 2)
+        [image.key for image in files.power_cut_states(limit=500, seed=seed)] for seed in (1, 1, 2)
     )
     assert first == again
     assert first != other
 
 
-def test_a_small_limit_is_spread_over_the_whole_record(cruel):
+def test_a_small_limit_is_spread_over_the_whole_record(files):
     """Few images are taken from everywhere, not from the beginning."""
-    workload(cruel)
-    images = disks(cruel, limit=40)
+    workload(files)
+    images = disks(files, limit=40)
 
     assert 30 <= len(images) <= 40
     assert len({image.cut for image in images}) > 25
-    assert images[-1].cut > len(cruel.recording().events) - 10
+    assert images[-1].cut > len(files.recording().events) - 10
 
 
-def test_images_are_made_when_they_are_asked_for(cruel):
-    workload(cruel)
+def test_images_are_made_when_they_are_asked_for(files):
+    workload(files)
     started = time.perf_counter()
-    next(cruel.power_cut_states(limit=1_000_000))
+    next(files.power_cut_states(limit=1_000_000))
     assert time.perf_counter() - started < patient(1)
 
 
-def test_an_image_on_disk_is_exactly_the_image(cruel):
+def test_an_image_on_disk_is_exactly_the_image(files):
     """Also after whoever checked the one before has changed, added and removed files."""
-    workload(cruel, appends=12)
+    workload(files, appends=12)
     with scratch_directory() as directory:
         previous = None
-        for number, image in enumerate(disks(cruel, limit=300)):
+        for number, image in enumerate(disks(files, limit=300)):
             materialise(image, directory, previous)
             previous = image
             found = {

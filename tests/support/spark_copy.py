@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import embedlog
 from embedlog.api import Log
 from embedlog.publish import app_versions
-from support import killable
+from support import spark_kill_points
 from support.forks import until
 from support.patience import patient
 from support.roots import rows
@@ -116,7 +116,9 @@ def state(log: Log, directory: Path, topic: str) -> State:
     metadata = checkpoint / "metadata"
     query = json.loads(metadata.read_text())["id"] if metadata.exists() else ""
     marker = app_versions.get(log.root.context.state, query)
-    offsets, commits = (killable.newest(checkpoint / name) for name in ("offsets", "commits"))
+    offsets, commits = (
+        spark_kill_points.newest(checkpoint / name) for name in ("offsets", "commits")
+    )
     return State(offsets, -1 if marker is None else marker.version, commits)
 
 
@@ -167,7 +169,7 @@ class InDriver:
         paths = os.pathsep.join([str(Path(embedlog.__file__).parents[1]), tests])
         with (self._directory / "errors").open("ab") as errors:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "support.copying", str(self._directory), topic, starting],
+                [sys.executable, "-m", "support.spark_copy", str(self._directory), topic, starting],
                 env={**os.environ, "PYTHONPATH": paths, "KILL_DRIVER": self._victims},
                 stdout=subprocess.DEVNULL,
                 stderr=errors,
@@ -253,7 +255,7 @@ class Matrix:
 
     def _kill(self, place: str, topic: str) -> None:
         ordered = self._directory / "kills" / place
-        killable.order(self._directory / "kills", place)
+        spark_kill_points.order(self._directory / "kills", place)
         self._run_until(topic, lambda: not ordered.exists(), f"no process came to {place!r}")
         until(self._runner.gone, HANG_SECONDS)
         self.kills[place] += 1
@@ -300,11 +302,11 @@ class Matrix:
 
 def main(directory: Path, topic: str, starting: str) -> None:
     """Run the application of `InDriver`: copy until it is killed."""
-    from support.sessions import begin
+    from support.spark_session import begin
 
-    spark = killable.register(begin(directory / "spark"))
+    spark = spark_kill_points.register(begin(directory / "spark"))
     checkpoint = directory / f"checkpoint of {topic}"
-    killable.watch(checkpoint, directory / "kills", spark.sparkContext._gateway.proc.pid)
+    spark_kill_points.watch(checkpoint, directory / "kills", spark.sparkContext._gateway.proc.pid)
     start(spark, directory, topic, starting).awaitTermination()
 
 

@@ -1,4 +1,4 @@
-"""The check of P18: a process forks in the middle of an operation, and both go on."""
+"""A process forks in the middle of an operation, and both processes go on (P18)."""
 
 from __future__ import annotations
 
@@ -6,13 +6,12 @@ import os
 import signal
 from typing import Any, NamedTuple
 
-from support import forks, oracle
-from support.cruel import OPERATIONS, CruelFiles
-from support.killing import Place, Scene, count, judge, play
-from support.program import Step, World, entries
+from support import forks, journal_check
+from support.faulty_files import OPERATIONS, FaultyFiles
+from support.log_programs import ProgramProcess, Step, journal_of
+from support.program_faults import PARTITIONS, Scenario, Templates, judge, play
 
-PARTITIONS = (("a", 0), ("a", 1), ("b", 0), ("c", 0))
-SPLITS: list[Step] = [
+PROGRAM: list[Step] = [
     ("open", "os"),
     ("send", "a", 0, 2),
     ("produce", "a", 1, 2, "fsync"),
@@ -23,11 +22,11 @@ SPLITS: list[Step] = [
     ("produce", "a", 1, 1, None),
     ("send", "a", 0, 1, "fsync"),
 ]
-SCENE = Scene(tuple(SPLITS), "killed")
+SCENARIO = Scenario(tuple(PROGRAM), "killed")
 ENDS = ("leave", "kill", "exec", "close")
 
 
-class ForkingFiles(CruelFiles):
+class ForkingFiles(FaultyFiles):
     """Forks in the middle of one operation; the child does what it was told, and ends there."""
 
     fork_at: int = -1
@@ -45,70 +44,63 @@ class ForkingFiles(CruelFiles):
         return super()._fault(kind)
 
 
-class Split(NamedTuple):
+class Fork(NamedTuple):
     """Fork at the `n`-th operation; and how the child ends."""
 
     n: int
     end: str
 
 
-def split_cases(place: Place) -> list[Split]:
+def fork_cases(templates: Templates) -> list[Fork]:
     """Every operation of the program; the ends in turn, so that both halves get all."""
-    operations = sum(count(place, SCENE).values())
-    return [Split(n, ENDS[(n + turn) % 4]) for turn in (0, 1) for n in range(operations)]
+    operations = sum(templates.count(SCENARIO).values())
+    return [Fork(n, ENDS[(n + turn) % 4]) for turn in (0, 1) for n in range(operations)]
 
 
-def check_split(case: Split, *, place: Place) -> bool:
+def check_fork(case: Fork, *, templates: Templates) -> bool:
     """Fork at one operation; whether the program got that far."""
-    root = place.fresh("killed")
+    root = templates.fresh("killed")
     said = root.with_suffix(".said")
     said.unlink(missing_ok=True)
 
     def work() -> bool:
-        made: list[ForkingFiles] = []
-        worlds: list[World] = []
+        processes: list[ProgramProcess] = []
 
-        def files(path: Any, **options: Any) -> ForkingFiles:
-            one = ForkingFiles(path, **options)
-            made.append(one)
-            return one
+        def order(files: Any) -> None:
+            files.fork_at, files.child = case.n, lambda: _be_a_child(processes, case.end, said)
 
-        def order(one: Any) -> None:
-            one.fork_at, one.child = case.n, lambda: _be_a_child(worlds, case.end, said)
-
-        play(root, SCENE, order, files=files, first_send=100, began=worlds.append)
-        pid = made[0].pid
+        play(root, SCENARIO, order, files=ForkingFiles, first_send=100, began=processes.append)
+        pid = processes[0].log.root.context.files.pid
         if pid == 0:
             return False
         status = os.waitpid(pid, 0)[1]
         wanted = signal.SIGKILL if case.end == "kill" else 0
         # What the parent has is its own, whatever became of the child.
         for key in PARTITIONS:
-            worlds[0].do(("send", *key))
+            processes[0].do(("send", *key))
         assert said.read_text() == "done" if said.exists() else case.end == "none", "no word"
         assert status == wanted, f"the child: {status}"
-        oracle.check(worlds[0].log, entries(Place.journal(root)), company=True, goes_on=False)
+        journal_check.check(processes[0].log, journal_of(root), company=True, goes_on=False)
         return True
 
-    end = forks.run(work)
-    assert end.finding() is None, end.finding()
+    forked = forks.call(work)
     judge(root)
-    return bool(end.value)
+    return bool(forked)
 
 
-def _be_a_child(worlds: list[World], end: str, said: Any) -> None:
+def _be_a_child(processes: list[ProgramProcess], end: str, said: Any) -> None:
     """Go on with what was inherited, in the middle of a call of the parent; then end."""
     import traceback
 
     try:
-        world = worlds[0]
-        world.sends = 150
+        process = processes[0]
+        process.sends = 150
         for key in PARTITIONS:
-            world.do(("send", *key, 1))
-            world.do(("send", *key, 1, "fsync"))
-            oracle.sends_of(oracle.rows(world.log, *key))
-        if end == "close" and world.log is not None:
-            world.do(("close",))
+            process.do(("send", *key, 1))
+            process.do(("send", *key, 1, "fsync"))
+            journal_check.sends_of(journal_check.rows(process.log, *key))
+        if end == "close" and process.log is not None:
+            process.do(("close",))
         said.write_text("done")
     except BaseException:  # noqa: BLE001 - it is told to the parent
         said.write_text(traceback.format_exc())

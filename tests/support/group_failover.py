@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import time
 from multiprocessing.connection import Connection
@@ -12,14 +11,12 @@ from typing import Any, NamedTuple
 
 import embedlog
 from embedlog.errors import CommitFailedError, LockTimeoutError
-from embedlog.files import Files
 from embedlog.record import TopicPartition
-from embedlog.root import startup
 from support import forks
-from support.cruel import CruelFiles
+from support.faulty_files import FaultInjector
+from support.group_consumers import PipedChild, RecordingListener, partitions, poll_until_assigned
 from support.patience import patient
-from support.roots import encoded
-from support.sharing import Diary, Remote, partitions, poll_until_assigned
+from support.roots import copy_root, encoded
 
 GROUP = "g"
 STICKY = {"partition_assignment_strategy": "cooperative-sticky"}
@@ -48,7 +45,7 @@ def _own(path: Path, pipe: Connection) -> None:
 
 def takeover(path: Path, survivor: Any, log: Any) -> float:
     """Kill an owner; return how many seconds later the survivor read a record of its partition."""
-    with Remote(lambda pipe: _own(path, pipe)) as owner:
+    with PipedChild(lambda pipe: _own(path, pipe)) as owner:
         forks.until(lambda: survivor.poll(0) is not None and owner.hears())
         (lost,) = owner.hear()
         log.partition(*lost).append([encoded(b"v")])
@@ -81,10 +78,10 @@ class Stopped(NamedTuple):
 
 def _own_a_group(path: Path, number: int, case: Stopped, pipe: Connection) -> None:
     """Own everything, be stopped, then try to commit, and report the result."""
-    diary = Diary()
+    listener = RecordingListener()
     log = embedlog.open(path)
     member = log.consumer(group_id=f"g{number}", **_timers(case), **BY_HAND)
-    member.subscribe(["t"], listener=diary)
+    member.subscribe(["t"], listener=listener)
     member.poll(0)
     owned = member.assignment()
     pipe.send(len(owned))
@@ -94,9 +91,9 @@ def _own_a_group(path: Path, number: int, case: Stopped, pipe: Connection) -> No
         refused = False
     except CommitFailedError:
         refused = True
-    diary.taken()
+    listener.taken()
     member.poll(0)
-    pipe.send((refused, diary.taken()[0] == ("lost", owned)))
+    pipe.send((refused, listener.taken()[0] == ("lost", owned)))
     log.close()
 
 
@@ -108,7 +105,7 @@ def check_stopped(path: Path, case: Stopped) -> float:
     """Stop owners for longer than their session; return the seconds until all had successors."""
     make_topic(path, 2, records=3)
     owners = [
-        Remote(lambda pipe, number=number: _own_a_group(path, number, case, pipe))
+        PipedChild(lambda pipe, number=number: _own_a_group(path, number, case, pipe))
         for number in range(case.count)
     ]
     try:
@@ -151,7 +148,7 @@ class Kill(NamedTuple):
     when: str
 
 
-def _live(root: Path, notes: Path, seam: Any) -> None:
+def _live(root: Path, notes: Path, files: Any) -> None:
     """The life of a member: join, read, commit, rebalance with another one, and leave."""
     fd = os.open(notes, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
@@ -162,7 +159,7 @@ def _live(root: Path, notes: Path, seam: Any) -> None:
                 member.commit(dict.fromkeys(owned, offset))
             os.write(fd, "".join(f"{kind} {tp.partition} {offset}\n" for tp in owned).encode())
 
-    log = embedlog.open(root, files=seam, maintenance=False)
+    log = embedlog.open(root, files=files, maintenance=False)
     first = log.consumer("t", group_id=GROUP, **BY_HAND)
     first.poll(0)
     commit(first, 1)
@@ -179,42 +176,21 @@ def _live(root: Path, notes: Path, seam: Any) -> None:
 
 def count_operations(root: Path) -> int:
     """Return roughly how many operations such a life has: some are those of a thread."""
-    made: list[CruelFiles] = []
-
-    def seam(path: Any, **how: Any) -> CruelFiles:
-        made.append(CruelFiles(path, **how))
-        return made[-1]
-
-    _live(root, root.with_suffix(".notes"), seam)
-    return made[-1].count()
+    injector = FaultInjector()
+    _live(root, root.with_suffix(".notes"), injector)
+    return injector.files.count()
 
 
 def check_member_kill(case: Kill, *, template: Path) -> bool:
     """Kill a member; another one gets all partitions, and continues at the commits."""
     root = template.with_name(f"run-{os.getpid()}")
     notes = root.with_suffix(".notes")
-    _copy(template, root)
+    copy_root(template, root)
     notes.unlink(missing_ok=True)
-
-    def seam(path: Any, **how: Any) -> CruelFiles:
-        files = CruelFiles(path, **how)
-        files.kill_at(case.n, case.when)
-        return files
-
-    end = forks.run(lambda: _live(root, notes, seam))
-    assert end.killed or end.finding() is None, end.finding()
-    judged = forks.run(lambda: _judge(root, notes))
-    assert judged.finding() is None, judged.finding()
-    return end.killed
-
-
-def _copy(template: Path, root: Path) -> None:
-    shutil.rmtree(root, ignore_errors=True)
-    shutil.copytree(template, root)
-    # A copy would count as another root, as after a reboot.
-    files = Files(root)
-    (root / startup.BOOT_FILE).write_bytes(startup._boot(files))
-    files.close_all()
+    injector = FaultInjector(lambda files: files.kill_at(case.n, case.when))
+    killed = forks.was_killed(lambda: _live(root, notes, injector))
+    forks.call(lambda: _judge(root, notes))
+    return killed
 
 
 def _judge(root: Path, notes: Path) -> None:
@@ -223,15 +199,15 @@ def _judge(root: Path, notes: Path) -> None:
         kind, number, offset = line.split()
         (done if kind == "c" else begun)[int(number)] = int(offset)
     with embedlog.open(root) as log:
-        heir, found = log.consumer("t", group_id=GROUP, **BY_HAND), [[], [], []]
+        heir, offsets = log.consumer("t", group_id=GROUP, **BY_HAND), [[], [], []]
         started = time.monotonic()
-        while any(len(records) == 0 or records[-1] < 5 for records in found):
+        while any(len(records) == 0 or records[-1] < 5 for records in offsets):
             assert time.monotonic() - started < patient(5), (
-                f"it has {heir.assignment()}, and {found}"
+                f"it has {heir.assignment()}, and {offsets}"
             )
             for tp, records in heir.poll(100).items():
-                found[tp.partition] += [record.offset for record in records]
-        for number, records in enumerate(found):
+                offsets[tp.partition] += [record.offset for record in records]
+        for number, records in enumerate(offsets):
             assert done[number] <= records[0] <= begun[number], f"{records} after {begun}"
             assert records == list(range(records[0], 6))
         assert log.verify() == []
@@ -241,28 +217,22 @@ def _judge(root: Path, notes: Path) -> None:
 
 
 def check_stopped_with_lock(n: int, *, template: Path) -> bool:
-    """Stop a member while it holds a lock; return whether another one reported that.
+    """Stop a member while it holds a lock; return whether another one waited for the lock.
 
-    Who meets the lock is told the process and its state, and all goes on once that is gone.
+    The error names the process and its state; once that is killed, the others go on.
     """
     root = template.with_name(f"run-{os.getpid()}")
-    _copy(template, root)
-
-    def seam(path: Any, **how: Any) -> CruelFiles:
-        files = CruelFiles(path, **how)
-        files.stop_at(n, only={"unlock"})
-        return files
-
-    child = forks.Child(lambda: _live(root, root.with_suffix(".notes"), seam))
+    copy_root(template, root)
+    injector = FaultInjector(lambda files: files.stop_at(n, only={"unlock"}))
+    child = forks.Child(lambda: _live(root, root.with_suffix(".notes"), injector))
     if not child.stopped():
-        assert child.end().finding() is None
+        child.end().result()
         return False
-    judged = forks.run(lambda: _meet(root, child))
+    other = forks.run(lambda: _meet(root, child))
     child.kill()
-    assert judged.finding() is None, judged.finding()
-    end = forks.run(lambda: _take_all(root))
-    assert end.finding() is None, end.finding()
-    return bool(judged.value)
+    met = other.result("the other")
+    forks.call(lambda: _take_all(root))
+    return bool(met)
 
 
 def _meet(root: Path, child: forks.Child) -> bool:

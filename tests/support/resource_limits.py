@@ -1,4 +1,4 @@
-"""The checks of P19: too few descriptors, too little address space, lost permissions."""
+"""Too few descriptors, too little address space, lost permissions (P19)."""
 
 from __future__ import annotations
 
@@ -9,55 +9,53 @@ import shutil
 from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import embedlog
 from embedlog.errors import EmbedlogError, StorageError
-from support import forks, oracle
-from support.killing import Place, judge
-from support.program import LIFE, Journal, Step, World, entries
+from support import forks, journal_check
+from support.log_programs import LIFE, ProgramProcess, Step, journal_of
+from support.program_faults import PARTITIONS, Templates, judge
 
 NOBODY = 65534
-PARTITIONS = (("a", 0), ("a", 1), ("b", 0), ("c", 0))
 STEPS: list[Step] = [step for step in LIFE if step[0] not in ("cut", "drop")]
 
 
 class Limit(NamedTuple):
-    """So many descriptors, or bytes of address space, more than the process has now."""
+    """A limit: so many descriptors, or bytes of address space, more than the process has now."""
 
     what: str
     more: int
 
 
-def check_limit(case: Limit, *, place: Place) -> int:
-    """Run out of something; returns how many steps failed, each with a typed error."""
-    root = place.fresh("killed")
+def check_limit(case: Limit, *, templates: Templates) -> int:
+    """Run out of a resource; return how many steps failed, each with a typed error."""
+    root = templates.fresh("killed")
 
     def work() -> int:
-        world = World(root, Journal(Place.journal(root)), forgiving=True, first_send=100)
+        process = ProgramProcess(root, forgiving=True, first_send=100)
         restore = _lower(case)
         exhausted = 0
         for step in STEPS:
             try:
-                world.do(step)
+                process.do(step)
             except MemoryError:
-                # Python's own name for it; the step counts as not done.
+                # Raised by Python itself; the step counts as not done.
                 exhausted += 1
-                world.journal.put("failed", "MemoryError", None, "", *step)
+                process.journal.put("failed", "MemoryError", None, "", *step)
         restore()
-        for error in world.errors:
+        for error in process.errors:
             _check_error(error, case)
-        failed = exhausted + len(world.errors)
-        world.forgiving = False
+        failed = exhausted + len(process.errors)
+        process.forgiving = False
         for key in PARTITIONS:
-            world.do(("send", *key, 1))
-            world.do(("send", *key, 1, "fsync"))
+            process.do(("send", *key, 1))
+            process.do(("send", *key, 1, "fsync"))
         return failed
 
-    end = forks.run(work)
-    assert end.finding() is None, end.finding()
+    failed = forks.call(work)
     judge(root, again=False)
-    return int(end.value)
+    return int(failed)
 
 
 def _lower(case: Limit) -> Callable[[], None]:
@@ -75,53 +73,56 @@ def _lower(case: Limit) -> Callable[[], None]:
 
 
 def _check_error(error: EmbedlogError, case: Limit) -> None:
-    """What ran out is said; a topic that could not be made is missing later."""
+    """The errno names the resource; later steps may fail for a topic that was not created."""
     if isinstance(error, StorageError):
         wanted = errno.EMFILE if case.what == "descriptors" else errno.ENOMEM
         assert error.errno == wanted, repr(error)
 
 
-class Lost(NamedTuple):
+class LostPermissions(NamedTuple):
     """A path of the root on which all permissions are taken away, or None for a whole root."""
 
     path: str | None
 
 
-def lost_cases(place: Place) -> list[Lost]:
-    """Everything that a root consists of; and the root as a whole, to be read by another user."""
-    root = place.directory / "killed"
+def permission_cases(templates: Templates) -> list[LostPermissions]:
+    """Return every file and directory of a root; and the whole root, read by another user."""
+    root = templates.directory / "killed"
     found = sorted(str(path.relative_to(root)) for path in root.rglob("*"))
-    return [Lost(None), Lost(""), *(Lost(path) for path in found if "lock.mdb" not in path)]
+    return [
+        LostPermissions(None),
+        LostPermissions(""),
+        *(LostPermissions(path) for path in found if "lock.mdb" not in path),
+    ]
 
 
-def check_lost(case: Lost, *, place: Place) -> str:
-    """Use a root whose permissions were lost; returns the name of the error somebody got."""
-    root = place.fresh("killed")
-    os.chmod(place.directory, 0o755)
+def check_lost_permissions(case: LostPermissions, *, templates: Templates) -> str:
+    """Use a root whose permissions were lost; return the name of the first error."""
+    root = templates.fresh("killed")
+    os.chmod(templates.directory, 0o755)
     if case.path is None:
         return _read_as_another(root)
     _give(root)
-    journal = Journal(Place.journal(root))
     target = root / case.path
     mode = target.stat().st_mode & 0o777
     target.chmod(0)
 
     def work() -> str:
+        process = ProgramProcess(root, forgiving=True, first_send=100)
         _drop_rights()
-        world = World(root, journal, forgiving=True, first_send=100)
         for step in (("open", "os"), *(("send", *key, 1) for key in PARTITIONS), ("flush",)):
-            world.do(step)
-        for error in world.errors:
+            process.do(step)
+        for error in process.errors:
             assert isinstance(error, EmbedlogError)
             if isinstance(error, StorageError):
                 assert error.errno in (errno.EACCES, errno.EPERM, None), repr(error)
-        return type(world.errors[0]).__name__ if world.errors else "none"
+        return type(process.errors[0]).__name__ if process.errors else "none"
 
     end = forks.run(work)
     target.chmod(mode)
-    assert end.finding() is None, end.finding()
+    name = end.result()
     judge(root, again=False)
-    return str(end.value)
+    return str(name)
 
 
 def _check_denied(error: StorageError) -> None:
@@ -129,13 +130,14 @@ def _check_denied(error: StorageError) -> None:
 
 
 def _give(root: Path) -> None:
+    """Let the user `NOBODY` own the root."""
     if os.geteuid() == 0:
         for path in (root, *root.rglob("*")):
             os.chown(path, NOBODY, NOBODY)
 
 
 def _drop_rights() -> None:
-    """Be somebody whom permissions bind."""
+    """Become a user for whom permissions matter."""
     if os.geteuid() == 0:
         os.setgroups([])
         os.setresgid(NOBODY, NOBODY, NOBODY)
@@ -143,7 +145,7 @@ def _drop_rights() -> None:
 
 
 def _read_as_another(root: Path) -> str:
-    """A root that one may only read: everything can be read, nothing written, nothing locked."""
+    """Check that a root that may only be read can be read, and is neither written nor locked."""
     for path in (root, *root.rglob("*")):
         path.chmod(0o555 if path.is_dir() else 0o444)
     before = {path: path.stat().st_mtime_ns for path in root.rglob("*")}
@@ -157,16 +159,10 @@ def _read_as_another(root: Path) -> str:
             _check_denied(error)
             name = type(error).__name__
         log = embedlog.open(root, mode="r")
-        oracle.check(log, entries(Place.journal(root)), goes_on=False)
+        journal_check.check(log, journal_of(root), goes_on=False)
         return name
 
-    end = forks.run(work)
-    assert end.finding() is None, end.finding()
+    name = forks.call(work)
     assert {path: path.stat().st_mtime_ns for path in root.rglob("*")} == before
     shutil.rmtree(root)
-    return str(end.value)
-
-
-def describe(results: list[Any]) -> dict[Any, int]:
-    """How often each result came."""
-    return {one: results.count(one) for one in sorted(set(results))}
+    return str(name)

@@ -1,9 +1,8 @@
-"""What a power cut leaves of what a group committed (P4, P5)."""
+"""Power cuts of the commits of a group (P4, P5)."""
 
 from __future__ import annotations
 
 import random
-import traceback
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,19 +11,20 @@ from embedlog.config import TopicConfig
 from embedlog.consumer import Consumer
 from embedlog.groups import offsets
 from embedlog.record import TopicPartition
-from support.cruel import scratch_directory
-from support.fleet import ENOUGH, Desk, Outcome
-from support.power import Recording, materialise
-from support.promises import Rebooted
+from support.case_workers import Outcome, Progress
+from support.durability_check import Rebooted
+from support.faulty_files import scratch_directory
+from support.group_consumers import RecordingListener, drained
+from support.power_cut import Recording, materialised
+from support.power_cut_workload import check_states
 from support.roots import abandon, encoded, open_root
-from support.sharing import Diary, drained
 from support.workload import Recorder
 
 T0 = TopicPartition("t", 0)
 
 
-class Commits(NamedTuple):
-    """One recorded life of a group, and how many states of it to look at."""
+class CommitCut(NamedTuple):
+    """One recorded life of a group, and how many states of it to check."""
 
     durability: str
     subscribed: bool
@@ -33,30 +33,21 @@ class Commits(NamedTuple):
     seed: int = 1
 
 
-def cut_commits(case: Commits, outcome: Outcome, desk: Desk) -> None:
-    """Check what every state a power cut may leave has of the commits."""
+def cut_commits(case: CommitCut, outcome: Outcome, progress: Progress) -> None:
+    """Check the commits in every state that a power cut may leave."""
     with scratch_directory() as scratch:
-        recording = _record(scratch / "first", case)
-        after, previous = scratch / "after", None
-        after.mkdir()
-        for number, image in enumerate(recording.states(case.limit, case.seed, 16)):
-            if "embedlog.toml" not in image.files:
-                continue
-            desk.say(f"state {number} of {image.explain()}")
-            materialise(image, after, previous)
-            previous = image
-            outcome.count += 1
-            outcome.keys.add((case, image.key, len(image.notes)))
-            try:
-                _check(after, image.notes, number, case)
-            except Exception:  # noqa: BLE001 - whatever it is, it is what this state leads to
-                told = [f"{case}:", *traceback.format_exc().splitlines()[-12:], image.explain()]
-                outcome.findings.append("\n".join(told))
-            if len(outcome.findings) >= ENOUGH:
-                return
+        recording, after = _record(scratch / "first", case), scratch / "after"
+        images = materialised(recording.states(case.limit, case.seed, 16), after)
+        check_states(
+            (image for image in images if "embedlog.toml" in image.files),
+            (case,),
+            lambda number, image: _check(after, image.notes, number, case),
+            outcome,
+            progress,
+        )
 
 
-def _record(path: Path, case: Commits) -> Recording:
+def _record(path: Path, case: CommitCut) -> Recording:
     recorder = Recorder()
     root = open_root(path, files=recorder, durability=case.durability)
     root.create_topic("t", 1, TopicConfig.parse({"segment.bytes": 2000}))
@@ -85,7 +76,9 @@ def _consumer(root: Any, subscribed: bool) -> Consumer:
     if subscribed:
         member = Consumer(root, group_id="g", **options)
         # So that the poll which joins returns nothing yet.
-        member.subscribe(["t"], listener=Diary(assigned=lambda given: member.pause(*given)))
+        member.subscribe(
+            ["t"], listener=RecordingListener(assigned=lambda given: member.pause(*given))
+        )
         member.poll(0)
         member.resume(T0)
     else:
@@ -94,7 +87,7 @@ def _consumer(root: Any, subscribed: bool) -> Consumer:
     return member
 
 
-def _check(directory: Path, notes: list[Any], number: int, case: Commits) -> None:
+def _check(directory: Path, notes: list[Any], number: int, case: CommitCut) -> None:
     root = open_root(directory, files=partial(Rebooted, boot=f"boot {number}"))
     try:
         places = {kind: place[0] for kind, *place in notes if place}
@@ -104,24 +97,26 @@ def _check(directory: Path, notes: list[Any], number: int, case: Commits) -> Non
         end = root.partition("t", 0).end_offset()
         most, least = places.get("begun", 0), min(places.get("done", 0), end)
         assert case.durability == "os" or end >= places.get("done", 0)
-        asked = _asked(root)
-        assert least <= asked <= min(most, end), f"{asked} is not in {least} to {most}, end {end}"
+        committed = _committed(root)
+        assert least <= committed <= min(most, end), (
+            f"{committed} is not in {least} to {most}, end {end}"
+        )
         member = _consumer(root, case.subscribed)
         place = member.position(T0)
-        assert place == asked, f"it begins at {place}, not {asked}; end {end}"
+        assert place == committed, f"it begins at {place}, not {committed}; end {end}"
         log = root.partition("t", 0)
         log.append([encoded(b"after")])
         found = [record.offset for record in drained(member)]
-        assert found == list(range(asked, end + 1)), f"{found}, from {asked} to {end}"
-        assert _asked(root) == asked
+        assert found == list(range(committed, end + 1)), f"{found}, from {committed} to {end}"
+        assert _committed(root) == committed
         member.commit()
-        assert _asked(root) == end + 1
+        assert _committed(root) == end + 1
         member.close()
     finally:
         abandon(root)
 
 
-def _asked(root: Any) -> int:
+def _committed(root: Any) -> int:
     consumer = Consumer(root, group_id="g")
     try:
         return consumer.committed(T0) or 0

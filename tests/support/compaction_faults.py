@@ -1,9 +1,9 @@
-"""One compaction with one fault in it, and what must be true of what is left (D24, D25).
+"""A compaction that is killed, fails, is interrupted by a truncation, or loses power (D24, D25).
 
 The program compacts, appends, deletes the oldest records and compacts again.
-What a kill leaves is what the files hold at that moment: so one run is watched,
-and what they hold before each operation, and in the middle of each write, is
-put back and judged; the same bytes are judged once.
+A kill leaves what the files hold at that moment: so one run is watched, and what
+the files hold before each operation, and in the middle of each write, is restored
+and checked; equal states are checked once.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache, partial
+from itertools import islice
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,10 +27,20 @@ from embedlog.partition.log_start import trim
 from embedlog.root.repair import repair_root
 from embedlog.root.root import Root
 from support import forks
-from support.clock import START, ManualClock
-from support.cruel import CHANGES, FALLIBLE, CruelFiles, materialise
-from support.power import Recording
-from support.roots import abandon, encoded, healthy, make_log, open_root, rows, segment_files
+from support.clock import START
+from support.faulty_files import CHANGES, FALLIBLE, FaultyFiles, after_reboot
+from support.power_cut import Recording, materialised
+from support.roots import (
+    Row,
+    abandon,
+    encoded,
+    healthy,
+    latest,
+    make_log,
+    no_stray_files,
+    open_root,
+    rows,
+)
 from support.tiers import sample
 
 CONFIG = {
@@ -44,32 +56,35 @@ DELETED = 13
 """Up to where the oldest records are deleted; less where a segment does not end there."""
 SMALL = MaintenanceConfig(log_cleaner_dedupe_buffer_size=24 * 8, log_cleaner_io_buffer_size=1500)
 
-Image = dict[str, bytes]
-Say = Callable[[tuple[int, int]], None]
-
-
-def seam(boot: str | None = None, kind: Any = CruelFiles, **options: Any) -> Any:
-    """Make `CruelFiles` of a boot, as a root takes them."""
-    made = partial(kind, boot=boot, **options)
-    made.create_root = CruelFiles.create_root  # type: ignore[attr-defined]
-    return made
+Contents = dict[str, bytes]
+Acknowledge = Callable[[tuple[int, int]], None]
 
 
 # The program
 
 
+def records_of(number: int) -> list[tuple[bytes, bytes | None]]:
+    """Return the keys and values of a batch."""
+    return [
+        (
+            b"k%d" % ((number * 5 + row * row) % 9),
+            None if (number + row) % 7 == 0 else b"%d-%d" % (number, row),
+        )
+        for row in range(EACH)
+    ]
+
+
 def batch_of(number: int) -> Any:
-    """One batch: keys that repeat, tombstones, producers, headers."""
-    keys = [b"k%d" % ((number * 5 + row * row) % 9) for row in range(EACH)]
-    values = [None if (number + row) % 7 == 0 else b"%d-%d" % (number, row) for row in range(EACH)]
+    """Return a batch with repeated keys, tombstones, producers and headers."""
+    keys, values = zip(*records_of(number), strict=True)
     producer = (number % 3, 0, number // 3 * EACH) if number % 3 else None
     headers = [[("h", b"x")]] * EACH if number > 10 else None
-    return encoded(*values, keys=keys, at=START + number, producer=producer, headers=headers)
+    return encoded(*values, keys=list(keys), at=START + number, producer=producer, headers=headers)
 
 
-def build(path: Path, **options: Any) -> tuple[Root, PartitionLog]:
-    """A root with some sealed segments, a part of them compacted; all of it flushed."""
-    root = open_root(path, files=seam(**options), clock=ManualClock())
+def build(path: Path, kind: Any = FaultyFiles, **options: Any) -> tuple[Root, PartitionLog]:
+    """Create a root with sealed segments, some of them compacted, all flushed."""
+    root = open_root(path, files=partial(kind, **options))
     log = make_log(root, CONFIG)
     for number in range(BUILT):
         log.append([batch_of(number)])
@@ -80,45 +95,30 @@ def build(path: Path, **options: Any) -> tuple[Root, PartitionLog]:
     return root, log
 
 
-def squeeze(log: PartitionLog, say: Say = lambda ends: None) -> None:
-    """Compact twice, the second time tombstones go; and tell what is acknowledged."""
+def run_program(log: PartitionLog, acknowledge: Acknowledge = lambda ends: None) -> None:
+    """Compact twice, the second time without tombstones; report the acknowledged start and end."""
     clean(log, START + 20, CleanOptions(settings=SMALL))
     for number in range(BUILT, BATCHES):
         log.append([batch_of(number)])
-        say((log.start_offset(), EACH * (number + 1)))
+        acknowledge((log.start_offset(), EACH * (number + 1)))
     log.roll()
     trim(log, DELETED, whole=True)
-    say((log.start_offset(), EACH * BATCHES))
+    acknowledge((log.start_offset(), EACH * BATCHES))
     clean(log, START + 100, CleanOptions(settings=SMALL))
 
 
 # What must be true of it
 
 
-Row = tuple[Any, ...]
-
-
 @cache
 def all_rows() -> list[Row]:
-    """All records that are ever appended, as `rows` returns them."""
-    found: list[Row] = []
+    """Return all records that are ever appended, as `rows` returns them."""
+    appended: list[Row] = []
     for number in range(BATCHES):
-        for row in range(EACH):
-            key = b"k%d" % ((number * 5 + row * row) % 9)
-            value = None if (number + row) % 7 == 0 else b"%d-%d" % (number, row)
+        for row, (key, value) in enumerate(records_of(number)):
             headers = [("h", b"x")] if number > 10 else []
-            found.append((EACH * number + row, START + number, key, value, headers))
-    return found
-
-
-def state_of(found: Sequence[Row]) -> dict[Any, Row]:
-    """What a reader makes of records: the last one of each key that has a value."""
-    state: dict[Any, Row] = {}
-    for row in found:
-        state.pop(row[2], None)
-        if row[3] is not None:
-            state[row[2]] = row
-    return state
+            appended.append((EACH * number + row, START + number, key, value, headers))
+    return appended
 
 
 def judge(root: Root, promised: tuple[int, int]) -> int:
@@ -136,13 +136,12 @@ def judge(root: Root, promised: tuple[int, int]) -> int:
     assert promised[0] <= start <= DELETED
     assert promised[1] <= end <= EACH * BATCHES
     assert end % EACH == 0
-    found = rows(log)
-    known = all_rows()
-    assert all(known[row[0]] == row for row in found), "a record that was never there"
-    offsets = [row[0] for row in found]
+    left, appended = rows(log), all_rows()
+    assert all(appended[row[0]] == row for row in left), "a record that was never appended"
+    offsets = [row[0] for row in left]
     assert offsets == sorted(set(offsets))
-    wanted = state_of(known[:end])
-    assert state_of(found) == {key: row for key, row in wanted.items() if row[0] >= start}
+    wanted = latest(appended[:end])
+    assert latest(left) == {key: row for key, row in wanted.items() if row[0] >= start}
     reader = log.reader(start)
     while reader.read():
         pass
@@ -151,7 +150,7 @@ def judge(root: Root, promised: tuple[int, int]) -> int:
 
 
 def go_on(root: Root, end: int, thorough: bool) -> None:
-    """Compact it again, append, and look that no file is left that nothing names."""
+    """Compact again, append, and check that no stray file is left."""
     log = root.partition("t", 0)
     log.roll()
     for now in (START + 120, START + 500):
@@ -161,32 +160,32 @@ def go_on(root: Root, end: int, thorough: bool) -> None:
     assert (cleanable.cleanable_bytes, cleanable.first_dirty) == (0, end)
     keys = [row[2] for row in rows(log)]
     assert len(set(keys)) == len(keys)
-    assert len(keys) == len(state_of(rows(log))), "a tombstone that nobody needs any more"
+    assert len(keys) == len(latest(rows(log))), "a tombstone that nobody needs any more"
     _repeat(log, end)
     (receipt,) = log.append([encoded(b"v", keys=[b"new"])])
     assert receipt.base_offset == end
     pending_deletes.sweep(log.context, early=True)
-    named = {log.path_of(info) for info in log.segments.values()}
-    there = {str(path.relative_to(root.path)) for path in segment_files(root.path)}
-    assert there == named, "a stray file"
+    assert no_stray_files(root)
 
 
 def _repeat(log: PartitionLog, end: int) -> None:
-    """D11, G16: what a producer sent last is known, though compaction left no record of it."""
-    reader, there = log.reader(log.start_offset()), set()
-    while found := reader.read():
-        there |= {(one.producer_id, one.base_offset) for one in found}
+    """D11, G16: the last batch of a producer is known, though compaction left no record of it."""
+    reader, batches = log.reader(log.start_offset()), set()
+    while some := reader.read():
+        batches |= {(batch.producer_id, batch.base_offset) for batch in some}
     for producer in (1, 2):
         last = max(number for number in range(end // EACH) if number % 3 == producer)
-        assert (producer, EACH * last) in there
+        assert (producer, EACH * last) in batches
         (receipt,) = log.append([batch_of(last)])
         assert receipt.duplicate
         assert receipt.base_offset == EACH * last
 
 
-def after(path: Path, promised: tuple[int, int], thorough: bool, boot: str | None = None) -> None:
-    """Open what is left, judge it, and go on."""
-    root = open_root(path, files=seam(boot), clock=ManualClock())
+def check_left(
+    path: Path, promised: tuple[int, int], thorough: bool, boot: str | None = None
+) -> None:
+    """Open the root that is left, check it, and go on."""
+    root = open_root(path, files=after_reboot(boot))
     try:
         end = judge(root, promised)
         go_on(root, end, thorough)
@@ -197,8 +196,8 @@ def after(path: Path, promised: tuple[int, int], thorough: bool, boot: str | Non
 # Kills
 
 
-class Watched(CruelFiles):
-    """Tells what it is about to do, and of a write also when half of it is done."""
+class WatchedFiles(FaultyFiles):
+    """Calls `watch` before each operation, and also in the middle of each write."""
 
     watch: Callable[[str], None] | None = None
 
@@ -218,97 +217,96 @@ class Watched(CruelFiles):
         return super()._pwritev(fd, buffers, position)
 
 
-class Moment(NamedTuple):
-    """What the files held at one moment."""
+class FilesState(NamedTuple):
+    """The contents of all files at one operation."""
 
     number: int
     what: str
     promised: tuple[int, int]
-    files: Image
+    files: Contents
 
 
-def take(path: Path) -> Image:
-    """Return what all files hold, but for the page that wakes and LMDB's own locks."""
-    found = {}
+def read_all(path: Path) -> Contents:
+    """Return the contents of all files, without the wake page and LMDB's lock files."""
+    contents = {}
     for directory, _, names in os.walk(path):
         for name in names:
             if name not in ("wake", "lock.mdb"):
-                place = f"{directory}/{name}"
-                found[place[len(str(path)) + 1 :]] = Path(place).read_bytes()
-    return found
+                file = f"{directory}/{name}"
+                contents[file[len(str(path)) + 1 :]] = Path(file).read_bytes()
+    return contents
 
 
-def put_back(path: Path, image: Image) -> None:
-    """Let the files of a root, which is closed, hold that again; the directory stays the same."""
-    for name in take(path).keys() - image.keys():
+def restore(path: Path, image: Contents) -> None:
+    """Give the files of a closed root these contents again, in the same directory."""
+    for name in read_all(path).keys() - image.keys():
         (path / name).unlink()
     for name, data in image.items():
         (path / name).parent.mkdir(parents=True, exist_ok=True)
         (path / name).write_bytes(data)
 
 
-def moments(path: Path) -> tuple[int, list[Moment]]:
-    """Run the program once; how many operations it has, and what differs between them."""
-    root, log = build(path, kind=Watched)
+def file_states(path: Path) -> tuple[int, list[FilesState]]:
+    """Run the program once; return the number of its operations, and the distinct states."""
+    root, log = build(path, WatchedFiles)
     files: Any = root.context.files
     seen: set[int] = set()
-    found: list[Moment] = []
+    states: list[FilesState] = []
     promised, count = (0, EACH * BUILT), 0
 
     def watch(kind: str) -> None:
         nonlocal count
         count += 1
-        image = take(path)
-        key = hash((promised, frozenset(image.items())))
+        contents = read_all(path)
+        key = hash((promised, frozenset(contents.items())))
         if key not in seen:
             seen.add(key)
-            found.append(Moment(count, kind, promised, image))
+            states.append(FilesState(count, kind, promised, contents))
 
-    def say(ends: tuple[int, int]) -> None:
+    def acknowledge(ends: tuple[int, int]) -> None:
         nonlocal promised
         promised = ends
 
     files.watch = watch
-    squeeze(log, say)
+    run_program(log, acknowledge)
     files.watch = None
     abandon(root)
-    return count, found
+    return count, states
 
 
-def check_moments(
-    directory: Path, part: int, parts: int, thorough: int, most: int | None = None
+def check_file_states(
+    part: int, directory: Path, parts: int = 1, thorough: int = 12, most: int | None = None
 ) -> tuple[int, int, int]:
-    """Judge each moment of a part of them; how many operations, moments, and looked at.
+    """Check a part of the states; return the numbers of operations, states, and checked states.
 
-    In the small tiers a sample of `most` of them, where that is given.
+    The small tiers check a sample of `most` states, if given.
     """
-    path = directory / f"moments-{part}-{os.getpid()}"
-    total, found = moments(path)
-    mine = (found if most is None else sample(found, most))[part::parts]
-    for place, moment in enumerate(mine):
-        put_back(path, moment.files)
+    path = directory / f"states-{part}-{os.getpid()}"
+    operations, states = file_states(path)
+    chosen = (states if most is None else sample(states, most))[part::parts]
+    for number, state in enumerate(chosen):
+        restore(path, state.files)
         try:
-            after(path, moment.promised, place % thorough == 0)
+            check_left(path, state.promised, number % thorough == 0)
         except Exception as error:
-            error.add_note(f"killed before operation {moment.number}, {moment.what}")
+            error.add_note(f"killed before operation {state.number}, {state.what}")
             raise
     shutil.rmtree(path, ignore_errors=True)
-    return total, len(found), len(mine)
+    return operations, len(states), len(chosen)
 
 
 def check_kill(number: int, directory: Path) -> bool:
-    """Kill a compaction for real; whether it was still going on."""
+    """Kill a compaction with a signal; return whether it was still running."""
     path = _fresh(directory)
 
     def work() -> None:
         root, log = build(path)
         root.context.files.kill_at(number)  # type: ignore[attr-defined]
-        squeeze(log)
+        run_program(log)
 
-    end = forks.run(work)
-    assert end.killed or end.finding() is None, end.finding()
-    after(path, (0, EACH * BUILT), True)
-    return end.killed
+    killed = forks.was_killed(work)
+    check_left(path, (0, EACH * BUILT), True)
+    return killed
 
 
 def _fresh(directory: Path) -> Path:
@@ -317,10 +315,10 @@ def _fresh(directory: Path) -> Path:
     return path
 
 
-def check_cut(number: int, directory: Path, batches: int = 9) -> bool:
-    """D22: cut the log while it is compacted; the cut stands, and all before it.
+def check_truncation(number: int, directory: Path, batches: int = 9) -> bool:
+    """D22: truncate the log while it is compacted; the truncation stands, and all before it.
 
-    Returns whether the compaction noticed; it may have been past that part.
+    Returns whether the compaction was fenced; it may have been past that part.
     """
     root, log = build(_fresh(directory))
     calls, before = 0, list[Row]()
@@ -329,27 +327,27 @@ def check_cut(number: int, directory: Path, batches: int = 9) -> bool:
         nonlocal calls, before
         calls += 1
         if calls == number:
-            log.truncate_to(max(one for one in _bounds(log) if one <= EACH * batches))
-            # What a compaction removed before does not come back.
+            log.truncate_to(max(base for base in _base_offsets(log) if base <= EACH * batches))
+            # A compaction removed records before; they do not come back.
             before = rows(log)
 
-    noticed = False
+    fenced = False
     try:
         clean(log, START + 20, CleanOptions(settings=SMALL, progress=progress))
     except FencedError:
-        noticed = True
+        fenced = True
     end = log.end_offset()
     assert end <= EACH * batches or calls < number
-    wanted = state_of(before if calls >= number else all_rows()[:end])
-    assert state_of(rows(log)) == wanted
+    wanted = latest(before if calls >= number else all_rows()[:end])
+    assert latest(rows(log)) == wanted
     assert (inspect(log, START).first_dirty or 0) <= end
     assert healthy(root)
     abandon(root)
-    return noticed
+    return fenced
 
 
 def check_lost_answer(number: int, directory: Path) -> None:
-    """P1: Ctrl-C comes right after a commit of the compaction; it stands."""
+    """P1: Ctrl-C right after a commit of the compaction; the commit stands."""
     path = _fresh(directory)
     root, log = build(path)
     write, calls = kv.Store.write, 0
@@ -366,7 +364,7 @@ def check_lost_answer(number: int, directory: Path) -> None:
 
     kv.Store.write = interrupted  # type: ignore[method-assign]
     try:
-        squeeze(log)
+        run_program(log)
     except KeyboardInterrupt:
         pass
     finally:
@@ -375,12 +373,12 @@ def check_lost_answer(number: int, directory: Path) -> None:
     abandon(root)
 
 
-def _bounds(log: PartitionLog) -> list[int]:
-    """Where batches begin."""
-    reader, found = log.reader(0), [0]
-    while some := reader.read():
-        found += [one.base_offset for one in some]
-    return found
+def _base_offsets(log: PartitionLog) -> list[int]:
+    """Return the base offsets of all batches."""
+    reader, offsets = log.reader(0), [0]
+    while batches := reader.read():
+        offsets += [batch.base_offset for batch in batches]
+    return offsets
 
 
 # Failures
@@ -399,22 +397,17 @@ ERRORS = (errno.EIO, errno.ENOSPC)
 
 
 def failures(directory: Path, each: int, *, forever: bool) -> list[Failure]:
-    """Every operation that changes something, and of those that look at something one in `each`."""
+    """Return failures of every operation that changes something, and of one in `each` others."""
 
     def work() -> list[str]:
         kinds: list[str] = []
-        root, log = _prepared(directory, Watched)
+        root, log = _prepared(directory, WatchedFiles)
         root.context.files.watch = kinds.append  # type: ignore[attr-defined]
-        squeeze(log)
+        run_program(log)
         return [kind for kind in kinds if kind in FALLIBLE]
 
-    end = forks.run(work)
-    assert end.finding() is None, end.finding()
-    chosen = [
-        number
-        for number, kind in enumerate(_once(end.value))
-        if kind in CHANGES or number % each == 0
-    ]
+    kinds = _once(forks.call(work))
+    chosen = [number for number, kind in enumerate(kinds) if kind in CHANGES or number % each == 0]
     if forever:
         chosen = chosen[:: 2 * each]
     return [
@@ -424,7 +417,7 @@ def failures(directory: Path, each: int, *, forever: bool) -> list[Failure]:
 
 
 def _once(kinds: list[str]) -> Iterator[str]:
-    """Watched files tell of a write twice."""
+    """Drop the second report of each write: watched files report a write twice."""
     writes = 0
     for kind in kinds:
         writes += kind == "write"
@@ -433,60 +426,60 @@ def _once(kinds: list[str]) -> Iterator[str]:
 
 
 @cache
-def _built(path: Path, pid: int) -> Image:
+def _built(path: Path, pid: int) -> Contents:
     root, _ = build(path)
     abandon(root)
-    return take(path)
+    return read_all(path)
 
 
-def _prepared(directory: Path, kind: Any = CruelFiles) -> tuple[Root, PartitionLog]:
-    """The root as `build` leaves it, without its price; one directory for each process."""
+def _prepared(directory: Path, kind: Any = FaultyFiles) -> tuple[Root, PartitionLog]:
+    """Open a root as `build` leaves it, built once; one directory for each process."""
     path = directory / f"built-{os.getpid()}"
-    put_back(path, _built(path, os.getpid()))
-    root = open_root(path, files=seam(kind=kind), clock=ManualClock())
+    restore(path, _built(path, os.getpid()))
+    root = open_root(path, files=kind)
     log = root.partition("t", 0)
     assert log.tail().log_end_offset == EACH * BUILT
     return root, log
 
 
 def check_failure(case: Failure, directory: Path) -> str:
-    """Let an operation of a compaction fail; the name of the error that was raised."""
+    """Let an operation of a compaction fail; return the name of the error that it raised."""
     root, log = _prepared(directory)
     files: Any = root.context.files
     files.fail_at(case.number, case.errno, case.forever)
     promised = (0, EACH * BUILT)
 
-    def say(ends: tuple[int, int]) -> None:
+    def acknowledge(ends: tuple[int, int]) -> None:
         nonlocal promised
         promised = ends
 
-    told = ""
+    raised = ""
     try:
-        squeeze(log, say)
+        run_program(log, acknowledge)
     except EmbedlogError as error:
-        told = type(error).__name__
+        raised = type(error).__name__
     files.heal()
     try:
         if log.tail().failed:
             # A directory that could not be flushed: read-only until it is repaired (P9).
-            assert told == DurabilityError.__name__
+            assert raised == DurabilityError.__name__
             repair_root(root, dry_run=False)
         go_on(root, judge(root, promised), case.thorough)
     finally:
         abandon(root)
-    return told
+    return raised
 
 
 # Power cuts
 
 
 def record(directory: Path) -> Recording:
-    """Record what the program does to the disk."""
+    """Record the file operations of the program."""
     root, log = build(directory / "recorded", record=True)
     files: Any = root.context.files
     files.note((0, EACH * BUILT))
     # Its appends wait for no flush: only the one before the second compaction covers them.
-    squeeze(log, lambda ends: files.note((ends[0], EACH * BUILT)))
+    run_program(log, lambda ends: files.note((ends[0], EACH * BUILT)))
     files.note((log.start_offset(), EACH * BATCHES))
     recording: Recording = files.recording()
     abandon(root)
@@ -494,22 +487,16 @@ def record(directory: Path) -> Recording:
 
 
 def check_power_cuts(
-    directory: Path, limit: int, part: int = 0, parts: int = 1, thorough: int = 12
+    part: int, directory: Path, limit: int, parts: int = 1, thorough: int = 12
 ) -> int:
-    """Cut the power everywhere in it; how many states of the disk were looked at."""
+    """Cut the power everywhere in the program; return how many states of the disk were checked."""
     place = directory / f"cuts-{part}-{os.getpid()}"
     place.mkdir()
-    recording = record(place)
-    path, previous, seen = place / "after", None, 0
-    path.mkdir()
-    for number, image in enumerate(recording.states(limit, 1, 24)):
-        if number % parts != part or not image.notes:
-            continue
-        materialise(image, path, previous)
-        previous = image
-        seen += 1
+    recording, path, seen = record(place), place / "after", 0
+    images = islice(recording.states(limit), part, None, parts)
+    for seen, image in enumerate(materialised(filter(attrgetter("notes"), images), path), 1):
         try:
-            after(path, image.notes[-1], seen % thorough == 0, f"boot {number}")
+            check_left(path, image.notes[-1], seen % thorough == 0, f"boot {seen}")
         except Exception as error:
             error.add_note(image.explain())
             raise

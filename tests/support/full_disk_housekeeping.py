@@ -1,4 +1,4 @@
-"""Housekeeping on a disk that is full: in truth (a small tmpfs) or as a model of one (P10)."""
+"""Housekeeping on a full disk: a small tmpfs, or a model of one (P10)."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from embedlog.files import Files
 from embedlog.record import TopicPartition
 from support import forks
 from support.clock import START, ManualClock
-from support.cruel import CruelFiles
-from support.full import PAGE, Disk
+from support.faulty_files import FaultyFiles
+from support.full_disk import PAGE, Disk
 
 DAY = 86_400_000
 KEYS = 50
@@ -35,28 +35,28 @@ _CONFIG: dict[str, dict[str, object]] = {
 KINDS = tuple(_CONFIG)
 
 
-class Cramped(NamedTuple):
-    """Housekeeping of one kind begins when so many pages are free."""
+class FullDiskCase(NamedTuple):
+    """Housekeeping of one kind that begins when so many pages are free."""
 
     pages: int
     kind: str
     reserved: bool = True
-    """Whether there is a reserve to be given up."""
+    """Whether there is a reserve to give up."""
     reported: int | None = None
-    """The free space that the file system reports, if not what there is; for a model only."""
+    """The free space that the file system reports, if not the real one; for a model only."""
 
 
-class Modelled(CruelFiles):
-    """A small disk as a model: what is written and allocated takes room, what is unlinked frees it.
+class SmallDiskFiles(FaultyFiles):
+    """A model of a small disk: writes and allocations take space, and unlinks free it.
 
-    LMDB writes past the seam: a commit takes two pages, as one that cannot use old ones again.
+    LMDB does not write through `Files`: a commit takes two pages, as if it reused none.
     """
 
     room: int | None = None
-    """Bytes that are free; None is as many as the real disk has."""
+    """Free bytes; None means those of the real disk."""
     disk = 16 << 20
     reported: int | None = None
-    """What the file system reports as free, if that is not what there is."""
+    """The free bytes that the file system reports, if not the real number."""
 
     def free_bytes(self) -> int:
         if self.reported is not None:
@@ -93,7 +93,7 @@ class Modelled(CruelFiles):
             raise self._failed(error, "allocate", fd) from error
         super().allocate(fd, size)
         if self.room is not None and not os.fstat(fd).st_nlink:
-            # It lost its name before, and is closed next.
+            # It was unlinked before, and is closed next.
             self.room += grown
 
     def unlink(self, path: str, missing_ok: bool = False) -> None:
@@ -106,9 +106,9 @@ class Modelled(CruelFiles):
 
 
 def _transact(self: Any, step: Any) -> Any:
-    """A commit on a disk as a model."""
+    """A commit on the model of a disk."""
     files = self._files
-    if isinstance(files, Modelled) and files.room is not None and files.room < 2 * PAGE:
+    if isinstance(files, SmallDiskFiles) and files.room is not None and files.room < 2 * PAGE:
         raise DiskFullError("the model of a disk is full", errno=errno.ENOSPC)
     return _real(self, step)
 
@@ -116,19 +116,18 @@ def _transact(self: Any, step: Any) -> Any:
 _real = kv.Store._transact
 
 
-def check_cramped(case: Cramped, *, place: Path, disk: Disk | None) -> int:
-    """Keep house on a full disk; returns how many bytes the log had less afterwards."""
-    root = (disk.path if disk else place) / f"root-{os.getpid()}"
+def check_full_disk_case(case: FullDiskCase, *, directory: Path, disk: Disk | None) -> int:
+    """Run housekeeping on a full disk; return how many bytes smaller the log is afterwards."""
+    root = (disk.path if disk else directory) / f"root-{os.getpid()}"
     shutil.rmtree(root, ignore_errors=True)
     end = forks.run(lambda: _keep(root, case, disk))
     if disk:
         disk.free()
     shutil.rmtree(root, ignore_errors=True)
-    assert end.finding() is None, end.finding()
-    return int(end.value)
+    return int(end.result())
 
 
-def _keep(root: Path, case: Cramped, disk: Disk | None) -> int:
+def _keep(root: Path, case: FullDiskCase, disk: Disk | None) -> int:
     with mock.patch.object(kv.Store, "_transact", _transact):
         return _Life(root, case, disk).run()
 
@@ -136,16 +135,11 @@ def _keep(root: Path, case: Cramped, disk: Disk | None) -> int:
 class _Life:
     """A log that fills a disk, and is freed again."""
 
-    def __init__(self, root: Path, case: Cramped, disk: Disk | None) -> None:
+    def __init__(self, root: Path, case: FullDiskCase, disk: Disk | None) -> None:
         self.case, self.disk, self.clock = case, disk, ManualClock()
-        made: list[Any] = []
-
-        def seam(path: Any, **options: Any) -> Files:
-            made.append(Files(path, **options) if disk else Modelled(path, **options))
-            return made[-1]
-
-        self.log = embedlog.open(root, clock=self.clock, maintenance=False, files=seam)
-        self.files = made[-1]
+        files = Files if disk else SmallDiskFiles
+        self.log = embedlog.open(root, clock=self.clock, maintenance=False, files=files)
+        self.files: Any = self.log.root.context.files
         config: dict[str, object] = {
             "retention.ms": -1,
             "segment.bytes": SEGMENT,
@@ -179,7 +173,7 @@ class _Life:
         self.check()
         self.log.maintain()
         self.check()
-        assert self.log.root.context.reserve.held() > 0, "the reserve is made anew"
+        assert self.log.root.context.reserve.held() > 0, "the reserve is not there again"
         self.log.close()
         return freed
 
@@ -214,7 +208,7 @@ class _Life:
             self.files.room = 12 << 20
 
     def fill(self) -> None:
-        """Append until the disk is full; then nothing can be appended, by nobody."""
+        """Append until the disk is full; then no append succeeds."""
         for _ in range(1000):
             try:
                 self.append()
@@ -227,7 +221,7 @@ class _Life:
             assert self.part.end_offset() == end
 
     def work(self) -> None:
-        """Housekeeping of one kind: by hand, with whatever is free."""
+        """Run one kind of housekeeping by hand, with the space that is free."""
         steps: dict[str, Callable[[], object]] = {
             "time": self.by_time,
             "size": self.by_size,
@@ -259,7 +253,7 @@ class _Life:
             raise AssertionError(done.why)
 
     def check(self) -> None:
-        """Nothing that was acknowledged is lost but what was to go, and all is whole."""
+        """Check that no acknowledged record is lost, except those that were to be deleted."""
         assert self.log.verify() == []
         start = self.part.start_offset()
         found = {one.offset: one for one in self.log.topic("t")}

@@ -1,84 +1,84 @@
-"""What a log must, may and must not hold, judged by the journal of who wrote it.
+"""What a log must, may and must not hold, according to the journals of its writers.
 
-The rule is not "the last value is there" but: acknowledged records are at
-their offsets, once; no hole before them; nothing that was never sent; what a
-truncation removed stays away; and the next append goes on at the right place.
+Acknowledged records are at their offsets, once; there is no hole before them, and
+no record that was never sent; what a truncation removed does not come back; and
+the next append continues at the right offset.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-from embedlog.errors import UnknownTopicOrPartitionError
-from support.program import Entry, encode, values_of
+from support.log_programs import Entry, encode, entries, values_of
 
 SENDS = ("send", "many", "produce")
 
 
 @dataclass(slots=True)
-class Part:
-    """What is known of one partition."""
+class PartitionModel:
+    """What the journal says about one partition."""
 
     sent: dict[int, Entry] = field(default_factory=dict)
     acked: dict[int, tuple[int, str]] = field(default_factory=dict)
-    loose: set[int] = field(default_factory=set)
-    """Sends that a truncation or deletion may have removed, or not."""
-    gone: set[int] = field(default_factory=set)
-    """Sends that were removed, or were refused: nobody may see them."""
+    unsure: set[int] = field(default_factory=set)
+    """Sends that may have been removed, by a truncation or deletion, or not."""
+    removed: set[int] = field(default_factory=set)
+    """Sends that were removed or refused: no reader may see them."""
     cut: bool = False
 
-    def put(self, offset: int, done: bool) -> None:
+    def truncate(self, offset: int, done: bool) -> None:
         """Note a truncation."""
         self.cut = True
         for send, entry in self.sent.items():
             place = self.acked.get(send)
             if place is None or place[0] + entry[3] > offset:
-                self.loose.add(send)
+                self.unsure.add(send)
                 if done:
-                    self.gone.add(send)
+                    self.removed.add(send)
 
     def repaired(self) -> None:
         """Note a repair after a failed flush: what was never flushed may be lost."""
         durable = max((send for send, (_, how) in self.acked.items() if how == "fsync"), default=-1)
-        self.loose.update(send for send in self.sent if send > durable)
+        self.unsure.update(send for send in self.sent if send > durable)
 
     def last_unsure(self) -> Entry | None:
-        """The last send, if it was an idempotent producer's and nobody knows what became of it."""
+        """Return the last send, if an idempotent producer made it and its outcome is unknown."""
         if self.cut or not self.sent:
             return None
         send = max(self.sent)
         entry = self.sent[send]
-        unsure = send not in self.acked and send not in self.gone and send not in self.loose
+        unsure = send not in self.acked and send not in self.removed and send not in self.unsure
         return entry if unsure and entry[6] is not None else None
 
 
 @dataclass(slots=True)
-class Model:
+class LogModel:
     """What the journal says about a whole root."""
 
-    parts: dict[tuple[str, int], Part] = field(default_factory=dict)
-    there: dict[str, int] = field(default_factory=dict)
-    """Topics that must be there, with at least so many partitions."""
+    parts: dict[tuple[str, int], PartitionModel] = field(default_factory=dict)
+    topics: dict[str, int] = field(default_factory=dict)
+    """Topics that must exist, with at least so many partitions."""
     unsure: set[str] = field(default_factory=set)
-    """Topics that may be there or not."""
-    durability_errors: set[tuple[str, int]] = field(default_factory=set)
+    """Topics that may exist or not."""
 
-    def part(self, topic: str, partition: int) -> Part:
-        return self.parts.setdefault((topic, partition), Part())
+    def part(self, topic: str, partition: int) -> PartitionModel:
+        return self.parts.setdefault((topic, partition), PartitionModel())
 
-    def of_topic(self, topic: str) -> list[Part]:
+    def of_topic(self, topic: str) -> list[PartitionModel]:
         return [part for (name, _), part in self.parts.items() if name == topic]
 
 
-def replay(journal: list[Entry]) -> Model:
-    """Work out what must and may be there."""
-    model = Model()
+def replay(journal: list[Entry]) -> LogModel:
+    """Derive what must and may be in the log."""
+    model = LogModel()
     opened: list[tuple[str, int, int]] = []
     places: dict[int, tuple[str, int]] = {}
     for kind, *what in journal:
         if kind == "do":
-            opened = _begin(model, what)
+            _begin(model, what)
+            opened = []
         elif kind == "send":
             model.part(what[0], what[1]).sent[what[2]] = what
             opened.append((what[0], what[1], what[2]))
@@ -86,7 +86,7 @@ def replay(journal: list[Entry]) -> Model:
         elif kind == "acked":
             model.part(*places[what[0]]).acked[what[0]] = what[1], what[2]
         elif kind in ("cut", "cut done"):
-            model.part(what[0], what[1]).put(what[2], done=kind == "cut done")
+            model.part(what[0], what[1]).truncate(what[2], done=kind == "cut done")
         elif kind == "repaired":
             model.part(what[0], what[1]).repaired()
         elif kind == "did":
@@ -96,89 +96,85 @@ def replay(journal: list[Entry]) -> Model:
     return model
 
 
-def _begin(model: Model, step: Entry) -> list[tuple[str, int, int]]:
+def _begin(model: LogModel, step: Entry) -> None:
     name, *rest = step
-    if name == "create" and rest[0] not in model.there:
+    if name == "create" and rest[0] not in model.topics:
         model.unsure.add(rest[0])
     elif name == "drop":
-        model.there.pop(rest[0], None)
+        model.topics.pop(rest[0], None)
         model.unsure.add(rest[0])
         for part in model.of_topic(rest[0]):
-            part.loose.update(part.sent)
+            part.unsure.update(part.sent)
             part.cut = True
-    return []
 
 
-def _finish(model: Model, step: Entry) -> None:
+def _finish(model: LogModel, step: Entry) -> None:
     name, *rest = step
     if name in ("create", "grow"):
-        model.there[rest[0]] = max(rest[1], model.there.get(rest[0], 0))
+        model.topics[rest[0]] = max(rest[1], model.topics.get(rest[0], 0))
         model.unsure.discard(rest[0])
     elif name == "drop":
         model.unsure.discard(rest[0])
         for part in model.of_topic(rest[0]):
-            part.gone.update(part.sent)
+            part.removed.update(part.sent)
             # Another topic of that name begins at 0.
             part.acked.clear()
 
 
-def _fail(model: Model, what: Entry, opened: list[tuple[str, int, int]]) -> None:
-    error, _, _, name, *rest = what
-    if name in ("create", "grow") and name == "create":
-        return
-    if error == "DurabilityError" and name in (*SENDS, "roll", "cut"):
-        model.durability_errors.add((rest[0], rest[1]))
+def _fail(model: LogModel, what: Entry, opened: list[tuple[str, int, int]]) -> None:
+    _, _, _, name, *_ = what
     if name not in SENDS:
         return
     single = len(opened) == 1
     for topic, partition, send in opened:
         part = model.part(topic, partition)
         if single and part.sent[send][7] == "os" and send not in part.acked:
-            part.gone.add(send)  # A failed append leaves nothing that a reader can see.
+            part.removed.add(send)  # A failed append leaves nothing that a reader can see.
 
 
 # Judging
 
 
-def check(log: Any, journal: list[Entry], *, company: bool = False, goes_on: bool = True) -> None:
+def check(log: Any, journal: Path, *, company: bool = False, goes_on: bool = True) -> None:
     """Raise AssertionError unless the log is as the journal says, and goes on so.
 
     Args:
-        company: Others have the root open, so garbage of the dead may still lie around.
-        goes_on: Also append, and read that; no other check may follow with this journal.
+        journal: The file that `ProgramProcess` wrote.
+        company: Other processes have the root open, so files of killed ones may be left.
+        goes_on: Whether to append and read that; the journal can then not be used again.
     """
-    model = replay(journal)
-    found = [str(one) for one in log.verify() if one.topic or not company]
-    assert found == [], found
+    model = replay(entries(journal))
+    findings = [str(finding) for finding in log.verify() if finding.topic or not company]
+    assert findings == [], findings
     present = log.topics()
-    for topic, partitions in model.there.items():
+    for topic, partitions in model.topics.items():
         assert topic in present, f"{topic} is gone"
         assert log.root.partitions(topic) >= partitions
-    assert set(present) <= {*model.there, *model.unsure}, present
+    assert set(present) <= {*model.topics, *model.unsure}, present
     for (topic, partition), part in sorted(model.parts.items()):
         if topic in present and partition < log.root.partitions(topic):
             _check_part(log, topic, partition, part)
             if goes_on:
                 _check_goes_on(log, topic, partition, part)
         else:
-            assert topic not in model.there or partition >= model.there[topic]
+            assert topic not in model.topics or partition >= model.topics[topic]
 
 
 def rows(log: Any, topic: str, partition: int, offset: int = 0) -> list[tuple[int, bytes]]:
     """Read everything: (offset, value) of each record."""
     reader = log.partition(topic, partition).reader(offset)
-    found: list[tuple[int, bytes]] = []
+    records: list[tuple[int, bytes]] = []
     while batches := reader.read():
-        for one in batches:
-            found += zip(one.offsets().to_pylist(), one.lists()[2], strict=True)
-    return found
+        for batch in batches:
+            records += zip(batch.offsets().to_pylist(), batch.lists()[2], strict=True)
+    return records
 
 
-def sends_of(found: list[tuple[int, bytes]]) -> dict[int, int]:
-    """Check that records are whole sends without a hole between; returns their base offsets."""
+def sends_of(records: list[tuple[int, bytes]]) -> dict[int, int]:
+    """Check that records are whole sends without a hole between; return their base offsets."""
     bases: dict[int, int] = {}
-    for place, (offset, value) in enumerate(found):
-        assert offset == found[0][0] + place, f"a hole before offset {offset}"
+    for row_number, (offset, value) in enumerate(records):
+        assert offset == records[0][0] + row_number, f"a hole before offset {offset}"
         send, row = map(int, value.split(b"/")[2:4])
         if row == 0:
             assert send not in bases, f"send {send} is there twice, at {bases[send]} and {offset}"
@@ -187,7 +183,7 @@ def sends_of(found: list[tuple[int, bytes]]) -> dict[int, int]:
     return bases
 
 
-def _check_part(log: Any, topic: str, partition: int, part: Part) -> None:
+def _check_part(log: Any, topic: str, partition: int, part: PartitionModel) -> None:
     found = rows(log, topic, partition)
     bases = sends_of(found)
     end = log.partition(topic, partition).end_offset()
@@ -199,18 +195,18 @@ def _check_part(log: Any, topic: str, partition: int, part: Part) -> None:
     values = dict(found)
     for send, base in bases.items():
         assert send in part.sent, f"{topic}-{partition}: {send} was never sent there"
-        assert send not in part.gone, f"{topic}-{partition}: {send} is back at {base}"
+        assert send not in part.removed, f"{topic}-{partition}: {send} is back at {base}"
         _, _, _, count, size, *_ = part.sent[send]
         wanted = values_of(topic, partition, send, count, size)
         assert [values[base + row] for row in range(count)] == wanted
     for send, (base, _) in part.acked.items():
         if send in bases:
             assert bases[send] == base, f"{send} was acked at {base} and is at {bases[send]}"
-        elif send not in part.loose:
+        elif send not in part.unsure:
             raise AssertionError(f"{topic}-{partition}: {send}, acked at {base}, is lost")
 
 
-def _check_goes_on(log: Any, topic: str, partition: int, part: Part) -> None:
+def _check_goes_on(log: Any, topic: str, partition: int, part: PartitionModel) -> None:
     """Repeat what nobody answered, append another, read both."""
     here = log.partition(topic, partition)
     unsure = part.last_unsure()
@@ -228,11 +224,3 @@ def _check_goes_on(log: Any, topic: str, partition: int, part: Part) -> None:
     bases = sends_of(rows(log, topic, partition, due))
     assert (bases[send], bases[send + 1]) == (due, due + 2)
     assert here.end_offset() == due + 4
-
-
-def topic_is_gone(log: Any, topic: str) -> bool:
-    try:
-        log.topic(topic)
-    except UnknownTopicOrPartitionError:
-        return True
-    return False

@@ -1,8 +1,7 @@
 """A group whose members join, leave, are killed and stopped at random, while records come.
 
-Each member writes down in a journal what it was given, what it read, and what
-it committed, before and after; the journals outlive their writers, and are
-held against each other in the end.
+Each member keeps a journal of its assignments, of what it read, and of its commits,
+before and after; the journals outlive their writers, and are compared in the end.
 """
 
 from __future__ import annotations
@@ -15,15 +14,15 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import embedlog
 from embedlog.errors import CommitFailedError
 from embedlog.record import TopicPartition
 from support import forks
+from support.group_consumers import Partitions, PipedChild, RecordingListener
 from support.patience import patient
 from support.roots import encoded
-from support.sharing import Diary, Partitions, Remote
 
 GROUP = "churn"
 WORK_SECONDS = 0.1
@@ -80,7 +79,7 @@ class Worker:
             client_id=f"life{life}",
             group_instance_id=f"slot{life // 10_000}" if case.static else None,
         )
-        listener = Diary(assigned=self._given, revoked=self._revoked, lost=self._lost)
+        listener = RecordingListener(assigned=self._given, revoked=self._revoked, lost=self._lost)
         self.member.subscribe(["t"], listener=listener)
 
     def run(self, pipe: Connection) -> None:
@@ -144,7 +143,7 @@ class _Slot:
 
     def __init__(self, case: Churn, directory: Path, number: int) -> None:
         self._case, self._directory, self._number, self._life = case, directory, number, 0
-        self.remote: Remote | None = None
+        self.remote: PipedChild | None = None
         self.stopped_until: float | None = None
         self.leaving = False
 
@@ -152,7 +151,7 @@ class _Slot:
         self._life += 1
         life = self._number * 10_000 + self._life
         case, directory = self._case, self._directory
-        self.remote = Remote(lambda pipe: Worker(case, directory, life).run(pipe))
+        self.remote = PipedChild(lambda pipe: Worker(case, directory, life).run(pipe))
 
     def kill(self) -> None:
         assert self.remote is not None
@@ -187,7 +186,7 @@ def check_churn(case: Churn, directory: Path) -> Counter[str]:
     with embedlog.open(directory / "root") as log:
         log.create_topic("t", case.partitions)
     slots = [_Slot(case, directory, number) for number in range(case.members)]
-    writer = Remote(lambda pipe: _write(case, directory, pipe))
+    writer = PipedChild(lambda pipe: _write(case, directory, pipe))
     writer.hear()
     try:
         done = _disturb(case, slots)
@@ -249,7 +248,7 @@ def _wait_until_read(case: Churn, directory: Path) -> list[int]:
 
 
 @dataclass
-class Tenure:
+class Ownership:
     """One member's time with one partition."""
 
     life: str
@@ -263,10 +262,10 @@ class Tenure:
     end: str = "killed"
 
 
-def _tenures(directory: Path, done: Counter[str]) -> list[Tenure]:
+def _ownerships(directory: Path, done: Counter[str]) -> list[Ownership]:
     found = []
     for path in sorted(directory.glob("member-*")):
-        having: dict[int, Tenure] = {}
+        having: dict[int, Ownership] = {}
         for line in path.read_text().splitlines():
             kind, *rest = line.split(" ")
             if kind == "x":
@@ -274,7 +273,7 @@ def _tenures(directory: Path, done: Counter[str]) -> list[Tenure]:
                 continue
             number = int(rest[0])
             if kind == "a":
-                having[number] = Tenure(path.name, number, int(rest[1]), int(rest[2]))
+                having[number] = Ownership(path.name, number, int(rest[1]), int(rest[2]))
                 found.append(having[number])
             elif kind == "r":
                 having[number].runs.append((int(rest[1]), int(rest[2])))
@@ -282,57 +281,53 @@ def _tenures(directory: Path, done: Counter[str]) -> list[Tenure]:
                 having[number].commits.append((int(rest[1]), int(rest[2])))
             elif kind == "e":
                 having.pop(number).end = rest[1]
-    return sorted(found, key=lambda tenure: tenure.given_ns)
+    return sorted(found, key=lambda ownership: ownership.given_ns)
 
 
 def _compare(ends: list[int], directory: Path) -> Counter[str]:
     done = Counter[str]()
-    tenures = _tenures(directory, done)
-    done["tenures"] = len(tenures)
-    for tenure in tenures:
-        done[f"ended {tenure.end}"] += 1
-        _check_order(tenure)
+    ownerships = _ownerships(directory, done)
+    done["ownerships"] = len(ownerships)
+    for ownership in ownerships:
+        done[f"ended {ownership.end}"] += 1
+        _check_order(ownership)
     for number, end in enumerate(ends):
-        own = [tenure for tenure in tenures if tenure.partition == number]
+        own = [ownership for ownership in ownerships if ownership.partition == number]
         _check_commits(own)
         done += _count(own, end)
     return done
 
 
-def _check_order(tenure: Tenure) -> None:
-    due = tenure.begin
-    for first, last in tenure.runs:
-        assert first == due, f"{tenure}: read {first} when {due} was due"
+def _check_order(ownership: Ownership) -> None:
+    due = ownership.begin
+    for first, last in ownership.runs:
+        assert first == due, f"{ownership}: read {first} when {due} was due"
         due = last + 1
-    for (before, _), (after, _) in pairwise(tenure.commits):
-        assert before <= after, f"{tenure}: a commit went back"
+    for (before, _), (after, _) in pairwise(ownership.commits):
+        assert before <= after, f"{ownership}: a commit went back"
 
 
-def _check_commits(own: list[Tenure]) -> None:
+def _check_commits(own: list[Ownership]) -> None:
     """No commit that began after the partition had another owner was written."""
-    for tenure, after in pairwise(own):
-        for offset, began in tenure.commits:
-            assert began < after.given_ns, f"{tenure} committed {offset} as {after} had it"
-        if tenure.commits:
-            assert after.begin >= tenure.commits[-1][0], f"{after} began before {tenure} committed"
+    for ownership, after in pairwise(own):
+        for offset, began in ownership.commits:
+            assert began < after.given_ns, f"{ownership} committed {offset} as {after} had it"
+        if ownership.commits:
+            assert after.begin >= ownership.commits[-1][0], f"{after} began before {ownership}"
 
 
-def _count(own: list[Tenure], end: int) -> Counter[str]:
+def _count(own: list[Ownership], end: int) -> Counter[str]:
     """All was read; records read twice were first read by a member that did not leave cleanly."""
-    done, readers = Counter[str](), dict[int, list[Tenure]]()
-    for tenure in own:
-        for first, last in tenure.runs:
+    done, readers = Counter[str](), dict[int, list[Ownership]]()
+    for ownership in own:
+        for first, last in ownership.runs:
             for offset in range(first, last + 1):
-                readers.setdefault(offset, []).append(tenure)
+                readers.setdefault(offset, []).append(ownership)
     assert sorted(readers) == list(range(end)), "records were never read"
     for offset, found in readers.items():
         done["records"] += 1
         done["twice"] += len(found) - 1
-        for tenure in found[:-1]:
-            done["twice after a clean end"] += tenure.end == "revoked"
-            assert tenure.end != "revoked", f"offset {offset} of {tenure} was read again by {found}"
+        for ownership in found[:-1]:
+            done["twice after a clean end"] += ownership.end == "revoked"
+            assert ownership.end != "revoked", f"{offset} of {ownership} was read again: {found}"
     return done
-
-
-def told(done: Counter[str]) -> dict[str, Any]:
-    return dict(sorted(done.items()))

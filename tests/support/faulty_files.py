@@ -1,11 +1,11 @@
-"""The cruel twin of `Files`: it fails, writes short, kills, stops, and loses what was not synced.
+"""`Files` with faults: operations that fail, write short, kill or stop the process, or are lost.
 
->>> files = CruelFiles(root, record=True)                            # doctest: +SKIP
+>>> files = FaultyFiles(root, record=True)                            # doctest: +SKIP
 >>> files.fail_at(3, errno.ENOSPC, only={"write"}, forever=True)     # doctest: +SKIP
 >>> ...work, and files.note(("acked", topic, partition, offset))...  # doctest: +SKIP
 >>> for image in files.power_cut_states(limit=20_000, seed=1):       # doctest: +SKIP
 ...     materialise(image, directory, previous)
-...     check(CruelFiles(directory, boot="another"), image.notes)
+...     check(FaultyFiles(directory, boot="another"), image.notes)
 
 The record is that of one process; its threads may write at once.
 """
@@ -20,15 +20,17 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 from embedlog.errors import DurabilityError, StorageError
 from embedlog.files import Files
-from support.power import (
+from support.power_cut import (
     PAGE,
     ROOT,
     Commit,
+    DiskModel,
     Enter,
     FailedSync,
     Forgotten,
@@ -41,13 +43,12 @@ from support.power import (
     SyncDirectory,
     Tree,
     Truncate,
-    World,
     Write,
     materialise,
     scratch_directory,
 )
 
-__all__ = ["OPERATIONS", "CruelFiles", "Image", "materialise", "scratch_directory"]
+__all__ = ["OPERATIONS", "FaultyFiles", "Image", "materialise", "scratch_directory"]
 
 Result = TypeVar("Result")
 
@@ -77,6 +78,8 @@ class Fault:
     what: str
     number: int = 0
     forever: bool = False
+    part: float = 0.5
+    """How much of a write is done before a kill in the middle of it."""
 
 
 @dataclass(slots=True)
@@ -217,11 +220,11 @@ class Record:
         ):
             return
         self.events.append(Forgotten(inode))
-        world = World({}, dict(self.first_contents))
+        disk = DiskModel({}, dict(self.first_contents))
         for index, event in enumerate(self.events):
             if getattr(event, "inode", None) == inode and not isinstance(event, Enter | Rename):
-                world.play(index, event)
-        content = world.content(inode)
+                disk.play(index, event)
+        content = disk.content(inode)
         real = os.open(f"/proc/self/fd/{fd}", os.O_RDWR | os.O_CLOEXEC)
         os.pwrite(real, content, 0)
         os.close(real)
@@ -273,7 +276,26 @@ def is_volatile(path: str) -> bool:
     return first.replace("-", ".").partition(".")[0] in VOLATILE
 
 
-class CruelFiles(Files):
+def _with_faults(
+    name: str, kind: str | None = None, record: Callable[..., None] | None = None
+) -> Callable[..., Any]:
+    """Return a method of `Files` with its faults, counts, and entry in the record.
+
+    ``kind`` is what `only` and `counts` call it; ``record`` takes the record and the arguments.
+    """
+
+    def operation(self: FaultyFiles, where: int | str, *arguments: Any, **options: Any) -> Any:
+        return self._do(
+            kind or name,
+            where,
+            lambda: getattr(Files, name)(self, where, *arguments, **options),
+            record and (lambda entries, _: record(entries, where, *arguments)),
+        )
+
+    return operation
+
+
+class FaultyFiles(Files):
     """`Files` with faults to order and, if asked for, a record of everything that changes.
 
     Args:
@@ -316,10 +338,12 @@ class CruelFiles(Files):
         """Let a write do only its first so many bytes, and say so."""
         self._faults.append(Fault(n, ("write",), "short", bytes))
 
-    def kill_at(self, n: int, when: str = "before", only: Collection[str] = OPERATIONS) -> None:
-        """Kill this process before, after or in the middle of an operation (half a write)."""
+    def kill_at(
+        self, n: int, when: str = "before", only: Collection[str] = OPERATIONS, part: float = 0.5
+    ) -> None:
+        """Kill this process before, after or in the middle of an operation (part of a write)."""
         assert when in ("before", "middle", "after")
-        self._faults.append(Fault(n, only, when))
+        self._faults.append(Fault(n, only, when, part=part))
 
     def stop_at(self, n: int, only: Collection[str] = OPERATIONS) -> None:
         """Stop this process (SIGSTOP) before an operation; SIGCONT lets it go on."""
@@ -368,7 +392,7 @@ class CruelFiles(Files):
         return self.recording().states(limit, seed, per_cut)
 
     def _recorded(self) -> Record:
-        assert self._record is not None, "CruelFiles(root, record=True) records"
+        assert self._record is not None, "FaultyFiles(root, record=True) records"
         return self._record
 
     # Each operation: its fault, itself, its record
@@ -441,7 +465,8 @@ class CruelFiles(Files):
             raise OSError(fault.number, os.strerror(fault.number))
         if fault and fault.what in ("short", "middle"):
             whole = b"".join(map(bytes, buffers))
-            buffers = [whole[: fault.number if fault.what == "short" else len(whole) // 2]]
+            torn = min(int(len(whole) * fault.part), len(whole) - 1)
+            buffers = [whole[: fault.number if fault.what == "short" else torn]]
         with self._mutex:
             written = os.pwritev(fd, buffers, position)
             if self._record and fd in self._record.inodes:
@@ -450,31 +475,6 @@ class CruelFiles(Files):
         if fault and fault.what in ("middle", "after"):
             os.kill(os.getpid(), signal.SIGKILL)
         return written
-
-    def read(self, fd: int, length: int, position: int) -> bytes:
-        base = super()
-        return self._do("read", fd, lambda: base.read(fd, length, position))
-
-    def read_into(self, fd: int, memory: Any, position: int) -> int:
-        base = super()
-        return self._do("read", fd, lambda: base.read_into(fd, memory, position))
-
-    def map(self, fd: int, length: int, *, write: bool = False) -> Any:
-        base = super()
-        return self._do("map", fd, lambda: base.map(fd, length, write=write))
-
-    def truncate(self, fd: int, size: int) -> None:
-        base = super()
-        self._do(
-            "truncate",
-            fd,
-            lambda: base.truncate(fd, size),
-            lambda record, _: record.changed(fd, Truncate, size),
-        )
-
-    def allocate(self, fd: int, size: int) -> None:
-        base = super()
-        self._do("allocate", fd, lambda: base.allocate(fd, size))
 
     def sync(self, fd: int) -> None:
         base = super()
@@ -511,54 +511,23 @@ class CruelFiles(Files):
         if record and inode is not None:
             record.events.append(SyncDirectory(inode, upto))
 
-    def drop_cache(self, fd: int) -> None:
-        base = super()
-        self._do(
-            "drop_cache",
-            fd,
-            lambda: base.drop_cache(fd),
-            lambda record, _: record.forget(fd),
-        )
-
-    def make_directory(self, path: str, exist_ok: bool = True) -> None:
-        base = super()
-        self._do(
-            "mkdir",
-            path,
-            lambda: base.make_directory(path, exist_ok),
-            lambda record, _: record.made_directory(path),
-        )
-
-    def remove_directory(self, path: str) -> None:
-        base = super()
-        self._do(
-            "rmdir",
-            path,
-            lambda: base.remove_directory(path),
-            lambda record, _: record.removed(path),
-        )
-
-    def list(self, path: str) -> list[str]:
-        base = super()
-        return self._do("list", path, lambda: base.list(path))
-
-    def rename(self, old: str, new: str) -> None:
-        base = super()
-        self._do(
-            "rename",
-            old,
-            lambda: base.rename(old, new),
-            lambda record, _: record.renamed(old, new),
-        )
-
-    def unlink(self, path: str, missing_ok: bool = False) -> None:
-        base = super()
-        self._do(
-            "unlink",
-            path,
-            lambda: base.unlink(path, missing_ok),
-            lambda record, _: record.removed(path),
-        )
+    read = _with_faults("read")
+    read_into = _with_faults("read_into", "read")
+    map = _with_faults("map")
+    list = _with_faults("list")
+    allocate = _with_faults("allocate")
+    truncate = _with_faults(
+        "truncate", record=lambda record, fd, size: record.changed(fd, Truncate, size)
+    )
+    drop_cache = _with_faults("drop_cache", record=lambda record, fd: record.forget(fd))
+    make_directory = _with_faults(
+        "make_directory", "mkdir", lambda record, path, *_: record.made_directory(path)
+    )
+    remove_directory = _with_faults(
+        "remove_directory", "rmdir", lambda record, path: record.removed(path)
+    )
+    rename = _with_faults("rename", record=lambda record, old, new: record.renamed(old, new))
+    unlink = _with_faults("unlink", record=lambda record, path, *_: record.removed(path))
 
     def lock(self, fd: int, timeout: float, shared: bool = False) -> None:
         fault = self._fault("lock")
@@ -584,3 +553,44 @@ class CruelFiles(Files):
         self._record = None
         self._mutex = threading.RLock()
         super().after_fork()
+
+
+def after_reboot(boot: str | None = "another boot") -> Callable[..., FaultyFiles]:
+    """Return the files of a machine in another boot, as a root takes them."""
+    return partial(FaultyFiles, boot=boot)
+
+
+REBOOTED, REBOOTED_AGAIN = after_reboot(), after_reboot("a third boot")
+"""The next boot of the same machine, and the one after that."""
+
+
+class FaultInjector:
+    """Makes the files of all openings in one process; orders and counts carry over to the next.
+
+    Args:
+        order: Orders faults from the first files.
+        kind: The class of the files.
+    """
+
+    def __init__(
+        self,
+        order: Callable[[Any], None] = lambda files: None,
+        kind: Callable[..., FaultyFiles] = FaultyFiles,
+    ) -> None:
+        self._order, self._kind = order, kind
+        self.files: Any = None
+        """Those that were made last."""
+
+    def __call__(self, path: Any, **options: Any) -> FaultyFiles:
+        before, self.files = self.files, self._kind(path, **options)
+        if before is None:
+            self._order(self.files)
+        else:
+            self.files._faults, self.files.counts = before._faults, before.counts
+        made: FaultyFiles = self.files
+        return made
+
+    def heal(self) -> None:
+        """Forget all faults that were ordered."""
+        if self.files is not None:
+            self.files.heal()

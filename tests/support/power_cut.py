@@ -1,4 +1,4 @@
-"""What a disk may hold after the power went away: the model behind `CruelFiles`.
+"""What a disk may hold after the power went away: the model behind `FaultyFiles`.
 
 The model is stricter than ext4.  A write is on the disk for certain after a sync
 of its file, a name after a sync of its directory; until then each of them may be
@@ -13,7 +13,7 @@ import os
 import random
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise, product
@@ -153,7 +153,7 @@ class Pending:
 
 
 @dataclass(slots=True)
-class World:
+class DiskModel:
     """The disk after a prefix of the events: what is certain, and what is not."""
 
     tree: Tree
@@ -435,8 +435,8 @@ class Recording:
             *(n for n, event in enumerate(self.events, 1) if not isinstance(event, syncs)),
         ]
 
-    def states(self, limit: int | None, seed: int, per_cut: int) -> Iterator[Image]:
-        """See `CruelFiles.power_cut_states`."""
+    def states(self, limit: int | None, seed: int = 1, per_cut: int = 24) -> Iterator[Image]:
+        """See `FaultyFiles.power_cut_states`."""
         rng = random.Random(seed)
         seen: set[tuple[int, int]] = set()
         cuts = set(self.cuts())
@@ -454,41 +454,41 @@ class Recording:
     ) -> Iterator[Image]:
         """Yield up to `wanted` new images, shared evenly among the cuts."""
         tree = {inode: dict(names) for inode, names in self.tree.items()}
-        world = World(tree, dict(self.contents))
+        disk = DiskModel(tree, dict(self.contents))
         first, done = len(seen), 0
         for cut in range(len(self.events) + 1):
             if cut:
-                world.play(cut - 1, self.events[cut - 1])
+                disk.play(cut - 1, self.events[cut - 1])
             if cut in cuts:
                 done += 1
                 budget = first + wanted * done // len(cuts) - len(seen)
-                yield from self._images(world, cut, budget, rng, seen)
+                yield from self._images(disk, cut, budget, rng, seen)
 
     def _images(
         self,
-        world: World,
+        disk: DiskModel,
         cut: int,
         budget: int,
         rng: random.Random,
         seen: set[tuple[int, int]],
     ) -> Iterator[Image]:
-        pending = world.uncertain()
+        pending = disk.uncertain()
         cache: dict[Any, bytes] = {}
         tries = 2 * budget + 8
         for chosen in all_choices(pending, rng, 4 * budget):
             if budget <= 0 or tries <= 0:
                 return
             tries -= 1
-            files, directories = world.files(chosen, cache)
+            files, directories = disk.files(chosen, cache)
             # As many notes, as much was promised: the same disk may be fine before and not after.
-            disk = hash((frozenset(files.items()), frozenset(directories)))
-            key = (disk, len(world.notes))
+            content = hash((frozenset(files.items()), frozenset(directories)))
+            key = (content, len(disk.notes))
             if key not in seen:
                 seen.add(key)
                 budget -= 1
-                told = [(each.event, chosen[each.index]) for each in pending]
+                outcomes = [(each.event, chosen[each.index]) for each in pending]
                 self._add_volatile(files, directories, rng)
-                yield Image(files, directories, world.notes, cut, told, disk)
+                yield Image(files, directories, disk.notes, cut, outcomes, content)
 
     def _add_volatile(
         self, files: dict[str, bytes], directories: list[str], rng: random.Random
@@ -544,6 +544,25 @@ def materialise(
         path = f"{root}/{name}"
         if not (known.get(name) is data and _untouched(path, len(data))):
             _put(path, data)
+
+
+def materialised(images: Iterable[Image], directory: Path) -> Iterator[Image]:
+    """Yield images, each while `directory` holds it."""
+    directory.mkdir(exist_ok=True)
+    previous = None
+    for image in images:
+        remove_impossible(image)
+        materialise(image, directory, previous)
+        previous = image
+        yield image
+
+
+def remove_impossible(image: Image) -> None:
+    """Remove volatile files from a root without a format file, which is there before them."""
+    if "embedlog.toml" not in image.files:
+        for name in [name for name in image.files if name.startswith(("locks/", "live/", "wake"))]:
+            del image.files[name]
+        image.directories[:] = [name for name in image.directories if name not in ("locks", "live")]
 
 
 def _clean(root: str, prefix: str, image: Image) -> None:

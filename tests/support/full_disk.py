@@ -1,4 +1,4 @@
-"""The check of P10: a disk with so many bytes left, in truth (a small tmpfs) or as a model."""
+"""A disk that fills up: a small tmpfs or ext4, or a model of one (P10)."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 
 import embedlog
 from embedlog.errors import DiskFullError, StorageError
-from support import forks, oracle
-from support.cruel import CruelFiles
-from support.killing import judge
-from support.program import Journal, World, entries
+from support import forks, journal_check
+from support.faulty_files import FaultyFiles
+from support.log_programs import ProgramProcess
+from support.program_faults import judge
 
 DISK = 16 << 20
 PAGE = 4096
@@ -42,31 +42,28 @@ class Disk:
 
 @contextmanager
 def small_disk(directory: Path) -> Iterator[Disk | None]:
-    """Mount a small tmpfs; None where that is not allowed."""
-    directory.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", f"size={DISK}", "tmpfs", os.fspath(directory)]
-    try:
-        done = subprocess.run(command, capture_output=True, check=False).returncode == 0
-    except FileNotFoundError:
-        done = False
-    try:
-        yield Disk(directory) if done else None
-    finally:
-        if done:
-            subprocess.run(["umount", "--lazy", os.fspath(directory)], check=True)
+    """Mount a small tmpfs; None if that is not allowed."""
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={DISK}", "tmpfs", os.fspath(directory)]
+    with _mounted(directory, mount) as disk:
+        yield disk
 
 
 @contextmanager
 def ext4_disk(directory: Path, *, reserved_percent: int) -> Iterator[Disk | None]:
-    """Mount a small ext4 that keeps blocks for root; None where that is not allowed."""
-    directory.mkdir()
+    """Mount a small ext4 that reserves blocks for root; None if that is not allowed."""
     image = directory.with_suffix(".image")
     image.touch()
     os.truncate(image, DISK)
-    commands = (
-        ["mkfs.ext4", "-q", "-F", "-m", str(reserved_percent), os.fspath(image)],
-        ["mount", "-o", "loop", os.fspath(image), os.fspath(directory)],
-    )
+    make = ["mkfs.ext4", "-q", "-F", "-m", str(reserved_percent), os.fspath(image)]
+    mount = ["mount", "-o", "loop", os.fspath(image), os.fspath(directory)]
+    with _mounted(directory, make, mount) as disk:
+        yield disk
+    image.unlink()
+
+
+@contextmanager
+def _mounted(directory: Path, *commands: list[str]) -> Iterator[Disk | None]:
+    directory.mkdir()
     try:
         done = all(
             subprocess.run(command, capture_output=True, check=False).returncode == 0
@@ -79,11 +76,10 @@ def ext4_disk(directory: Path, *, reserved_percent: int) -> Iterator[Disk | None
     finally:
         if done:
             subprocess.run(["umount", "--lazy", os.fspath(directory)], check=True)
-        image.unlink()
 
 
-class Budget(CruelFiles):
-    """A disk as the kernel shows one that fills up: a short write, then ENOSPC."""
+class LimitedFiles(FaultyFiles):
+    """Files on a disk that fills up as the kernel shows it: a short write, then ENOSPC."""
 
     left: int | None = None
 
@@ -98,91 +94,85 @@ class Budget(CruelFiles):
         return super()._pwritev(fd, buffers, position)
 
 
-class Left(NamedTuple):
-    """So many pages, or with a model bytes, are free."""
+class FreeSpace(NamedTuple):
+    """How much is free: pages, or with a model bytes."""
 
     size: int
     durability: str
 
 
-def check_full_disk(case: Left, *, place: Path, disk: Disk | None) -> int:
-    """Append to a disk that fills up; returns how many appends there was room for."""
-    root = (disk.path if disk else place) / f"root-{os.getpid()}"
+def check_full_disk(case: FreeSpace, *, directory: Path, disk: Disk | None) -> int:
+    """Append to a disk that fills up; return how many appends it had room for."""
+    root = (disk.path if disk else directory) / f"root-{os.getpid()}"
     shutil.rmtree(root, ignore_errors=True)
     # The journal is not on the disk that fills up.
-    journal_path = place / f"root-{os.getpid()}.journal"
+    journal_path = directory / f"root-{os.getpid()}.journal"
     journal_path.unlink(missing_ok=True)
     end = forks.run(lambda: _fill(root, journal_path, case, disk))
     if disk:
         disk.free()
-    assert end.finding() is None, end.finding()
+    room = end.result()
     judge(root, journal=journal_path)
-    return int(end.value)
+    return int(room)
 
 
-def _fill(root: Path, journal: Path, case: Left, disk: Disk | None) -> int:
-    made: list[Budget] = []
-
-    def seam(path: Any, **options: Any) -> Budget:
-        made.append(Budget(path, **options))
-        return made[-1]
-
-    world = World(root, Journal(journal), seam, forgiving=True)
+def _fill(root: Path, journal: Path, case: FreeSpace, disk: Disk | None) -> int:
+    process = ProgramProcess(root, journal=journal, files=LimitedFiles, forgiving=True)
     for step in (("open", "os"), ("create", "d", 2, 20_000)):
-        world.do(step)
+        process.do(step)
     for key in PARTITIONS:
-        world.do(("send", *key, 1))
-    assert world.errors == []
+        process.do(("send", *key, 1))
+    assert process.errors == []
     if disk:
         disk.leave(case.size)
     else:
-        made[-1].left = case.size
-    room = _until_full(world, case.durability)
-    _check_while_full(world, disk)
+        process.log.root.context.files.left = case.size
+    room = _until_full(process, case.durability)
+    _check_while_full(process, disk)
     if disk:
         disk.free()
     else:
-        made[-1].left = None
-    _check_after(world)
-    oracle.check(world.log, entries(journal), goes_on=False)
+        process.log.root.context.files.left = None
+    _check_after(process)
+    journal_check.check(process.log, journal, goes_on=False)
     return room
 
 
-def _until_full(world: World, durability: str) -> int:
+def _until_full(process: ProgramProcess, durability: str) -> int:
     room = 0
-    while not world.errors:
+    while not process.errors:
         assert room < 10_000, "the disk never gets full"
-        world.do(("send", *PARTITIONS[room % 2], 1, durability, 3000))
+        process.do(("send", *PARTITIONS[room % 2], 1, durability, 3000))
         room += 1
-    assert isinstance(world.errors[0], DiskFullError), repr(world.errors[0])
+    assert isinstance(process.errors[0], DiskFullError), repr(process.errors[0])
     return room - 1
 
 
-def _check_while_full(world: World, disk: Disk | None) -> None:
-    """Nothing can be appended for certain, everything can be read, by everybody."""
-    ends = {key: world.log.partition(*key).end_offset() for key in PARTITIONS}
+def _check_while_full(process: ProgramProcess, disk: Disk | None) -> None:
+    """Check that no process can append, and every process can read everything."""
+    ends = {key: process.log.partition(*key).end_offset() for key in PARTITIONS}
     for key in PARTITIONS * 2:
-        known = len(world.errors)
-        world.do(("send", *key, 5, "os", 3000))
-        assert [type(one) for one in world.errors[known:]] == [DiskFullError], world.errors
-        assert world.log.partition(*key).end_offset() == ends[key]
+        known = len(process.errors)
+        process.do(("send", *key, 5, "os", 3000))
+        assert [type(one) for one in process.errors[known:]] == [DiskFullError], process.errors
+        assert process.log.partition(*key).end_offset() == ends[key]
     for key in PARTITIONS:
-        assert len(oracle.rows(world.log, *key)) == ends[key]
+        assert len(journal_check.rows(process.log, *key)) == ends[key]
 
     def read() -> None:
-        log = embedlog.open(world.path, mode="r")
+        log = embedlog.open(process.path, mode="r")
         for key, end in ends.items():
-            assert len(oracle.rows(log, *key)) == end
+            assert len(journal_check.rows(log, *key)) == end
         assert log.partition("d", 0).reader(ends["d", 0]).read() == []
 
     def join() -> None:
         try:
-            log = embedlog.open(world.path)
+            log = embedlog.open(process.path)
         except StorageError as error:
             _check_full(error)
         else:
             for key, end in ends.items():
-                assert len(oracle.rows(log, *key)) == end
+                assert len(journal_check.rows(log, *key)) == end
 
     def begin() -> None:
         try:
@@ -191,8 +181,7 @@ def _check_while_full(world: World, disk: Disk | None) -> None:
             _check_full(error)
 
     for work in (read, join, begin):
-        end = forks.run(work)
-        assert end.finding() is None, f"{work.__name__}: {end.finding()}"
+        forks.run(work).result(work.__name__)
     if disk:
         shutil.rmtree(disk.path / "another", ignore_errors=True)
 
@@ -201,11 +190,11 @@ def _check_full(error: StorageError) -> None:
     assert isinstance(error, DiskFullError), repr(error)
 
 
-def _check_after(world: World) -> None:
-    world.forgiving = False
+def _check_after(process: ProgramProcess) -> None:
+    process.forgiving = False
     for key in PARTITIONS:
-        log = world.log.partition(*key)
+        log = process.log.partition(*key)
         end = log.tail().log_end_offset
-        world.do(("send", *key, 2, "os"))
-        world.do(("send", *key, 1, "fsync"))
+        process.do(("send", *key, 2, "os"))
+        process.do(("send", *key, 1, "fsync"))
         assert log.end_offset() == end + 3

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import multiprocessing
-import os
-import signal
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -20,7 +18,7 @@ PATIENCE = 20.0
 Partitions = set[TopicPartition]
 
 
-class Diary(ConsumerRebalanceListener):
+class RecordingListener(ConsumerRebalanceListener):
     """Records its calls, and runs what the test wants during them.
 
     Args:
@@ -87,7 +85,7 @@ def drained(consumer: Consumer, **options: Any) -> list[Any]:
     return records_read
 
 
-class Remote:
+class PipedChild:
     """A forked child that communicates with its parent through a pipe.
 
     Args:
@@ -120,7 +118,7 @@ class Remote:
         return self._pipe.poll(0)
 
     def stop(self) -> None:
-        os.kill(self.pid, signal.SIGSTOP)
+        self._child.stop()
         assert self._child.stopped()
 
     def go_on(self) -> None:
@@ -129,24 +127,20 @@ class Remote:
     def kill(self) -> float:
         """Kill it, and return the time by the monotonic clock."""
         killed_at = time.monotonic()
-        os.kill(self.pid, signal.SIGKILL)
         self._over = True
-        self._child.end()
+        self._child.kill()
         return killed_at
 
     def over(self) -> bool:
         """Return whether it has ended; call `end` afterwards."""
-        how = os.WEXITED | os.WNOWAIT | os.WNOHANG
-        return os.waitid(os.P_PID, self.pid, how) is not None
+        return self._child.ends_within(0)
 
     def end(self) -> Any:
         """Wait until it has ended, and return its result."""
         self._over = True
-        end = self._child.end()
-        assert end.finding() is None, end.finding()
-        return end.value
+        return self._child.end().result()
 
-    def __enter__(self) -> Remote:
+    def __enter__(self) -> PipedChild:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -158,7 +152,7 @@ class Remote:
 # Many groups side by side
 
 
-class Crowd:
+class GroupThreads:
     """Threads that are members of many groups, and read until `end`.
 
     Args:
@@ -168,7 +162,7 @@ class Crowd:
     """
 
     def __init__(self, log: Any, groups: int, members: int) -> None:
-        self.found: list[list[tuple[int, int]]] = [[] for _ in range(groups)]
+        self.offsets: list[list[tuple[int, int]]] = [[] for _ in range(groups)]
         self._done = threading.Event()
         self._errors: list[BaseException] = []
         self._threads = [
@@ -186,7 +180,7 @@ class Crowd:
                 while not self._done.is_set():
                     for records in member.poll(100, max_records=20).values():
                         # A list is extended in one step, so threads may share it.
-                        self.found[number] += [
+                        self.offsets[number] += [
                             (record.partition, record.offset) for record in records
                         ]
         except BaseException as error:  # noqa: BLE001 - raised again by `end`
@@ -199,4 +193,4 @@ class Crowd:
             thread.join()
         for error in self._errors:
             raise error
-        return self.found
+        return self.offsets
