@@ -91,7 +91,7 @@ def ratio(found: Found, run: dict[str, Found], unit: str) -> str:
 
 def budget(run: dict[str, Found], cpu: dict[str, Found]) -> list[str]:
     """The budget's table."""
-    heads = ("work", "at least", "best", "median", "by CPU time", "median to its floor")
+    heads = ("work", "target", "best", "median", "by CPU time", "median to its floor")
     lines = ["| " + " | ".join(heads) + " |", "|---" + "|--:" * (len(heads) - 1) + "|"]
     for row in BUDGET:
         found = run.get(row.bench)
