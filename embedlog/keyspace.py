@@ -397,7 +397,7 @@ SEGMENTS = Table[Any](
     _SEGMENT,
     "flags: u8, next_offset: i64, created_ms: i64, max_timestamp: i64, appended_ms: i64, "
     "size: u64, end_position: u64, has_headers: u8",
-    "The manifest: a segment file; those that no row names are garbage",
+    "The manifest: a segment file; a file without a row is garbage",
 )
 SEGMENT_INDEXES = Table[bytes](
     "X", _SEGMENT, "entries: bytes", "The index of a sealed segment", optional=True
@@ -432,19 +432,19 @@ JOURNAL = Table[Any](
     "partition: partition key",
     "committed: u8, number: u64, segment_id: u64, log_end_offset: u64, position: u64, "
     "leader_epoch: u32, partition_count: u16, file_count: u16, rest: bytes",
-    "The last publication over several partitions, in each of them",
+    "The partition's part in its last publication over several partitions",
 )
 DELETED_TOPICS = Table[Any](
     "D",
     "topic_id: u64",
     "fields: JSON",
-    "A deleted topic of which files or rows may be left: `name`, `partitions`",
+    "A deleted topic whose files or rows may not all be removed yet: `name`, `partitions`",
 )
 COUNTERS = Table[int](
     "N",
     "counter: text",
     "last: u64",
-    "The last number given to a `topic`, `segment`, `producer` or `publication`",
+    "The last number assigned to a `topic`, `segment`, `producer` or `publication`",
 )
 NAMED_PRODUCERS = Table[Any](
     "Q",
@@ -457,7 +457,7 @@ RETENTION_BYTES = Table[int](
     "R",
     "",
     "bytes: u64",
-    "How many bytes all topics together may hold; any number without this row",
+    "How many bytes all topics together may hold; unlimited without this row",
     optional=True,
 )
 APP_VERSIONS = Table[Any](
@@ -471,7 +471,7 @@ PUBLICATION_CLOCK = Table[Any](
     "B",
     "",
     "elapsed_ms: u64, uptime_ms: u64, time_ms: i64, boot_id: text",
-    "The clock by which `app versions` age, and what it was advanced from",
+    "The clock by which `app versions` age, and the clocks that it was advanced from",
     optional=True,
 )
 OFFSET_CHECKPOINTS = Table[Any](
@@ -485,7 +485,7 @@ REPORTED_TOPICS = Table[Any](
     "A",
     "topic_id: u64",
     "fields: JSON",
-    "What `__activity` has of a topic: `name`, `id`, `config`, and `partitions`",
+    "A topic as last reported in `__activity`: `name`, `id`, `config`, `partitions`",
 )
 
 # live
@@ -497,7 +497,7 @@ TAILS = Table[Any](
     "end_position: u64, durable_offset: u64, start_offset: u64, leader_epoch: u32, "
     "max_timestamp: i64, first_timestamp: i64, created_ms: i64, appended_ms: i64, "
     "unindexed: u64, flushed_ms: i64, failed: u8",
-    "Where a partition ends: to write this row is to publish",
+    "Where a partition ends: writing this row publishes records",
 )
 INDEX_ENTRIES = Table[Any](
     "i",
@@ -516,13 +516,13 @@ PENDING_DELETES = Table[Any](
     "z",
     _SEGMENT,
     "due_ms: u64, end_offset: u64, path: text",
-    "A file to unlink, at a time since boot; it is no garbage until then",
+    "A file to unlink, and when, since boot; until then `verify` does not report it",
 )
 LEASES = Table[Any](
     "l",
     "partition: partition key, lease: text",
     "offset: u64, until_ms: u64",
-    "From which offset on nothing is deleted or rewritten, until a time since boot",
+    "Nothing from this offset on is deleted or rewritten before a time since boot",
 )
 GROUPS = Table[Any](
     "g",
@@ -534,7 +534,7 @@ GROUP_VERSIONS = Table[int](
     "v",
     "group: text",
     "version: u64",
-    "The version of a group's document: a small row to look at for changes",
+    "The version of a group's document: small, so that members can poll it for changes",
 )
 MEMBER_DEADLINES = Table[int](
     "d", "group: text, member: text", "deadline_ms: u64", "When a member's session ends, since boot"
@@ -557,13 +557,13 @@ UNSAVED_OFFSETS = Table[None](
     "u",
     "group: text, partition: partition key",
     "",
-    "This committed offset, or that it was deleted, is not in `state` yet",
+    "Marks a committed offset, or its deletion, that is not in `state` yet",
 )
 MAINTENANCE_OWNER = Table[Any](
     "m",
     "",
     "epoch: u64, deadline_ms: u64, pid: u32",
-    "The process that does the housekeeping, and until when since boot",
+    "The process that does the housekeeping, its epoch and its deadline since boot",
 )
 JOB_RUNS = Table[int](
     "j", "job: text", "done_ms: u64", "When a job of the housekeeping was last done, since boot"
@@ -572,7 +572,7 @@ CLOCK_READING = Table[Any](
     "k",
     "",
     "believed_ms: i64, uptime_ms: u64",
-    "What the wall clock showed last, as far as it was believed, and when since boot",
+    "The last accepted reading of the wall clock, and when it was taken, since boot",
 )
 REPORTED_VERSION = Table[int](
     "s", "", "version: u64", "The version of `state` up to which `__activity` has its changes"
@@ -581,7 +581,7 @@ REPORTED_GROUPS = Table[Any](
     "a",
     "group: text",
     "version: u64, generation: u64",
-    "The version of a group's document, and its generation, that `__activity` has",
+    "The version and generation of a group as last reported in `__activity`",
 )
 REPORTED_OWNER = Table[int](
     "w", "", "pid: u32", "The process that `__activity` has as the maintenance owner"

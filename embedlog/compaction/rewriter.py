@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -142,9 +143,7 @@ class Rewriter:
         chunks = table.combine_chunks().to_batches()
         columns = chunks[0] if chunks else pa.RecordBatch.from_pylist([], schema=self._schema)
         encoded = batches.encode(columns, kind.codec, offsets=True)
-        encoded.flags |= kind.flags
-        encoded.delete_horizon = horizon
-        return encoded
+        return replace(encoded, flags=encoded.flags | kind.flags, delete_horizon=horizon)
 
     def _fill_up_to(self, offset: int) -> None:
         """Let the pending batch end at ``offset``, or put an empty batch in between."""

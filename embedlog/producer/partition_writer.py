@@ -150,8 +150,7 @@ class PartitionWriter:
             lock_timeout = self._lock_timeout
         sequence = self._next_sequence
         if sequence is not None and self._identity is not None:
-            encoded.producer_id, encoded.producer_epoch = self._identity
-            encoded.base_sequence = sequence
+            encoded.set_producer(*self._identity, sequence)
             self._next_sequence = sequence + 1 & LAST_SEQUENCE
         log = self.log
         try:

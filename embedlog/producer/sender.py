@@ -37,10 +37,10 @@ class Sender:
                 if self._thread is None and not self._stopped:
                     self.idle = False
                     arguments = weakref.ref(self), self._event
-                    thread = threading.Thread(target=_run, args=arguments, daemon=True)
-                    thread.name = "embedlog-producer"
-                    self._thread = thread
-                    thread.start()
+                    self._thread = threading.Thread(
+                        name="embedlog-producer", target=_run, args=arguments, daemon=True
+                    )
+                    self._thread.start()
         self._event.set()
 
     def stop(self, timeout: float = 1.0) -> None:
