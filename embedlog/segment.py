@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import suppress
 from functools import lru_cache
 from typing import Any
 
@@ -170,8 +169,10 @@ class SegmentFile:
             length = 0
             if not last:
                 # A batch that is longer than this, by its own header, is not decoded yet.
-                with suppress(CorruptBatchError):
+                try:
                     length = batches.message_length(data, path=self.path, position=position)
+                except CorruptBatchError:
+                    pass
             if length <= want:
                 whole = self._whole(data, position, max_bytes, last)
                 if whole:

@@ -500,7 +500,7 @@ def _block_of(head: memoryview, path: str, position: int) -> bytes:
         raise _corrupt("the block has no end", path, position)
     block = head[len(head) - block_length :].tobytes()
     magic, crc = SEAL.unpack_from(block)
-    if magic != MAGIC or crc != crc32c(block[SEAL.size :]):
+    if magic != MAGIC or crc != extend(0, block[SEAL.size :]):
         raise _corrupt("the block's CRC is wrong", path, position)
     return block
 

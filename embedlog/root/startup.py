@@ -312,7 +312,9 @@ def _compacted(files: Files, path: str, base: int, file_id: int) -> catalog.Segm
 
 def _names(files: Files, directory: str) -> list[str]:
     """Return the names in a directory; none if it is missing."""
-    return files.list(directory) if files.exists(directory) else []
+    with ignore_missing():
+        return files.list(directory)
+    return []
 
 
 def _segment_files(files: Files, directory: str) -> list[tuple[int, int, str]]:
