@@ -65,14 +65,12 @@ class LoadOptions:
                     f"The pattern {self.pattern!r} is not a regular expression: {error}"
                 ) from error
         most, follow = self.max_records_per_trigger, self.follow
-        is_url = "://" in self.into or "://" in (self.checkpoint or "")
         for wrong, requirement in (
             (most < 1, f"max_records_per_trigger must be at least 1, got {most}"),
             (
                 follow is not None and not 0 <= follow < math.inf,
                 f"follow must be a number of seconds between micro-batches, got {follow}",
             ),
-            (is_url, "The output and the checkpoint must be directories of this machine, not URLs"),
         ):
             if wrong:
                 raise InvalidConfigError(requirement)
@@ -136,6 +134,11 @@ def load(
             and created again.
         SparkQueryError: Spark failed for another reason.
     """
+    if any("://" in os.fspath(path) for path in (into, checkpoint or "")):
+        # Before they become absolute paths, which have no double slash.
+        raise InvalidConfigError(
+            "The output and the checkpoint must be directories of this machine, not URLs"
+        )
     options = LoadOptions(
         root=os.path.abspath(root),
         into=os.path.abspath(into),

@@ -158,10 +158,13 @@ def absolute_path(path: str) -> str:
 
 
 def _whole_number(text: str) -> int:
-    number = float(text)
-    if not number.is_integer():
-        raise ValueError
-    return int(number)
+    try:
+        return int(text)
+    except ValueError:
+        number = float(text)
+        if not number.is_integer():
+            raise
+        return int(number)
 
 
 def _duration_ms(text: str) -> int:

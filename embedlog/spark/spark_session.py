@@ -86,7 +86,9 @@ def session(
     # By default Spark starts workers as "python3": often another Python, without embedlog.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     settings: dict[str, Any]
-    settings = {"spark.master": master or "local[*]", **recommended_conf(), **(conf or {})}
+    settings = {"spark.master": "local[*]", **recommended_conf(), **(conf or {})}
+    if master is not None:
+        settings["spark.master"] = master
     builder = SparkSession.builder.appName(app_name).config(map=settings)
     with default_log4j_settings():
         spark = builder.getOrCreate()
