@@ -436,7 +436,7 @@ class Files:
             pause = min(2 * pause, LONGEST_SLEEP)
         pid = lock_holder(fd)
         state = None if pid is None else process_state(pid)
-        holder = "another process" if pid is None else f"process {pid} (state {state or 'unknown'})"
+        holder = "Another process" if pid is None else f"Process {pid} (state {state or 'unknown'})"
         raise LockTimeoutError(
             f"{holder} held the lock for {timeout:g} s",
             todo="A process in state T is stopped: continue it, or end it.",

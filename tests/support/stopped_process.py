@@ -112,6 +112,6 @@ def _try(process: ProgramProcess, step: Step) -> Any:
 def _check_refusal(error: Exception, pid: int, seconds: float) -> None:
     assert isinstance(error, LockTimeoutError), repr(error)
     assert (error.pid, error.state) == (pid, "T"), str(error)
-    assert f"process {pid} (state T)" in str(error)
+    assert f"Process {pid} (state T)" in str(error)
     # It may wait for the partition, then for a database; and the machine may be busy.
     assert seconds < patient(2 * TIMEOUT + 1.0)
