@@ -162,7 +162,8 @@ def touch(data: bytes, schema: Any, number: int) -> None:
     for one in read(file.start, file.start + len(data)):
         if number % 3 == 0:
             one.verify()
-        one.to_arrow(0)
+        one.columns()
+        one.offsets()
         one.lists()
         one.columns(["timestamp"])
 
