@@ -620,7 +620,7 @@ def test_sticky_is_stable(partitions, members):
 @third
 @given(partitions=partition_counts, members=groups(alike=True))
 def test_sticky_keeps_as_much_as_any_even_assignment_could(partitions, members):
-    """The fewest possible moves: members keep their share, and as many as possible keep one more."""
+    """The fewest possible moves: all keep their share, and as many as possible keep one more."""
     assignment = assign(partitions, members)
 
     assigned = {tp for taken in assignment.values() for tp in taken}
