@@ -1120,7 +1120,7 @@ def test_another_process_sees_a_record_at_once(root):
     process.join(patient(10))
 
     assert process.exitcode == 0
-    # Without the wake a wait takes a second; a busy machine takes a millisecond, an idle one 100 µs.
+    # A second without the wake; a millisecond on a busy machine, 100 µs on an idle one.
     assert sorted(delays)[pairs // 2] < patient(0.05) * 1e9
 
 

@@ -105,7 +105,7 @@ def make(root, reset, **config):
 
 
 def make_for(leave, root, reset):
-    """Make a consumer that commits at each poll if it leaves "by interval", else only on leaving."""
+    """Make a consumer that commits at each poll if it leaves "by interval", else at its end."""
     return make(root, reset, auto_commit_interval_ms=0 if leave == "by interval" else 3_600_000)
 
 
