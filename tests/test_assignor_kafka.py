@@ -66,16 +66,16 @@ def read(answer):
     """Read an assignment that the driver wrote; None where Kafka failed."""
     assignment = {}
     for part in answer.split("|") if answer else ():
-        who, _, names = part.partition(":")
+        name, _, names = part.partition(":")
         partitions = (name.rsplit("-", 1) for name in names.split())
-        assignment[who] = [TopicPartition(topic, int(number)) for topic, number in partitions]
+        assignment[name] = [TopicPartition(topic, int(number)) for topic, number in partitions]
     return assignment or None
 
 
 def keeps_the_rules(assignment, members):
     """Kafka returns partitions to members that no longer subscribe to their topics."""
     topics = {member.id: member.topics for member in members}
-    return all(tp.topic in topics[who] for who, taken in assignment.items() for tp in taken)
+    return all(tp.topic in topics[name] for name, taken in assignment.items() for tp in taken)
 
 
 def test_no_assignment_is_less_even_than_kafkas_or_keeps_less_where_it_is_as_even(classes):

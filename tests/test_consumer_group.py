@@ -1121,7 +1121,7 @@ def test_a_killed_process_is_replaced_at_once(tmp_path):
 
 
 def test_a_static_member_that_returns_gets_its_partitions(root, join):
-    """M13: close does not leave the group, so no other member notices; it continues at its commit."""
+    """M13: close does not leave the group, no other member notices, it continues at its commit."""
     make_topic(root)
     static = join("t", group_instance_id="i")
     listener = RecordingListener()
