@@ -1,4 +1,4 @@
-"""The topic ``__activity``: each event is reported once, and none that did not happen."""
+"""The topic ``__activity``: it reports each event once, and nothing else."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def short(log, *kinds):
     return [event[:2] for event in reported(log, *kinds)]
 
 
-# What is reported
+# Events
 
 
 def test_created_altered_and_deleted_topics_are_reported(log, clock):
@@ -249,7 +249,7 @@ def test_a_failure_is_reported_once(tmp_path):
         assert [facts["error"] for _, _, facts in reported(log, "failed")] == ["a", "b"]
 
 
-# What is not
+# Changes without an event, and lost events
 
 
 def test_nothing_is_written_to_an_idle_log(tmp_path):
@@ -361,7 +361,7 @@ def test_a_damaged_note_is_rewritten_without_events(log):
     assert event[2]["segments"] == 1
 
 
-# Once
+# Each event once
 
 
 def die(*_, **__):
@@ -456,7 +456,7 @@ def test_a_fenced_owner_notes_nothing(log):
     assert short(log, "created") == [("created", "t")]
 
 
-# A topic like any other, nearly
+# The topic
 
 
 def test_the_activity_topic_is_internal(log):

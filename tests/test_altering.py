@@ -1,4 +1,4 @@
-"""Settings that another process alters hold in open handles from their next call on (C10)."""
+"""Settings that another process alters apply to the next call of open handles (C10)."""
 
 from __future__ import annotations
 
@@ -354,7 +354,7 @@ SENDS = {
 class TestAProducerThatIsOpen:
     """In each way of sending, from the first record after the alteration."""
 
-    def test_may_send_less_or_more_at_once(self, log, send):
+    def test_obeys_the_limit_of_a_message(self, log, send):
         """A4, G7."""
         with log.producer() as producer:
             send(producer, b"x" * 5_000, b"k")
@@ -365,7 +365,7 @@ class TestAProducerThatIsOpen:
             alter(log, max_message_bytes=10_000)
             send(producer, b"x" * 5_000, b"k")
 
-    def test_heeds_the_size_of_segments(self, log, send):
+    def test_obeys_the_size_of_segments(self, log, send):
         """A4, A11."""
         with log.producer() as producer:
             send(producer, b"x" * 5_000, b"k")
@@ -375,7 +375,7 @@ class TestAProducerThatIsOpen:
             send(producer, b"x" * 500, b"k")
         assert segments(log.partition("t", 0)) > 1
 
-    def test_needs_keys_and_needs_them_no_more(self, log, send):
+    def test_needs_keys_while_the_topic_is_compacted(self, log, send):
         """A6: also if every record is refused, so that none reaches the log."""
         with log.producer() as producer:
             send(producer, b"x", None)
@@ -389,7 +389,7 @@ class TestAProducerThatIsOpen:
             alter(log, cleanup_policy="delete")
             send(producer, b"x", None)
 
-    def test_gets_the_times_of_the_log(self, log, clock, send):
+    def test_gets_log_append_times(self, log, clock, send):
         """A7."""
         with log.producer() as producer:
             send(producer, b"x", b"k")
@@ -398,7 +398,7 @@ class TestAProducerThatIsOpen:
             send(producer, b"y", b"k")
         assert log.topic("t")[-1].timestamp_type == 1
 
-    def test_packs_as_the_topic_says(self, log, send):
+    def test_uses_the_codec_of_the_topic(self, log, send):
         """With any codec; `producer` keeps the codec of the producer."""
         with log.producer(compression_type="zstd") as producer:
             send(producer, b"x" * 1_000, b"k")

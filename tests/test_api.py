@@ -66,10 +66,10 @@ def write(path, *rows, topic="t"):
         log.partition(topic, 0).append([encoded(*rows)])
 
 
-# What can be opened
+# Opening
 
 
-def test_opening_makes_a_log_for_its_user_only(path):
+def test_a_new_log_is_private_to_its_user(path):
     """0700 and 0600: only their owner may read the records (P22)."""
     write(path, b"secret")
 
@@ -109,7 +109,7 @@ def test_a_directory_of_something_else_is_refused(path):
     assert os.listdir(path) == ["thesis.tex"]
 
 
-def test_reading_makes_nothing(path):
+def test_mode_r_creates_nothing(path):
     """Mode "r" of a path without a log is an error, not a new log."""
     with pytest.raises(errors.EmbedlogError):
         embedlog.open(path, mode="r")
@@ -205,10 +205,10 @@ def test_an_unknown_mode_is_refused(path, setting, value):
     assert not path.exists()
 
 
-# Life
+# Close, display and pickling
 
 
-def test_closing_twice_is_closing_once_and_later_calls_say_so(log):
+def test_a_closed_log_refuses_every_call_but_close(log):
     """`close` is idempotent; every call of a closed log raises `ClosedError`."""
     log.create_topic("t")
     partition, view = log.partition("t", 0), log.topic("t")
@@ -301,7 +301,7 @@ def test_a_log_shows_what_it_is(log):
     assert "6 topics: a, b, c, d, e, …;" in repr(log)
 
 
-def test_a_producer_and_a_consumer_pickle_as_what_they_were_made_with(path):
+def test_a_producer_and_a_consumer_pickle_as_path_and_options(path):
     """Handles pickle as path and options, as a worker of another process needs them."""
     with embedlog.open(path) as log, log.producer(linger_ms=3) as producer:
         producer.send("t", b"here").result()
@@ -452,7 +452,7 @@ def run_writer(path, row):
     ],
 )
 def test_a_name_that_could_be_a_path_is_no_topic(log, name):
-    """Names become directories: nothing leads out of the log, or looks like our own files."""
+    """Names become directories: none leads out of the log, or looks like a file of embedlog."""
     for call in (log.create_topic, log.topic, log.delete_topic, lambda n: log.partition(n, 0)):
         with pytest.raises(errors.InvalidTopicError):
             call(name)
@@ -470,7 +470,7 @@ def test_a_name_that_kafka_takes_is_taken(log, name):
     assert "other" not in log
 
 
-def test_a_setting_that_is_not_known_names_the_nearest(log):
+def test_an_unknown_setting_names_the_nearest_name(log):
     """The error suggests the closest name."""
     with pytest.raises(errors.InvalidConfigError, match=r"Did you mean retention\.ms"):
         log.create_topic("t", config={"retention.mss": 1})
@@ -580,8 +580,8 @@ def test_a_topic_that_exists_with_other_settings_is_refused(
 
 
 @pytest.mark.parametrize("partitions", [0, "2", True])
-def test_a_topic_that_exists_is_not_compared_with_what_none_can_have(log, partitions):
-    """A wrong value is refused as such, whether or not the topic exists."""
+def test_invalid_settings_are_refused_before_they_are_compared(log, partitions):
+    """Whether or not the topic exists."""
     log.create_topic("t", partitions=2)
     for settings in ({"retention.mss": 1}, {"segment.bytes": 0}):
         with pytest.raises(errors.InvalidConfigError):
@@ -621,7 +621,7 @@ def test_processes_that_create_a_topic_at_once_all_have_it(tmp_path):
 
 
 def test_a_log_that_is_only_read_returns_a_topic_that_exists(tmp_path):
-    """There is nothing to create."""
+    """No write is needed to return it."""
     embedlog.open(tmp_path / "root").create_topic("t", 2)
     with embedlog.open(tmp_path / "root", mode="r") as log:
         assert log.create_topic("t", 2, exist_ok=True).partitions == 2
@@ -631,7 +631,7 @@ def test_a_log_that_is_only_read_returns_a_topic_that_exists(tmp_path):
 
 @pytest.mark.parametrize("count", [0, -1, 1.5, True, "2"])
 def test_a_number_of_partitions_is_a_number(log, count):
-    """At least one."""
+    """It must be an int, and at least 1."""
     with pytest.raises(errors.InvalidPartitionsError):
         log.create_topic("t", partitions=count)
     assert log.topics() == []
@@ -750,7 +750,7 @@ def test_a_topic_is_created_by_the_first_write_unless_that_is_off(path):
             log.root.ensure_topic("../t")
 
 
-# Reading only
+# Read-only logs
 
 
 def test_a_log_opened_to_read_refuses_every_change(path):
