@@ -248,23 +248,23 @@ def test_files_and_directories_are_created_renamed_and_deleted(files, fd):
 
 
 @pytest.mark.parametrize(
-    "call",
+    ("call", "path"),
     [
-        lambda files: files.unlink("absent"),
-        lambda files: files.rename("absent", "other"),
-        lambda files: files.list("absent"),
-        lambda files: files.sync_directory("absent"),
-        lambda files: files.remove_directory("absent"),
-        lambda files: files.read_file("absent/file"),
-        lambda files: files.make_directory("absent/inner"),
+        (lambda files: files.unlink("absent"), "absent"),
+        (lambda files: files.rename("absent", "other"), "other"),
+        (lambda files: files.list("absent"), "absent"),
+        (lambda files: files.sync_directory("absent"), "absent"),
+        (lambda files: files.remove_directory("absent"), "absent"),
+        (lambda files: files.read_file("absent/file"), "absent"),
+        (lambda files: files.make_directory("absent/inner"), "absent"),
     ],
 )
-def test_a_missing_file_is_a_storage_error(files, call):
+def test_a_missing_file_is_a_storage_error(files, call, path):
     """Every error of the system is a StorageError, with its errno and the path."""
     with pytest.raises(StorageError) as caught:
         call(files)
     assert caught.value.errno == errno.ENOENT
-    assert "absent" in caught.value.path
+    assert caught.value.path == f"{files.root}/{path}"
 
 
 def test_creating_a_directory_again_may_be_refused(files, fd):
