@@ -65,8 +65,8 @@ def line(topics, members):
 def read(answer):
     """Read an assignment that the driver wrote; None where Kafka failed."""
     assignment = {}
-    for part in answer.split("|") if answer else ():
-        name, _, names = part.partition(":")
+    for entry in answer.split("|") if answer else ():
+        name, _, names = entry.partition(":")
         partitions = (name.rsplit("-", 1) for name in names.split())
         assignment[name] = [TopicPartition(topic, int(number)) for topic, number in partitions]
     return assignment or None
@@ -89,11 +89,11 @@ def test_no_assignment_is_less_even_than_kafkas_or_keeps_less_where_it_is_as_eve
     for number, (topics, members) in enumerate(groups):
         ours = quality(compute_target(by_name("sticky"), topics, members), members)
         for answer in lines[3 * number : 3 * number + 2]:
-            theirs = read(answer)
-            if theirs is None or not keeps_the_rules(theirs, members):
+            kafkas = read(answer)
+            if kafkas is None or not keeps_the_rules(kafkas, members):
                 results["not compared"] += 1
                 continue
-            assert ours >= quality(theirs, members), line(topics, members)
-            results["better" if ours > quality(theirs, members) else "as good"] += 1
+            assert ours >= quality(kafkas, members), line(topics, members)
+            results["better" if ours > quality(kafkas, members) else "as good"] += 1
     tell(f"{GROUPS} groups, two assignors: {dict(results)}")
     assert results["not compared"] < 2 * GROUPS / 20

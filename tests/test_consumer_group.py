@@ -101,10 +101,10 @@ def test_members_share_the_partitions_and_read_each_record_once(root, join):
     make_topic(root, count=4)
     members = [join("t") for _ in range(2)]
 
-    came = poll_until_assigned(members, partitions("t", 4), at_least=2)
+    count = poll_until_assigned(members, partitions("t", 4), at_least=2)
     records = [record for member in members for record in drained(member)]
 
-    assert came + len(records) >= 16
+    assert count + len(records) >= 16
     assert {member.position(tp) for member in members for tp in member.assignment()} == {4}
 
 
