@@ -1,4 +1,4 @@
-"""The topic ``__activity``: each event is reported once, and none that did not happen."""
+"""The topic ``__activity``: it reports each event once, and nothing else."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from contextlib import closing
 import pytest
 from support.children import PausedChild, assert_killed, in_child, meanwhile
 from support.clock import START
+from support.forks import until
 from support.patience import patient
 from support.roots import encoded, fill, make_log, open_root, rows
 
@@ -34,7 +35,7 @@ LOOK = next(job for job in JOBS if job.name == "activity")
 
 @pytest.fixture
 def log(tmp_path, clock):
-    """A log that nobody looks after unless a test does; healthy at the end."""
+    """A log without housekeeping of its own; verified at the end."""
     with embedlog.open(tmp_path / "log", clock=clock, maintenance=False) as log:
         yield log
         assert log.verify() == []
@@ -44,20 +45,20 @@ def reported(log, *kinds):
     """Return kind, key and facts of each reported event."""
     if ACTIVITY not in log:
         return []
-    found = [(record.key.decode(), json.loads(record.value)) for record in log.topic(ACTIVITY)]
-    events = [(facts.pop("kind"), key, facts) for key, facts in found]
-    return [each for each in events if not kinds or each[0] in kinds]
+    parsed = [(record.key.decode(), json.loads(record.value)) for record in log.topic(ACTIVITY)]
+    events = [(facts.pop("kind"), key, facts) for key, facts in parsed]
+    return [event for event in events if not kinds or event[0] in kinds]
 
 
 def short(log, *kinds):
-    return [each[:2] for each in reported(log, *kinds)]
+    return [event[:2] for event in reported(log, *kinds)]
 
 
-# What is reported
+# Events
 
 
 def test_created_altered_and_deleted_topics_are_reported(log, clock):
-    """By whichever process: the housekeeping sees it in the catalogue, with the log's clock."""
+    """Housekeeping of any process reports them from the catalogue, with the log's clock."""
     log.create_topic("t", partitions=2, config={"retention.ms": 5})
     log.maintain()
     log.alter_topic("t", {"retention.ms": None, "segment.bytes": 1 << 20})
@@ -92,7 +93,7 @@ def made(after=0):
 
 
 def test_rolls_are_reported_with_the_base_of_the_active_segment(log):
-    """Several since the last look are one event, and each of them is counted once."""
+    """Rolls since the last look become one event, and each roll is counted once."""
     log.create_topic("t", config=SMALL)
     fill(log.partition("t", 0), 7)
     log.maintain()
@@ -107,39 +108,39 @@ def test_rolls_are_reported_with_the_base_of_the_active_segment(log):
 
 
 def test_retention_is_reported(log, clock):
-    """C2: with where the partition begins since."""
+    """C2: with the new start of the partition."""
     log.create_topic("t", config=SMALL)
     fill(log.partition("t", 0), 6)
     clock.advance(2 * DAY)
     log.maintain()
 
-    (found,) = reported(log, "retained")
-    wanted = {"topic": "t", "partition": 0, "start_offset": 6, "segments": 3}
-    assert found[:2] == ("retained", "t-0")
-    assert {name: found[2][name] for name in wanted} == wanted
+    (event,) = reported(log, "retained")
+    expected = {"topic": "t", "partition": 0, "start_offset": 6, "segments": 3}
+    assert event[:2] == ("retained", "t-0")
+    assert {name: event[2][name] for name in expected} == expected
 
 
 def test_compaction_is_reported():
-    """Of partitions that it cleaned; of the others there is nothing to say."""
+    """Only partitions that were cleaned, or that failed, are reported."""
     from embedlog.compaction.cleaner import CleanResult
 
-    did = [
+    results = [
         CleanResult("t", 1, first_dirty=9, passes=1, records_read=9, records_kept=2),
         CleanResult("t", 2, why="nothing to do"),
         CleanResult("t", 3, why="another compacts it", error=FencedError("no")),
         CleanResult("t", 4, why="not compacted: damaged", error=DiskFullError("damaged")),
         CleanResult(ACTIVITY, 0, passes=1),
     ]
-    found, bad = activity.events_of(did)
+    compacted, failed = activity.events_of(results)
 
-    assert bad == ("failed", "t-4", bad.facts)
-    assert (bad.facts["job"], bad.facts["error"]) == ("compaction", "not compacted: damaged")
-    assert (found.kind, found.key) == ("compacted", "t-1")
-    assert (found.facts["records_read"], found.facts["records_kept"]) == (9, 2)
+    assert failed == ("failed", "t-4", failed.facts)
+    assert (failed.facts["job"], failed.facts["error"]) == ("compaction", "not compacted: damaged")
+    assert (compacted.kind, compacted.key) == ("compacted", "t-1")
+    assert (compacted.facts["records_read"], compacted.facts["records_kept"]) == (9, 2)
 
 
 def test_generations_of_groups_are_reported(log):
-    """M2: each with its members, or the newest one if there were several since the last look."""
+    """M2: each generation with its members, or the newest of several since the last look."""
     log.create_topic("t", partitions=2)
     with log.consumer("t", group_id="g") as consumer:
         consumer.poll(0)
@@ -153,14 +154,16 @@ def test_generations_of_groups_are_reported(log):
     log.group("g").delete()
     log.maintain()
 
-    found = [(facts["generation"], facts["members"]) for _, _, facts in reported(log, "rebalanced")]
-    assert found[:2] == [(1, 1), (2, 2)]
-    assert found[-1][1] == 0
-    assert len(found) == len(dict(found))
+    generations = [
+        (facts["generation"], facts["members"]) for _, _, facts in reported(log, "rebalanced")
+    ]
+    assert generations[:2] == [(1, 1), (2, 2)]
+    assert generations[-1][1] == 0
+    assert len(generations) == len(dict(generations))
 
 
 def test_expired_offsets_are_reported(log, clock):
-    """M15: by group."""
+    """M15: for each group."""
     log.create_topic("t")
     fill(log.partition("t", 0), 1)
     log.group("idle").reset_offsets("latest", topics="t", dry_run=False)
@@ -171,12 +174,12 @@ def test_expired_offsets_are_reported(log, clock):
 
 
 def test_a_truncation_is_reported_with_its_leader_epoch(log):
-    """A36: whether it was recovery that cut, or somebody asked for it."""
+    """A36: a truncation by recovery and one by request are reported alike."""
     log.create_topic("t", config=SMALL)
-    part = log.partition("t", 0)
-    fill(part, 5)
+    partition = log.partition("t", 0)
+    fill(partition, 5)
     log.maintain()
-    part.truncate_to(3)
+    partition.truncate_to(3)
     log.maintain()
 
     at = {"topic": "t", "partition": 0}
@@ -187,7 +190,7 @@ def test_a_truncation_is_reported_with_its_leader_epoch(log):
 
 
 def test_a_rebuilt_live_is_reported_and_nothing_is_repeated(tmp_path, clock):
-    """After a reboot: what was told of topics is durable, of groups it begins anew with them."""
+    """After a reboot: reports on topics are durable, reports on groups restart with the groups."""
     path = tmp_path / "log"
     with embedlog.open(path, clock=clock, maintenance=False) as log:
         log.create_topic("t", config=SMALL)
@@ -197,8 +200,8 @@ def test_a_rebuilt_live_is_reported_and_nothing_is_repeated(tmp_path, clock):
     with embedlog.open(path, clock=clock, maintenance=False) as log:
         log.maintain()
         log.maintain()
-        found = short(log)
-    assert found == [
+        events = short(log)
+    assert events == [
         ("owner", "maintenance"),
         ("created", "t"),
         ("rolled", "t-0"),
@@ -209,7 +212,7 @@ def test_a_rebuilt_live_is_reported_and_nothing_is_repeated(tmp_path, clock):
 
 
 def test_a_new_owner_is_reported(log):
-    """Only with something that it does: to look after an idle log is no event."""
+    """Only with an event of its own: a new owner of an idle log is not reported."""
     log.create_topic("a")
     log.maintain()
     log.create_topic("b")
@@ -227,7 +230,7 @@ def test_a_new_owner_is_reported(log):
 
 
 def test_a_failure_is_reported_once(tmp_path):
-    """Again if it fails otherwise."""
+    """A different failure is reported again."""
     errors = iter([ValueError("a"), ValueError("a"), ValueError("b"), None])
 
     def run(context):
@@ -237,37 +240,37 @@ def test_a_failure_is_reported_once(tmp_path):
 
     with embedlog.open(tmp_path / "log", maintenance=False) as log:
         job = MaintenanceJob("bad", 1.0, run)
-        mine = Maintenance(log.root, [job])
-        worker = owner.MaintenanceThread(mine, job, 1, log.root.clock)
+        maintenance = Maintenance(log.root, [job])
+        worker = owner.MaintenanceThread(maintenance, job, 1, log.root.clock)
         for _ in range(4):
             with worker.busy:
                 worker._run_job()
-        mine.close()
+        maintenance.close()
         assert [facts["error"] for _, _, facts in reported(log, "failed")] == ["a", "b"]
 
 
-# What is not
+# Changes without an event, and lost events
 
 
 def test_nothing_is_written_to_an_idle_log(tmp_path):
-    """Not even in `live`, whose every commit has all who append look at it."""
+    """Not even to `live`: each of its commits makes all appends read it again."""
     with closing(open_root(tmp_path / "log")) as root:
         make_log(root)
-        mine = Maintenance(root, [LOOK._replace(every_seconds=0.001)])
-        mine.maintain()
+        maintenance = Maintenance(root, [LOOK._replace(every_seconds=0.001)])
+        maintenance.maintain()
         before = root.context.state.version(), root.partition(ACTIVITY, 0).end_offset()
         context = JobContext(root, 1, root.clock, bool)
-        mine.run_job(LOOK, context)  # which sees what it wrote itself
+        maintenance.run_job(LOOK, context)  # sees its own writes
         live = root.context.live.version()
         for _ in range(10):
-            assert mine.run_job(LOOK, context) == []
+            assert maintenance.run_job(LOOK, context) == []
         assert root.context.live.version() == live
         assert (root.context.state.version(), root.partition(ACTIVITY, 0).end_offset()) == before
-        mine.close()
+        maintenance.close()
 
 
 def test_the_activity_topic_itself_is_not_reported(log, clock):
-    """That would never end; its size is bounded as that of any topic."""
+    """Its own events would never end; its size is bounded like that of any topic."""
     log.create_topic("t")
     log.maintain()
     log.alter_topic(ACTIVITY, {"segment.bytes": 1_000, "retention.bytes": 4_000})
@@ -281,7 +284,7 @@ def test_the_activity_topic_itself_is_not_reported(log, clock):
 
 
 def test_a_short_program_does_not_create_the_activity_topic(tmp_path):
-    """It does its own things only: nothing of it is slower than before."""
+    """Nothing in it is slower because of the topic."""
     script = """
         import embedlog, sys
         with embedlog.open(sys.argv[1]) as log:
@@ -295,7 +298,7 @@ def test_a_short_program_does_not_create_the_activity_topic(tmp_path):
 
 
 def test_a_process_without_maintenance_reports_nothing(tmp_path, monkeypatch):
-    """maintenance=False, however long it lives; a process that is willing tells for it."""
+    """With maintenance=False, at any age; another process with maintenance reports its changes."""
     monkeypatch.setattr(owner, "_FIRST_SECONDS", 0.01)
     path = tmp_path / "log"
     with embedlog.open(path, maintenance=False) as log:
@@ -304,21 +307,14 @@ def test_a_process_without_maintenance_reports_nothing(tmp_path, monkeypatch):
         time.sleep(0.2)
         assert log.topics(internal=True) == ["t"]
     with closing(open_root(path)) as root:
-        mine = Maintenance(root, [LOOK._replace(every_seconds=0.01)])
-        mine.start()
-        wait_for(lambda: ACTIVITY in root.topics())
-        mine.close()
-
-
-def wait_for(holds, seconds=20):
-    began = time.monotonic()
-    while not holds():
-        assert time.monotonic() - began < patient(seconds), "it never came"
-        time.sleep(0.001)
+        maintenance = Maintenance(root, [LOOK._replace(every_seconds=0.01)])
+        maintenance.start()
+        until(lambda: ACTIVITY in root.topics(), 20.0)
+        maintenance.close()
 
 
 def test_an_event_that_cannot_be_written_fails_no_job(log, clock, monkeypatch, caplog):
-    """P10: a full disk takes the event, not the round."""
+    """P10: on a full disk the event is lost, and the round succeeds."""
     log.create_topic("t", config=SMALL)
     fill(log.partition("t", 0), 6)
     log.maintain()
@@ -336,7 +332,7 @@ def test_an_event_that_cannot_be_written_fails_no_job(log, clock, monkeypatch, c
 
 
 def test_events_that_cannot_be_noted_are_reported_later(log, monkeypatch):
-    """They are in it: nothing is lost as long as nothing was noted."""
+    """No event is lost while none is noted."""
     log.create_topic("t")
 
     def full(*_):
@@ -350,7 +346,7 @@ def test_events_that_cannot_be_noted_are_reported_later(log, monkeypatch):
 
 
 def test_a_damaged_note_is_rewritten_without_events(log):
-    """What happened before is not known any more, so nothing is said of it."""
+    """Earlier events are unknown, so none of them is reported."""
     log.create_topic("t", config=SMALL)
     log.maintain()
     fill(log.partition("t", 0), 5)
@@ -361,33 +357,33 @@ def test_a_damaged_note_is_rewritten_without_events(log):
     fill(log.partition("t", 0), 2, first=5)
     log.maintain()
 
-    (found,) = reported(log, "rolled")
-    assert found[2]["segments"] == 1
+    (event,) = reported(log, "rolled")
+    assert event[2]["segments"] == 1
 
 
-# Once
+# Each event once
 
 
 def die(*_, **__):
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-MINE, THEIRS = {("retained", "t-0")}, {("created", "u"), ("rolled", "t-0")}
+RETAINED, CREATED_AND_ROLLED = {("retained", "t-0")}, {("created", "u"), ("rolled", "t-0")}
 
 
 @pytest.mark.parametrize(
-    ("where", "what", "lost"),
+    ("function", "kind", "lost"),
     [
         ("_note", None, set()),
-        ("report", "retained", MINE),
-        ("report", "created", THEIRS),
-        ("_topic", None, MINE),
+        ("report", "retained", RETAINED),
+        ("report", "created", CREATED_AND_ROLLED),
+        ("_topic", None, RETAINED),
     ],
 )
 def test_an_owner_killed_before_its_report_loses_at_most_that_report(
-    log, clock, monkeypatch, where, what, lost
+    log, clock, monkeypatch, function, kind, lost
 ):
-    """Its report may be lost; everything else is reported once, before or after."""
+    """The events of that report may be lost; all others are reported once, before or after."""
     log.create_topic("t", config=SMALL)
     fill(log.partition("t", 0), 6)
     log.maintain()
@@ -396,32 +392,32 @@ def test_an_owner_killed_before_its_report_loses_at_most_that_report(
     fill(log.partition("t", 0), 2, first=6)
     clock.advance(2 * DAY)
 
-    real = getattr(activity, where)
+    original = getattr(activity, function)
 
-    def reached(*args):
-        if what is None or any(event.kind == what for event in args[1]):
+    def killed_at_event(*args):
+        if kind is None or any(event.kind == kind for event in args[1]):
             die()
-        real(*args)
+        original(*args)
 
     with monkeypatch.context() as patched:
-        patched.setattr(activity, where, reached)
+        patched.setattr(activity, function, killed_at_event)
         assert_killed(log.maintain)
     assert log.partition("t", 0).start_offset() >= 6
     log.maintain()
     log.maintain()
 
-    found = [each for each in short(log)[before:] if each[0] != "owner"]
-    assert sorted(found) == sorted((MINE | THEIRS) - lost)
+    events = [event for event in short(log)[before:] if event[0] != "owner"]
+    assert sorted(events) == sorted((RETAINED | CREATED_AND_ROLLED) - lost)
 
 
 def test_the_work_of_a_killed_process_is_reported_by_another(log):
-    """It is in the catalogue, so nobody needs to have had the time to tell it."""
+    """The reports come from the catalogue, so the process that made the change is not needed."""
     path = log.path
 
     def work(ready):
         with closing(open_root(path)) as root:
-            part = make_log(root, SMALL, "t")
-            fill(part, 5)
+            partition = make_log(root, SMALL, "t")
+            fill(partition, 5)
             ready()
 
     with PausedChild(work) as child:
@@ -432,27 +428,27 @@ def test_the_work_of_a_killed_process_is_reported_by_another(log):
 
 
 def test_two_concurrent_rounds_report_a_change_once(tmp_path):
-    """One that was overtaken as well as its follower: the note decides."""
+    """Also if one round overtakes the other: the note decides."""
     path = tmp_path / "log"
     roots = [open_root(path) for _ in range(3)]
-    done = [[], []]
+    events = [[], []]
 
-    def look(number):
-        done[number] += activity.detect_changes(roots[number], lambda _: None)
+    def detect(number):
+        events[number] += activity.detect_changes(roots[number], lambda _: None)
 
-    with meanwhile(lambda: look(0)), meanwhile(lambda: look(1)):
+    with meanwhile(lambda: detect(0)), meanwhile(lambda: detect(1)):
         for number in range(30):
             make_log(roots[2], topic=f"t{number}")
-    done[0] += activity.detect_changes(roots[0], lambda _: None)
+    events[0] += activity.detect_changes(roots[0], lambda _: None)
 
-    found = [(each.kind, each.key) for each in done[0] + done[1]]
-    assert sorted(found) == sorted(("created", f"t{number}") for number in range(30))
+    changes = [(event.kind, event.key) for event in events[0] + events[1]]
+    assert sorted(changes) == sorted(("created", f"t{number}") for number in range(30))
     for root in roots:
         root.close()
 
 
 def test_a_fenced_owner_notes_nothing(log):
-    """R3: the other one tells it."""
+    """R3: the new owner reports it."""
     log.create_topic("t")
     with pytest.raises(FencedError):
         LOOK.run(JobContext(log.root, 99, log.root.clock, bool))
@@ -460,11 +456,11 @@ def test_a_fenced_owner_notes_nothing(log):
     assert short(log, "created") == [("created", "t")]
 
 
-# A topic like any other, nearly
+# The topic
 
 
 def test_the_activity_topic_is_internal(log):
-    """Hidden from lists and patterns; made, written and deleted by nobody else, as in Kafka."""
+    """Hidden from lists and patterns; only housekeeping may create, write and delete it."""
     log.create_topic("t")
     log.maintain()
 
@@ -472,14 +468,14 @@ def test_the_activity_topic_is_internal(log):
     assert log.topics(internal=True) == [ACTIVITY, "t"]
     assert ACTIVITY in log
     assert ACTIVITY not in repr(log)
-    for refused in (
+    for call in (
         lambda: log.create_topic(ACTIVITY, exist_ok=True),
         lambda: log.delete_topic(ACTIVITY),
         lambda: log.create_partitions(ACTIVITY, 2),
         lambda: log.producer().send(ACTIVITY, b"x"),
     ):
         with pytest.raises(InvalidTopicError, match="housekeeping"):
-            refused()
+            call()
     with log.consumer(group_id="g", auto_offset_reset="earliest") as consumer:
         assert consumer.topics() == {"t"}
         consumer.subscribe(pattern=".*")
@@ -490,14 +486,16 @@ def test_the_activity_topic_is_internal(log):
 
 
 def test_a_consumer_can_subscribe_before_the_topic_exists(log):
-    """Who subscribes to it does not make it: it has settings of its own."""
+    """The subscription does not create it: the topic has settings of its own."""
     with log.consumer(ACTIVITY, group_id="g", auto_offset_reset="earliest") as consumer:
         assert consumer.poll(0) == {}
         assert ACTIVITY not in log
         log.create_topic("t")
         log.maintain()
-        found = [record for some in consumer.poll(int(patient(5_000))).values() for record in some]
-    assert [json.loads(record.value)["kind"] for record in found][:2] == ["owner", "created"]
+        records = [
+            record for batch in consumer.poll(int(patient(5_000))).values() for record in batch
+        ]
+    assert [json.loads(record.value)["kind"] for record in records][:2] == ["owner", "created"]
     assert log.describe_topic(ACTIVITY)["overrides"] == {
         "segment.bytes": 4 << 20,
         "retention.bytes": 16 << 20,
@@ -505,7 +503,7 @@ def test_a_consumer_can_subscribe_before_the_topic_exists(log):
 
 
 def test_rows_are_json(log):
-    """One object a record: kind, and the facts."""
+    """Each record is one object: kind and facts."""
     log.create_topic("t")
     log.maintain()
     for _, _, key, value, _ in rows(log.partition(ACTIVITY, 0)):

@@ -1,4 +1,4 @@
-"""Settings that another process alters hold in open handles from their next call on (C10)."""
+"""Settings that another process alters apply to the next call of open handles (C10)."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ IGNORED = {
     *("segment.index.bytes", "preallocate"),
     *("min.insync.replicas", "unclean.leader.election.enable"),
 }
-"""Accepted, and asked by nobody: of what is not built, or need not be."""
+"""Accepted and ignored: the feature is not built, or not needed."""
 
 
 @pytest.fixture
 def log(tmp_path, clock):
-    """An open log with a topic whose one partition was appended to, so everything is warm."""
+    """An open log with a topic whose one partition was appended to, so every cache is filled."""
     with embedlog.open(tmp_path / "log", clock=clock, maintenance=False) as log:
         log.create_topic("t", config={"file.delete.delay.ms": 0})
         fill(log.partition("t", 0), 3)
@@ -45,7 +45,7 @@ def log(tmp_path, clock):
 
 
 def alter(log, **settings):
-    """Change settings of the topic as any other process does: with a handle of its own."""
+    """Change settings of the topic as another process does: through a handle of its own."""
     settings = {name.replace("_", "."): value for name, value in settings.items()}
     path, pid = log.path, os.getpid()
 
@@ -58,30 +58,30 @@ def alter(log, **settings):
 
 
 def add(log, count=1, **options):
-    """Append one record, or some, each by the short way of an append that is waited for."""
-    part = log.partition("t", 0)
-    first = part.tail().log_end_offset
-    fill(part, count, first=first, **options)
-    return part
+    """Append records one by one, each through the fast path of an append with acknowledgement."""
+    partition = log.partition("t", 0)
+    first = partition.tail().log_end_offset
+    fill(partition, count, first=first, **options)
+    return partition
 
 
-def segments(part):
-    part.refresh()
-    return len(part.segments)
+def segments(partition):
+    partition.refresh()
+    return len(partition.segments)
 
 
-# What an append asks of them, in a handle that is open
+# What an append takes from the settings, in a handle that is open
 
 
 def check_segment_bytes(log, clock):
     alter(log, segment_bytes=2 * SIZE)
-    part = add(log)
-    assert segments(part) == 2
+    partition = add(log)
+    assert segments(partition) == 2
     add(log, 2)
-    assert segments(part) == 3
+    assert segments(partition) == 3
     alter(log, segment_bytes=None)
     add(log, 5)
-    assert segments(part) == 3
+    assert segments(partition) == 3
 
 
 def check_segment_max_offset_span(log, clock):
@@ -92,40 +92,42 @@ def check_segment_max_offset_span(log, clock):
 
 def check_segment_ms(log, clock):
     alter(log, segment_ms=2)
-    part = add(log)
-    assert segments(part) == 2
+    partition = add(log)
+    assert segments(partition) == 2
 
 
 def check_segment_jitter_ms(log, clock):
-    part = log.partition("t", 0)
+    partition = log.partition("t", 0)
     alter(log, segment_ms=1 << 40, segment_jitter_ms=1 << 40)
-    longest = max_segment_ms(log.root.topic("t").config, part.active_segment)
+    longest = max_segment_ms(log.root.topic("t").config, partition.active_segment)
     assert longest < 1 << 40
-    part.append([encoded(b"x", at=START + longest)])
-    assert segments(part) == 1
-    part.append([encoded(b"x", at=START + longest + 1)])
-    assert segments(part) == 2
+    partition.append([encoded(b"x", at=START + longest)])
+    assert segments(partition) == 1
+    partition.append([encoded(b"x", at=START + longest + 1)])
+    assert segments(partition) == 2
 
 
 def check_index_interval_bytes(log, clock):
-    part = log.partition("t", 0)
+    partition = log.partition("t", 0)
     alter(log, index_interval_bytes=0)
     add(log, 3)
     live = log.root.context.live
-    entries = live.read(lambda txn: list(index.entries(txn, part.key, part.active_segment.id)))
+    entries = live.read(
+        lambda txn: list(index.entries(txn, partition.key, partition.active_segment.id))
+    )
     assert [entry.offset for entry in entries] == [3, 4, 5]
 
 
 def check_flush_messages(log, clock):
     alter(log, flush_messages=1)
-    part = add(log)
-    assert part.tail().durable_offset == 4
+    partition = add(log)
+    assert partition.tail().durable_offset == 4
 
 
 def check_flush_ms(log, clock):
     alter(log, flush_ms=0)
-    part = add(log)
-    assert part.tail().durable_offset == 4
+    partition = add(log)
+    assert partition.tail().durable_offset == 4
 
 
 def check_max_message_bytes(log, clock):
@@ -168,15 +170,15 @@ def check_cleanup_policy(log, clock):
 
 
 def check_producer_id_expiration_ms(log, clock):
-    part = log.partition("t", 0)
-    part.append([encoded(b"x", producer=(7, 0, 0))])
+    partition = log.partition("t", 0)
+    partition.append([encoded(b"x", producer=(7, 0, 0))])
     alter(log, producer_id_expiration_ms=10)
     clock.advance(11)
-    part.roll()
-    part.append([encoded(b"x", producer=(7, 0, 5))])  # taken as a new one's first (G17)
+    partition.roll()
+    partition.append([encoded(b"x", producer=(7, 0, 5))])  # accepted: the producer is new (G17)
 
 
-# What deletes and compacts asks of them
+# What retention and compaction take from the settings
 
 
 def due_by_age(log, clock):
@@ -188,7 +190,7 @@ def check_retention_ms(log, clock):
     due_by_age(log, clock)
     assert log.maintain()["retention"] == []
     alter(log, retention_ms=DAY - 10)
-    assert [one.start_offset for one in log.maintain()["retention"]] == [3]
+    assert [result.start_offset for result in log.maintain()["retention"]] == [3]
 
 
 def check_retention_clock(log, clock):
@@ -197,7 +199,7 @@ def check_retention_clock(log, clock):
     log.partition("t", 0).append([encoded(b"old", at=START - 30 * DAY)])
     assert log.maintain()["retention"] == []
     alter(log, retention_clock="record")
-    assert [one.segments for one in log.maintain()["retention"]] == [1]
+    assert [result.segments for result in log.maintain()["retention"]] == [1]
 
 
 def check_retention_bytes(log, clock):
@@ -235,31 +237,31 @@ def check_retention_bytes_hard(log, clock):
 
 
 def check_file_delete_delay_ms(log, clock):
-    part = log.partition("t", 0)
+    partition = log.partition("t", 0)
     alter(log, file_delete_delay_ms=3_600_000)
-    old = log.root.context.files.path(part.path_of(part.active_segment))
+    path = log.root.context.files.path(partition.path_of(partition.active_segment))
     log.delete_records({ZERO: -1})
-    assert os.path.exists(old)
+    assert os.path.exists(path)
     add(log)
     alter(log, file_delete_delay_ms=0)
-    old = log.root.context.files.path(part.path_of(part.active_segment))
+    path = log.root.context.files.path(partition.path_of(partition.active_segment))
     log.delete_records({ZERO: -1})
-    assert not os.path.exists(old)
+    assert not os.path.exists(path)
 
 
 def dirty(log, **settings):
-    """Make the topic one that is compacted, with twice the same key, in sealed segments."""
+    """Set the topic to compaction, and write one key twice, into sealed segments."""
     alter(log, cleanup_policy="compact", **settings)
-    part = log.partition("t", 0)
+    partition = log.partition("t", 0)
     log.delete_records({ZERO: -1})
     for number in range(2):
-        part.append([encoded(b"%d" % number, keys=[b"k"])])
-        part.roll()
-    return part
+        partition.append([encoded(b"%d" % number, keys=[b"k"])])
+        partition.roll()
+    return partition
 
 
 def compacted(log):
-    return [one.records_kept for one in log.maintain()["compaction"] if one.passes]
+    return [result.records_kept for result in log.maintain()["compaction"] if result.passes]
 
 
 def check_min_cleanable_dirty_ratio(log, clock):
@@ -285,29 +287,36 @@ def check_max_compaction_lag_ms(log, clock):
 
 
 def check_delete_retention_ms(log, clock):
-    part = dirty(log, min_cleanable_dirty_ratio=0.1)
-    part.append([encoded(None, keys=[b"k"])])
-    part.roll()
+    partition = dirty(log, min_cleanable_dirty_ratio=0.1)
+    partition.append([encoded(None, keys=[b"k"])])
+    partition.roll()
     alter(log, delete_retention_ms=1_000)
     log.maintain()
-    assert values(part) == [None]
+    assert values(partition) == [None]
     clock.advance(1_001)
-    part.append([encoded(b"x", keys=[b"other"])])
-    part.roll()
+    partition.append([encoded(b"x", keys=[b"other"])])
+    partition.roll()
     log.maintain()
-    assert values(part) == [b"x"]
+    assert values(partition) == [b"x"]
 
 
-# What a producer asks of them that is in the middle of its life
+# What an open producer takes from the settings
 
 
 def check_compression_type(log, clock):
-    part = log.partition("t", 0)
+    partition = log.partition("t", 0)
     with log.producer() as producer:
-        for name, packed in (("lz4", True), ("producer", False), ("zstd", True), ("none", False)):
-            alter(log, compression_type=name)
-            place = producer.send("t", b"x" * 1000).result().offset
-            assert [one.is_compressed for one in part.reader(place).read(1 << 20)] == [packed]
+        for codec, compressed in (
+            ("lz4", True),
+            ("producer", False),
+            ("zstd", True),
+            ("none", False),
+        ):
+            alter(log, compression_type=codec)
+            offset = producer.send("t", b"x" * 1000).result().offset
+            assert [batch.is_compressed for batch in partition.reader(offset).read(1 << 20)] == [
+                compressed
+            ]
 
 
 CHECKS = {
@@ -319,13 +328,13 @@ CHECKS = {
 
 @pytest.mark.parametrize("setting", CHECKS)
 def test_an_altered_setting_holds_from_the_next_call_on(log, clock, setting):
-    """Without a reopen: what the setting asks for is done, or refused, at once."""
+    """Without a reopen: the new value is applied at once."""
     CHECKS[setting](log, clock)
 
 
 def test_every_setting_of_a_topic_is_covered():
-    """One that is added is to be tested here as well."""
-    names = {each.name.replace("_", ".") for each in dataclasses.fields(TopicConfig)}
+    """A new setting needs a check here."""
+    names = {field.name.replace("_", ".") for field in dataclasses.fields(TopicConfig)}
     assert CHECKS.keys() | IGNORED == names
 
 
@@ -343,9 +352,9 @@ SENDS = {
 
 @pytest.mark.parametrize("send", SENDS.values(), ids=SENDS)
 class TestAProducerThatIsOpen:
-    """Whichever way it sends; with the first record after the alteration."""
+    """In each way of sending, from the first record after the alteration."""
 
-    def test_may_send_less_or_more_at_once(self, log, send):
+    def test_obeys_the_limit_of_a_message(self, log, send):
         """A4, G7."""
         with log.producer() as producer:
             send(producer, b"x" * 5_000, b"k")
@@ -356,7 +365,7 @@ class TestAProducerThatIsOpen:
             alter(log, max_message_bytes=10_000)
             send(producer, b"x" * 5_000, b"k")
 
-    def test_heeds_the_size_of_segments(self, log, send):
+    def test_obeys_the_size_of_segments(self, log, send):
         """A4, A11."""
         with log.producer() as producer:
             send(producer, b"x" * 5_000, b"k")
@@ -366,8 +375,8 @@ class TestAProducerThatIsOpen:
             send(producer, b"x" * 500, b"k")
         assert segments(log.partition("t", 0)) > 1
 
-    def test_needs_keys_and_needs_them_no_more(self, log, send):
-        """A6: also if all that it sends is refused, so that nothing of it gets to the log."""
+    def test_needs_keys_while_the_topic_is_compacted(self, log, send):
+        """A6: also if every record is refused, so that none reaches the log."""
         with log.producer() as producer:
             send(producer, b"x", None)
             alter(log, cleanup_policy="compact")
@@ -380,7 +389,7 @@ class TestAProducerThatIsOpen:
             alter(log, cleanup_policy="delete")
             send(producer, b"x", None)
 
-    def test_gets_the_times_of_the_log(self, log, clock, send):
+    def test_gets_log_append_times(self, log, clock, send):
         """A7."""
         with log.producer() as producer:
             send(producer, b"x", b"k")
@@ -389,11 +398,11 @@ class TestAProducerThatIsOpen:
             send(producer, b"y", b"k")
         assert log.topic("t")[-1].timestamp_type == 1
 
-    def test_packs_as_the_topic_says(self, log, send):
-        """Whatever it is set to; the other way round with ``producer``."""
+    def test_uses_the_codec_of_the_topic(self, log, send):
+        """With any codec; `producer` keeps the codec of the producer."""
         with log.producer(compression_type="zstd") as producer:
             send(producer, b"x" * 1_000, b"k")
             alter(log, compression_type="none")
             send(producer, b"x" * 1_000, b"k")
-        found = log.partition("t", 0).reader(3).read(1 << 20)
-        assert (found[0].is_compressed, found[-1].is_compressed) == (True, False)
+        batches = log.partition("t", 0).reader(3).read(1 << 20)
+        assert (batches[0].is_compressed, batches[-1].is_compressed) == (True, False)

@@ -26,8 +26,8 @@ import embedlog
 from embedlog import errors
 from embedlog.files import Files
 
-NOBODY = 65534
-needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
+UNPRIVILEGED = 65534
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def path(tmp_path):
 
 @pytest.fixture
 def log(path):
-    """A log that is healthy when the test is done."""
+    """A log that is verified at the end of the test."""
     log = embedlog.open(path, clock=ManualClock())
     yield log
     if not log.root.closed:
@@ -47,30 +47,30 @@ def log(path):
 
 @pytest.fixture
 def public():
-    """A directory that everybody can reach; pytest's own are for one user only."""
-    with tempfile.TemporaryDirectory() as made:
-        os.chmod(made, 0o755)
-        yield Path(made)
+    """A directory that every user can reach; pytest's own are for one user only."""
+    with tempfile.TemporaryDirectory() as directory:
+        os.chmod(directory, 0o755)
+        yield Path(directory)
 
 
 def run(code, *arguments, **options):
-    """Run a program of its own."""
+    """Run a program in a process of its own."""
     command = [sys.executable, "-c", textwrap.dedent(code), *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, check=False, **options)
 
 
 def write(path, *rows, topic="t"):
-    """Write rows to a log, making it and the topic if need be."""
+    """Write rows to a log; create the log and the topic if they do not exist."""
     with embedlog.open(path) as log:
         log.create_topic(topic, exist_ok=True)
         log.partition(topic, 0).append([encoded(*rows)])
 
 
-# What can be opened
+# Opening
 
 
-def test_opening_makes_a_log_for_its_user_only(path):
-    """0700 and 0600: records are nobody else's to read (P22)."""
+def test_a_new_log_is_private_to_its_user(path):
+    """0700 and 0600: only their owner may read the records (P22)."""
     write(path, b"secret")
 
     assert path.stat().st_mode & 0o777 == 0o700
@@ -80,7 +80,7 @@ def test_opening_makes_a_log_for_its_user_only(path):
 
 
 def test_a_path_may_be_relative_or_of_a_home(path, monkeypatch):
-    """Any path as typed; the log remembers where that was."""
+    """Any path as typed; the log stores the absolute path."""
     path.mkdir()
     monkeypatch.chdir(path)
     monkeypatch.setenv("HOME", str(path))
@@ -91,7 +91,7 @@ def test_a_path_may_be_relative_or_of_a_home(path, monkeypatch):
 
 @pytest.mark.parametrize("mode", ["rw", "r"])
 def test_a_file_is_no_log(path, mode):
-    """A path that is a file is named as such, and left alone."""
+    """The error says that the path is a file, and the file stays."""
     path.write_text("mine")
 
     with pytest.raises(errors.NotALogError, match="is a file"):
@@ -100,7 +100,7 @@ def test_a_file_is_no_log(path, mode):
 
 
 def test_a_directory_of_something_else_is_refused(path):
-    """Nobody's files are mixed with a log's; nothing is written there."""
+    """A log is never mixed with other files: nothing is written there."""
     path.mkdir()
     (path / "thesis.tex").write_text("mine")
 
@@ -109,8 +109,8 @@ def test_a_directory_of_something_else_is_refused(path):
     assert os.listdir(path) == ["thesis.tex"]
 
 
-def test_reading_makes_nothing(path):
-    """Mode "r" of a place without a log is an error, not a new log."""
+def test_mode_r_creates_nothing(path):
+    """Mode "r" of a path without a log is an error, not a new log."""
     with pytest.raises(errors.EmbedlogError):
         embedlog.open(path, mode="r")
     assert not path.exists()
@@ -123,7 +123,7 @@ def test_reading_makes_nothing(path):
 
 @pytest.mark.parametrize("mode", ["rw", "r"])
 def test_a_newer_format_is_refused(path, mode):
-    """Better not at all than wrongly (P21); both versions are told."""
+    """Refused rather than misread (P21); the error names both versions."""
     write(path, b"x")
     file = path / "embedlog.toml"
     file.write_text(file.read_text().replace("format = 3", "format = 4"))
@@ -135,7 +135,7 @@ def test_a_newer_format_is_refused(path, mode):
 @pytest.mark.parametrize("older", [1, 2])
 @pytest.mark.parametrize("mode", ["rw", "r"])
 def test_a_format_before_the_first_release_is_refused(path, mode, older):
-    """P21: its rows would be misread; what to do is told."""
+    """P21: its rows would be misread; the error says what to do."""
     write(path, b"x")
     file = path / "embedlog.toml"
     file.write_text(file.read_text().replace("format = 3", f"format = {older}"))
@@ -147,7 +147,7 @@ def test_a_format_before_the_first_release_is_refused(path, mode, older):
 
 @pytest.mark.parametrize("text", ["", "format = [", "id = 'x'", "format = 'one'", "\xff"])
 def test_a_damaged_format_file_is_refused(path, text):
-    """What cannot be read as ours is not taken for ours."""
+    """A file that cannot be parsed is not accepted as a format file."""
     write(path, b"x")
     (path / "embedlog.toml").write_bytes(text.encode("latin-1"))
 
@@ -158,7 +158,7 @@ def test_a_damaged_format_file_is_refused(path, text):
 @needs_root
 @pytest.mark.parametrize("mode", ["rw", "r"])
 def test_permission_denied_is_a_storage_error(public, mode):
-    """Another user's log: the errno and the place are told, no bare OSError."""
+    """Another user's log: the error has the errno and the path, and is no bare OSError."""
     path = public / "log"
     write(path, b"x")
     code = """
@@ -170,11 +170,11 @@ def test_permission_denied_is_a_storage_error(public, mode):
         except embedlog.errors.StorageError as error:
             print(error.errno, error)
     """
-    done = run(code, path, mode, NOBODY)
+    process = run(code, path, mode, UNPRIVILEGED)
 
-    assert done.stderr == ""
-    assert done.stdout.startswith("13 ")
-    assert str(path) in done.stdout
+    assert process.stderr == ""
+    assert process.stdout.startswith("13 ")
+    assert str(path) in process.stdout
 
 
 class OnNfs(Files):
@@ -185,7 +185,7 @@ class OnNfs(Files):
 
 
 def test_a_network_file_system_is_refused(path):
-    """Locks and maps cannot be trusted there (P23); reading, or insisting, is allowed."""
+    """Locks and maps cannot be trusted there (P23); `unsafe_filesystem` and mode "r" open it."""
     with pytest.raises(errors.UnsupportedFilesystemError, match="nfs"):
         embedlog.open(path, files=OnNfs)
 
@@ -196,8 +196,8 @@ def test_a_network_file_system_is_refused(path):
 @pytest.mark.parametrize(
     ("setting", "value"), [("mode", "w"), ("durability", "maybe"), ("visibility", "all")]
 )
-def test_a_word_that_is_not_known_is_refused(path, setting, value):
-    """The known ones are told."""
+def test_an_unknown_mode_is_refused(path, setting, value):
+    """The error lists the known values."""
     with pytest.raises(
         errors.InvalidConfigError, match=f"{setting} must be one of .* got '{value}'"
     ):
@@ -205,13 +205,13 @@ def test_a_word_that_is_not_known_is_refused(path, setting, value):
     assert not path.exists()
 
 
-# Life
+# Close, display and pickling
 
 
-def test_closing_twice_is_closing_once_and_later_calls_say_so(log):
-    """`close` is idempotent; a closed log raises `ClosedError`, never something odd."""
+def test_a_closed_log_refuses_every_call_but_close(log):
+    """`close` is idempotent; every call of a closed log raises `ClosedError`."""
     log.create_topic("t")
-    part, view = log.partition("t", 0), log.topic("t")
+    partition, view = log.partition("t", 0), log.topic("t")
     log.close()
     log.close()
 
@@ -221,42 +221,44 @@ def test_closing_twice_is_closing_once_and_later_calls_say_so(log):
         lambda: log.create_topic("u"),
         lambda: log.topic("t"),
         lambda: len(view),
-        lambda: part.append([encoded(b"x")]),
-        lambda: part.reader(0),
-        lambda: part.end_offset(),
+        lambda: partition.append([encoded(b"x")]),
+        lambda: partition.reader(0),
+        lambda: partition.end_offset(),
         log.verify,
     ):
         with pytest.raises(errors.ClosedError):
             call()
 
 
-@pytest.mark.parametrize("what", ["append", "fsync", "read", "wait", "flush", "list"])
-def test_closing_under_another_thread_is_told_as_that(path, what):
-    """It waits for a write, and whoever comes later gets `ClosedError` and nothing else."""
-    told = []
+@pytest.mark.parametrize("operation", ["append", "fsync", "read", "wait", "flush", "list"])
+def test_closing_under_another_thread_raises_closed_error_there(path, operation):
+    """`close` waits for a write; every later call raises `ClosedError` and nothing else."""
+    raised = []
 
-    def look(step):
+    def repeat(step):
         try:
             while True:
                 step()
-        except BaseException as error:  # noqa: BLE001 - which one it is, is the question
-            told.append(error)
+        except BaseException as error:  # noqa: BLE001 - the test checks its type
+            raised.append(error)
 
     for _ in range(8):
         log = embedlog.open(path)
         log.create_topic("t", exist_ok=True)
-        part = log.partition("t", 0)
-        part.append([encoded(b"x")])
+        partition = log.partition("t", 0)
+        partition.append([encoded(b"x")])
         consumer = log.consumer("t")
         step = {
-            "append": partial(part.append, [encoded(b"x")]),
-            "fsync": partial(part.append, [encoded(b"x")], durability="fsync"),
-            "read": lambda: part.reader(part.end_offset() - 1).read(),  # noqa: B023
+            "append": partial(partition.append, [encoded(b"x")]),
+            "fsync": partial(partition.append, [encoded(b"x")], durability="fsync"),
+            "read": lambda: partition.reader(partition.end_offset() - 1).read(),  # noqa: B023
             "wait": partial(consumer.poll, 100),
-            "flush": part.flush,
+            "flush": partition.flush,
             "list": log.topics,
-        }[what]
-        threads = [threading.Thread(target=look, args=[step]) for _ in range(1 + (what != "wait"))]
+        }[operation]
+        threads = [
+            threading.Thread(target=repeat, args=[step]) for _ in range(1 + (operation != "wait"))
+        ]
         for thread in threads:
             thread.start()
         time.sleep(0.005)
@@ -265,21 +267,21 @@ def test_closing_under_another_thread_is_told_as_that(path, what):
             thread.join(patient(10))
             assert not thread.is_alive()
 
-    assert {type(error) for error in told} == {errors.ClosedError}, told
+    assert {type(error) for error in raised} == {errors.ClosedError}, raised
     with embedlog.open(path) as log:
         assert log.verify() == []
 
 
-def test_who_reads_a_file_keeps_it_when_the_log_is_closed(path, tmp_path):
-    """Else the number of its descriptor could be another file's by the time it is read."""
+def test_a_reader_keeps_its_file_open_when_the_log_is_closed(path, tmp_path):
+    """Otherwise its descriptor could belong to another file at the next read."""
     write(path, b"here")
     log = embedlog.open(path)
-    part = log.partition("t", 0)
-    part.refresh()
-    file = part.open_segment(part.active_segment)
+    partition = log.partition("t", 0)
+    partition.refresh()
+    file = partition.open_segment(partition.active_segment)
     before = file.bytes(0, 1000)
     log.close()
-    others = [os.open(tmp_path / str(n), os.O_RDWR | os.O_CREAT) for n in range(10)]
+    others = [os.open(tmp_path / str(number), os.O_RDWR | os.O_CREAT) for number in range(10)]
 
     assert file.fd not in others
     assert file.bytes(0, 1000) == before
@@ -299,34 +301,34 @@ def test_a_log_shows_what_it_is(log):
     assert "6 topics: a, b, c, d, e, …;" in repr(log)
 
 
-def test_a_producer_and_a_consumer_pickle_as_what_they_were_made_with(path):
+def test_a_producer_and_a_consumer_pickle_as_path_and_options(path):
     """Handles pickle as path and options, as a worker of another process needs them."""
     with embedlog.open(path) as log, log.producer(linger_ms=3) as producer:
         producer.send("t", b"here").result()
-        with pickle.loads(pickle.dumps(producer)) as there:
-            there.send("t", b"there").result()
+        with pickle.loads(pickle.dumps(producer)) as copied_producer:
+            copied_producer.send("t", b"there").result()
         consumer = log.consumer("t", auto_offset_reset="earliest", consumer_timeout_ms=0)
-        with pickle.loads(pickle.dumps(consumer)) as again:
-            assert [record.value for record in again] == [b"here", b"there"]
-        there.root.close()
-        again._root.close()
+        with pickle.loads(pickle.dumps(consumer)) as copied_consumer:
+            assert [record.value for record in copied_consumer] == [b"here", b"there"]
+        copied_producer.root.close()
+        copied_consumer._root.close()
 
 
 def test_a_log_pickles_as_its_path_and_options(path):
-    """A Spark worker opens the same log in the same way, and holds nothing of the sender's."""
+    """A Spark worker opens the same log in the same way, and shares nothing with the sender."""
     with embedlog.open(path, durability="fsync", lock_timeout=3.0) as log:
         log.create_topic("t")
         log.partition("t", 0).append([encoded(b"x")])
 
-        with pickle.loads(pickle.dumps(log)) as again:
-            assert (again.path, again.durability) == (log.path, "fsync")
-            again.partition("t", 0).append([encoded(b"y")])
+        with pickle.loads(pickle.dumps(log)) as copy:
+            assert (copy.path, copy.durability) == (log.path, "fsync")
+            copy.partition("t", 0).append([encoded(b"y")])
 
         assert values(log.partition("t", 0)) == [b"x", b"y"]
 
 
 def test_two_handles_of_a_process_see_the_same(log):
-    """No private copy of anything: what one publishes the other reads."""
+    """Neither has a private copy: each reads what the other publishes."""
     log.create_topic("t")
     with embedlog.open(log.path) as other:
         other.partition("t", 0).append([encoded(b"1")])
@@ -338,8 +340,8 @@ def test_two_handles_of_a_process_see_the_same(log):
     assert values(log.partition("t", 0)) == [b"1", b"2"]
 
 
-def test_a_log_whose_directory_was_deleted_is_another_one_when_it_is_made_anew(path):
-    """In one process, as in a notebook: each sees its own, and the old one touches nothing new."""
+def test_a_log_that_is_created_again_is_independent_of_the_deleted_one(path):
+    """In one process, as in a notebook: each has its own records and changes only its own files."""
     old = embedlog.open(path, maintenance=False)
     old.create_topic("t")
     old.partition("t", 0).append([encoded(b"old")])
@@ -353,9 +355,9 @@ def test_a_log_whose_directory_was_deleted_is_another_one_when_it_is_made_anew(p
             old.close()
 
         assert new.verify() == []
-    with embedlog.open(path) as again:
-        assert values(again.partition("t", 0)) == [b"new"]
-        assert again.verify() == []
+    with embedlog.open(path) as reopened:
+        assert values(reopened.partition("t", 0)) == [b"new"]
+        assert reopened.verify() == []
 
 
 def append_in_child(log, number):
@@ -366,31 +368,31 @@ def append_in_child(log, number):
 @pytest.mark.tier("test")
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
 def test_children_append_and_the_parent_goes_on(log, method):
-    """By every start method: a forked child reopens by itself, others unpickle the log."""
+    """With every start method: a forked child reopens by itself, others unpickle the log."""
     context = multiprocessing.get_context(method)
-    with embedlog.open(log.path) as mine:
-        mine.create_topic("t")
-        append_in_child(mine, 9)
+    with embedlog.open(log.path) as shared:
+        shared.create_topic("t")
+        append_in_child(shared, 9)
         children = [
-            context.Process(target=append_in_child, args=(mine, number)) for number in range(2)
+            context.Process(target=append_in_child, args=(shared, number)) for number in range(2)
         ]
         for child in children:
             child.start()
-        append_in_child(mine, 8)
+        append_in_child(shared, 8)
         for child in children:
             child.join(patient(30))
 
         assert [child.exitcode for child in children] == [0, 0]
-        append_in_child(mine, 7)
-        found = values(mine.partition("t", 0))
-    assert len(found) == 100
+        append_in_child(shared, 7)
+        stored = values(shared.partition("t", 0))
+    assert len(stored) == 100
     for number in (9, 8, 7, 0, 1):
-        own = [value for value in found if value.startswith(b"%d-" % number)]
-        assert own == [b"%d-%d" % (number, turn) for turn in range(20)]
+        of_process = [value for value in stored if value.startswith(b"%d-" % number)]
+        assert of_process == [b"%d-%d" % (number, turn) for turn in range(20)]
 
 
 def test_a_log_opens_after_kill_9(path):
-    """What was acknowledged is there, what was not published is not (P2)."""
+    """Acknowledged records are there, unpublished ones are not (P2)."""
     code = """
         import os, signal, sys, embedlog
         from embedlog import batch
@@ -403,13 +405,13 @@ def test_a_log_opens_after_kill_9(path):
         os.kill(os.getpid(), signal.SIGKILL)
     """
 
-    done = run(code, path)
+    process = run(code, path)
 
-    assert done.returncode == -signal.SIGKILL
-    assert "acknowledged" in done.stdout, done.stderr
+    assert process.returncode == -signal.SIGKILL
+    assert "acknowledged" in process.stdout, process.stderr
     segments = segment_files(path)
-    with open(segments[-1], "ab") as torn:
-        torn.write(b"\xff\xff\xff\xff\x00\x01\x00\x00 half a batch")
+    with open(segments[-1], "ab") as file:
+        file.write(b"\xff\xff\xff\xff\x00\x01\x00\x00 half a batch")
     with embedlog.open(path) as log:
         assert values(log.partition("t", 0)) == [b"%d" % row for row in range(20)]
         assert log.partition("t", 0).append([encoded(b"next")])[0].base_offset == 20
@@ -418,7 +420,7 @@ def test_a_log_opens_after_kill_9(path):
 
 @pytest.mark.tier("test")
 def test_a_reader_follows_writers_that_come_and_go(path):
-    """A log opened to read sees each later writer's records, also after all have left."""
+    """A log opened to read sees records of all later writers, also after the last one closed."""
     write(path, b"1")
     with embedlog.open(path, mode="r") as reader:
         for turn in (b"2", b"3", b"4", b"5"):
@@ -434,9 +436,9 @@ def run_writer(path, row):
         with embedlog.open(sys.argv[1]) as log:
             log.partition("t", 0).append([batch.encode_lists([sys.argv[2].encode()], None, 5)])
     """
-    done = run(code, path, row.decode())
-    assert done.stderr == ""
-    return done.returncode
+    process = run(code, path, row.decode())
+    assert process.stderr == ""
+    return process.returncode
 
 
 # Topics
@@ -450,7 +452,7 @@ def run_writer(path, row):
     ],
 )
 def test_a_name_that_could_be_a_path_is_no_topic(log, name):
-    """Names become directories: nothing leads out of the log, or looks like our own files."""
+    """Names become directories: none leads out of the log, or looks like a file of embedlog."""
     for call in (log.create_topic, log.topic, log.delete_topic, lambda n: log.partition(n, 0)):
         with pytest.raises(errors.InvalidTopicError):
             call(name)
@@ -468,15 +470,15 @@ def test_a_name_that_kafka_takes_is_taken(log, name):
     assert "other" not in log
 
 
-def test_a_setting_that_is_not_known_names_the_nearest(log):
-    """A typing mistake costs a minute, not a week of wrong retention."""
+def test_an_unknown_setting_names_the_nearest_name(log):
+    """The error suggests the closest name."""
     with pytest.raises(errors.InvalidConfigError, match=r"Did you mean retention\.ms"):
         log.create_topic("t", config={"retention.mss": 1})
     assert log.topics() == []
 
 
-def test_a_topic_that_is_not_there_names_the_nearest(log):
-    """And is a LookupError for who does not know embedlog."""
+def test_an_unknown_topic_names_the_nearest_name(log):
+    """The error is also a LookupError, for programs that do not know embedlog."""
     log.create_topic("flights")
 
     with pytest.raises(LookupError, match="Did you mean 'flights'"):
@@ -488,16 +490,16 @@ def test_a_topic_that_is_not_there_names_the_nearest(log):
 
 
 def test_a_topic_is_created_once(log):
-    """Unless told otherwise; and then what is not given stays as it is."""
+    """With `exist_ok` the topic is returned as it is."""
     log.create_topic("t", partitions=2, config={"retention.ms": 5})
 
     with pytest.raises(errors.TopicAlreadyExistsError) as caught:
         log.create_topic("t")
-    again = log.create_topic("t", exist_ok=True)
+    existing = log.create_topic("t", exist_ok=True)
 
     assert caught.value.differences is None
-    assert again.partitions == 2
-    assert again.config["retention.ms"] == 5
+    assert existing.partitions == 2
+    assert existing.config["retention.ms"] == 5
     assert log.create_topic("new", exist_ok=True).partitions == 1
 
 
@@ -515,7 +517,7 @@ def test_a_topic_is_created_once(log):
     ],
 )
 def test_a_topic_that_exists_may_be_created_with_what_it_has(log, partitions, config):
-    """Only what is given is compared, and as it is understood."""
+    """Only arguments that are given are compared, after they are parsed."""
     first = {
         "retention.ms": 86_400_000,
         "cleanup.policy": "compact,delete",
@@ -561,7 +563,7 @@ def test_a_topic_that_exists_may_be_created_with_what_it_has(log, partitions, co
 def test_a_topic_that_exists_with_other_settings_is_refused(
     log, partitions, config, differences, todo
 ):
-    """Else a program goes on with a topic that is not what it asked for."""
+    """Otherwise the program would go on with another topic than it asked for."""
     log.create_topic("t", partitions=2, config={"retention.ms": 5})
     before = log.describe_topic("t")
 
@@ -570,16 +572,16 @@ def test_a_topic_that_exists_with_other_settings_is_refused(
 
     assert caught.value.differences == differences
     assert caught.value.todo.endswith(f"{todo}.")
-    for name, (its, asked) in differences.items():
-        assert f"{name} is {its!r}, not {asked!r}" in str(caught.value)
-    again = pickle.loads(pickle.dumps(caught.value))
-    assert again.differences == differences
+    for name, (actual, requested) in differences.items():
+        assert f"{name} is {actual!r}, not {requested!r}" in str(caught.value)
+    unpickled = pickle.loads(pickle.dumps(caught.value))
+    assert unpickled.differences == differences
     assert log.describe_topic("t") == before
 
 
 @pytest.mark.parametrize("partitions", [0, "2", True])
-def test_a_topic_that_exists_is_not_compared_with_what_none_can_have(log, partitions):
-    """A wrong value is refused as such, whether or not the topic exists."""
+def test_invalid_settings_are_refused_before_they_are_compared(log, partitions):
+    """Whether or not the topic exists."""
     log.create_topic("t", partitions=2)
     for settings in ({"retention.mss": 1}, {"segment.bytes": 0}):
         with pytest.raises(errors.InvalidConfigError):
@@ -589,7 +591,7 @@ def test_a_topic_that_exists_is_not_compared_with_what_none_can_have(log, partit
 
 
 def test_processes_that_create_a_topic_at_once_all_have_it(tmp_path):
-    """Where they agree; one that asks for something else is refused, before or after."""
+    """If they agree; a process that asks for something else is refused, before or after."""
     names = [f"t{number}" for number in range(40)]
     with embedlog.open(tmp_path / "root") as log:
         log.create_topic("begin")
@@ -619,7 +621,7 @@ def test_processes_that_create_a_topic_at_once_all_have_it(tmp_path):
 
 
 def test_a_log_that_is_only_read_returns_a_topic_that_exists(tmp_path):
-    """There is nothing to create."""
+    """No write is needed to return it."""
     embedlog.open(tmp_path / "root").create_topic("t", 2)
     with embedlog.open(tmp_path / "root", mode="r") as log:
         assert log.create_topic("t", 2, exist_ok=True).partitions == 2
@@ -629,7 +631,7 @@ def test_a_log_that_is_only_read_returns_a_topic_that_exists(tmp_path):
 
 @pytest.mark.parametrize("count", [0, -1, 1.5, True, "2"])
 def test_a_number_of_partitions_is_a_number(log, count):
-    """At least one."""
+    """It must be an int, and at least 1."""
     with pytest.raises(errors.InvalidPartitionsError):
         log.create_topic("t", partitions=count)
     assert log.topics() == []
@@ -639,16 +641,16 @@ def test_a_number_of_partitions_is_a_number(log, count):
 
 
 def test_altering_changes_the_settings_named_and_no_others(log):
-    """None is back to the default; a wrong one changes nothing."""
+    """None restores the default; an invalid value changes nothing."""
     log.create_topic("t", config={"retention.ms": 5, "segment_bytes": 4000})
 
     log.alter_topic("t", {"retention.ms": None, "cleanup.policy": "compact"})
     with pytest.raises(errors.InvalidConfigError):
         log.alter_topic("t", {"segment.bytes": 0, "retention.ms": 9})
 
-    found = log.describe_topic("t")
-    assert found["overrides"] == {"segment.bytes": 4000, "cleanup.policy": "compact"}
-    assert found["config"]["retention.ms"] == 7 * 86_400_000
+    description = log.describe_topic("t")
+    assert description["overrides"] == {"segment.bytes": 4000, "cleanup.policy": "compact"}
+    assert description["config"]["retention.ms"] == 7 * 86_400_000
 
 
 def test_a_topic_grows_and_does_not_shrink(log):
@@ -664,23 +666,23 @@ def test_a_topic_grows_and_does_not_shrink(log):
         log.create_partitions("t", 2)
 
 
-def test_describing_tells_offsets_bytes_and_segments(log):
-    """Per partition, as numbers to compute with."""
+def test_describing_returns_offsets_bytes_and_segments(log):
+    """For each partition, as numbers."""
     log.create_topic("t", partitions=2, config={"segment.bytes": 1000})
     for _ in range(3):
         log.partition("t", 0).append([encoded(b"x", b"y")])
 
-    found = log.describe_topic("t")
+    description = log.describe_topic("t")
 
-    first, second = found["partitions"]
-    assert (found["name"], found["created_ms"]) == ("t", START)
+    first, second = description["partitions"]
+    assert (description["name"], description["created_ms"]) == ("t", START)
     assert (first["start_offset"], first["end_offset"], second["end_offset"]) == (0, 6, 0)
     assert first["segments"] > 1 == second["segments"]
     assert first["bytes"] > 1000
 
 
 def test_a_deleted_topic_is_gone_and_its_name_free(log):
-    """A38: a new topic of the name begins at offset 0, with another id and nothing of the old."""
+    """A38: a new topic of the name begins at offset 0, with another id and without old records."""
     log.create_topic("t", config={"segment.bytes": 1000})
     old = log.partition("t", 0)
     for row in range(5):
@@ -697,13 +699,13 @@ def test_a_deleted_topic_is_gone_and_its_name_free(log):
     assert values(log.partition("t", 0)) == [b"new"]
 
 
-def test_who_holds_a_deleted_topic_learns_of_it(log):
-    """A38: open readers finish what they hold or fail by name; no append lands in the new topic."""
+def test_the_handles_of_a_deleted_topic_fail(log):
+    """A38: an open reader returns what it has or fails by name; no append reaches the new topic."""
     log.create_topic("t")
     old = log.partition("t", 0)
     old.append([encoded(b"1"), encoded(b"2")])
     reader = old.reader(0)
-    held = reader.read()
+    batches = reader.read()
     log.delete_topic("t")
 
     with pytest.raises(errors.UnknownTopicOrPartitionError):
@@ -712,12 +714,12 @@ def test_who_holds_a_deleted_topic_learns_of_it(log):
     for call in (lambda: old.append([encoded(b"lost")]), reader.read, old.end_offset):
         with pytest.raises(errors.UnknownTopicOrPartitionError):
             call()
-    assert [one.lists()[2] for one in held] == [[b"1"], [b"2"]]
+    assert [batch.lists()[2] for batch in batches] == [[b"1"], [b"2"]]
     assert values(log.partition("t", 0)) == []
 
 
 def test_another_process_deletes_and_creates_a_topic(log):
-    """The catalogue is one for all processes."""
+    """The catalogue is shared by all processes."""
     log.create_topic("t")
     log.partition("t", 0).append([encoded(b"old")])
     code = """
@@ -735,8 +737,8 @@ def test_another_process_deletes_and_creates_a_topic(log):
     assert log.topic("t")[0].value == b"new"
 
 
-def test_a_topic_is_made_when_it_is_first_written_to_unless_told_otherwise(path):
-    """auto.create.topics.enable: on as in Kafka, and off is off."""
+def test_a_topic_is_created_by_the_first_write_unless_that_is_off(path):
+    """auto.create.topics.enable is on by default, as in Kafka."""
     with embedlog.open(path, auto_create_topics=False) as log:
         with pytest.raises(errors.UnknownTopicOrPartitionError):
             log.root.ensure_topic("t")
@@ -748,11 +750,11 @@ def test_a_topic_is_made_when_it_is_first_written_to_unless_told_otherwise(path)
             log.root.ensure_topic("../t")
 
 
-# Reading only
+# Read-only logs
 
 
 def test_a_log_opened_to_read_refuses_every_change(path):
-    """Mode "r": all that reads works, all that writes is a `ReadOnlyError`."""
+    """Mode "r": every read works, every write raises `ReadOnlyError`."""
     write(path, b"x", b"y")
     before = {
         file: file.read_bytes()
@@ -762,19 +764,19 @@ def test_a_log_opened_to_read_refuses_every_change(path):
     }
 
     with embedlog.open(path, mode="r") as log:
-        part = log.partition("t", 0)
-        assert values(part) == [b"x", b"y"]
+        partition = log.partition("t", 0)
+        assert values(partition) == [b"x", b"y"]
         assert (len(log.topic("t")), log.topics(), log.verify()) == (2, ["t"], [])
         assert log.describe_topic("t")["partitions"][0]["end_offset"] == 2
         for call in (
-            lambda: part.append([encoded(b"z")]),
+            lambda: partition.append([encoded(b"z")]),
             lambda: log.create_topic("u"),
             lambda: log.delete_topic("t"),
             lambda: log.alter_topic("t", {"retention.ms": 1}),
             lambda: log.create_partitions("t", 2),
             lambda: log.repair(dry_run=False),
-            lambda: part.truncate_to(0),
-            lambda: part.flush(),
+            lambda: partition.truncate_to(0),
+            lambda: partition.flush(),
             lambda: log.rebuild_index(),
             lambda: log.root.producer_identity(None),
         ):
@@ -803,13 +805,13 @@ def test_reading_needs_no_right_to_write(public):
         print(read())
     """
 
-    done = run(code, path, NOBODY)
+    process = run(code, path, UNPRIVILEGED)
 
-    assert (done.stdout, done.stderr) == ("[b'x']\n", "")
+    assert (process.stdout, process.stderr) == ("[b'x']\n", "")
 
 
 def test_a_topic_directory_that_is_a_link_is_refused(path, tmp_path):
-    """Nothing planted inside a log leads out of it (P22)."""
+    """No link inside a log leads out of it (P22)."""
     write(path, b"x")
     directory = next((path / "topics").iterdir())
     directory.rename(tmp_path / "elsewhere")
@@ -825,49 +827,49 @@ def test_a_topic_directory_that_is_a_link_is_refused(path, tmp_path):
     assert len(segment_files(tmp_path / "elsewhere" / "..")) == 0
 
 
-# Looking after it
+# Verify and repair
 
 
-def test_verify_tells_how_far_it_is(log):
+def test_verify_reports_its_progress(log):
     """`progress(done, total)` in bytes, up to the total."""
     log.create_topic("t")
     for _ in range(5):
         log.partition("t", 0).append([encoded(*[bytes(1000)] * 100)])
-    told = []
+    steps = []
 
-    assert log.verify(progress=lambda *step: told.append(step)) == []
+    assert log.verify(progress=lambda *step: steps.append(step)) == []
 
-    totals = {total for _, total in told}
+    totals = {total for _, total in steps}
     assert len(totals) == 1
-    assert [done for done, _ in told] == sorted(done for done, _ in told)
-    assert 0.95 < told[-1][0] / told[-1][1] <= 1
+    assert [done for done, _ in steps] == sorted(done for done, _ in steps)
+    assert 0.95 < steps[-1][0] / steps[-1][1] <= 1
 
 
-def test_repair_tells_before_it_drops(log):
-    """A dry run changes nothing; the repair leaves out the damaged records and no others."""
+def test_repair_reports_what_it_would_drop(log):
+    """A dry run changes nothing; the repair drops the damaged records and no others."""
     log.create_topic("t")
-    part = log.partition("t", 0)
+    partition = log.partition("t", 0)
     for row in range(3):
-        part.append([encoded(b"row %d" % row)])
-    part.roll()
+        partition.append([encoded(b"row %d" % row)])
+    partition.roll()
     file = segment_files(log.path)[0]
     data = file.read_bytes().replace(b"row 1", b"ROW 1")
     file.write_bytes(data)
 
-    findings, told = log.verify(), log.repair()
+    findings, report = log.verify(), log.repair()
 
     assert len(findings) == 1
     assert "CRC" in str(findings[0])
-    assert len(told) == 1
-    assert "offsets 1 to 1 dropped" in told[0]
+    assert len(report) == 1
+    assert "offsets 1 to 1 dropped" in report[0]
     assert file.read_bytes() == data
-    assert log.repair(dry_run=False) == told
+    assert log.repair(dry_run=False) == report
     assert values(log.partition("t", 0)) == [b"row 0", b"row 2"]
-    assert part.append([encoded(b"next")])[0].base_offset == 3
+    assert partition.append([encoded(b"next")])[0].base_offset == 3
 
 
-def test_the_index_can_be_made_anew(log):
-    """B5: it is derived, and reading is the same with and without it."""
+def test_the_index_can_be_rebuilt(log):
+    """B5: it is derived; reads return the same with and without it."""
     log.create_topic("t", config={"index.interval.bytes": 0, "segment.bytes": 4000})
     for row in range(12):
         log.partition("t", 0).append([encoded(b"%d" % row)])
@@ -884,21 +886,21 @@ def test_the_index_can_be_made_anew(log):
 def test_an_end_mark_before_the_end_is_damage(log, mark, sealed):
     """Arrow's end mark over a batch hides what follows: an error, not an early end or a hang."""
     log.create_topic("t")
-    part = log.partition("t", 0)
+    partition = log.partition("t", 0)
     for row in range(3):
-        part.append([encoded(b"row %d" % row)])
-    second = part.reader(1).read()[0].position
+        partition.append([encoded(b"row %d" % row)])
+    second = partition.reader(1).read()[0].position
     if sealed:
-        part.roll()
+        partition.roll()
     file = segment_files(log.path)[0]
-    whole = file.read_bytes()
-    file.write_bytes(whole[:second] + mark + whole[second + 8 :])
+    original = file.read_bytes()
+    file.write_bytes(original[:second] + mark + original[second + 8 :])
 
     reader = log.partition("t", 0).reader(0)
-    assert [one.lists()[2] for one in reader.read()] == [[b"row 0"]]
+    assert [batch.lists()[2] for batch in reader.read()] == [[b"row 0"]]
     with pytest.raises(errors.CorruptBatchError):
         reader.read()
     assert len(log.verify()) == 1
     assert len(log.repair()) == 1
 
-    file.write_bytes(whole)
+    file.write_bytes(original)

@@ -1,4 +1,4 @@
-"""An append and a flush do not wait for each other: each keeps what the other noted (A22, P9)."""
+"""An append and a flush do not wait for each other; each keeps what the other wrote (A22, P9)."""
 
 import pytest
 from support.faulty_files import FaultyFiles
@@ -9,8 +9,8 @@ from embedlog.partition import append, flush
 from embedlog.partition.producer_state import LAST_SEQUENCE
 
 
-class Between(FaultyFiles):
-    """Calls somebody before the next write, or the next flush, of a segment."""
+class CallsInBetween(FaultyFiles):
+    """Runs a call before the next write, or before the next flush, of a segment."""
 
     before_write = before_sync = None
 
@@ -28,9 +28,9 @@ class Between(FaultyFiles):
 
 
 @pytest.fixture
-def here(tmp_path):
-    """A log of two records that nobody flushed; its files call somebody in between."""
-    root = open_root(tmp_path / "root", files=Between)
+def log(tmp_path):
+    """A log of two unflushed records; its files can run a call in between."""
+    root = open_root(tmp_path / "root", files=CallsInBetween)
     log = make_log(root)
     fill(log, 2)
     yield log
@@ -38,68 +38,68 @@ def here(tmp_path):
 
 
 @pytest.fixture
-def there(here):
-    """The same log, as another process has it."""
-    root = open_root(here.context.root)
+def other(log):
+    """The same log in another process."""
+    root = open_root(log.context.root)
     yield root.partition("t", 0)
     abandon(root)
 
 
-def flush_there(there):
-    flush.flush_to(there, there.tail())
+def flush_all(log):
+    flush.flush_to(log, log.tail())
 
 
-def test_what_was_flushed_while_an_append_was_written_is_durable(here, there):
-    """The append publishes its own end, and does not take the durable one back."""
-    here.context.files.before_write = lambda: flush_there(there)
-    here.append([encoded(b"new")])
+def test_what_was_flushed_while_an_append_was_written_is_durable(log, other):
+    """The append publishes its own end, and leaves the durable offset of the flush."""
+    log.context.files.before_write = lambda: flush_all(other)
+    log.append([encoded(b"new")])
 
-    now = there.tail()
-    assert (now.durable_offset, now.high_watermark, now.log_end_offset) == (2, 3, 3)
-    assert now == here.tail()
-    assert here.append([encoded(b"newer")])[0].base_offset == 3
-    assert values(there) == [b"v0", b"v1", b"new", b"newer"]
+    tail = other.tail()
+    assert (tail.durable_offset, tail.high_watermark, tail.log_end_offset) == (2, 3, 3)
+    assert tail == log.tail()
+    assert log.append([encoded(b"newer")])[0].base_offset == 3
+    assert values(other) == [b"v0", b"v1", b"new", b"newer"]
 
 
-def test_what_a_flush_published_while_an_append_was_written_stays(here, there):
-    """Two writers that wait for their flush: the first one's is not hidden again by the second."""
-    files, seen = here.context.files, []
+def test_what_a_flush_published_while_an_append_was_written_stays(log, other):
+    """Two writers wait for their flush: the second does not hide again what the first published."""
+    files, high_watermarks = log.context.files, []
 
     def first_is_flushed():
-        flush_there(there)
-        seen.append(there.tail().high_watermark)
+        flush_all(other)
+        high_watermarks.append(other.tail().high_watermark)
 
     def second_is_written():
-        seen.append(there.tail().high_watermark)
+        high_watermarks.append(other.tail().high_watermark)
 
-    def killed():
+    def kill():
         raise StorageError("killed")
 
-    # The first one wrote its batch, and does not get as far as its flush.
-    files.before_sync = killed
+    # The first writer writes its batch, and is killed before its flush.
+    files.before_sync = kill
     with pytest.raises(StorageError, match="killed"):
-        here.append([encoded(b"first")], durability="fsync")
-    assert (there.tail().log_end_offset, there.tail().high_watermark) == (3, 2)
+        log.append([encoded(b"first")], durability="fsync")
+    assert (other.tail().log_end_offset, other.tail().high_watermark) == (3, 2)
     files.before_write, files.before_sync = first_is_flushed, second_is_written
-    here.append([encoded(b"second")], durability="fsync")
+    log.append([encoded(b"second")], durability="fsync")
 
-    assert seen == [3, 3]
-    assert values(there) == [b"v0", b"v1", b"first", b"second"]
-    assert there.tail().durable_offset == 4
+    assert high_watermarks == [3, 3]
+    assert values(other) == [b"v0", b"v1", b"first", b"second"]
+    assert other.tail().durable_offset == 4
 
 
-def test_a_flush_that_fails_while_an_append_is_written_fails_it(here, there):
-    """The partition is read-only from then on, and what was written is cut back off (P9)."""
-    size = here.active_file().size()
-    here.context.files.before_write = lambda: there.mark_flush_failed(StorageError("a bad disk"))
+def test_a_flush_that_fails_while_an_append_is_written_fails_it(log, other):
+    """The partition is read-only afterwards, and the written bytes are truncated (P9)."""
+    size = log.active_file().size()
+    log.context.files.before_write = lambda: other.mark_flush_failed(StorageError("a bad disk"))
     with pytest.raises(DurabilityError):
-        here.append([encoded(b"new")])
+        log.append([encoded(b"new")])
 
-    assert here.active_file().size() == size
-    assert there.tail().failed
-    assert values(there) == [b"v0", b"v1"]
+    assert log.active_file().size() == size
+    assert other.tail().failed
+    assert values(other) == [b"v0", b"v1"]
     with pytest.raises(DurabilityError):
-        here.append([encoded(b"newer")])
+        log.append([encoded(b"newer")])
 
 
 SENT = {
@@ -115,23 +115,23 @@ SENT = {
     "old and new": [{"at": 1}, {"at": 2}, {"at": 1 + (8 << 24)}, {"at": 3}],
     "a full segment": [{}] * 20,
 }
-"""What is appended, batch by batch, in a log that rolls early and indexes every other batch."""
+"""The batches to append, by case, to a log that rolls early and indexes every other batch."""
 
 
 @pytest.mark.parametrize("name", SENT)
-def test_a_batch_alone_is_appended_as_a_draft_would(tmp_path, monkeypatch, name):
-    """The short way leaves the same rows, receipts and bytes behind."""
-    found = []
-    for place in ("short", "general"):
-        if place == "general":
+def test_append_fast_leaves_the_same_state_as_the_general_append(tmp_path, monkeypatch, name):
+    """The rows, receipts and bytes are equal."""
+    results = []
+    for path in ("fast", "general"):
+        if path == "general":
             monkeypatch.setattr(append, "append_fast", lambda *_: None)
-        root = open_root(tmp_path / place)
+        root = open_root(tmp_path / path)
         log = make_log(
             root, {"segment.bytes": 4096, "index.interval.bytes": 800, "segment.ms": 8 << 20}
         )
-        receipts = [log.append([encoded(b"v", **one)]) for one in SENT[name]]
-        stored = root.context.live.read(lambda txn: list(txn.cursor()))
-        found.append((receipts, rows(log), stored))
+        receipts = [log.append([encoded(b"v", **options)]) for options in SENT[name]]
+        rows_in_live = root.context.live.read(lambda txn: list(txn.cursor()))
+        results.append((receipts, rows(log), rows_in_live))
         abandon(root)
 
-    assert found[0] == found[1]
+    assert results[0] == results[1]

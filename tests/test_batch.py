@@ -35,7 +35,7 @@ FIELDS = (
 
 
 def written(encoded, base=0, **stamp):
-    """The bytes of a batch, as they go to the file."""
+    """Return the bytes of a batch, as they are written to the file."""
     data = b"".join(map(bytes, encoded.stamp(base, 3, **stamp)))
     assert len(data) == encoded.size
     return data
@@ -49,31 +49,32 @@ def parsed(data, schema=None, **more):
 
 
 def resealed(data, *, header=None, edit=None, table=None):
-    """The batch after a change by someone who can compute CRCs: what a hostile file holds.
+    """Change a batch and recompute its CRCs, as the author of a hostile file can.
 
-    ``edit(head, body)`` changes bytes in place; ``header`` and ``table`` replace facts.
+    ``edit(head, body)`` changes bytes in place; ``header`` and ``table`` replace header fields and
+    entries of the column table.
     """
     end = 8 + struct.unpack_from("<i", data, 4)[0]
     start = end - struct.unpack_from("<I", data, end - 8)[0]
     head, body = bytearray(data[:start]), bytearray(data[end:])
-    facts = dict(zip(FIELDS, HEADER.unpack_from(data, start), strict=True))
-    entries = [list(one) for one in struct.iter_unpack("<QII", data[start + 96 : end - 8])]
+    fields = dict(zip(FIELDS, HEADER.unpack_from(data, start), strict=True))
+    entries = [list(entry) for entry in struct.iter_unpack("<QII", data[start + 96 : end - 8])]
     if edit:
         edit(head, body)
-    begin = 0
+    start_of_column = 0
     for entry in entries:
-        entry[1] = crc32c(bytes(body[begin : entry[0]]))
-        begin = entry[0]
+        entry[1] = crc32c(bytes(body[start_of_column : entry[0]]))
+        start_of_column = entry[0]
     if table:
         table(entries)
-    facts |= {"metadata_crc": crc32c(bytes(head)), **(header or {})}
-    block = HEADER.pack(*facts.values())[8:]
+    fields |= {"metadata_crc": crc32c(bytes(head)), **(header or {})}
+    block = HEADER.pack(*fields.values())[8:]
     block += b"".join(struct.pack("<QII", *entry) for entry in entries) + data[end - 8 : end]
     return bytes(head) + b"EMBL" + struct.pack("<I", crc32c(block)) + block + bytes(body)
 
 
 def parts_of(data):
-    """The head and the body of a batch, without the block."""
+    """Return the head and the body of a batch, without the block."""
     end = 8 + struct.unpack_from("<i", data, 4)[0]
     return data[: end - struct.unpack_from("<I", data, end - 8)[0]], data[end:]
 
@@ -86,7 +87,7 @@ def small():
     )
 
 
-# What goes in comes out
+# Round trips
 
 
 @pytest.mark.parametrize("compression", COMPRESSIONS)
@@ -95,16 +96,16 @@ def test_null_and_empty_are_four_distinct_things(compression, many):
     """A3: null key, null value, empty key and empty value come back as they were."""
     keys, values = [None, b"", b"k", None] * many, [b"v", None, b"", None] * many
 
-    found = parsed(
+    decoded = parsed(
         written(batch.encode_lists(values, keys, NOW, None, compression)), batch.schema()
     )
 
-    found.verify()
-    assert found.lists() == ([NOW] * len(keys), keys, values, None)
+    decoded.verify()
+    assert decoded.lists() == ([NOW] * len(keys), keys, values, None)
 
 
 def rows_or_refusal(data):
-    """Return what `lists` returns, or that the batch is corrupt."""
+    """Return the lists of a batch, or "corrupt" if it is refused."""
     try:
         return parsed(data).lists()
     except CorruptBatchError:
@@ -114,37 +115,36 @@ def rows_or_refusal(data):
 @pytest.mark.parametrize("rows", range(1, 11), ids="rows={}".format)
 def test_a_small_batch_is_read_alike_with_and_without_arrow(rows, monkeypatch):
     """`decode_small.lists_fast` returns what Arrow's columns do (A3)."""
-    some = random.Random(rows)
+    rng = random.Random(rows)
     for _ in range(30):
         keys, values = (
-            [some.choice([None, b"", b"k", some.randbytes(9)]) for _ in range(rows)]
-            for _ in range(2)
+            [rng.choice([None, b"", b"k", rng.randbytes(9)]) for _ in range(rows)] for _ in range(2)
         )
         data = written(batch.encode_lists(values, keys, [NOW + row for row in range(rows)]), 10)
-        with monkeypatch.context() as patch:
-            short = parsed(data).lists()
-            patch.setattr("embedlog.batch.decode_small.MAX_ROWS", 0)
-            assert short == parsed(data).lists()
-        assert short == ([NOW + row for row in range(rows)], keys, values, None)
+        with monkeypatch.context() as patched:
+            fast = parsed(data).lists()
+            patched.setattr("embedlog.batch.decode_small.MAX_ROWS", 0)
+            assert fast == parsed(data).lists()
+        assert fast == ([NOW + row for row in range(rows)], keys, values, None)
 
 
 @pytest.mark.parametrize("part", [0, 1], ids=["head", "body"])
 def test_a_damaged_small_batch_is_checked_by_arrow(small, monkeypatch, part):
     """`decode_small.lists_fast` accepts and refuses what Arrow does."""
-    some = random.Random(part)
+    rng = random.Random(part)
     size = [len(data) for data in parts_of(small)][part]
-    for place in range(8 * (1 - part), size):
+    for position in range(8 * (1 - part), size):
         for _ in range(3):
-            byte = some.choice([0, 1, 7, 0x7F, 0x80, 0xFF, some.randrange(256)])
+            byte = rng.choice([0, 1, 7, 0x7F, 0x80, 0xFF, rng.randrange(256)])
 
-            def edit(*parts, place=place, byte=byte):
-                parts[part][place] = byte
+            def edit(*parts, position=position, byte=byte):
+                parts[part][position] = byte
 
             data = resealed(small, edit=edit)
-            with monkeypatch.context() as patch:
-                short = rows_or_refusal(data)
-                patch.setattr("embedlog.batch.decode_small.MAX_ROWS", 0)
-                assert short == rows_or_refusal(data), (place, byte)
+            with monkeypatch.context() as patched:
+                fast = rows_or_refusal(data)
+                patched.setattr("embedlog.batch.decode_small.MAX_ROWS", 0)
+                assert fast == rows_or_refusal(data), (position, byte)
 
 
 @pytest.mark.parametrize("compression", COMPRESSIONS)
@@ -153,10 +153,10 @@ def test_headers_keep_their_order_their_duplicates_and_a_null_value(compression)
     headers = [[("b", b"1"), ("a", None), ("b", b"")], None, [], [("", b"x")]]
 
     encoded = batch.encode_lists([b"v"] * 4, None, NOW, headers, compression)
-    found = parsed(written(encoded), batch.schema(headers=True))
+    decoded = parsed(written(encoded), batch.schema(headers=True))
 
-    assert (encoded.has_headers, found.has_headers) == (True, True)
-    assert found.lists()[3] == [headers[0], [], [], headers[3]]
+    assert (encoded.has_headers, decoded.has_headers) == (True, True)
+    assert decoded.lists()[3] == [headers[0], [], [], headers[3]]
 
 
 def test_a_header_without_a_key_is_refused():
@@ -174,22 +174,22 @@ def test_a_header_that_is_not_a_pair_is_refused(pair):
         batch.encode_lists([b"v"], None, NOW, [[("fine", b"v"), pair]])
 
 
-@pytest.mark.parametrize("strange", ["text", 5, ["list"], memoryview(b"1234").cast("i"), b"x".hex])
+@pytest.mark.parametrize("value", ["text", 5, ["list"], memoryview(b"1234").cast("i"), b"x".hex])
 @pytest.mark.parametrize("others", [[], [None], [b"v"] * 99], ids=["alone", "null", "many"])
-def test_what_is_not_bytes_is_refused(strange, others):
+def test_what_is_not_bytes_is_refused(value, others):
     """G2: text is not accepted as bytes, however the batch is built."""
-    values = [*others, strange]
+    values = [*others, value]
     with pytest.raises(SerializationError):
         batch.encode_lists(values, None, NOW)
     with pytest.raises(SerializationError):
         batch.encode_lists([b"v"] * len(values), values, NOW)
 
 
-@pytest.mark.parametrize("strange", [["x"], [1.5], [None], [1 << 63], [1, 2]])
-def test_a_timestamp_is_an_int64_for_each_record(strange):
+@pytest.mark.parametrize("value", [["x"], [1.5], [None], [1 << 63], [1, 2]])
+def test_a_timestamp_is_an_int64_for_each_record(value):
     """A7: nothing is rounded, parsed or guessed."""
     for count in (1, 3):
-        times = strange if len(strange) == count else strange * 2
+        times = value if len(value) == count else value * 2
         with pytest.raises(SerializationError):
             batch.encode_lists([b"v"] * count, None, times)
 
@@ -206,20 +206,20 @@ def test_any_records_come_back(records, compression, data):
     headers = data.draw(st.none() | st.lists(HEADER_LIST, min_size=len(times), max_size=len(times)))
 
     encoded = batch.encode_lists(values, keys, times, headers, compression)
-    found = parsed(written(encoded, 7), batch.schema(headers=headers is not None))
+    decoded = parsed(written(encoded, 7), batch.schema(headers=headers is not None))
 
-    found.verify()
-    assert found.lists() == (times, keys, values, headers)
-    assert (found.min_timestamp, found.max_timestamp) == (min(times), max(times))
-    assert (found.base_offset, found.next_offset) == (7, 7 + len(times))
-    assert found.offsets().to_pylist() == list(range(7, 7 + len(times)))
+    decoded.verify()
+    assert decoded.lists() == (times, keys, values, headers)
+    assert (decoded.min_timestamp, decoded.max_timestamp) == (min(times), max(times))
+    assert (decoded.base_offset, decoded.next_offset) == (7, 7 + len(times))
+    assert decoded.offsets().to_pylist() == list(range(7, 7 + len(times)))
 
 
 @given(st.lists(RECORD, min_size=1, max_size=70))
 def test_lists_and_arrow_columns_encode_to_the_same_bytes(records):
     """`encode_lists` writes the bytes that Arrow writes."""
     times, keys, values = map(list, zip(*records, strict=True))
-    by_arrow = pa.RecordBatch.from_arrays(
+    columns = pa.RecordBatch.from_arrays(
         [
             pa.array(times, pa.int64()).view(wire.TIMESTAMP),
             pa.array(keys, pa.binary()),
@@ -228,22 +228,22 @@ def test_lists_and_arrow_columns_encode_to_the_same_bytes(records):
         schema=batch.schema(),
     )
 
-    by_hand = written(batch.encode_lists(values, keys, times))
+    from_lists = written(batch.encode_lists(values, keys, times))
 
-    assert by_hand == written(batch.encode(by_arrow))
-    assert batch.from_lists(values, keys, times).equals(by_arrow)
+    assert from_lists == written(batch.encode(columns))
+    assert batch.from_lists(values, keys, times).equals(columns)
 
 
 @given(st.lists(RECORD, min_size=1, max_size=70), st.booleans())
-def test_lengths_that_are_known_already_change_nothing(records, even):
+def test_measured_lengths_change_nothing(records, even):
     """Lengths that the caller has measured give the same bytes."""
     times, _, values = map(list, zip(*records, strict=True))
-    keys = [b"k" * (1 if even else n % 5) for n in range(len(times))]
+    keys = [b"k" * (1 if even else number % 5) for number in range(len(times))]
     lengths = lengths_of(values), lengths_of(keys)
 
     assert lengths == (None if None in values else [*map(len, values)], [*map(len, keys)])
-    told = batch.encode_lists(values, keys, times, lengths=lengths)
-    assert written(told) == written(batch.encode_lists(values, keys, times))
+    with_lengths = batch.encode_lists(values, keys, times, lengths=lengths)
+    assert written(with_lengths) == written(batch.encode_lists(values, keys, times))
     columns = batch.from_lists(values, keys, times, lengths=lengths)
     assert columns.equals(batch.from_lists(values, keys, times))
 
@@ -253,10 +253,10 @@ def test_one_record_encodes_to_the_bytes_of_a_list_of_one(record):
     """`encode_one` writes the bytes of `encode_lists`, also for None."""
     time, key, value = record
 
-    alone = batch.encode_one(value, key, time)
+    encoded = batch.encode_one(value, key, time)
 
-    assert alone == batch.encode_lists([value], [key], time)
-    assert written(alone) == written(batch.encode_lists([value], [key], [time]))
+    assert encoded == batch.encode_lists([value], [key], time)
+    assert written(encoded) == written(batch.encode_lists([value], [key], [time]))
 
 
 @pytest.mark.parametrize("count", [1, 2, 31, 32, 33, 34, 4096, 4097])
@@ -266,10 +266,10 @@ def test_every_size_takes_its_path_to_the_same_content(count, even):
     values = [b"x" * (5 if even else i % 300) for i in range(count)]
     keys = [None if i % 3 == 0 else b"%d" % i for i in range(count)]
 
-    found = parsed(written(batch.encode_lists(values, keys, NOW)))
+    decoded = parsed(written(batch.encode_lists(values, keys, NOW)))
 
-    assert found.lists() == ([NOW] * count, keys, values, None)
-    found.verify()
+    assert decoded.lists() == ([NOW] * count, keys, values, None)
+    decoded.verify()
 
 
 @pytest.mark.parametrize("compression", COMPRESSIONS)
@@ -288,9 +288,9 @@ def test_a_slice_of_a_record_batch_is_encoded_alone():
     whole = batch.from_lists([b"%d" % i for i in range(100)], None, list(range(100)))
 
     encoded = batch.encode(whole.slice(40, 3))
-    found = parsed(written(encoded))
+    decoded = parsed(written(encoded))
 
-    assert found.lists() == ([40, 41, 42], [None] * 3, [b"40", b"41", b"42"], None)
+    assert decoded.lists() == ([40, 41, 42], [None] * 3, [b"40", b"41", b"42"], None)
     assert (encoded.min_timestamp, encoded.max_timestamp, encoded.count) == (40, 42, 3)
 
 
@@ -325,18 +325,18 @@ ROWS = [
 
 @pytest.mark.parametrize("compression", COMPRESSIONS)
 def test_columns_of_any_type_can_be_read_alone_and_in_any_order(compression):
-    """A batch knows its schema only from the topic; nested types are columns like others."""
+    """The batch reads its schema from the topic only; nested types are columns like others."""
     rows = pa.RecordBatch.from_pylist(ROWS, schema=TYPED)
-    found = parsed(written(batch.encode(rows, compression)), TYPED)
+    decoded = parsed(written(batch.encode(rows, compression)), TYPED)
 
-    found.verify()
-    assert found.columns().equals(rows)
+    decoded.verify()
+    assert decoded.columns().equals(rows)
     for names in (*([name] for name in TYPED.names), ["pair", "place", "_key"], TYPED.names[::-1]):
-        assert found.columns(names).equals(rows.select(names))
+        assert decoded.columns(names).equals(rows.select(names))
 
 
-def test_a_type_without_a_fixed_place_in_the_message_is_refused():
-    """Dictionaries need messages of their own; a batch must stand alone."""
+def test_a_type_without_a_fixed_position_in_the_message_is_refused():
+    """Dictionaries need messages of their own, and a batch is one message."""
     rows = pa.RecordBatch.from_pylist(
         [{"t": 1, "d": "a"}],
         schema=pa.schema([("t", wire.TIMESTAMP), ("d", pa.dictionary(pa.int8(), pa.string()))]),
@@ -351,9 +351,9 @@ def test_the_time_column_may_be_another_one_in_another_unit():
     schema = pa.schema(fields, metadata={"embedlog.timestamp": "at"})
     rows = pa.RecordBatch.from_pylist([{"n": 1, "at": 5_999}, {"n": 2, "at": None}], schema=schema)
 
-    found = parsed(written(batch.encode(rows)), schema)
+    decoded = parsed(written(batch.encode(rows)), schema)
 
-    assert (found.min_timestamp, found.max_timestamp) == (5, 5)
+    assert (decoded.min_timestamp, decoded.max_timestamp) == (5, 5)
 
 
 # The stamp
@@ -377,12 +377,14 @@ def test_log_append_time_overrides_every_record(compression):
     """A7: the log append time replaces all timestamps, and sets a flag."""
     encoded = batch.encode_lists([b"v"] * 3, None, [1, 2, 3], None, compression)
 
-    found = parsed(written(encoded, append_time=NOW))
+    decoded = parsed(written(encoded, append_time=NOW))
 
-    assert found.is_log_append_time
-    assert found.lists()[0] == [NOW] * 3
-    assert (found.min_timestamp, found.max_timestamp) == (NOW, NOW)
-    assert found.columns(["value", "timestamp"]).column(1).cast(pa.int64()).to_pylist() == [NOW] * 3
+    assert decoded.is_log_append_time
+    assert decoded.lists()[0] == [NOW] * 3
+    assert (decoded.min_timestamp, decoded.max_timestamp) == (NOW, NOW)
+    assert (
+        decoded.columns(["value", "timestamp"]).column(1).cast(pa.int64()).to_pylist() == [NOW] * 3
+    )
 
 
 def test_a_compacted_batch_keeps_its_offsets_and_its_range():
@@ -393,13 +395,13 @@ def test_a_compacted_batch_keeps_its_offsets_and_its_range():
     encoded = batch.encode(rows, offsets=True)
     encoded.delete_horizon = 99
 
-    found = parsed(written(encoded, 10, next_offset=20), schema)
+    decoded = parsed(written(encoded, 10, next_offset=20), schema)
 
-    assert (found.base_offset, found.next_offset, found.count) == (10, 20, 2)
-    assert (found.has_offsets, found.delete_horizon) == (True, 99)
-    assert found.offsets().to_pylist() == [12, 17]
-    assert found.columns().schema.names == ["timestamp", "key", "value"]
-    found.verify()
+    assert (decoded.base_offset, decoded.next_offset, decoded.count) == (10, 20, 2)
+    assert (decoded.has_offsets, decoded.delete_horizon) == (True, 99)
+    assert decoded.offsets().to_pylist() == [12, 17]
+    assert decoded.columns().schema.names == ["timestamp", "key", "value"]
+    decoded.verify()
 
 
 @pytest.mark.parametrize("compression", COMPRESSIONS)
@@ -409,23 +411,23 @@ def test_a_batch_may_be_kept_empty(compression):
     nothing = pa.RecordBatch.from_pylist([], schema=schema)
     encoded = batch.encode(nothing, compression, offsets=True, timestamps=(5, 8))
 
-    found = parsed(written(encoded, 10, next_offset=20), schema)
+    decoded = parsed(written(encoded, 10, next_offset=20), schema)
 
-    found.verify()
-    assert (found.count, found.base_offset, found.next_offset) == (0, 10, 20)
-    assert (found.min_timestamp, found.max_timestamp) == (5, 8)
-    assert found.lists() == ([], [], [], None)
-    assert found.columns(["value"]).num_rows == 0
+    decoded.verify()
+    assert (decoded.count, decoded.base_offset, decoded.next_offset) == (0, 10, 20)
+    assert (decoded.min_timestamp, decoded.max_timestamp) == (5, 8)
+    assert decoded.lists() == ([], [], [], None)
+    assert decoded.columns(["value"]).num_rows == 0
 
 
 def test_columns_are_chosen_by_name(small):
-    """Some of the stored columns; a name that is not one of them is refused."""
-    found = parsed(small)
+    """Any subset of the stored columns; an unknown name is refused."""
+    decoded = parsed(small)
 
-    assert found.columns().schema.names == ["timestamp", "key", "value"]
-    assert found.columns(["key"]).to_pylist() == [{"key": None}, {"key": b""}, {"key": b"k"}]
+    assert decoded.columns().schema.names == ["timestamp", "key", "value"]
+    assert decoded.columns(["key"]).to_pylist() == [{"key": None}, {"key": b""}, {"key": b"k"}]
     with pytest.raises(ValueError, match="nope"):
-        found.columns(["nope"])
+        decoded.columns(["nope"])
 
 
 # Damage
@@ -437,39 +439,44 @@ def test_every_flipped_bit_is_detected(compression):
     headers = [[("h", b"x")], None]
     encoded = batch.encode_lists([b"one", None], [None, b"k"], NOW, headers, compression)
     data, schema = written(encoded, 10), batch.schema(headers=True)
-    for place in range(len(data)):
-        for flip in (0x01, 0x10, 0x80, 0x55, 0xFF):
-            bad = bytearray(data)
-            bad[place] ^= flip
+    for position in range(len(data)):
+        for mask in (0x01, 0x10, 0x80, 0x55, 0xFF):
+            damaged = bytearray(data)
+            damaged[position] ^= mask
             with pytest.raises(CorruptBatchError):
-                parsed(bytes(bad), schema).verify()
+                parsed(bytes(damaged), schema).verify()
 
 
 def test_damage_is_detected_only_in_columns_that_are_read(small):
     """P12: reading keys does not check values, reading values does."""
-    bad = bytearray(small)
-    bad[bad.index(b"one")] ^= 1
+    damaged = bytearray(small)
+    damaged[damaged.index(b"one")] ^= 1
 
-    found = parsed(bytes(bad))
+    decoded = parsed(bytes(damaged))
 
-    assert found.columns(["key", "timestamp"]).column(0).to_pylist() == [None, b"", b"k"]
-    assert found.columns(["value"], verify=False).num_rows == 3
-    for read in (found.verify, found.lists, found.columns, lambda: found.columns(["value"])):
+    assert decoded.columns(["key", "timestamp"]).column(0).to_pylist() == [None, b"", b"k"]
+    assert decoded.columns(["value"], verify=False).num_rows == 3
+    for read in (
+        decoded.verify,
+        decoded.lists,
+        decoded.columns,
+        lambda: decoded.columns(["value"]),
+    ):
         with pytest.raises(CorruptBatchError, match="column value"):
             read()
 
 
 @pytest.mark.parametrize("compression", ["lz4", "zstd"])
-def test_only_the_wanted_columns_are_decompressed(compression):
+def test_only_requested_columns_are_decompressed(compression):
     """P12: damage in a compressed column does not affect reading another."""
     noise = random.Random(5).randbytes(5000)
     data = written(batch.encode_lists([noise] * 3, [b"k"] * 3, NOW, None, compression))
 
-    found = parsed(data[:-300] + bytes(300))
+    decoded = parsed(data[:-300] + bytes(300))
 
-    assert found.columns(["key"]).column(0).to_pylist() == [b"k"] * 3
+    assert decoded.columns(["key"]).column(0).to_pylist() == [b"k"] * 3
     with pytest.raises(CorruptBatchError):
-        found.columns(["value"])
+        decoded.columns(["value"])
 
 
 def test_a_batch_that_is_cut_off_anywhere_is_truncated(small):
@@ -484,28 +491,33 @@ def test_a_batch_that_is_cut_off_anywhere_is_truncated(small):
 
 
 @pytest.mark.parametrize("data", [bytes(600), b"\xff" * 600, random.Random(1).randbytes(600)])
-def test_bytes_that_never_were_a_batch_are_refused(data):
-    """P12: a zeroed page, an erased one, and noise."""
+def test_bytes_without_a_batch_are_refused(data):
+    """P12: a zeroed page, an erased page, and noise."""
     with pytest.raises(CorruptBatchError, match="no batch begins here"):
         parsed(data)
 
 
 def test_an_error_says_where_and_why(small):
     """P12: the path and the position in the file, not in the buffer."""
-    bad = bytearray(bytes(16) + small)
-    bad[-1] ^= 1
-    found = batch.parse(
-        pa.py_buffer(bad), 16, len(bad), path="a.arrows", position=5000, schema=batch.schema()
+    damaged = bytearray(bytes(16) + small)
+    damaged[-1] ^= 1
+    decoded = batch.parse(
+        pa.py_buffer(damaged),
+        16,
+        len(damaged),
+        path="a.arrows",
+        position=5000,
+        schema=batch.schema(),
     )
 
-    assert found.position == 5000
+    assert decoded.position == 5000
     with pytest.raises(CorruptBatchError) as caught:
-        found.columns()
+        decoded.columns()
     assert (caught.value.path, caught.value.position) == ("a.arrows", 5000)
     assert "value" in caught.value.reason
 
 
-# Walking
+# Sequences of batches
 
 
 def source(data, shift=0):
@@ -513,60 +525,63 @@ def source(data, shift=0):
 
 
 def test_a_source_returns_batches_up_to_the_end_of_the_stream(small):
-    """A sealed segment ends with Arrow's end marker, an active one without."""
+    """A sealed segment ends with Arrow's end marker; an active segment has none."""
     data = small * 3
     for end, stop in (
         (wire.END_OF_STREAM, len(data) + 8),
         (b"", len(data)),
         (b"rest", len(data)),
     ):
-        found = source(b"schema!!" + data + end, 100).batches(8, 8 + stop, 1 << 20)
-        assert [one.position - 108 for one in found] == [0, len(small), 2 * len(small)]
+        batches = source(b"schema!!" + data + end, 100).batches(8, 8 + stop, 1 << 20)
+        assert [decoded.position - 108 for decoded in batches] == [0, len(small), 2 * len(small)]
 
 
 def test_a_source_returns_about_max_bytes(small):
-    """The batch that reaches the size is the last one; at least one is returned (A18)."""
-    whole = source(small * 4)
+    """The batch that reaches the limit is the last; at least one is returned (A18)."""
+    stream = source(small * 4)
     size = len(small)
 
-    counts = [len(whole.batches(0, 4 * size, most)) for most in (0, 1, size, size + 1, 9 * size)]
+    counts = [
+        len(stream.batches(0, 4 * size, max_bytes))
+        for max_bytes in (0, 1, size, size + 1, 9 * size)
+    ]
     assert counts == [1, 1, 1, 2, 4]
 
 
 def test_a_source_returns_the_good_batches_before_the_bad_one(small):
-    """A5, E10: the whole batches before the damage are usable."""
-    cut = source(small + small[:-8])
+    """A5, E10: the complete batches before the damage are readable."""
+    truncated = source(small + small[:-8])
 
-    assert [one.count for one in cut.batches(0, 1 << 20, 1 << 20)] == [3]
+    assert [decoded.count for decoded in truncated.batches(0, 1 << 20, 1 << 20)] == [3]
     with pytest.raises(CorruptBatchError, match="truncated"):
-        cut.batches(len(small), 1 << 20, 1 << 20)
+        truncated.batches(len(small), 1 << 20, 1 << 20)
 
 
-def test_a_head_is_checked_however_often_its_equal_was_read(small):
+def test_a_head_is_checked_even_if_an_equal_one_was_read(small):
     """P12: the cached head of one batch does not hide damage in the next."""
     head = batch.decode.head_length(small[:8], path="p", position=0)
-    for place in range(head):
-        bad = bytearray(small * 2)
-        bad[len(small) + place] ^= 1
-        both = source(bad)
-        assert [one.position for one in both.batches(0, len(bad), 1 << 20)] == [0]
+    for position in range(head):
+        damaged = bytearray(small * 2)
+        damaged[len(small) + position] ^= 1
+        stream = source(damaged)
+        assert [decoded.position for decoded in stream.batches(0, len(damaged), 1 << 20)] == [0]
         with pytest.raises(CorruptBatchError):
-            both.batches(len(small), len(bad), 1 << 20)
+            stream.batches(len(small), len(damaged), 1 << 20)
 
 
 def test_batches_with_heads_of_many_lengths_lie_side_by_side():
     """Batches of different compression and size are read in one stream."""
     kinds = [("none", 1), ("lz4", 9), ("none", 2), ("zstd", 9), ("zstd", 1), ("none", 900)] * 2
-    made = [
+    chunks = [
         bytes(b"".join(map(bytes, encoded_batch(count, kind).stamp(0, 0)))) for kind, count in kinds
     ]
-    found = source(b"".join(made)).batches(0, 1 << 30, 1 << 30)
+    batches = source(b"".join(chunks)).batches(0, 1 << 30, 1 << 30)
 
-    assert [one.count for one in found] == [count for _, count in kinds]
-    for one, (_, count) in zip(found, kinds, strict=True):
-        assert one.columns(["value"]).column(0).to_pylist() == [b"v" * 100] * count
-        assert one.columns(["timestamp", "key"]).column(1).to_pylist() == [None] * count
-        assert one.lists()[0] == [7] * count
+    assert [decoded.count for decoded in batches] == [count for _, count in kinds]
+    for decoded, (_, count) in zip(batches, kinds, strict=True):
+        assert decoded.columns(["value"]).column(0).to_pylist() == [b"v" * 100] * count
+        assert decoded.columns(["timestamp", "key"]).column(1).to_pylist() == [None] * count
+        assert decoded.lists()[0] == [7] * count
 
 
 def encoded_batch(count, compression):
@@ -575,19 +590,19 @@ def encoded_batch(count, compression):
 
 def test_head_and_message_length_are_checked(small):
     """P22: a length is used only if its CRC is correct and it is within the limits."""
-    where = {"path": "p", "position": 0}
-    head = batch.decode.head_length(small[:8], **where)
+    location = {"path": "p", "position": 0}
+    head = batch.decode.head_length(small[:8], **location)
 
-    assert batch.message_length(small[:head], **where) == len(small)
-    assert batch.decode.head_length(wire.END_OF_STREAM, **where) is None
-    for bad in (small[:7], bytes(8), b"\xff\xff\xff\xff\xf8\xff\xff\x7f"):
+    assert batch.message_length(small[:head], **location) == len(small)
+    assert batch.decode.head_length(wire.END_OF_STREAM, **location) is None
+    for damaged in (small[:7], bytes(8), b"\xff\xff\xff\xff\xf8\xff\xff\x7f"):
         with pytest.raises(CorruptBatchError):
-            batch.decode.head_length(bad, **where)
+            batch.decode.head_length(damaged, **location)
     flipped = bytearray(small[:head])
     flipped[head - 100] ^= 1
-    for bad in (bytes(flipped), small[: head - 1]):
+    for damaged in (bytes(flipped), small[: head - 1]):
         with pytest.raises(CorruptBatchError):
-            batch.message_length(bad, **where)
+            batch.message_length(damaged, **location)
 
 
 # Hostile files
@@ -638,11 +653,11 @@ def test_columns_cannot_lie_outside_the_body(small, ends):
 
 def test_offsets_beyond_the_data_are_refused(small):
     """P22: Arrow never follows an offset out of its buffer."""
-    for place in (0, 4, 8, 12):
+    for position in (0, 4, 8, 12):
         for value in (-1, 1 << 30, 0x7FFFFFFF):
 
-            def edit(_, body, place=place, value=value):
-                struct.pack_into("<i", body, body.index(b"one") - 16 + place, value)
+            def edit(_, body, position=position, value=value):
+                struct.pack_into("<i", body, body.index(b"one") - 16 + position, value)
 
             with pytest.raises(CorruptBatchError):
                 parsed(resealed(small, edit=edit)).verify()
@@ -651,26 +666,26 @@ def test_offsets_beyond_the_data_are_refused(small):
 
 
 @pytest.mark.parametrize("compression", ["lz4", "zstd"])
-@pytest.mark.parametrize("claim", [1 << 62, 65 << 20, -2, -(1 << 63), 5])
-def test_a_claim_to_decompress_to_much_is_refused_before_it_is_tried(compression, claim):
+@pytest.mark.parametrize("raw_length", [1 << 62, 65 << 20, -2, -(1 << 63), 5])
+def test_an_excessive_raw_length_is_refused_before_it_is_allocated(compression, raw_length):
     """P22: no more than the limit is allocated, whatever length a buffer has."""
     data = written(batch.encode_lists([b"x" * 999], [b"k"], NOW, None, compression))
 
     def edit(_, body):
-        # The raw length before the last buffer, the data of the values.
-        struct.pack_into("<q", body, body.rindex(struct.pack("<q", 999)), claim)
+        # The raw length precedes the last buffer, which has the data of the values.
+        struct.pack_into("<q", body, body.rindex(struct.pack("<q", 999)), raw_length)
 
     before = pa.total_allocated_bytes()
-    found = parsed(resealed(data, edit=edit))
+    decoded = parsed(resealed(data, edit=edit))
     with pytest.raises(CorruptBatchError):
-        found.columns()
+        decoded.columns()
     assert pa.total_allocated_bytes() - before < 1 << 20
 
 
 @pytest.mark.parametrize("compression", COMPRESSIONS)
-def test_no_change_by_someone_who_knows_the_crc_crashes_a_reader(compression):
-    """P22: the result is a typed error, or other records; never anything else."""
-    chance = random.Random(20)
+def test_no_change_with_recomputed_crcs_crashes_a_reader(compression):
+    """P22: the result is a typed error, or other records."""
+    rng = random.Random(20)
     values, keys = [b"one", None, b"xyz" * 30], [None, b"", b"k"]
     rows = batch.from_lists(values, keys, NOW, [[("h", b"x")], None, []])
     encoded = batch.encode(rows, compression)
@@ -679,16 +694,16 @@ def test_no_change_by_someone_who_knows_the_crc_crashes_a_reader(compression):
     for _ in range(3000):
 
         def edit(head, body):
-            for _ in range(chance.choice((1, 1, 2, 4))):
-                where = chance.choice((head, head, body))
-                place = chance.randrange(8 if where is head else 0, len(where))
-                where[place] = chance.choice((0, 1, 4, 8, 0x7F, 0x80, 0xFF, chance.randrange(256)))
+            for _ in range(rng.choice((1, 1, 2, 4))):
+                target = rng.choice((head, head, body))
+                position = rng.randrange(8 if target is head else 0, len(target))
+                target[position] = rng.choice((0, 1, 4, 8, 0x7F, 0x80, 0xFF, rng.randrange(256)))
 
         try:
-            found = parsed(resealed(data, edit=edit), schema)
-            found.columns(["key"])
-            found.verify()
-            found.lists()
+            decoded = parsed(resealed(data, edit=edit), schema)
+            decoded.columns(["key"])
+            decoded.verify()
+            decoded.lists()
         except CorruptBatchError:
             refused += 1
     assert refused > 500
@@ -718,21 +733,21 @@ def test_an_unknown_compression_is_refused():
 
 
 def test_a_thread_gets_the_layout_of_its_own_schema(monkeypatch):
-    """A10: also while other threads encode; with the layout of another schema it is unreadable."""
+    """A10: also while other threads encode; the layout of another schema would be unreadable."""
     plain, wide = (wire.BufferLayout(batch.schema(headers=headers)) for headers in (False, True))
 
     class Overtaken:
-        """A layout of the schema that is asked for; while it is compared, another comes in."""
+        """A layout of the requested schema; another one is put before it during the comparison."""
 
         def __init__(self):
             self.original = self
 
-        def equals(self, given, metadata):
+        def equals(self, other, metadata):
             wire._recent[:] = [self, plain]
             return True
 
-    mine = Overtaken()
+    overtaken = Overtaken()
     monkeypatch.setattr(wire, "_layouts", {})
-    monkeypatch.setattr(wire, "_recent", [mine])
+    monkeypatch.setattr(wire, "_recent", [overtaken])
 
-    assert wire.layout_of(wide.original) is mine
+    assert wire.layout_of(wide.original) is overtaken

@@ -43,27 +43,27 @@ def make(topics, name="t", partitions=1, **config):
 
 
 def test_a_new_topic_is_found_with_its_settings(topics):
-    """What was created is what is read, also by a catalogue that did not create it."""
-    made = make(topics, "flights", 3, segment_bytes=1000)
+    """What was created is read back, also by another catalogue."""
+    created = make(topics, "flights", 3, segment_bytes=1000)
 
-    assert topics.topic("flights") == made
-    assert topics.topics() == {"flights": made}
-    assert (made.partitions, made.created_ms, made.config.segment_bytes) == (3, NOW, 1000)
+    assert topics.topic("flights") == created
+    assert topics.topics() == {"flights": created}
+    assert (created.partitions, created.created_ms, created.config.segment_bytes) == (3, NOW, 1000)
 
 
 def test_a_new_topic_has_one_empty_segment_in_each_partition(topics, state):
-    """The manifest names the first segment before there is a file."""
-    made = make(topics, partitions=2)
+    """The manifest names the first segment before its file exists."""
+    created = make(topics, partitions=2)
 
-    found = [state.read(lambda txn, n=n: catalog.segments(txn, made.key(n))) for n in (0, 1)]
-    assert [[segment.base_offset for segment in each] for each in found] == [[0], [0]]
-    assert found[0][0].id != found[1][0].id
-    assert not found[0][0].sealed
-    assert state.read(lambda txn: catalog.PARTITIONS.get(txn, made.key(1))) == PartitionInfo()
+    segments = [state.read(lambda txn, n=n: catalog.segments(txn, created.key(n))) for n in (0, 1)]
+    assert [[segment.base_offset for segment in manifest] for manifest in segments] == [[0], [0]]
+    assert segments[0][0].id != segments[1][0].id
+    assert not segments[0][0].sealed
+    assert state.read(lambda txn: catalog.PARTITIONS.get(txn, created.key(1))) == PartitionInfo()
 
 
 def test_a_topic_cannot_be_created_twice(topics):
-    """The second one is told, and the first one stays as it is."""
+    """The second call fails, and the topic stays as it is."""
     first = make(topics)
     with pytest.raises(TopicAlreadyExistsError, match=r"\[t\]"):
         make(topics, partitions=5)
@@ -72,7 +72,7 @@ def test_a_topic_cannot_be_created_twice(topics):
 
 
 def test_an_unknown_topic_names_the_nearest_one(topics):
-    """A slip of the pen is answered with what was meant."""
+    """The error suggests the closest name."""
     make(topics, "flights")
 
     with pytest.raises(UnknownTopicOrPartitionError, match="Did you mean 'flights'"):
@@ -101,29 +101,29 @@ def test_a_name_that_kafka_takes_is_taken(topics, name):
 
 @pytest.mark.parametrize("partitions", [0, -1, 1.5, "2", None, True, 20_001, 2**31])
 def test_a_number_of_partitions_is_a_positive_int_and_bounded(topics, partitions):
-    """Everything else is refused before anything is written: so many would take minutes."""
+    """Other values are refused before anything is written; more partitions would take minutes."""
     with pytest.raises(InvalidPartitionsError):
         make(topics, partitions=partitions)
     assert topics.topics() == {}
-    made = make(topics)
+    created = make(topics)
     with pytest.raises(InvalidPartitionsError):
         topics.grow_topic("t", partitions, NOW)
-    assert topics.topics() == {"t": made}
+    assert topics.topics() == {"t": created}
 
 
 def test_a_topic_grows_but_does_not_shrink(topics, state):
     """New partitions get their first segment; the old ones keep theirs (G5)."""
-    made = make(topics, partitions=2)
+    created = make(topics, partitions=2)
     grown = topics.grow_topic("t", 4, NOW)
 
-    assert (grown.id, grown.partitions) == (made.id, 4)
-    assert len(state.read(lambda txn: catalog.segments(txn, made.key(3)))) == 1
+    assert (grown.id, grown.partitions) == (created.id, 4)
+    assert len(state.read(lambda txn: catalog.segments(txn, created.key(3)))) == 1
     with pytest.raises(InvalidPartitionsError, match="4 partitions cannot shrink to 3"):
         topics.grow_topic("t", 3, NOW)
     assert topics.topic("t").partitions == 4
 
 
-def test_a_setting_is_changed_and_taken_back(topics):
+def test_a_setting_is_changed_and_reset(topics):
     """None returns a setting to its default; the others stay."""
     make(topics, segment_bytes=1000)
     topics.alter_topic("t", {"retention.ms": 5})
@@ -133,8 +133,8 @@ def test_a_setting_is_changed_and_taken_back(topics):
     assert topics.topic("t") == changed
 
 
-def test_a_topic_made_again_has_another_id_and_directory(topics, state):
-    """Files and commits of the old one can never be taken for the new one's (A38)."""
+def test_a_topic_that_is_created_again_has_another_id_and_directory(topics, state):
+    """Files and commits of the old topic cannot be mistaken for those of the new one (A38)."""
     old = make(topics)
     topics.delete_topic(old)
     with pytest.raises(UnknownTopicOrPartitionError):
@@ -147,20 +147,20 @@ def test_a_topic_made_again_has_another_id_and_directory(topics, state):
     assert state.read(lambda txn: catalog.PARTITIONS.get(txn, old.key(0))) is None
 
 
-@pytest.mark.parametrize("again", [False, True], ids=["deleted", "made again"])
-def test_a_topic_that_another_process_deleted_first_is_not_deleted_twice(topics, again):
-    """Nor is the new topic of its name."""
+@pytest.mark.parametrize("created_again", [False, True], ids=["deleted", "created again"])
+def test_a_topic_that_another_process_deleted_first_is_not_deleted_twice(topics, created_again):
+    """Nor is the new topic of the same name."""
     old = make(topics)
     topics.delete_topic(old)
-    new = make(topics) if again else None
+    new = make(topics) if created_again else None
     with pytest.raises(UnknownTopicOrPartitionError, match="just deleted"):
         topics.delete_topic(old)
 
-    assert topics.topics() == ({"t": new} if again else {})
+    assert topics.topics() == ({"t": new} if created_again else {})
 
 
 def test_a_deletion_is_noted_until_all_of_the_topic_is_gone(topics, state):
-    """The partitions that another process added meanwhile belong to it too."""
+    """Partitions that another process added in the meantime are deleted too."""
     old = make(topics)
     topics.grow_topic("t", 5, 0)
     last = topics.delete_topic(old)
@@ -174,7 +174,7 @@ def test_a_deletion_is_noted_until_all_of_the_topic_is_gone(topics, state):
 
 
 def test_a_change_of_another_process_is_seen_at_once(topics):
-    """The memory of a catalogue lasts until anybody commits."""
+    """A cached catalogue is valid until the next commit of any process."""
     make(topics)
     assert topics.topic("t").config.retention_ms == TopicConfig().retention_ms
     in_child(lambda: topics.alter_topic("t", {"retention.ms": 5}) and None)
@@ -187,22 +187,23 @@ def test_a_change_of_another_process_is_seen_at_once(topics):
 
 def test_numbers_are_never_given_out_twice(state):
     """Segment ids, topic ids and producer ids are unique for the life of the root."""
-    seen = [state.write(lambda txn: catalog.next_number(txn, "segment")) for _ in range(3)]
+    numbers = [state.write(lambda txn: catalog.next_number(txn, "segment")) for _ in range(3)]
     state.write(lambda txn: catalog.raise_number(txn, "segment", 10))
-    seen.append(state.write(lambda txn: catalog.next_number(txn, "segment")))
+    numbers.append(state.write(lambda txn: catalog.next_number(txn, "segment")))
     state.write(lambda txn: catalog.raise_number(txn, "segment", 4))
-    seen.append(state.write(lambda txn: catalog.next_number(txn, "segment")))
+    numbers.append(state.write(lambda txn: catalog.next_number(txn, "segment")))
 
-    assert seen[:4] == [1, 2, 3, 11]
-    assert seen[4] == 12
+    assert numbers[:4] == [1, 2, 3, 11]
+    assert numbers[4] == 12
 
 
 def test_a_producer_without_a_name_is_new_each_time(topics):
     """An anonymous producer has its own id and epoch 0."""
-    (one, first), (two, second) = topics.producer_identity(None), topics.producer_identity(None)
+    first_id, first_epoch = topics.producer_identity(None)
+    second_id, second_epoch = topics.producer_identity(None)
 
-    assert one != two
-    assert (first, second) == (0, 0)
+    assert first_id != second_id
+    assert (first_epoch, second_epoch) == (0, 0)
 
 
 def test_a_producer_with_a_name_keeps_its_id_and_its_epoch_grows(topics):
@@ -237,7 +238,7 @@ PRODUCERS = {7: remembered(1, NOW)}
 
 
 def test_segments_come_back_in_offset_order(state):
-    """Every field survives, None stays None, and ids do not order."""
+    """Every field is restored, None stays None, and the order does not depend on ids."""
 
     def step(txn):
         for segment in reversed(SEGMENTS):
@@ -251,8 +252,10 @@ def test_segments_come_back_in_offset_order(state):
 
 
 def test_a_partition_does_not_see_its_neighbours_segments(state):
-    """Partitions 1 and 256, topics 1 and 256: keys are fixed-width and big-endian."""
-    keys = [keyspace.PARTITION_KEY.pack(*each) for each in ((1, 1), (1, 256), (256, 1), (257, 1))]
+    """Keys are fixed-width and big-endian: partitions 1 and 256, topics 1 and 256."""
+    keys = [
+        keyspace.PARTITION_KEY.pack(*numbers) for numbers in ((1, 1), (1, 256), (256, 1), (257, 1))
+    ]
 
     def step(txn):
         for number, key in enumerate(keys):
@@ -261,13 +264,13 @@ def test_a_partition_does_not_see_its_neighbours_segments(state):
     state.write(step)
 
     for number, key in enumerate(keys):
-        found = state.read(lambda txn, key=key: catalog.segments(txn, key))
-        assert [segment.id for segment in found] == [number]
+        segments = state.read(lambda txn, key=key: catalog.segments(txn, key))
+        assert [segment.id for segment in segments] == [number]
 
 
 def test_one_segment_is_found_without_the_others(state):
-    """By a seek: what the whole manifest says, at every edge, and beside other partitions."""
-    others = [keyspace.PARTITION_KEY.pack(*each) for each in ((0, 9), (1, 1), (2, 0))]
+    """By a seek, which agrees with the whole manifest at every edge and beside other partitions."""
+    others = [keyspace.PARTITION_KEY.pack(*numbers) for numbers in ((0, 9), (1, 1), (2, 0))]
 
     def step(txn):
         for segment in SEGMENTS:
@@ -277,19 +280,19 @@ def test_one_segment_is_found_without_the_others(state):
 
     state.write(step)
 
-    def ask(function, *arguments):
-        return state.read(lambda txn: function(txn, *arguments))
+    def read(lookup, *arguments):
+        return state.read(lambda txn: lookup(txn, *arguments))
 
-    for offset, place in ((0, 0), (9, 0), (10, 1), (19, 1), (29, 2), (30, 3), ((1 << 63) - 1, 3)):
-        assert ask(catalog.segment_at, KEY, offset) == SEGMENTS[place]
-    assert ask(catalog.last_segment, KEY) == SEGMENTS[-1]
-    for place, following in enumerate([*SEGMENTS[1:], None]):
-        assert ask(catalog.segment_after, KEY, SEGMENTS[place].base_offset) == following
-    # Below the first one, which retention moved, it is the first one.
-    assert ask(catalog.segment_at, others[1], 3).id == 99
-    assert ask(catalog.last_segment, others[2]) is None
-    assert ask(catalog.segment_at, others[2], 0) is None
-    assert ask(catalog.segment_after, others[2], 0) is None
+    for offset, number in ((0, 0), (9, 0), (10, 1), (19, 1), (29, 2), (30, 3), ((1 << 63) - 1, 3)):
+        assert read(catalog.segment_at, KEY, offset) == SEGMENTS[number]
+    assert read(catalog.last_segment, KEY) == SEGMENTS[-1]
+    for number, next_segment in enumerate([*SEGMENTS[1:], None]):
+        assert read(catalog.segment_after, KEY, SEGMENTS[number].base_offset) == next_segment
+    # An offset before the first segment, which retention moved, is in the first one.
+    assert read(catalog.segment_at, others[1], 3).id == 99
+    assert read(catalog.last_segment, others[2]) is None
+    assert read(catalog.segment_at, others[2], 0) is None
+    assert read(catalog.segment_after, others[2], 0) is None
 
 
 def test_dropping_a_segment_drops_its_index(state):
@@ -336,7 +339,7 @@ def test_a_partitions_row_its_producers_and_epochs_come_back(state):
     ids=lambda table: table.name,
 )
 def test_a_row_with_a_changed_byte_is_corruption_not_nonsense(topics, state, table):
-    """Every durable row has its own checksum: LMDB has none."""
+    """Every durable row has its own checksum, because LMDB has none."""
     info = make(topics)
     key = info.key(0)
 
@@ -346,7 +349,7 @@ def test_a_row_with_a_changed_byte_is_corruption_not_nonsense(topics, state, tab
         segment = catalog.segments(txn, key)[0]
         keyspace.SEGMENT_INDEXES.put(txn, key, *segment.key, value=b"entries")
 
-    def harm(txn):
+    def damage(txn):
         for row_key, row in list(kv.rows(txn, table.prefix())):
             txn.put(row_key, row[:-1] + bytes([row[-1] ^ 1]))
 
@@ -359,14 +362,14 @@ def test_a_row_with_a_changed_byte_is_corruption_not_nonsense(topics, state, tab
 
     state.write(fill)
     state.read(read)
-    state.write(harm)
+    state.write(damage)
 
     with pytest.raises(CorruptionError, match="damaged"):
         (topics.topics() if table is keyspace.TOPICS else state.read(read))
 
 
 def test_a_manifest_key_that_lost_a_byte_is_corruption_not_nonsense(topics, state):
-    """A flipped bit in LMDB's own length of a key: the seal, which is of the key too, tells."""
+    """After a flipped bit in LMDB's length of a key: the checksum covers the key too."""
     key = make(topics).key(0)
 
     def shorten(txn):
@@ -382,22 +385,22 @@ def test_a_manifest_key_that_lost_a_byte_is_corruption_not_nonsense(topics, stat
 
 
 def test_settings_that_change_while_a_topic_is_looked_up_are_not_forgotten(root):
-    """A thread that is stopped anywhere in its look puts no older settings over newer ones."""
+    """A thread that is stopped anywhere in a lookup caches no older settings over newer ones."""
     root.create_topic("t", 1, TopicConfig())
-    topics, elsewhere = root.context.catalog, Catalog(root.context.state)
+    topics, other_catalog = root.context.catalog, Catalog(root.context.state)
     line, stopped = 0, True
     while stopped:
-        wanted = 1000 + line
+        segment_ms = 1000 + line
 
-        def alter_and_look(wanted=wanted):
-            elsewhere.alter_topic("t", {"segment.ms": wanted})
+        def alter_and_look(segment_ms=segment_ms):
+            other_catalog.alter_topic("t", {"segment.ms": segment_ms})
             topics.topic("t")
 
-        # Something changed, so that the look reads the row.
-        elsewhere.alter_topic("t", {"retention.ms": 1000 + line})
+        # A change, so that the lookup reads the row.
+        other_catalog.alter_topic("t", {"retention.ms": 1000 + line})
         pair = Pair(lambda: topics.topic("t"), alter_and_look, "embedlog.catalog", line)
         pair.run()
         assert pair.errors == [None, None]
-        assert topics.topic("t").config.segment_ms == wanted, pair.stopped_at
+        assert topics.topic("t").config.segment_ms == segment_ms, pair.stopped_at
         stopped, line = pair.stopped_at != "after the end", line + 1
     assert line > 5

@@ -1,4 +1,4 @@
-"""CRC-32C: every library computes the same, over whatever holds bytes."""
+"""CRC-32C: every library computes the same value, for every kind of buffer."""
 
 import mmap
 
@@ -46,27 +46,27 @@ def test_every_library_gets_the_published_values_right(name, data, expected):
 
 @given(st.binary(max_size=300), st.integers(0, 300))
 def test_all_libraries_agree_and_continue_each_other(data, cut):
-    """Whichever library wrote a batch, any other one verifies it, in pieces too."""
-    whole = crc32c(data)
+    """A batch that one library wrote is verified by any other one, in pieces too."""
+    expected = crc32c(data)
 
     for first in backends().values():
         for second in backends().values():
-            assert second(data[cut:], first(data[:cut])) == whole
+            assert second(data[cut:], first(data[:cut])) == expected
 
 
-def test_crcmod_and_google_crc32c_are_both_there():
-    """The reference is always installed, and the fast one is what is used."""
+def test_crcmod_and_google_crc32c_are_installed():
+    """The reference implementation is always installed, and the fast one is used."""
     assert {"crcmod", "google_crc32c"} <= set(backends())
     assert next(iter(backends())) == BACKEND
 
 
 def mapped(data):
-    area = mmap.mmap(-1, len(data))
-    area[:] = data
-    return area
+    memory = mmap.mmap(-1, len(data))
+    memory[:] = data
+    return memory
 
 
-HOLDERS = {
+BUFFERS = {
     "bytearray": bytearray,
     "memoryview": memoryview,
     "writable memoryview": lambda data: memoryview(bytearray(data)),
@@ -79,32 +79,32 @@ HOLDERS = {
 
 
 @pytest.mark.parametrize("name", backends())
-@pytest.mark.parametrize("holder", HOLDERS)
-def test_bytes_are_summed_wherever_they_are(name, holder, monkeypatch):
-    """Any buffer will do; what a library refuses goes through bounded copies."""
+@pytest.mark.parametrize("buffer", BUFFERS)
+def test_any_buffer_is_summed(name, buffer, monkeypatch):
+    """A buffer that a library refuses is copied in bounded pieces."""
     monkeypatch.setattr(checksum, "_COPY_BYTES", 7)
     data = b"a batch of records, written"[:24]
 
-    assert backends()[name](HOLDERS[holder](data), 5) == crc32c(data, 5)
+    assert backends()[name](BUFFERS[buffer](data), 5) == crc32c(data, 5)
 
 
 @pytest.mark.parametrize("name", backends())
-def test_bytes_and_arrow_buffers_need_no_detour(name):
-    """The libraries' own functions read them in place: `extend` is called with nothing else."""
+def test_bytes_and_arrow_buffers_are_not_copied(name):
+    """The libraries read them in place: `extend` itself accepts them."""
     extend = dict(checksum.backends())[name]
 
     for data in (VECTORS[1][0], pa.py_buffer(VECTORS[1][0])):
         assert extend(0, data) == VECTORS[1][1]
 
 
-def test_what_is_no_buffer_is_refused():
+def test_an_object_without_a_buffer_is_refused():
     """A number is not a count of zero bytes."""
-    for wrong in (5, "text", None):
+    for value in (5, "text", None):
         with pytest.raises(TypeError):
-            crc32c(wrong)
+            crc32c(value)
 
 
-def test_a_library_that_computes_something_else_is_not_used(monkeypatch):
+def test_a_library_that_computes_another_value_is_not_used(monkeypatch):
     """The check value decides, not the name."""
     monkeypatch.setitem(checksum._LOADERS, "crc32c", lambda: lambda value, data: 1)
 
@@ -112,7 +112,7 @@ def test_a_library_that_computes_something_else_is_not_used(monkeypatch):
     assert checksum._choose()[0] != "crc32c"
 
 
-# The seal of durable rows
+# The checksums of durable rows
 
 
 @pytest.mark.parametrize("value", [b"value", b""])
@@ -125,11 +125,11 @@ def test_a_sealed_row_is_recognised(value):
     assert not checksum.is_sealed(row, b"Key")
 
 
-@pytest.mark.parametrize("place", range(4 + 5))
-def test_a_sealed_row_with_any_byte_changed_is_refused(place):
-    """LMDB has no checksums: a durable row carries its own."""
+@pytest.mark.parametrize("position", range(4 + 5))
+def test_a_sealed_row_with_any_byte_changed_is_refused(position):
+    """LMDB has no checksums, so a durable row carries its own."""
     row = bytearray(checksum.seal(b"value", b"key"))
-    row[place] ^= 1
+    row[position] ^= 1
 
     assert not checksum.is_sealed(bytes(row), b"key")
 

@@ -1,4 +1,4 @@
-"""The command line: what it prints, what it returns, and what it does not load."""
+"""The command line: what it prints, which code it returns, and which modules it loads."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ COMMANDS = (
 
 @pytest.fixture
 def root(tmp_path, monkeypatch):
-    """Where the log of a test is; commands know it from the environment."""
+    """The path of the log, which commands take from the environment."""
     path = tmp_path / "log"
     monkeypatch.setenv("EMBEDLOG_ROOT", str(path))
     return path
@@ -43,38 +43,46 @@ def filled(root):
         log.partition("t", 0).append([encoded(b"v0", b"v1", keys=[b"k0", None], at=[5, 6])])
         log.partition("t", 0).append([encoded(None, b"\xff", at=7)])
         log.partition("t", 0).append([encoded(b"v4", at=8)])
-        heads = [[("a", b"1"), ("b", None)]]
-        log.partition("t", 1).append([encoded(b"h", at=9, headers=heads)])
+        headers = [[("a", b"1"), ("b", None)]]
+        log.partition("t", 1).append([encoded(b"h", at=9, headers=headers)])
     return root
 
 
 @pytest.fixture
-def run(capfdbinary, monkeypatch):
-    """Run a command in this process: its code, stdout as text, stderr as text."""
+def segment_file(filled):
+    """The segment file of partition 0."""
+    return next(file for file in segment_files(filled) if "/0/" in str(file))
 
-    def command(*words, stdin=b""):
+
+@pytest.fixture
+def run(capfdbinary, monkeypatch):
+    """Run a command in this process; return its code, and stdout and stderr as text."""
+
+    def command(*arguments, stdin=b""):
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
-        code = main(list(words))
+        code = main(list(arguments))
         out, err = capfdbinary.readouterr()
         return code, out.decode("utf-8", "backslashreplace"), err.decode()
 
     return command
 
 
-def command(*words):
-    return [sys.executable, "-m", "embedlog", *words]
+def command(*arguments):
+    return [sys.executable, "-m", "embedlog", *arguments]
 
 
-def shell(*words, **options):
-    """Run a command as a user does."""
-    return subprocess.run(command(*words), capture_output=True, text=True, check=False, **options)
+def shell(*arguments, **options):
+    """Run a command in a process of its own."""
+    return subprocess.run(
+        command(*arguments), capture_output=True, text=True, check=False, **options
+    )
 
 
-# What all commands have in common
+# All commands
 
 
 def test_help_names_every_command_and_exit_code(run):
-    """`--help` is the manual: what there is, and what each number means."""
+    """`--help` lists the commands and the exit codes."""
     code, out, _ = run("--help")
 
     assert code == 0
@@ -84,7 +92,7 @@ def test_help_names_every_command_and_exit_code(run):
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_each_command_has_help(run, name):
-    """Also for who only types the command and --help."""
+    """So `--help` works after every command."""
     code, out, _ = run(name, "--help")
 
     assert code == 0
@@ -92,7 +100,7 @@ def test_each_command_has_help(run, name):
 
 
 @pytest.mark.parametrize(
-    "words",
+    "arguments",
     [
         (),
         ("nothing",),
@@ -110,9 +118,9 @@ def test_each_command_has_help(run, name):
         ("consume", "t", "--from-beginning", "-o", "1"),
     ],
 )
-def test_a_wrong_command_is_2_and_one_message(run, root, words):
-    """Usage: argparse's own, and names and settings that are refused."""
-    code, out, err = run(*words)
+def test_a_wrong_command_is_2_and_one_message(run, root, arguments):
+    """argparse refuses some of them; the others have invalid names or settings."""
+    code, out, err = run(*arguments)
 
     assert (code, out) == (2, "")
     assert "embedlog" in err
@@ -120,7 +128,7 @@ def test_a_wrong_command_is_2_and_one_message(run, root, words):
 
 
 def test_a_log_must_be_named(run, monkeypatch):
-    """By --root, before or after the command, or by the environment."""
+    """With --root, before or after the command, or by the environment."""
     monkeypatch.delenv("EMBEDLOG_ROOT", raising=False)
 
     code, _, err = run("topics", "list")
@@ -130,7 +138,7 @@ def test_a_log_must_be_named(run, monkeypatch):
 
 
 def test_root_may_stand_before_and_after_the_command(run, filled, monkeypatch):
-    """As people type it."""
+    """The option before the command and the one after it are the same."""
     monkeypatch.setenv("EMBEDLOG_ROOT", "/nonexistent")
 
     assert run("--root", str(filled), "topics", "list")[:2] == (0, "t\n")
@@ -139,7 +147,7 @@ def test_root_may_stand_before_and_after_the_command(run, filled, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "words",
+    "arguments",
     [
         ("topics", "list"),
         ("topics", "describe"),
@@ -152,9 +160,9 @@ def test_root_may_stand_before_and_after_the_command(run, filled, monkeypatch):
         ("dump", "nothing.arrows"),
     ],
 )
-def test_a_missing_log_is_3_and_is_not_created(run, root, words):
-    """Only `create` and `produce` make a log."""
-    code, out, err = run(*words)
+def test_a_missing_log_is_3_and_is_not_created(run, root, arguments):
+    """Only `create` and `produce` create a log."""
+    code, out, err = run(*arguments)
 
     assert (code, out) == (3, "")
     assert err.startswith("embedlog: ")
@@ -163,7 +171,7 @@ def test_a_missing_log_is_3_and_is_not_created(run, root, words):
 
 
 @pytest.mark.parametrize(
-    "words",
+    "arguments",
     [
         ("topics", "describe", "other"),
         ("topics", "delete", "t", "other"),
@@ -174,37 +182,37 @@ def test_a_missing_log_is_3_and_is_not_created(run, root, words):
         ("tail", "other"),
     ],
 )
-def test_a_missing_topic_partition_or_offset_is_3(run, filled, words):
-    """And nothing was changed."""
-    assert run(*words)[:2] == (3, "")
+def test_a_missing_topic_partition_or_offset_is_3(run, filled, arguments):
+    """The commands change nothing."""
+    assert run(*arguments)[:2] == (3, "")
     assert run("topics", "list")[1] == "t\n"
 
 
 def test_a_path_that_is_a_file_is_3(run, root):
-    """One line, and the file is left alone."""
+    """The message is one line, and the file stays."""
     root.write_text("mine")
 
-    for words in (("topics", "list"), ("topics", "create", "t"), ("verify",), ("doctor",)):
-        code, _, err = run(*words)
+    for arguments in (("topics", "list"), ("topics", "create", "t"), ("verify",), ("doctor",)):
+        code, _, err = run(*arguments)
         assert code == 3
         assert str(root) in err
     assert root.read_text() == "mine"
 
 
 def test_a_newer_format_is_4(run, filled):
-    """Storage: the versions are told, by the light commands too."""
+    """The message names the version, also that of the light commands."""
     file = filled / "embedlog.toml"
     file.write_text(
         file.read_text().replace(f"format = {FORMAT_VERSION}", f"format = {FORMAT_VERSION + 1}")
     )
 
-    for words in (("topics", "list"), ("consume", "t"), ("topics", "create", "u")):
-        code, _, err = run(*words)
+    for arguments in (("topics", "list"), ("consume", "t"), ("topics", "create", "u")):
+        code, _, err = run(*arguments)
         assert code == 4
         assert f"format {FORMAT_VERSION + 1}" in err
 
 
-# How heavy it is
+# Imports
 
 LOADED = """
     import sys
@@ -215,27 +223,27 @@ LOADED = """
 """
 
 
-def loaded(*words):
+def loaded(*arguments):
     code = textwrap.dedent(LOADED)
-    done = subprocess.run(
-        [sys.executable, "-c", code, *words], capture_output=True, text=True, check=True
+    process = subprocess.run(
+        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=True
     )
-    return done.stderr.splitlines()[-1]
+    return process.stderr.splitlines()[-1]
 
 
-@pytest.mark.parametrize("words", [("--help",), ("--version",), ("topics", "list")])
-def test_commands_without_records_do_not_load_pyarrow(filled, words):
-    """A shell's completion, or a prompt, calls them often."""
-    assert loaded(*words) == "0 []"
+@pytest.mark.parametrize("arguments", [("--help",), ("--version",), ("topics", "list")])
+def test_commands_without_records_do_not_load_pyarrow(filled, arguments):
+    """Shell completions and prompts call them often."""
+    assert loaded(*arguments) == "0 []"
 
 
 def test_reading_records_does_not_load_pandas(filled):
-    """pyarrow imports it at a whim, and that takes longer than the command."""
+    """pyarrow imports it in some cases, which takes longer than the command."""
     assert "pandas" not in loaded("consume", "t", "--json")
 
 
 def test_the_light_listing_and_the_catalog_agree(run, filled):
-    """It reads the catalogue's rows by their own name for them."""
+    """The light listing reads the rows without the classes of the catalogue."""
     with embedlog.open(filled) as log:
         for name in ("a", "u", "S", "T"):
             log.create_topic(name)
@@ -245,15 +253,17 @@ def test_the_light_listing_and_the_catalog_agree(run, filled):
 
 
 def test_a_command_that_reads_no_records_loads_nothing_heavy(filled):
-    """`topics list` starts in a few times what Python takes (bench_start.py tells how many)."""
+    """`topics list` starts in a few times the start of Python (bench_start.py measures it)."""
     script = (
         "import sys; from embedlog.cli import main; main(['topics', 'list']); print(*sys.modules)"
     )
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=True
     )
 
-    assert not {"pyarrow", "pyspark", "numpy", "pandas", "multiprocessing"} & {*done.stdout.split()}
+    assert not {"pyarrow", "pyspark", "numpy", "pandas", "multiprocessing"} & {
+        *process.stdout.split()
+    }
 
 
 # Topics
@@ -266,13 +276,13 @@ def test_topics_are_created_listed_altered_and_deleted(run, root):
     assert run("topics", "create", "t", "--if-not-exists")[0] == 0
     assert run("topics", "list") == (0, "t\n", "")
 
-    words = ("-c", "segment.bytes=4000", "--reset", "retention.ms", "-p", "3")
-    assert run("topics", "alter", "t", *words) == (0, "", "")
+    options = ("-c", "segment.bytes=4000", "--reset", "retention.ms", "-p", "3")
+    assert run("topics", "alter", "t", *options) == (0, "", "")
 
     with embedlog.open(root) as log:
-        found = log.describe_topic("t")
-    assert found["overrides"] == {"segment.bytes": 4000}
-    assert len(found["partitions"]) == 3
+        description = log.describe_topic("t")
+    assert description["overrides"] == {"segment.bytes": 4000}
+    assert len(description["partitions"]) == 3
     assert run("topics", "alter", "t", "-p", "1")[0] == 2
     assert run("topics", "delete", "t") == (0, "", "Deleted t\n")
     assert run("topics", "list") == (0, "", "")
@@ -281,17 +291,17 @@ def test_topics_are_created_listed_altered_and_deleted(run, root):
 def test_a_topic_that_exists_with_other_settings_is_refused(run, root):
     """The message has the command that would apply them."""
     assert run("topics", "create", "t", "-p", "2", "-c", "retention.ms=5") == (0, "", "")
-    same = ("-p", "2", "-c", "retention_ms=5", "-c", "segment.bytes=1073741824")
-    assert run("topics", "create", "t", "--if-not-exists", *same) == (0, "", "")
+    same_options = ("-p", "2", "-c", "retention_ms=5", "-c", "segment.bytes=1073741824")
+    assert run("topics", "create", "t", "--if-not-exists", *same_options) == (0, "", "")
 
-    words = ("-p", "3", "-c", "cleanup.policy=compact", "-c", "retention.ms=5")
-    code, _, output = run("topics", "create", "t", "--if-not-exists", *words)
+    options = ("-p", "3", "-c", "cleanup.policy=compact", "-c", "retention.ms=5")
+    code, _, output = run("topics", "create", "t", "--if-not-exists", *options)
     assert code == 1
     assert "partitions is 2, not 3; cleanup.policy is 'delete', not 'compact'" in output
     command = "embedlog topics alter t -p 3 -c cleanup.policy=compact"
     assert output.rstrip().endswith(command)
     assert run(*command.split()[1:])[0] == 0
-    assert run("topics", "create", "t", "--if-not-exists", *words) == (0, "", "")
+    assert run("topics", "create", "t", "--if-not-exists", *options) == (0, "", "")
 
     code, _, output = run("topics", "create", "t", "--if-not-exists", "-p", "1")
     assert code == 1
@@ -300,7 +310,7 @@ def test_a_topic_that_exists_with_other_settings_is_refused(run, root):
 
 
 def test_topics_are_described_for_people_and_programs(run, filled):
-    """The same facts twice."""
+    """Both outputs have the same facts."""
     code, out, _ = run("topics", "describe")
     assert code == 0
     assert "t  id 1, 2 partitions, 6 records" in out
@@ -309,12 +319,12 @@ def test_topics_are_described_for_people_and_programs(run, filled):
     code, out, _ = run("topics", "describe", "t", "--json")
     assert code == 0
     (topic,) = json.loads(out)
-    assert [part["end_offset"] for part in topic["partitions"]] == [5, 1]
+    assert [partition["end_offset"] for partition in topic["partitions"]] == [5, 1]
     assert topic["config"]["cleanup.policy"] == "delete"
 
 
-def test_a_new_topic_is_verified_before_anything_is_in_it(run, root):
-    """Its file is named, and made with the first record: that is no damage."""
+def test_a_new_topic_verifies_before_its_first_record(run, root):
+    """The first record creates the file of a segment; until then a missing file is no damage."""
     run("topics", "create", "t", "-p", "2")
 
     assert run("verify")[:2] == (0, "")
@@ -325,25 +335,31 @@ def test_a_new_topic_is_verified_before_anything_is_in_it(run, root):
 
 
 def test_lines_become_records(run, root):
-    """One a line, empty ones too, and the last without its newline; the topic is made."""
+    """One record for each line, also for empty ones and for a last one without a newline."""
     assert run("produce", "t", stdin=b"a\n\nb b\r\n\xff\nlast") == (0, "", "")
 
     with embedlog.open(root) as log:
-        found = [(record.key, record.value) for record in log.topic("t")]
-    assert found == [(None, b"a"), (None, b""), (None, b"b b\r"), (None, b"\xff"), (None, b"last")]
+        records = [(record.key, record.value) for record in log.topic("t")]
+    assert records == [
+        (None, b"a"),
+        (None, b""),
+        (None, b"b b\r"),
+        (None, b"\xff"),
+        (None, b"last"),
+    ]
 
 
 def test_a_line_may_have_a_key(run, root):
-    """Up to the first separator; a line without one has no key."""
+    """Up to the first separator; a line without a separator has no key."""
     run("produce", "t", "-K", ": ", stdin=b"k: v: w\nplain\n: x\ny: \n")
 
     with embedlog.open(root) as log:
-        found = [(record.key, record.value) for record in log.topic("t")]
-    assert found == [(b"k", b"v: w"), (None, b"plain"), (b"", b"x"), (b"y", b"")]
+        records = [(record.key, record.value) for record in log.topic("t")]
+    assert records == [(b"k", b"v: w"), (None, b"plain"), (b"", b"x"), (b"y", b"")]
 
 
 def test_a_partition_may_be_named(run, filled):
-    """And must exist."""
+    """The partition must exist."""
     assert run("produce", "t", "-p", "1", stdin=b"x\n")[0] == 0
     assert run("produce", "t", "-p", "9", stdin=b"x\n")[0] == 3
 
@@ -366,17 +382,17 @@ def test_json_lines_set_all_fields_of_a_record(run, filled):
 
     assert (code, json.loads(out)) == (0, {"records": 5})
     with embedlog.open(filled) as log:
-        zero = list(log.topic("t").partition(0))[5:]
-        one = list(log.topic("t").partition(1))[1:]
-    assert [(record.value, record.key, record.timestamp) for record in zero] == [
+        first = list(log.topic("t").partition(0))[5:]
+        second = list(log.topic("t").partition(1))[1:]
+    assert [(record.value, record.key, record.timestamp) for record in first] == [
         ("ä".encode(), b"k", 17),
         (None, b"", 0),
         ('{"deep":[1,"ö"]}'.encode(), None, 18),
         (b"5", None, 19),
     ]
-    assert [record.headers for record in zero] == [[("h", b"1")], [], [], []]
-    assert (one[0].value, one[0].headers) == (b"\xff", [("h", b"1"), ("h", None)])
-    assert abs(one[0].timestamp - time.time() * 1000) < 60_000
+    assert [record.headers for record in first] == [[("h", b"1")], [], [], []]
+    assert (second[0].value, second[0].headers) == (b"\xff", [("h", b"1"), ("h", None)])
+    assert abs(second[0].timestamp - time.time() * 1000) < 60_000
 
 
 HEADERS = "headers must be {name: value} or [[name, value], ...]"
@@ -399,7 +415,7 @@ HEADERS = "headers must be {name: value} or [[name, value], ...]"
     ],
 )
 def test_an_invalid_line_is_named(run, root, line, reason):
-    """With its number, counted from 1, and what is wrong with it."""
+    """The message has the number of the line, counted from 1, and the reason."""
     code, _, err = run("produce", "t", "--json", stdin=f'{{"value": 1}}\n{line}\n'.encode())
 
     assert code == 1
@@ -419,7 +435,7 @@ def test_the_json_of_consume_can_be_produced(run, filled):
 
 
 def test_sync_is_durability_fsync(run, root):
-    """When it returns, the records would survive a power cut."""
+    """The records are durable when the command returns."""
     assert run("produce", "t", "--sync", "-z", "zstd", stdin=b"x\n")[0] == 0
 
     with embedlog.open(root) as log:
@@ -428,26 +444,26 @@ def test_sync_is_durability_fsync(run, root):
 
 
 def test_long_input_is_sent_in_chunks(root):
-    """A hundred thousand lines through a pipe, in order, nothing lost; no bar in a pipe."""
+    """A hundred thousand lines through a pipe, in order and complete, without a progress bar."""
     lines = "".join(f"line {number}\n" for number in range(100_000))
 
-    done = shell("produce", "t", input=lines)
-    again = shell("consume", "t")
+    producer = shell("produce", "t", input=lines)
+    consumer = shell("consume", "t")
 
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-    assert again.stdout == lines
+    assert (producer.returncode, producer.stdout, producer.stderr) == (0, "", "")
+    assert consumer.stdout == lines
 
 
 # Consuming
 
 
 def test_consume_prints_values_from_the_beginning_to_the_end(run, filled):
-    """The whole topic, partition by partition, and then it stops."""
+    """All partitions, one after another."""
     assert run("consume", "t") == (0, "v0\nv1\n\n\\xff\nv4\nh\n", "")
 
 
 @pytest.mark.parametrize(
-    ("words", "offsets"),
+    ("arguments", "offsets"),
     [
         ((), "0:0 0:1 0:2 0:3 0:4 1:0"),
         (("--from-beginning",), "0:0 0:1 0:2 0:3 0:4 1:0"),
@@ -464,15 +480,15 @@ def test_consume_prints_values_from_the_beginning_to_the_end(run, filled):
         (("-m", "0"), ""),
     ],
 )
-def test_consume_begins_at_the_offset_and_ends_after_max(run, filled, words, offsets):
-    """An offset, earliest, latest, or so many before the end of each partition."""
-    code, out, _ = run("consume", "t", *words, "-f", "%p:%o ")
+def test_consume_begins_at_the_offset_and_ends_after_max(run, filled, arguments, offsets):
+    """An offset, earliest, latest, or a number of records before the end of each partition."""
+    code, out, _ = run("consume", "t", *arguments, "-f", "%p:%o ")
 
     assert (code, out.strip()) == (0, offsets)
 
 
 def test_a_format_can_print_all_fields_of_a_record(run, filled):
-    """kcat's letters and escapes; a null has length -1."""
+    """With kcat's letters and escapes; the length of null is -1."""
     text = r"%t/%p/%o k=%k(%K) v=%s(%S) %T [%h] 100%%\t\x41\n"
 
     _, out, _ = run("consume", "t", "-f", text)
@@ -488,11 +504,11 @@ def test_a_format_can_print_all_fields_of_a_record(run, filled):
 
 
 def test_json_has_all_fields_of_a_record(run, filled):
-    """One object a line; what is not UTF-8 is base64, and null is null."""
+    """One object on each line; bytes that are not UTF-8 are base64, and null is null."""
     _, out, _ = run("consume", "t", "--json")
 
-    found = [json.loads(line) for line in out.splitlines()]
-    assert found[0] == {
+    records = [json.loads(line) for line in out.splitlines()]
+    assert records[0] == {
         "topic": "t",
         "partition": 0,
         "offset": 0,
@@ -502,12 +518,12 @@ def test_json_has_all_fields_of_a_record(run, filled):
         "value": "v0",
         "headers": [],
     }
-    assert [record["value"] for record in found[2:4]] == [None, {"base64": "/w=="}]
-    assert found[5]["headers"] == [["a", "1"], ["b", None]]
+    assert [record["value"] for record in records[2:4]] == [None, {"base64": "/w=="}]
+    assert records[5]["headers"] == [["a", "1"], ["b", None]]
 
 
 def test_tail_prints_the_last_of_each_partition(run, filled):
-    """Ten, unless told otherwise."""
+    """Ten by default."""
     assert run("tail", "t", "-n", "1") == (0, "v4\nh\n", "")
     assert run("tail", "t", "-n", "0") == (0, "", "")
     assert run("tail", "t")[1].count("\n") == 6
@@ -515,7 +531,7 @@ def test_tail_prints_the_last_of_each_partition(run, filled):
 
 
 def test_consuming_changes_nothing(run, filled):
-    """Reading a log is not joining it: not a byte of it is another afterwards."""
+    """Reading does not write a byte of the log."""
     before = {file: file.stat().st_mtime_ns for file in filled.rglob("*.*") if file.is_file()}
 
     run("consume", "t")
@@ -523,16 +539,16 @@ def test_consuming_changes_nothing(run, filled):
     run("topics", "describe")
 
     after = {file: file.stat().st_mtime_ns for file in filled.rglob("*.*") if file.is_file()}
-    ours = {file for file in before if file.name != "lock.mdb"}
-    assert {file: before[file] for file in ours} == {file: after[file] for file in ours}
+    compared = {file for file in before if file.name != "lock.mdb"}
+    assert {file: before[file] for file in compared} == {file: after[file] for file in compared}
 
 
 @contextlib.contextmanager
-def follow(*words):
-    """Run a command beside the test; it is ended, and its pipes closed, whatever happens."""
+def follow(*arguments):
+    """Run a command beside the test, and kill it at the end."""
     pipe = subprocess.PIPE
     with subprocess.Popen(
-        command(*words), stdout=pipe, stderr=pipe, text=True, errors="backslashreplace"
+        command(*arguments), stdout=pipe, stderr=pipe, text=True, errors="backslashreplace"
     ) as child:
         try:
             yield child
@@ -541,11 +557,11 @@ def follow(*words):
 
 
 def test_tail_counts_the_records_that_compaction_left(run, filled):
-    """As many as were asked for, if there are so many: not so many offsets."""
+    """It counts records, not offsets."""
     with embedlog.open(filled) as log:
         log.create_topic("keys", config={"cleanup.policy": "compact"})
-        part = log.partition("keys", 0)
-        part.append([encoded(b"a", b"b", *[b"c"] * 20, keys=[b"1", b"2", *[b"3"] * 20])])
+        partition = log.partition("keys", 0)
+        partition.append([encoded(b"a", b"b", *[b"c"] * 20, keys=[b"1", b"2", *[b"3"] * 20])])
         log.compact("keys", force=True)
 
     assert run("tail", "keys", "-n", "2", "--format", "%o;")[1] == "1;21;"
@@ -553,7 +569,7 @@ def test_tail_counts_the_records_that_compaction_left(run, filled):
 
 
 def test_tail_follows_until_it_is_interrupted(filled):
-    """`tail -f` prints what comes when it comes, and Ctrl-C ends it silently with 130."""
+    """`tail -f` prints new records at once, and Ctrl-C ends it silently with 130."""
     with follow("tail", "-f", "t", "-n", "1", "--format", "%p:%o %s\\n") as tail:
         assert [tail.stdout.readline() for _ in range(2)] == ["0:4 v4\n", "1:0 h\n"]
         with embedlog.open(filled) as log:
@@ -562,7 +578,7 @@ def test_tail_follows_until_it_is_interrupted(filled):
             log.create_partitions("t", 3)
             log.partition("t", 2).append([encoded(b"added")])
             assert tail.stdout.readline() == "2:0 added\n"
-        # Writers come and go; it stays.
+        # The command outlives the writers.
         with embedlog.open(filled) as log:
             log.partition("t", 0).append([encoded(b"again")])
         assert tail.stdout.readline() == "0:5 again\n"
@@ -573,12 +589,12 @@ def test_tail_follows_until_it_is_interrupted(filled):
 
 
 def test_follow_begins_at_the_offset_and_ends_after_max(filled):
-    """With --max it ends by itself, in the midst of what came."""
-    words = ("-m", "7", "-o", "earliest", "-f", "%s\\n")
-    with follow("consume", "t", "--follow", *words) as consume:
+    """--max ends it, also in the middle of a batch."""
+    options = ("-m", "7", "-o", "earliest", "-f", "%s\\n")
+    with follow("consume", "t", "--follow", *options) as consume:
         assert [consume.stdout.readline() for _ in range(2)] == ["v0\n", "v1\n"]
         with embedlog.open(filled) as log:
-            # Two in one batch: the first is the seventh of all.
+            # The batch has two records: the seventh of all, and one more.
             log.partition("t", 1).append([encoded(b"7th", b"8th")])
         out, err = consume.stdout.read(), consume.stderr.read()
 
@@ -604,12 +620,12 @@ def test_a_closed_pipe_ends_the_command_silently(root):
     assert (reader.wait(patient(20)), err) == (141, b"")
 
 
-# Looking into files
+# Dumps of segment files
 
 
-def test_dump_shows_every_batch_of_a_file(run, filled):
-    """Offsets, counts, times, CRCs, sizes; for people a line, for programs an object."""
-    file = str(next(file for file in segment_files(filled) if "/0/" in str(file)))
+def test_dump_shows_every_batch_of_a_file(run, segment_file):
+    """Offsets, counts, times, CRCs and sizes: a line for people, an object for programs."""
+    file = str(segment_file)
 
     code, out, _ = run("dump", file)
     assert code == 0
@@ -618,22 +634,22 @@ def test_dump_shows_every_batch_of_a_file(run, filled):
     assert run("dump", file, "--columns")[1].count(" nulls\n") == 9
 
     _, out, _ = run("dump", "--json", file)
-    found = [json.loads(line) for line in out.splitlines()]
-    assert [one["base_offset"] for one in found] == [0, 2, 4]
-    assert [one["count"] for one in found] == [2, 2, 1]
-    assert found[0]["position"] + found[0]["size"] == found[1]["position"]
-    assert found[0]["size"] == found[0]["head_size"] + found[0]["body_size"]
-    assert [column["nulls"] for column in found[1]["columns"]] == [0, 2, 1]
-    assert len(found[0]["block_crc"]) == len(found[0]["metadata_crc"]) == 8
-    assert sum(column["bytes"] for column in found[0]["columns"]) == found[0]["body_size"]
+    batches = [json.loads(line) for line in out.splitlines()]
+    assert [batch["base_offset"] for batch in batches] == [0, 2, 4]
+    assert [batch["count"] for batch in batches] == [2, 2, 1]
+    assert batches[0]["position"] + batches[0]["size"] == batches[1]["position"]
+    assert batches[0]["size"] == batches[0]["head_size"] + batches[0]["body_size"]
+    assert [column["nulls"] for column in batches[1]["columns"]] == [0, 2, 1]
+    assert len(batches[0]["block_crc"]) == len(batches[0]["metadata_crc"]) == 8
+    assert sum(column["bytes"] for column in batches[0]["columns"]) == batches[0]["body_size"]
 
 
 def test_dump_shows_producers_headers_and_the_end_mark(run, root):
-    """What a batch says about itself beside its records."""
+    """With the fields of the batch beside its records."""
     with embedlog.open(root) as log:
         log.create_topic("t")
-        one = encoded(b"v", headers=[[("a", b"")]], producer=(7, 2, 40), compression="lz4")
-        log.partition("t", 0).append([one])
+        batch = encoded(b"v", headers=[[("a", b"")]], producer=(7, 2, 40), compression="lz4")
+        log.partition("t", 0).append([batch])
         log.partition("t", 0).roll()
     file = str(segment_files(root)[0])
 
@@ -643,13 +659,13 @@ def test_dump_shows_producers_headers_and_the_end_mark(run, root):
     assert "(compressed, headers)" in out
     assert "sealed, 0 damaged places" in out
     assert "not sealed" not in out
-    facts = json.loads(run("dump", "--json", file)[1])
-    assert (facts["producer_id"], facts["base_sequence"]) == (7, 40)
+    batch = json.loads(run("dump", "--json", file)[1])
+    assert (batch["producer_id"], batch["base_sequence"]) == (7, 40)
 
 
 END = b"\xff\xff\xff\xff\0\0\0\0"
 LONG = b"\xff\xff\xff\xff\0\0\x10\0"
-# What is done to the file, at the second batch's place; the batches that stay; the reason told.
+# The change of the file, with the position of the second batch; the batches that stay; the reason.
 DAMAGES = {
     "a value": (lambda data, at: data.replace(b"v0", b"V0"), [0, 2, 4], "CRC of column value"),
     "a beginning": (lambda data, at: _over(data, at, b"xxxx"), [0, 4], "no batch begins here"),
@@ -663,31 +679,30 @@ DAMAGES = {
 }
 
 
-def _over(data, place, new):
-    return data[:place] + new + data[place + len(new) :]
+def _over(data, position, replacement):
+    return data[:position] + replacement + data[position + len(replacement) :]
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_dump_reports_damage_and_continues(run, filled, damage):
-    """Whatever is still whole is shown; the rest by its place; the exit code is 1."""
-    spoil, bases, reason = DAMAGES[damage]
-    file = next(file for file in segment_files(filled) if "/0/" in str(file))
-    second = json.loads(run("dump", "--json", str(file))[1].splitlines()[1])["position"]
-    file.write_bytes(spoil(file.read_bytes(), second))
+def test_dump_reports_damage_and_continues(run, segment_file, damage):
+    """Readable batches are printed, and the damage with its position; the exit code is 1."""
+    apply, bases, reason = DAMAGES[damage]
+    second = json.loads(run("dump", "--json", str(segment_file))[1].splitlines()[1])["position"]
+    segment_file.write_bytes(apply(segment_file.read_bytes(), second))
 
-    code, out, _ = run("dump", "--json", str(file))
+    code, out, _ = run("dump", "--json", str(segment_file))
 
-    found = [json.loads(line) for line in out.splitlines()]
+    entries = [json.loads(line) for line in out.splitlines()]
     assert code == 1
-    assert [one["base_offset"] for one in found if "count" in one] == bases
-    assert any(reason in one.get("damage", "") for one in found)
-    ends = [one["position"] + one["size"] for one in found]
-    assert [one["position"] for one in found[1:]] == ends[:-1]
-    assert run("dump", str(file))[0] == 1
+    assert [entry["base_offset"] for entry in entries if "count" in entry] == bases
+    assert any(reason in entry.get("damage", "") for entry in entries)
+    ends = [entry["position"] + entry["size"] for entry in entries]
+    assert [entry["position"] for entry in entries[1:]] == ends[:-1]
+    assert run("dump", str(segment_file))[0] == 1
 
 
 def test_dump_of_an_empty_file_is_empty(run, tmp_path):
-    """A file that was made and never written, as a crash leaves it, is not a segment."""
+    """A crash may leave an empty file, which is no segment."""
     (tmp_path / "empty").write_bytes(b"")
 
     assert run("dump", str(tmp_path / "empty"))[0] == 1
@@ -696,13 +711,12 @@ def test_dump_of_an_empty_file_is_empty(run, tmp_path):
 # Health
 
 
-def test_verify_reports_damage_and_repair_removes_it(run, filled):
-    """Nothing is changed before --yes; afterwards it is well, without the damaged records."""
+def test_verify_reports_damage_and_repair_removes_it(run, segment_file):
+    """Only --yes changes the log; afterwards it is healthy, without the damaged records."""
     assert run("verify")[0] == 0
     assert run("repair")[:2] == (0, "")
-    file = next(file for file in segment_files(filled) if "/0/" in str(file))
-    spoiled = file.read_bytes().replace(b"v0", b"V0")
-    file.write_bytes(spoiled)
+    damaged = segment_file.read_bytes().replace(b"v0", b"V0")
+    segment_file.write_bytes(damaged)
 
     code, out, err = run("verify")
     assert (code, err) == (1, "findings: 1\n")
@@ -715,7 +729,7 @@ def test_verify_reports_damage_and_repair_removes_it(run, filled):
     assert code == 1
     assert "offsets 0 to 1 dropped" in out
     assert "--yes" in err
-    assert file.read_bytes() == spoiled
+    assert segment_file.read_bytes() == damaged
 
     code, out, _ = run("repair", "--yes", "--json")
     assert code == 0
@@ -724,10 +738,9 @@ def test_verify_reports_damage_and_repair_removes_it(run, filled):
     assert run("consume", "t", "-f", "%p:%o ")[1] == "0:2 0:3 0:4 1:0 "
 
 
-def test_reading_a_damaged_log_is_4(run, filled):
-    """The batch is named; what was before it was printed."""
-    file = next(file for file in segment_files(filled) if "/0/" in str(file))
-    file.write_bytes(file.read_bytes().replace(b"v4", b"V4"))
+def test_reading_a_damaged_log_is_4(run, segment_file):
+    """The message names the batch; the records before it were printed."""
+    segment_file.write_bytes(segment_file.read_bytes().replace(b"v4", b"V4"))
 
     code, _, err = run("consume", "t")
 
@@ -737,7 +750,7 @@ def test_reading_a_damaged_log_is_4(run, filled):
 
 
 def test_doctor_checks_the_machine_and_the_log(run, filled):
-    """Versions, speeds, space, slots and state; a healthy log on a good machine has no findings."""
+    """Versions, speed, space, slots and state; a healthy log on a good machine has no findings."""
     code, out, _ = run("doctor", "--json")
 
     report = json.loads(out)
@@ -756,7 +769,7 @@ def test_doctor_checks_the_machine_and_the_log(run, filled):
 
 
 def test_doctor_reports_processes_and_unclean_ends(run, filled):
-    """A log in use, one that a killed process left, and one of another boot."""
+    """A log in use, a log after a kill, and a log of another boot."""
     with embedlog.open(filled):
         assert json.loads(run("doctor", "--json")[1])["log"]["in_use"] is True
         assert run("verify")[0] == 0
@@ -769,7 +782,7 @@ def test_doctor_reports_processes_and_unclean_ends(run, filled):
 
 
 def test_doctor_reports_long_reads(run, filled, monkeypatch):
-    """A stopped process in the middle of a read is named, and its state (P21)."""
+    """The message names a process that stopped in the middle of a read, and its state (P21)."""
     monkeypatch.setattr("embedlog.cli.doctor._LONG_READ_SECONDS", 0.05)
     with embedlog.open(filled) as log:
         assert "has been reading" not in run("doctor")[1]
@@ -785,7 +798,7 @@ def test_doctor_reports_long_reads(run, filled, monkeypatch):
 
 
 def test_doctor_needs_no_log(run, root):
-    """It tells about the machine, and makes nothing."""
+    """Without one it checks the machine only, and creates nothing."""
     code, out, _ = run("doctor", "--json")
 
     assert code in (0, 1)

@@ -1,4 +1,4 @@
-"""`embedlog activity`: what was told, as lines and as JSON, so far and from now on."""
+"""`embedlog activity`: events as lines and as JSON, up to now and with --follow."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def root(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def lively(root):
-    """A log to which a few things happened, one after the other."""
+def root_with_events(root):
+    """A log with a few events, one after the other."""
     clock = ManualClock()
     with embedlog.open(root, clock=clock, maintenance=False) as log:
         log.create_topic("t", config=SMALL)
@@ -43,16 +43,16 @@ def lively(root):
 
 @pytest.fixture
 def run(capsys):
-    def command(*words):
-        code = main(list(words))
+    def command(*arguments):
+        code = main(list(arguments))
         out, err = capsys.readouterr()
         return code, out, err
 
     return command
 
 
-def test_an_event_is_a_line_with_time_kind_key_and_description(run, lively):
-    """The oldest first, in words."""
+def test_an_event_is_a_line_with_time_kind_key_and_description(run, root_with_events):
+    """The oldest event is the first line."""
     code, out, err = run("activity")
 
     assert (code, err) == (0, "")
@@ -68,19 +68,19 @@ def test_an_event_is_a_line_with_time_kind_key_and_description(run, lively):
     assert any(line == "created     u  id 3, 2 partitions" for line in output)
 
 
-def test_the_json_of_an_event_has_all_facts(run, lively):
-    """One object a line."""
+def test_the_json_of_an_event_has_all_facts(run, root_with_events):
+    """One object on each line."""
     code, out, _ = run("--json", "activity", "--kind", "rolled", "-n", "1")
 
     assert code == 0
     facts = json.loads(out)
-    wanted = {"kind": "rolled", "key": "t-0", "topic": "t", "partition": 0}
-    assert wanted.items() <= facts.items()
+    expected = {"kind": "rolled", "key": "t-0", "topic": "t", "partition": 0}
+    assert expected.items() <= facts.items()
     assert isinstance(facts["timestamp"], int)
 
 
-def test_events_can_be_selected(run, lively):
-    """By topic and by kind; the last so many, or the first."""
+def test_events_can_be_selected(run, root_with_events):
+    """By topic, by kind, and as the first or the last ones."""
     count = len(run("activity")[1].splitlines())
 
     assert run("activity", "--topic", "u")[1].count("\n") == 1
@@ -93,8 +93,8 @@ def test_events_can_be_selected(run, lively):
     assert count > 4
 
 
-def test_an_unknown_kind_is_a_usage_error(run, lively):
-    """Which says what there is."""
+def test_an_unknown_kind_is_a_usage_error(run, root_with_events):
+    """The message lists the kinds."""
     code, out, err = run("activity", "--kind", "retention")
 
     assert (code, out) == (2, "")
@@ -102,7 +102,7 @@ def test_an_unknown_kind_is_a_usage_error(run, lively):
 
 
 def test_the_help_names_every_kind(run):
-    """And each has its words."""
+    """Each kind has a description."""
     assert run("activity", "--help")[0] == 0
     assert all(kind in ACTIVITY for kind in KINDS)
     assert activity._DESCRIPTIONS.keys() == set(KINDS)
@@ -111,7 +111,7 @@ def test_the_help_names_every_kind(run):
 
 
 def test_a_log_without_activity_prints_a_note(run, root):
-    """And that is no failure; a log that is not there is one."""
+    """The exit code is 0; a missing log is 3."""
     assert run("activity")[0] == 3
     embedlog.open(root).close()
     code, out, err = run("activity")
@@ -120,11 +120,11 @@ def test_a_log_without_activity_prints_a_note(run, root):
 
 
 def test_follow_prints_new_events(root):
-    """Also where the topic is not there yet; --max ends it."""
+    """It waits for the topic to be created; --max ends it."""
     embedlog.open(root).close()
-    words = [sys.executable, "-m", "embedlog", "activity", "-f", "--kind", "created", "-m", "2"]
+    command = [sys.executable, "-m", "embedlog", "activity", "-f", "--kind", "created", "-m", "2"]
     with subprocess.Popen(
-        words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as child:
         try:
             assert "There is no activity yet" in child.stderr.readline()

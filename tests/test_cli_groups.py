@@ -1,4 +1,4 @@
-"""`embedlog groups`: what it prints for people and for programs, and what it refuses."""
+"""`embedlog groups`: its output for people and for programs, and what it refuses."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ def root(tmp_path, monkeypatch):
     with embedlog.open(path) as log:
         log.create_topic("t", partitions=2)
         log.create_topic("u")
-        for one, count in ((T0, 5), (T1, 2), (U0, 1)):
+        for tp, count in ((T0, 5), (T1, 2), (U0, 1)):
             for number in range(count):
-                log.partition(*one).append([encoded(b"v", at=START + number)])
+                log.partition(*tp).append([encoded(b"v", at=START + number)])
         commit(log, "g", {T0: OffsetAndMetadata(2, "a note"), T1: OffsetAndMetadata(2)})
         commit(log, "h", {U0: OffsetAndMetadata(0)})
     return path
@@ -46,11 +46,11 @@ def commit(log, group, positions):
 
 @pytest.fixture
 def run(capfdbinary, monkeypatch):
-    """Run a command in this process: its code, stdout, stderr."""
+    """Run a command in this process; return its code, stdout and stderr."""
 
-    def command(*words):
+    def command(*arguments):
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO()))
-        code = main(["groups", *words])
+        code = main(["groups", *arguments])
         out, err = capfdbinary.readouterr()
         return code, out.decode(), err.decode()
 
@@ -58,13 +58,13 @@ def run(capfdbinary, monkeypatch):
 
 
 def table(text):
-    """The cells of a printed table, without its heads."""
+    """Return the cells of a printed table, without its header."""
     return [line.split() for line in text.splitlines()[1:]]
 
 
 @pytest.mark.parametrize("verb", [(), *((verb,) for verb in VERBS)])
 def test_each_verb_has_help(run, verb):
-    """Also the command itself."""
+    """So has `groups` itself."""
     code, out, _ = run(*verb, "--help")
 
     assert code == 0
@@ -72,7 +72,7 @@ def test_each_verb_has_help(run, verb):
 
 
 def test_names_are_listed(run, root):
-    """One a line; with --state as a table; nothing where there is no group."""
+    """One on each line; a table with --state; nothing without groups."""
     assert run("list") == (0, "g\nh\n", "")
     assert run("list", "--json")[1] == '["g", "h"]\n'
     assert table(run("list", "--state")[1]) == [["g", "Empty", "0"], ["h", "Empty", "0"]]
@@ -86,7 +86,7 @@ def test_names_are_listed(run, root):
 
 
 def test_the_first_columns_are_those_of_kafka(run, root):
-    """In its order, so that scripts which count columns still fit."""
+    """In Kafka's order, so that scripts which count columns still work."""
     code, out, err = run("describe", "g")
 
     title, _, *lines = out.splitlines()
@@ -103,25 +103,25 @@ def test_the_first_columns_are_those_of_kafka(run, root):
 
 
 def test_members_are_described(run, root):
-    """With what they own, beside the partitions and by themselves."""
+    """With their partitions, beside the partitions and in a table of their own."""
     with embedlog.open(root) as log, log.consumer("u", group_id="h", client_id="me") as consumer:
         consumer.poll(timeout_ms=0)
-        me = consumer.group_metadata().member_id
+        member_id = consumer.group_metadata().member_id
         _, out, _ = run("describe", "h")
         _, output, _ = run("describe", "--json")
 
     (title, partition, member) = (part.splitlines() for part in out.split("\n\n"))
     assert title[0].startswith("h: Stable, generation 1 by range, 1 member, ")
-    assert partition[1].split()[6:9:2] == [me, "me"]
-    assert member[1].split()[:2] == ["h", me]
+    assert partition[1].split()[6:9:2] == [member_id, "me"]
+    assert member[1].split()[:2] == ["h", member_id]
     assert member[1].split()[-2:] == ["1", "u"]
-    found = {each["group"]: each for each in json.loads(output)}
-    assert found["g"]["partitions"][0]["lag"] == 3
-    assert found["h"]["members"][0]["partitions"] == [{"topic": "u", "partition": 0}]
+    groups = {group["group"]: group for group in json.loads(output)}
+    assert groups["g"]["partitions"][0]["lag"] == 3
+    assert groups["h"]["members"][0]["partitions"] == [{"topic": "u", "partition": 0}]
 
 
 def test_lag_is_printed_for_all_groups_or_some(run, root):
-    """A line for each partition, an object for each in JSON."""
+    """A line for each partition; in JSON an object for each."""
     code, out, _ = run("lag")
     assert code == 0
     assert [row[:6] for row in table(out)] == [
@@ -130,9 +130,9 @@ def test_lag_is_printed_for_all_groups_or_some(run, root):
         ["h", "u", "0", "0", "1", "1"],
     ]
     assert [row[0] for row in table(run("lag", "h")[1])] == ["h"]
-    (one,) = json.loads(run("lag", "h", "--json")[1])
-    assert one.pop("lag_ms") > 0
-    assert one == {
+    (lag,) = json.loads(run("lag", "h", "--json")[1])
+    assert lag.pop("lag_ms") > 0
+    assert lag == {
         "group": "h",
         "topic": "u",
         "partition": 0,
@@ -143,17 +143,17 @@ def test_lag_is_printed_for_all_groups_or_some(run, root):
 
 
 def test_lag_is_watched_until_it_is_interrupted(root):
-    """Every line is there when it is printed, also in a pipe; Ctrl-C ends it with 130."""
+    """Each line is flushed, also into a pipe; Ctrl-C ends the command with code 130."""
     command = [sys.executable, "-m", "embedlog", "groups", "lag", "g", "--json", "-w", "0.05"]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True) as child:
         try:
-            assert [each["lag"] for each in json.loads(child.stdout.readline())] == [3, 0]
+            assert [lag["lag"] for lag in json.loads(child.stdout.readline())] == [3, 0]
             with embedlog.open(root) as log:
                 log.partition("t", 1).append([encoded(b"x")])
-            while [each["lag"] for each in json.loads(child.stdout.readline())] != [3, 1]:
+            while [lag["lag"] for lag in json.loads(child.stdout.readline())] != [3, 1]:
                 pass
-            # It goes, and may come back: that is what a watch is for.
+            # A watch goes on after the group was deleted.
             with embedlog.open(root) as log:
                 log.group("g").delete()
             while json.loads(child.stdout.readline()) != []:
@@ -166,7 +166,7 @@ def test_lag_is_watched_until_it_is_interrupted(root):
 
 
 @pytest.mark.parametrize(
-    ("words", "offsets"),
+    ("arguments", "offsets"),
     [
         (("--to-earliest",), [0, 0]),
         (("--to-latest",), [5, 2]),
@@ -184,23 +184,23 @@ def test_lag_is_watched_until_it_is_interrupted(root):
         (("--by-duration", "1s"), [5, 2]),
     ],
 )
-def test_reset_is_a_dry_run_without_execute(run, root, words, offsets):
-    """The same twice; only the second time it happens."""
+def test_reset_is_a_dry_run_without_execute(run, root, arguments, offsets):
+    """The command prints the same with --execute, which makes the change."""
     before = run("lag", "g")[1]
 
-    code, output, err = run("reset", "g", *words)
+    code, output, err = run("reset", "g", *arguments)
 
     assert (code, err) == (0, "Dry run, nothing was changed; repeat the command with --execute\n")
     assert [int(row[3]) for row in table(output)] == offsets
-    # The ages of records grew meanwhile.
+    # The ages of the records change between the calls.
     assert [row[:6] for row in table(run("lag", "g")[1])] == [row[:6] for row in table(before)]
-    assert run("reset", "g", *words, "--execute") == (0, output, "")
-    moved = {tuple(row[1:3]): row[3] for row in table(run("lag", "g")[1])}
-    assert [int(moved[tuple(row[1:3])]) for row in table(output)] == offsets
+    assert run("reset", "g", *arguments, "--execute") == (0, output, "")
+    committed = {tuple(row[1:3]): row[3] for row in table(run("lag", "g")[1])}
+    assert [int(committed[tuple(row[1:3])]) for row in table(output)] == offsets
 
 
 def test_reset_prints_json(run, root):
-    """And a new group has no offset before."""
+    """A new group has no offset before the reset."""
     _, out, _ = run("reset", "new", "--to-latest", "--topic", "u", "--json")
 
     assert json.loads(out) == {
@@ -214,7 +214,7 @@ def test_reset_prints_json(run, root):
 
 
 def test_groups_are_deleted_all_or_none(run, root):
-    """Or only what they committed for some topics."""
+    """With --topic, only their offsets of that topic are deleted."""
     assert run("delete", "g", "nobody")[0] == 3
     assert run("list")[1] == "g\nh\n"
 
@@ -229,22 +229,22 @@ def test_groups_are_deleted_all_or_none(run, root):
 
 
 def test_an_active_group_is_not_changed(run, root):
-    """The code is 1, and the message names who is in the way."""
+    """The code is 1, and the message names the active members or their topics."""
     with embedlog.open(root) as log, log.consumer("u", group_id="h", client_id="me") as consumer:
         consumer.poll(timeout_ms=0)
-        for words in (
+        for arguments in (
             ("reset", "h", "--to-latest"),
             ("reset", "h", "--to-latest", "--execute"),
             ("delete", "h"),
             ("delete", "h", "--topic", "u"),
         ):
-            code, out, err = run(*words)
+            code, out, err = run(*arguments)
             assert (code, out) == (1, "")
             assert "me-" in err or "subscribed to u" in err
 
 
 @pytest.mark.parametrize(
-    "words",
+    "arguments",
     [
         ("reset", "g"),
         ("reset", "g", "--to-earliest", "--to-latest"),
@@ -263,9 +263,9 @@ def test_an_active_group_is_not_changed(run, root):
         ("lag", "--watch", "nan"),
     ],
 )
-def test_a_wrong_command_is_2_and_one_message(run, root, words):
-    """Nothing is done, and no traceback is printed."""
-    code, out, err = run(*words)
+def test_a_wrong_command_is_2_and_one_message(run, root, arguments):
+    """Nothing is changed, and no traceback is printed."""
+    code, out, err = run(*arguments)
 
     assert (code, out) == (2, "")
     assert "embedlog" in err
@@ -273,7 +273,7 @@ def test_a_wrong_command_is_2_and_one_message(run, root, words):
 
 
 @pytest.mark.parametrize(
-    "words",
+    "arguments",
     [
         ("describe", "nobody"),
         ("lag", "g", "nobody"),
@@ -283,9 +283,9 @@ def test_a_wrong_command_is_2_and_one_message(run, root, words):
         ("reset", "g", "--to-latest", "--topic", "t:7"),
     ],
 )
-def test_a_missing_group_is_3(run, root, words):
-    """A group, a topic or a partition; no group is made by asking for it."""
-    assert run(*words)[:2] == (3, "")
+def test_a_missing_group_topic_or_partition_is_3(run, root, arguments):
+    """Asking for a group does not create it."""
+    assert run(*arguments)[:2] == (3, "")
     assert run("list")[1] == "g\nh\n"
 
 
@@ -304,15 +304,15 @@ def test_a_missing_group_is_3(run, root, words):
     ],
 )
 def test_a_duration_is_iso_or_short(text, seconds):
-    """Java's and Kafka's way to write one, and that of everybody else."""
-    found = parser().parse_args(["groups", "reset", "g", "--by-duration", text])
+    """ISO 8601, as Java and Kafka write durations, or numbers with units."""
+    arguments = parser().parse_args(["groups", "reset", "g", "--by-duration", text])
 
-    assert found.by_duration == timedelta(seconds=seconds)
+    assert arguments.by_duration == timedelta(seconds=seconds)
 
 
 @pytest.mark.parametrize("text", ["", "P", "PT", "1", "1M2", "P1M", "P1H", "-1h", "1h 30m", "s"])
 def test_an_invalid_duration_is_refused(text, capsys):
-    """A month has no length, and a number no unit."""
+    """A month has no fixed length, and a number needs a unit."""
     with pytest.raises(SystemExit):
         parser().parse_args(["groups", "reset", "g", f"--by-duration={text}"])
     assert "--by-duration" in capsys.readouterr().err

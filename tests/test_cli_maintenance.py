@@ -11,7 +11,7 @@ import embedlog
 from embedlog.cli import main
 
 OLD = 1_000_000
-"""A time in 1970: all of that is due."""
+"""A time in 1970, so old that all records of it are due."""
 
 
 @pytest.fixture
@@ -27,35 +27,35 @@ def root(tmp_path, monkeypatch):
     return tmp_path / "log"
 
 
-def run(capsys, *words):
-    code = main(list(words))
+def run(capsys, *arguments):
+    code = main(list(arguments))
     output = capsys.readouterr()
     return code, output.out, output.err
 
 
 def test_compact_cleans_due_partitions_and_with_force_all(root, capsys):
-    """And says which of the two it was."""
+    """The output says which of the two it was."""
     assert run(capsys, "compact", "fleet")[::2] == (
         0,
         "No partition is due; see embedlog explain, or use --force\n",
     )
     code, out, _ = run(capsys, "compact", "fleet", "--force", "--json")
-    (done,) = json.loads(out)
+    (result,) = json.loads(out)
     assert code == 0
-    assert (done["topic"], done["records_read"], done["records_kept"]) == ("fleet", 2, 1)
+    assert (result["topic"], result["records_read"], result["records_kept"]) == ("fleet", 2, 1)
     with embedlog.open(root) as log:
         assert list(log.topic("fleet").items()) == [(b"N1", b"2")]
 
 
-def test_a_topic_that_is_not_compacted_is_a_wrong_command(root, capsys):
-    """Exit code 2, with the setting to change."""
+def test_compacting_another_topic_is_a_wrong_command(root, capsys):
+    """The exit code is 2, and the message names the setting to change."""
     code, _, err = run(capsys, "compact", "old")
     assert code == 2
     assert "cleanup.policy" in err
 
 
 def test_maintain_deletes_due_segments(root, capsys):
-    """Once; the second time nothing is."""
+    """The second call has nothing to delete."""
     code, out, _ = run(capsys, "maintain")
     assert (code, out.split(":")[0]) == (0, "old-0")
     assert "begins at 2" in out
@@ -64,7 +64,7 @@ def test_maintain_deletes_due_segments(root, capsys):
 
 
 def test_explain_describes_each_topic(root, capsys):
-    """In words; as JSON, by topic."""
+    """As lines, and as JSON by topic."""
     code, out, _ = run(capsys, "explain", "fleet")
     assert code == 0
     assert "active segment, which is never compacted" in out

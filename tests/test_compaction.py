@@ -57,39 +57,44 @@ def put(log, *pairs, at=None, **options):
 
 
 def segment(log, *pairs, **options):
-    """Append pairs, each a batch of its own, and roll."""
+    """Append each pair as a batch of its own, and roll."""
     for pair in pairs:
         put(log, pair, **options)
     log.roll()
 
 
-def run(log, **options):
+def compact(log, **options):
     return clean(log, log.context.clock(), CleanOptions(**options))
 
 
-def kept(log):
+def pairs_of(log):
+    """Return the (key, value) pairs of the log."""
     return [(row[2], row[3]) for row in rows(log)]
 
 
-def keys_at(log):
+def keys_and_offsets(log):
     return [(int(row[2]), row[0]) for row in rows(log)]
 
 
-def cleaned(log, offset):
+def set_cleaned_offset(log, offset):
     """Move the checkpoint by hand."""
     log.context.state.write(lambda txn: keyspace.CLEANED_OFFSETS.put(txn, log.key, value=offset))
 
 
 def batches_of(log):
-    found, reader = [], log.reader(log.start_offset())
+    batches, reader = [], log.reader(log.start_offset())
     while reader.offset < log.end_offset():
-        found += reader.read()
-    return found
+        batches += reader.read()
+    return batches
 
 
 def epochs_of(log):
-    found = [(one.leader_epoch, one.offsets().to_pylist()) for one in batches_of(log)]
-    return {offset: epoch for epoch, offsets in found for offset in offsets}
+    """Return the leader epoch of each offset."""
+    return {
+        offset: decoded.leader_epoch
+        for decoded in batches_of(log)
+        for offset in decoded.offsets().to_pylist()
+    }
 
 
 @pytest.fixture
@@ -98,26 +103,26 @@ def log(root):
     return make_log(root, COMPACT)
 
 
-# Which part, and which partition
+# The cleanable range, and the order of the partitions
 
 
 def test_the_active_segment_is_never_cleaned(log):
-    """D2: and what is in it is dirty, not lost; an older value of its keys stays as well."""
+    """D2: its records stay dirty, and an older value of its keys stays as well."""
     segment(log, (b"a", b"1"), (b"a", b"2"))
     put(log, (b"a", b"3"))
     put(log, (b"a", b"4"))
 
-    run(log)
+    compact(log)
 
-    assert kept(log) == [(b"a", b"2"), (b"a", b"3"), (b"a", b"4")]
+    assert pairs_of(log) == [(b"a", b"2"), (b"a", b"3"), (b"a", b"4")]
 
 
 def test_a_checkpoint_says_where_the_dirty_part_begins(log):
-    """D1, D14: after a success that is where the active segment begins."""
+    """D1, D14: a success moves it to the start of the active segment."""
     segment(log, (b"a", b"1"), (b"a", b"2"))
     assert inspect(log, START).first_dirty == 0
 
-    run(log)
+    compact(log)
 
     cleanable = inspect(log, START)
     assert (cleanable.first_dirty, cleanable.first_uncleanable, cleanable.cleanable_bytes) == (
@@ -129,34 +134,34 @@ def test_a_checkpoint_says_where_the_dirty_part_begins(log):
 
 
 def test_segments_deleted_during_a_compaction_are_skipped(root):
-    """D22: retention may drop what a pass has still to read; it looks again, and goes on."""
+    """D22: if retention deletes a segment that a pass has not read, the pass starts over."""
     log = make_log(root, {**COMPACT, "cleanup.policy": "compact,delete"})
     for number in range(6):
         segment(log, (b"a", b"%d" % number), (b"b%d" % number, b""))
-    seen = []
+    calls = []
 
     def progress(done: int, total: int) -> None:
-        seen.append(done)
-        if len(seen) == 3:
+        calls.append(done)
+        if len(calls) == 3:
             delete_records(log, 8)
 
-    run(log, progress=progress)
+    compact(log, progress=progress)
 
-    assert kept(log) == [(b"b4", b""), (b"a", b"5"), (b"b5", b"")]
+    assert pairs_of(log) == [(b"b4", b""), (b"a", b"5"), (b"b5", b"")]
 
 
 @pytest.mark.parametrize("checkpoint", [7, 1 << 40])
 def test_a_checkpoint_outside_of_the_log_starts_over(log, checkpoint):
-    """D1: beyond the end it cannot be right."""
+    """D1: a checkpoint beyond the end is invalid."""
     segment(log, (b"a", b"1"))
-    cleaned(log, checkpoint)
+    set_cleaned_offset(log, checkpoint)
     assert inspect(log, START).first_dirty == 0
 
 
 def test_a_checkpoint_below_the_start_moves_up_to_it(log):
     """D1: after records were deleted."""
     segment(log, (b"a", b"1"), (b"b", b"2"), (b"a", b"3"))
-    cleaned(log, 1)
+    set_cleaned_offset(log, 1)
     trim(log, 2)
     assert (inspect(log, START).start, inspect(log, START).first_dirty) == (2, 2)
 
@@ -165,13 +170,13 @@ def test_the_active_segment_is_not_in_the_dirty_part(log):
     """D1: a checkpoint in the active segment leaves nothing to do."""
     segment(log, (b"a", b"1"), (b"a", b"2"))
     put(log, (b"a", b"3"), (b"a", b"4"))
-    cleaned(log, 3)
+    set_cleaned_offset(log, 3)
     cleanable = inspect(log, START)
     assert (cleanable.first_dirty, cleanable.cleanable_bytes) == (2, 0)
 
 
 def test_records_younger_than_the_lag_are_not_compacted(root, clock):
-    """D2: from the first segment on whose youngest record is too young."""
+    """D2: the range ends before the first segment whose youngest record is too young."""
     log = make_log(root, {**COMPACT, "min.compaction.lag.ms": 100})
     segment(log, (b"a", b"1"), (b"a", b"2"), at=START)
     segment(log, (b"a", b"3"), (b"a", b"4"), at=START + 50)
@@ -182,20 +187,20 @@ def test_records_younger_than_the_lag_are_not_compacted(root, clock):
     clock.set(START + 149)
     assert inspect(log, clock()).first_uncleanable == 2
     assert inspect(log, clock()).too_young_bytes > 0
-    run(log)
-    assert kept(log) == [(b"a", b"%d" % number) for number in (2, 3, 4, 5, 6)]
+    compact(log)
+    assert pairs_of(log) == [(b"a", b"%d" % number) for number in (2, 3, 4, 5, 6)]
     clock.set(START + 150)
-    run(log)
-    assert kept(log) == [(b"a", b"6")]
+    compact(log)
+    assert pairs_of(log) == [(b"a", b"6")]
 
 
 def test_a_partition_is_due_when_enough_of_it_is_dirty(root):
-    """D3: strictly more than the ratio, of the bytes that can be cleaned."""
+    """D3: if the ratio of cleanable bytes is strictly larger than the setting."""
     log = make_log(root, {**COMPACT, "min.cleanable.dirty.ratio": 0.5})
     segment(log, (b"a", b"1"), (b"b", b"2"))
     assert inspect(log, START).cleanable_ratio == 1.0
     assert inspect(log, START).due
-    run(log)
+    compact(log)
     assert not inspect(log, START).due
     segment(log, (b"a", b"2"))
     cleanable = inspect(log, START)
@@ -203,25 +208,25 @@ def test_a_partition_is_due_when_enough_of_it_is_dirty(root):
 
 
 def test_an_overdue_partition_is_due_whatever_its_ratio(root, clock):
-    """D3, D4, D5: overdue ones go first, and only if there is something to clean."""
-    lax = {**COMPACT, "min.cleanable.dirty.ratio": 1.0, "max.compaction.lag.ms": 100}
-    log, other = make_log(root, lax, "late"), make_log(root, COMPACT, "dirty")
-    for each in (log, other):
-        segment(each, (b"a", b"1"), (b"a", b"2"))
-    assert [one.log for one in select_due([log, other], clock(), {})] == [other]
+    """D3, D4, D5: overdue partitions go first, but only if there is something to clean."""
+    rarely = {**COMPACT, "min.cleanable.dirty.ratio": 1.0, "max.compaction.lag.ms": 100}
+    log, other = make_log(root, rarely, "late"), make_log(root, COMPACT, "dirty")
+    for partition in (log, other):
+        segment(partition, (b"a", b"1"), (b"a", b"2"))
+    assert [cleanable.log for cleanable in select_due([log, other], clock(), {})] == [other]
 
     clock.advance(101)
 
-    assert [one.log for one in select_due([other, log], clock(), {})] == [log, other]
-    run(log)
+    assert [cleanable.log for cleanable in select_due([other, log], clock(), {})] == [log, other]
+    compact(log)
     clock.advance(DAY)
     assert not inspect(log, clock()).due
 
 
-def test_a_lag_rolls_segments_in_time_to_be_cleaned(root):
-    """D6, A16: at most every max.compaction.lag.ms, and no jitter makes that every append."""
-    lags = {"max.compaction.lag.ms": 100, "segment.jitter.ms": 5000}
-    log = make_log(root, {**COMPACT, **lags})
+def test_the_lag_rolls_a_segment_before_it_is_overdue(root):
+    """D6, A16: once per max.compaction.lag.ms; a large jitter does not roll at every append."""
+    settings = {"max.compaction.lag.ms": 100, "segment.jitter.ms": 5000}
+    log = make_log(root, {**COMPACT, **settings})
     log.refresh()
     assert 0 < max_segment_ms(log.config, log.active_segment) <= 100
     for number in range(4):
@@ -232,28 +237,28 @@ def test_a_lag_rolls_segments_in_time_to_be_cleaned(root):
 
 
 def test_the_dirtiest_is_next(root):
-    """D4: by the share of its bytes, not by their number."""
-    half, full = make_log(root, COMPACT, "half"), make_log(root, COMPACT, "full")
-    segment(half, *[(b"%d" % number, b"x" * 100) for number in range(8)])
-    run(half)
-    segment(half, *[(b"%d" % number, b"x" * 100) for number in range(30)])
-    segment(full, (b"a", b"1"))
-    found = select_due([half, full], START, {})
-    assert [one.log for one in found] == [full, half]
-    assert found[0].cleanable_ratio == 1.0 > found[1].cleanable_ratio
+    """D4: the one with the largest share of dirty bytes, not with the most dirty bytes."""
+    mostly_clean, dirty = make_log(root, COMPACT, "mostly-clean"), make_log(root, COMPACT, "dirty")
+    segment(mostly_clean, *[(b"%d" % number, b"x" * 100) for number in range(8)])
+    compact(mostly_clean)
+    segment(mostly_clean, *[(b"%d" % number, b"x" * 100) for number in range(30)])
+    segment(dirty, (b"a", b"1"))
+    due = select_due([mostly_clean, dirty], START, {})
+    assert [cleanable.log for cleanable in due] == [dirty, mostly_clean]
+    assert due[0].cleanable_ratio == 1.0 > due[1].cleanable_ratio
 
 
 def test_topics_that_are_not_compacted_are_skipped(root):
-    """C6: and `clean` refuses them, whoever asks."""
+    """C6: `clean` refuses them too."""
     log = make_log(root)
     segment(log, (b"a", b"1"), (b"a", b"2"))
     assert select_due([log], START, {}) == []
     with pytest.raises(FencedError, match="no longer compacted"):
-        run(log)
+        compact(log)
 
 
 @pytest.mark.parametrize(
-    ("config", "pairs", "words"),
+    ("config", "pairs", "reason"),
     [
         ({"cleanup.policy": "delete"}, [(b"a", b"1")], "cleanup.policy is 'delete'"),
         ({}, [], "nothing to do"),
@@ -267,25 +272,25 @@ def test_topics_that_are_not_compacted_are_skipped(root):
         ),
     ],
 )
-def test_explain_says_why_a_partition_is_compacted_or_not(root, config, pairs, words):
-    """Every reason there is for a partition to be cleaned, or not to be."""
+def test_explain_says_why_a_partition_is_compacted_or_not(root, config, pairs, reason):
+    """For every reason to clean a partition, and not to."""
     log = make_log(root, {**COMPACT, **config})
     if pairs:
         segment(log, *pairs, at=START)
-    assert words in explain(log, START + 6)
+    assert reason in explain(log, START + 6)
 
 
 def test_explain_mentions_the_active_segment(log):
-    """The reason that surprises most: nothing was rolled yet."""
+    """The most common surprise: nothing was rolled yet."""
     put(log, (b"a", b"1"))
     assert "active segment" in explain(log, START)
 
 
-# What is kept
+# Which records are kept
 
 
 def test_the_last_record_of_each_key_is_kept_unchanged(root):
-    """D8, D10: offsets, order, times, headers and kind of time stay."""
+    """D8, D10: offsets, order, timestamps, headers and the timestamp type stay."""
     log = make_log(root, COMPACT)
     put(log, (b"a", b"1"), (b"b", b"2"), (b"a", b"3"), at=[START + 5, START + 3, START + 9])
     put(log, (b"c", b"4"), at=START + 1, headers=[[("h", b"x"), ("h", None)]])
@@ -293,81 +298,81 @@ def test_the_last_record_of_each_key_is_kept_unchanged(root):
     before = {row[0]: row for row in rows(log)}
     log.roll()
 
-    done = run(log)
+    result = compact(log)
 
     assert rows(log) == [before[offset] for offset in (2, 3, 4)]
-    assert (done.records_read, done.records_kept) == (5, 3)
+    assert (result.records_read, result.records_kept) == (5, 3)
     assert (log.start_offset(), log.end_offset()) == (0, 5)
 
 
 @pytest.mark.parametrize("compression", ["none", "lz4", "zstd"])
 def test_batches_keep_their_codec(log, compression):
-    """What a producer compressed is stored compressed."""
+    """Compressed batches stay compressed."""
     values = [b"x" * 500] * 9
     put(log, *[(b"%d" % number, value) for number, value in enumerate(values)])
     put(log, *[(b"%d" % number, value) for number, value in enumerate(values)])
     log.roll()
-    run(log)
+    compact(log)
     put(log, (b"0", b"y" * 999), compression=compression)
     log.roll()
-    run(log)
-    assert {one.codec for one in batches_of(log)} == {"none", compression}
+    compact(log)
+    assert {decoded.codec for decoded in batches_of(log)} == {"none", compression}
 
 
-def test_times_of_the_log_stay_times_of_the_log(root, clock):
-    """A7: each record keeps the moment it was appended, though batches with others are merged."""
+def test_log_append_times_are_kept(root, clock):
+    """A7: each record keeps its append time, also if batches are merged."""
     log = make_log(root, {**COMPACT, "message.timestamp.type": "LogAppendTime"})
     for number in range(4):
         clock.advance(10)
         put(log, (b"%d" % number, b"v"), at=5)
     log.roll()
 
-    run(log)
+    compact(log)
 
     assert [row[1] for row in rows(log)] == [START + 10 * number for number in (1, 2, 3, 4)]
-    (one,) = [one for one in batches_of(log) if one.count]
-    assert one.is_log_append_time
+    (merged,) = [decoded for decoded in batches_of(log) if decoded.count]
+    assert merged.is_log_append_time
 
 
 @pytest.mark.parametrize(
-    ("slots", "first", "expected", "then"),
+    ("slots", "first", "expected", "first_dirty"),
     [
         (1, 2, [(1, 1), (0, 2), (1, 3), (0, 4)], 3),
         (1, 3, [(0, 0), (0, 2), (1, 3), (0, 4)], 4),
         (3, 2, [(1, 3), (0, 4)], 5),
     ],
 )
-def test_a_full_offset_map_ends_the_pass(log, slots, first, expected, then, monkeypatch):
-    """D7: the keys 0, 1, 0, 1, 0; a pass goes as far as its keys have room, and moves on there."""
+def test_a_full_offset_map_ends_the_pass(log, slots, first, expected, first_dirty, monkeypatch):
+    """D7: the keys 0, 1, 0, 1, 0; a pass ends where the map is full; the next one begins there."""
     segment(log, *[(b"%d" % (number % 2), b"v%d" % number) for number in range(5)])
-    cleaned(log, first)
+    set_cleaned_offset(log, first)
     only_one_pass(monkeypatch)
-    room = MaintenanceConfig(
+    settings = MaintenanceConfig(
         log_cleaner_dedupe_buffer_size=24 * slots + 9, log_cleaner_io_buffer_load_factor=1.0
     )
 
     with pytest.raises(StopIteration):
-        run(log, settings=room)
+        compact(log, settings=settings)
 
-    assert keys_at(log) == expected
-    assert inspect(log, START).first_dirty == then
+    assert keys_and_offsets(log) == expected
+    assert inspect(log, START).first_dirty == first_dirty
 
 
 def test_an_offset_map_of_one_slot_needs_several_passes(log, monkeypatch):
     """D7: [1,0,1,0], then [0,1,0], then [1,0]; progress is guaranteed if one key fits."""
     segment(log, *[(b"%d" % (number % 2), b"v%d" % number) for number in range(5)])
-    cleaned(log, 2)
-    seen = []
-    note = replace.Replacement.swap
+    set_cleaned_offset(log, 2)
+    states = []
+    swap_segments = replace.Replacement.swap
 
-    def swap(self, *given, **options):
-        note(self, *given, **options)
-        seen.append(keys_at(log))
+    def swap(self, *arguments, **options):
+        swap_segments(self, *arguments, **options)
+        states.append(keys_and_offsets(log))
 
     monkeypatch.setattr(replace.Replacement, "swap", swap)
-    run(log, settings=MaintenanceConfig(log_cleaner_dedupe_buffer_size=1))
+    compact(log, settings=MaintenanceConfig(log_cleaner_dedupe_buffer_size=1))
 
-    assert seen == [
+    assert states == [
         [(1, 1), (0, 2), (1, 3), (0, 4)],
         [(0, 2), (1, 3), (0, 4)],
         [(1, 3), (0, 4)],
@@ -375,18 +380,18 @@ def test_an_offset_map_of_one_slot_needs_several_passes(log, monkeypatch):
 
 
 def only_one_pass(monkeypatch):
-    looks = iter([1])
-    from embedlog.compaction import cleaner
+    """Raise `StopIteration` before the second pass."""
+    passes = iter([1])
 
-    def once(*given):
-        next(looks)
-        return inspect(*given)
+    def inspect_once(*arguments):
+        next(passes)
+        return inspect(*arguments)
 
-    monkeypatch.setattr(cleaner, "inspect", once)
+    monkeypatch.setattr(cleaner, "inspect", inspect_once)
 
 
 def test_records_without_a_key_are_removed_when_a_topic_becomes_compacted(root):
-    """D9, D27: they are refused from then on (A6), and those that are there are removed."""
+    """D9, D27: new ones are refused (A6), and the stored ones are removed."""
     log = make_log(root)
     put(log, (None, b"1"), (b"a", b"2"), (None, None))
     root.alter_topic("t", {"cleanup.policy": "compact"})
@@ -394,34 +399,33 @@ def test_records_without_a_key_are_removed_when_a_topic_becomes_compacted(root):
         put(log, (None, b"3"))
     log.roll()
 
-    done = run(log)
+    result = compact(log)
 
-    assert kept(log) == [(b"a", b"2")]
-    assert done.keyless == 2
+    assert pairs_of(log) == [(b"a", b"2")]
+    assert result.keyless == 2
 
 
 @pytest.mark.parametrize("gap", [1, 5, 1000])
 def test_gaps_in_the_offsets_are_compacted_over(log, gap):
-    """D14: after a mirror's gap the dirty part begins where the active segment does."""
+    """D14: after a gap of a mirror the dirty range begins at the active segment."""
     segment(log, (b"a", b"1"), (b"a", b"2"))
-    one = encoded(b"3", keys=[b"b"])
-    log.append_at([(2 + gap, one)])
+    log.append_at([(2 + gap, encoded(b"3", keys=[b"b"]))])
     log.roll()
 
-    run(log)
+    compact(log)
 
     assert offsets(log) == [1, 2 + gap]
     assert inspect(log, START).first_dirty == log.active_segment.base_offset == 3 + gap
 
 
 def test_small_segments_become_one(root):
-    """D12: as long as they fit; the first base names it, and nothing is rewritten without need."""
+    """D12: up to the segment size; the first base offset names the segment."""
     log = make_log(root, {**COMPACT, "segment.bytes": 10_000})
     for number in range(40):
         segment(log, (b"%d" % number, b"x" * 100))
     assert len(bases(log)) == 41
 
-    run(log)
+    compact(log)
 
     assert 2 <= len(bases(log)) <= 6
     assert bases(log)[0] == 0
@@ -431,60 +435,60 @@ def test_small_segments_become_one(root):
 
 
 def test_many_batches_of_one_record_become_few(log):
-    """A producer that trickles leaves batches that are nearly all head."""
+    """A producer of single records leaves batches that are mostly header."""
     for number in range(300):
         put(log, (b"%d" % number, b"v"))
     log.roll()
     before = log.size_bytes()
 
-    run(log)
+    compact(log)
 
     assert len(batches_of(log)) == 1
     assert log.size_bytes() < before / 10
 
 
 def test_a_merged_batch_is_not_too_large(root):
-    """A lookup reads a whole batch, and a batch is no larger than the topic allows."""
+    """A lookup reads a whole batch, so a batch is no larger than the topic allows."""
     log = make_log(root, {**COMPACT, "max.message.bytes": 4000})
     for number in range(50):
         put(log, (b"%d" % number, b"x" * 400))
     log.roll()
-    run(log)
-    assert max(one.size for one in batches_of(log)) < 6000
+    compact(log)
+    assert max(decoded.size for decoded in batches_of(log)) < 6000
     assert TARGET_BYTES <= 1 << 20
 
 
-def test_a_merged_segment_is_as_old_as_what_was_merged(root, clock):
-    """D12, C2: else retention would count what has no times from the compaction on."""
+def test_a_merged_segment_is_as_old_as_its_sources(root, clock):
+    """D12, C2: otherwise retention would count its age from the compaction."""
     log = make_log(root, COMPACT)
     segment(log, (b"a", b"1"))
     clock.advance(DAY)
     segment(log, (b"b", b"2"))
     clock.advance(DAY)
 
-    run(log)
+    compact(log)
 
-    (one, _) = log.segments.values()
-    assert (one.created_ms, one.max_timestamp) == (START, START + DAY)
-    assert one.appended_ms == START + DAY
+    (merged, _) = log.segments.values()
+    assert (merged.created_ms, merged.max_timestamp) == (START, START + DAY)
+    assert merged.appended_ms == START + DAY
 
 
 @pytest.mark.parametrize("compression", ["none", "zstd"])
 def test_a_batch_may_be_larger_than_the_buffer(root, log, compression):
-    """D13: than the one it is read into, and than what the topic allows by now."""
+    """D13: larger than the read buffer, and larger than the topic now allows."""
     large = [(b"%d" % (number % 3), bytes(50_000)) for number in range(9)]
     put(log, *large, compression=compression)
     put(log, *large, compression=compression)
     root.alter_topic("t", {"max.message.bytes": 60_000})
     log.roll()
 
-    run(log, settings=MaintenanceConfig(log_cleaner_io_buffer_size=1))
+    compact(log, settings=MaintenanceConfig(log_cleaner_io_buffer_size=1))
 
-    assert keys_at(log) == [(0, 15), (1, 16), (2, 17)]
+    assert keys_and_offsets(log) == [(0, 15), (1, 16), (2, 17)]
 
 
 def test_empty_batches_have_the_leader_epoch_around_them(log, clock):
-    """A37: a recovery takes a lower epoch than the one before for a stale batch, and cuts there."""
+    """A37: recovery truncates at a batch whose epoch is lower than that of the one before."""
     for _ in range(3):
         put(log, (b"a", b"1"), (b"b", b"1"))
         log.truncate_to(log.end_offset() - 1)
@@ -493,54 +497,52 @@ def test_empty_batches_have_the_leader_epoch_around_them(log, clock):
     segment(log, (b"c", b"1"), (b"c", None))
     flush.flush_up_to(log, log.end_offset())
     with replace.rewrite_lock(log):
-        run_of(log, 1)
+        remove_all_records(log, 1)
 
-    found = [one.leader_epoch for one in batches_of(log)]
-    assert found == sorted(found)
-    assert found[-1] == log.tail().leader_epoch > 0
+    epochs = [decoded.leader_epoch for decoded in batches_of(log)]
+    assert epochs == sorted(epochs)
+    assert epochs[-1] == log.tail().leader_epoch > 0
 
 
-def run_of(log, place):
-    """Leave nothing of one segment, as a pass does in which all of its keys come again later."""
-    info = list(log.segments.values())[place]
-    new = replace.Replacement(log, info.base_offset, headers=False)
-    rewriter = Rewriter(new, info.base_offset, False, 1 << 20)
+def remove_all_records(log, number):
+    """Rewrite one segment without records, as a pass does if all its keys have newer records."""
+    info = list(log.segments.values())[number]
+    replacement = replace.Replacement(log, info.base_offset, headers=False)
+    rewriter = Rewriter(replacement, info.base_offset, False, 1 << 20)
     for chunk in SegmentScanner(log, 1 << 20, lambda size: None).chunks(info):
         rewriter.come_to(chunk.batches[0].leader_epoch)
     rewriter.finish(info.next_offset)
-    new.swap([info])
+    replacement.swap([info])
 
 
 def test_leader_epochs_stay_with_their_records(log):
-    """A37: a reader is told where the log was cut, so batches of two epochs are not merged."""
+    """A37: readers see where the log was truncated, so batches of two epochs are not merged."""
     for number in range(3):
         put(log, (b"%d" % number, b"v"), (b"gone%d" % number, b"v"))
         log.truncate_to(log.end_offset() - 1)
         put(log, (b"again%d" % number, b"v"))
-    expected = {
-        row: one.leader_epoch for one in batches_of(log) for row in one.offsets().to_pylist()
-    }
+    expected = epochs_of(log)
     log.roll()
 
-    run(log)
+    compact(log)
 
-    found = epochs_of(log)
-    assert found == {row: expected[row] for row in found}
-    assert len(set(found.values())) > 1
+    epochs = epochs_of(log)
+    assert epochs == {offset: expected[offset] for offset in epochs}
+    assert len(set(epochs.values())) > 1
 
 
 def test_a_clean_partition_is_not_rewritten_again(root):
-    """What is clean, and large enough, is not written again; the passes before merge it so far."""
+    """A clean and large enough segment is not rewritten; earlier passes merge up to that size."""
     log = make_log(root, {**COMPACT, "segment.bytes": 4000})
     for number in range(60):
         put(log, (b"%d" % (number % 20), b"x" * 100))
     log.roll()
-    run(log)
-    run(log)
+    compact(log)
+    compact(log)
     names = [path.name for path in segment_files(root.path)]
 
     assert len(names) <= 3
-    assert run(log).segments_before == 0
+    assert compact(log).segments_before == 0
     assert [path.name for path in segment_files(root.path)] == names
 
 
@@ -548,16 +550,18 @@ def test_a_clean_partition_is_not_rewritten_again(root):
 
 
 def test_the_last_batch_of_a_producer_keeps_its_numbers(root, log):
-    """D11: kept, even empty, while the producer is known: a cut goes back to what it says."""
+    """D11: it stays, even empty, while the producer is remembered: a truncation needs it."""
     for number in range(3):
         put(log, (b"a", b"1"), (b"b", b"2"), producer=(7, 0, 2 * number))
     put(log, (b"a", b"3"), (b"b", b"4"))
     log.roll()
 
-    run(log)
+    compact(log)
 
-    ours = [one for one in batches_of(log) if one.producer_id == 7]
-    assert [(one.base_offset, one.next_offset, one.count) for one in ours] == [(4, 6, 0)]
+    numbered = [decoded for decoded in batches_of(log) if decoded.producer_id == 7]
+    assert [(decoded.base_offset, decoded.next_offset, decoded.count) for decoded in numbered] == [
+        (4, 6, 0)
+    ]
     put(log, (b"c", b"5"), producer=(7, 0, 6))
     log.truncate_to(8)
     (receipt,) = put(log, (b"a", b"1"), (b"b", b"2"), producer=(7, 0, 4))
@@ -565,261 +569,258 @@ def test_the_last_batch_of_a_producer_keeps_its_numbers(root, log):
     assert receipt.base_offset == 4
 
 
-def test_batches_of_forgotten_producers_are_merged(root, clock, log):
-    """D11, G19: an empty batch is not kept for ever."""
+def test_batches_of_expired_producers_are_merged(root, clock, log):
+    """D11, G19: an empty batch is not kept forever."""
     put(log, (b"a", b"1"), producer=(7, 0, 0))
     put(log, (b"a", b"2"))
     log.roll()
     clock.advance(2 * DAY)
     expire_producers(log, clock())
 
-    run(log)
+    compact(log)
 
-    assert [one.producer_id for one in batches_of(log)] == [None]
+    assert [decoded.producer_id for decoded in batches_of(log)] == [None]
 
 
-def test_a_repeated_batch_is_known_after_compaction_and_a_reboot(root, log):
-    """G16: dedupe state outlives the batches that it is about."""
+def test_a_repeated_batch_is_recognised_after_compaction_and_a_reboot(root, log):
+    """G16: the producer state outlives the batches that it describes."""
     put(log, (b"a", b"1"), producer=(7, 0, 0))
     put(log, (b"a", b"2"), producer=(7, 0, 1))
     put(log, (b"a", b"3"))
     log.roll()
-    run(log)
+    compact(log)
     abandon(root)
-    again = reopened(root.path)
+    root_after_reboot = open_root(root.path, files=REBOOTED)
 
     for first, offset in ((0, 0), (1, 1)):
-        (receipt,) = put(again.partition("t", 0), (b"a", b"?"), producer=(7, 0, first))
+        (receipt,) = put(root_after_reboot.partition("t", 0), (b"a", b"?"), producer=(7, 0, first))
         assert (receipt.base_offset, receipt.duplicate) == (offset, True)
-    again.close()
-
-
-def reopened(path):
-    return open_root(path, files=REBOOTED)
+    root_after_reboot.close()
 
 
 # Tombstones
 
 
 def test_a_tombstone_is_removed_in_two_passes(log, clock):
-    """D16-D18: it deletes at once, and stays for delete.retention.ms after the first clean."""
+    """D16-D18: it deletes at once, and stays for delete.retention.ms after the first pass."""
     segment(log, (b"a", b"1"), (b"b", b"2"), (b"a", None))
-    run(log)
-    assert kept(log) == [(b"b", b"2"), (b"a", None)]
+    compact(log)
+    assert pairs_of(log) == [(b"b", b"2"), (b"a", None)]
 
     clock.advance(999)
-    run(log)
-    assert kept(log) == [(b"b", b"2"), (b"a", None)]
+    compact(log)
+    assert pairs_of(log) == [(b"b", b"2"), (b"a", None)]
     clock.advance(1)
-    done = run(log)
+    result = compact(log)
 
-    assert kept(log) == [(b"b", b"2")]
-    assert done.tombstones == 1
+    assert pairs_of(log) == [(b"b", b"2")]
+    assert result.tombstones == 1
     assert log.end_offset() == 3
 
 
-def test_the_record_s_own_time_is_irrelevant(log, clock):
-    """D17: an old-dated tombstone survives its first clean, Kafka's testCleanTombstone."""
+def test_the_timestamp_of_a_tombstone_is_irrelevant(log, clock):
+    """D17: an old tombstone survives its first pass (Kafka's testCleanTombstone)."""
     segment(log, (b"a", b"1"), (b"a", None), at=0)
     clock.advance(DAY)
-    run(log)
-    assert kept(log) == [(b"a", None)]
+    compact(log)
+    assert pairs_of(log) == [(b"a", None)]
 
 
 def test_without_delete_retention_a_tombstone_is_removed_in_the_second_pass(root):
-    """D18: never at the first."""
+    """D18: never in the first."""
     log = make_log(root, {**COMPACT, "delete.retention.ms": 0})
     segment(log, (b"a", b"1"), (b"a", None))
-    run(log)
-    assert kept(log) == [(b"a", None)]
-    run(log)
-    assert kept(log) == []
+    compact(log)
+    assert pairs_of(log) == [(b"a", None)]
+    compact(log)
+    assert pairs_of(log) == []
 
 
 def test_a_delete_horizon_is_set_once(log, clock):
-    """D17: later passes do not put it off, though the batch is written again."""
+    """D17: later passes do not move it, although they rewrite the batch."""
     segment(log, (b"a", None))
-    run(log)
+    compact(log)
     clock.advance(600)
     segment(log, (b"b", b"1"), (b"c", None))
-    run(log)
-    assert {one.delete_horizon for one in batches_of(log)} == {START + 1000, START + 1600}
+    compact(log)
+    assert {decoded.delete_horizon for decoded in batches_of(log)} == {START + 1000, START + 1600}
     clock.advance(400)
     segment(log, (b"d", b"1"))
-    run(log)
-    assert kept(log) == [(b"b", b"1"), (b"c", None), (b"d", b"1")]
+    compact(log)
+    assert pairs_of(log) == [(b"b", b"1"), (b"c", None), (b"d", b"1")]
 
 
-def test_a_tombstone_may_stay_for_ever(root, clock):
+def test_a_tombstone_may_stay_forever(root, clock):
     """D17: the largest delete.retention.ms does not overflow."""
     log = make_log(root, {**COMPACT, "delete.retention.ms": LONG_MAX})
     segment(log, (b"a", b"1"), (b"a", None))
-    run(log)
+    compact(log)
     clock.advance(1000 * DAY)
-    run(log)
-    assert kept(log) == [(b"a", None)]
+    compact(log)
+    assert pairs_of(log) == [(b"a", None)]
 
 
 def test_a_new_value_brings_the_key_back(log, clock):
-    """D20: by offset only."""
+    """D20: only the offset matters."""
     segment(log, (b"a", b"1"), (b"a", None), (b"a", b"2"))
-    run(log)
+    compact(log)
     clock.advance(DAY)
-    run(log)
-    assert kept(log) == [(b"a", b"2")]
+    compact(log)
+    assert pairs_of(log) == [(b"a", b"2")]
 
 
 def test_tombstones_past_the_end_of_a_pass_get_no_delete_horizon(log, clock, monkeypatch):
-    """D17, D18: what the pass did not clean over is not told that it did."""
+    """D17, D18: the pass did not clean them."""
     put(log, (b"a", b"1"), (b"a", None), (b"b", b"1"), (b"b", None))
     log.roll()
     only_one_pass(monkeypatch)
-    room = MaintenanceConfig(log_cleaner_dedupe_buffer_size=1)
+    settings = MaintenanceConfig(log_cleaner_dedupe_buffer_size=1)
 
     with pytest.raises(StopIteration):
-        run(log, settings=room)
+        compact(log, settings=settings)
 
-    assert keys_of(log) == [(b"a", 1, START + 1000), (b"b", 2, None), (b"b", 3, None)]
+    assert delete_horizons(log) == [(b"a", 1, START + 1000), (b"b", 2, None), (b"b", 3, None)]
 
 
-def keys_of(log):
+def delete_horizons(log):
+    """Return (key, offset, delete horizon) of each record."""
     return [
-        (key, offset, one.delete_horizon)
-        for one in batches_of(log)
-        for key, offset in zip(one.lists()[1], one.offsets().to_pylist(), strict=True)
+        (key, offset, decoded.delete_horizon)
+        for decoded in batches_of(log)
+        for key, offset in zip(decoded.lists()[1], decoded.offsets().to_pylist(), strict=True)
     ]
 
 
-# Who else is there
+# Concurrent changes, and failures
 
 
 def test_markers_of_transactions_are_kept(log):
-    """D21: whatever their key, and they do not count as records of it."""
+    """D21: with any key; they do not count as records of that key."""
     put(log, (b"a", b"1"))
     marker = encoded(None, keys=[b"a"])
     marker.flags |= batch.CONTROL
     log.append([marker])
     log.roll()
 
-    run(log)
+    compact(log)
 
     assert [row[0] for row in rows(log)] == [0, 1]
-    assert [bool(one.flags & batch.CONTROL) for one in batches_of(log)] == [False, True]
+    assert [bool(decoded.flags & batch.CONTROL) for decoded in batches_of(log)] == [False, True]
 
 
 def test_a_truncation_ends_a_compaction(log, monkeypatch):
-    """D22, D26: the cut stands, and what follows it is dirty."""
+    """D22, D26: the truncation holds, and the rest is dirty."""
     segment(log, (b"a", b"1"), (b"b", b"2"), (b"a", b"3"))
     swap = replace.Replacement.swap
 
-    def cut(self, *given, **options):
+    def truncate_first(self, *arguments, **options):
         log.truncate_to(2)
-        swap(self, *given, **options)
+        swap(self, *arguments, **options)
 
-    monkeypatch.setattr(replace.Replacement, "swap", cut)
+    monkeypatch.setattr(replace.Replacement, "swap", truncate_first)
     with pytest.raises(FencedError, match="meanwhile"):
-        run(log)
+        compact(log)
 
-    assert kept(log) == [(b"a", b"1"), (b"b", b"2")]
+    assert pairs_of(log) == [(b"a", b"1"), (b"b", b"2")]
     assert inspect(log, START).first_dirty == 0
 
 
 def test_a_record_stays_if_the_one_that_replaced_it_is_truncated(root, monkeypatch):
-    """D22: its segment is the same, but what it was to be left out for is gone."""
+    """D22: its segment did not change, but its newer record is gone."""
     log = make_log(root, {**COMPACT, "segment.bytes": 3500})
     large = b"x" * 1500
     segment(log, (b"a", b"1"), (b"b", large))
-    run(log)
+    compact(log)
     segment(log, (b"a", large))
-    cuts = iter([2])
+    truncations = iter([2])
     swap = replace.Replacement.swap
 
-    def cut(self, old, **options):
-        for offset in cuts:
+    def truncate_first(self, old, **options):
+        for offset in truncations:
             log.truncate_to(offset)
         swap(self, old, **options)
 
-    monkeypatch.setattr(replace.Replacement, "swap", cut)
+    monkeypatch.setattr(replace.Replacement, "swap", truncate_first)
     with pytest.raises(FencedError, match="cut meanwhile"):
-        run(log)
-    assert kept(log) == [(b"a", b"1"), (b"b", large)]
+        compact(log)
+    assert pairs_of(log) == [(b"a", b"1"), (b"b", large)]
 
 
 def test_the_checkpoint_does_not_move_past_a_truncation(log, monkeypatch):
-    """D22, D26: also where nothing had to be rewritten, the checkpoint is not moved past a cut."""
+    """D22, D26: also if nothing had to be rewritten."""
     segment(log, (b"a", b"1"), (b"b", b"1"), (b"c", b"1"))
-    run(log)
-    note = replace.note_cleaned
+    compact(log)
+    note_cleaned = replace.note_cleaned
 
-    def cut(*given, **options):
+    def truncate_first(*arguments, **options):
         log.truncate_to(1)
         put(log, (b"a", b"2"))
         put(log, (b"a", b"3"))
-        note(*given, **options)
+        note_cleaned(*arguments, **options)
 
-    monkeypatch.setattr(replace, "note_cleaned", cut)
+    monkeypatch.setattr(replace, "note_cleaned", truncate_first)
     monkeypatch.setattr(cleaner.CleanPass, "_is_clean", lambda *_: True)
     with pytest.raises(FencedError, match="meanwhile"):
-        run(log)
+        compact(log)
     monkeypatch.undo()
     log.roll()
     assert inspect(log, START).first_dirty == 1
-    run(log)
-    assert kept(log) == [(b"a", b"3")]
+    compact(log)
+    assert pairs_of(log) == [(b"a", b"3")]
 
 
-@pytest.mark.parametrize("goal", [1, 2, 3])
-def test_records_that_are_deleted_meanwhile_stay_deleted(log, monkeypatch, goal):
-    """D22: whole segments win over the compaction; a part of one is not in its way."""
+@pytest.mark.parametrize("start", [1, 2, 3])
+def test_records_that_are_deleted_during_a_compaction_stay_deleted(log, monkeypatch, start):
+    """D22: deleting a whole segment fails the compaction; deleting a part of one does not."""
     segment(log, (b"a", b"1"), (b"b", b"2"))
     segment(log, (b"a", b"3"), (b"c", b"4"))
     swap = replace.Replacement.swap
 
-    def deleted(self, *given, **options):
-        trim(log, goal)
-        swap(self, *given, **options)
+    def delete_first(self, *arguments, **options):
+        trim(log, start)
+        swap(self, *arguments, **options)
 
-    monkeypatch.setattr(replace.Replacement, "swap", deleted)
-    done = try_clean(log, START)
+    monkeypatch.setattr(replace.Replacement, "swap", delete_first)
+    result = try_clean(log, START)
     monkeypatch.undo()
 
-    assert (done.error is None) == (goal < 2)
-    run(log)
-    assert [row[0] for row in rows(log)] == [one for one in (1, 2, 3) if one >= goal]
-    assert log.start_offset() == goal
+    assert (result.error is None) == (start < 2)
+    compact(log)
+    assert [row[0] for row in rows(log)] == [offset for offset in (1, 2, 3) if offset >= start]
+    assert log.start_offset() == start
 
 
 def test_a_recreated_topic_is_dirty(root, log):
-    """D26: the checkpoint goes with the topic."""
+    """D26: the checkpoint is deleted with the topic."""
     segment(log, (b"a", b"1"), (b"a", b"2"))
-    run(log)
+    compact(log)
     root.delete_topic("t")
-    again = make_log(root, COMPACT)
-    segment(again, (b"a", b"1"), (b"a", b"2"))
-    assert inspect(again, START).first_dirty == 0
-    run(again)
-    assert kept(again) == [(b"a", b"2")]
+    recreated = make_log(root, COMPACT)
+    segment(recreated, (b"a", b"1"), (b"a", b"2"))
+    assert inspect(recreated, START).first_dirty == 0
+    compact(recreated)
+    assert pairs_of(recreated) == [(b"a", b"2")]
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, StorageError])
 def test_a_swap_stands_if_the_call_is_interrupted_after_the_commit(root, log, monkeypatch, error):
-    """P1: Ctrl-C right after the commit must not take the new file for one that was given up."""
+    """P1: Ctrl-C right after the commit must not delete the new file."""
     segment(log, (b"a", b"1"), (b"a", b"2"))
     flush.flush_up_to(log, 2)
     write = kv.Store.write
 
-    def interrupted(store, step):
+    def write_and_raise(store, step):
         result = write(store, step)
         if store is log.context.state and log.thread_lock.locked():
             raise error("lost")
         return result
 
-    monkeypatch.setattr(kv.Store, "write", interrupted)
+    monkeypatch.setattr(kv.Store, "write", write_and_raise)
     with pytest.raises(error):
-        run(log)
+        compact(log)
     monkeypatch.undo()
 
-    assert kept(log) == [(b"a", b"2")]
+    assert pairs_of(log) == [(b"a", b"2")]
     assert len(segment_files(root.path)) == 2
     assert inspect(log, START).first_dirty == 2
 
@@ -832,12 +833,12 @@ def test_turning_compaction_off_ends_it(root, log):
         root.alter_topic("t", {"cleanup.policy": "delete"})
 
     with pytest.raises(FencedError, match="no longer compacted"):
-        run(log, progress=progress)
-    assert kept(log) == [(b"a", b"1"), (b"a", b"2")]
+        compact(log, progress=progress)
+    assert pairs_of(log) == [(b"a", b"1"), (b"a", b"2")]
 
 
 def test_the_fence_is_called_for_each_chunk_and_commit(log):
-    """R3: who lost the right to maintain the log stops at the next chunk or commit."""
+    """R3: an owner that was fenced stops at the next chunk or commit."""
     segment(log, (b"a", b"1"), (b"a", b"2"))
     calls = []
 
@@ -847,45 +848,45 @@ def test_the_fence_is_called_for_each_chunk_and_commit(log):
             raise FencedError("another owner")
 
     with pytest.raises(FencedError, match="another owner"):
-        run(log, fence=fence)
+        compact(log, fence=fence)
     assert True in calls
     assert calls.count(False) >= 2
     assert offsets(log) == [0, 1]
 
 
 def test_only_one_process_compacts_a_partition(log):
-    """D4: others skip it, and say so."""
+    """D4: the others skip it, with the reason."""
     segment(log, (b"a", b"1"), (b"a", b"2"))
     with replace.rewrite_lock(log):
-        done = try_clean(log, START)
-    assert "Another process is compacting" in done.why
-    assert isinstance(done.error, FencedError)
+        result = try_clean(log, START)
+    assert "Another process is compacting" in result.why
+    assert isinstance(result.error, FencedError)
 
 
 def test_a_bad_partition_does_not_stop_the_others(root):
-    """D4, D13: it is left out from then on; those after it in the order are cleaned."""
+    """D4, D13: later rounds skip it; the partitions after it are cleaned."""
     logs = [make_log(root, COMPACT, name) for name in ("bad", "good")]
     for log in logs:
         segment(log, (b"a", b"1"), (b"a", b"2"))
-    path = next(one for one in segment_files(root.path) if "bad" in str(one))
+    path = next(path for path in segment_files(root.path) if "bad" in str(path))
     data = bytearray(path.read_bytes())
-    good = bytes(data)
+    original = bytes(data)
     data[-40] ^= 0xFF
     data[700] ^= 0xFF
     path.write_bytes(data)
     failed = {}
 
-    done = clean_round(logs, START, failed)
+    results = clean_round(logs, START, failed)
 
     assert list(failed) == [logs[0]]
-    assert [one.topic for one in done if one.error is None] == ["good"]
-    assert kept(logs[1]) == [(b"a", b"2")]
+    assert [result.topic for result in results if result.error is None] == ["good"]
+    assert pairs_of(logs[1]) == [(b"a", b"2")]
     assert clean_round(logs, START, failed) == []
-    path.write_bytes(good)
+    path.write_bytes(original)
 
 
 def test_a_full_disk_leaves_the_log_as_it_was(tmp_path):
-    """P10: and when there is room again it goes on."""
+    """P10: compaction succeeds as soon as there is space."""
     root = open_root(tmp_path / "root", files=FaultyFiles)
     log = make_log(root, COMPACT)
     segment(log, (b"a", b"1"), (b"a", b"2"))
@@ -893,25 +894,25 @@ def test_a_full_disk_leaves_the_log_as_it_was(tmp_path):
     files = root.context.files
     files.fail_at(0, errno.ENOSPC, only={"write"}, forever=True)
     with pytest.raises(StorageError):
-        run(log)
+        compact(log)
     files.heal()
 
-    assert kept(log) == [(b"a", b"1"), (b"a", b"2")]
+    assert pairs_of(log) == [(b"a", b"1"), (b"a", b"2")]
     assert healthy(root)
-    run(log)
-    assert kept(log) == [(b"a", b"2")]
+    compact(log)
+    assert pairs_of(log) == [(b"a", b"2")]
     root.close()
 
 
 def test_the_throttle_limits_bytes_per_second():
-    """io.max.bytes.per.second: what was read is paid for by waiting."""
-    now, waits = [0.0], []
+    """io.max.bytes.per.second: each read is followed by a wait."""
+    time, waits = [0.0], []
 
     def wait(seconds):
         waits.append(seconds)
-        now[0] += seconds
+        time[0] += seconds
 
-    throttle = Throttle(1000, wait, lambda: now[0])
+    throttle = Throttle(1000, wait, lambda: time[0])
     for _ in range(4):
         throttle.spend(500)
     assert sum(waits) == pytest.approx(2.0)
@@ -919,18 +920,20 @@ def test_the_throttle_limits_bytes_per_second():
     assert sum(waits) == pytest.approx(2.0)
 
 
-@pytest.mark.parametrize("bad", [{"dedupe.buffer.size": 0}, {"load": 1}, {"io.buffer.size": "x"}])
-def test_invalid_cleaner_settings_are_refused(bad):
-    """With the names that there are."""
+@pytest.mark.parametrize(
+    "settings", [{"dedupe.buffer.size": 0}, {"load": 1}, {"io.buffer.size": "x"}]
+)
+def test_invalid_cleaner_settings_are_refused(settings):
+    """Invalid values and unknown names."""
     with pytest.raises(InvalidConfigError):
-        MaintenanceConfig.parse({f"log.cleaner.{name}": value for name, value in bad.items()})
+        MaintenanceConfig.parse({f"log.cleaner.{name}": value for name, value in settings.items()})
 
 
 # Keys
 
 
 def test_different_keys_have_different_hashes():
-    """Of all lengths around a block's, and those that differ in zeros at the end only."""
+    """Keys of all lengths around those of a block, and keys that differ only in trailing zeros."""
     lengths = [0, 1, 7, 8, 9, 63, 64, 65, 127, 128, 129, 4096, 4097, 70_000]
     keys = [bytes(length) for length in lengths]
     keys += [bytes(length - 1) + b"\1" for length in lengths if length]
@@ -940,29 +943,32 @@ def test_different_keys_have_different_hashes():
 
 
 def test_the_hash_of_a_key_does_not_depend_on_its_chunk():
-    """Alone, among others of its length, among longer ones, and in a slice."""
+    """A key alone, among keys of its length, among longer ones, and in a slice."""
     hasher = KeyHasher()
     keys = [b"k%d" % (number * number) for number in range(200)] + [b"x" * 300, None, b""]
     high, low = hasher.keys(pa.array(keys))
-    for place in (0, 7, 150, 200, 202):
-        for found in (pa.array([keys[place]]), pa.array(keys).slice(place, 1)):
-            assert [hasher.keys(found)[0][0], hasher.keys(found)[1][0]] == [high[place], low[place]]
-    even = hasher.keys(pa.array(keys[4:10]))
-    assert even[0].tolist() == high[4:10].tolist()
+    for position in (0, 7, 150, 200, 202):
+        for chunk in (pa.array([keys[position]]), pa.array(keys).slice(position, 1)):
+            assert [hasher.keys(chunk)[0][0], hasher.keys(chunk)[1][0]] == [
+                high[position],
+                low[position],
+            ]
+    same_length = hasher.keys(pa.array(keys[4:10]))
+    assert same_length[0].tolist() == high[4:10].tolist()
 
 
-def test_the_offset_map_takes_the_rows_before_the_first_key_that_does_not_fit():
-    """D7: of a chunk the first rows, up to the first new key that is one too many."""
+def test_the_offset_map_adds_rows_up_to_the_first_key_that_does_not_fit():
+    """D7: the rows of a chunk before the first new key that exceeds the capacity."""
     hasher = KeyHasher()
     keys = [b"a", b"b", b"a", b"c", b"a", b"d"]
     high, low = hasher.keys(pa.array(keys))
-    for room in (1, 2, 3, 4):
-        known = OffsetMap(24 * 8 * room, 1.0, 10, 16)
-        known.capacity = room
-        fitting = known.add(high, low, offsets_from(10, 6))
-        assert fitting == {1: 1, 2: 3, 3: 5, 4: 6}[room]
-        ends = known.ends(high, low).tolist()
-        last = {key: 11 + place for place, key in enumerate(keys[:fitting])}
+    for capacity in (1, 2, 3, 4):
+        offset_map = OffsetMap(24 * 8 * capacity, 1.0, 10, 16)
+        offset_map.capacity = capacity
+        added = offset_map.add(high, low, offsets_from(10, 6))
+        assert added == {1: 1, 2: 3, 3: 5, 4: 6}[capacity]
+        ends = offset_map.ends(high, low).tolist()
+        last = {key: 11 + position for position, key in enumerate(keys[:added])}
         assert ends == [last.get(key, 0) for key in keys]
 
 

@@ -1,4 +1,4 @@
-"""Settings: Kafka's names, units and defaults, checked once and by name."""
+"""Settings: Kafka's names, units and defaults, validated once and by name."""
 
 import dataclasses
 import math
@@ -14,8 +14,8 @@ from embedlog.errors import InvalidConfigError
 CONFIGS = [TopicConfig, ProducerConfig, ConsumerConfig]
 
 
-def test_a_topic_keeps_records_as_kafka_does_by_default():
-    """Only what fits columns better differs."""
+def test_a_topic_has_kafkas_defaults():
+    """Except where columns need another value."""
     config = TopicConfig()
 
     assert (config.segment_bytes, config.segment_ms) == (1073741824, 604800000)
@@ -26,7 +26,7 @@ def test_a_topic_keeps_records_as_kafka_does_by_default():
     assert config.message_timestamp_type == "CreateTime"
 
 
-def test_a_producer_and_a_consumer_behave_as_kafkas_by_default():
+def test_a_producer_and_a_consumer_have_kafkas_defaults():
     """Only `batch_size` differs, for columns."""
     producer, consumer = ProducerConfig(), ConsumerConfig()
 
@@ -52,7 +52,7 @@ def test_both_spellings_and_text_are_accepted(spelling, value):
 
 
 @pytest.mark.parametrize(
-    ("given", "field", "expected"),
+    ("settings", "field", "expected"),
     [
         ({"preallocate": "TRUE"}, "preallocate", True),
         ({"cleanup.policy": "delete, compact"}, "cleanup_policy", "compact,delete"),
@@ -64,13 +64,13 @@ def test_both_spellings_and_text_are_accepted(spelling, value):
         ({"retention.ms": None}, "retention_ms", 604800000),
     ],
 )
-def test_values_become_what_the_code_compares(given, field, expected):
-    """One form inside, whatever the form outside."""
-    assert getattr(TopicConfig.parse(given), field) == expected
+def test_values_are_normalised(settings, field, expected):
+    """Each value has one form inside, whatever form the caller uses."""
+    assert getattr(TopicConfig.parse(settings), field) == expected
 
 
 @pytest.mark.parametrize(
-    ("kind", "given", "told"),
+    ("kind", "settings", "message"),
     [
         (TopicConfig, {"retention.mss": 1}, "Did you mean retention.ms?"),
         (TopicConfig, {"segment_byte": 1}, "Did you mean segment_bytes?"),
@@ -119,10 +119,10 @@ def test_values_become_what_the_code_compares(given, field, expected):
         ),
     ],
 )
-def test_what_does_not_fit_is_refused_by_name(kind, given, told):
-    """The message names the setting and its value, or both values, or the nearest name."""
-    with pytest.raises(InvalidConfigError, match=told):
-        kind.parse(given)
+def test_an_invalid_setting_is_refused_by_name(kind, settings, message):
+    """The message names the setting and its value, or both values, or the closest name."""
+    with pytest.raises(InvalidConfigError, match=message):
+        kind.parse(settings)
 
 
 @pytest.mark.parametrize("kind", [ProducerConfig, ConsumerConfig])
@@ -130,7 +130,7 @@ def test_what_does_not_fit_is_refused_by_name(kind, given, told):
     "name", ["bootstrap_servers", "bootstrap.servers", "security_protocol", "sasl_mechanism"]
 )
 def test_there_are_no_brokers_to_connect_to(kind, name):
-    """A program that comes from Kafka is told what to leave out, and why."""
+    """The message for programs that come from Kafka says to omit the setting, and why."""
     with pytest.raises(InvalidConfigError, match=r"no brokers.*Leave it out"):
         kind.parse({name: "localhost:9092"})
 
@@ -138,37 +138,37 @@ def test_there_are_no_brokers_to_connect_to(kind, name):
 @pytest.mark.parametrize(
     "conflict", [{"acks": 1}, {"retries": 0}, {"max_in_flight_requests_per_connection": 6}]
 )
-def test_idempotence_gives_way_unless_it_was_asked_for(conflict):
-    """G20: an implicit conflict turns it off, an explicit one is an error with both values."""
+def test_idempotence_is_turned_off_by_a_conflict_unless_it_was_set(conflict):
+    """G20: an implicit conflict turns it off; if it was set, the error has both values."""
     assert ProducerConfig.parse(conflict).enable_idempotence is False
     assert ProducerConfig.parse(conflict | {"enable_idempotence": False}).acks is not None
     (name,) = conflict
-    for asked in ({"enable_idempotence": True}, {"producer_name": "sensor"}):
-        with pytest.raises(InvalidConfigError, match=rf"{next(iter(asked))} .* {name} "):
-            ProducerConfig.parse(conflict | asked)
+    for explicit in ({"enable_idempotence": True}, {"producer_name": "sensor"}):
+        with pytest.raises(InvalidConfigError, match=rf"{next(iter(explicit))} .* {name} "):
+            ProducerConfig.parse(conflict | explicit)
 
 
 def test_a_named_producer_is_idempotent():
-    """G17, G20: a name asks for what makes it an identity."""
+    """G17, G20: a producer with a name needs an identity, so it is idempotent."""
     assert ProducerConfig(producer_name="sensor").enable_idempotence is True
     with pytest.raises(InvalidConfigError, match="producer_name 'sensor' cannot be combined with"):
         ProducerConfig(producer_name="sensor", enable_idempotence=False)
 
 
-def test_a_longer_wait_makes_delivery_wait_longer():
-    """G11: the delivery timeout is never less than linger and request timeout, unless said so."""
+def test_the_delivery_timeout_grows_with_the_linger():
+    """G11: by default it is at least linger plus request timeout."""
     assert ProducerConfig(linger_ms=100_000).delivery_timeout_ms == 130_000
 
 
 @pytest.mark.parametrize("value", [None, -1, "-1", math.inf])
-def test_for_ever_has_many_spellings(value):
-    """kafka-python says infinity, Kafka 0.8 said -1."""
+def test_forever_has_many_spellings(value):
+    """kafka-python uses infinity, Kafka 0.8 used -1."""
     assert ConsumerConfig.parse({"consumer_timeout_ms": value}).consumer_timeout_ms is None
     assert ProducerConfig.parse({"retries": math.inf}).retries == 2**31 - 1
 
 
-def test_changing_a_config_makes_a_new_one():
-    """Overrides add up; None takes one back; the old config stays as it was."""
+def test_changing_a_config_returns_a_new_one():
+    """Overrides are combined, and None removes one; the old config does not change."""
     old = TopicConfig.parse({"retention.ms": 5, "segment.ms": 7})
 
     new = old.changed({"retention_ms": None, "segment.bytes": 100})
@@ -184,7 +184,7 @@ def test_changing_a_config_makes_a_new_one():
 
 
 @pytest.mark.parametrize("kind", CONFIGS)
-def test_a_config_survives_being_written_down_and_pickled(kind):
+def test_a_config_survives_serialization_and_pickling(kind):
     """`to_dict` and `overrides` parse back to the same config; Spark workers get it too."""
     config = kind()
 
@@ -194,16 +194,16 @@ def test_a_config_survives_being_written_down_and_pickled(kind):
 
 
 @given(st.integers(-1, LONG_MAX), st.integers(1, LONG_MAX), st.sampled_from(["compact", "delete"]))
-def test_overrides_are_all_that_differs(retention, segment, policy):
-    """A topic stores its overrides only, and they are enough."""
+def test_the_overrides_are_enough_to_restore_a_config(retention, segment, policy):
+    """A topic stores only its overrides."""
     config = TopicConfig(retention_ms=retention, segment_bytes=segment, cleanup_policy=policy)
 
     assert TopicConfig.parse(config.overrides()) == config
     assert TopicConfig.parse({k: str(v) for k, v in config.overrides().items()}) == config
 
 
-def test_the_policies_can_be_asked_for():
-    """C6: compaction and deletion are two questions."""
+def test_the_policies_can_be_queried():
+    """C6: compaction and deletion are separate properties."""
     both = TopicConfig.parse({"cleanup.policy": "compact,delete"})
 
     assert (both.compacts, both.deletes) == (True, True)

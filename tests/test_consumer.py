@@ -16,6 +16,7 @@ import pyarrow as pa
 import pytest
 from support.children import in_child
 from support.clock import START
+from support.group_consumers import drained
 from support.patience import patient
 from support.roots import abandon, encoded, fill, healthy, make_log, open_root, segment_files
 
@@ -43,11 +44,11 @@ T0, T1, T2 = (TopicPartition("t", number) for number in range(3))
 
 @pytest.fixture
 def root(tmp_path):
-    """A root that is healthy afterwards."""
+    """A root that is healthy at the end."""
     root = open_root(tmp_path / "root")
     yield root
     assert healthy(root)
-    # To flush is not what these tests are about, and takes most of their time.
+    # A flush is not tested here, and would take most of the time.
     abandon(root)
 
 
@@ -59,26 +60,17 @@ def log(root):
     return log
 
 
-def reading(root, *topics, **config):
-    """A consumer that begins at the beginning."""
+def earliest_consumer(root, *topics, **config):
+    """Return a consumer that starts at the earliest offset."""
     return Consumer(root, *(topics or ("t",)), auto_offset_reset="earliest", **config)
-
-
-def drained(consumer, **options):
-    """Poll until nothing comes, and return the records."""
-    records_read = []
-    while batch := consumer.poll(**options):
-        for records in batch.values():
-            records_read += records
-    return records_read
 
 
 def offsets(records):
     return [record.offset for record in records]
 
 
-def spread(root, partitions=3, batches=2, size=2):
-    """A topic ``t`` of several partitions, the same in each."""
+def make_partitions(root, partitions=3, batches=2, size=2):
+    """Create a topic ``t`` of several partitions with the same records in each."""
     root.create_topic("t", partitions, TopicConfig())
     for number in range(partitions):
         fill(root.partition("t", number), batches, size=size)
@@ -88,7 +80,7 @@ def spread(root, partitions=3, batches=2, size=2):
 
 
 def test_poll_returns_whole_records_in_offset_order(root):
-    """E9; the fields are kafka-python's, null and empty are told apart (A3)."""
+    """E9; the fields are kafka-python's, null and empty differ (A3)."""
     log = make_log(root)
     log.append(
         [
@@ -101,7 +93,7 @@ def test_poll_returns_whole_records_in_offset_order(root):
         ]
     )
 
-    records = reading(root).poll()[T0]
+    records = earliest_consumer(root).poll()[T0]
 
     assert records == [
         ("t", 0, 0, START, 0, b"key", b"value", [("h", b"1"), ("h", None)], 0),
@@ -113,20 +105,20 @@ def test_poll_returns_whole_records_in_offset_order(root):
 
 
 def test_a_record_survives_pickling_and_copying(root, log):
-    """A Spark worker sends records home; what arrives is an ordinary `Record`."""
-    record = reading(root).poll()[T0][0]
+    """A record from a Spark worker is an ordinary `Record`."""
+    record = earliest_consumer(root).poll()[T0][0]
 
-    again = pickle.loads(pickle.dumps(record))
+    unpickled = pickle.loads(pickle.dumps(record))
 
-    assert again == record
-    assert type(again) is Record
-    assert repr(again) == repr(record)
+    assert unpickled == record
+    assert type(unpickled) is Record
+    assert repr(unpickled) == repr(record)
     assert record._replace(value=b"x").value == b"x"
 
 
 def test_the_headers_of_records_without_headers_cannot_be_changed(root, log):
     """All such records share one list."""
-    first, second = reading(root).poll(max_records=2)[T0]
+    first, second = earliest_consumer(root).poll(max_records=2)[T0]
 
     with pytest.raises(TypeError, match="share this list"):
         first.headers.append(("x", b""))
@@ -138,29 +130,32 @@ def test_the_headers_of_records_without_headers_cannot_be_changed(root, log):
 
 
 def test_log_append_time_is_marked_as_such(root):
-    """A7: timestamp_type is 1 where the topic stamps records."""
+    """A7: timestamp_type is 1 if the topic sets the timestamps."""
     log = make_log(root, {"message.timestamp.type": "LogAppendTime"})
     log.append([encoded(b"v", at=5)])
 
-    record = reading(root).poll()[T0][0]
+    record = earliest_consumer(root).poll()[T0][0]
 
     assert (record.timestamp_type, record.timestamp) == (1, START)
 
 
 @pytest.mark.parametrize("compression", ["lz4", "zstd"])
 def test_compressed_batches_read_the_same(root, compression):
-    """As the reader sees it, compression does not exist."""
+    """Compression is invisible to the reader."""
     log = make_log(root)
     log.append([encoded(*[b"x" * 100] * 50, compression=compression)])
 
-    assert [record.value for record in drained(reading(root))] == [b"x" * 100] * 50
-    assert next(reading(root).iter_batches()).column("value").to_pylist() == [b"x" * 100] * 50
+    assert [record.value for record in drained(earliest_consumer(root))] == [b"x" * 100] * 50
+    assert (
+        next(earliest_consumer(root).iter_batches()).column("value").to_pylist()
+        == [b"x" * 100] * 50
+    )
 
 
 # Poll
 
 
-def test_poll_needs_something_to_read(root):
+def test_poll_without_an_assignment_is_an_error(root):
     """E8."""
     consumer = Consumer(root)
 
@@ -173,8 +168,8 @@ def test_poll_needs_something_to_read(root):
 
 
 def test_poll_without_a_timeout_does_not_wait(root, log):
-    """E8: poll(0) returns what is there."""
-    consumer = reading(root)
+    """E8: poll(0) returns the available records."""
+    consumer = earliest_consumer(root)
     drained(consumer)
 
     start = time.monotonic()
@@ -184,8 +179,8 @@ def test_poll_without_a_timeout_does_not_wait(root, log):
 
 
 def test_poll_with_a_timeout_ends_after_it(root, log):
-    """E8: nothing came, so the result is empty."""
-    consumer = reading(root)
+    """E8: without new records the result is empty."""
+    consumer = earliest_consumer(root)
     drained(consumer)
 
     start = time.monotonic()
@@ -195,12 +190,12 @@ def test_poll_with_a_timeout_ends_after_it(root, log):
 
 
 def test_poll_returns_no_more_than_max_poll_records(root, log):
-    """E9: what is left comes next, without being read again."""
-    consumer = reading(root, max_poll_records=5)
+    """E9: the next poll returns the rest, without reading it again."""
+    consumer = earliest_consumer(root, max_poll_records=5)
 
     first, second, third = (consumer.poll()[T0] for _ in range(3))
 
-    assert [offsets(each) for each in (first, second, third)] == [
+    assert [offsets(records) for records in (first, second, third)] == [
         [0, 1, 2, 3, 4],
         [5, 6, 7, 8, 9],
         [10, 11],
@@ -209,8 +204,8 @@ def test_poll_returns_no_more_than_max_poll_records(root, log):
 
 
 def test_one_poll_may_have_its_own_limit(root, log):
-    """E9; a limit below one is an error."""
-    consumer = reading(root)
+    """E9; a limit below 1 is an error."""
+    consumer = earliest_consumer(root)
 
     assert offsets(consumer.poll(max_records=2)[T0]) == [0, 1]
     with pytest.raises(ValueError, match="max_records must be at least 1, got 0"):
@@ -218,16 +213,16 @@ def test_one_poll_may_have_its_own_limit(root, log):
 
 
 def test_partitions_take_turns(root):
-    """E9: the one served longest ago is served first, so none is starved."""
-    spread(root)
-    consumer = reading(root, max_poll_records=3)
+    """E9: the partition that waited longest comes first, so none starves."""
+    make_partitions(root)
+    consumer = earliest_consumer(root, max_poll_records=3)
 
-    seen = [
+    polls = [
         [(record.partition, record.offset) for records in polled.values() for record in records]
         for polled in (consumer.poll() for _ in range(4))
     ]
 
-    assert seen == [
+    assert polls == [
         [(0, 0), (0, 1), (0, 2)],
         [(1, 0), (1, 1), (1, 2)],
         [(2, 0), (2, 1), (2, 2)],
@@ -235,11 +230,11 @@ def test_partitions_take_turns(root):
     ]
 
 
-def test_a_poll_holds_all_partitions_while_there_is_room(root):
-    """E9: the limit is over all partitions together."""
-    spread(root)
+def test_a_poll_returns_all_partitions_up_to_the_limit(root):
+    """E9: the limit applies to all partitions together."""
+    make_partitions(root)
 
-    polled = reading(root).poll()
+    polled = earliest_consumer(root).poll()
 
     assert {tp: offsets(records) for tp, records in polled.items()} == {
         tp: [0, 1, 2, 3] for tp in (T0, T1, T2)
@@ -247,23 +242,23 @@ def test_a_poll_holds_all_partitions_while_there_is_room(root):
 
 
 def test_poll_reads_no_more_than_one_fetch_of_a_partition(root):
-    """max_partition_fetch_bytes and fetch_max_bytes bound the memory; one batch always comes."""
+    """max_partition_fetch_bytes and fetch_max_bytes limit the memory; one batch is always read."""
     root.create_topic("t", 2, TopicConfig())
     for number in range(2):
         for _ in range(8):
             root.partition("t", number).append([encoded(b"x" * 100_000)])
 
-    each = reading(root, max_partition_fetch_bytes=1).poll()
-    whole = reading(root, fetch_max_bytes=1).poll()
+    per_partition = earliest_consumer(root, max_partition_fetch_bytes=1).poll()
+    per_fetch = earliest_consumer(root, fetch_max_bytes=1).poll()
 
-    assert 1 <= len(each[T0]) < 8 and 1 <= len(each[T1]) < 8
-    assert 1 <= len(whole[T0]) < 8 and T1 not in whole
+    assert 1 <= len(per_partition[T0]) < 8 and 1 <= len(per_partition[T1]) < 8
+    assert 1 <= len(per_fetch[T0]) < 8 and T1 not in per_fetch
 
 
 def test_poll_waits_for_fetch_min_bytes_or_fetch_max_wait_ms(root):
-    """A few records are held back for so long."""
+    """A few records wait for that long."""
     log = make_log(root)
-    consumer = reading(root, fetch_min_bytes=3000, fetch_max_wait_ms=200)
+    consumer = earliest_consumer(root, fetch_min_bytes=3000, fetch_max_wait_ms=200)
     assert consumer.poll(210) == {}
     log.append([encoded(b"small")])
 
@@ -287,7 +282,7 @@ def test_auto_offset_reset_decides_the_first_position(root, log, reset, position
 
 
 def test_latest_is_the_default_and_the_end_at_the_time_of_assignment(root, log):
-    """E1: what is appended between the assignment and the first poll is not lost."""
+    """E1: records between the assignment and the first poll are returned."""
     consumer = Consumer(root, "t")
     fill(log, 1, first=100)
 
@@ -295,7 +290,7 @@ def test_latest_is_the_default_and_the_end_at_the_time_of_assignment(root, log):
 
 
 def test_without_a_reset_rule_a_missing_position_is_an_error(root, log):
-    """E1: NoOffsetForPartition, until the program seeks."""
+    """E1: NoOffsetForPartition, until the program calls seek."""
     consumer = Consumer(root, "t", auto_offset_reset="none")
 
     with pytest.raises(NoOffsetForPartitionError):
@@ -309,7 +304,7 @@ def test_without_a_reset_rule_a_missing_position_is_an_error(root, log):
 
 @pytest.mark.parametrize(("reset", "position"), [("earliest", 0), ("latest", 12)])
 def test_an_offset_out_of_range_is_reset(root, log, reset, position, caplog):
-    """E1, E5: a seek past the end is allowed, and handled when it is read."""
+    """E1, E5: a seek past the end is allowed, and handled by the next poll."""
     consumer = Consumer(root, "t", auto_offset_reset=reset)
     consumer.seek(T0, 1000)
     assert consumer.position(T0) == 1000
@@ -331,21 +326,21 @@ def test_an_offset_out_of_range_without_a_reset_rule_raises_and_stays(root, log)
 
 
 @pytest.mark.parametrize("reset", ["earliest", "latest"])
-@pytest.mark.parametrize("again", [0, 2, 20])
-def test_a_consumer_goes_back_to_where_the_log_was_truncated(root, log, reset, again):
-    """A36, KIP-320: nothing is returned twice, and nothing that came since is skipped."""
+@pytest.mark.parametrize("appended", [0, 2, 20])
+def test_a_consumer_returns_to_the_point_of_a_truncation(root, log, reset, appended):
+    """A36, KIP-320: no record is returned twice, and no new record is skipped."""
     consumer = Consumer(root, "t", auto_offset_reset=reset)
     consumer.seek(T0, 0)
     end = len(drained(consumer))
     log.truncate_to(6)
     assert end > 6
-    fill(log, again, first=100)
+    fill(log, appended, first=100)
 
-    assert offsets(drained(consumer)) == list(range(6, 6 + again))
-    assert consumer.position(T0) == 6 + again
+    assert offsets(drained(consumer)) == list(range(6, 6 + appended))
+    assert consumer.position(T0) == 6 + appended
 
 
-def test_without_a_reset_rule_a_truncation_raises_until_the_program_seeks(root, log):
+def test_without_a_reset_rule_a_truncation_raises_until_a_seek(root, log):
     """A36: auto_offset_reset is "none"; the error says where to continue."""
     consumer = Consumer(root, "t", auto_offset_reset="none")
     consumer.seek(T0, 0)
@@ -354,16 +349,16 @@ def test_without_a_reset_rule_a_truncation_raises_until_the_program_seeks(root, 
     fill(log, 20, first=100)
 
     for _ in range(2):
-        with pytest.raises(LogTruncatedError) as told:
+        with pytest.raises(LogTruncatedError) as caught:
             consumer.poll()
-        assert (told.value.offset, told.value.next_offset) == (end, 6)
+        assert (caught.value.offset, caught.value.next_offset) == (end, 6)
         assert consumer.position(T0) == end
-    consumer.seek(T0, told.value.next_offset)
+    consumer.seek(T0, caught.value.next_offset)
     assert offsets(drained(consumer)) == list(range(6, 26))
 
 
 def test_records_fetched_ahead_and_then_truncated_are_not_returned(root, log):
-    """A36: no record that was returned is gone, so no error is raised, whatever the rule."""
+    """A36: no returned record was truncated, so no error is raised, whatever the rule."""
     ahead = {"fetch_min_bytes": 1 << 20, "fetch_max_wait_ms": 0}
     consumer = Consumer(root, "t", auto_offset_reset="none", **ahead)
     consumer.seek(T0, 0)
@@ -377,8 +372,8 @@ def test_records_fetched_ahead_and_then_truncated_are_not_returned(root, log):
 
 
 def test_position_is_the_next_offset_to_return(root, log):
-    """E3: after poll, after a part of a batch, and while iterating."""
-    consumer = reading(root)
+    """E3: after a poll, within a batch, and during an iteration."""
+    consumer = earliest_consumer(root)
 
     assert consumer.position(T0) == 0
     consumer.poll(max_records=4)
@@ -393,8 +388,8 @@ def test_position_is_the_next_offset_to_return(root, log):
 
 
 def test_seek_takes_effect_on_the_next_poll(root, log):
-    """E5: what was fetched ahead is discarded."""
-    consumer = reading(root)
+    """E5: records that were fetched ahead are discarded."""
+    consumer = earliest_consumer(root)
     consumer.poll(max_records=1)
 
     consumer.seek(T0, 7)
@@ -409,18 +404,18 @@ def test_seek_takes_effect_on_the_next_poll(root, log):
 def test_seek_takes_only_offsets(root, log, offset, error):
     """E5."""
     with pytest.raises(error):
-        reading(root).seek(T0, offset)
+        earliest_consumer(root).seek(T0, offset)
 
 
 def test_seek_needs_an_assigned_partition(root, log):
     """E5."""
     with pytest.raises(IllegalStateError, match="not assigned"):
-        reading(root).seek(T1, 0)
+        earliest_consumer(root).seek(T1, 0)
 
 
 def test_seeking_to_the_ends_is_lazy(root, log):
-    """E5: the end is that of the next poll, not of the seek."""
-    consumer = reading(root)
+    """E5: the end is determined by the next poll."""
+    consumer = earliest_consumer(root)
 
     consumer.seek_to_end()
     fill(log, 1, first=100)
@@ -432,7 +427,7 @@ def test_seeking_to_the_ends_is_lazy(root, log):
 
 def test_lag_is_the_distance_to_the_end(root, log):
     """E25: end 12, position 5: 7."""
-    consumer = reading(root)
+    consumer = earliest_consumer(root)
     assert consumer.current_lag(T0) is None
     consumer.seek(T0, 5)
     assert consumer.current_lag(T0) == 7
@@ -443,9 +438,9 @@ def test_lag_is_the_distance_to_the_end(root, log):
 # Topics and offsets of the log
 
 
-def test_ends_need_no_assignment(root):
+def test_beginning_and_end_offsets_need_no_assignment(root):
     """E7."""
-    spread(root)
+    make_partitions(root)
     consumer = Consumer(root)
 
     assert consumer.beginning_offsets([T0, T2]) == {T0: 0, T2: 0}
@@ -455,7 +450,7 @@ def test_ends_need_no_assignment(root):
 
 
 def test_offsets_for_times_are_the_first_at_or_after(root, log):
-    """E7, B10, B13: None where there is no such record; the batches are a millisecond apart."""
+    """E7, B10, B13: None without such a record; the batches are a millisecond apart."""
     consumer = Consumer(root)
 
     assert consumer.offsets_for_times({T0: START + 2}) == {T0: OffsetAndTimestamp(6, START + 2, 0)}
@@ -465,8 +460,8 @@ def test_offsets_for_times_are_the_first_at_or_after(root, log):
 
 
 def test_topics_and_partitions_can_be_listed(root):
-    """partitions_for_topic answers None for what does not exist, as kafka-python does."""
-    spread(root)
+    """partitions_for_topic returns None for an unknown topic, as in kafka-python."""
+    make_partitions(root)
     consumer = Consumer(root)
 
     assert consumer.topics() == {"t"}
@@ -478,8 +473,8 @@ def test_topics_and_partitions_can_be_listed(root):
 
 
 def test_assign_reads_only_these_partitions(root):
-    """A second assign keeps the positions of those in both."""
-    spread(root)
+    """A second assign keeps the positions of partitions that are in both."""
+    make_partitions(root)
     consumer = Consumer(root, auto_offset_reset="earliest")
     consumer.assign([T0, T1])
     assert set(consumer.poll(max_records=100)) == {T0, T1}
@@ -495,8 +490,8 @@ def test_assign_reads_only_these_partitions(root):
 
 
 def test_assign_and_topics_exclude_each_other(root, log):
-    """E16: until unsubscribe."""
-    consumer = reading(root)
+    """E16: until unsubscribe is called."""
+    consumer = earliest_consumer(root)
     assert consumer.subscription() == {"t"}
 
     with pytest.raises(IllegalStateError):
@@ -506,8 +501,8 @@ def test_assign_and_topics_exclude_each_other(root, log):
     assert len(consumer.poll()[T0]) == 12
 
 
-def test_assigning_a_partition_that_does_not_exist_is_an_error(root, log):
-    """And changes nothing."""
+def test_assigning_an_unknown_partition_is_an_error(root, log):
+    """The assignment does not change."""
     consumer = Consumer(root)
     consumer.assign([T0])
 
@@ -519,7 +514,7 @@ def test_assigning_a_partition_that_does_not_exist_is_an_error(root, log):
 
 
 def test_a_missing_topic_is_waited_for(root):
-    """E19: without an error, and read from its beginning."""
+    """E19: polls return nothing until it is created; then it is read from its beginning."""
     consumer = Consumer(root, "t")
     assert consumer.poll() == {}
     assert consumer.assignment() == set()
@@ -529,7 +524,7 @@ def test_a_missing_topic_is_waited_for(root):
 
 
 def test_a_missing_topic_is_created_if_the_setting_says_so(root):
-    """E19: allow_auto_create_topics, set explicitly; otherwise a misspelt name creates nothing."""
+    """E19: allow_auto_create_topics must be set; otherwise a misspelt name would create a topic."""
     Consumer(root, "t", allow_auto_create_topics=True)
     Consumer(root, "u")
 
@@ -537,7 +532,7 @@ def test_a_missing_topic_is_created_if_the_setting_says_so(root):
 
 
 def test_new_partitions_are_picked_up(root, log):
-    """From their beginning, whatever auto_offset_reset says: nothing in them is older."""
+    """From their beginning, whatever auto_offset_reset is: they have no older records."""
     consumer = Consumer(root, "t")
     root.grow_topic("t", 2)
     fill(root.partition("t", 1), 1)
@@ -547,8 +542,8 @@ def test_new_partitions_are_picked_up(root, log):
 
 
 def test_a_topic_created_again_is_read_from_its_beginning(root, log):
-    """A38: the new topic of the old name is another topic."""
-    consumer = reading(root)
+    """A38: the new topic of that name is another topic."""
+    consumer = earliest_consumer(root)
     consumer.poll(max_records=2)
     root.delete_topic("t")
     assert consumer.poll() == {}
@@ -558,7 +553,7 @@ def test_a_topic_created_again_is_read_from_its_beginning(root, log):
 
 
 def test_an_assigned_partition_that_was_deleted_is_an_error(root, log):
-    """At each poll, until it is assigned again."""
+    """Every poll raises, until the partition is assigned again."""
     consumer = Consumer(root, auto_offset_reset="earliest")
     consumer.assign([T0])
     drained(consumer)
@@ -579,8 +574,8 @@ def test_an_assigned_partition_that_was_deleted_is_an_error(root, log):
 
 def test_a_paused_partition_returns_nothing_and_keeps_its_position(root):
     """E11."""
-    spread(root, partitions=2)
-    consumer = reading(root)
+    make_partitions(root, partitions=2)
+    consumer = earliest_consumer(root)
     consumer.poll(max_records=1)
 
     consumer.pause(T0)
@@ -595,18 +590,18 @@ def test_a_paused_partition_returns_nothing_and_keeps_its_position(root):
 
 
 def test_pause_takes_effect_within_an_iteration(root):
-    """E11: not even the rest of the batch is returned, and nothing is lost by it."""
-    spread(root, partitions=2)
-    consumer = reading(root)
-    seen = []
+    """E11: the rest of the batch is returned after resume, and not before."""
+    make_partitions(root, partitions=2)
+    consumer = earliest_consumer(root)
+    returned = []
     for record in consumer.iter_records(until="end"):
-        seen.append((record.partition, record.offset))
+        returned.append((record.partition, record.offset))
         if record.partition == 0:
             consumer.pause(T0)
     consumer.resume(T0)
     rest = [(record.partition, record.offset) for record in consumer.iter_records(until="end")]
 
-    assert seen == [(0, 0), (1, 0), (1, 1), (1, 2), (1, 3)]
+    assert returned == [(0, 0), (1, 0), (1, 1), (1, 2), (1, 3)]
     assert rest == [(0, 1), (0, 2), (0, 3)]
 
 
@@ -614,43 +609,43 @@ def test_pause_takes_effect_within_an_iteration(root):
 
 
 def test_iteration_continues_where_the_last_one_ended(root, log):
-    """Break, iterate, poll and next() share one position."""
-    consumer = reading(root)
-    seen = []
+    """Loops, poll and next() share one position."""
+    consumer = earliest_consumer(root)
+    returned = []
     for record in consumer:
-        seen.append(record.offset)
+        returned.append(record.offset)
         if record.offset == 4:
             break
-    seen.append(next(consumer).offset)
-    seen += offsets(consumer.poll(max_records=2)[T0])
-    seen += offsets(consumer.iter_records(until="end"))
+    returned.append(next(consumer).offset)
+    returned += offsets(consumer.poll(max_records=2)[T0])
+    returned += offsets(consumer.iter_records(until="end"))
 
-    assert seen == list(range(12))
+    assert returned == list(range(12))
 
 
 def test_two_iterations_at_once_share_the_records(root, log):
-    """Each record is returned by one of them."""
-    consumer = reading(root)
+    """Each of them returns other records."""
+    consumer = earliest_consumer(root)
     first, second = iter(consumer), iter(consumer)
 
     assert [next(iterator).offset for iterator in (first, second) * 4] == list(range(8))
 
 
 def test_a_seek_within_the_loop_takes_effect_at_once(root, log):
-    """The record after the seek is the one asked for."""
-    consumer = reading(root)
-    seen = []
+    """The next record is at the new position."""
+    consumer = earliest_consumer(root)
+    returned = []
     for record in consumer.iter_records(until="end"):
-        seen.append(record.offset)
-        if record.offset == 1 and len(seen) == 2:
+        returned.append(record.offset)
+        if record.offset == 1 and len(returned) == 2:
             consumer.seek(T0, 8)
 
-    assert seen == [0, 1, 8, 9, 10, 11]
+    assert returned == [0, 1, 8, 9, 10, 11]
 
 
 def test_iteration_ends_after_consumer_timeout_ms(root, log):
-    """E26: and can be resumed."""
-    consumer = reading(root, consumer_timeout_ms=30)
+    """E26: the iteration can be resumed."""
+    consumer = earliest_consumer(root, consumer_timeout_ms=30)
 
     assert offsets(consumer) == list(range(12))
     with pytest.raises(StopIteration):
@@ -660,23 +655,23 @@ def test_iteration_ends_after_consumer_timeout_ms(root, log):
 
 
 def test_until_the_end_means_the_end_as_of_the_call(root, log):
-    """What is appended meanwhile is left for later; nothing is waited for."""
-    consumer = reading(root)
-    seen = []
+    """Later records are left for another iteration, and the loop never waits."""
+    consumer = earliest_consumer(root)
+    returned = []
     for record in consumer.iter_records(until="end"):
-        seen.append(record.offset)
+        returned.append(record.offset)
         if record.offset < 3:
             fill(log, 1)
 
-    assert seen == list(range(12))
+    assert returned == list(range(12))
     assert len(drained(consumer)) == 3
     assert list(consumer.iter_records(until="end")) == []
 
 
-def test_until_may_name_the_ends(root):
-    """In the middle of a batch too; a partition that is not named gives nothing."""
-    spread(root)
-    consumer = reading(root)
+def test_until_may_be_offsets(root):
+    """Also within a batch; partitions without an offset return nothing."""
+    make_partitions(root)
+    consumer = earliest_consumer(root)
 
     records = list(consumer.iter_records(until={T0: 3, T1: 0}))
     columns = list(consumer.iter_batches(until={T1: 3}))
@@ -689,10 +684,10 @@ def test_until_may_name_the_ends(root):
 
 
 def test_iterations_over_partitions_alternate_by_batch(root):
-    """E9."""
-    spread(root, partitions=2)
+    """E9: one batch of each partition in turn."""
+    make_partitions(root, partitions=2)
 
-    records = reading(root).iter_records(until="end")
+    records = earliest_consumer(root).iter_records(until="end")
 
     assert [(record.partition, record.offset) for record in records] == [
         *((0, 0), (0, 1), (1, 0), (1, 1)),
@@ -705,7 +700,7 @@ def test_iterations_over_partitions_alternate_by_batch(root):
 
 def test_batches_are_arrow_columns(root, log):
     """Offset, partition, timestamp, key and value; the topic is in the schema's metadata."""
-    (first, *_) = batches = reading(root).poll_batches()[T0]
+    (first, *_) = batches = earliest_consumer(root).poll_batches()[T0]
 
     assert [batch.num_rows for batch in batches] == [3, 3, 3, 3]
     assert first.schema.names == list(COLUMNS)
@@ -722,8 +717,8 @@ def test_batches_are_arrow_columns(root, log):
 
 
 def test_batches_begin_and_end_where_asked(root, log):
-    """A position or a limit in the middle of a batch cuts it."""
-    consumer = reading(root)
+    """A position or a limit within a batch cuts it."""
+    consumer = earliest_consumer(root)
     consumer.seek(T0, 1)
 
     polled = [
@@ -738,7 +733,7 @@ def test_batches_begin_and_end_where_asked(root, log):
 
 def test_records_and_batches_share_one_position(root, log):
     """Half of a batch as records, the other half as columns."""
-    consumer = reading(root)
+    consumer = earliest_consumer(root)
     assert offsets(consumer.poll(max_records=1)[T0]) == [0]
     first = next(consumer.iter_batches())
 
@@ -746,32 +741,34 @@ def test_records_and_batches_share_one_position(root, log):
     assert next(consumer).offset == 3
 
 
-def test_only_the_columns_asked_for_are_returned(root):
-    """In the order asked; headers on request, null where there are none."""
+def test_only_the_requested_columns_are_returned(root):
+    """In the requested order; headers only on request, null for records without headers."""
     log = make_log(root)
     log.append([encoded(b"a", keys=[b"k"])])
     log.append([encoded(b"b", headers=[[("h", b"1")]])])
 
-    batches = list(reading(root).iter_batches(columns=["value", "headers", "offset"], until="end"))
+    batches = list(
+        earliest_consumer(root).iter_batches(columns=["value", "headers", "offset"], until="end")
+    )
 
     table = pa.Table.from_batches(batches)
     assert table.schema.names == ["value", "headers", "offset"]
     assert table.column("headers").to_pylist() == [None, [{"key": "h", "value": b"1"}]]
-    assert pa.Table.from_batches(reading(root).iter_batches(until="end")).num_rows == 2
-    offset = next(reading(root).iter_batches(columns=["offset"]))
+    assert pa.Table.from_batches(earliest_consumer(root).iter_batches(until="end")).num_rows == 2
+    offset = next(earliest_consumer(root).iter_batches(columns=["offset"]))
     assert offset.to_pylist() == [{"offset": 0}]
     with pytest.raises(ValueError, match="no column 'x'"):
-        reading(root).iter_batches(columns=["x"])
+        earliest_consumer(root).iter_batches(columns=["x"])
 
 
 def test_many_batches_give_every_offset_once(root):
-    """Over segments and long columns that are cut into many: no gap, nothing twice (A19)."""
+    """Over many segments, and columns that are split: no gap and no repetition (A19)."""
     log = make_log(root, {"segment.bytes": 100_000})
     for number in range(25):
         log.append([encoded(*[b"v%d" % number] * 1000, at=START + number)])
 
-    batches = list(reading(root).iter_batches(until="end"))
-    records = list(reading(root, max_poll_records=333).iter_records(until="end"))
+    batches = list(earliest_consumer(root).iter_batches(until="end"))
+    records = list(earliest_consumer(root, max_poll_records=333).iter_records(until="end"))
 
     assert len(log.segments) > 3
     assert pa.Table.from_batches(batches).column("offset").to_pylist() == list(range(25_000))
@@ -783,17 +780,17 @@ def test_many_batches_give_every_offset_once(root):
 
 
 class Upper:
-    """A deserializer that is an object, as kafka-python has them."""
+    """A deserializer object, as in kafka-python."""
 
     def deserialize(self, topic, data):
         return f"{topic}:{data.decode().upper()}"
 
 
 def test_deserializers_are_functions_or_objects(root):
-    """None stays None, as in Kafka: a tombstone is not deserialized."""
+    """None stays None, as in Kafka: tombstones are not deserialized."""
     log = make_log(root)
     log.append([encoded(b"1", None, b"[2]", keys=[b"a", b"b", None])])
-    consumer = reading(root, key_deserializer=Upper(), value_deserializer=json.loads)
+    consumer = earliest_consumer(root, key_deserializer=Upper(), value_deserializer=json.loads)
 
     records = consumer.poll()[T0]
 
@@ -805,10 +802,10 @@ def test_deserializers_are_functions_or_objects(root):
 
 
 def test_records_before_one_that_cannot_be_deserialized_come_first(root):
-    """E10: then the error, at every poll, until the program seeks past it."""
+    """E10: then every poll raises the error, until the program seeks past the record."""
     log = make_log(root)
     log.append([encoded(b"1", b"2", b"oops", b"4", keys=[b"a", b"b", b"c", b"d"])])
-    consumer = reading(root, value_deserializer=json.loads)
+    consumer = earliest_consumer(root, value_deserializer=json.loads)
 
     assert [record.value for record in consumer.poll()[T0]] == [1, 2]
     for _ in range(2):
@@ -824,26 +821,26 @@ def test_records_before_one_that_cannot_be_deserialized_come_first(root):
 
 
 def test_a_bad_key_is_an_error_like_a_bad_value(root):
-    """E10, and iteration raises it in its place."""
+    """E10: an iteration raises at that record."""
     log = make_log(root)
     log.append([encoded(b"x", b"y", keys=[b"1", b"bad"])])
-    consumer = reading(root, key_deserializer=int)
-    seen = []
+    consumer = earliest_consumer(root, key_deserializer=int)
+    keys = []
 
     with pytest.raises(RecordDeserializationError) as caught:
         for record in consumer:
-            seen.append(record.key)
+            keys.append(record.key)
 
-    assert seen == [1]
+    assert keys == [1]
     assert caught.value.key_bytes == b"bad"
 
 
-def test_the_other_partitions_go_on_beside_a_bad_record(root):
-    """E10: the error comes first, then the others have their turn."""
+def test_the_other_partitions_are_read_beside_a_bad_record(root):
+    """E10: after the error, the next poll returns records of other partitions."""
     root.create_topic("t", 2, TopicConfig())
     root.partition("t", 0).append([encoded(b"bad")])
     root.partition("t", 1).append([encoded(b"1", b"2")])
-    consumer = reading(root, value_deserializer=int)
+    consumer = earliest_consumer(root, value_deserializer=int)
 
     with pytest.raises(RecordDeserializationError):
         consumer.poll()
@@ -855,8 +852,8 @@ def test_the_other_partitions_go_on_beside_a_bad_record(root):
 # Damage
 
 
-def damage(root, text):
-    """Change one byte of the only place where a text stands in the segments."""
+def change_byte_of(root, text):
+    """Change the first byte of a text in the segments."""
     for path in segment_files(root.path):
         data = path.read_bytes()
         position = data.find(text)
@@ -865,23 +862,23 @@ def damage(root, text):
                 file.seek(position)
                 file.write(b"#")
             return
-    raise AssertionError(f"{text!r} is nowhere")
+    raise AssertionError(f"{text!r} is in no segment")
 
 
 @pytest.fixture
 def damaged(tmp_path):
-    """Three batches of two records; a value of the second was changed on the disk."""
+    """Three batches of two records; a value of the second one is damaged on the disk."""
     root = open_root(tmp_path / "damaged")
     log = make_log(root)
     log.append([encoded(*[b"batch%d" % number] * 2) for number in range(3)])
-    damage(root, b"batch1")
+    change_byte_of(root, b"batch1")
     yield root
     abandon(root)
 
 
 def test_good_records_come_before_a_corrupt_batch(damaged):
-    """E10, E14, A32: the error says where, the position stays, seek gets past it."""
-    consumer = reading(damaged)
+    """E10, E14, A32: the error has the position, the consumer stays there, seek skips the batch."""
+    consumer = earliest_consumer(damaged)
 
     assert offsets(consumer.poll()[T0]) == [0, 1]
     for _ in range(2):
@@ -895,30 +892,30 @@ def test_good_records_come_before_a_corrupt_batch(damaged):
     assert offsets(consumer.poll()[T0]) == [4, 5]
 
 
-def test_a_corrupt_batch_is_noticed_in_columns_too(damaged):
-    """E14: in the columns that are read, and no others."""
-    consumer = reading(damaged)
+def test_a_corrupt_batch_is_detected_in_columns_too(damaged):
+    """E14: only in the columns that are read."""
+    consumer = earliest_consumer(damaged)
 
     assert [batch.num_rows for batch in consumer.poll_batches()[T0]] == [2]
     with pytest.raises(CorruptBatchError) as caught:
         consumer.poll_batches()
     assert caught.value.offset == 2
     with pytest.raises(CorruptBatchError):
-        list(reading(damaged).iter_batches())
-    keys = list(reading(damaged).iter_batches(columns=["offset", "key"], until="end"))
+        list(earliest_consumer(damaged).iter_batches())
+    keys = list(earliest_consumer(damaged).iter_batches(columns=["offset", "key"], until="end"))
     assert len(keys) == 3
 
 
 def test_without_check_crcs_damaged_values_are_returned(damaged):
-    """E14: check.crcs=false."""
-    records = drained(reading(damaged, check_crcs=False))
+    """E14: check.crcs=false, as in Kafka."""
+    records = drained(earliest_consumer(damaged, check_crcs=False))
 
     assert records[2].value == b"#atch1"
 
 
-@pytest.mark.parametrize(("interval", "good"), [(0, 4), (65536, 6)])
-def test_an_error_of_a_damaged_batch_header_says_where_to_continue(tmp_path, interval, good):
-    """E10, A32: the batch's end is unknown; the index knows where the next one is."""
+@pytest.mark.parametrize(("interval", "next_offset"), [(0, 4), (65536, 6)])
+def test_an_error_of_a_damaged_batch_header_says_where_to_continue(tmp_path, interval, next_offset):
+    """E10, A32: the end of the batch is unknown; the index knows a later batch."""
     root = open_root(tmp_path / "root")
     log = make_log(root, {"index.interval.bytes": interval})
     for number in range(3):
@@ -929,15 +926,15 @@ def test_an_error_of_a_damaged_batch_header_says_where_to_continue(tmp_path, int
     with path.open("r+b") as file:
         file.seek(heads[1] + 20)
         file.write(b"\xff")
-    consumer = reading(root)
+    consumer = earliest_consumer(root)
 
     assert offsets(consumer.poll()[T0]) == [0, 1]
     with pytest.raises(CorruptBatchError) as caught:
         consumer.poll()
-    assert (caught.value.offset, caught.value.next_offset) == (2, good)
+    assert (caught.value.offset, caught.value.next_offset) == (2, next_offset)
     assert consumer.position(T0) == 2
-    consumer.seek(T0, good)
-    assert offsets(drained(consumer)) == list(range(good, 6))
+    consumer.seek(T0, next_offset)
+    assert offsets(drained(consumer)) == list(range(next_offset, 6))
     abandon(root)
 
 
@@ -945,8 +942,8 @@ def test_an_error_of_a_damaged_batch_header_says_where_to_continue(tmp_path, int
 
 
 def test_wakeup_ends_a_wait_once(root, log):
-    """E12: the call that waits raises, the next one does not; nothing is lost."""
-    consumer = reading(root)
+    """E12: the waiting call raises, the next call does not, and no record is lost."""
+    consumer = earliest_consumer(root)
     drained(consumer)
     threading.Timer(0.05, consumer.wakeup).start()
 
@@ -959,9 +956,9 @@ def test_wakeup_ends_a_wait_once(root, log):
     assert offsets(consumer.poll()[T0]) == [12]
 
 
-def test_wakeup_without_a_wait_meets_the_next_call(root, log):
+def test_wakeup_without_a_wait_interrupts_the_next_call(root, log):
     """E12."""
-    consumer = reading(root)
+    consumer = earliest_consumer(root)
     consumer.wakeup()
 
     with pytest.raises(WakeupError):
@@ -969,45 +966,45 @@ def test_wakeup_without_a_wait_meets_the_next_call(root, log):
     assert len(consumer.poll()[T0]) == 12
 
 
-def test_only_one_thread_may_use_it(root, log):
-    """E13: the second gets an error, the first continues."""
-    consumer = reading(root)
+def test_only_one_thread_may_use_a_consumer(root, log):
+    """E13: the second thread gets an error, the first one continues."""
+    consumer = earliest_consumer(root)
     drained(consumer)
     polled = []
-    waiting = threading.Thread(target=lambda: polled.append(consumer.poll(int(patient(5000)))))
-    waiting.start()
+    thread = threading.Thread(target=lambda: polled.append(consumer.poll(int(patient(5000)))))
+    thread.start()
     time.sleep(0.05)
 
     for call in (consumer.poll, lambda: consumer.position(T0), lambda: next(consumer)):
         with pytest.raises(IllegalStateError, match="Another thread"):
             call()
     fill(log, 1)
-    waiting.join(patient(5))
+    thread.join(patient(5))
     assert offsets(polled[0][T0]) == [12]
 
 
 def test_close_from_another_thread_ends_a_wait(root, log):
-    """So that closing the log need not wait for a record."""
-    consumer = reading(root)
-    ended = []
-    waiting = threading.Thread(target=lambda: ended.append(len(list(consumer))))
-    waiting.start()
+    """Otherwise closing the log would wait for a record."""
+    consumer = earliest_consumer(root)
+    counts = []
+    thread = threading.Thread(target=lambda: counts.append(len(list(consumer))))
+    thread.start()
     time.sleep(0.05)
 
     start = time.monotonic()
     consumer.close()
-    waiting.join(patient(5))
+    thread.join(patient(5))
 
-    assert ended == [12]
+    assert counts == [12]
     assert time.monotonic() - start < patient(0.5)
 
 
-# Life
+# Close, groups and visibility
 
 
 def test_a_closed_consumer_refuses_everything(root, log):
-    """Twice is once; an iteration under way just ends."""
-    with reading(root) as consumer:
+    """`close` may be called twice; a running iteration ends."""
+    with earliest_consumer(root) as consumer:
         for record in consumer:
             if record.offset == 3:
                 consumer.close()
@@ -1020,8 +1017,8 @@ def test_a_closed_consumer_refuses_everything(root, log):
 
 
 def test_without_a_group_nothing_is_committed_or_subscribed_to(root, log):
-    """E18: what only a group could do is refused, not ignored."""
-    with reading(root) as consumer:
+    """E18: calls that need a group are refused, not ignored."""
+    with earliest_consumer(root) as consumer:
         for call in (consumer.commit, consumer.commit_async, lambda: consumer.committed(T0)):
             with pytest.raises(InvalidGroupIdError):
                 call()
@@ -1033,10 +1030,10 @@ def test_without_a_group_nothing_is_committed_or_subscribed_to(root, log):
         Consumer(root, "t", auto_offset_rest="earliest")
 
 
-def test_a_read_only_root_can_be_followed(root, log):
-    """mode="r" reads, waits, and can be woken."""
-    with_r = open_root(root.path, mode="r")
-    consumer = reading(with_r)
+def test_a_read_only_root_can_be_read(root, log):
+    """With mode="r" a consumer reads, waits, and can be woken."""
+    read_only = open_root(root.path, mode="r")
+    consumer = earliest_consumer(read_only)
     assert len(drained(consumer)) == 12
     fill(log, 1)
     assert len(consumer.poll(int(patient(1000)))[T0]) == 1
@@ -1044,54 +1041,54 @@ def test_a_read_only_root_can_be_followed(root, log):
 
     with pytest.raises(WakeupError):
         consumer.poll(int(patient(5000)))
-    with_r.close()
+    read_only.close()
 
 
 def test_durable_visibility_shows_only_what_was_flushed(root, log):
-    """A20: records that a power cut could take back are not returned."""
-    careful = open_root(root.path, visibility="durable")
-    consumer = reading(careful)
+    """A20: records that a power cut could remove are not returned."""
+    durable = open_root(root.path, visibility="durable")
+    consumer = earliest_consumer(durable)
     log.flush()
     fill(log, 1)
 
     assert len(drained(consumer)) == 12
     log.append([encoded(b"synced")], durability="fsync")
     assert offsets(drained(consumer)) == [12, 13]
-    careful.close()
+    durable.close()
 
 
 # Processes
 
 
 def test_a_forked_child_reads_on_from_the_same_position(root, log):
-    """The readers are void in the child; the positions and what was read are not."""
-    consumer = reading(root)
+    """The child has readers of its own, and the positions of the parent."""
+    consumer = earliest_consumer(root)
     consumer.poll(max_records=2)
 
-    in_the_child = in_child(lambda: offsets(drained(consumer)))
+    read_by_child = in_child(lambda: offsets(drained(consumer)))
 
-    assert in_the_child == list(range(2, 12))
-    assert offsets(drained(consumer)) == in_the_child
+    assert read_by_child == list(range(2, 12))
+    assert offsets(drained(consumer)) == read_by_child
 
 
 def test_a_forked_child_notices_a_topic_created_again(root, log):
-    """A38: also where the partition is opened anew."""
+    """A38: also if the child opens the partition."""
     consumer = Consumer(root, auto_offset_reset="earliest")
     consumer.assign([T0])
     drained(consumer)
 
-    def recreated():
+    def recreate():
         root.delete_topic("t")
         fill(make_log(root), 1)
         with pytest.raises(UnknownTopicOrPartitionError):
             consumer.poll()
         return True
 
-    assert in_child(recreated)
+    assert in_child(recreate)
 
 
 def answer(path, pairs):
-    """In another process: append each record of ``ping`` to ``pong``, at once."""
+    """In another process: append each record of ``ping`` to ``pong`` at once."""
     root = open_root(path)
     log = root.partition("pong", 0)
     consumer = Consumer(root, "ping")
@@ -1099,31 +1096,31 @@ def answer(path, pairs):
     for _ in range(pairs):
         (records,) = consumer.poll(int(patient(10_000))).values()
         # perf_counter is CLOCK_MONOTONIC here: the same in all processes.
-        seen = time.perf_counter_ns()
-        log.append([encoded(records[0].value + b" %d" % seen)])
+        received_at = time.perf_counter_ns()
+        log.append([encoded(records[0].value + b" %d" % received_at)])
     root.close()
 
 
 def test_another_process_sees_a_record_at_once(root):
-    """A wait ends by the append, not by looking again; `bench` has the microseconds."""
+    """The append itself ends the wait; `bench` measures the microseconds."""
     pairs = 100
     for topic in ("ping", "pong"):
         root.create_topic(topic, 1, TopicConfig())
     consumer = Consumer(root, "pong")
-    spawn = multiprocessing.get_context("spawn")
-    process = spawn.Process(target=answer, args=(root.path, pairs))
+    context = multiprocessing.get_context("spawn")
+    process = context.Process(target=answer, args=(root.path, pairs))
     process.start()
     assert consumer.poll(int(patient(20_000)))
     delays = []
     for _ in range(pairs):
         root.partition("ping", 0).append([encoded(b"%d" % time.perf_counter_ns())])
         (records,) = consumer.poll(int(patient(10_000))).values()
-        sent, seen = map(int, records[0].value.split())
-        delays.append(seen - sent)
+        sent, received = map(int, records[0].value.split())
+        delays.append(received - sent)
     process.join(patient(10))
 
     assert process.exitcode == 0
-    # A wait looks again each second; a busy machine takes a millisecond, a quiet one 100 µs.
+    # A second without the wake; a millisecond on a busy machine, 100 µs on an idle one.
     assert sorted(delays)[pairs // 2] < patient(0.05) * 1e9
 
 
@@ -1145,49 +1142,49 @@ WAITING = """
 @pytest.mark.tier("test")
 @pytest.mark.parametrize("call", ["consumer.poll(60_000)", "next(consumer)"])
 def test_ctrl_c_ends_a_wait_at_once(root, log, call):
-    """And waiting costs no CPU."""
-    here = Path(__file__).parent
-    program = WAITING.format(paths=[str(here), str(here.parent)], root=root.path, call=call)
+    """The wait uses no CPU."""
+    tests = Path(__file__).parent
+    program = WAITING.format(paths=[str(tests), str(tests.parent)], root=root.path, call=call)
     command = [sys.executable, "-c", textwrap.dedent(program)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout.readline() == "waiting\n"
         time.sleep(0.3)
         start = time.monotonic()
         os.kill(process.pid, signal.SIGINT)
-        said, seconds = process.stdout.readline().split()
-        took = time.monotonic() - start
+        word, seconds = process.stdout.readline().split()
+        elapsed = time.monotonic() - start
         process.wait(patient(10))
 
-    assert said == "interrupted"
-    assert took < patient(0.5)
+    assert word == "interrupted"
+    assert elapsed < patient(0.5)
     assert float(seconds) < patient(0.05)
 
 
 @pytest.mark.tier("test")
 @pytest.mark.stress
 def test_records_from_many_processes_all_arrive_in_order(root):
-    """A10 from the reader's side: nothing lost, nothing twice, each writer's order kept."""
+    """A10 for readers: no record is lost or repeated, and the order of each writer is kept."""
     root.create_topic("t", 2, TopicConfig.parse({"segment.bytes": 20_000}))
-    consumer = reading(root)
-    spawn = multiprocessing.get_context("spawn")
+    consumer = earliest_consumer(root)
+    context = multiprocessing.get_context("spawn")
     writers = [
-        spawn.Process(target=write_numbers, args=(root.path, writer, 150)) for writer in range(2)
+        context.Process(target=write_numbers, args=(root.path, writer, 150)) for writer in range(2)
     ]
-    for each in writers:
-        each.start()
-    seen = {tp: [] for tp in (T0, T1)}
-    while sum(map(len, seen.values())) < 600:
+    for writer in writers:
+        writer.start()
+    received = {tp: [] for tp in (T0, T1)}
+    while sum(map(len, received.values())) < 600:
         polled = consumer.poll(int(patient(20_000)))
         assert polled, "a record is missing"
         for tp, records in polled.items():
-            seen[tp] += records
-    for each in writers:
-        each.join(patient(10))
+            received[tp] += records
+    for writer in writers:
+        writer.join(patient(10))
 
-    for records in seen.values():
+    for records in received.values():
         assert offsets(records) == list(range(300))
-        for writer in (b"0", b"1"):
-            numbers = [int(record.value) for record in records if record.key == writer]
+        for key in (b"0", b"1"):
+            numbers = [int(record.value) for record in records if record.key == key]
             assert numbers == list(range(150))
 
 
@@ -1202,7 +1199,7 @@ def write_numbers(path, writer, count):
 
 @pytest.mark.parametrize("name", ["", "  ", None, 5, b"t"])
 def test_an_invalid_topic_name_is_refused_with_a_typed_error(root, log, name):
-    """It is a ValueError; the subscription does not change."""
+    """The error is a ValueError, and the subscription does not change."""
     consumer = Consumer(root, "t", group_id="g")
     for call in (lambda: Consumer(root, name), lambda: consumer.subscribe(["t", name])):
         with pytest.raises(InvalidTopicError, match="topic must"):
@@ -1214,13 +1211,13 @@ def test_an_invalid_topic_name_is_refused_with_a_typed_error(root, log, name):
 
 @pytest.mark.parametrize("number", [True, "0", 1.0, None])
 def test_an_invalid_partition_is_refused_with_a_typed_error(root, log, number):
-    """Also where a dictionary would take True for 1."""
-    consumer, wrong = Consumer(root), TopicPartition("t", number)
+    """Also values that a dictionary would take for 1 or 0."""
+    consumer, invalid = Consumer(root), TopicPartition("t", number)
     consumer.assign([T0])
     for call in (
-        lambda: consumer.assign([wrong]),
-        lambda: consumer.end_offsets([wrong]),
-        lambda: consumer.offsets_for_times({wrong: 0}),
+        lambda: consumer.assign([invalid]),
+        lambda: consumer.end_offsets([invalid]),
+        lambda: consumer.offsets_for_times({invalid: 0}),
         lambda: consumer.assign(["t"]),
     ):
         with pytest.raises(InvalidPartitionError, match="partition must be"):

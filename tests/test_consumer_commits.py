@@ -1,7 +1,7 @@
-"""Which offset is committed after what: every situation, with every way to commit by itself.
+"""Which offset is committed in which situation, for every kind of automatic commit.
 
-The table gives what Apache Kafka 4.1 commits on close, as a broker and its Java client
-did it, and what embedlog commits where that is on purpose something else.
+The table gives what Apache Kafka 4.1 commits on close, measured with a broker and its Java client,
+and what embedlog commits where it differs on purpose.
 """
 
 from __future__ import annotations
@@ -22,14 +22,13 @@ from embedlog.record import OffsetAndMetadata, TopicPartition
 
 T0 = TopicPartition("t", 0)
 RECORDS = 12
-EACH = 3
-"""Records of one poll."""
+MAX_POLL_RECORDS = 3
 
-KEPT = "a committed offset stays until further records are returned"
-UNREAD = "what never polled has read nothing"
+COMMIT_STAYS = "a committed offset stays until further records are returned"
+NO_POLL = "a consumer that never polled has read nothing"
 
 EARLIEST = [
-    # steps, what Kafka leaves committed, what embedlog does (None: the same), and why.
+    # Steps, Kafka's committed offset, embedlog's (missing: the same), and the reason.
     ("", None),
     ("commit=2", 2),
     ("seek=5", 5),
@@ -38,29 +37,29 @@ EARLIEST = [
     ("pause", None),
     ("pause commit=2", 2),
     ("end commit=2", 2),
-    ("seek=5 commit=2", 5, 2, KEPT),
-    ("commit=2 seek=5", 5, 2, KEPT),
+    ("seek=5 commit=2", 5, 2, COMMIT_STAYS),
+    ("commit=2 seek=5", 5, 2, COMMIT_STAYS),
     ("commit", None),
-    ("position", 0, None, UNREAD),
+    ("position", 0, None, NO_POLL),
     ("position commit", 0),
     ("poll", 3),
-    ("poll commit=2", 3, 2, KEPT),
+    ("poll commit=2", 3, 2, COMMIT_STAYS),
     ("poll commit=2 poll", 6),
     ("commit=2 poll", 5),
     ("commit=2 pause poll", 2),
     ("commit=2 position", 2),
     ("pause poll", 0),
-    ("pause poll commit=2", 0, 2, KEPT),
+    ("pause poll commit=2", 0, 2, COMMIT_STAYS),
     ("poll pause poll", 3),
-    ("poll pause commit=2 poll", 3, 2, KEPT),
+    ("poll pause commit=2 poll", 3, 2, COMMIT_STAYS),
     ("end pause poll", 12),
     ("begin pause poll", 0),
     ("end poll", 12),
-    ("end poll commit=2", 12, 2, KEPT),
-    ("end position", 12, None, UNREAD),
+    ("end poll commit=2", 12, 2, COMMIT_STAYS),
+    ("end position", 12, None, NO_POLL),
     ("seek=5 pause poll", 5),
     ("poll seek=1", 1),
-    ("poll commit seek=1", 1, 3, KEPT),
+    ("poll commit seek=1", 1, 3, COMMIT_STAYS),
     ("poll commit seek=1 poll", 4),
     ("poll end", None),
     ("poll end poll", 12),
@@ -72,14 +71,14 @@ LATEST = [
     ("pause", None),
     ("pause commit=2", 2),
     ("commit", None),
-    ("position", 12, None, UNREAD),
+    ("position", 12, None, NO_POLL),
     ("position commit", 12),
     ("poll", 12),
-    ("poll commit=2", 12, 2, KEPT),
-    ("poll commit=2 poll", 12, 2, KEPT),
+    ("poll commit=2", 12, 2, COMMIT_STAYS),
+    ("poll commit=2 poll", 12, 2, COMMIT_STAYS),
     ("commit=2 poll", 5),
     ("pause poll", 12),
-    ("pause poll commit=2", 12, 2, KEPT),
+    ("pause poll commit=2", 12, 2, COMMIT_STAYS),
     ("poll seek=1", 1),
     ("poll commit", 12),
 ]
@@ -101,8 +100,13 @@ def root(tmp_path):
 
 
 def make(root, reset, **config):
-    options = {"group_id": "g", "auto_offset_reset": reset, "max_poll_records": EACH}
+    options = {"group_id": "g", "auto_offset_reset": reset, "max_poll_records": MAX_POLL_RECORDS}
     return Consumer(root, **{**options, "auto_commit_interval_ms": 3_600_000, **config})
+
+
+def make_for(leave, root, reset):
+    """Make a consumer that commits at each poll if it leaves "by interval", else at its end."""
+    return make(root, reset, auto_commit_interval_ms=0 if leave == "by interval" else 3_600_000)
 
 
 def committed(root):
@@ -110,8 +114,8 @@ def committed(root):
     return None if commit is None else commit.position.offset
 
 
-def do(consumer, steps):
-    """Carry out the steps of a case."""
+def perform(consumer, steps):
+    """Perform the steps of a case."""
     for word in steps.split():
         name, _, number = word.partition("=")
         if name == "commit":
@@ -127,7 +131,7 @@ def do(consumer, steps):
 
 
 def by_interval(consumer):
-    """A later poll, which commits what earlier ones returned, and returns nothing itself."""
+    """Poll once more, which commits the position of earlier polls, and returns nothing."""
     consumer.pause(T0)
     consumer.poll(0)
 
@@ -141,21 +145,21 @@ LEAVE = {
 
 
 @pytest.mark.parametrize("leave", LEAVE)
-@pytest.mark.parametrize(("reset", "steps", "wanted"), TABLE)
-def test_the_commits_of_a_consumer_with_assigned_partitions(root, reset, steps, wanted, leave):
-    """E20, E24, M14: positions are resolved on first use, and what the program commits stays."""
-    consumer = make(root, reset, auto_commit_interval_ms=0 if leave == "by interval" else 3_600_000)
+@pytest.mark.parametrize(("reset", "steps", "expected"), TABLE)
+def test_the_commits_of_a_consumer_with_assigned_partitions(root, reset, steps, expected, leave):
+    """E20, E24, M14: positions are resolved on first use, and explicit commits stay."""
+    consumer = make_for(leave, root, reset)
     consumer.assign([T0])
 
-    do(consumer, steps)
+    perform(consumer, steps)
     LEAVE[leave](consumer)
 
-    assert committed(root) == wanted
+    assert committed(root) == expected
     consumer.close()
 
 
 def revoked(consumer):
-    """Another member joins: an eager one has everything revoked."""
+    """Another member joins: an eager assignor revokes all partitions."""
     with make(consumer._root, "earliest", enable_auto_commit=False) as other:
         other.subscribe(["t"])
         other.poll(0)
@@ -171,16 +175,16 @@ AFTER_A_POLL = [row for row in TABLE if row.values[1].startswith("poll")]
 
 
 @pytest.mark.parametrize("leave", MEMBERS_LEAVE)
-@pytest.mark.parametrize(("reset", "steps", "wanted"), AFTER_A_POLL)
-def test_the_commits_of_a_member(root, reset, steps, wanted, leave):
-    """E20, E24, M19: the same with partitions assigned by the group."""
-    consumer = make(root, reset, auto_commit_interval_ms=0 if leave == "by interval" else 3_600_000)
+@pytest.mark.parametrize(("reset", "steps", "expected"), AFTER_A_POLL)
+def test_the_commits_of_a_member(root, reset, steps, expected, leave):
+    """E20, E24, M19: the same, with partitions assigned by the group."""
+    consumer = make_for(leave, root, reset)
     consumer.subscribe(["t"])
 
-    do(consumer, steps)
+    perform(consumer, steps)
     MEMBERS_LEAVE[leave](consumer)
 
-    assert committed(root) == wanted
+    assert committed(root) == expected
     consumer.close(autocommit=False)
 
 
@@ -193,24 +197,24 @@ IN_LISTENERS = [
 
 
 @pytest.mark.parametrize("leave", MEMBERS_LEAVE)
-@pytest.mark.parametrize(("reset", "steps", "wanted"), IN_LISTENERS)
-def test_calls_of_a_listener_before_the_first_fetch_count(root, reset, steps, wanted, leave):
-    """E6, E20: the poll begins at what it commits; positions are resolved after it."""
-    consumer = make(root, reset, auto_commit_interval_ms=0 if leave == "by interval" else 3_600_000)
+@pytest.mark.parametrize(("reset", "steps", "expected"), IN_LISTENERS)
+def test_calls_of_a_listener_before_the_first_fetch_count(root, reset, steps, expected, leave):
+    """E6, E20: the poll starts at the committed offset; positions are resolved afterwards."""
+    consumer = make_for(leave, root, reset)
     first = steps.removesuffix("poll")
-    done = []
+    performed = []
 
-    def begin(assigned):
-        if assigned and not done:
-            do(consumer, first)
-            done.append(first)
+    def perform_first(assigned):
+        if assigned and not performed:
+            perform(consumer, first)
+            performed.append(first)
 
-    consumer.subscribe(["t"], listener=RecordingListener(assigned=begin))
+    consumer.subscribe(["t"], listener=RecordingListener(assigned=perform_first))
     consumer.poll(0)
     MEMBERS_LEAVE[leave](consumer)
 
-    assert done == [first]
-    assert committed(root) == wanted
+    assert performed == [first]
+    assert committed(root) == expected
     consumer.close(autocommit=False)
 
 
@@ -223,12 +227,12 @@ def test_a_commit_before_the_first_poll_is_where_it_begins(root):
             assert [record.offset for record in consumer.poll(0)[T0]] == [5, 6, 7]
         with make(root, reset, group_id="g2") as other:
             other.assign([T0])
-            # From elsewhere, as long as nobody is a member.
+            # A commit from elsewhere is accepted while the group has no members.
             open_group(root, "g2").commit({T0: OffsetAndMetadata(9)})
             assert other.position(T0) == 9
 
 
-def test_a_poll_resolves_what_is_paused(root):
+def test_a_poll_resolves_the_positions_of_paused_partitions(root):
     """As in Kafka: a lazy seek takes effect with the next poll, not with the first record."""
     log = root.partition("t", 0)
     with make(root, "earliest") as consumer:
@@ -243,7 +247,7 @@ def test_a_poll_resolves_what_is_paused(root):
 
 
 def test_streams_that_were_not_read_commit_nothing(root):
-    """E20, E26: to be assigned partitions is not to read them."""
+    """E20, E26: an assignment alone reads nothing."""
     consumer = make(root, "latest")
     consumer.create_message_streams({"t": 1})
 
@@ -253,7 +257,7 @@ def test_streams_that_were_not_read_commit_nothing(root):
 
 
 def test_auto_commit_keeps_the_metadata_of_an_earlier_commit(root):
-    """E4, E20: nothing was returned since, so there is nothing to commit."""
+    """E4, E20: no record was returned since, so there is nothing to commit."""
     with make(root, "earliest") as consumer:
         consumer.assign([T0])
         consumer.commit({T0: OffsetAndMetadata(RECORDS, "all of it")})
@@ -267,7 +271,7 @@ def test_auto_commit_keeps_the_metadata_of_an_earlier_commit(root):
 
 
 def test_gaps_do_not_count_as_returned(root):
-    """E3, E20: the position moves past offsets without records, what was committed stays."""
+    """E3, E20: the position moves past offsets without records, and the commit stays."""
     from support.manual_compaction import keep
 
     log = root.partition("t", 0)
@@ -283,7 +287,7 @@ def test_gaps_do_not_count_as_returned(root):
     assert committed(root) == 0
 
 
-def slow(record):
+def slow_handler(record):
     """Take longer than the worker waits between two commits."""
     if record.offset == 0:
         time.sleep(group_worker.COMMIT_SECONDS + 0.1)
@@ -293,12 +297,12 @@ def slow(record):
 
 @pytest.mark.tier("test")
 def test_a_run_commits_the_rest_of_a_batch_that_it_committed_in_part(tmp_path):
-    """A slow handler has its first records committed, and the others when they are handled."""
+    """A slow handler commits its first records early, and the rest when they are handled."""
     with embedlog.open(tmp_path / "log") as log:
         log.create_topic("t")
         log.partition("t", 0).append([encoded(*[b"v"] * 4, at=START)])
         job = group_worker.GroupJob(
-            *(lambda: log, ("t",), ConsumerConfig.parse({}), slow, False, 0)
+            *(lambda: log, ("t",), ConsumerConfig.parse({}), slow_handler, False, 0)
         )
         worker = group_worker.GroupWorker(job)
         with log.consumer("t", group_id="g", auto_offset_reset="earliest") as consumer:

@@ -52,7 +52,7 @@ COOPERATIVE = {"partition_assignment_strategy": "cooperative-sticky"}
 
 @pytest.fixture
 def root(tmp_path):
-    """A root that is healthy afterwards, in which no thread of a member is left."""
+    """A root that is healthy at the end."""
     root = open_root(tmp_path / "root")
     yield root
     assert healthy(root)
@@ -61,12 +61,12 @@ def root(tmp_path):
 
 @pytest.fixture
 def join(root):
-    """Makes consumers of the group ``g``, which begin at the beginning; closed afterwards."""
+    """Make consumers of the group ``g`` that start at the earliest offset, and close them."""
     consumers = []
 
     def join(*topics, **config):
         options = {"group_id": "g", "auto_offset_reset": "earliest", "enable_auto_commit": False}
-        # Members are in the order of their ids (M26): here, in the order they were made.
+        # Members are sorted by their ids (M26), so here in the order of their creation.
         options["client_id"] = f"m{len(consumers)}"
         consumers.append(Consumer(root, *topics, **{**options, **config}))
         return consumers[-1]
@@ -74,14 +74,11 @@ def join(root):
     yield join
     for consumer in consumers:
         consumer.close(autocommit=False)
-    left = [
-        each.name for each in threading.enumerate() if each.name.startswith("embedlog-heartbeat")
-    ]
-    assert left == []
+    assert heartbeat_threads() == []
 
 
-def make(root, topic="t", count=2, batches=2, size=2):
-    """Make a topic, the same records in each partition."""
+def make_topic(root, topic="t", count=2, batches=2, size=2):
+    """Create a topic with the same records in each partition."""
     root.create_topic(topic, count, TopicConfig())
     for number in range(count):
         fill(root.partition(topic, number), batches, size=size)
@@ -100,40 +97,40 @@ def committed(root, tp=T0, name="g"):
 
 
 def test_members_share_the_partitions_and_read_each_record_once(root, join):
-    """M11, E9: together they read everything, and each partition is read by one of them."""
-    make(root, count=4)
+    """M11, E9: together they read everything, and each partition has one reader."""
+    make_topic(root, count=4)
     members = [join("t") for _ in range(2)]
 
-    came = poll_until_assigned(members, partitions("t", 4), at_least=2)
+    count = poll_until_assigned(members, partitions("t", 4), at_least=2)
     records = [record for member in members for record in drained(member)]
 
-    assert came + len(records) >= 16
+    assert count + len(records) >= 16
     assert {member.position(tp) for member in members for tp in member.assignment()} == {4}
 
 
 def test_a_pattern_must_match_the_whole_name(root, join):
-    """E17: internal topics are hidden, and topics created later are subscribed to."""
+    """E17: internal topics are hidden, and matching topics that are created later are added."""
     for name in ("ab", "abc", "xab", "__ab"):
-        make(root, name, 1)
+        make_topic(root, name, 1)
     member = join()
     member.subscribe(pattern="_*ab.?")
     member.poll(0)
     assert {tp.topic for tp in member.assignment()} == {"ab", "abc"} == member.subscription()
 
-    make(root, "abd", 1)
+    make_topic(root, "abd", 1)
     root.delete_topic("abc")
     poll_until_assigned([member], {TopicPartition("ab", 0), TopicPartition("abd", 0)})
 
-    seeing = join(group_id="h", exclude_internal_topics=False)
-    seeing.subscribe(pattern="__.*")
-    seeing.poll(0)
-    assert seeing.assignment() == {TopicPartition("__ab", 0)}
+    with_internal = join(group_id="h", exclude_internal_topics=False)
+    with_internal.subscribe(pattern="__.*")
+    with_internal.poll(0)
+    assert with_internal.assignment() == {TopicPartition("__ab", 0)}
 
 
 def test_a_new_subscription_replaces_the_old_one_at_the_next_poll(root, join):
-    """E16: nothing changes before; a topic in both keeps its positions."""
+    """E16: it takes effect in the poll; a topic in both keeps its positions."""
     for name in ("a", "b", "c"):
-        make(root, name, 1)
+        make_topic(root, name, 1)
     a, b, c = (TopicPartition(name, 0) for name in "abc")
     member = join("a", "b", **COOPERATIVE)
     drained(member)
@@ -150,8 +147,8 @@ def test_a_new_subscription_replaces_the_old_one_at_the_next_poll(root, join):
 
 
 def test_subscribing_to_nothing_unsubscribes(root, join):
-    """E16: the member leaves at once, and the program may assign partitions then."""
-    make(root)
+    """E16: the member leaves at once, and the program may assign partitions afterwards."""
+    make_topic(root)
     member, other = join("t"), join("t")
     poll_until_assigned([member, other], partitions("t", 2), at_least=1)
 
@@ -167,15 +164,15 @@ def test_subscribing_to_nothing_unsubscribes(root, join):
 
 def test_subscribing_and_assigning_exclude_each_other(root, join):
     """E16, until unsubscribe."""
-    make(root)
+    make_topic(root)
     subscribed, assigned = join("t"), join()
     assigned.assign([T0])
 
     with pytest.raises(IllegalStateError):
         subscribed.assign([T0])
-    for wrong in ({"topics": ["t"]}, {"pattern": "t"}):
+    for arguments in ({"topics": ["t"]}, {"pattern": "t"}):
         with pytest.raises(IllegalStateError):
-            assigned.subscribe(**wrong)
+            assigned.subscribe(**arguments)
     with pytest.raises(IllegalStateError):
         join().subscribe(["t"], pattern="t")
     assigned.unsubscribe()
@@ -196,7 +193,7 @@ def test_subscribing_and_assigning_exclude_each_other(root, join):
 )
 def test_an_invalid_subscription_is_refused_and_the_old_one_stays(root, join, arguments, error):
     """E16: null and blank names are errors."""
-    make(root)
+    make_topic(root)
     member = join("t")
     member.poll(0)
 
@@ -210,20 +207,20 @@ def test_an_invalid_subscription_is_refused_and_the_old_one_stays(root, join, ar
 
 def test_without_a_group_there_is_no_subscription_and_no_commit(root):
     """E18: calls that need a group are refused."""
-    make(root)
-    alone = Consumer(root, "t")
+    make_topic(root)
+    consumer = Consumer(root, "t")
     for call in (
-        lambda: alone.subscribe(["t"]),
-        alone.commit,
-        alone.commit_async,
-        lambda: alone.committed(T0),
+        lambda: consumer.subscribe(["t"]),
+        consumer.commit,
+        consumer.commit_async,
+        lambda: consumer.committed(T0),
     ):
         with pytest.raises(InvalidGroupIdError):
             call()
     with pytest.raises(InvalidConfigError):
         Consumer(root, "t", enable_auto_commit=True)
-    assert alone.group_metadata() == (None, -1, "", None)
-    alone.close()
+    assert consumer.group_metadata() == (None, -1, "", None)
+    consumer.close()
 
 
 @pytest.mark.parametrize("name", ["", "\0", "x" * 201, "a\0b"])
@@ -232,22 +229,22 @@ def test_an_invalid_group_id_is_refused_by_the_constructor(root, name):
         Consumer(root, "t", group_id=name)
 
 
-def test_a_topic_that_does_not_exist_is_waited_for(root, join):
-    """E19: without an error; all of it is read once it is created."""
+def test_a_consumer_waits_for_a_topic_that_does_not_exist(root, join):
+    """E19: without an error; all records are returned once it is created."""
     member = join("t")
     assert member.poll(0) == {}
     assert member.assignment() == set()
 
-    with forks_to_come(lambda: make(root)):
+    with soon(lambda: make_topic(root)):
         records = member.poll(int(patient(5000)))
 
     assert sum(map(len, records.values())) + len(drained(member)) == 8
 
 
-def forks_to_come(work):
-    """A thread that does something in a moment, while the block waits for it."""
+def soon(work):
+    """Run a callback in another thread shortly after the block starts."""
 
-    class Soon:
+    class Delayed:
         def __enter__(self):
             self._timer = threading.Timer(0.05, work)
             self._timer.start()
@@ -255,11 +252,11 @@ def forks_to_come(work):
         def __exit__(self, *_):
             self._timer.join()
 
-    return Soon()
+    return Delayed()
 
 
-def test_a_topic_is_created_if_the_setting_says_so(root, join):
-    """E19: allow_auto_create_topics, when it is set."""
+def test_a_missing_topic_is_created_if_the_setting_says_so(root, join):
+    """E19: allow_auto_create_topics=True."""
     join("asked", allow_auto_create_topics=True).poll(0)
     join("not-asked").poll(0)
 
@@ -268,8 +265,8 @@ def test_a_topic_is_created_if_the_setting_says_so(root, join):
 
 @pytest.mark.parametrize("strategy", ["range", "roundrobin", "sticky", "cooperative-sticky"])
 def test_a_topic_that_grows_is_assigned_again(root, join, strategy):
-    """M16: the next member that polls notices, and all go on reading."""
-    make(root)
+    """M16: the next poll of any member notices, and all members continue."""
+    make_topic(root)
     members = [join("t", partition_assignment_strategy=strategy) for _ in range(2)]
     poll_until_assigned(members, partitions("t", 2), at_least=1)
 
@@ -280,9 +277,9 @@ def test_a_topic_that_grows_is_assigned_again(root, join, strategy):
 
 
 def test_a_topic_that_was_created_again_is_read_from_its_beginning(root, join):
-    """A38, M16: commits for the old topic do not count for the new one."""
-    make(root)
-    make(root, "u")
+    """A38, M16: commits of the old topic do not apply to the new one."""
+    make_topic(root)
+    make_topic(root, "u")
     member = join("t", "u", **COOPERATIVE)
     poll_until_assigned([member], partitions("t", 2) | partitions("u", 2))
     drained(member)
@@ -290,16 +287,16 @@ def test_a_topic_that_was_created_again_is_read_from_its_beginning(root, join):
 
     root.delete_topic("t")
     poll_until_assigned([member], partitions("u", 2))
-    make(root, count=1)
-    came = poll_until_assigned([member], partitions("t", 1) | partitions("u", 2))
+    make_topic(root, count=1)
+    count = poll_until_assigned([member], partitions("t", 1) | partitions("u", 2))
 
-    assert came + len(drained(member)) == 4
+    assert count + len(drained(member)) == 4
     assert member.committed(T0) is None
 
 
 def test_two_groups_do_not_see_each_other(root, join):
-    """M17: each has all partitions, and its own commits."""
-    make(root)
+    """M17: each has all partitions, and commits of its own."""
+    make_topic(root)
     first, second = join("t"), join("t", group_id="h")
 
     poll_until_assigned([first], partitions("t", 2))
@@ -314,22 +311,22 @@ def test_two_groups_do_not_see_each_other(root, join):
 
 
 def test_the_group_continues_at_its_commit(root, join):
-    """E2, E4: also after a member has left; auto_offset_reset is not used then."""
-    make(root, count=1)
+    """E2, E4: also after the member has left; auto_offset_reset is not used."""
+    make_topic(root, count=1)
     member = join("t")
     member.poll(0, max_records=3)
     member.commit()
     member.close()
 
-    after = join("t", auto_offset_reset="none")
+    other = join("t", auto_offset_reset="none")
 
-    assert [record.offset for record in after.poll(0)[T0]] == [3]
-    assert after.committed(T0) == 3
+    assert [record.offset for record in other.poll(0)[T0]] == [3]
+    assert other.committed(T0) == 3
 
 
 def test_a_commit_of_zero_counts(root, join):
-    """E2: the reset policy is not used even then."""
-    make(root, count=1)
+    """E2: the reset policy is not used."""
+    make_topic(root, count=1)
     first = join("t")
     first.poll(0)
     first.commit({T0: 0})
@@ -340,7 +337,7 @@ def test_a_commit_of_zero_counts(root, join):
 
 def test_committed_returns_what_was_committed(root, join):
     """E4: metadata and leader epoch; kafka-python's -1 is no epoch."""
-    make(root)
+    make_topic(root)
     member = join("t")
     poll_until_assigned([member], partitions("t", 2))
 
@@ -353,7 +350,7 @@ def test_committed_returns_what_was_committed(root, join):
 
 def test_committed_needs_no_assignment_and_is_none_without_a_commit(root, join):
     """E4."""
-    make(root)
+    make_topic(root)
     assert join().committed(T1) is None
     with pytest.raises(UnknownTopicOrPartitionError):
         join().committed(TopicPartition("t", 2))
@@ -376,25 +373,25 @@ def test_committed_needs_no_assignment_and_is_none_without_a_commit(root, join):
 )
 def test_an_invalid_commit_changes_nothing(root, join, arguments, error):
     """E21: all of it is committed, or nothing."""
-    make(root)
+    make_topic(root)
     member = join("t")
     poll_until_assigned([member], partitions("t", 2))
     for call in (member.commit, member.commit_async):
         with pytest.raises(error):
             call(arguments)
-            # What only the commit itself can find out is reported by the future.
-            raise_of(member.commit_async(arguments))
+            # Errors that only the commit detects are in the future.
+            raise_error_of(member.commit_async(arguments))
 
     assert (committed(root), committed(root, T1)) == (None, None)
 
 
-def raise_of(future):
+def raise_error_of(future):
     future.result(timeout=patient(5))
 
 
 def test_an_offset_past_the_end_and_an_empty_commit_are_accepted(root, join):
     """E21."""
-    make(root)
+    make_topic(root)
     member = join("t")
     poll_until_assigned([member], partitions("t", 2))
 
@@ -405,52 +402,52 @@ def test_an_offset_past_the_end_and_an_empty_commit_are_accepted(root, join):
 
 
 def test_a_partition_of_another_member_cannot_be_committed(root, join):
-    """M22: stricter than Kafka; nothing of such a commit is written."""
-    make(root)
+    """M22: stricter than Kafka; nothing of the commit is written."""
+    make_topic(root)
     members = [join("t") for _ in range(2)]
     poll_until_assigned(members, partitions("t", 2), at_least=1)
-    own, others = (next(iter(member.assignment())) for member in members)
+    own, foreign = (next(iter(member.assignment())) for member in members)
 
     with pytest.raises(CommitFailedError) as caught:
-        members[0].commit({own: 1, others: 1})
+        members[0].commit({own: 1, foreign: 1})
 
-    assert (caught.value.topic, caught.value.partition) == others
+    assert (caught.value.topic, caught.value.partition) == foreign
     assert committed(root, own) is None
 
 
 def test_a_commit_before_the_first_poll_is_refused(root, join):
     """E23: the consumer owns no partition yet."""
-    make(root)
+    make_topic(root)
     with pytest.raises(CommitFailedError, match="poll"):
         join("t").commit({T0: 1})
 
 
 def test_callbacks_run_in_order_on_the_polling_thread(root, join):
-    """E22: not before the next call, and each with the offsets of its commit."""
-    make(root)
+    """E22: never before the next call, and each with the offsets of its commit."""
+    make_topic(root)
     member, calls = join("t"), []
     poll_until_assigned([member], partitions("t", 2))
 
-    def note(offsets, error):
+    def callback(offsets, error):
         calls.append((offsets[T0].offset, error, threading.get_ident()))
 
     for number in (1, 3, 2):
-        member.commit_async({T0: number}, callback=note)
+        member.commit_async({T0: number}, callback=callback)
     assert calls == []
     member.poll(0)
-    member.commit_async({T0: 4}, callback=note)
+    member.commit_async({T0: 4}, callback=callback)
     member.commit({T0: 5})
-    member.commit_async({T0: 6}, callback=note)
+    member.commit_async({T0: 6}, callback=callback)
     member.close()
 
-    assert [entry[0] for entry in calls] == [1, 3, 2, 4, 6]
-    assert {entry[1:] for entry in calls} == {(None, threading.get_ident())}
+    assert [call[0] for call in calls] == [1, 3, 2, 4, 6]
+    assert {call[1:] for call in calls} == {(None, threading.get_ident())}
     assert committed(root) == 6
 
 
 def test_commits_are_written_in_the_order_of_the_calls(root, join):
-    """E22: an older one never overwrites a newer one."""
-    make(root)
+    """E22: an older commit never overwrites a newer one."""
+    make_topic(root)
     member = join("t")
     poll_until_assigned([member], partitions("t", 2))
 
@@ -463,22 +460,24 @@ def test_commits_are_written_in_the_order_of_the_calls(root, join):
 
 def test_a_failed_commit_is_reported_to_its_callback_and_not_retried(root, join):
     """E22, E23."""
-    make(root)
+    make_topic(root)
     members, calls = [join("t") for _ in range(2)], []
     poll_until_assigned(members, partitions("t", 2), at_least=1)
-    (others,) = members[1].assignment()
+    (foreign,) = members[1].assignment()
 
-    future = members[0].commit_async({others: 1}, callback=lambda *what: calls.append(what))
+    future = members[0].commit_async(
+        {foreign: 1}, callback=lambda *arguments: calls.append(arguments)
+    )
     members[0].poll(0)
 
     assert isinstance(future.exception(timeout=patient(5)), CommitFailedError)
     ((offsets, error),) = calls
-    assert isinstance(error, CommitFailedError) and list(offsets) == [others]
-    assert committed(root, others) is None
+    assert isinstance(error, CommitFailedError) and list(offsets) == [foreign]
+    assert committed(root, foreign) is None
 
 
 def test_an_error_of_a_callback_is_raised_once(root, join):
-    make(root)
+    make_topic(root)
     member, calls = join("t"), []
     poll_until_assigned([member], partitions("t", 2))
 
@@ -486,7 +485,7 @@ def test_an_error_of_a_callback_is_raised_once(root, join):
         raise ZeroDivisionError
 
     member.commit_async({T0: 1}, callback=fail)
-    member.commit_async({T0: 2}, callback=lambda *what: calls.append(what))
+    member.commit_async({T0: 2}, callback=lambda *arguments: calls.append(arguments))
     with pytest.raises(ZeroDivisionError):
         member.poll(0)
     member.poll(0)
@@ -494,25 +493,25 @@ def test_an_error_of_a_callback_is_raised_once(root, join):
     assert len(calls) == 1
 
 
-# Committing by itself
+# Auto-commit
 
 
 def test_auto_commit_commits_what_earlier_polls_returned(root, join):
-    """E20: once the interval has passed, in a poll, before this poll fetches."""
-    make(root, count=1)
+    """E20: in the first poll after the interval, before that poll fetches."""
+    make_topic(root, count=1)
     member = join("t", enable_auto_commit=True, auto_commit_interval_ms=0, max_poll_records=1)
 
-    seen = []
+    offsets = []
     for _ in range(4):
         member.poll(0)
-        seen.append(committed(root))
+        offsets.append(committed(root))
 
-    assert seen == [None, 1, 2, 3]
+    assert offsets == [None, 1, 2, 3]
 
 
 def test_auto_commit_waits_for_its_interval(root, join):
-    """E20, M20b: the interval begins again when partitions are assigned."""
-    make(root, count=1)
+    """E20, M20b: the interval restarts when partitions are assigned."""
+    make_topic(root, count=1)
     started = time.monotonic()
     member = join("t", enable_auto_commit=True, auto_commit_interval_ms=150, max_poll_records=1)
     member.poll(0)
@@ -526,7 +525,7 @@ def test_auto_commit_waits_for_its_interval(root, join):
 @pytest.mark.parametrize("leave", ["unsubscribe", "close", "subscribe"])
 def test_auto_commit_commits_before_leaving(root, join, leave):
     """E20, E24."""
-    make(root, count=1)
+    make_topic(root, count=1)
     member = join("t", enable_auto_commit=True)
     member.poll(0, max_records=3)
 
@@ -537,15 +536,15 @@ def test_auto_commit_commits_before_leaving(root, join, leave):
 
 @pytest.mark.parametrize("strategy", ["range", "cooperative-sticky"])
 def test_auto_commit_commits_before_a_revocation(root, join, strategy):
-    """E20, M19: the next owner continues where the old one was."""
-    make(root)
+    """E20, M19: the next owner starts at the position of the previous one."""
+    make_topic(root)
     options = {"enable_auto_commit": True, "partition_assignment_strategy": strategy}
     first = join("t", **options)
     first.poll(0, max_records=1)
     first.poll(0, max_records=3)
     positions = {tp: first.position(tp) for tp in (T0, T1)}
     second = join("t", **options)
-    # It joins, and what it is to have is read no further by the first.
+    # Its partition is paused, so that it reads nothing.
     second.subscribe(["t"], listener=RecordingListener(assigned=lambda tps: second.pause(*tps)))
     second.poll(0)
     poll_until_assigned([first, second], partitions("t", 2), at_least=1)
@@ -555,8 +554,8 @@ def test_auto_commit_commits_before_a_revocation(root, join, strategy):
 
 
 def test_an_exception_in_the_with_block_commits_nothing(root):
-    """E20: the last record may not be processed."""
-    make(root, count=1)
+    """E20: the last record may not be processed yet."""
+    make_topic(root, count=1)
     options = {"group_id": "g", "auto_offset_reset": "earliest"}
     with pytest.raises(ZeroDivisionError), Consumer(root, "t", **options) as member:
         member.poll(0)
@@ -569,7 +568,7 @@ def test_an_exception_in_the_with_block_commits_nothing(root):
 
 
 def test_close_without_autocommit_commits_nothing(root, join):
-    make(root, count=1)
+    make_topic(root, count=1)
     member = join("t", enable_auto_commit=True)
     member.poll(0)
     member.close(autocommit=False)
@@ -578,8 +577,8 @@ def test_close_without_autocommit_commits_nothing(root, join):
 
 
 def test_assign_commits_the_partitions_that_it_replaces(root, join):
-    """E20, M14: auto-commit also commits partitions that the program assigned."""
-    make(root)
+    """E20, M14: auto-commit includes partitions that the program assigned."""
+    make_topic(root)
     member = join(enable_auto_commit=True)
     member.assign([T0])
     member.poll(0, max_records=3)
@@ -590,8 +589,8 @@ def test_assign_commits_the_partitions_that_it_replaces(root, join):
 
 
 def test_iteration_commits_only_what_it_returned(root, join):
-    """E20: including the last record, which was returned."""
-    make(root, count=1, size=4)
+    """E20: including the last returned record."""
+    make_topic(root, count=1, size=4)
     member = join("t", enable_auto_commit=True, auto_commit_interval_ms=0)
     for record in member:
         if record.offset == 2:
@@ -599,7 +598,7 @@ def test_iteration_commits_only_what_it_returned(root, join):
     assert (member.position(T0), committed(root)) == (3, None)
     member.commit()
     assert committed(root) == 3
-    # The rest of the batch is still there for whoever goes on.
+    # The next call returns the rest of the batch.
     assert next(member).offset == 3
     member.close()
 
@@ -607,22 +606,22 @@ def test_iteration_commits_only_what_it_returned(root, join):
 
 
 def test_iteration_auto_commits_between_batches(root, join):
-    """E20: when the interval has passed."""
-    make(root, count=1, batches=5, size=2)
+    """E20: after the interval."""
+    make_topic(root, count=1, batches=5, size=2)
     member = join("t", enable_auto_commit=True, auto_commit_interval_ms=0, consumer_timeout_ms=50)
-    seen = [(record.offset, committed(root)) for record in member]
+    pairs = [(record.offset, committed(root)) for record in member]
 
-    assert [offset for offset, _ in seen] == list(range(10))
-    assert all(at is None or at <= offset for offset, at in seen)
+    assert [offset for offset, _ in pairs] == list(range(10))
+    assert all(commit is None or commit <= offset for offset, commit in pairs)
     assert committed(root) == 10
 
 
-# Where a group begins
+# The start of a group
 
 
 def test_latest_misses_nothing_after_the_poll_that_assigned_it(root, join):
-    """E1: the end is fixed in the transaction that assigns, not at the first fetch."""
-    make(root)
+    """E1: the end is read in the transaction that assigns, not in the first fetch."""
+    make_topic(root)
     member = join("t", auto_offset_reset="latest")
     member.poll(0)
     assert member.assignment() == {T0, T1}
@@ -631,9 +630,9 @@ def test_latest_misses_nothing_after_the_poll_that_assigned_it(root, join):
     assert [record.value for record in drained(member)] == [b"v9"]
 
 
-def test_latest_means_where_the_group_began_for_later_owners(root, join):
-    """E1, M25: an owner without a commit begins where the group began."""
-    make(root)
+def test_latest_is_the_start_of_the_group_for_later_owners(root, join):
+    """E1, M25: an owner without a commit starts where the group started."""
+    make_topic(root)
     first = join("t", auto_offset_reset="latest")
     first.poll(0)
     second = join("t", auto_offset_reset="latest")
@@ -642,34 +641,34 @@ def test_latest_means_where_the_group_began_for_later_owners(root, join):
     fill(root.partition(*moved), 1, first=9)
     second.close()
 
-    came = poll_until_assigned([first], partitions("t", 2))
+    count = poll_until_assigned([first], partitions("t", 2))
     records = drained(first)
 
-    assert came + len(records) == 1
+    assert count + len(records) == 1
 
 
 def test_latest_reads_later_partitions_from_their_start(root, join):
-    """M16, E1: new partitions and topics begin at their first record."""
-    make(root)
+    """E1, M16: new partitions and topics are read from their first record."""
+    make_topic(root)
     member = join(auto_offset_reset="latest")
     member.subscribe(pattern="t.*")
     member.poll(0)
     root.grow_topic("t", 3)
     root.create_topic("tt", 1, TopicConfig())
-    for where in (("t", 2), ("tt", 0)):
-        fill(root.partition(*where), 1, first=9)
+    for partition in (("t", 2), ("tt", 0)):
+        fill(root.partition(*partition), 1, first=9)
 
     assert [record.value for record in drained(member)] == [b"v9", b"v9"]
 
 
-def test_an_empty_group_forgets_where_it_began(root, join):
-    """E1: without a commit the next member begins at the end at that time."""
-    make(root)
+def test_an_empty_group_forgets_its_start(root, join):
+    """E1: without a commit the next member starts at the current end."""
+    make_topic(root)
     join("t", auto_offset_reset="latest").poll(0)
     first = join("t", auto_offset_reset="latest")
     first.close()
-    for each in group(root).read().members:
-        group(root).remove_members([each])
+    for member_id in group(root).read().members:
+        group(root).remove_members([member_id])
     fill(root.partition("t", 0), 1, first=9)
 
     member = join("t", auto_offset_reset="latest", group_id="h")
@@ -679,8 +678,8 @@ def test_an_empty_group_forgets_where_it_began(root, join):
 
 
 def test_a_committed_offset_past_the_end_is_reset(root, join):
-    """E1, E21: as any position out of range."""
-    make(root, count=1)
+    """E1, E21: like any position that is out of range."""
+    make_topic(root, count=1)
     first = join("t")
     first.poll(0)
     first.commit({T0: OffsetAndMetadata(1000)})
@@ -692,9 +691,9 @@ def test_a_committed_offset_past_the_end_is_reset(root, join):
 # Manual assignment in a group
 
 
-def test_assigned_partitions_begin_at_the_committed_offset(root, join):
+def test_assigned_partitions_start_at_the_committed_offset(root, join):
     """M14, E2."""
-    make(root)
+    make_topic(root)
     first = join()
     first.assign([T0, T1])
     first.commit({T0: 2})
@@ -709,30 +708,30 @@ def test_assigned_partitions_begin_at_the_committed_offset(root, join):
 
 
 def test_a_commit_without_membership_needs_an_empty_group(root, join):
-    """M14: a member would not notice."""
-    make(root)
-    alone, member = join(), join("t")
-    alone.assign([T0])
-    alone.commit({T0: 1})
+    """M14: a member would not notice the commit."""
+    make_topic(root)
+    consumer, member = join(), join("t")
+    consumer.assign([T0])
+    consumer.commit({T0: 1})
     member.poll(0)
 
     with pytest.raises(CommitFailedError):
-        alone.commit({T0: 2})
+        consumer.commit({T0: 2})
     member.close()
-    alone.commit({T0: 3})
+    consumer.commit({T0: 3})
 
     assert committed(root) == 3
 
 
-# The listener
+# Listeners
 
 
 @pytest.fixture
 def with_listener(root, join):
-    """Makes consumers with listeners: ``with_listener("range")`` returns both."""
+    """Make consumers with listeners: ``with_listener("range")`` returns both."""
 
-    def with_listener(strategy, **does):
-        listener = RecordingListener(**does)
+    def with_listener(strategy, **callbacks):
+        listener = RecordingListener(**callbacks)
         member = join(partition_assignment_strategy=strategy)
         member.subscribe(["t"], listener=listener)
         return member, listener
@@ -742,7 +741,7 @@ def with_listener(root, join):
 
 def test_an_eager_listener_is_notified_of_all_partitions(root, with_listener):
     """M19: revoked(all) then assigned(all), also the first time, with nothing to revoke."""
-    make(root)
+    make_topic(root)
     first, listener = with_listener("range")
     first.poll(0)
     assert listener.taken() == [("revoked", set()), ("assigned", {T0, T1})]
@@ -763,8 +762,8 @@ def test_an_eager_listener_is_notified_of_all_partitions(root, with_listener):
 
 
 def test_a_cooperative_listener_is_notified_of_changes(root, with_listener):
-    """M20: only of these, and of an assignment once a generation, perhaps an empty one."""
-    make(root)
+    """M20: only of the changes, and of one assignment in each generation, which may be empty."""
+    make_topic(root)
     first, listener = with_listener("cooperative-sticky")
     first.poll(0)
     assert listener.taken() == [("assigned", {T0, T1})]
@@ -782,8 +781,8 @@ def test_a_cooperative_listener_is_notified_of_changes(root, with_listener):
 
 
 def test_a_consumer_with_an_eager_assignor_is_eager(root, with_listener):
-    """As in Kafka: with both range and cooperative-sticky, to migrate from one to the other."""
-    make(root)
+    """As in Kafka: a program that migrates has both range and cooperative-sticky."""
+    make_topic(root)
     member, listener = with_listener(("range", "cooperative-sticky"))
     member.poll(0)
 
@@ -792,53 +791,53 @@ def test_a_consumer_with_an_eager_assignor_is_eager(root, with_listener):
 
 @pytest.mark.parametrize("strategy", ["range", "cooperative-sticky"])
 def test_the_old_owner_releases_before_the_new_one_is_notified(root, with_listener, strategy):
-    """M22, M23: what is committed within revoked is where the new owner begins."""
-    make(root)
-    order = []
+    """M22, M23: the new owner starts at the commit of the revoked callback."""
+    make_topic(root)
+    events = []
     positions = {}
 
     def revoked(tps):
-        order.append(("revoked", tps))
+        events.append(("revoked", tps))
         first.commit(dict.fromkeys(tps, 3))
 
     def assigned(tps):
-        order.append(("assigned", tps))
+        events.append(("assigned", tps))
         positions.update({tp: second.position(tp) for tp in tps})
 
     first, _ = with_listener(strategy, revoked=revoked)
     first.poll(0)
-    order.clear()
+    events.clear()
     second, _ = with_listener(strategy, assigned=assigned)
     poll_until_assigned([first, second], partitions("t", 2), at_least=1)
 
     assert positions == {T1: 3}
-    kinds = [kind for kind, tps in order if T1 in tps]
+    kinds = [kind for kind, tps in events if T1 in tps]
     assert kinds[:2] == ["revoked", "assigned"]
 
 
 @pytest.mark.parametrize("strategy", ["range", "cooperative-sticky"])
 def test_a_seek_within_assigned_counts_for_the_first_fetch(root, with_listener, strategy):
     """E6."""
-    make(root, count=1)
+    make_topic(root, count=1)
     member, _ = with_listener(strategy, assigned=lambda tps: [member.seek(tp, 2) for tp in tps])
 
     assert [record.offset for record in member.poll(0)[T0]] == [2, 3]
 
 
 def test_a_listener_sees_the_old_partitions_then_the_new_ones(root, with_listener):
-    """M20b: during revoked what was assigned before, during assigned what is now."""
-    make(root)
-    seen = []
+    """M20b: during revoked the previous assignment, during assigned the new one."""
+    make_topic(root)
+    assignments = []
     first, _ = with_listener(
         "cooperative-sticky",
-        revoked=lambda tps: seen.append(first.assignment()),
-        assigned=lambda tps: seen.append(first.assignment()),
+        revoked=lambda tps: assignments.append(first.assignment()),
+        assigned=lambda tps: assignments.append(first.assignment()),
     )
     first.poll(0)
     second, _ = with_listener("cooperative-sticky")
     poll_until_assigned([first, second], partitions("t", 2), at_least=1)
 
-    assert seen == [{T0, T1}, {T0, T1}, {T0}]
+    assert assignments == [{T0, T1}, {T0, T1}, {T0}]
 
 
 CALLS = {
@@ -856,10 +855,10 @@ CALLS = {
 @pytest.mark.parametrize("kind", ["assigned", "revoked"])
 def test_calls_that_a_listener_must_not_make_are_refused(root, with_listener, call, kind):
     """M18; in Kafka this is undefined."""
-    make(root)
-    once = [True]
+    make_topic(root)
+    remaining = [True]
     member, _ = with_listener(
-        "range", **{kind: lambda tps: once and once.pop() and CALLS[call](member)}
+        "range", **{kind: lambda tps: remaining and remaining.pop() and CALLS[call](member)}
     )
 
     with pytest.raises(IllegalStateError):
@@ -873,8 +872,8 @@ def test_calls_that_a_listener_must_not_make_are_refused(root, with_listener, ca
 def test_poll_raises_an_error_of_a_listener_after_the_rebalance(
     root, with_listener, strategy, kind
 ):
-    """M24: both revocation and assignment are completed, and nothing is lost."""
-    make(root)
+    """M24: the revocation and the assignment are completed, and no record is lost."""
+    make_topic(root)
     failing = {}
 
     def fail(tps):
@@ -898,7 +897,7 @@ def test_poll_raises_an_error_of_a_listener_after_the_rebalance(
 
 def test_close_raises_an_error_of_a_listener_at_its_end(root, with_listener):
     """E24."""
-    make(root)
+    make_topic(root)
     first, _ = with_listener("cooperative-sticky", revoked=lambda tps: 1 / 0)
     first.poll(0)
 
@@ -909,9 +908,9 @@ def test_close_raises_an_error_of_a_listener_at_its_end(root, with_listener):
     first.close()
 
 
-def test_a_listener_may_commit_seek_pause_and_ask_for_positions(root, with_listener):
+def test_a_listener_may_commit_seek_pause_and_read_positions(root, with_listener):
     """E6, M18."""
-    make(root)
+    make_topic(root)
 
     def revoked(tps):
         for tp in tps:
@@ -919,22 +918,22 @@ def test_a_listener_may_commit_seek_pause_and_ask_for_positions(root, with_liste
             member.pause(tp)
             member.seek(tp, 0)
             assert member.committed(tp) == 4
-        told_so.append(member.group_metadata().generation_id)
+        generations.append(member.group_metadata().generation_id)
 
-    told_so = []
+    generations = []
     member, _ = with_listener("cooperative-sticky", revoked=revoked)
     poll_until_assigned([member], partitions("t", 2))
     drained(member)
     member.close()
 
-    assert told_so == [1]
+    assert generations == [1]
     assert (committed(root), committed(root, T1)) == (4, 4)
 
 
 @pytest.mark.parametrize("strategy", ["range", "cooperative-sticky"])
-def test_a_revoked_partition_begins_again_at_its_committed_offset(root, with_listener, strategy):
-    """M25: a program may have dropped what it did not commit; kept partitions go on."""
-    make(root)
+def test_a_revoked_partition_starts_again_at_its_committed_offset(root, with_listener, strategy):
+    """M25: the program may have dropped uncommitted records; kept partitions continue."""
+    make_topic(root)
     first, _ = with_listener(strategy)
     drained(first)
     first.commit({T0: 1})
@@ -942,18 +941,18 @@ def test_a_revoked_partition_begins_again_at_its_committed_offset(root, with_lis
     second, _ = with_listener(strategy)
     second.poll(0)
 
-    again = [record.offset for record in drained(first)]
+    returned_again = [record.offset for record in drained(first)]
 
     assert first.assignment() == {T0}
     eager = strategy == "range"
-    assert again == ([1, 2, 3] if eager else [])
+    assert returned_again == ([1, 2, 3] if eager else [])
     assert first.paused() == (set() if eager else {T0})
     assert first.position(T0) == 4
 
 
-def test_without_a_listener_kept_partitions_go_on_with_any_assignor(root, join):
-    """M25, E11: position, fetched records, and pause."""
-    make(root)
+def test_without_a_listener_kept_partitions_continue_with_any_assignor(root, join):
+    """M25, E11: position, fetched records and pause stay."""
+    make_topic(root)
     first = join("t")
     first.poll(0, max_records=1)
     first.poll(0, max_records=2)
@@ -968,14 +967,14 @@ def test_without_a_listener_kept_partitions_go_on_with_any_assignor(root, join):
 
 def test_records_fetched_ahead_of_a_revoked_partition_are_discarded(root, join):
     """E9: only the new owner returns them."""
-    make(root, batches=10, size=5)
+    make_topic(root, batches=10, size=5)
     first = join("t", **COOPERATIVE)
     first.poll(0, max_records=1)
     first.poll(0, max_records=1)
     second = join("t", **COOPERATIVE)
     second.poll(0)
-    moved = first.poll(0, max_records=1)
-    assert set(moved) <= {T0}
+    polled = first.poll(0, max_records=1)
+    assert set(polled) <= {T0}
     assert first.assignment() == {T0}
 
     assert {record.partition for record in drained(first)} == {0}
@@ -986,7 +985,7 @@ def test_records_fetched_ahead_of_a_revoked_partition_are_discarded(root, join):
 
 
 def test_group_metadata_identifies_the_member(root, join):
-    make(root)
+    make_topic(root)
     member = join("t", group_instance_id="i", client_id="c")
     assert member.group_metadata() == ("g", -1, "", "i")
     member.poll(0)
@@ -997,8 +996,8 @@ def test_group_metadata_identifies_the_member(root, join):
 
 
 def test_a_program_that_does_not_poll_loses_its_partitions(root, join):
-    """M9: it leaves by itself; the next poll reports them as lost, and joins again."""
-    make(root)
+    """M9: it leaves the group; its next poll reports them as lost, and it joins again."""
+    make_topic(root)
     listener = RecordingListener()
     interval = int(patient(60))
     slow = join(max_poll_interval_ms=interval, **COOPERATIVE)
@@ -1016,31 +1015,29 @@ def test_a_program_that_does_not_poll_loses_its_partitions(root, join):
     slow.poll(0)
     assert listener.taken()[0] == ("lost", {T0, T1})
 
-    with_polls(slow, other)
-
-
-def with_polls(*members):
-    poll_until_assigned(members, partitions("t", 2), at_least=1)
+    poll_until_assigned([slow, other], partitions("t", 2), at_least=1)
 
 
 def test_a_poll_that_waits_does_not_count_as_idle(root, join):
-    """M9, M7: only the time between two polls counts."""
-    make(root, batches=0)
+    """M7, M9: only the time between two polls counts."""
+    make_topic(root, batches=0)
     listener = RecordingListener()
-    beat = int(patient(20))
+    interval_ms = int(patient(20))
     member = join(
-        max_poll_interval_ms=2 * beat, session_timeout_ms=6 * beat, heartbeat_interval_ms=beat
+        max_poll_interval_ms=2 * interval_ms,
+        session_timeout_ms=6 * interval_ms,
+        heartbeat_interval_ms=interval_ms,
     )
     member.subscribe(["t"], listener=listener)
-    member.poll(12 * beat)
+    member.poll(12 * interval_ms)
     member.poll(0)
 
     assert [kind for kind, _ in listener.entries] == ["revoked", "assigned"]
 
 
 def test_heartbeats_are_sent_while_the_program_works(root, join):
-    """M7, M8: for longer than the session."""
-    make(root)
+    """M7, M8: a call of the program may take longer than the session."""
+    make_topic(root)
     listener = RecordingListener()
     session = int(patient(80))
     member = join(session_timeout_ms=session, heartbeat_interval_ms=session // 5)
@@ -1057,8 +1054,12 @@ def test_heartbeats_are_sent_while_the_program_works(root, join):
 def test_a_stopped_process_is_fenced_when_it_wakes(tmp_path):
     """M8, M21, M22, P14: its commit fails, its partitions are lost, and it joins again."""
     path = tmp_path / "root"
-    beat = int(patient(30))
-    options = {"session_timeout_ms": 5 * beat, "heartbeat_interval_ms": beat, "group_id": "g"}
+    interval_ms = int(patient(30))
+    options = {
+        "session_timeout_ms": 5 * interval_ms,
+        "heartbeat_interval_ms": interval_ms,
+        "group_id": "g",
+    }
     options |= {"auto_offset_reset": "earliest", "enable_auto_commit": False, **COOPERATIVE}
 
     def work(pipe):
@@ -1078,7 +1079,7 @@ def test_a_stopped_process_is_fenced_when_it_wakes(tmp_path):
         return len(records)
 
     with embedlog.open(path) as log:
-        make(log.root)
+        make_topic(log.root)
     with PipedChild(work) as stopped:
         assert stopped.hear() == [T0, T1]
         with embedlog.open(path) as log:
@@ -1098,7 +1099,7 @@ def test_a_stopped_process_is_fenced_when_it_wakes(tmp_path):
 
 
 def test_a_killed_process_is_replaced_at_once(tmp_path):
-    """M10: whatever the timeouts are."""
+    """M10: it does not depend on the timeouts."""
     path = tmp_path / "root"
 
     def work(pipe):
@@ -1108,26 +1109,26 @@ def test_a_killed_process_is_replaced_at_once(tmp_path):
         pipe.recv()
 
     with embedlog.open(path) as log:
-        make(log.root)
+        make_topic(log.root)
     with PipedChild(work) as owner:
         assert owner.hear() == 2
         with embedlog.open(path) as log:
             other = log.consumer("t", group_id="g")
             forks.until(lambda: other.poll(0) is None or group(log.root).read().settled)
-            killed = owner.kill()
+            killed_at = owner.kill()
             poll_until_assigned([other], partitions("t", 2))
-            assert time.monotonic() - killed < patient(2)
+            assert time.monotonic() - killed_at < patient(2)
 
 
-def test_a_static_member_that_returns_has_its_partitions(root, join):
-    """M13: close does not leave, no other member notices, and it continues at its commit."""
-    make(root)
+def test_a_static_member_that_returns_gets_its_partitions(root, join):
+    """M13: close does not leave the group, no other member notices, it continues at its commit."""
+    make_topic(root)
     static = join("t", group_instance_id="i")
     listener = RecordingListener()
     other = join()
     other.subscribe(["t"], listener=listener)
     poll_until_assigned([static, other], partitions("t", 2), at_least=1)
-    had = static.assignment()
+    before = static.assignment()
     drained(static)
     static.commit()
     static.close()
@@ -1135,18 +1136,18 @@ def test_a_static_member_that_returns_has_its_partitions(root, join):
     other.poll(0)
     assert len(other.assignment()) == 1
 
-    again = join("t", group_instance_id="i")
-    again.poll(0)
+    returned = join("t", group_instance_id="i")
+    returned.poll(0)
     other.poll(0)
 
-    assert again.assignment() == had
+    assert returned.assignment() == before
     assert listener.taken() == []
-    assert drained(again) == []
+    assert drained(returned) == []
 
 
 def test_a_second_holder_of_an_instance_id_fences_the_first(root, join):
-    """M13, E23: for good; a commit of the first one is refused."""
-    make(root)
+    """M13, E23: permanently; its commits are refused."""
+    make_topic(root)
     listener = RecordingListener()
     first = join(group_instance_id="i")
     first.subscribe(["t"], listener=listener)
@@ -1172,8 +1173,12 @@ def test_a_second_holder_of_an_instance_id_fences_the_first(root, join):
 def test_a_dead_static_member_keeps_its_partitions_for_its_session(tmp_path):
     """M13 takes precedence over M10."""
     path = tmp_path / "root"
-    beat = int(patient(30))
-    options = {"group_id": "g", "session_timeout_ms": 7 * beat, "heartbeat_interval_ms": beat}
+    interval_ms = int(patient(30))
+    options = {
+        "group_id": "g",
+        "session_timeout_ms": 7 * interval_ms,
+        "heartbeat_interval_ms": interval_ms,
+    }
 
     def work(pipe):
         member = embedlog.open(path).consumer("t", group_instance_id="i", **options)
@@ -1182,14 +1187,14 @@ def test_a_dead_static_member_keeps_its_partitions_for_its_session(tmp_path):
         pipe.recv()
 
     with embedlog.open(path) as log:
-        make(log.root)
+        make_topic(log.root)
     with PipedChild(work) as owner:
         assert owner.hear() == 2
-        killed = owner.kill()
+        killed_at = owner.kill()
     with embedlog.open(path) as log:
         other = log.consumer("t", **options)
         poll_until_assigned([other], partitions("t", 2))
-        assert time.monotonic() - killed > 5 * beat / 1000
+        assert time.monotonic() - killed_at > 5 * interval_ms / 1000
 
 
 # Threads
@@ -1197,9 +1202,9 @@ def test_a_dead_static_member_keeps_its_partitions_for_its_session(tmp_path):
 
 def test_wakeup_ends_a_poll_once_and_loses_nothing(root, join):
     """E12."""
-    make(root, batches=0)
+    make_topic(root, batches=0)
     member = join("t")
-    with forks_to_come(member.wakeup), pytest.raises(WakeupError):
+    with soon(member.wakeup), pytest.raises(WakeupError):
         member.poll(5000)
     assert member.assignment() == {T0, T1}
     fill(root.partition("t", 0), 1)
@@ -1210,7 +1215,7 @@ def test_wakeup_ends_a_poll_once_and_loses_nothing(root, join):
 
 def test_two_threads_at_once_are_refused(root, join):
     """E13."""
-    make(root, batches=0)
+    make_topic(root, batches=0)
     member = join("t")
     caught = []
 
@@ -1232,7 +1237,7 @@ def test_two_threads_at_once_are_refused(root, join):
 
 def test_close_is_idempotent_and_ends_every_later_call(root, join):
     """E24."""
-    make(root)
+    make_topic(root)
     member = join("t")
     member.poll(0)
     for _ in range(3):
@@ -1246,12 +1251,12 @@ def test_close_is_idempotent_and_ends_every_later_call(root, join):
 
 def test_close_from_another_thread_ends_the_poll_and_leaves(root, join):
     """E24: what earlier polls returned is committed, and the listener is notified."""
-    make(root, count=1)
+    make_topic(root, count=1)
     listener = RecordingListener()
     member = join(enable_auto_commit=True)
     member.subscribe(["t"], listener=listener)
     drained(member)
-    with forks_to_come(member.close), pytest.raises(ClosedError):
+    with soon(member.close), pytest.raises(ClosedError):
         member.poll(10_000)
 
     forks.until(lambda: not group(root).read().members)
@@ -1259,14 +1264,14 @@ def test_close_from_another_thread_ends_the_poll_and_leaves(root, join):
     assert listener.entries[-1] == ("revoked", {T0})
 
 
-def test_close_gives_up_on_a_thread_that_stays(root, join):
-    """E24: the member leaves the group all the same, and does not join again."""
-    make(root, count=1)
-    inside, go = threading.Event(), threading.Event()
+def test_close_does_not_wait_for_a_blocked_thread(root, join):
+    """E24: the member leaves the group anyway, and does not join again."""
+    make_topic(root, count=1)
+    entered, release = threading.Event(), threading.Event()
 
     def assigned(tps):
-        inside.set()
-        go.wait(patient(10))
+        entered.set()
+        release.wait(patient(10))
 
     member = join()
     member.subscribe(["t"], listener=RecordingListener(assigned=assigned))
@@ -1280,12 +1285,12 @@ def test_close_gives_up_on_a_thread_that_stays(root, join):
 
     thread = threading.Thread(target=poll)
     thread.start()
-    inside.wait(patient(10))
+    entered.wait(patient(10))
     started = time.monotonic()
     member.close(timeout_ms=50)
     assert time.monotonic() - started < patient(5)
     assert group(root).read().members == {}
-    go.set()
+    release.set()
     thread.join()
 
     assert group(root).read().members == {}
@@ -1293,17 +1298,17 @@ def test_close_gives_up_on_a_thread_that_stays(root, join):
 
 
 def test_iteration_ends_when_another_thread_closes(root, join):
-    make(root, count=1)
+    make_topic(root, count=1)
     member = join("t", enable_auto_commit=True)
-    with forks_to_come(member.close):
+    with soon(member.close):
         assert len(list(member)) == 4
     forks.until(lambda: not group(root).read().members)
     assert committed(root) == 4
 
 
 def test_a_consumer_that_is_garbage_collected_leaves(root, caplog):
-    """No member waits for the end of its session."""
-    make(root)
+    """The other members need not wait for the end of its session."""
+    make_topic(root)
     member = Consumer(root, "t", group_id="g")
     member.poll(0)
     del member
@@ -1315,13 +1320,15 @@ def test_a_consumer_that_is_garbage_collected_leaves(root, caplog):
 
 
 def heartbeat_threads():
-    return [each for each in threading.enumerate() if each.name.startswith("embedlog-heartbeat")]
+    return [
+        thread for thread in threading.enumerate() if thread.name.startswith("embedlog-heartbeat")
+    ]
 
 
 def test_closing_the_log_closes_its_members(tmp_path):
-    """They leave, and what they returned is committed."""
+    """They leave the group, and commit the returned records."""
     with embedlog.open(tmp_path / "root") as log:
-        make(log.root, count=1)
+        make_topic(log.root, count=1)
         member = log.consumer("t", group_id="g", auto_offset_reset="earliest")
         member.poll(0)
     assert heartbeat_threads() == []
@@ -1336,30 +1343,30 @@ def test_closing_the_log_closes_its_members(tmp_path):
 
 def test_closing_the_log_under_a_poll_ends_it(tmp_path):
     with embedlog.open(tmp_path / "root") as log:
-        make(log.root, batches=0)
+        make_topic(log.root, batches=0)
         member = log.consumer("t", group_id="g")
-        with forks_to_come(log.close), pytest.raises(ClosedError):
+        with soon(log.close), pytest.raises(ClosedError):
             member.poll(10_000)
     assert heartbeat_threads() == []
 
 
 def test_each_thread_may_have_a_member(root, join):
-    """Every record is returned by one of them."""
-    make(root, count=6, batches=20, size=5)
-    seen, lock, done = [], threading.Lock(), threading.Event()
+    """Each record is returned by exactly one of them."""
+    make_topic(root, count=6, batches=20, size=5)
+    returned, lock, done = [], threading.Lock(), threading.Event()
 
     def work():
         member = join("t", enable_auto_commit=True, auto_commit_interval_ms=0, **COOPERATIVE)
         while not done.is_set():
             for records in member.poll(20, max_records=7).values():
                 with lock:
-                    seen.extend((record.partition, record.offset) for record in records)
+                    returned.extend((record.partition, record.offset) for record in records)
         member.close()
 
     with in_threads(*[work] * 4, done=done):
-        forks.until(lambda: len(set(seen)) == 600, 30)
+        forks.until(lambda: len(set(returned)) == 600, 30)
 
-    assert len(seen) == len(set(seen)) == 600
+    assert len(returned) == len(set(returned)) == 600
     assert {committed(root, tp) for tp in partitions("t", 6)} == {100}
 
 
@@ -1367,25 +1374,25 @@ def test_each_thread_may_have_a_member(root, join):
 
 
 def test_a_pickled_consumer_is_another_member(root, join):
-    """It has the arguments of the original, not its positions."""
-    make(root)
+    """It has the arguments of the original, but not its positions."""
+    make_topic(root)
     member = join("t")
     member.poll(0)
 
-    again = pickle.loads(pickle.dumps(member))
+    unpickled = pickle.loads(pickle.dumps(member))
     try:
-        assert again.group_metadata().member_id == ""
-        again.poll(0)
-        assert again.group_metadata().member_id != member.group_metadata().member_id
+        assert unpickled.group_metadata().member_id == ""
+        unpickled.poll(0)
+        assert unpickled.group_metadata().member_id != member.group_metadata().member_id
     finally:
-        again.close()
-        again._root.close()
+        unpickled.close()
+        unpickled._root.close()
 
 
 def test_a_forked_child_is_a_new_member_and_does_not_affect_the_parent(tmp_path):
-    """P18: whatever it does with the inherited consumer, and however it ends."""
+    """P18: whatever the child does with the inherited consumer, and however it ends."""
     with embedlog.open(tmp_path / "root") as log:
-        make(log.root, batches=0)
+        make_topic(log.root, batches=0)
         listener = RecordingListener()
         member = log.consumer(group_id="g", enable_auto_commit=False, **COOPERATIVE)
         member.subscribe(["t"], listener=listener)
@@ -1401,7 +1408,7 @@ def test_a_forked_child_is_a_new_member_and_does_not_affect_the_parent(tmp_path)
             member.close()
             return before, after
 
-        with meanwhile_polling(member):
+        with polling_meanwhile(member):
             before, after = in_child(child)
             assert before == ""
             assert after not in ("", own)
@@ -1415,8 +1422,8 @@ def test_a_forked_child_is_a_new_member_and_does_not_affect_the_parent(tmp_path)
         member.commit({T0: 0})
 
 
-class meanwhile_polling:  # noqa: N801 - reads as a statement
-    """Polls a consumer in a thread while the block runs."""
+class polling_meanwhile:  # noqa: N801 - reads as a statement
+    """Polls a consumer in another thread during the block."""
 
     def __init__(self, member):
         self._member, self._done = member, threading.Event()
@@ -1437,7 +1444,7 @@ class meanwhile_polling:  # noqa: N801 - reads as a statement
 def test_a_killed_child_of_a_member_does_not_affect_the_group(tmp_path):
     """P18: the parent keeps its lock, session and partitions."""
     with embedlog.open(tmp_path / "root") as log:
-        make(log.root, batches=0)
+        make_topic(log.root, batches=0)
         member = log.consumer("t", group_id="g")
         member.poll(0)
         own = member.group_metadata()
@@ -1451,7 +1458,7 @@ def test_a_killed_child_of_a_member_does_not_affect_the_group(tmp_path):
 
 
 def read_a_share(log, count, path):
-    """Read as a member in a process of its own, until there is nothing more."""
+    """Read as a member in a process of its own, until no more records come."""
     member = log.consumer("t", group_id="g", auto_offset_reset="earliest", consumer_timeout_ms=400)
     lines = [f"{record.partition} {record.offset}" for record in member]
     member.close()
@@ -1465,11 +1472,11 @@ def read_a_share(log, count, path):
 def test_every_way_to_start_a_process_makes_members(tmp_path, method):
     """P18: a log goes to a child by inheritance or by pickle."""
     with embedlog.open(tmp_path / "root") as log:
-        make(log.root, count=4, batches=5, size=5)
+        make_topic(log.root, count=4, batches=5, size=5)
         context = multiprocessing.get_context(method)
         children = [
-            context.Process(target=read_a_share, args=(log, n, tmp_path / "found"))
-            for n in range(2)
+            context.Process(target=read_a_share, args=(log, number, tmp_path / "offsets"))
+            for number in range(2)
         ]
         for child in children:
             child.start()
@@ -1477,18 +1484,20 @@ def test_every_way_to_start_a_process_makes_members(tmp_path, method):
             child.join(patient(60))
             assert child.exitcode == 0
         lines = [
-            line for n in range(2) for line in (tmp_path / f"found-{n}").read_text().split("\n")
+            line
+            for number in range(2)
+            for line in (tmp_path / f"offsets-{number}").read_text().split("\n")
         ]
         lines = [line for line in lines if line]
         assert len(lines) == len(set(lines)) == 100
         assert {log.consumer(group_id="g").committed(tp) for tp in partitions("t", 4)} == {25}
 
 
-# What fails half way
+# Failures
 
 
-class Trouble:
-    """Lets the nth write of a group fail, before or after it is done."""
+class FailingWrites:
+    """Fails one write of the main thread, to which `left` counts down, before or after it."""
 
     def __init__(self, root, monkeypatch, error):
         self._live, self._error, self.left, self.after = root.context.live, error, -1, False
@@ -1499,10 +1508,10 @@ class Trouble:
         in_main_thread = threading.current_thread() is threading.main_thread()
         self.left -= in_main_thread
         if in_main_thread and self.left == 0 and not self.after:
-            raise self._error("trouble")
+            raise self._error("planted")
         result = self._write(step)
         if in_main_thread and self.left == 0:
-            raise self._error("trouble")
+            raise self._error("planted")
         return result
 
 
@@ -1511,39 +1520,39 @@ class Trouble:
 def test_a_rebalance_that_fails_halfway_is_completed_by_the_next_poll(
     root, join, monkeypatch, strategy, error
 ):
-    """M22, M24: whichever write failed, or was interrupted when it was done."""
-    make(root)
-    trouble, failed = Trouble(root, monkeypatch, error), 0
+    """M22, M24: whether a write failed, or was interrupted after it was done."""
+    make_topic(root)
+    writes, failures = FailingWrites(root, monkeypatch, error), 0
     for number in range(20):
-        trouble.left, trouble.after = number // 2 + 1, bool(number % 2)
+        writes.left, writes.after = number // 2 + 1, bool(number % 2)
         options = {"partition_assignment_strategy": strategy, "group_id": f"g{number}"}
         first, second = join("t", **options), join("t", **options)
         listener = RecordingListener()
         if number % 4 >= 2:
             first.subscribe(["t"], listener=listener)
-        came = set()
+        offsets = set()
         for _ in range(12):
             for member in (first, second):
                 try:
                     for records in member.poll(0).values():
-                        came |= {(record.partition, record.offset) for record in records}
+                        offsets |= {(record.partition, record.offset) for record in records}
                 except error:
-                    failed += 1
+                    failures += 1
         assert len(first.assignment()) == len(second.assignment()) == 1
-        assert len(came) == 8
-        trouble.left = -1
+        assert len(offsets) == 8
+        writes.left = -1
         for member in (first, second):
             member.commit()
             member.close()
-    assert failed >= 10
+    assert failures >= 10
 
 
 def test_a_commit_that_fails_changes_nothing_and_may_be_repeated(root, join, monkeypatch):
-    make(root)
+    make_topic(root)
     member = join("t")
     poll_until_assigned([member], partitions("t", 2))
-    trouble = Trouble(root, monkeypatch, LockTimeoutError)
-    trouble.left = 1
+    writes = FailingWrites(root, monkeypatch, LockTimeoutError)
+    writes.left = 1
 
     with pytest.raises(LockTimeoutError):
         member.commit({T0: 3})
@@ -1555,26 +1564,26 @@ def test_a_commit_that_fails_changes_nothing_and_may_be_repeated(root, join, mon
 
 @pytest.mark.parametrize("write", range(1, 5))
 def test_a_close_that_fails_leaves_no_thread_and_no_lock(root, join, monkeypatch, write):
-    """E24: the others see that it has left, whatever could not be written."""
-    make(root)
+    """E24: the other members see that it left, although a write failed."""
+    make_topic(root)
     member, other = join("t", enable_auto_commit=True), join("t")
     member.poll(0)
-    trouble = Trouble(root, monkeypatch, LockTimeoutError)
-    trouble.left = write
+    writes = FailingWrites(root, monkeypatch, LockTimeoutError)
+    writes.left = write
     try:
         member.close()
     except LockTimeoutError:
         pass
-    trouble.left = -1
+    writes.left = -1
 
     assert len(heartbeat_threads()) == 0
     poll_until_assigned([other], partitions("t", 2))
 
 
-def test_a_damaged_partition_does_not_keep_a_member_from_the_others(tmp_path):
-    """E10, E14: each poll raises the error; seek past it or pause it to continue."""
+def test_a_damaged_partition_does_not_stop_the_other_partitions(tmp_path):
+    """E10, E14: each poll raises the error, until the program seeks past it or pauses it."""
     with embedlog.open(tmp_path / "root") as log:
-        make(log.root, batches=5)
+        make_topic(log.root, batches=5)
     damage_first_batch(tmp_path / "root", 0)
     with embedlog.open(tmp_path / "root") as log:
         member = log.consumer("t", group_id="g", auto_offset_reset="earliest")
@@ -1591,25 +1600,25 @@ def test_a_damaged_partition_does_not_keep_a_member_from_the_others(tmp_path):
 
 def damage_first_batch(path, partition):
     """Change a byte of the values in the first batch of a partition."""
-    segment = sorted(path.glob(f"topics/*/{partition}/*.arrows"))[0]
+    segment = min(path.glob(f"topics/*/{partition}/*.arrows"))
     data = bytearray(segment.read_bytes())
     data[data.index(b"v0v1")] ^= 1
     segment.write_bytes(data)
 
 
 def test_a_read_only_log_has_no_members(tmp_path):
-    """To join is to write."""
+    """A member has to write."""
     with embedlog.open(tmp_path / "root") as log:
-        make(log.root)
+        make_topic(log.root)
     with embedlog.open(tmp_path / "root", mode="r") as log:
         with pytest.raises(ReadOnlyError):
             log.consumer("t", group_id="g")
-        alone = log.consumer(group_id="g", auto_offset_reset="earliest")
-        alone.assign([T0])
-        assert len(alone.poll(0)[T0]) == 4
+        consumer = log.consumer(group_id="g", auto_offset_reset="earliest")
+        consumer.assign([T0])
+        assert len(consumer.poll(0)[T0]) == 4
         with pytest.raises(ReadOnlyError):
-            alone.commit({T0: 1})
-        assert alone.committed(T0) is None
+            consumer.commit({T0: 1})
+        assert consumer.committed(T0) is None
 
 
 @pytest.mark.parametrize(
@@ -1623,9 +1632,9 @@ def test_a_read_only_log_has_no_members(tmp_path):
         lambda member: member.seek_to_end(T1),
     ],
 )
-def test_a_revoked_partition_is_not_assigned_any_more(root, join, call):
-    """E3, E11, M25: its position is forgotten."""
-    make(root)
+def test_a_revoked_partition_is_no_longer_assigned(root, join, call):
+    """E3, E11, M25: its position is dropped."""
+    make_topic(root)
     first, second = join("t"), join("t")
     poll_until_assigned([first, second], partitions("t", 2), at_least=1)
     assert first.assignment() == {T0}
@@ -1636,30 +1645,30 @@ def test_a_revoked_partition_is_not_assigned_any_more(root, join, call):
 
 @pytest.mark.tier("test")
 def test_members_may_be_closed_from_any_thread_at_any_time(root, monkeypatch):
-    """E13, E24: seeded; threads close, wake and drop each other's consumers as they read."""
-    make(root, count=6)
+    """E13, E24: seeded threads close, wake and drop each other's consumers while they read."""
+    make_topic(root, count=6)
     done, shared, failures = threading.Event(), [], []
     monkeypatch.setattr(
-        threading, "excepthook", lambda hook_args: failures.append(hook_args.exc_value)
+        threading, "excepthook", lambda arguments: failures.append(arguments.exc_value)
     )
-    fine = (ClosedError, WakeupError, IllegalStateError, CommitFailedError)
+    expected = (ClosedError, WakeupError, IllegalStateError, CommitFailedError)
 
-    def work(dice):
+    def work(rng):
         while not done.is_set():
             member = Consumer(root, "t", group_id="g", auto_commit_interval_ms=5, **COOPERATIVE)
             shared.append(member)
             try:
-                for _ in range(dice.randrange(1, 20)):
-                    member.poll(dice.choice([0, 1, 10]))
-                    other = dice.choice(shared[-6:])
-                    dice.choice([member.commit, other.wakeup, member.unsubscribe, other.close])()
-                    other.close(timeout_ms=dice.choice([0, 50])) if dice.random() < 0.1 else None
+                for _ in range(rng.randrange(1, 20)):
+                    member.poll(rng.choice([0, 1, 10]))
+                    other = rng.choice(shared[-6:])
+                    rng.choice([member.commit, other.wakeup, member.unsubscribe, other.close])()
+                    other.close(timeout_ms=rng.choice([0, 50])) if rng.random() < 0.1 else None
                     member.subscribe(["t"])
                 member.close()
-            except fine:
+            except expected:
                 pass
 
-    threads = [threading.Thread(target=work, args=(random.Random(n),)) for n in range(6)]
+    threads = [threading.Thread(target=work, args=(random.Random(seed),)) for seed in range(6)]
     for thread in threads:
         thread.start()
     threading.Event().wait(2)
@@ -1676,16 +1685,16 @@ def test_members_may_be_closed_from_any_thread_at_any_time(root, monkeypatch):
 
 def test_auto_commit_retries_retriable_errors(root, join, monkeypatch):
     """E20: after retry_backoff_ms; the poll does not fail."""
-    make(root, count=1)
+    make_topic(root, count=1)
     options = {"auto_commit_interval_ms": 20, "retry_backoff_ms": 30}
     member = join("t", enable_auto_commit=True, **options)
     member.poll(0)
-    trouble = Trouble(root, monkeypatch, LockTimeoutError)
-    trouble.left = 1
+    writes = FailingWrites(root, monkeypatch, LockTimeoutError)
+    writes.left = 1
     threading.Event().wait(0.03)
 
     member.poll(0)
-    assert (trouble.left, committed(root)) == (0, None)
+    assert (writes.left, committed(root)) == (0, None)
     member.poll(0)
     assert committed(root) is None
     threading.Event().wait(0.04)
@@ -1696,21 +1705,21 @@ def test_auto_commit_retries_retriable_errors(root, join, monkeypatch):
 
 def test_auto_commit_logs_other_errors_and_goes_on(root, join, caplog):
     """E20: a later commit may succeed."""
-    make(root)
-    alone, member = join(enable_auto_commit=True, auto_commit_interval_ms=0), join("t")
-    alone.assign([T0])
+    make_topic(root)
+    consumer, member = join(enable_auto_commit=True, auto_commit_interval_ms=0), join("t")
+    consumer.assign([T0])
     member.poll(0)
-    alone.poll(0)
+    consumer.poll(0)
     with caplog.at_level(logging.WARNING):
-        alone.poll(0)
+        consumer.poll(0)
 
     assert "auto-commit" in caplog.text
     assert committed(root) is None
 
 
-def test_a_record_that_cannot_be_read_is_not_committed(root, join):
-    """E10, E20: those before it are."""
-    make(root, count=1)
+def test_a_record_that_cannot_be_deserialized_is_not_committed(root, join):
+    """E10, E20: the records before it are committed."""
+    make_topic(root, count=1)
 
     def refuse(data):
         if data == b"v2":
@@ -1730,8 +1739,8 @@ def test_a_record_that_cannot_be_read_is_not_committed(root, join):
 
 
 def test_members_may_poll_columns(root, join):
-    """Positions and commits are those of records."""
-    make(root, count=1, batches=3)
+    """Positions and commits are the same as with records."""
+    make_topic(root, count=1, batches=3)
     member = join("t", consumer_timeout_ms=20)
     assert [batch.num_rows for batch in member.poll_batches(0, max_records=3)[T0]] == [2, 1]
     member.commit()
@@ -1743,8 +1752,8 @@ def test_members_may_poll_columns(root, join):
 
 
 def test_a_consumer_without_a_common_assignor_cannot_join(root, join):
-    """M5: its poll raises an error, and the others do not notice."""
-    make(root)
+    """M5: its poll raises an error, and the other members continue."""
+    make_topic(root)
     first = join("t", partition_assignment_strategy="range")
     other = join("t", partition_assignment_strategy="sticky")
     first.poll(0)
@@ -1759,18 +1768,18 @@ def test_a_consumer_without_a_common_assignor_cannot_join(root, join):
 
 
 def test_poll_raises_an_error_of_the_assignor(root, join):
-    """The group does not change; once the assignor works, it goes on."""
-    make(root)
+    """The group does not change; it continues once the assignor works."""
+    make_topic(root)
 
-    class Own:
+    class OwnAssignor:
         name, cooperative, works = "own", True, False
 
         def assign(self, counts, members):
             if not self.works:
                 raise ZeroDivisionError
-            return {each.id: sorted(partitions("t", counts["t"])) for each in members}
+            return {member.id: sorted(partitions("t", counts["t"])) for member in members}
 
-    own = Own()
+    own = OwnAssignor()
     member = join("t", partition_assignment_strategy=[own])
     for _ in range(2):
         with pytest.raises(AssignorError):
@@ -1780,9 +1789,9 @@ def test_poll_raises_an_error_of_the_assignor(root, join):
     assert len(drained(member)) == 8
 
 
-def test_the_lag_of_a_member_is_known_once_it_has_a_position(root, join):
-    """E25, E3: a poll resolves every position, also where it returned nothing."""
-    make(root)
+def test_the_lag_of_a_member_needs_a_position(root, join):
+    """E3, E25: a poll resolves every position, also of partitions without records."""
+    make_topic(root)
     member = join("t")
     (first,) = member.poll(0, max_records=3)
     (other,) = {T0, T1} - {first}

@@ -1,4 +1,4 @@
-"""The pages say what the code does: the reference is complete, and every link leads somewhere.
+"""The pages describe what the code does: the reference is complete, and no link is broken.
 
 `make docs` builds the site; these tests need none of its packages.
 """
@@ -31,7 +31,7 @@ each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.rel
 
 
 def loaded(path):
-    """Return a script of the docs as a module."""
+    """Import a script of the docs."""
     spec = importlib.util.spec_from_file_location(path.stem, path)
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
@@ -41,7 +41,7 @@ def loaded(path):
 
 @functools.cache
 def generator():
-    """Return what makes the pages of the reference."""
+    """Return the module that generates the pages of the reference."""
     return loaded(DOCS / "_generate.py")
 
 
@@ -49,7 +49,8 @@ def settings():
     """Return each kind of setting with the names of its settings."""
     configs = generator().CONFIGS.items()
     return [
-        (kind, [one.name for one in dataclasses.fields(config)]) for kind, (config, *_) in configs
+        (kind, [field.name for field in dataclasses.fields(config)])
+        for kind, (config, *_) in configs
     ]
 
 
@@ -58,49 +59,49 @@ def settings():
 
 @pytest.mark.parametrize(("kind", "names"), settings(), ids=lambda value: str(value)[:12])
 def test_every_setting_is_in_the_reference(kind, names):
-    """With its effect, its type, and Kafka's default; and no other is."""
-    made = generator()
-    config, page = made.CONFIGS[kind][0], made.settings_page()
-    effects = made.field_docstrings(config)
+    """With its effect, its type and Kafka's default; other names are not."""
+    reference = generator()
+    config, page = reference.CONFIGS[kind][0], reference.settings_page()
+    effects = reference.field_docstrings(config)
 
-    assert set(made.KAFKA_DEFAULTS[kind]) == set(names)
+    assert set(reference.KAFKA_DEFAULTS[kind]) == set(names)
     for name in names:
         assert f'id="{kind}.{name}"' in page
-        assert effects.get(name) or (kind, name) in made.NO_EFFECT, f"{name} has no docstring"
+        assert effects.get(name) or (kind, name) in reference.NO_EFFECT, f"{name} has no docstring"
     for field in dataclasses.fields(config):
         if str(field.type).split(" |")[0] in ("Any", "str"):
-            assert (kind, field.name) in made.VALUES, f"what does {field.name} take?"
+            assert (kind, field.name) in reference.VALUES, f"what does {field.name} take?"
 
 
 def test_settings_without_an_effect_are_not_used():
-    """What the page calls without effect is not read by the code, and everything else is."""
-    made = generator()
+    """The code reads all settings except those that the page lists as without effect."""
+    reference = generator()
     text = "\n".join(
         path.read_text(encoding="utf-8")
         for path in PACKAGE.rglob("*.py")
         if "config" not in path.relative_to(PACKAGE).parts
     )
     used = set(re.findall(r"\b[a-z_]+\b", text))
-    without = {name for _, name in made.NO_EFFECT}
+    without_effect = {name for _, name in reference.NO_EFFECT}
     only_checked = {"max_in_flight_requests_per_connection"}
-    every = {name for _, names in settings() for name in names}
+    all_names = {name for _, names in settings() for name in names}
 
-    assert {key for key in made.NO_EFFECT if key[1] not in dict(settings())[key[0]]} == set()
-    assert every - used - without <= only_checked
+    assert {key for key in reference.NO_EFFECT if key[1] not in dict(settings())[key[0]]} == set()
+    assert all_names - used - without_effect <= only_checked
 
 
 def test_every_error_is_in_the_reference():
-    """With what to do about it."""
-    made = generator()
-    listed = [name for kinds in made.ERRORS.values() for name in kinds]
-    page = made.errors_page()
+    """With the action to take."""
+    reference = generator()
+    listed = [name for kinds in reference.ERRORS.values() for name in kinds]
+    page = reference.errors_page()
 
-    assert sorted(listed) == sorted(made.error_classes())
+    assert sorted(listed) == sorted(reference.error_classes())
     assert all(f'id="{name}"' in page for name in listed)
 
 
 def test_every_command_is_in_the_reference():
-    """With its help, whatever the width of the terminal is."""
+    """With its help, which does not depend on the width of the terminal."""
     page = generator().command_line_page()
     commands = [name for name, _ in generator().commands()]
 
@@ -111,19 +112,19 @@ def test_every_command_is_in_the_reference():
 
 
 def test_every_public_name_is_in_the_reference():
-    """Of the package, of Spark and of the pipeline."""
+    """The names of the package, of Spark and of the pipeline."""
     listed = {name for _, names in generator().API.values() for name in names}
     public = {f"embedlog.{name}" for name in embedlog.__all__} - {"embedlog.errors"}
     for name in ("spark", "pipeline"):
         module = importlib.import_module(f"embedlog.{name}")
-        public |= {f"embedlog.{name}.{one}" for one in module.__all__}
+        public |= {f"embedlog.{name}.{attribute}" for attribute in module.__all__}
 
-    # Spark's own interface, which no program calls.
+    # Spark's own interface, which programs do not call.
     assert listed == public - {"embedlog.spark.EmbedlogDataSource"}
 
 
-def test_defaults_are_shown_as_they_are_typed():
-    """And in a larger unit, if it is a round number of them."""
+def test_defaults_are_shown_as_a_user_types_them():
+    """A round number is also shown in a larger unit."""
     shown = generator().shown
 
     assert shown("segment_bytes", 1 << 30) == "`1073741824` (1\xa0GiB)"
@@ -145,17 +146,17 @@ def anchors(page):
 
 @each_page
 def test_every_link_leads_somewhere(page):
-    """To a file of the repository, and to a heading of it."""
+    """To a file of the repository, and to a heading of that file."""
     broken = []
     for _, _, target in LINK.findall(CODE.sub("", page.read_text(encoding="utf-8"))):
         if re.match(r"[a-z]+:", target):
             continue
         path, _, anchor = target.partition("#")
-        found = (page.parent / path).resolve() if path else page
+        file = (page.parent / path).resolve() if path else page
         # A source distribution has no examples.
         if path.startswith(("../examples/", "examples/")) and not (ROOT / "examples").exists():
             continue
-        if not found.exists() or (anchor and anchor not in anchors(found)):
+        if not file.exists() or (anchor and anchor not in anchors(file)):
             broken.append(target)
 
     assert broken == []
@@ -163,15 +164,15 @@ def test_every_link_leads_somewhere(page):
 
 @each_page
 def test_every_picture_has_an_alternative_text(page):
-    """For those who cannot see it."""
-    pictures = [one for one in LINK.findall(page.read_text(encoding="utf-8")) if one[0]]
+    """For readers who cannot see it."""
+    pictures = [link for link in LINK.findall(page.read_text(encoding="utf-8")) if link[0]]
 
     assert [target for _, text, target in pictures if len(text) < 20] == []
 
 
 @each_page
-def test_every_module_that_is_named_is_there(page):
-    """`batch/encode` is embedlog/batch/encode.py; so a rename does not leave the pages behind."""
+def test_every_module_on_a_page_exists(page):
+    """`batch/encode` is embedlog/batch/encode.py; a rename has to change the pages too."""
     named = MODULE.findall(page.read_text(encoding="utf-8"))
     packages = {path.name for path in PACKAGE.iterdir() if path.is_dir()}
     missing = [
@@ -188,13 +189,13 @@ def test_every_module_that_is_named_is_there(page):
 
 
 def test_every_page_is_in_the_navigation():
-    """mkdocs fails otherwise; here without mkdocs."""
+    """mkdocs fails otherwise; this test does not need mkdocs."""
     navigation = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
     named = set(re.findall(r"[\w/-]+\.md", navigation))
-    there = {page.relative_to(DOCS).as_posix() for page in PAGES if DOCS in page.parents}
-    made = {f"{name}.md" for name in generator().pages()}
+    written = {page.relative_to(DOCS).as_posix() for page in PAGES if DOCS in page.parents}
+    generated = {f"{name}.md" for name in generator().pages()}
 
-    assert named == there | made
+    assert named == written | generated
 
 
 def test_the_pictures_are_those_of_the_script():
@@ -206,11 +207,12 @@ def test_the_pictures_are_those_of_the_script():
 
 
 def test_the_readme_has_no_relative_link_on_pypi():
-    """They would lead nowhere there; pyproject.toml says how they are replaced."""
+    """It would be broken there; pyproject.toml has the replacements."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     text = (ROOT / "README.md").read_text(encoding="utf-8")
-    for one in project["tool"]["hatch"]["metadata"]["hooks"]["fancy-pypi-readme"]["substitutions"]:
-        text = re.sub(one["pattern"], one["replacement"], text)
+    hooks = project["tool"]["hatch"]["metadata"]["hooks"]
+    for rule in hooks["fancy-pypi-readme"]["substitutions"]:
+        text = re.sub(rule["pattern"], rule["replacement"], text)
 
     assert "tutorial (`docs/tutorial.md`)" in text
     assert [target for _, _, target in LINK.findall(text) if not target.startswith("http")] == []
@@ -218,7 +220,7 @@ def test_the_readme_has_no_relative_link_on_pypi():
 
 @pytest.mark.skipif(importlib.util.find_spec("mkdocs") is None, reason="`make docs` installs it")
 def test_the_site_builds_without_a_warning(tmp_path):
-    """Strictly: a broken link, or a page outside of the navigation, fails it."""
+    """In strict mode, a broken link or a page outside of the navigation fails the build."""
     run_python(
         *("-m", "mkdocs", "build", "--strict", "--quiet", "-d", tmp_path), cwd=ROOT, seconds=120
     )

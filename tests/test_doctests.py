@@ -1,4 +1,4 @@
-"""What the docstrings show is run, in the package that is installed."""
+"""Run the examples in the docstrings of the installed package."""
 
 import doctest
 import importlib
@@ -7,26 +7,26 @@ import pkgutil
 
 import embedlog
 
-ROOMS = sorted(
-    room.name
-    for room in pkgutil.walk_packages(embedlog.__path__, "embedlog.")
-    if not room.name.endswith("__main__")
+MODULES = sorted(
+    module.name
+    for module in pkgutil.walk_packages(embedlog.__path__, "embedlog.")
+    if not module.name.endswith("__main__")
 )
 NO_SPARK = importlib.util.find_spec("pyspark") is None
 
 
 def test_the_examples_in_docstrings_are_true(tmp_path, monkeypatch):
-    """Every session in a docstring prints what it says, in an empty directory."""
+    """Every example prints what its docstring shows, in an empty directory."""
     failed, shown = {}, 0
-    for room in ["embedlog", *ROOMS]:
-        if NO_SPARK and room.startswith("embedlog.spark"):
+    for module in ["embedlog", *MODULES]:
+        if NO_SPARK and module.startswith("embedlog.spark"):
             continue
-        (tmp_path / room).mkdir()
-        monkeypatch.chdir(tmp_path / room)
-        result = doctest.testmod(importlib.import_module(room), optionflags=doctest.ELLIPSIS)
+        (tmp_path / module).mkdir()
+        monkeypatch.chdir(tmp_path / module)
+        result = doctest.testmod(importlib.import_module(module), optionflags=doctest.ELLIPSIS)
         shown += result.attempted
         if result.failed:
-            failed[room] = result.failed
+            failed[module] = result.failed
 
     assert failed == {}
     assert shown > 0

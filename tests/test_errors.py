@@ -1,4 +1,4 @@
-"""Errors say what happened, where and what to do, and arrive whole from a Spark worker."""
+"""Errors say what happened, where, and what to do, and pickling keeps all of it."""
 
 import copy
 import inspect
@@ -13,62 +13,66 @@ KINDS = [
     for _, kind in inspect.getmembers(errors, inspect.isclass)
     if issubclass(kind, errors.EmbedlogError)
 ]
-PLACE = {"topic": "flights", "partition": 3, "offset": 42, "path": "a/b.arrows", "position": 96}
-FACTS = PLACE | {"errno": 5, "operation": "write", "pid": 7, "reason": "torn", "other": (1, 2)}
+LOCATION = {"topic": "flights", "partition": 3, "offset": 42, "path": "a/b.arrows", "position": 96}
+FACTS = LOCATION | {"errno": 5, "operation": "write", "pid": 7, "reason": "torn", "other": (1, 2)}
 
 
-def none_breaks(check):
-    """Fail with all kinds of errors about which a check has something to say."""
-    found = [f"{kind.__name__}: {wrong}" for kind in KINDS if (wrong := check(kind))]
-    assert not found, "\n" + "\n".join(found)
+def assert_for_all(check):
+    """Fail with the findings of a check of every kind of error."""
+    findings = [f"{kind.__name__}: {finding}" for kind in KINDS if (finding := check(kind))]
+    assert not findings, "\n" + "\n".join(findings)
 
 
-def unlike(found, expected):
-    """Return what was found where it is not what was expected."""
-    return None if found == expected else f"{found!r}, not {expected!r}"
+def difference(actual, expected):
+    """Describe the difference of two values; None if they are equal."""
+    return None if actual == expected else f"{actual!r}, not {expected!r}"
 
 
-@pytest.mark.parametrize("remake", [lambda e: pickle.loads(pickle.dumps(e)), copy.copy])
-def test_an_error_survives_pickling_with_all_its_facts(remake):
-    """A Spark worker sends its errors home."""
+@pytest.mark.parametrize("copied", [lambda e: pickle.loads(pickle.dumps(e)), copy.copy])
+def test_an_error_survives_pickling_with_all_its_facts(copied):
+    """Spark workers pickle their errors."""
 
     def everything(error):
-        shown = type(error), str(error), error.args, error.what, error.todo, error.facts
-        return *shown, {name: getattr(error, name) for name in FACTS}
+        message = type(error), str(error), error.args, error.what, error.todo, error.facts
+        return *message, {name: getattr(error, name) for name in FACTS}
 
     def check(kind):
         error = kind("it broke", todo="Mend it.", **FACTS)
-        again = everything(remake(error))
+        copied_error = everything(copied(error))
         expected = (kind, str(error), error.args, "it broke", "Mend it.", FACTS, FACTS)
-        return unlike(again, expected)
+        return difference(copied_error, expected)
 
-    none_breaks(check)
+    assert_for_all(check)
 
 
 def test_an_error_shows_what_where_and_what_to_do():
-    """Nobody should need a debugger to find the place."""
+    """The message is enough to locate the problem."""
     expected = "it broke [flights-3, offset 42, a/b.arrows, byte 96]. Mend it."
 
-    none_breaks(lambda kind: unlike(str(kind("it broke", todo="Mend it.", **PLACE)), expected))
+    assert_for_all(
+        lambda kind: difference(str(kind("it broke", todo="Mend it.", **LOCATION)), expected)
+    )
 
 
 def test_unknown_facts_are_left_out():
-    """None is no place; zero is one."""
+    """None is omitted, zero is not."""
 
     def check(kind):
-        found = (
+        shown = (
             str(kind("it broke")),
             str(kind("it broke", topic="flights")),
             str(kind("it broke", topic="t", partition=0, offset=0)),
             kind("it broke").offset,
         )
-        return unlike(found, ("it broke", "it broke [flights]", "it broke [t-0, offset 0]", None))
+        return difference(
+            shown, ("it broke", "it broke [flights]", "it broke [t-0, offset 0]", None)
+        )
 
-    none_breaks(check)
+    assert_for_all(check)
 
 
-def test_an_error_says_whether_to_try_again_and_what_it_means():
-    """Every error has `.retriable`; every one is explained."""
+def test_an_error_has_a_docstring_and_says_whether_it_is_retriable():
+    """Every error has `.retriable` and a docstring of its own."""
 
     def check(kind):
         inherited = (
@@ -78,12 +82,12 @@ def test_an_error_says_whether_to_try_again_and_what_it_means():
             return "has no docstring of its own"
         return None if isinstance(kind.retriable, bool) else f"retriable is {kind.retriable!r}"
 
-    none_breaks(check)
+    assert_for_all(check)
 
 
-def test_an_error_is_named_as_one():
-    """The names are kafka-python's, which end so."""
-    none_breaks(lambda kind: None if kind.__name__.endswith("Error") else "ends otherwise")
+def test_the_name_of_an_error_ends_in_error():
+    """So do kafka-python's names."""
+    assert_for_all(lambda kind: None if kind.__name__.endswith("Error") else "ends otherwise")
 
 
 @pytest.mark.parametrize(
@@ -96,7 +100,7 @@ def test_an_error_is_named_as_one():
         (errors.LockTimeoutError, TimeoutError),
     ],
 )
-def test_who_does_not_know_embedlog_can_catch_the_builtin(kind, builtin):
-    """A mistake that Python has a name for is caught by that name too."""
+def test_a_mistake_can_be_caught_as_a_builtin_error(kind, builtin):
+    """Programs need not know the names of embedlog for it."""
     with pytest.raises(builtin):
         raise kind("it broke")

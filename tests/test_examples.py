@@ -1,4 +1,4 @@
-"""The examples run, and print what they promise."""
+"""The examples run, and print the expected results."""
 
 from __future__ import annotations
 
@@ -20,16 +20,18 @@ EXAMPLES = Path(__file__).parent.parent / "examples"
     shutil.which("java") is None and "JAVA_HOME" not in os.environ, reason="there is no Java"
 )
 def test_the_flights_come_back_as_they_went_in(tmp_path):
-    """The main job on real input: nothing lost, nothing twice, checksums equal.
+    """The main job on real input: no flight is lost or repeated, and the checksums are equal.
 
-    On the first sixth of it; `make demo` takes it all.
+    This runs on the first sixth of the input; `make demo` runs on all of it.
     """
     quick = {
         "PYSPARK_PYTHON": quick_python(tmp_path),
         "JAVA_TOOL_OPTIONS": "-XX:TieredStopAtLevel=1",
     }
-    words = ["--path", str(tmp_path / "log"), "--first", "60000"]
-    output = run_python(EXAMPLES / "flights.py", *words, seconds=300, env={**os.environ, **quick})
+    arguments = ["--path", str(tmp_path / "log"), "--first", "60000"]
+    output = run_python(
+        EXAMPLES / "flights.py", *arguments, seconds=300, env={**os.environ, **quick}
+    )
 
     assert "60,000 flights" in output
     assert "agree, as records and as columns" in output
@@ -43,7 +45,7 @@ def test_the_flights_come_back_as_they_went_in(tmp_path):
 
 @pytest.mark.tier("test")
 def test_the_flights_are_read_without_setuptools():
-    """Their package imports pkg_resources, which Python 3.12 and newer do not come with."""
+    """Their package imports pkg_resources, which Python 3.12 and newer do not include."""
     code = (
         f"import sys; sys.path.insert(0, {str(EXAMPLES)!r}); sys.modules['pkg_resources'] = None; "
         "import flights; print(len(flights.load(7).values), len(flights.latest_by_pandas(7)))"

@@ -1,4 +1,4 @@
-"""The room that touches the file system: whole writes, safe names, locks, the wake page."""
+"""The only module that touches the file system: whole writes, safe names, locks, the wake page."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ time.sleep(60)
 
 @pytest.fixture
 def files(tmp_path):
-    """The files of an empty root; no descriptor of them is left open."""
+    """The files of an empty root; every descriptor is closed at the end."""
     files = Files(tmp_path)
     yield files
     files.close_all()
@@ -71,7 +71,7 @@ def holder(tmp_path):
 
 
 def test_what_is_written_is_read(files, fd):
-    """All kinds of buffers arrive, in order, at the position asked for."""
+    """All kinds of buffers are written in order, at the given position."""
     written = files.write(fd, [b"one", bytearray(b"two"), memoryview(b"three")], 5)
 
     assert written == 11
@@ -81,13 +81,13 @@ def test_what_is_written_is_read(files, fd):
 
 @pytest.mark.parametrize("count", [0, 1, 1024, 1025, 5000])
 def test_a_write_takes_any_number_of_buffers(files, fd, count):
-    """The kernel takes 1,024 buffers at a time; the caller need not know."""
+    """The kernel takes 1,024 buffers per call, which the caller need not know."""
     assert files.write(fd, [b"ab"] * count, 0) == 2 * count
     assert files.read(fd, 2 * count + 1, 0) == b"ab" * count
 
 
-def test_a_read_ends_where_the_file_does(files, fd):
-    """A read past the end is short or empty, and a vast one allocates nothing."""
+def test_a_read_ends_at_the_end_of_the_file(files, fd):
+    """A read past the end is short or empty, and a huge one allocates nothing."""
     files.write(fd, [b"abc"], 0)
 
     assert files.read(fd, 2, 0) == b"ab"
@@ -96,21 +96,21 @@ def test_a_read_ends_where_the_file_does(files, fd):
     assert files.read(fd, 1 << 50, 7) == b""
 
 
-def test_memory_that_is_given_is_filled_as_far_as_the_file_goes(files, fd, monkeypatch):
-    """Also where the kernel gives a little at a time; what lies beyond stays as it was (P11)."""
+def test_read_into_fills_a_buffer_up_to_the_end_of_the_file(files, fd, monkeypatch):
+    """Also if the kernel reads a little at a time; the rest of the buffer stays as it was (P11)."""
     files.write(fd, [b"abcdef"], 0)
-    whole, rest, none = bytearray(4), bytearray(b"......"), bytearray(2)
+    full, partial, unfilled = bytearray(4), bytearray(b"......"), bytearray(2)
 
-    assert files.read_into(fd, whole, 1) == 4
-    few = os.preadv
-    monkeypatch.setattr(os, "preadv", lambda fd, to, at: few(fd, [to[0][:1]], at))
-    assert files.read_into(fd, rest, 3) == 3
-    assert files.read_into(fd, none, 100) == 0
-    assert (whole, rest, none) == (b"bcde", b"def...", b"\0\0")
+    assert files.read_into(fd, full, 1) == 4
+    preadv = os.preadv
+    monkeypatch.setattr(os, "preadv", lambda fd, to, at: preadv(fd, [to[0][:1]], at))
+    assert files.read_into(fd, partial, 3) == 3
+    assert files.read_into(fd, unfilled, 100) == 0
+    assert (full, partial, unfilled) == (b"bcde", b"def...", b"\0\0")
 
 
 def test_a_map_outlives_its_descriptor_and_its_name(files, fd):
-    """Readers keep the bytes of a file that was deleted (P20)."""
+    """Readers can still read the bytes of a deleted file (P20)."""
     files.write(fd, [b"abc"], 0)
     mapped = files.map(fd, 3)
     files.close(fd)
@@ -121,7 +121,7 @@ def test_a_map_outlives_its_descriptor_and_its_name(files, fd):
 
 
 def test_a_map_longer_than_the_file_is_refused(files, fd):
-    """Touching it would be SIGBUS (P12)."""
+    """Touching the memory after the end would raise SIGBUS (P12)."""
     files.write(fd, [b"abc"], 0)
 
     with pytest.raises(StorageError) as caught:
@@ -130,7 +130,7 @@ def test_a_map_longer_than_the_file_is_refused(files, fd):
 
 
 def test_truncate_sync_and_drop_cache_keep_the_rest(files, fd):
-    """What is left after a cut survives the cache being dropped."""
+    """The remaining bytes survive the truncation and the loss of the cache."""
     files.write(fd, [b"abcdef"], 0)
     files.truncate(fd, 4)
     files.sync(fd)
@@ -140,7 +140,7 @@ def test_truncate_sync_and_drop_cache_keep_the_rest(files, fd):
 
 
 def test_a_file_is_replaced_as_a_whole(files, tmp_path):
-    """A new content takes the place of the old one and leaves nothing else behind."""
+    """The new content replaces the old one, and no temporary file of its own is left."""
     files.make_directory("inner")
     files.write_file("inner/file", b"old")
     (tmp_path / "inner/file.0.tmp").write_bytes(b"left behind by a killed process")
@@ -151,16 +151,16 @@ def test_a_file_is_replaced_as_a_whole(files, tmp_path):
 
 
 def test_a_full_file_raises_with_its_errno(files, fd):
-    """A limit first shortens the write, then refuses it; the errno says which (P8, P11)."""
-    old = resource.getrlimit(resource.RLIMIT_FSIZE)
-    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, old[1]))
+    """A limit first shortens the write, then refuses it with an errno (P8, P11)."""
+    old_limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    old_handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, old_limit[1]))
     try:
         with pytest.raises(StorageError) as caught:
             files.write(fd, [b"x" * 600] * 2, 0)
     finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, old)
-        signal.signal(signal.SIGXFSZ, handler)
+        resource.setrlimit(resource.RLIMIT_FSIZE, old_limit)
+        signal.signal(signal.SIGXFSZ, old_handler)
 
     assert caught.value.errno == errno.EFBIG
     assert caught.value.operation == "write"
@@ -169,7 +169,7 @@ def test_a_full_file_raises_with_its_errno(files, fd):
 
 
 def test_a_full_disk_has_its_own_error(files):
-    """ENOSPC is DiskFullError, and a failed sync is never one that may be tried again (P9, P10)."""
+    """ENOSPC is a DiskFullError, and a failed sync is never retriable (P9, P10)."""
     full = files._failed(OSError(errno.ENOSPC, "full"), "write", "file")
     sync = files._failed(OSError(errno.ENOSPC, "full"), "sync", "file", DurabilityError)
 
@@ -179,8 +179,8 @@ def test_a_full_disk_has_its_own_error(files):
     assert not sync.retriable
 
 
-def test_a_storage_error_travels(files):
-    """A worker process sends it home with all its facts."""
+def test_a_storage_error_survives_pickling(files):
+    """A worker process sends it to its parent with all facts."""
     with pytest.raises(StorageError) as caught:
         files.open("absent")
 
@@ -191,8 +191,8 @@ def test_a_storage_error_travels(files):
 # Names
 
 
-def test_files_and_directories_are_for_their_user_only(files, fd):
-    """Modes are 0600 and 0700, whatever the umask would allow (F4)."""
+def test_files_and_directories_are_private_to_their_user(files, fd):
+    """Modes are 0600 and 0700, even if the umask allows more (F4)."""
     files.make_directory("inner")
 
     assert stat.S_IMODE(os.stat(files.path("file")).st_mode) == 0o600
@@ -201,7 +201,7 @@ def test_files_and_directories_are_for_their_user_only(files, fd):
 
 @pytest.mark.parametrize("path", ["../x", "a/../../x", "/etc/passwd", "", ".", "..", "a//b", "a/"])
 def test_no_path_leads_out_of_the_root(files, path):
-    """A path with "..", an absolute or an empty one is refused (P22)."""
+    """Paths with "..", absolute paths and empty paths are refused (P22)."""
     with pytest.raises(StorageError):
         files.open(path)
     with pytest.raises(StorageError):
@@ -209,7 +209,7 @@ def test_no_path_leads_out_of_the_root(files, path):
 
 
 def test_links_and_pipes_are_refused(files, tmp_path):
-    """A planted link, directory link, pipe or second name is not opened, and nothing hangs."""
+    """A link, a directory link, a pipe or a hard link is not opened, and nothing hangs."""
     (tmp_path / "real").mkdir()
     (tmp_path / "real/file").write_bytes(b"secret")
     (tmp_path / "link").symlink_to(tmp_path / "real/file")
@@ -227,8 +227,8 @@ def test_links_and_pipes_are_refused(files, tmp_path):
         files.list("directory")
 
 
-def test_names_come_and_go(files, fd):
-    """Listing, renaming over a file, unlinking, and asking whether something exists."""
+def test_files_and_directories_are_created_renamed_and_deleted(files, fd):
+    """Lists, renames over a file, unlinks, and checks of existence."""
     files.make_directory("inner")
     files.make_directory("inner")
     files.write_file("other", b"other")
@@ -248,27 +248,27 @@ def test_names_come_and_go(files, fd):
 
 
 @pytest.mark.parametrize(
-    "call",
+    ("call", "path"),
     [
-        lambda files: files.unlink("absent"),
-        lambda files: files.rename("absent", "other"),
-        lambda files: files.list("absent"),
-        lambda files: files.sync_directory("absent"),
-        lambda files: files.remove_directory("absent"),
-        lambda files: files.read_file("absent/file"),
-        lambda files: files.make_directory("absent/inner"),
+        (lambda files: files.unlink("absent"), "absent"),
+        (lambda files: files.rename("absent", "other"), "other"),
+        (lambda files: files.list("absent"), "absent"),
+        (lambda files: files.sync_directory("absent"), "absent"),
+        (lambda files: files.remove_directory("absent"), "absent"),
+        (lambda files: files.read_file("absent/file"), "absent"),
+        (lambda files: files.make_directory("absent/inner"), "absent"),
     ],
 )
-def test_what_is_absent_is_a_storage_error(files, call):
-    """Every error of the system is ours, with its errno and the path."""
+def test_a_missing_file_is_a_storage_error(files, call, path):
+    """Every error of the system is a StorageError, with its errno and the path."""
     with pytest.raises(StorageError) as caught:
         call(files)
     assert caught.value.errno == errno.ENOENT
-    assert "absent" in caught.value.path
+    assert caught.value.path == f"{files.root}/{path}"
 
 
-def test_a_directory_made_again_may_be_refused(files, fd):
-    """A file in its place is always refused."""
+def test_creating_a_directory_again_may_be_refused(files, fd):
+    """A file of that name is always refused."""
     files.make_directory("inner")
     for path, exist_ok in (("inner", False), ("file", True)):
         with pytest.raises(StorageError) as caught:
@@ -279,8 +279,8 @@ def test_a_directory_made_again_may_be_refused(files, fd):
 # The root
 
 
-def test_a_root_is_made_for_its_user(tmp_path):
-    """`create_root` makes parents too, and keeps what is there."""
+def test_a_root_is_created_private_to_its_user(tmp_path):
+    """`create_root` also creates parents, and keeps an existing directory."""
     root = tmp_path / "a/b"
     Files.create_root(root)
     Files.create_root(root)
@@ -290,7 +290,7 @@ def test_a_root_is_made_for_its_user(tmp_path):
 
 
 def test_a_root_that_is_a_file_is_no_log(tmp_path):
-    """A path that is a file is refused, however it is given."""
+    """A path that is a file is refused by `create_root` and by `Files`."""
     (tmp_path / "file").touch()
     with pytest.raises(NotALogError):
         Files.create_root(tmp_path / "file")
@@ -301,7 +301,7 @@ def test_a_root_that_is_a_file_is_no_log(tmp_path):
 
 
 def test_a_remote_file_system_is_refused(tmp_path, monkeypatch):
-    """NFS, SMB, 9p and FUSE only with unsafe_filesystem=True, or to read (P23)."""
+    """NFS, SMB, 9p and FUSE need unsafe_filesystem=True, or a root that is only read (P23)."""
     for magic in (0x6969, 0x517B, 0xFF534D42, 0x01021997, 0x65735546):
         monkeypatch.setattr(Files, "_magic", lambda files, magic=magic: magic)
         with pytest.raises(UnsupportedFilesystemError):
@@ -310,8 +310,8 @@ def test_a_remote_file_system_is_refused(tmp_path, monkeypatch):
         Files(tmp_path, writable=False).close_all()
 
 
-def test_a_root_anyone_may_write_to_is_refused(tmp_path):
-    """Others could replace its files; with the sticky bit they could not (F4)."""
+def test_a_root_that_other_users_may_write_to_is_refused(tmp_path):
+    """They could replace its files, unless the sticky bit is set (F4)."""
     tmp_path.chmod(0o777)
     with pytest.raises(UnsupportedFilesystemError):
         Files(tmp_path)
@@ -319,8 +319,8 @@ def test_a_root_anyone_may_write_to_is_refused(tmp_path):
     Files(tmp_path).close_all()
 
 
-def test_a_root_to_read_is_not_changed(tmp_path):
-    """Every change raises ReadOnlyError before the system is asked (P19)."""
+def test_a_root_that_is_only_read_is_not_changed(tmp_path):
+    """Every change raises ReadOnlyError before it calls the system (P19)."""
     (tmp_path / "file").write_bytes(b"abc")
     files = Files(tmp_path, writable=False)
 
@@ -337,8 +337,8 @@ def test_a_root_to_read_is_not_changed(tmp_path):
     assert files.read_file("file") == b"abc"
 
 
-def test_the_place_is_known(files, tmp_path):
-    """Identity, boot, free space and file system: what recovery and errors need."""
+def test_the_facts_of_the_file_system_are_known(files, tmp_path):
+    """Identity, boot, free space and file system, for recovery and for errors."""
     status = tmp_path.stat()
 
     assert files.identity() == (status.st_dev, status.st_ino)
@@ -348,24 +348,24 @@ def test_the_place_is_known(files, tmp_path):
     assert files.path("a/b") == f"{files.root}/a/b"
 
 
-def test_closed_files_say_so(files, fd):
-    """Closing twice is fine; using what was closed is not."""
+def test_closed_files_raise_closed_error(files, fd):
+    """A second close is allowed, but no other call."""
     files.close(fd)
     files.close(fd)
     other = files.open("file")
     files.close_all()
     files.close_all()
 
-    for use in (lambda: files.open("file"), lambda: files.size(other), files.identity):
+    for call in (lambda: files.open("file"), lambda: files.size(other), files.identity):
         with pytest.raises(ClosedError):
-            use()
+            call()
 
 
 # Locks
 
 
-def test_a_lock_excludes_other_openings_even_here(files, fd):
-    """A second opening is somebody else, in this process too (facts 2.1)."""
+def test_a_lock_excludes_other_descriptors_of_the_same_process(files, fd):
+    """Each descriptor has its own lock, as if it were of another process."""
     other = files.open("file", write=True)
     files.lock(fd, 1)
 
@@ -377,7 +377,7 @@ def test_a_lock_excludes_other_openings_even_here(files, fd):
 
 
 def test_a_timeout_names_the_holder(files, holder):
-    """LockTimeoutError says which process holds the lock and what it does (P16)."""
+    """LockTimeoutError has the process that holds the lock, and its state (P16)."""
     fd = files.open("lock", write=True)
     holder.send_signal(signal.SIGSTOP)
     started = time.monotonic()
@@ -392,7 +392,7 @@ def test_a_timeout_names_the_holder(files, holder):
 
 
 def test_a_killed_holder_frees_the_lock(files, holder):
-    """Death is seen in milliseconds (P15)."""
+    """The kernel releases the lock within milliseconds (P15)."""
     fd = files.open("lock", write=True)
     assert not files.try_lock(fd)
     threading.Timer(0.05, holder.kill).start()
@@ -402,15 +402,15 @@ def test_a_killed_holder_frees_the_lock(files, holder):
     assert time.monotonic() - started < patient(2)
 
 
-def test_a_forked_child_leaves_the_lock_to_its_parent(files, fd):
-    """The child closes what it inherited, and its own opening is somebody else (P18)."""
+def test_a_forked_child_does_not_have_the_lock_of_its_parent(files, fd):
+    """The child closes what it inherited, and its own descriptor does not get the lock (P18)."""
     files.lock(fd, 1)
 
-    def lock_again():
+    def try_lock():
         files.after_fork()
         return files.try_lock(files.open("file", write=True))
 
-    assert not in_child(lock_again)
+    assert not in_child(try_lock)
     other = files.open("file", write=True)
     assert not files.try_lock(other)
 
@@ -420,36 +420,37 @@ def test_a_forked_child_leaves_the_lock_to_its_parent(files, fd):
 
 @pytest.fixture
 def page(files):
-    """The page of a process that does not wait."""
+    """A page that does not wait."""
     page = WakePage(files)
     yield page
     page.close()
 
 
 def test_a_waiter_wakes_when_the_counter_moves(files, page):
-    """Also in another mapping that may only read (facts 2.5)."""
+    """Also through another mapping that is read-only."""
     reader = WakePage(Files(files.root, writable=False))
-    reader.join()  # it cannot be counted, and polls
+    # A read-only page cannot register as a waiter, so it polls.
+    reader.join()
     page.join()
-    for each in (reader, page):
-        seen = each.value()
+    for waiter in (reader, page):
+        value = waiter.value()
         threading.Timer(0.05, page.advance).start()
 
         started = time.monotonic()
-        each.wait(seen, patient(10))
+        waiter.wait(value, patient(10))
 
         assert time.monotonic() - started < patient(5)
-        assert each.value() != seen
+        assert waiter.value() != value
 
 
-def test_nobody_waits_for_what_has_happened(page):
-    """A publication between the look and the wait is not slept through."""
+def test_a_wait_for_an_old_value_returns_at_once(page):
+    """A publication between the read and the wait is not missed."""
     page.join()
-    seen = page.value()
+    value = page.value()
     page.advance()
 
     started = time.monotonic()
-    page.wait(seen, patient(10))
+    page.wait(value, patient(10))
     assert time.monotonic() - started < patient(1)
 
 
@@ -461,21 +462,21 @@ def test_a_wait_ends_with_its_timeout(page):
     assert 0.04 < time.monotonic() - started < patient(1)
 
 
-def test_no_count_is_lost_when_many_advance(files, page):
-    """The kernel adds: threads and processes count together, and the counter never goes back."""
+def test_no_advance_is_lost_when_many_run_at_once(files, page):
+    """The kernel adds, so threads and processes do not overwrite each other."""
 
     def advance():
         for _ in range(2000):
             page.advance()
 
     page.join()
-    seen = page.value()
+    value = page.value()
     child = forks.Child(advance)
     with in_threads(advance, advance):
         pass
     child.end().result()
 
-    assert page.value() == seen + 6000
+    assert page.value() == value + 6000
 
 
 def test_the_counter_wraps_around(page):
@@ -486,36 +487,38 @@ def test_the_counter_wraps_around(page):
 
 
 def test_without_a_futex_a_waiter_polls(files, monkeypatch):
-    """On another processor it is slower, not wrong."""
+    """On other processors it is slower, but correct."""
     monkeypatch.setattr("os.uname", lambda: SimpleNamespace(machine="abacus"))
     page = WakePage(files)
     page.join()
-    seen = page.value()
+    value = page.value()
     threading.Timer(0.02, page.advance).start()
     started = time.monotonic()
-    page.wait(seen, patient(5))
+    page.wait(value, patient(5))
 
-    assert page.value() != seen
+    assert page.value() != value
     assert time.monotonic() - started < patient(4)
     page.leave()
     page.close()
 
 
-def test_a_closed_page_says_so(files):
+def test_a_closed_page_raises_closed_error(files):
     page = WakePage(files)
     page.close()
     page.close()
-    for use in (page.value, page.advance, lambda: page.wait(0, 1)):
+    for call in (page.value, page.advance, lambda: page.wait(0, 1)):
         with pytest.raises(ClosedError):
-            use()
+            call()
     page.join()
     page.leave()
 
 
-def test_nobody_calls_the_kernel_for_readers_that_are_not_there(files, page, monkeypatch):
-    """On x86, where a lock keeps the look at the number behind the commit; else always."""
+def test_the_kernel_is_not_called_without_waiters(files, page, monkeypatch):
+    """On x86, where a lock orders the read of their number after the commit; else always."""
     calls = []
-    monkeypatch.setattr("embedlog.files.wake_page._add_and_wake", lambda *told: calls.append(told))
+    monkeypatch.setattr(
+        "embedlog.files.wake_page._add_and_wake", lambda *arguments: calls.append(arguments)
+    )
     page._may_skip = True
     page.advance()
     assert not calls
@@ -525,8 +528,8 @@ def test_nobody_calls_the_kernel_for_readers_that_are_not_there(files, page, mon
     assert len(calls) == 1
 
 
-def test_who_joins_is_counted_until_it_leaves(files, page):
-    """Each once, whatever it forgets; the child of a fork takes nobody off."""
+def test_waiters_are_counted_from_join_to_leave(files, page):
+    """Extra leaves are ignored; the child of a fork does not change the count of the parent."""
     other = WakePage(files)
     waiters = page._waiters
     page.join()

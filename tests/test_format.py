@@ -1,4 +1,4 @@
-"""What docs/format.md says is what the code writes: its dump, decoded twice."""
+"""docs/format.md describes what the code writes: its example is decoded in two ways."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ def page():
 
 @pytest.fixture(scope="module")
 def dump(page):
-    """The bytes of the worked example."""
+    """Return the bytes of the worked example."""
     text = page.split("```hexdump\n")[1].split("```")[0]
-    found = bytearray()
-    for place, digits in LINE.findall(text):
-        assert int(place, 16) == len(found)
-        found += bytes.fromhex(digits)
-    return bytes(found)
+    data = bytearray()
+    for position, digits in LINE.findall(text):
+        assert int(position, 16) == len(data)
+        data += bytes.fromhex(digits)
+    return bytes(data)
 
 
 def test_the_dump_can_be_read_with_struct_alone(dump, page):
-    """P12: the page is enough to write another reader; the header is as it says."""
+    """P12: the page is enough to write another reader."""
     assert f"`{HEADER}`" in page
     assert struct.calcsize(HEADER) == 96
 
@@ -52,19 +52,19 @@ def test_the_dump_can_be_read_with_struct_alone(dump, page):
     )
 
 
-def test_the_columns_of_the_dump_lie_where_its_table_says(dump):
+def test_the_columns_of_the_dump_are_where_its_table_says(dump):
     """P12: each column's bytes, padding included, are under its own CRC."""
     body = 8 + struct.unpack_from("<i", dump, 4)[0]
     table = body - 8 - 3 * 16
-    columns, begin = [], 0
-    for i in range(3):
-        end, crc, nulls = struct.unpack_from("<QII", dump, table + 16 * i)
-        columns.append((dump[body + begin : body + end], nulls))
+    columns, start = [], 0
+    for number in range(3):
+        end, crc, nulls = struct.unpack_from("<QII", dump, table + 16 * number)
+        columns.append((dump[body + start : body + end], nulls))
         assert crc == crc32c(columns[-1][0])
-        begin = end
+        start = end
     (times, _), (keys, null_keys), (values, null_values) = columns
 
-    assert body + begin == len(dump)
+    assert body + start == len(dump)
     assert struct.unpack("<2q", times) == (FIRST, FIRST + 1)
     assert (null_keys, null_values) == (1, 0)
     assert struct.unpack("<B7x3i4x8s", keys) == (1, 0, 1, 1, b"k".ljust(8, b"\0"))
@@ -72,22 +72,22 @@ def test_the_columns_of_the_dump_lie_where_its_table_says(dump):
 
 
 def test_embedlog_reads_the_dump(dump):
-    """A3: null and empty are told apart."""
+    """A3: null and empty differ."""
     schema = batch.schema()
-    found = batch.parse(
+    decoded = batch.parse(
         pa.py_buffer(dump), 0, len(dump), path="format.md", position=0, schema=schema
     )
 
-    found.verify()
-    assert (found.base_offset, found.next_offset, found.leader_epoch) == (42, 44, 7)
-    assert found.lists() == ([FIRST, FIRST + 1], [b"k", None], [b"hello", b""], None)
+    decoded.verify()
+    assert (decoded.base_offset, decoded.next_offset, decoded.leader_epoch) == (42, 44, 7)
+    assert decoded.lists() == ([FIRST, FIRST + 1], [b"k", None], [b"hello", b""], None)
 
 
-@pytest.mark.parametrize("way", ["lists", "arrow"])
-def test_the_records_of_the_dump_encode_to_the_same_bytes(dump, way):
-    """The format is what the code writes today; a change of it is a new version."""
+@pytest.mark.parametrize("encoder", ["lists", "arrow"])
+def test_the_records_of_the_dump_encode_to_the_same_bytes(dump, encoder):
+    """A change of the bytes that the code writes needs a new version of the format."""
     records = ([b"hello", b""], [b"k", None], [FIRST, FIRST + 1])
-    if way == "lists":
+    if encoder == "lists":
         encoded = batch.encode_lists(*records)
     else:
         encoded = batch.encode(batch.from_lists(*records))
@@ -96,7 +96,7 @@ def test_the_records_of_the_dump_encode_to_the_same_bytes(dump, way):
 
 
 def test_plain_arrow_reads_a_segment(dump):
-    """A segment is an Arrow IPC stream: schema, batches, end of stream, our block skipped."""
+    """A segment is an Arrow IPC stream; other readers skip embedlog's block."""
     stream = batch.schema().serialize().to_pybytes() + 2 * dump + batch.wire.END_OF_STREAM
 
     table = pa.ipc.open_stream(stream).read_all()
@@ -107,14 +107,14 @@ def test_plain_arrow_reads_a_segment(dump):
 
 
 def test_the_tables_of_the_page_are_those_of_the_code(page):
-    """The offsets in the header's table are those struct computes."""
+    """The offsets in the table of the header are those of struct."""
     sizes = {"4 bytes": 4, "u16": 2, "i16": 2, "u32": 4, "i32": 4, "u64": 8, "i64": 8}
     rows = re.findall(r"^\| (\d+) \| (\d bytes|[ui]\d+) \|", page, re.MULTILINE)
-    place = 0
+    position = 0
     for at, kind in rows:
-        assert int(at) == place
-        place += sizes[kind]
+        assert int(at) == position
+        position += sizes[kind]
 
-    assert place == 96
+    assert position == 96
     for name in ("COMPRESSED", "HEADERS", "EXPLICIT_OFFSETS", "LOG_APPEND_TIME", "CONTROL"):
         assert f"\n| {getattr(batch, name)} | " in page

@@ -1,4 +1,4 @@
-"""A group as a whole: who is dead, what is settled, and what an administrator may do (M1–M17)."""
+"""A group as a whole: dead members, assignments, and the calls of an administrator (M1–M17)."""
 
 import errno
 import os
@@ -59,39 +59,39 @@ def lock_files(group):
 
 # Dead members
 
-SILENCES = {
+SILENT_FOR = {
     "less than its session": (SESSION_MS - 1, False),
     "its session": (SESSION_MS, True),
     "much longer": (10 * SESSION_MS, True),
 }
 
 
-@pytest.mark.parametrize("silence", SILENCES)
+@pytest.mark.parametrize("silent_for", SILENT_FOR)
 @pytest.mark.parametrize("instance", [None, "i"], ids=["dynamic", "static"])
-def test_a_member_that_is_silent_for_its_session_is_removed(group, uptime, silence, instance):
-    """By a clock that is never set, and static members too (M8)."""
+def test_a_member_that_is_silent_for_its_session_is_removed(group, uptime, silent_for, instance):
+    """The clock is never set; static members are removed too (M8)."""
     member = join(group, instance_id=instance)
-    ms, over = SILENCES[silence]
+    ms, expired = SILENT_FOR[silent_for]
     uptime.advance(ms)
 
-    assert group.remove_dead_members() == ([member.id] if over else [])
-    assert list(group.read().members) == ([] if over else [member.id])
+    assert group.remove_dead_members() == ([member.id] if expired else [])
+    assert list(group.read().members) == ([] if expired else [member.id])
 
 
-SIGNS = {
+RENEWALS = {
     "a heartbeat": lambda member: member.heartbeat(),
     "a commit": lambda member: member.commit(at(1)),
     "an empty commit": lambda member: member.commit({}),
 }
 
 
-@pytest.mark.parametrize("sign", SIGNS)
-def test_a_heartbeat_or_a_commit_renews_the_session(group, uptime, sign):
-    """Each of them begins it again (M7)."""
+@pytest.mark.parametrize("renewal", RENEWALS)
+def test_a_heartbeat_or_a_commit_renews_the_session(group, uptime, renewal):
+    """Each of them restarts it (M7)."""
     member = join(group)
     settle(member)
     uptime.advance(SESSION_MS - 1)
-    SIGNS[sign](member)
+    RENEWALS[renewal](member)
     uptime.advance(SESSION_MS - 1)
 
     assert group.remove_dead_members() == []
@@ -100,7 +100,7 @@ def test_a_heartbeat_or_a_commit_renews_the_session(group, uptime, sign):
 
 
 def test_each_member_has_its_own_session_timeout(group, uptime):
-    """A shorter one ends earlier (M8)."""
+    """A shorter one expires earlier (M8)."""
     short, long = join(group, session_ms=10), join(group, session_ms=20)
     uptime.advance(10)
     assert group.remove_dead_members() == [short.id]
@@ -117,7 +117,7 @@ def test_a_member_does_not_remove_itself(group, uptime):
 
 
 def test_a_member_whose_lock_is_free_is_removed_at_once(group):
-    """Without any timeout: the kernel says that it is dead (M10, P15)."""
+    """Without a timeout: the free lock proves that it is dead (M10, P15)."""
     member, other = join(group), join(group)
     settle(member, other)
     crash(member)
@@ -139,7 +139,7 @@ def test_a_static_member_is_removed_only_after_its_session(group, uptime):
     assert group.remove_dead_members() == [member.id]
 
 
-def test_two_checks_at_once_do_not_mistake_each_other_for_the_member(group):
+def test_two_concurrent_checks_do_not_mistake_each_other_for_the_member(group):
     """Both try the lock, and both see that it is free."""
     member = join(group)
     crash(member)
@@ -152,7 +152,7 @@ def test_two_checks_at_once_do_not_mistake_each_other_for_the_member(group):
 
 
 def test_a_lock_file_that_cannot_be_opened_does_not_prove_death(group, monkeypatch):
-    """There may be too many open files; but a missing file does prove it (P19)."""
+    """There may be too many open files; only a missing file proves death (P19)."""
     member = join(group)
 
     def refuse(number):
@@ -168,7 +168,7 @@ def test_a_lock_file_that_cannot_be_opened_does_not_prove_death(group, monkeypat
 
 
 def test_a_process_id_says_nothing_about_a_member(group):
-    """Another process may have it: only the lock counts (R4)."""
+    """Another process may have the same id: only the lock counts (R4)."""
     member = join(group)
     assert member.info.pid == os.getpid()
     crash(member)
@@ -187,8 +187,8 @@ def test_a_check_that_finds_no_dead_member_changes_nothing(group):
 ENDS = {
     "it leaves": lambda group, member: member.leave(),
     "it dies": lambda group, member: (crash(member), group.remove_dead_members()),
-    "it is sent away": lambda group, member: group.remove_members([member.id]),
-    "it is sent away and leaves": lambda group, member: (
+    "it is removed": lambda group, member: group.remove_members([member.id]),
+    "it is removed and leaves": lambda group, member: (
         group.remove_members([member.id]),
         member.leave(),
     ),
@@ -197,18 +197,18 @@ ENDS = {
 
 @pytest.mark.parametrize("end", ENDS)
 def test_a_lock_file_is_deleted_with_its_member(group, end):
-    """However it ends."""
+    """Whichever way it leaves the group."""
     ENDS[end](group, join(group))
     assert lock_files(group) == []
     assert not group.read().members
 
 
 def test_a_static_member_that_returns_has_one_lock_file(group):
-    """Its own (M13)."""
+    """The one of its current process (M13)."""
     join(group, instance_id="i").leave()
-    again = join(group, instance_id="i")
+    returned = join(group, instance_id="i")
 
-    assert [f"locks/{name}" for name in lock_files(group)] == [again.info.lock]
+    assert [f"locks/{name}" for name in lock_files(group)] == [returned.info.lock]
 
 
 def test_lock_files_are_deleted_after_a_reboot(tmp_path):
@@ -227,15 +227,15 @@ def test_lock_files_are_deleted_after_a_reboot(tmp_path):
 
 
 def test_a_target_is_computed_once_for_all_members(group):
-    """The next member finds it (M2)."""
+    """The next member reads it (M2)."""
     members = [join(group) for _ in range(3)]
     for member in members:
         assert member.check_assignment(RANGE).generation == 1
     assert group.read().assignor == "range"
 
 
-class Meddler(RangeAssignor):
-    """Runs some work once, while it assigns."""
+class InterruptedAssignor(RangeAssignor):
+    """Runs a callback once, during its first assignment."""
 
     def __init__(self, work):
         self._work = [work]
@@ -249,16 +249,18 @@ class Meddler(RangeAssignor):
 def test_a_target_is_computed_again_if_the_members_changed_meanwhile(group):
     """The assignor runs outside of transactions."""
     member, late = join(group), []
-    assignment = member.check_assignment({"range": Meddler(lambda: late.append(join(group)))})
+    assignment = member.check_assignment(
+        {"range": InterruptedAssignor(lambda: late.append(join(group)))}
+    )
 
     target = group.read().target
     assert target.keys() == {member.id, late[0].id}
-    assert [len(target[each]) for each in (member.id, late[0].id)] == [2, 2]
+    assert [len(target[name]) for name in (member.id, late[0].id)] == [2, 2]
     assert sorted(assignment.step.added) == sorted(target[member.id])
 
 
 def test_an_assignor_that_fails_does_not_change_the_group(group):
-    """Its caller gets the error; that of another member may succeed."""
+    """The caller gets the error; the assignor of another member may succeed."""
 
     def fail():
         raise KeyError("no")
@@ -266,7 +268,7 @@ def test_an_assignor_that_fails_does_not_change_the_group(group):
     member, other = join(group), join(group)
     before = group.read()
     with pytest.raises(AssignorError, match="KeyError"):
-        member.check_assignment({"range": Meddler(fail)})
+        member.check_assignment({"range": InterruptedAssignor(fail)})
 
     assert group.read() == before
     assert member.changed()
@@ -274,7 +276,7 @@ def test_an_assignor_that_fails_does_not_change_the_group(group):
 
 
 def test_a_removed_member_need_not_support_the_assignor(group):
-    """The others may have agreed on another one since; its error says that it was removed (M11)."""
+    """The others may have chosen another one since; the error says that it was removed (M11)."""
     member = join(group)
     group.remove_members([member.id])
     join(group, assignors=list(STICKY))
@@ -287,31 +289,31 @@ CHANGES = {
     "grows": lambda root: root.grow_topic("t", 6),
     "is deleted": lambda root: root.delete_topic("t"),
     "is created again": lambda root: (root.delete_topic("t"), make_topics(root, t=6)),
-    "of another name comes": lambda root: root.create_topic("new", 2, TopicConfig()),
+    "of another name is created": lambda root: root.create_topic("new", 2, TopicConfig()),
 }
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_a_topic_that_changes_needs_a_new_target(group, root, change):
-    """For its subscribers, computed by the first one that notices (M16)."""
+def test_a_changed_topic_needs_a_new_target(group, root, change):
+    """The first subscriber that notices the change computes it (M16)."""
     member, other = join(group, ["t", "new"]), join(group, ["u"])
     settle(member, other)
     CHANGES[change](root)
     other.group.check_topics()
     settle(member, other)
 
-    here = root.topics()
-    rows = {
-        TopicPartition(name, n): here[name].id
-        for name in ("t", "new") if name in here for n in range(here[name].partitions)
+    topics = root.topics()
+    expected = {
+        TopicPartition(name, number): topics[name].id
+        for name in ("t", "new") if name in topics for number in range(topics[name].partitions)
     }  # fmt: skip
-    assert member.owned == rows.keys()
+    assert member.owned == expected.keys()
     assert group.read().generation == 2
     assert group.snapshot().state == "Stable"
 
 
 def test_topics_without_subscribers_do_not_matter(group, root):
-    """No target is computed when they change (M16, M27)."""
+    """Their changes need no new target (M16, M27)."""
     member = join(group)
     settle(member)
     root.create_topic("new", 2, TopicConfig())
@@ -322,7 +324,7 @@ def test_topics_without_subscribers_do_not_matter(group, root):
 
 
 def test_epochs_continue_when_a_topic_is_subscribed_to_again(group):
-    """They never begin again while the topic exists (M22)."""
+    """They never restart while the topic exists (M22)."""
     member = join(group, ["t", "u"])
     settle(member)
     member.resubscribe(["t"])
@@ -330,7 +332,7 @@ def test_epochs_continue_when_a_topic_is_subscribed_to_again(group):
     member.resubscribe(["t", "u"])
     settle(member)
 
-    (owner,) = (each for each in owner_rows(group).values() if each.topic == "u")
+    (owner,) = (row for row in owner_rows(group).values() if row.topic == "u")
     assert owner.epoch == 2
 
 
@@ -351,7 +353,7 @@ def test_a_group_has_kafkas_states(group):
     assert group.snapshot().state == "Empty"
 
 
-def test_a_snapshot_has_everything(group, root):
+def test_a_snapshot_is_complete(group, root):
     """Members, owners, committed offsets, and the start and end of each partition."""
     member = join(group, client_id="reader")
     settle(member)
@@ -359,14 +361,14 @@ def test_a_snapshot_has_everything(group, root):
     snapshot = group.snapshot()
 
     assert (snapshot.group, snapshot.generation, snapshot.assignor) == ("g", 1, "range")
-    assert [each.client_id for each in snapshot.members] == ["reader"]
-    assert snapshot.owners == {TopicPartition("t", n): member.id for n in range(4)}
+    assert [info.client_id for info in snapshot.members] == ["reader"]
+    assert snapshot.owners == {TopicPartition("t", number): member.id for number in range(4)}
     assert list(snapshot.committed) == [T1]
     assert snapshot.ends[T0] == (0, 0)
 
 
 def test_a_snapshot_has_no_partition_of_a_deleted_topic(group, root):
-    """Nor counts it for a new topic of the same name (A38)."""
+    """A new topic of the same name does not get them either (A38)."""
     member = join(group)
     settle(member)
     member.commit(at(1))
@@ -377,7 +379,7 @@ def test_a_snapshot_has_no_partition_of_a_deleted_topic(group, root):
 
 
 def test_a_group_exists_once_it_has_members_or_commits(group, root):
-    """Not before, and not after it was deleted (M1)."""
+    """It does not exist before that, nor after it was deleted (M1)."""
     context = root.context
     with pytest.raises(GroupIdNotFoundError):
         group.snapshot()
@@ -394,7 +396,7 @@ def test_a_group_exists_once_it_has_members_or_commits(group, root):
 
 
 def test_a_late_leave_does_not_create_a_deleted_group_again(group, root):
-    """A member was stopped, and leaves after its group was deleted."""
+    """A stopped member may leave after its group was deleted."""
     member = join(group)
     settle(member)
     group.remove_members([member.id])
@@ -407,13 +409,13 @@ def test_a_late_leave_does_not_create_a_deleted_group_again(group, root):
 
 
 def test_groups_never_affect_each_other(group, root, uptime):
-    """Not even if their names begin the same (M17)."""
+    """Not even if one name is a prefix of the other (M17)."""
     others = [make_group(root, name, uptime) for name in ("g2", "gg", "f", "g\x01")]
-    members = [join(each) for each in others]
+    members = [join(other) for other in others]
     for member in members:
         settle(member)
         member.commit(at(3))
-    before = [(each.read(), owner_rows(each), positions(each)) for each in others]
+    before = [(other.read(), owner_rows(other), positions(other)) for other in others]
 
     member = join(group)
     settle(member)
@@ -424,7 +426,7 @@ def test_groups_never_affect_each_other(group, root, uptime):
     group.delete_offsets([T0])
     group.delete()
 
-    assert before == [(each.read(), owner_rows(each), positions(each)) for each in others]
+    assert before == [(other.read(), owner_rows(other), positions(other)) for other in others]
     assert not any(
         member.changed() and member.check_assignment(RANGE).step.revoked for member in members
     )
@@ -434,7 +436,7 @@ def test_groups_never_affect_each_other(group, root, uptime):
 
 
 def test_only_an_empty_group_accepts_commits_of_non_members(group):
-    """With members it refuses them (M14)."""
+    """A group with members refuses them (M14)."""
     group.commit(at(3))
     member = join(group)
     with pytest.raises(CommitFailedError, match="not a member of the group"):
@@ -445,7 +447,7 @@ def test_only_an_empty_group_accepts_commits_of_non_members(group):
     assert group.committed([T0])[T0].position.offset == 5
 
 
-WAYS = {
+CHANGES_FROM_OUTSIDE = {
     "commit": (lambda group: group.commit(at(4)), 4),
     "reset": (lambda group: group.reset(at(4)), 4),
     "delete": (lambda group: group.delete(), None),
@@ -454,22 +456,22 @@ WAYS = {
 REFUSED = (CommitFailedError, NonEmptyGroupError, GroupSubscribedToTopicError)
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_a_group_with_members_is_not_changed_from_outside(group, way):
-    """Its members would not notice (M14, M15)."""
+@pytest.mark.parametrize("change", CHANGES_FROM_OUTSIDE)
+def test_a_group_with_members_is_not_changed_from_outside(group, change):
+    """Its members would not notice the change (M14, M15)."""
     group.commit(at(3))
     join(group)
     with pytest.raises(REFUSED):
-        WAYS[way][0](group)
+        CHANGES_FROM_OUTSIDE[change][0](group)
     assert group.committed([T0])[T0].position.offset == 3
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_dead_members_do_not_prevent_administration(group, way):
-    """No other member is there to remove them (M10)."""
+@pytest.mark.parametrize("change", CHANGES_FROM_OUTSIDE)
+def test_dead_members_do_not_prevent_administration(group, change):
+    """They are removed first, because no other member is there to do it (M10)."""
     group.commit(at(3))
     crash(join(group))
-    step, offset = WAYS[way]
+    step, offset = CHANGES_FROM_OUTSIDE[change]
     step(group)
 
     committed = group.committed([T0])[T0]
@@ -478,7 +480,7 @@ def test_dead_members_do_not_prevent_administration(group, way):
 
 
 def test_offsets_of_topics_without_subscribers_may_be_deleted(group):
-    """Although members subscribe to other topics (M15)."""
+    """Members that subscribe to other topics do not prevent it (M15)."""
     group.commit({**at(3), **at(3, topic="u")})
     join(group, ["u"])
     group.delete_offsets([T0])
@@ -488,38 +490,38 @@ def test_offsets_of_topics_without_subscribers_may_be_deleted(group):
     assert list(group.snapshot().committed) == [U0]
 
 
-@pytest.mark.parametrize("forgotten", [False, True])
-def test_a_group_at_latest_continues_where_it_began_until_its_offsets_are_deleted(
-    group, root, forgotten
+@pytest.mark.parametrize("deleted", [False, True])
+def test_a_group_at_latest_continues_where_it_started_until_its_offsets_are_deleted(
+    group, root, deleted
 ):
-    """Deleting offsets also deletes where the group began (E1)."""
+    """Deleting offsets also deletes the start of the group (E1)."""
     member, other = join(group), join(group, ["u"])
     assert follow(member, from_end=True)[T0].end == 0
     member.leave()
     fill(root.partition("t", 0), 3)
-    if forgotten:
+    if deleted:
         group.delete_offsets([T0])
 
     assert other.changed()
-    assert follow(join(group), from_end=True)[T0].end == (3 if forgotten else 0)
+    assert follow(join(group), from_end=True)[T0].end == (3 if deleted else 0)
 
 
-@pytest.mark.parametrize("way", ["reset", "delete"])
-def test_administration_survives_a_power_cut(tmp_path, way):
-    """It is durable when the call returns."""
+@pytest.mark.parametrize("call", ["reset", "delete"])
+def test_administration_survives_a_power_cut(tmp_path, call):
+    """Every change is durable when the call returns."""
     root = open_root(tmp_path)
     make_topics(root, t=1)
     root.partition("t", 0).truncate_to(0)
     group = make_group(root)
     group.reset(at(0))
-    if way == "delete":
+    if call == "delete":
         group.delete()
     abandon(root)
 
     root = open_root(tmp_path, files=REBOOTED)
     committed = make_group(root).committed([T0])[T0]
-    assert (committed is not None) == (way == "reset")
-    assert group_ids(root.context.live, root.context.state) == (["g"] if way == "reset" else [])
+    assert (committed is not None) == (call == "reset")
+    assert group_ids(root.context.live, root.context.state) == (["g"] if call == "reset" else [])
     root.close()
 
 
@@ -541,23 +543,23 @@ def test_a_group_of_an_earlier_boot_is_deleted_with_its_checkpoint(tmp_path):
 
 
 def test_offsets_of_a_topic_are_deleted_with_it(group, root):
-    """Offsets of its id mean nothing any more (A38)."""
+    """Offsets of a deleted topic id are useless (A38)."""
     group.commit({**at(3), **at(3, topic="u")})
     root.delete_topic("t")
 
     assert len(positions(group)) == 1
 
 
-def test_asking_for_offsets_of_an_unknown_partition_raises(group):
-    """It does not return None (E4)."""
-    for member in (TopicPartition("t", 4), TopicPartition("t", -1), TopicPartition("x", 0)):
+def test_committed_of_an_unknown_partition_raises(group):
+    """None would mean that there is no commit (E4)."""
+    for tp in (TopicPartition("t", 4), TopicPartition("t", -1), TopicPartition("x", 0)):
         with pytest.raises(UnknownTopicOrPartitionError):
-            group.committed([member])
+            group.committed([tp])
         with pytest.raises(UnknownTopicOrPartitionError):
-            group.commit({member: at(1)[T0]})
+            group.commit({tp: at(1)[T0]})
 
 
-def test_uptime_is_of_a_clock_that_is_never_set(root, clock):
+def test_uptime_comes_from_a_clock_that_is_never_set(root, clock):
     """A jump of the wall clock neither ends nor extends a session (P17)."""
     make_topics(root, t=1)
     group = make_group(root, "g", root.context.files.uptime_ms)
