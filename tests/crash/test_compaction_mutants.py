@@ -111,7 +111,7 @@ MUTANTS = [
         "a horizon is not kept",
         by_the_model,
         "embedlog.compaction.rewriter:Rewriter._encode",
-        {"encoded.delete_horizon = horizon": "encoded.delete_horizon = None"},
+        {"delete_horizon=horizon": "delete_horizon=None"},
     ),
     Mutant(
         "a tombstone goes in the first pass",
