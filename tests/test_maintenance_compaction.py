@@ -10,7 +10,7 @@ import pytest
 from support.clock import START
 from support.forks import until
 from support.patience import patient
-from support.roots import encoded, make_log, open_root, rows, segment_files
+from support.roots import encoded, make_log, rows, segment_files
 
 import embedlog
 from embedlog.compaction import CleanOptions, clean, explain, try_clean
@@ -70,21 +70,19 @@ def own_maintenance(root):
 
 
 @pytest.mark.parametrize("thread_count", [1, 3])
-def test_the_background_compacts_what_is_due(tmp_path, thread_count):
+def test_the_background_compacts_what_is_due(root, thread_count):
     """D3: with one thread or several, each partition has only the last value of its key."""
-    with closing(open_root(tmp_path / "log")) as root:
-        logs = [make_log(root, COMPACT, name) for name in ("a", "b", "c")]
-        for log in logs:
-            dirty(log)
-        with closing(
-            Maintenance(root, compaction_jobs(log_cleaner_threads=thread_count))
-        ) as maintenance:
-            maintenance.start()
-            eventually(lambda: all(len(values(log)) == 1 for log in logs))
-            names = [thread.name for thread in threading.enumerate()]
-            assert names.count("embedlog-compaction") == thread_count
-        assert [values(log) for log in logs] == [[b"11"]] * 3
-        assert not maintenance.failures
+    logs = [make_log(root, COMPACT, name) for name in ("a", "b", "c")]
+    for log in logs:
+        dirty(log)
+    background_jobs = compaction_jobs(log_cleaner_threads=thread_count)
+    with closing(Maintenance(root, background_jobs)) as maintenance:
+        maintenance.start()
+        eventually(lambda: all(len(values(log)) == 1 for log in logs))
+        names = [thread.name for thread in threading.enumerate()]
+        assert names.count("embedlog-compaction") == thread_count
+    assert [values(log) for log in logs] == [[b"11"]] * 3
+    assert not maintenance.failures
 
 
 def test_maintain_compacts_and_says_what_it_did(tmp_path):
