@@ -109,7 +109,7 @@ def test_retention_waits_for_a_stream_until_its_next_batch(log, options, expire_
 
 
 def test_an_idle_stream_renews_its_lease_every_few_seconds(log, options):
-    """Spark asks for the latest offset ninety times a second; most calls do not renew it."""
+    """Spark calls `latestOffset` ninety times a second; most calls do not renew the lease."""
     now_ms = [0]
     stream = MicroBatchStream(
         parse(options(startingOffsets="latest", readLeaseMs=60_000)), lambda: now_ms[0]
