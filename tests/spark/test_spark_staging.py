@@ -107,7 +107,7 @@ def test_a_partition_that_does_not_exist_is_an_error(log):
         write(log, columns(value=[b"v"], partition=[1]), topic="u")
 
 
-def test_the_topic_column_says_where_a_row_goes(log):
+def test_the_topic_column_sets_the_topic_of_a_row(log):
     """The option takes precedence over the column."""
     rows = columns(value=[b"1", b"2", b"3"], topic=["u", "t", "u"], key=[b"k"] * 3)
     write(log, rows)
