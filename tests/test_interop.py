@@ -118,7 +118,7 @@ def files(tmp_path_factory):
 
 
 @pytest.fixture(scope="module", params=PROGRAMS)
-def seen(request, files):
+def columns_by_case(request, files):
     """The columns that a program without embedlog reads from each kind of file."""
     code = textwrap.dedent(SHOW) + textwrap.dedent(PROGRAMS[request.param] + ANSWER)
     command = [sys.executable, "-P", "-c", code, *files]
@@ -128,12 +128,12 @@ def seen(request, files):
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_segment_is_read_without_embedlog(seen, case):
+def test_a_segment_is_read_without_embedlog(columns_by_case, case):
     """The file itself is an Arrow stream with every record in it (docs/format.md).
 
     PyArrow and Polars read it with their own readers, DuckDB through PyArrow.
     """
-    assert seen[case] == expected(headers=CASES[case][1])
+    assert columns_by_case[case] == expected(headers=CASES[case][1])
 
 
 @pytest.fixture
