@@ -164,14 +164,14 @@ def test_a_damaged_row_is_an_error_and_can_be_left_out():
     row = state.dump(state.key(KEY), 5)
 
     assert state.load(state.key(KEY), row) == 5
-    for key, bad in (
+    for key, damaged_row in (
         (state.key(KEY), row[:-1] + b"\xff"),
         (state.key(KEY), b""),
         (state.key(bytes(12)), row),
     ):
         with pytest.raises(CorruptionError, match="cleaned offsets in state is damaged"):
-            state.load(key, bad)
-        assert state.load_if_valid(key, bad) is None
+            state.load(key, damaged_row)
+        assert state.load_if_valid(key, damaged_row) is None
     assert live.load(b"vg", bytes(8)) == 0
     assert live.load_if_valid(b"vg", b"short") is None
     with pytest.raises(struct.error):
