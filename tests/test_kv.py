@@ -457,7 +457,7 @@ def test_findings_tell_damage_without_opening_the_environment(tmp_path, damage):
     assert kv.findings(str(tmp_path / "state"))
 
 
-def test_a_database_that_is_cut_while_it_is_open_is_damage_and_not_a_sigbus(tmp_path):
+def test_a_database_truncated_while_it_is_open_is_damage_and_not_a_sigbus(tmp_path):
     """The next `write` or `read` detects it; after that no call touches the map."""
     for detect in (lambda store: put(store, b"key", b"value"), lambda store: store.read(len)):
         store = make_store(tmp_path / str(id(detect)))
@@ -477,8 +477,8 @@ def test_a_database_that_is_cut_while_it_is_open_is_damage_and_not_a_sigbus(tmp_
 
 
 @pytest.mark.parametrize("damage", [empty_file, one_byte, cut_in_half])
-def test_a_database_that_was_cut_under_others_is_refused_to_those_who_join(tmp_path, damage):
-    """The check of the file was done by the first process, before the cut."""
+def test_a_database_truncated_while_others_use_it_cannot_be_opened(tmp_path, damage):
+    """The first process checked the file, before it was truncated."""
     store = make_store(tmp_path)
     store.write(fill_200)
     with PausedChild(lambda ready: (store.get(b"first"), ready())):
