@@ -135,13 +135,13 @@ def test_a_compaction_during_a_read_repeats_nothing(log):
     for number in range(12):
         partition.append([encoded(b"v", keys=[b"%d" % number])])
     batches = topic.batches(["offset"])
-    seen = next(batches)["offset"].to_pylist()
+    offsets_read = next(batches)["offset"].to_pylist()
 
     keep(partition, set(range(12)))
 
     for batch in batches:
-        seen += batch["offset"].to_pylist()
-    assert seen == list(range(12))
+        offsets_read += batch["offset"].to_pylist()
+    assert offsets_read == list(range(12))
 
 
 # In the foreground
