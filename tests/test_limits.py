@@ -63,17 +63,17 @@ CASES = [
 
 
 @pytest.mark.parametrize("record", CASES, ids=lambda record: f"{len(record.value or b'')}")
-@pytest.mark.parametrize("way", ["send", "send_batch", "append_table"])
-def test_a_topic_takes_the_largest_record_that_kafkas_takes_and_none_larger(root, record, way):
+@pytest.mark.parametrize("method", ["send", "send_batch", "append_table"])
+def test_a_topic_takes_the_largest_record_that_kafkas_takes_and_none_larger(root, record, method):
     """A4: to the byte, for each way to send."""
     size = len(record_batch([record]))
     make(root, "fits", max_message_bytes=size)
     make(root, "small", max_message_bytes=size - 1)
 
     def send(producer, topic):
-        if way == "send":
+        if method == "send":
             return producer.send(topic, record.value, record.key, list(record.headers))
-        if way == "send_batch":
+        if method == "send_batch":
             return producer.send_batch(topic, [record.value], [record.key], [record.headers])
         header_lists = [list(record.headers)] if record.headers else None
         columns = batch.from_lists([record.value], [record.key], TIME, header_lists)
@@ -105,8 +105,8 @@ def test_a_request_may_be_as_large_as_kafkas_producer_estimates_it(root, record)
 
 
 @pytest.mark.parametrize("spread", [0, 1 << 40], ids="times over {} ms".format)
-@pytest.mark.parametrize("way", ["send", "send_batch", "append_table"])
-def test_a_large_load_is_split_into_batches_that_kafka_would_take(root, way, spread):
+@pytest.mark.parametrize("method", ["send", "send_batch", "append_table"])
+def test_a_large_load_is_split_into_batches_that_kafka_would_take(root, method, spread):
     """G13: each record fits by itself, so all are written, and no batch is over the limit."""
     times = [TIME + (n * 7919 * spread) % (spread + 1) for n in range(3000)]
     payloads = [b"%04d" % n + bytes(n % 50) for n in range(3000)]
@@ -121,11 +121,11 @@ def test_a_large_load_is_split_into_batches_that_kafka_would_take(root, way, spr
 
     root.partition("t", 0).append = append_and_note
     with Producer(root) as producer:
-        if way == "send":
+        if method == "send":
             for value, time in zip(payloads, times, strict=True):
                 producer.send("t", value, timestamp_ms=time)
             producer.flush()
-        elif way == "send_batch":
+        elif method == "send_batch":
             producer.send_batch("t", payloads, timestamps=times).result()
         else:
             columns = [pa.array(payloads, pa.binary()), pa.array(times, pa.int64())]
@@ -152,15 +152,15 @@ def test_what_is_compressed_counts_compressed(root, compression):
     assert batch.kafka_size(encoded_batch) < encoded_batch.size < 10_000
 
 
-@pytest.mark.parametrize("more", [0, 1])
-def test_a_segment_bounds_what_a_batch_takes_on_the_disk(root, more):
+@pytest.mark.parametrize("excess", [0, 1])
+def test_a_segment_bounds_what_a_batch_takes_on_the_disk(root, excess):
     """A4, A13: segment.bytes limits the bytes on the disk, not those that Kafka would count."""
     size = encoded(bytes(10_000)).size
-    make(root, "t", segment_bytes=size - more, max_message_bytes=BIG)
+    make(root, "t", segment_bytes=size - excess, max_message_bytes=BIG)
     with Producer(root) as producer:
         future = producer.send("t", bytes(10_000))
         producer.flush()
-        if more:
+        if excess:
             assert type(future.exception) is RecordBatchTooLargeError
         else:
             producer.send("t", bytes(10_000)).result()
