@@ -158,16 +158,16 @@ def test_a_timestamp_outside_the_window_is_refused(root, time):
 def test_a_compacted_topic_refuses_records_without_a_key(root, compression, headers):
     """No batch of the call is written, and the error lists the records (A6)."""
     log = make_log(root, {"cleanup.policy": "compact,delete"})
-    good = encoded(b"a", keys=[b"k"])
+    valid = encoded(b"a", keys=[b"k"])
     keyless = encoded(
         b"b", None, b"d", keys=[None, b"", None], headers=headers, compression=compression
     )
     with pytest.raises(InvalidRecordError, match=r"Records \[1, 3\] have no key") as raised:
-        log.append([good, keyless, good])
+        log.append([valid, keyless, valid])
 
     assert raised.value.indices == [1, 3]
     assert log.end_offset() == 0
-    assert log.append([good]) == [Appended(0, 1)]
+    assert log.append([valid]) == [Appended(0, 1)]
 
 
 def test_keys_are_required_as_soon_as_a_topic_is_compacted(root):
@@ -201,7 +201,7 @@ def test_a_mirror_keeps_the_offsets_of_its_source(root, log):
     assert log.append_at([]) == []
 
 
-def test_a_repeat_among_given_offsets_moves_no_other_batch(log):
+def test_a_repeated_batch_at_an_explicit_offset_moves_no_other_batch(log):
     """Its receipt has the original offsets, and the offset in the call remains a gap (A8, G16)."""
     first, second = (encoded(b"%d" % number, producer=(7, 0, number)) for number in (0, 1))
     log.append_at([(5, first)])
@@ -211,17 +211,17 @@ def test_a_repeat_among_given_offsets_moves_no_other_batch(log):
     assert [row[:4:3] for row in rows(log)] == [(5, b"0"), (6, b"a"), (8, b"1"), (9, b"b")]
 
 
-def test_what_a_topic_refuses_is_refused_at_given_offsets_too(root):
+def test_invalid_batches_are_refused_at_explicit_offsets_too(root):
     """The check comes before any write, so there is no gap either (A4, A6)."""
     log = make_log(root, {"cleanup.policy": "compact", "max.message.bytes": 1000})
-    good = encoded(b"a", keys=[b"k"])
+    valid = encoded(b"a", keys=[b"k"])
     with pytest.raises(InvalidRecordError, match=r"Records \[1\] have no key"):
-        log.append_at([(5, good), (6, encoded(b"b"))])
+        log.append_at([(5, valid), (6, encoded(b"b"))])
     with pytest.raises(RecordTooLargeError):
-        log.append_at([(5, good), (6, encoded(b"b" * 1000, keys=[b"k"]))])
+        log.append_at([(5, valid), (6, encoded(b"b" * 1000, keys=[b"k"]))])
 
     assert log.end_offset() == 0
-    assert log.append_at([(5, good)]) == [Appended(5, 6)]
+    assert log.append_at([(5, valid)]) == [Appended(5, 6)]
 
 
 def test_an_offset_below_the_end_or_out_of_order_is_refused(log):
@@ -453,7 +453,7 @@ def test_a_damaged_batch_is_reported_with_its_position_and_can_be_skipped(root, 
     abandon(root)
 
 
-def test_a_reader_knows_its_offset_when_the_log_was_cut_and_written_again(root):
+def test_a_reader_knows_its_offset_after_the_log_was_truncated_and_written_again(root):
     """After a truncation the reader looks up its position in the file again (A36)."""
     log = make_log(root)
     fill(log, 5)
@@ -496,7 +496,7 @@ def test_a_reader_raises_after_the_log_was_truncated_below_it(log):
     ]
 
 
-def test_every_cut_that_a_reader_missed_counts(log):
+def test_every_truncation_that_a_reader_missed_counts(log):
     """The reader continues where the first epoch after its own begins (A37)."""
     fill(log, 6)
     reader = log.reader(5)
@@ -524,8 +524,8 @@ def test_an_offset_that_was_saved_with_its_epoch_is_checked(root, log):
         assert raised.value.next_offset == 2
 
 
-def test_a_recovery_that_lost_nothing_is_no_cut(root, log):
-    """The epoch grows, but it begins where the log ended (A37)."""
+def test_a_recovery_that_lost_nothing_is_no_truncation(root, log):
+    """The epoch grows, but begins at the end of the log (A37)."""
     fill(log, 4)
     reader = log.reader(0)
     reader.read()
@@ -673,7 +673,7 @@ def test_durability_fsync_is_durable_when_append_returns(log):
 # Truncating
 
 
-def test_a_cut_at_or_past_the_end_does_nothing(log):
+def test_a_truncation_at_or_past_the_end_does_nothing(log):
     """It returns False and begins no epoch (A34)."""
     fill(log, 3)
     epoch = log.tail().leader_epoch
@@ -686,7 +686,7 @@ def test_a_cut_at_or_past_the_end_does_nothing(log):
 
 
 @pytest.mark.parametrize("offset", range(1, 30))
-def test_a_cut_removes_every_record_from_the_offset_on(tmp_path, offset):
+def test_a_truncation_removes_every_record_from_the_offset_on(tmp_path, offset):
     """A batch across the offset is removed entirely; the log ends at the offset (A34)."""
     root = open_root(tmp_path / "root")
     log = make_log(root, {"segment.bytes": 1500, "index.interval.bytes": 500})
@@ -706,7 +706,7 @@ def test_a_cut_removes_every_record_from_the_offset_on(tmp_path, offset):
     reopened.close()
 
 
-def test_a_cut_before_everything_starts_over_there(log):
+def test_a_truncation_to_the_start_empties_the_log(log):
     """The log is empty, and starts and ends at the offset (A35)."""
     fill(log, 3)
     log.truncate_to(0)
@@ -715,7 +715,7 @@ def test_a_cut_before_everything_starts_over_there(log):
     assert log.append([encoded(b"x")]) == [Appended(0, 1)]
 
 
-def test_a_cut_raises_the_epoch_of_what_follows(log):
+def test_a_truncation_raises_the_epoch_of_later_batches(log):
     """Epochs distinguish the new records at an offset from the old ones (A36, A37)."""
     fill(log, 5)
     first_epoch = log.tail().leader_epoch
