@@ -76,7 +76,7 @@ def test_times_are_looked_up_in_compacted_segments(log):
 
 
 @pytest.mark.parametrize("kept_offsets", [set(), {0}, {32}, {17}, {18}], ids=str)
-def test_a_reader_comes_to_the_end_whatever_is_left(root, log, kept_offsets):
+def test_a_reader_reaches_the_end_for_any_remaining_records(root, log, kept_offsets):
     """D11: an empty batch marks the end of the segment, so a consumer at the end has no lag."""
     log.roll()
     keep(log, kept_offsets)
@@ -96,33 +96,33 @@ def test_a_reader_comes_to_the_end_whatever_is_left(root, log, kept_offsets):
             assert sum(row_counts) == sum(number >= offset for number in kept_offsets)
 
 
-def test_a_reader_in_the_middle_goes_on_where_it_was(log):
+def test_a_reader_in_the_middle_continues_at_its_position(log):
     """P20: it reads its open file to the end, then the new ones, and each record once."""
     for stop in range(12):
-        reader, seen = log.reader(0), []
-        while len(seen) <= stop and reader.offset < 36:
-            seen += read(reader)
+        reader, offsets_read = log.reader(0), []
+        while len(offsets_read) <= stop and reader.offset < 36:
+            offsets_read += read(reader)
         if stop == 4:
             keep(log, KEPT, slice(1))
         if stop == 6:
             keep(log, KEPT, slice(None))
         while reader.offset < 36:
-            seen += read(reader)
-        assert seen == sorted(set(seen))
-        assert set(REMAINING) <= set(seen)
+            offsets_read += read(reader)
+        assert offsets_read == sorted(set(offsets_read))
+        assert set(REMAINING) <= set(offsets_read)
 
 
 def test_a_reader_that_is_overtaken_skips_nothing(log):
     """It finds the next segment by offset; that segment may begin before the offset."""
     reader = log.reader(0)
-    seen = read(reader, 1 << 20)
+    offsets_read = read(reader, 1 << 20)
     assert reader.offset == 18
     keep(log, set(range(36)))
 
     while reader.offset < 36:
-        seen += read(reader)
+        offsets_read += read(reader)
 
-    assert seen == list(range(36))
+    assert offsets_read == list(range(36))
 
 
 def test_compacted_segments_are_merged_again_and_appended_to(log):
