@@ -110,10 +110,10 @@ def test_producers_and_partitions_count_by_themselves(root):
     assert [log.end_offset() for log in (first, second)] == [2, 2]
 
 
-@pytest.mark.parametrize("how", ["closed", "killed", "rebooted"])
+@pytest.mark.parametrize("ending", ["closed", "killed", "rebooted"])
 @pytest.mark.parametrize("flushed", [0, 3, 9, 10])
 @pytest.mark.parametrize("rolled", [False, True])
-def test_what_is_remembered_survives(tmp_path, how, flushed, rolled):
+def test_the_state_of_producers_survives(tmp_path, ending, flushed, rolled):
     """The state is the same after a clean close, a kill and a reboot (G18)."""
     root = open_root(tmp_path / "root")
     log = make_log(root)
@@ -126,8 +126,8 @@ def test_what_is_remembered_survives(tmp_path, how, flushed, rolled):
         send(log, number, pid=8)
     if flushed == 10:
         log.flush()
-    _ = root.close() if how == "closed" else abandon(root)
-    root = open_root(tmp_path / "root", files=REBOOTED if how == "rebooted" else FaultyFiles)
+    _ = root.close() if ending == "closed" else abandon(root)
+    root = open_root(tmp_path / "root", files=REBOOTED if ending == "rebooted" else FaultyFiles)
     log = root.partition("t", 0)
 
     for pid in (7, 8):
