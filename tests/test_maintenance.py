@@ -243,9 +243,9 @@ def held_locks(path):
 def test_a_fenced_owner_stops_its_jobs(root, monkeypatch):
     """R3: it notices at its next heartbeat, and waits to become the owner again."""
     monkeypatch.setattr(owner, "HEARTBEAT_SECONDS", 0.05)
-    done = []
-    with running(root, [often(lambda context: done.append(1))]) as maintenance:
-        eventually(lambda: done)
+    runs = []
+    with running(root, [often(lambda context: runs.append(1))]) as maintenance:
+        eventually(lambda: runs)
         deadline_ms = root.context.files.uptime_ms() + 10_000_000
         # Another process seems to be the owner: the parent of this one.
         root.context.live.write(
@@ -346,20 +346,20 @@ def test_a_failed_job_is_logged_and_the_others_continue(root, caplog):
 
 def test_maintain_raises_the_first_error_after_all_jobs(root):
     """The other partitions and jobs are done first."""
-    bad, good = make_log(root, OLD, "bad"), make_log(root, OLD, "good")
-    for log in (bad, good):
+    failed, healthy = make_log(root, OLD, "failed"), make_log(root, OLD, "healthy")
+    for log in (failed, healthy):
         fill(log, 6)
-    row = root.context.live.get(bad.tail_key)
+    row = root.context.live.get(failed.tail_key)
     failed_row = tail.unpack(row)._replace(failed=True).pack()
-    root.context.live.write(lambda txn: txn.put(bad.tail_key, failed_row))
+    root.context.live.write(lambda txn: txn.put(failed.tail_key, failed_row))
     root.clock.advance(2 * DAY)
     with (
         closing(Maintenance(root, background=False)) as maintenance,
         pytest.raises(DurabilityError),
     ):
         maintenance.maintain()
-    assert (bad.start_offset(), good.start_offset()) == (0, 6)
-    root.context.live.write(lambda txn: txn.put(bad.tail_key, row))
+    assert (failed.start_offset(), healthy.start_offset()) == (0, 6)
+    root.context.live.write(lambda txn: txn.put(failed.tail_key, row))
 
 
 def test_the_interval_of_a_job_counts_across_processes(root, monkeypatch):
@@ -618,15 +618,19 @@ def test_a_fork_waits_for_a_pause_of_the_jobs(root):
             assert in_child(lambda: list(inside)) == []
 
 
-@pytest.mark.parametrize("what", ["ProcessWatch", "threading.Thread"])
-def test_a_program_does_not_fail_if_no_thread_can_be_started(tmp_path, monkeypatch, caplog, what):
+@pytest.mark.parametrize("failing", ["ProcessWatch", "threading.Thread"])
+def test_a_program_does_not_fail_if_no_thread_can_be_started(
+    tmp_path, monkeypatch, caplog, failing
+):
     """P19: a warning is logged; the next use of the log tries again."""
 
     def refuse(*_, **__):
-        raise OSError(24, "too many open files") if what == "ProcessWatch" else RuntimeError("no")
+        raise (
+            OSError(24, "too many open files") if failing == "ProcessWatch" else RuntimeError("no")
+        )
 
     with embedlog.open(tmp_path / "log") as log:
-        monkeypatch.setattr(f"embedlog.maintenance.owner.{what}", refuse)
+        monkeypatch.setattr(f"embedlog.maintenance.owner.{failing}", refuse)
         with caplog.at_level(logging.WARNING):
             log.create_topic("t")
         assert "Cannot start the maintenance" in caplog.text
@@ -648,9 +652,9 @@ def test_an_owner_that_cannot_start_threads_resigns(root, monkeypatch):
         start(self)
 
     monkeypatch.setattr(owner.MaintenanceThread, "start", refuse)
-    done = []
-    with running(root, [often(lambda context: done.append(1))]) as maintenance:
-        eventually(lambda: done)
+    runs = []
+    with running(root, [often(lambda context: runs.append(1))]) as maintenance:
+        eventually(lambda: runs)
         assert maintenance.epoch == 3
 
 
