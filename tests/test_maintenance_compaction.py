@@ -90,8 +90,8 @@ def test_maintain_compacts_and_says_what_it_did(tmp_path):
     with embedlog.open(tmp_path / "log", maintenance={"log.cleaner.threads": 2}) as log:
         log.create_topic("t", config=COMPACT)
         dirty(log.partition("t", 0))
-        (done,) = log.maintain()["compaction"]
-        assert (done.topic, done.records_kept, done.error) == ("t", 1, None)
+        (result,) = log.maintain()["compaction"]
+        assert (result.topic, result.records_kept, result.error) == ("t", 1, None)
         assert log.maintain()["compaction"] == []
         assert log.verify() == []
 
@@ -111,9 +111,9 @@ def test_a_fenced_process_swaps_nothing(root):
     own_maintenance(root)
     before = values(log)
 
-    (done,) = CompactionJob(MaintenanceConfig())(job_context(root, epoch=7))
+    (result,) = CompactionJob(MaintenanceConfig())(job_context(root, epoch=7))
 
-    assert "took over the maintenance" in str(done.error)
+    assert "took over the maintenance" in str(result.error)
     assert values(log) == before
 
 
@@ -128,8 +128,8 @@ def test_stopping_maintenance_ends_a_long_compaction(root):
         calls.append(1)
         return len(calls) > 2
 
-    (done,) = job(job_context(root, should_stop))
-    assert "Maintenance ends" in str(done.error)
+    (interrupted,) = job(job_context(root, should_stop))
+    assert "Maintenance ends" in str(interrupted.error)
     assert len(values(log)) == 12
     # An interrupted compaction has not failed: the next run does it.
     assert [result.error for result in job(job_context(root))] == [None]
@@ -146,8 +146,8 @@ def test_a_partition_that_failed_is_skipped_for_a_while(root, monkeypatch):
     path.write_bytes(file_bytes[:700] + bytes([file_bytes[700] ^ 255]) + file_bytes[701:])
     job = CompactionJob(MaintenanceConfig())
 
-    (done,) = job(job_context(root))
-    assert done.error is not None
+    (failed,) = job(job_context(root))
+    assert failed.error is not None
     path.write_bytes(file_bytes)
     assert job(job_context(root)) == []
 
@@ -163,8 +163,8 @@ def test_an_idle_segment_is_rolled_to_be_compacted(root):
     job, context = CompactionJob(MaintenanceConfig()), own_maintenance(root)
     assert job(context) == []
     root.clock.advance(1001)
-    (done,) = job(context)
-    assert (done.records_kept, values(log)) == (1, [b"2"])
+    (result,) = job(context)
+    assert (result.records_kept, values(log)) == (1, [b"2"])
 
 
 # Replaced files and leases
@@ -205,12 +205,12 @@ def test_a_lease_made_during_a_compaction_is_respected(root):
     dirty(log, 3)
     leases = []
 
-    def progress(done, total):
+    def progress(done_bytes, total_bytes):
         if not leases:
             leases.append(hold(root, "query", {T0: 0}, 60))
 
-    done = try_clean(log, START, CleanOptions(progress=progress))
-    assert "lease 'query' holds it" in str(done.error)
+    result = try_clean(log, START, CleanOptions(progress=progress))
+    assert "lease 'query' holds it" in str(result.error)
     assert len(values(log)) == 6
 
 
