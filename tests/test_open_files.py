@@ -43,7 +43,7 @@ class RecordingHolder:
 
 
 def test_the_files_opened_longest_ago_are_closed_first() -> None:
-    """A holder in use keeps its files, and is asked again later."""
+    """A holder in use keeps its files until later."""
     files = OpenFiles(8)
     holders = [RecordingHolder(busy=number == 0) for number in range(8)]
     for holder in holders:
