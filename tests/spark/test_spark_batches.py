@@ -68,7 +68,7 @@ def test_rows_have_the_columns_of_kafkas_source(rows, send):
 
 
 def test_nulls_stay_nulls_and_no_headers_are_null(rows, send):
-    """As in Kafka's source, whether the segment has headers or not."""
+    """This is as in Kafka's source, for segments with and without headers."""
     send("t", {0: [None, b""]})
     assert [(row["key"], row["value"], row["headers"]) for row in rows()] == [
         (None, None, None),
@@ -139,7 +139,7 @@ def test_a_schema_is_a_projection(rows, send):
     ],
 )
 def test_a_schema_with_unknown_columns_is_refused(fields, message):
-    """So is headers without includeHeaders."""
+    """The column "headers" is unknown without includeHeaders."""
     with pytest.raises(InvalidConfigError, match=message):
         kafka_columns.projected_columns(fields, include_headers=False)
 
@@ -169,7 +169,7 @@ def test_small_batches_are_combined(log, options):
 
 
 def test_large_batches_are_yielded_in_parts(log, options):
-    """At most 65,536 rows at once."""
+    """A part has at most 65,536 rows."""
     log.alter_topic("t", {"max.message.bytes": 10 << 20})
     log.partition("t", 0).append([encoded(*[b""] * 150_000)])
 
@@ -439,7 +439,7 @@ def test_small_slices_share_tasks_evenly():
 
 @pytest.mark.parametrize("seed", range(50))
 def test_the_slices_of_a_partition_are_in_the_order_of_the_tasks(seed):
-    """What tasks write is published in their order, so a copy keeps the order of each key."""
+    """Writes are published in the order of tasks, so a copy keeps the order of each key."""
     rng = random.Random(seed)
     starts = [(number, start) for number in range(4) for start in range(rng.randint(1, 6))]
     slices = [
