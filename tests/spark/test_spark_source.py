@@ -147,7 +147,7 @@ def test_a_loaded_dataframe_keeps_its_plan(load, send):
 
 
 def test_an_empty_topic_is_empty(load, log):
-    """So is a pattern that matches no topic."""
+    """A pattern that matches no topic returns no rows either."""
     assert load().count() == 0
     assert load(subscribePattern="nothing").count() == 0
 
