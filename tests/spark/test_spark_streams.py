@@ -122,7 +122,7 @@ each_fail_on_data_loss = pytest.mark.parametrize(
 def test_a_query_starts_where_the_options_say_and_continues(
     log, query, send, subscription, fail, starting, first
 ):
-    """So do all kinds of subscription, also after a restart with new records."""
+    """This applies to all kinds of subscription, also after a restart with new records."""
     send("t", {0: range(5), 1: range(10, 15)})
     running = query(**subscription, **starting, failOnDataLoss=fail)
 
