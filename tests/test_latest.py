@@ -54,7 +54,7 @@ def test_the_latest_values_are_the_same_before_and_after(log, partitions, compac
 
 
 def test_an_empty_topic_has_no_items(log):
-    """Nor has a topic whose keys were all deleted."""
+    """A topic whose keys were all deleted has none either."""
     topic = log.create_topic("t", 2, CONFIG)
     assert (list(topic.items()), topic.get(b"a")) == ([], None)
     send(log, (b"a", None))
