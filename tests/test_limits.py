@@ -32,7 +32,7 @@ record = st.builds(Record, data, data, st.lists(header, max_size=3), times)
 
 @given(st.lists(record, min_size=1, max_size=80), st.booleans())
 def test_a_batch_counts_what_kafkas_bytes_of_it_are(records, with_headers):
-    """For random records; `is_over`, which tries a cheap bound first, agrees to the byte."""
+    """The sizes of random records are equal, and `is_over` agrees to the byte."""
     if not with_headers:
         records = [record._replace(headers=()) for record in records]
     header_lists = [list(record.headers) for record in records] if with_headers else None
@@ -65,7 +65,7 @@ CASES = [
 @pytest.mark.parametrize("record", CASES, ids=lambda record: f"{len(record.value or b'')}")
 @pytest.mark.parametrize("method", ["send", "send_batch", "append_table"])
 def test_a_topic_takes_the_largest_record_that_kafkas_takes_and_none_larger(root, record, method):
-    """A4: to the byte, for each way to send."""
+    """A4: the limit is the same to the byte, for each method of the producer."""
     size = len(record_batch([record]))
     make(root, "fits", max_message_bytes=size)
     make(root, "small", max_message_bytes=size - 1)
