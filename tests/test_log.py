@@ -402,7 +402,7 @@ def test_nothing_past_the_published_end_is_read(root, log):
 
 
 def test_durable_visibility_shows_only_what_was_flushed(root, log, tmp_path):
-    """As in the Kafka paper of 2011: consumers see only what survives a power cut (A20)."""
+    """Consumers see only records that survive a power cut, as in the Kafka paper of 2011 (A20)."""
     durable_root = open_root(tmp_path / "root", visibility="durable")
     durable_log = durable_root.partition("t", 0)
     fill(log, 2)
@@ -419,7 +419,7 @@ def test_durable_visibility_shows_only_what_was_flushed(root, log, tmp_path):
 
 
 def test_a_reader_finishes_on_files_that_were_unlinked(root):
-    """Or it raises; it never returns garbage, and the process gets no signal (A21)."""
+    """It reads its open file or raises; there is no garbage and no signal (A21)."""
     log = make_log(root, {"segment.bytes": 1500})
     fill(log, 10)
     reader = log.reader(0)
@@ -475,7 +475,7 @@ def test_a_reader_knows_its_offset_after_the_log_was_truncated_and_written_again
 
 
 def test_a_reader_raises_after_the_log_was_truncated_below_it(log):
-    """Even if the offsets were used again; the error says where to continue (A36, A37)."""
+    """It raises even if the offsets were used again, and says where to continue (A36, A37)."""
     fill(log, 6)
     reader, behind = log.reader(0), log.reader(3)
     reader.read()
@@ -663,7 +663,7 @@ def test_flush_ms_flushes_when_the_last_flush_is_that_long_ago(root, clock):
 
 
 def test_durability_fsync_is_durable_when_append_returns(log):
-    """So are the earlier appends that were not flushed (group commit)."""
+    """Earlier appends that were not flushed become durable, too (group commit)."""
     fill(log, 2)
     fill(log, 1, first=2, durability="fsync")
 
