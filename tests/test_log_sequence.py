@@ -31,7 +31,7 @@ def test_a_repetition_gets_the_first_receipt(log):
 
 
 def test_the_last_five_batches_are_remembered(log):
-    """As in Kafka: a repetition of the sixth last is out of order (G16)."""
+    """A repetition of the sixth last batch is out of order, as in Kafka (G16)."""
     for number in range(8):
         send(log, number)
 
