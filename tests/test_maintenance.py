@@ -455,7 +455,7 @@ def test_a_producer_that_is_idle_is_forgotten_without_a_roll(log, clock):
 
 
 def test_a_clock_that_jumps_forgets_no_producer_at_once(tmp_path):
-    """P17, G19: nor does a roll, a flush or a truncation after the jump."""
+    """P17, G19: a roll, a flush and a truncation after the jump forget none either."""
     clock, MovedUptime.ms = ManualClock(), 0
     with closing(open_root(tmp_path / "log", clock=clock, files=MovedUptime)) as root:
         log = make_log(root, {"producer.id.expiration.ms": DAY})
