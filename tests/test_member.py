@@ -193,7 +193,7 @@ STARTS = {
 
 @pytest.mark.parametrize("start", STARTS)
 def test_acquire_returns_where_to_begin(group, root, start):
-    """At the committed offset, even 0, or else where the group began to read (E1, E2)."""
+    """It is the committed offset, even 0, or else where the group began to read (E1, E2)."""
     committed, from_end, _ = STARTS[start]
     fill(root.partition("t", 0), 3)
     if committed is not None:
@@ -205,7 +205,7 @@ def test_acquire_returns_where_to_begin(group, root, start):
 
 
 def test_the_next_owner_begins_where_the_group_began(group, root):
-    """Not at the current end: no member has read the records in between (E1)."""
+    """It does not begin at the current end: no member has read the records before it (E1)."""
     member = join(group)
     assert {start.end for start in follow(member, from_end=True).values()} == {0}
     other = join(group)
