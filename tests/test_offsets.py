@@ -94,7 +94,7 @@ def test_a_bad_position_is_refused_with_all_others_of_the_commit(root, case):
 
 
 def test_an_empty_commit_and_an_offset_past_the_end_are_accepted(root):
-    """As in Kafka, the offset is not compared with the end of the log (E21)."""
+    """The offset is not compared with the end of the log, as in Kafka (E21)."""
     group = make_group(root)
     group.commit({})
     group.commit(at(1000))
@@ -306,7 +306,7 @@ def test_a_group_reads_the_records_that_replace_lost_ones(tmp_path, use_group, r
     root = open_root(tmp_path, files=REBOOTED)
     if use_group:
         make_group(root).remove_dead_members()
-        make_group(root).remove_members(["nobody"])
+        make_group(root).remove_members(["unknown"])
     fill(root.partition("t", 0), 9)
     root.flush()
     if reboot_again:
@@ -319,7 +319,7 @@ def test_a_group_reads_the_records_that_replace_lost_ones(tmp_path, use_group, r
 
 
 def test_a_position_adopted_past_the_end_is_moved_back_and_saved(root):
-    """So it is when the log was truncated without a recovery."""
+    """The log may have been truncated without a recovery."""
     key = PARTITION_KEY.pack(1, 0)
     row = CommittedOffset(OffsetAndMetadata(7), 0)
 
