@@ -162,7 +162,7 @@ def test_a_topic_is_not_deleted_while_a_partition_is_held(tmp_path: Path) -> Non
 
 
 def test_logs_that_a_program_forgets_to_close_leave_no_files_open(tmp_path: Path) -> None:
-    """As when the cell of a notebook is run repeatedly."""
+    """A notebook does this when its cell is run repeatedly."""
     counts = []
     for _ in range(6):
         log = embedlog.open(tmp_path / "root")
