@@ -77,7 +77,7 @@ def test_freed_partitions_keep_epoch_and_start(live):
 
 
 def test_when_the_last_member_leaves_every_start_is_forgotten(live):
-    """Also those of partitions without an owner: the next member has a new start (E1)."""
+    """Partitions without an owner lose theirs, too: the next member has a new start (E1)."""
     put(
         live,
         {key(1): PartitionOwner(4, 9, "a", "t"), key(1, 1): PartitionOwner(2, 8, NO_OWNER, "t")},
